@@ -159,7 +159,7 @@ def test_result_is_sent_when_it_can_be() -> None:
 
 def test_second_shutdown_stops_the_job_and_returns_it() -> None:
     harness = WorkerHarness()
-    group = PingPongGroup([harness.loop], "here", lambda _text: None)
+    group = PingPongGroup([harness.loop], "here", lambda _text: None, lambda _ns: None)
     harness.give(b"job")
     group.shut_down()
     harness.turn()

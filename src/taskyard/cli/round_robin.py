@@ -18,10 +18,12 @@ import click
 from taskyard.broker.server import BrokerSettings, serve
 from taskyard.cli.daemon_options import log_to_stderr
 from taskyard.cli.format import format_count
-from taskyard.cli.options import CliContext, config_option, state_option
+from taskyard.cli.options import CliContext, config_option, key_option, state_option
 from taskyard.cli.output import example
 from taskyard.cli.prompt import QUIT, Console, read_commands, run_command, run_prompt
+from taskyard.client import discovery
 from taskyard.client.client import Client
+from taskyard.core.limits import SECOND_NS
 from taskyard.errors import TaskyardError
 from taskyard.net import endpoints, sockets
 from taskyard.net.host import Host
@@ -31,13 +33,15 @@ from taskyard.wire.round_robin.frames import DIALECT, ENDPOINT
 from taskyard.wire.round_robin.peer import SUMMARIES
 from taskyard.wire.round_robin.peer import Client as RoundRobinClient
 from taskyard.worker import round_robin as worker_program
+from taskyard.worker.settings import check_workers_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from taskyard.cli.options import CommandFunction
-    from taskyard.net.protocols import EndpointTransport, MonotonicClock
+    from taskyard.net.keys import PeerKey
+    from taskyard.net.protocols import MonotonicClock
     from taskyard.net.sockets import ZmqSocket
 
 _NAME: Final = DIALECT.decode()
@@ -146,17 +150,21 @@ def _stop() -> None:
 
 @rr.command(epilog=example("rr worker -d 5"))
 @_endpoint_option
+@key_option
 @config_option
-def worker(endpoint: str, debug: int) -> None:
+@click.pass_obj
+def worker(cli_context: CliContext, endpoint: str, debug: int) -> None:
     """Run a worker that replies to PING and STREAM.
 
     Commands: `register`, `deregister`, `bulk` (start child workers, ten with this one), `endbulk`
     (stop them) and `quit`.
     """
     address, console = endpoints.peer_endpoint(endpoint), Console("worker", debug)
+    key = _key(cli_context, address)
+    check_workers_key(key)
 
     def open_socket(suffix: str) -> ZmqSocket:
-        return sockets.connect_by_name(address, suffix)
+        return sockets.connect_by_name(address, suffix, key)
 
     with Host() as host:
         program = worker_program.RoundRobinProgram(
@@ -168,8 +176,10 @@ def worker(endpoint: str, debug: int) -> None:
 
 @rr.command(epilog=example("rr client -d 1"))
 @_endpoint_option
+@key_option
 @config_option
-def client(endpoint: str, debug: int) -> None:
+@click.pass_obj
+def client(cli_context: CliContext, endpoint: str, debug: int) -> None:
     """Send messages to a round-robin server.
 
     Commands: `ping` (no reply), `pingt` (with reply), `data` (1024 bytes), `bulkping N` and
@@ -178,18 +188,24 @@ def client(endpoint: str, debug: int) -> None:
     address, console = endpoints.peer_endpoint(endpoint), Console("client", debug)
     suffix = f"client-{os.getpid()}-{secrets.token_hex(4)}"
     with Host() as host:
-        wire = host.add_socket(sockets.connect_by_name(address, suffix))
+        key = _key(cli_context, address)
+        wire = host.add_socket(sockets.connect_by_name(address, suffix, key))
         run_prompt(_ClientProgram(wire, host.clock, console.print_line), host, console)
+
+
+def _key(cli_context: CliContext, address: str) -> PeerKey | None:
+    return discovery.key_for(address, cli_context.key, settings=cli_context.settings())
 
 
 class _ClientProgram(RoundRobinLoop):
     """A client at one server, and its commands."""
 
     def __init__(
-        self, wire: EndpointTransport, clock: MonotonicClock, print_line: Callable[[int, str], None]
+        self, wire: ZmqSocket, clock: MonotonicClock, print_line: Callable[[int, str], None]
     ) -> None:
         self._client = RoundRobinClient(wire.endpoint)
         super().__init__(self._client, wire, clock, print_line)
+        self._socket = wire
         self.is_finished = False
         self.commands: dict[str, Callable[[], None]] = {
             "ping": lambda: self.run_actions(self._client.ping()),
@@ -207,6 +223,11 @@ class _ClientProgram(RoundRobinLoop):
     def is_busy(self) -> bool:
         """Return whether the last command is unfinished."""
         return self._client.is_busy
+
+    def turn(self) -> None:
+        """Receive, handle and send. Raises `Refused` if the server refuses the key."""
+        super().turn()
+        self._socket.check_accepted(SECOND_NS)
 
     def _ping(self, command: str, total: int) -> None:
         self.run_actions(self._client.start_pings(command, total, self.now_ns()))

@@ -38,13 +38,14 @@ from taskyard.wire.pickled import PICKLE
 from taskyard.worker.agents.runner import AgentSettings, read_command, read_variables
 from taskyard.worker.native_process import serve
 from taskyard.worker.runner import make_runner
-from taskyard.worker.settings import name_for_key, worker_settings
+from taskyard.worker.settings import check_workers_key, name_for_key, worker_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from taskyard.core.resources import Resources
+    from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import Clock
     from taskyard.process.machine import Machine
     from taskyard.worker.runner import ProcessRunner
@@ -286,21 +287,35 @@ def _run_ping_pong_worker(cli_context: CliContext, values: WorkerOptions) -> Non
 
     slots = values.slots or usable_cores()
     (endpoint,) = _endpoints(cli_context, values)
-    ping_pong.serve(endpoint, runner_for, cli_context.info, slots=slots, until_eof=values.until_eof)
+    key = _key(cli_context, [endpoint])
+    check_workers_key(key)
+    ping_pong.serve(
+        *(endpoint, runner_for, cli_context.info),
+        slots=slots,
+        key=key,
+        until_eof=values.until_eof,
+    )
 
 
 def _run_wmp_worker(cli_context: CliContext, values: WorkerOptions) -> None:
     """Run a WMP worker, for one or several managers."""
     from taskyard.worker import wmp  # noqa: PLC0415  # only for this dialect
 
-    settings = values.settings(values.services or ("default",), values.name)
+    found = _endpoints(cli_context, values)
+    key = _key(cli_context, found)
+    settings = values.settings(values.services or ("default",), name_for_key(key, values.name))
     wmp.serve(
-        _endpoints(cli_context, values),
-        settings,
-        values.allow,
-        cli_context.info,
+        *(found, settings, values.allow, cli_context.info),
+        key=key,
         **values.runner_options(),
     )
+
+
+def _key(cli_context: CliContext, found: Sequence[str]) -> PeerKey | None:
+    """Return the key for endpoints, if one of them is over TCP and a key is given."""
+    settings = cli_context.settings()
+    keys = [discovery.key_for(one, cli_context.key, settings=settings) for one in found]
+    return next((key for key in keys if key is not None), None)
 
 
 def _endpoints(cli_context: CliContext, values: WorkerOptions) -> list[str]:

@@ -20,6 +20,7 @@ from taskyard.worker.settings import default_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from taskyard.net.keys import PeerKey
     from taskyard.net.poller import Poller
     from taskyard.net.protocols import Clock, MonotonicClock, Transport
     from taskyard.net.sockets import ZmqSocket
@@ -124,13 +125,14 @@ class PingPongWorkerLoop:
 class _PolledSockets:
     """Implements `SocketFactory`, and polls the sockets."""
 
-    def __init__(self, endpoint: str, poller: Poller) -> None:
+    def __init__(self, endpoint: str, poller: Poller, key: PeerKey | None = None) -> None:
         self._endpoint = endpoint
         self._poller = poller
+        self._key = key
         self._connections: list[ZmqSocket] = []
 
     def open(self) -> ZmqSocket:
-        wire = sockets.connect(self._endpoint)
+        wire = sockets.connect(self._endpoint, self._key)
         self._connections.append(wire)
         self._poller.add(wire)
         return wire
@@ -141,6 +143,11 @@ class _PolledSockets:
             self._poller.remove(wire)
             wire.close()
 
+    def check_accepted(self, unanswered_ns: int) -> None:
+        """Raise `Refused` if the broker has refused the key."""
+        for wire in self._connections:
+            wire.check_accepted(unanswered_ns)
+
     def close_all(self) -> None:
         for wire in [*self._connections]:
             self.close(wire)
@@ -150,10 +157,16 @@ class PingPongGroup:
     """The loops of one process, one per slot, as the host drives them."""
 
     def __init__(
-        self, loops: Sequence[PingPongWorkerLoop], endpoint: str, announce: Callable[[str], None]
+        self,
+        loops: Sequence[PingPongWorkerLoop],
+        endpoint: str,
+        announce: Callable[[str], None],
+        check_accepted: Callable[[int], None],
     ) -> None:
+        """`check_accepted` raises `Refused` if the broker has refused the key."""
         self._loops = loops
         self._endpoint = endpoint
+        self._check_accepted = check_accepted
         self._announcer = Announcer(shown(default_name()), announce)
 
     @property
@@ -163,6 +176,8 @@ class PingPongGroup:
     def turn(self) -> bool:
         for loop in self._running():
             loop.turn()
+        if self._running():
+            self._check_accepted(min(loop.unanswered_ns() for loop in self._running()))
         missing_ns = ping_pong_peer.Settings().broker_timeout_ns * 2
         connected = [one for one in self._loops if one.unanswered_ns() <= missing_ns]
         self._announcer.connection(
@@ -197,15 +212,16 @@ def serve(  # noqa: PLR0913  # the last ones are named
     *,
     slots: int = 1,
     settings: ping_pong_peer.Settings | None = None,
+    key: PeerKey | None = None,
     until_eof: bool = False,
 ) -> None:
     """Work for a broker until a signal, or until the broker sends EXIT.
 
     Each of the `slots` workers has its own connection and runner. `announce` takes lines for
-    the user.
+    the user. Raises `Refused` if the broker refuses the key.
     """
     with Host(until_eof=until_eof) as host:
-        socket_factory = _PolledSockets(endpoint, host.poller)
+        socket_factory = _PolledSockets(endpoint, host.poller, key)
         host.callback(socket_factory.close_all)
         loops = [
             PingPongWorkerLoop(
@@ -216,4 +232,4 @@ def serve(  # noqa: PLR0913  # the last ones are named
             )
             for _ in range(slots)
         ]
-        host.run(PingPongGroup(loops, endpoint, announce))
+        host.run(PingPongGroup(loops, endpoint, announce, socket_factory.check_accepted))

@@ -10,6 +10,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING, Final
 
+from taskyard.core.limits import SECOND_NS
 from taskyard.net.round_robin import RoundRobinLoop
 from taskyard.wire.round_robin.peer import BASIC, ERRORS, SUMMARIES, Worker
 
@@ -94,8 +95,11 @@ class RoundRobinProgram:
         return [self._first, *self._children, *self._leaving]
 
     def turn(self) -> None:
+        """Run all workers. Raises `Refused` if the server refuses the key."""
         for loop in self._loops:
             loop.turn()
+        for wire in self._open_sockets.values():
+            wire.check_accepted(SECOND_NS)
         if self._leaving and not any(loop.worker.is_waiting for loop in self._leaving):
             for child in self._leaving:
                 self._remove_worker(child)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import shown
-from taskyard.errors import NameLost
+from taskyard.core.model import Refusal, shown
+from taskyard.errors import NameLost, Refused
 from taskyard.net import sockets
 from taskyard.net.host import Host
 from taskyard.net.protocols import SystemClock
@@ -25,6 +25,7 @@ from taskyard.worker.runner import make_runner
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import MonotonicClock, Transport
     from taskyard.net.sockets import ZmqSocket
     from taskyard.worker.jobs import JobResult, Runner
@@ -168,6 +169,7 @@ class WmpWorker:
         self._announcer = Announcer(name, announce, peer="manager")
         self._since_ns = SystemClock.monotonic_ns()
         self._waits_for_name = False
+        self._logged_refusals: set[str] = set()
 
     @property
     def has_exited(self) -> bool:
@@ -177,6 +179,7 @@ class WmpWorker:
         more = self._loop.turn()
         if self._loop.worker.name_lost:
             raise NameLost(self._loop.worker.name_lost)
+        self._check_key()
         self._watch_managers()
         self._watch_name()
         if self._loop.has_exited:
@@ -194,6 +197,23 @@ class WmpWorker:
         elif running := self._runner.running():
             self._announcer.stopping()
             self._loop.stop_running(running)
+
+    def _check_key(self) -> None:
+        """Raise `Refused` if no manager is left because of the key. Log other refusals once."""
+        worker, refused = self._loop.worker, []
+        now_ns = SystemClock.monotonic_ns()
+        for wire, received_ns in zip(self._connections, self._loop.last_received_ns, strict=True):
+            try:
+                wire.check_accepted(now_ns - (received_ns or self._since_ns))
+            except Refused as error:
+                refused.append(error)
+        if refused and len(refused) == len(self._connections):
+            raise refused[0]
+        if worker.forbidden and worker.is_dismissed:
+            raise Refused(worker.forbidden, Refusal.FORBIDDEN.value)
+        for text in {*map(str, refused), worker.forbidden} - self._logged_refusals - {""}:
+            self._logged_refusals.add(text)
+            logger.warning("worker %s: %s", self._name, text)
 
     def _watch_managers(self) -> None:
         now_ns = SystemClock.monotonic_ns()
@@ -223,6 +243,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
     allow: Sequence[str],
     announce: Callable[[str], None],
     *,
+    key: PeerKey | None = None,
     command: Sequence[str] | None = None,
     allow_pickle: bool = False,
     until_eof: bool = False,
@@ -230,12 +251,13 @@ def serve(  # noqa: PLR0913  # the last ones are named
     """Work for managers until a signal, or until all of them have dismissed this worker.
 
     `announce` takes lines for the user. `command` runs tasks of services without a payload format.
-    Raises `NameLost` if a manager gave the name to another process.
+    Raises `NameLost` if a manager gave the name to another process, and `Refused` if the key is
+    refused.
     """
     with Host(until_eof=until_eof) as host:
         runner = host.add_resource(
             make_runner(settings.slots, host.clock, command, allow, allow_pickle=allow_pickle)
         )
-        connections = [host.add_socket(sockets.connect(one)) for one in endpoints]
+        connections = [host.add_socket(sockets.connect(one, key)) for one in endpoints]
         loop = WmpWorkerLoop(settings, connections, runner, host.clock)
         host.run(WmpWorker(loop, connections, runner, shown(settings.name), announce))

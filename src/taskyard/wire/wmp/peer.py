@@ -172,6 +172,8 @@ class Worker:
         self.malformed = 0
         #: Why a manager gave its id to another process for good. Empty: none did.
         self.name_lost = ""
+        #: Why a manager does not allow the key. Empty: none has sent that.
+        self.forbidden = ""
 
     @property
     def slots_free(self) -> int:
@@ -374,6 +376,8 @@ class Worker:
         if message.code in (wmp.NAME_HELD, wmp.NAME_LOST):
             self._on_name_refused(manager, message, now_ns)
             return
+        if message.code == wmp.FORBIDDEN:
+            self.forbidden = message.reason
         manager.is_over = True
         for route in manager.routes:
             self._wakes.pop(route, None)
