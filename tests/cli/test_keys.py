@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from socket import gethostname
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,9 +12,10 @@ import pytest
 from taskyard.cli.entry import run, taskyard
 from taskyard.client import discovery
 from taskyard.errors import UserError
+from taskyard.net import invitations
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey, make_secret, read_peer_key
-from taskyard.wire.roles import Role
+from taskyard.wire.roles import AuthenticatedPeer, Role
 from taskyard.worker.settings import default_name, name_for_key
 from tests.cli.yard import Outcome
 from tests.kit import processes
@@ -187,8 +189,8 @@ def test_broker_beyond_this_machine_is_not_talked_to_without_a_key(keys: Keys) -
         assert "a broker on another machine needs a key (give --key FILE" in err
 
 
-def key_of(role: Role) -> PeerKey:
-    return PeerKey("gpu", (role,), make_secret(), make_secret().public())
+def key_of(*roles: Role) -> PeerKey:
+    return PeerKey("gpu", roles, make_secret(), make_secret().public())
 
 
 def test_worker_is_named_as_its_key_allows() -> None:
@@ -196,6 +198,8 @@ def test_worker_is_named_as_its_key_allows() -> None:
     assert name_for_key(None, None) is None
     assert name_for_key(None, "w") == "w"
     assert name_for_key(key_of(Role.ADMIN), "w") == "w"
+    assert name_for_key(key_of(Role.WORKER, Role.RELAY), "w") == "w"
+    assert name_for_key(key_of(Role.PRODUCER, Role.WORKER), None) == f"gpu/{usual}"
     assert name_for_key(key_of(Role.WORKER), None) == f"gpu/{usual}"
     assert name_for_key(key_of(Role.WORKER), "gpu") == "gpu"
     assert name_for_key(key_of(Role.WORKER), "gpu/2") == "gpu/2"
@@ -211,3 +215,120 @@ def test_state_of_another_ring_is_another_broker(keys: Keys) -> None:
     brokers = [read_peer_key(keys.directory / file).broker for file in ("one.key", "other.key")]
     assert brokers == [Keyring(keys.directory / state).secret().public() for state in ("a", "b")]
     assert brokers[0] != brokers[1]
+
+
+# Invitations.
+
+TO = ("--broker", "tcp://head.example:6125")
+
+
+def test_invitation_has_all_that_a_peer_needs_and_is_private(keys: Keys) -> None:
+    outcome = keys("invite", "worker,producer", "gpu", *TO, "--dialect", "wmp")
+    assert outcome.out == (
+        "gpu.invite: invitation of gpu (roles producer, worker), the only copy\n"
+    )
+    assert outcome.err.splitlines() == [
+        "connects:  to wmp at tcp://head.example:6125",
+        "use it:    taskyard worker --invite gpu.invite",
+        "revoke it: taskyard keys revoke gpu --state .taskyard",
+    ]
+    file = keys.directory / "gpu.invite"
+    assert file.stat().st_mode & 0o777 == 0o600
+    found = invitations.read(str(file))
+    assert (found.dialect, found.endpoints) == ("wmp", ("tcp://head.example:6125",))
+    ring = Keyring(keys.directory / ".taskyard")
+    assert (found.name, found.broker) == ("gpu", ring.secret().public())
+    peer = ring.find(found.secret.public())
+    assert peer == AuthenticatedPeer("gpu", (Role.PRODUCER, Role.WORKER))
+    as_key = read_peer_key(file)  # it replaces a key file
+    assert (as_key.name, as_key.secret.public()) == ("gpu", found.secret.public())
+
+
+def test_invitation_is_printed_as_a_line_on_request(keys: Keys) -> None:
+    outcome = keys("invite", "worker", "gpu", *TO, "--line")
+    file = keys.directory / "copied"
+    file.write_text(outcome.out)
+    file.chmod(0o600)
+    assert len(outcome.out.splitlines()) == 1
+    assert invitations.read(str(file)).name == "gpu"
+    assert not (keys.directory / "gpu.invite").exists()
+    document = keys("invite", "worker", "two", *TO, "--line", "--json").document()
+    assert (document["file"], document["endpoints"]) == (None, ["tcp://head.example:6125"])
+    assert document["line"].startswith("taskyard-invite-1:")
+
+
+@pytest.mark.parametrize(
+    ("listen", "dialect", "endpoint"),
+    [
+        ('dwork = "tcp://192.0.2.1:6125"', "dwork", "tcp://192.0.2.1:6125"),
+        ('dwork = ["tcp://127.0.0.1:1", "tcp://192.0.2.1:2"]', "dwork", "tcp://192.0.2.1:2"),
+        ('wmp = "tcp://0.0.0.0:6014"', "wmp", f"tcp://{gethostname()}:6014"),
+        (
+            'ping-pong = ["tcp://192.0.2.1:2", "tcp://192.0.2.1:1"]',
+            "ping-pong",
+            "tcp://192.0.2.1:2",
+        ),
+        ('dwork = "tcp://127.0.0.1:6125"', "dwork", None),
+        ('dwork = "tcp://192.0.2.1:0"', "dwork", None),
+        ('dwork = "tcp://192.0.2.1:1"', "wmp", None),
+    ],
+)
+def test_endpoint_of_an_invitation_is_a_remote_one_of_the_settings(
+    keys: Keys, listen: str, dialect: str, endpoint: str | None
+) -> None:
+    (keys.directory / "taskyard.toml").write_text(f"[listen]\n{listen}\n")
+    outcome = keys("invite", "worker", "gpu", "--dialect", dialect)
+    if endpoint is None:
+        assert outcome.code == 2
+        assert f"{dialect}: no endpoint for other machines in [listen]" in outcome.err
+        assert Keyring(keys.directory / ".taskyard").entries() == []
+    else:
+        assert f"connects:  to {dialect} at {endpoint}" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["king", "x", *TO], "role 'king': must be of viewer, producer, worker, relay, admin"),
+        (["relay", "x", *TO], "role relay: needs another one beside it, such as worker"),
+        (["worker", "x", "--broker", "ipc:///x"], "must be a TCP endpoint"),
+        (["worker", "x", *TO, "--line", "--out", "f"], "--line and --out exclude each other"),
+        (["worker", "x", *TO, "--dialect", "smoke"], "unknown dialect 'smoke'"),
+    ],
+)
+def test_invalid_invitation_is_refused_and_makes_no_key(
+    keys: Keys, words: list[str], message: str
+) -> None:
+    outcome = keys("invite", *words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert message in outcome.err
+    assert Keyring(keys.directory / ".taskyard").entries() == []
+
+
+def test_damaged_or_exposed_invitation_is_refused_without_its_content(keys: Keys) -> None:
+    keys("invite", "worker", "gpu", *TO)
+    file = keys.directory / "gpu.invite"
+    line = file.read_text().splitlines()[-1]
+    for content in ("", line[:-40], line + "\n" + line, "taskyard-invite-1:e30=", "name = 1"):
+        file.write_text(content)
+        with pytest.raises(UserError, match=r"gpu.invite: not a valid invitation") as refused:
+            invitations.read(str(file))
+        assert refused.value.__cause__ is None
+    file.write_text(line)
+    file.chmod(0o644)
+    with pytest.raises(UserError, match="accessible to other users"):
+        invitations.read(str(file))
+    with pytest.raises(UserError, match="other users can see the options"):
+        invitations.read(line)
+    with pytest.raises(UserError, match="invitation not found"):
+        invitations.read("nowhere")
+
+
+def test_client_needs_an_invitation_of_its_dialect(
+    keys: Keys, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys("invite", "viewer", "eye", *TO, "--dialect", "wmp")
+    assert run(taskyard, ["status", "--invite", "eye.invite"]) == 2
+    assert "is for the dialect wmp, this command needs dwork" in capsys.readouterr().err
+    assert run(taskyard, ["rr", "client", "--invite", "eye.invite"]) == 2
+    assert "it is for the dialect wmp, not round-robin" in capsys.readouterr().err

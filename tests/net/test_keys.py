@@ -47,6 +47,41 @@ def test_created_key_is_accepted_and_its_file_has_both_halves(ring: Keyring) -> 
     assert ring.find(key.secret.public()) == AuthenticatedPeer("ci-bot", (Role.PRODUCER,))
 
 
+def test_key_may_have_several_roles_in_one_order(ring: Keyring) -> None:
+    out = ring.state.parent / "site.key"
+    ring.create("site", [Role.RELAY, Role.WORKER, Role.RELAY], out)
+    key = read_peer_key(out)
+    assert key.roles == (Role.WORKER, Role.RELAY)
+    assert ring.find(key.secret.public()) == AuthenticatedPeer("site", key.roles)
+
+
+def test_files_with_one_role_of_earlier_versions_are_read(ring: Keyring) -> None:
+    file = made(ring, "ci-bot")
+    (entry,) = ring.directory.glob("*.guest")
+    for path in (file, entry):
+        path.write_text(path.read_text().replace('roles = ["producer"]', 'role = "producer"'))
+    assert read_peer_key(file).roles == (Role.PRODUCER,)
+    assert Keyring(ring.state).find(public_of(file)) == AuthenticatedPeer(
+        "ci-bot", (Role.PRODUCER,)
+    )
+
+
+@pytest.mark.parametrize("roles", ["[]", '["relay"]', '["worker", "worker"]', '"worker"'])
+def test_entry_with_invalid_roles_disables_all_keys(ring: Keyring, roles: str) -> None:
+    file = made(ring, "ci-bot")
+    (entry,) = ring.directory.glob("*.guest")
+    entry.write_text(entry.read_text().replace('["producer"]', roles))
+    with pytest.raises(UserError, match="not a valid key file"):
+        Keyring(ring.state).find(public_of(file))
+
+
+def test_role_of_a_relay_needs_another(ring: Keyring) -> None:
+    out = ring.state.parent / "site.key"
+    with pytest.raises(UserError, match="role relay: needs another one beside it"):
+        ring.create("site", Role.RELAY, out)
+    assert not out.exists()
+
+
 def test_all_created_files_are_private(ring: Keyring) -> None:
     old = os.umask(0)
     try:

@@ -521,6 +521,17 @@ class KeysNewDocument(JsonDocument, tag="keys new"):
     key: KeyRecord
 
 
+class KeysInviteDocument(JsonDocument, tag="keys invite"):
+    """`keys invite`."""
+
+    #: The invitation file, or the invitation itself, which contains the secret.
+    file: str | None
+    line: str | None
+    dialect: str
+    endpoints: list[str]
+    key: KeyRecord
+
+
 class KeysListDocument(JsonDocument, tag="keys list"):
     """`keys list`."""
 

@@ -1,22 +1,43 @@
-"""`taskyard keys`: create, list and revoke access keys.
+"""`taskyard keys`: create, list and revoke access keys, and invite peers.
 
-Owns the output and the documents. A secret is written only to its key file and never printed.
+Owns the output and the documents. A secret is written only to its file. It is printed only on
+request, by `keys invite --line`.
 """
 
 import shlex
+import socket
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
-from taskyard.cli.documents import KeyRecord, KeysListDocument, KeysNewDocument, KeysRevokeDocument
-from taskyard.cli.options import json_option, quiet_option, state_option, verbose_option
+from taskyard.cli.daemon_options import check_dialect
+from taskyard.cli.documents import (
+    KeyRecord,
+    KeysInviteDocument,
+    KeysListDocument,
+    KeysNewDocument,
+    KeysRevokeDocument,
+)
+from taskyard.cli.options import (
+    CliContext,
+    json_option,
+    quiet_option,
+    state_option,
+    verbose_option,
+)
 from taskyard.cli.output import example, moment_cell, print_document, print_table
 from taskyard.core.limits import SECOND_NS
+from taskyard.errors import UserError
+from taskyard.net import endpoints, invitations
+from taskyard.net.invitations import Invitation
 from taskyard.net.keyring import Keyring
-from taskyard.net.keys import KeyEntry
+from taskyard.net.keys import KeyEntry, PeerKey, create_key_file
 from taskyard.wire.roles import Role
+
+#: Addresses that stand for all of a machine.
+_ALL_ADDRESSES: Final = ("0.0.0.0", "::")  # noqa: S104 - compared
 
 _ROLES: Final = [role.value for role in Role]
 
@@ -74,6 +95,117 @@ def _usage_hint(entry: KeyEntry, path: Path) -> str:
     command = "worker" if Role.WORKER in entry.roles else "status"
     file = shlex.quote(path.name)
     return f"taskyard {command} --broker tcp://HOST:PORT --key {file}"
+
+
+@keys.command(
+    epilog=example(
+        "keys invite worker gpu --broker tcp://head.example:6125",
+        "keys invite worker,relay site --dialect wmp --broker tcp://head.example:6014",
+    )
+)
+@click.argument("roles", metavar="ROLE[,ROLE...]")
+@click.argument("name")
+@click.option(
+    "--broker",
+    metavar="URL",
+    show_default="from [listen] in the settings",
+    help="Endpoint that the peer connects to.",
+)
+@click.option("--dialect", default="dwork", show_default=True, metavar="D", help="Its dialect.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Invitation file. Must not exist. NAME.invite if omitted.",
+)
+@click.option("--line", is_flag=True, help="Print the invitation as one line and write no file.")
+@state_option
+@json_option
+@verbose_option
+@quiet_option
+@click.pass_obj
+def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  # click's options
+    """Create a key and an invitation for a peer on another machine.
+
+    The invitation is a file (mode 0600) or a line with all that the peer needs: the endpoint, the
+    broker's public key, and the peer's name, roles and secret. It is the only copy of the secret.
+    Move it over a secure channel. `taskyard worker --invite FILE` uses it there, and so do the
+    commands with --invite. It can replace a key file.
+    """
+    roles, name, dialect = _read_roles(given["roles"]), given["name"], given["dialect"]
+    if given["line"] and given["out"] is not None:
+        raise UserError("--line and --out exclude each other")
+    endpoint = _invited_endpoint(cli_context, check_dialect(dialect), roles, given["broker"])
+    path = None if given["line"] else given["out"] or Path(f"{name}.invite")
+    issued: list[Invitation] = []
+
+    def deliver(key: PeerKey) -> None:
+        issued.append(invitations.invite(key, dialect, (endpoint,)))
+        if path is not None:
+            create_key_file(path, invitations.format_file(issued[0]))
+
+    def withdraw() -> None:
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    entry = Keyring(given["state"]).issue(name, roles, deliver, withdraw)
+    line = invitations.format_line(issued[0]) if path is None else None
+    if given["as_json"]:
+        document = KeysInviteDocument(
+            file=None if path is None else str(path),
+            line=line,
+            dialect=dialect,
+            endpoints=[endpoint],
+            key=_record(entry),
+        )
+        print_document(document)
+        return
+    click.echo(line or f"{path}: invitation of {name} ({_roles_text(entry)}), the only copy")
+    cli_context.info(f"connects:  to {dialect} at {endpoint}")
+    cli_context.info(f"use it:    {_invite_hint(entry, dialect, path)}")
+    state = shlex.quote(str(given["state"]))
+    cli_context.info(f"revoke it: taskyard keys revoke {name} --state {state}")
+
+
+def _read_roles(given: str) -> list[Role]:
+    try:
+        return [Role(one.strip()) for one in given.split(",")]
+    except ValueError:
+        raise UserError(f"role {given!r}: must be of {', '.join(_ROLES)}") from None
+
+
+def _invited_endpoint(
+    cli_context: CliContext, dialect: str, roles: list[Role], given: str | None
+) -> str:
+    """Return the endpoint that a peer connects to: the given one, or that of the settings."""
+    if given is not None:
+        place = endpoints.parse_peer(given)
+        if not isinstance(place, endpoints.Tcp):
+            raise UserError(f"--broker {given}: must be a TCP endpoint, as in tcp://HOST:PORT")
+        return str(place)
+    found = cli_context.settings().listen.get(dialect, ())
+    if dialect == "ping-pong" and found:  # workers use the backend, clients the frontend
+        found = found[:1] if Role.WORKER in roles else found[1:]
+    for one in found:
+        place = endpoints.parse(one)
+        if isinstance(place, endpoints.Tcp) and place.port and endpoints.is_remote(place):
+            is_any = place.host in _ALL_ADDRESSES
+            host = socket.gethostname() if is_any else place.host
+            return endpoints.peer_endpoint(f"tcp://{host}:{place.port}") if is_any else str(place)
+    raise UserError(
+        f"{dialect}: no endpoint for other machines in [listen] of the settings (give --broker "
+        "tcp://HOST:PORT)"
+    )
+
+
+def _invite_hint(entry: KeyEntry, dialect: str, path: Path | None) -> str:
+    file = "-" if path is None else shlex.quote(path.name)
+    if Role.RELAY in entry.roles:
+        places = "--listen DIALECT=tcp://127.0.0.1:PORT --to DIALECT=tcp://HOST:PORT"
+        return f"taskyard relay {places.replace('DIALECT', dialect)} --key {file}"
+    if dialect == "round-robin":
+        return f"taskyard rr {'worker' if Role.WORKER in entry.roles else 'client'} --invite {file}"
+    return f"taskyard {'worker' if Role.WORKER in entry.roles else 'status'} --invite {file}"
 
 
 @keys.command("list", epilog=example("keys list --json"))

@@ -17,6 +17,7 @@ from taskyard.cli.terminal import escape_control, unwrap_stdout
 
 if TYPE_CHECKING:
     from taskyard.client.environment import Variables
+    from taskyard.net.invitations import Invitation
     from taskyard.settings.sections import Settings
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., object])
@@ -84,6 +85,8 @@ class CliContext:
         self.broker_timeout: int | None = None
         #: The key file. None: from the settings.
         self.key: Path | None = None
+        #: From --invite: the broker's endpoints and a key for them.
+        self.invitation: Invitation | None = None
         #: The variables that commands get from this process. None: the usual ones.
         self.variables: Variables = None
         #: The settings file. None: TASKYARD_CONFIG or the nearest taskyard.toml.
@@ -299,6 +302,55 @@ key_option = click.option(
     help="Key file for a broker that requires keys.",
 )
 
+
+def _accept_invitation(context: click.Context, _option: click.Parameter, given: str | None) -> None:
+    """Read an invitation, before the options that replace parts of it."""
+    if given is None or context.resilient_parsing:
+        return
+    from taskyard.net import invitations  # noqa: PLC0415  # not needed by `--help`
+
+    context.ensure_object(CliContext).invitation = invitations.read(given)
+
+
+#: For workers, which keep the invitation's key in memory.
+invite_option = click.option(
+    "--invite",
+    metavar="FILE",
+    is_eager=True,
+    expose_value=False,
+    callback=_accept_invitation,
+    help="Connect as in this invitation of `taskyard keys invite`. - reads a line of stdin.",
+)
+
+
+def _use_invitation(context: click.Context, option: click.Parameter, given: str | None) -> None:
+    """Use the endpoint and key of an invitation file, unless --broker and --key are given."""
+    if given is None or context.resilient_parsing:
+        return
+    if given == "-":
+        raise click.BadParameter("give a file", context, option)
+    _accept_invitation(context, option, given)
+    cli_context = context.ensure_object(CliContext)
+    found = cli_context.invitation
+    if found is None or found.dialect != "dwork":
+        raise click.BadParameter(
+            f"{given} is for the dialect {found and found.dialect}, this command needs dwork",
+            context,
+            option,
+        )
+    cli_context.broker, cli_context.key = found.endpoints[0], Path(given)
+
+
+client_invite_option = click.option(
+    "--invite",
+    type=click.Path(),
+    metavar="FILE",
+    is_eager=True,
+    expose_value=False,
+    callback=_use_invitation,
+    help="Connect as in this invitation of `taskyard keys invite`.",
+)
+
 broker_timeout_option = click.option(
     "--broker-timeout",
     type=DURATION,
@@ -349,6 +401,7 @@ def broker_options(command: CommandFunction) -> CommandFunction:
         quiet_option,
         config_option,
         key_option,
+        client_invite_option,
         broker_timeout_option,
         click.option(
             "--json",

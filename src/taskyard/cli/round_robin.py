@@ -18,13 +18,13 @@ import click
 from taskyard.broker.server import BrokerSettings, serve
 from taskyard.cli.daemon_options import log_to_stderr
 from taskyard.cli.format import format_count
-from taskyard.cli.options import CliContext, config_option, key_option, state_option
+from taskyard.cli.options import CliContext, config_option, invite_option, key_option, state_option
 from taskyard.cli.output import example
 from taskyard.cli.prompt import QUIT, Console, read_commands, run_command, run_prompt
 from taskyard.client import discovery
 from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import TaskyardError
+from taskyard.errors import TaskyardError, UserError
 from taskyard.net import endpoints, sockets
 from taskyard.net.host import Host
 from taskyard.net.round_robin import RoundRobinLoop
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.cli.options import CommandFunction
+    from taskyard.net.invitations import Invitation
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import MonotonicClock
     from taskyard.net.sockets import ZmqSocket
@@ -53,6 +54,9 @@ def _endpoint_option(command: CommandFunction) -> CommandFunction:
     def choose(context: click.Context, _option: click.Parameter, given: str | None) -> str:
         if given is not None or context.resilient_parsing:
             return given or ""
+        invitation = context.ensure_object(CliContext).invitation
+        if invitation is not None:
+            return _invited_endpoint(invitation)
         return context.ensure_object(CliContext).settings().listen.get(_NAME, (ENDPOINT,))[0]
 
     endpoint = click.option(
@@ -151,6 +155,7 @@ def _stop() -> None:
 @rr.command(epilog=example("rr worker -d 5"))
 @_endpoint_option
 @key_option
+@invite_option
 @config_option
 @click.pass_obj
 def worker(cli_context: CliContext, endpoint: str, debug: int) -> None:
@@ -177,6 +182,7 @@ def worker(cli_context: CliContext, endpoint: str, debug: int) -> None:
 @rr.command(epilog=example("rr client -d 1"))
 @_endpoint_option
 @key_option
+@invite_option
 @config_option
 @click.pass_obj
 def client(cli_context: CliContext, endpoint: str, debug: int) -> None:
@@ -193,7 +199,15 @@ def client(cli_context: CliContext, endpoint: str, debug: int) -> None:
         run_prompt(_ClientProgram(wire, host.clock, console.print_line), host, console)
 
 
+def _invited_endpoint(invitation: Invitation) -> str:
+    if invitation.dialect != _NAME:
+        raise UserError(f"--invite: it is for the dialect {invitation.dialect}, not {_NAME}")
+    return invitation.endpoints[0]
+
+
 def _key(cli_context: CliContext, address: str) -> PeerKey | None:
+    if cli_context.key is None and cli_context.invitation is not None:
+        return cli_context.invitation.key
     return discovery.key_for(address, cli_context.key, settings=cli_context.settings())
 
 

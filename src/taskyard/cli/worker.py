@@ -20,6 +20,7 @@ from taskyard.cli.options import (
     SettingOption,
     broker_state_option,
     config_option,
+    invite_option,
     key_option,
     quiet_option,
     setting_option,
@@ -137,6 +138,7 @@ class WorkerOptions(Struct, frozen=True):
 )
 @broker_state_option
 @key_option
+@invite_option
 @config_option
 @setting_option(
     "worker.slots",
@@ -178,7 +180,12 @@ class WorkerOptions(Struct, frozen=True):
     show_default="15s",
     help="Lease timeout: without a heartbeat for this long, its tasks go to other workers.",
 )
-@click.option("--dialect", default="dwork", metavar="D", help="Dialect: dwork, ping-pong or wmp.")
+@click.option(
+    "--dialect",
+    metavar="D",
+    show_default="dwork, or that of --invite",
+    help="Dialect: dwork, ping-pong or wmp.",
+)
 @click.option(
     "--command",
     metavar="COMMAND",
@@ -222,9 +229,17 @@ def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401 
     With --dialect ping-pong or wmp the worker offers the service default, for wmp also others with
     --service. --broker is then the endpoint where the broker listens for that dialect.
 
+    An invitation has the endpoint, the dialect and the key. --broker, --dialect and --key replace
+    its parts.
+
     If no broker is running, the worker waits for one. On SIGTERM or Ctrl-C it finishes its running
     tasks and exits 0. A second signal kills them and returns them to the broker.
     """
+    invitation = cli_context.invitation
+    if invitation is not None:
+        options["brokers"] = options["brokers"] or invitation.endpoints
+        options["dialect"] = options["dialect"] or invitation.dialect
+    options["dialect"] = options["dialect"] or "dwork"
     values = WorkerOptions(**options)
     _check(values)
     log_to_stderr(cli_context, "worker")
@@ -261,7 +276,7 @@ def _run_native_worker(cli_context: CliContext, values: WorkerOptions) -> None:
     services = values.services or _default_services(cli_context, allow_pickle=values.allow_pickle)
     broker = values.brokers[0] if values.brokers else None
     endpoint = discovery.endpoint(broker, values.state, settings=cli_context.settings())
-    key = discovery.key_for(endpoint, cli_context.key, settings=cli_context.settings())
+    key = _key(cli_context, [endpoint])
     machine = values.machine()
     name = name_for_key(key, values.name)
     settings = values.settings(services, name, machine.resources())
@@ -313,6 +328,8 @@ def _run_wmp_worker(cli_context: CliContext, values: WorkerOptions) -> None:
 
 def _key(cli_context: CliContext, found: Sequence[str]) -> PeerKey | None:
     """Return the key for endpoints, if one of them is over TCP and a key is given."""
+    if cli_context.key is None and cli_context.invitation is not None:
+        return cli_context.invitation.key
     settings = cli_context.settings()
     keys = [discovery.key_for(one, cli_context.key, settings=settings) for one in found]
     return next((key for key in keys if key is not None), None)

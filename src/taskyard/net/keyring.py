@@ -122,17 +122,27 @@ class Keyring:
 
     # Changes.
 
-    def create(
+    def create(self, name: str, roles: Role | Iterable[Role], out: Path) -> KeyEntry:
+        """Create a key, write the peer's half to `out`, and accept it from now on.
+
+        The peer's file is written first, so that every accepted key exists. Raise UserError.
+        """
+
+        def deliver(key: PeerKey) -> None:
+            keys.create_key_file(out, keys.format_peer_key(key))
+
+        return self.issue(name, roles, deliver, lambda: out.unlink(missing_ok=True))
+
+    def issue(
         self,
         name: str,
         roles: Role | Iterable[Role],
-        out: Path,
-        form: Callable[[PeerKey], str] = keys.format_peer_key,
+        deliver: Callable[[PeerKey], None],
+        withdraw: Callable[[], None] = lambda: None,
     ) -> KeyEntry:
-        """Create a key, write the peer's half to `out`, and accept it from now on.
+        """Create a key, pass the peer's half to `deliver`, and accept it from now on.
 
-        The peer's file is written first, so that every accepted key exists. `form` returns its
-        content. Raise UserError.
+        If the entry can't be written, `withdraw` is called. Raise UserError.
         """
         keys.check_name(name)
         allowed = _allowed((roles,) if isinstance(roles, Role) else roles)
@@ -150,11 +160,11 @@ class Keyring:
             broker = self._own_secret().public()
             secret = keys.make_secret()
             entry = KeyEntry(name, allowed, secret.public(), SystemClock.wall_ns())
-            keys.create_key_file(out, form(PeerKey(name, allowed, secret, broker)))
+            deliver(PeerKey(name, allowed, secret, broker))
             try:
                 self._put(entry)
             except BaseException:
-                out.unlink(missing_ok=True)
+                withdraw()
                 raise
             return entry
 

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import stat
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -36,6 +37,9 @@ FILE_BYTES_MAX: Final = 16_384
 
 #: Characters of the hash: enough to distinguish keys, and to compare by telephone.
 _FINGERPRINT_CHARACTERS: Final = 16
+
+#: The beginning of an invitation's line, with the version of its format.
+INVITATION_PREFIX: Final = "taskyard-invite-1:"
 
 _GROUP_AND_OTHERS: Final = 0o077
 
@@ -195,20 +199,40 @@ def read_broker(path: Path) -> Secret:
 def _read(path: Path, kind: type[_T]) -> _T:
     content = read_private(path)
     try:
-        fields = toml.loads(content.decode())
+        text = content.decode()
+        is_invitation = kind is PeerKey and INVITATION_PREFIX in text
+        fields = invitation_fields(text) if is_invitation else toml.loads(text)
         if "role" in fields:  # written before a key could have several
             fields.setdefault("roles", [fields["role"]])
-        return msgspec.convert(fields, kind, dec_hook=reveal_secret)
+        return msgspec.convert(fields, kind, dec_hook=decode_secret)
     except ValueError:
         # Without the cause, which could reveal the file's content.
         raise _no_key(path) from None
 
 
-def reveal_secret(kind: type, value: object) -> Any:  # noqa: ANN401  # msgspec's signature
+def decode_secret(kind: type, value: object) -> Any:  # noqa: ANN401  # msgspec's signature
     """Decode a secret, for msgspec. Raise ValueError."""
     if kind is Secret and isinstance(value, str):
         return Secret(value)
     raise ValueError
+
+
+# Invitations: the fields of a key and more, as one line.
+
+
+def format_invitation(fields: dict[str, Any]) -> str:
+    """Return the line of an invitation with these fields."""
+    return INVITATION_PREFIX + urlsafe_b64encode(msgspec.json.encode(fields)).decode("ascii")
+
+
+def invitation_fields(text: str) -> dict[str, Any]:
+    """Return the fields in the line of an invitation. Comments are skipped. Raise ValueError."""
+    lines = [line.strip() for line in text.splitlines()]
+    (line,) = [one for one in lines if one and not one.startswith("#")]
+    if not line.startswith(INVITATION_PREFIX):
+        raise ValueError
+    body = urlsafe_b64decode(line.removeprefix(INVITATION_PREFIX))
+    return msgspec.json.decode(body, type=dict[str, Any])
 
 
 def _no_key(path: Path) -> UserError:
