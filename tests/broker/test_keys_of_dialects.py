@@ -384,3 +384,26 @@ def test_post_of_a_browser_changes_nothing_at_any_listener(tmp_path: Path, *, se
         peer.send_multipart(lmq(1, b"i"))
         assert peer.recv_multipart() == lmq(2, b"i")
         assert (yard.ledger.record, yard.workers()) == (before, [])
+
+
+def test_result_for_one_key_does_not_reach_another_under_its_address(yard: Yard) -> None:
+    """A waiting client leaves, and a peer with another key gets its routing id."""
+    client = yard.peer("round-robin", "p", b"client")
+    client.send_multipart(lmq(4, b"t", b"echo", b"x"))
+    yard.checked()
+    client.close()
+    other = None
+    while other is None or yard.is_silent():  # until ZeroMQ has noticed that the client has left
+        other = yard.peer("round-robin", "b", b"client")
+        other.send_multipart(lmq(1, b"i"))
+    assert other.recv_multipart() == lmq(2, b"i")
+    worker = yard.peer("round-robin", "w", b"worker")
+    worker.send_multipart(lmq(4, b"r", b"\x08", b"1"))
+    assert worker.recv_multipart() == lmq(6, b"r")
+    yard.checked()
+    task = worker.recv_multipart()
+    assert task[task.index(LMQ) + 1 :][:2] == [b"\x04", b"t"]
+    worker.send_multipart(lmq(6, b"t", b"secret", top=[b"client"]))
+    assert not yard.checked().is_forbidden
+    other.send_multipart(lmq(1, b"j"))
+    assert other.recv_multipart() == lmq(2, b"j")  # and no RESPONSE before it

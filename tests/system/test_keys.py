@@ -27,6 +27,7 @@ from taskyard.net.protocols import SystemClock
 from taskyard.wire.native import peer
 from taskyard.wire.roles import Role
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run, run_here, until
+from tests.system import remote_broker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -351,8 +352,11 @@ def own_network() -> list[str]:
 OWN_NETWORK = own_network()
 
 
-@pytest.mark.skipif(not OWN_NETWORK, reason="no network namespaces here")
-def test_remote_peers_need_a_key(tmp_path: Path) -> None:
-    words = [*OWN_NETWORK, sys.executable, "-m", "tests.system.remote_broker", str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
-    assert (done.returncode, done.stdout.split()) == (0, ["refused", "done", "nobody"]), done.stderr
+def test_peers_of_every_dialect_reach_a_remote_broker_with_an_invitation(tmp_path: Path) -> None:
+    """Without namespaces the broker is on loopback, with --secure."""
+    address = remote_broker.ADDRESS if OWN_NETWORK else remote_broker.LOCAL
+    program = (sys.executable, "-m", "tests.system.remote_broker", str(tmp_path), address)
+    words = [*OWN_NETWORK, *program]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False, cwd=ROOT)
+    steps = ["refused", *["done"] * 4, "nobody"]
+    assert (done.returncode, done.stdout.split()) == (0, steps), done.stderr
