@@ -308,6 +308,7 @@ def test_revoked_key_is_cut_off_in_every_dialect(yard: Yard) -> None:
         assert not yard.checked().is_forbidden
     yard.ring.revoke("b")
     until(lambda: yard.wake() and not yard.auth.may_send(b"\x01peer"))
+    until(lambda: [one.split(b":")[0] for one in yard.workers()] == [b"round-robin", b"wmp"])
     for peer, frames in (
         *((rr, lmq(4, b"i", b"\x07")), (backend, [b"", b"PING"])),
         *((client, [b"", b"job"]), (manager, wmp(1, "b/1"))),

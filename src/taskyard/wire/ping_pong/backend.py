@@ -382,14 +382,20 @@ class Backend:
         """Remove the worker of a route that can't be reached. If its job was the last message sent,
         the job was never delivered."""
         peer = self._peers.get(route)
+        is_charged = peer is not None and not peer.is_last_sent
+        return self._lose(peer, b"unreachable", is_charged=is_charged)
+
+    def cut(self, route: bytes) -> list[events.Event]:
+        """Remove the worker of a route whose key was revoked, or that another key uses now."""
+        return self._lose(self._peers.get(route), b"its key is no longer valid", is_charged=False)
+
+    def _lose(self, peer: Peer | None, reason: bytes, *, is_charged: bool) -> list[events.Event]:
         if peer is None:
             return []
         self._forget(peer)
         if not peer.is_registered:
             return []
-        return [events.WorkerLost(0, peer.name, b"unreachable", charged=not peer.is_last_sent)]
-
-    cut = disconnected
+        return [events.WorkerLost(0, peer.name, reason, charged=is_charged)]
 
     # Time.
 
