@@ -37,6 +37,7 @@ RECONNECT_MS_MAX: Final = 1_000
 KEEPALIVE_IDLE_S: Final = 60
 KEEPALIVE_INTERVAL_S: Final = 10
 KEEPALIVE_COUNT: Final = 3
+UNACKNOWLEDGED_MS_MAX: Final = 1_000 * (KEEPALIVE_IDLE_S + KEEPALIVE_COUNT * KEEPALIVE_INTERVAL_S)
 
 CONTEXT: Final[dict[zmq.ContextOption, int]] = {
     # A socket slot takes a few bytes, and a load generator opens a socket for each simulated peer.
@@ -62,6 +63,9 @@ _COMMON: Final[_Options] = {
     zmq.SocketOption.TCP_KEEPALIVE_IDLE: KEEPALIVE_IDLE_S,
     zmq.SocketOption.TCP_KEEPALIVE_INTVL: KEEPALIVE_INTERVAL_S,
     zmq.SocketOption.TCP_KEEPALIVE_CNT: KEEPALIVE_COUNT,
+    # And after the same time if it has not acknowledged what was sent. Without this, the system
+    # retries for a quarter of an hour, during which the peer's routing id stays in use.
+    zmq.SocketOption.TCP_MAXRT: UNACKNOWLEDGED_MS_MAX,
     # Off: ZeroMQ would answer its heartbeats even for a hung program. Our protocols have their own.
     zmq.SocketOption.HEARTBEAT_IVL: 0,
     # Off unless the endpoint is IPv6: a dual-stack socket shows IPv4 peers under other addresses.
