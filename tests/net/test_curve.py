@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,10 @@ from zmq.utils import z85
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Refused, UserError
-from taskyard.net import zap
+from taskyard.net import unrouted, zap
+from taskyard.net.accepted import FOR_ROUTE
 from taskyard.net.context import context
+from taskyard.net.guard import Guard
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey, make_secret, public_text, read_peer_key
 from taskyard.net.options import (
@@ -262,6 +265,36 @@ def test_named_router_with_a_revoked_key_raises(
         pytest.raises(Refused, match=r"key 'guest' is unknown or revoked"),
     ):
         until(lambda: peer.check_accepted(ACCEPT_CHECK_NS + 1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the guard is for Linux")
+def test_peer_under_an_id_in_use_is_cut_and_served_when_the_id_is_free(
+    ring: Keyring, guest: PeerKey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(unrouted, "EXAMINE_NS", SECOND_NS // 10)
+    monkeypatch.setattr(unrouted, "HANDSHAKE_NS_MAX", SECOND_NS // 2)
+    guard = Guard()
+    with (
+        closing(listen("tcp://127.0.0.1:0", ring, is_named=True, guard=guard)) as wire,
+        closing(guard),
+        closing(connect_by_name(wire.endpoint, "same", guest)) as first,
+        closing(connect_by_name(wire.endpoint, "quiet", guest)) as quiet,
+    ):
+        guard.start()
+        server = wire.endpoint.encode()
+        assert first.send([server, b"first"])
+        assert arrived(wire) == [server + b":same", b"first"]
+        with closing(connect_by_name(wire.endpoint, "same", guest)) as second:
+
+            def received() -> list[bytes] | None:
+                second.send([server, b"second"])
+                return wire.receive()
+
+            until(lambda: received() is None and guard.cut[FOR_ROUTE] > 0)
+            first.close()
+            until(lambda: received() == [server + b":same", b"second"])
+        assert quiet.connections() == 1  # not cut
+        assert "1 under a routing id that another peer uses (such as 127.0.0.1:" in caplog.text
 
 
 def test_message_of_too_many_frames_is_dropped_and_counted(

@@ -54,12 +54,14 @@ WARNING_NS: Final = 10 * SECOND_NS
 FOR_CONNECTIONS: Final = "connections"
 FOR_MEMORY: Final = "memory"
 FOR_FRAMES: Final = "frames"
+FOR_ROUTE: Final = "routing id"
 
 #: The log line of each reason, with a count and the address of one peer.
 _TEXTS: Final = {
     FOR_CONNECTIONS: "connections cut: %d without a message, too many are open (such as %s)",
     FOR_MEMORY: "connections cut: %d with unfinished messages, memory is short (such as %s)",
     FOR_FRAMES: "connections cut: %d with a message of too many frames (such as %s)",
+    FOR_ROUTE: "connections cut: %d under a routing id that another peer uses (such as %s)",
 }
 
 _HELD_TEXT: Final = "peers held back: %d with many large messages (such as %s)"
@@ -83,6 +85,8 @@ class Arrivals(Struct, eq=False):
     #: ZeroMQ's descriptor of the listener: readable when there may be more to receive.
     events: int
     is_local: bool
+    #: The listener requires keys.
+    has_keys: bool = False
     #: By descriptor: the messages of its connection.
     messages: dict[int, int] = field(default_factory=dict)
     #: The messages of all connections.

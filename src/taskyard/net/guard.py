@@ -3,9 +3,9 @@
 ZeroMQ keeps a message until its last frame arrives, and aborts when memory or descriptors run out.
 So the guard counts accepted connections, and checks memory many times a second. It cuts strangers
 (connections that never sent a whole message) when there are too many of them, and senders of
-unfinished messages when memory has grown. It holds senders of many large messages until the broker
-has received those. A cut peer may reconnect. The guard reads no message and changes no durable
-state.
+unfinished messages when memory has grown, and peers that ZeroMQ does not route. It holds senders of
+many large messages until the broker has received those. A cut peer may reconnect. The guard reads
+no message and changes no durable state.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from taskyard.net.accepted import (
     FOR_CONNECTIONS,
     FOR_FRAMES,
     FOR_MEMORY,
+    FOR_ROUTE,
     WAITING_BYTES_MIN,
     Arrivals,
     Connection,
@@ -51,6 +52,7 @@ from taskyard.net.pressure import (
     suspects_of,
 )
 from taskyard.net.signals import Waker
+from taskyard.net.unrouted import UnroutedPeers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,12 +126,17 @@ class Guard:
         self._alarm = Waker()
 
     def watch(
-        self, socket: zmq.Socket[bytes], descriptor: int, *, is_local: bool
+        self,
+        socket: zmq.Socket[bytes],
+        descriptor: int,
+        *,
+        is_local: bool,
+        has_keys: bool = False,
     ) -> Arrivals | None:
         """Watch a listener that accepts on this descriptor. Return the counts that it must keep."""
         if not self._is_able:
             return None
-        arrivals = Arrivals(int(socket.FD), is_local, on_large=self._alarm.wake)
+        arrivals = Arrivals(int(socket.FD), is_local, has_keys, on_large=self._alarm.wake)
         listener = _Listener(socket, arrivals, Gate(descriptor))
         self._listeners.append(listener)
         return listener.arrivals
@@ -212,6 +219,7 @@ class _Work:
         #: Connections without a message, the oldest first. Some may have sent one since.
         self._strangers: dict[Connection, None] = {}
         self._strangers_checked_ns = 0
+        self._unrouted = UnroutedPeers()
         #: Connections that are cut and not yet closed by ZeroMQ, and when they were cut.
         self._ending: dict[Connection, int] = {}
         self._count = 0
@@ -387,6 +395,7 @@ class _Work:
         late_ns = now_ns - ENDING_NS_MAX
         self._ending = {one: cut_ns for one, cut_ns in self._ending.items() if cut_ns > late_ns}
         self._limit_strangers(now_ns)
+        self._cut_unrouted(now_ns)
         self._cut_reported()
         self._report.log(now_ns)
         now = self._meter.read()
@@ -456,6 +465,15 @@ class _Work:
         self._gave_back_ns = now_ns
         memory.give_back()
         return self._meter.read()
+
+    def _cut_unrouted(self, now_ns: int) -> None:
+        """Cut peers with keys whose routing id is in use. They reconnect."""
+        if not self._unrouted.is_due(now_ns):
+            return
+        self._strangers = {one: None for one in self._strangers if not one.has_spoken}
+        with_keys = [one for one in self._strangers if one.arrivals.has_keys]
+        for found in self._unrouted.find(with_keys, now_ns):
+            self._cut(found, FOR_ROUTE)
 
     def _cut_reported(self) -> None:
         for listener in self._listeners:

@@ -369,7 +369,8 @@ def listen(
             socket.setsockopt(zmq.SocketOption.ROUTING_ID, str(opened.place).encode())
         arrivals = None
         if guard is not None:
-            arrivals = guard.watch(socket, opened.descriptor, is_local=isinstance(place, Ipc))
+            is_local, has_keys = isinstance(place, Ipc), keyring is not None
+            arrivals = guard.watch(socket, opened.descriptor, is_local=is_local, has_keys=has_keys)
         socket.bind(str(opened.place))
     except BaseException:
         socket.close()
