@@ -686,11 +686,14 @@ def test_heartbeat_is_acknowledged_last_if_requested(yard: Yard) -> None:
     record = yard.scheduler.ledger.record
     replies = yard.handle(WorkerHeartbeat(0, b"w", [(b"a", 1)], request=5))
     assert [type(effect).__name__ for effect in replies] == ["Stop", "HeartbeatAck"]
-    assert replies[-1] == HeartbeatAck(b"w", 5, record)
-    assert yard.handle(WorkerHeartbeat(0, b"w", request=6)) == [HeartbeatAck(b"w", 6, record)]
+    version = yard.scheduler.ledger.rule_table.version
+    assert replies[-1] == HeartbeatAck(b"w", 5, record, rules_version=version)
+    assert yard.handle(WorkerHeartbeat(0, b"w", request=6)) == [
+        HeartbeatAck(b"w", 6, record, rules_version=version)
+    ]
     assert yard.handle(WorkerHeartbeat(0, b"nobody", request=7)) == [
         UnknownWorker(b"nobody"),
-        HeartbeatAck(b"nobody", 7, record),
+        HeartbeatAck(b"nobody", 7, record, rules_version=version),
     ]
     assert yard.handle(WorkerHeartbeat(0, b"w")) == []
 

@@ -173,7 +173,9 @@ def test_newcomer_takes_over_when_two_heartbeats_are_missed() -> None:
         WorkerLeft(now_ns, b"w", b"replaced"),
         WorkerReplaced(now_ns, b"w", 1, [b"a"], [1]),
     ]
-    assert beat(yard, 2, request=5) == [HeartbeatAck(b"w", 5, yard.scheduler.ledger.record)]
+    ledger = yard.scheduler.ledger
+    version = ledger.rule_table.version
+    assert beat(yard, 2, request=5) == [HeartbeatAck(b"w", 5, ledger.record, rules_version=version)]
     assert (yard.state(b"a"), yard[b"a"].losses) == (READY, 1)
     assert assigned(yard.handle(TasksRequested(0, b"w", incarnation=2))) == [b"a"]
 

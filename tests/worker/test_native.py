@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskyard.core import heartbeats
 from taskyard.core.events import Outcome, Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
@@ -37,6 +38,8 @@ class WorkerHarness(Counter):
         super().__init__()
         self.cut_off = False
         self.refusing = False
+        #: The broker does not reply.
+        self.is_deaf = False
         self._inbox: list[list[bytes]] = []
         #: The kinds of the worker's requests.
         self.sent_kinds: list[int] = []
@@ -52,6 +55,8 @@ class WorkerHarness(Counter):
             return False
         request = peer.Reply(frames[1])
         self.sent_kinds.append(request.kind)
+        if self.is_deaf:
+            return True
         if self.refusing and request.kind in (peer.COMPLETE, peer.HEARTBEAT):
             refusal = pb.QueryMsg(type=pb.QueryMsg.Error, reason=b"no", request=request.request)
             self._inbox.append([b"", refusal.SerializeToString()])
@@ -492,3 +497,69 @@ def test_worker_does_not_spin_while_disconnect_is_unanswered() -> None:
         assert harness.loop.wake_at_ns() > harness.now_ns
         harness.now_ns = harness.loop.wake_at_ns()
     assert not harness.loop.has_exited
+
+
+def heartbeats_in(harness: WorkerHarness, seconds: int) -> tuple[int, int]:
+    """Return how many heartbeats and pings a worker sends in this time."""
+    harness.sent_kinds.clear()
+    for _ in range(4 * seconds):
+        harness.pass_time(SECOND_NS // 4)
+        harness.turn(2)
+    return harness.sent_kinds.count(peer.HEARTBEAT), harness.sent_kinds.count(peer.OK)
+
+
+def test_worker_uses_the_interval_of_the_last_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = WorkerHarness()
+    harness.turn()
+    assert heartbeats_in(harness, 20) == (20, 0)
+    interval_ns = 5 * SECOND_NS
+    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: interval_ns)
+    assert heartbeats_in(harness, 1) == (1, 0)
+    assert heartbeats_in(harness, 20) == (4, 0)
+    assert harness.scheduler.ledger.workers[b"w"].heartbeat_used_ns == interval_ns
+    interval_ns = SECOND_NS
+    assert heartbeats_in(harness, 5) == (1, 0)
+    assert heartbeats_in(harness, 20) == (20, 0)
+
+
+def test_interval_is_at_most_a_third_of_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = WorkerHarness()
+    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: 60 * SECOND_NS)
+    harness.turn()
+    assert harness.loop.wake_at_ns() <= harness.now_ns + 5 * SECOND_NS
+    assert heartbeats_in(harness, 60) == (12, 0)
+
+
+def test_worker_with_a_fixed_interval_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = WorkerHarness()
+    settings = WorkerSettings(b"w", (b"exec",), 2, incarnation=1, heartbeat_ns=2 * SECOND_NS)
+    harness.loop = NativeWorkerLoop(settings, Channel(harness, harness), harness.runner, harness)
+    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: 5 * SECOND_NS)
+    harness.turn()
+    assert heartbeats_in(harness, 20) == (10, 0)
+    assert harness.scheduler.ledger.workers[b"w"].heartbeat_ns == 2 * SECOND_NS
+
+
+def test_late_reply_makes_the_worker_ping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: 5 * SECOND_NS)
+    harness = WorkerHarness()
+    harness.turn()
+    harness.is_deaf = True
+    assert heartbeats_in(harness, 5) == (1, 0)
+    assert heartbeats_in(harness, 1) == (0, 1)
+
+
+def test_prefetch_is_adjusted_between_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: 5 * SECOND_NS)
+    harness = WorkerHarness(slots=1)
+    harness.create(*[b"%d" % number for number in range(100)])
+    harness.turn()
+    for _ in range(40):
+        harness.runner.finish()
+        harness.pass_time(SECOND_NS // 100)
+        harness.turn()
+    assert harness.loop.held > 2
+    for _ in range(3):  # a slow task
+        harness.pass_time(SECOND_NS)
+        harness.turn()
+    assert harness.loop.held == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from taskyard.core.events import Outcome, RulesSet
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
@@ -98,12 +100,27 @@ def test_worker_refreshes_its_rules() -> None:
     harness.turn()
     changed = Rule(b"exec", b"exec/*", LaneOptions(command=b"agent"))
     harness.handle([RulesSet(harness.now_ns, (changed,))])
-    assert harness.loop.wake_at_ns() <= harness.now_ns + RULES_REFRESH_NS
-    for _ in range(RULES_REFRESH_NS // SECOND_NS):
+    harness.pass_time(SECOND_NS)
+    harness.turn()  # the reply to a heartbeat has another version
+    assert harness.sent_kinds.count(peer.RULES) == 2
+    assert harness.runner.rules_received[-1][0] == changed
+    for _ in range(20):
         harness.pass_time(SECOND_NS)
         harness.turn()
     assert harness.sent_kinds.count(peer.RULES) == 2
-    assert harness.runner.rules_received[-1][0] == changed
+
+
+def test_rules_of_a_broker_that_sends_no_version_are_polled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer.Reply, "rules_version", None)
+    harness = RuledWorkerHarness()
+    harness.turn()
+    assert harness.loop.wake_at_ns() <= harness.now_ns + RULES_REFRESH_NS
+    for _ in range(20):
+        harness.pass_time(SECOND_NS)
+        harness.turn()
+    assert harness.sent_kinds.count(peer.RULES) == 1 + 20 * SECOND_NS // RULES_REFRESH_NS
 
 
 def test_worker_runs_tasks_of_a_broker_without_rules() -> None:

@@ -254,5 +254,5 @@ def test_frames_match_the_page(managers: list[Manager], hire: WorkerStarter) -> 
     assert message[:3] == [b"", b"WMP01", b"\x01"]
     headers = json.loads(message[3])
     assert headers.pop("incarnation") > 0
-    assert headers == {"worker": "w", "services": ["default"], "heartbeat_ms": 1000}
+    assert headers == {"worker": "w", "services": ["default"], "heartbeat_ms": 4000}
     assert len(message) == 4

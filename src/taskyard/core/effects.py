@@ -500,6 +500,10 @@ class HeartbeatAck(Effect):
     request: int
     #: The latest record. All assignments up to it were sent before this.
     record: int
+    #: The interval that a worker is to use which follows it. 0: the worker has its own.
+    heartbeat_ns: int = 0
+    #: Changes when the rules change.
+    rules_version: int = 0
 
 
 class ReportAck(Effect):

@@ -193,6 +193,10 @@ class Worker(Struct, eq=False):
     malformed: int = 0
     #: Until when the name counts as contested by another process. 0: it is not contested.
     contested_until_ns: int = 0
+    #: The intervals in its last heartbeat and in the reply to it. 0: it has its own interval, or
+    #: has sent no heartbeat to this process of the broker.
+    heartbeat_used_ns: int = 0
+    heartbeat_requested_ns: int = 0
 
     def turn(self, cause: WorkerCause) -> None:
         """Change the worker's state. Nothing else assigns it."""
@@ -216,12 +220,22 @@ class Worker(Struct, eq=False):
         return {name: total - used.get(name, 0) for name, total in self.facts.resources}
 
     @property
+    def heartbeat_ns(self) -> int:
+        """The longest time between its heartbeats. 0: it sends none.
+
+        The requested interval may be on its way, so the longer of both counts.
+        """
+        if not self.heartbeat_requested_ns:
+            return self.facts.heartbeat_ns
+        return max(self.heartbeat_used_ns, self.heartbeat_requested_ns)
+
+    @property
     def lease_timeout_ns(self) -> int:
         """Time without a message before it is lost. 0: no limit. Shorter for a contested name."""
         allowed_ns = max(self.facts.lease_timeout_ns, self.lease_ns_max)
         if not self.contested_until_ns:
             return allowed_ns
-        missed_ns = (HEARTBEATS_MISSED_MAX + 1) * self.facts.heartbeat_ns
+        missed_ns = (HEARTBEATS_MISSED_MAX + 1) * self.heartbeat_ns
         return min(allowed_ns or missed_ns, missed_ns)
 
     @property

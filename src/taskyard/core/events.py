@@ -208,6 +208,8 @@ class WorkerHeartbeat(Event):
     malformed: int = 0
     #: Which process of that name it is. None: its dialect has no incarnations.
     incarnation: int | None = None
+    #: It uses the interval of the last reply. False: it has its own.
+    follows: bool = False
 
 
 class WorkerExited(Event):

@@ -26,6 +26,9 @@ NAMED_MAX: Final = 5
 #: A worker is mentioned after this fraction (1 in N) of its lease timeout without a message.
 HEARTBEAT_LATE_SHARE: Final = 3
 
+#: A worker with a long interval is mentioned after this many.
+HEARTBEATS_LATE: Final = 2
+
 
 #: The reasons of a lane, in the order in which they are tried.
 LANE_REASONS: Final = (
@@ -115,6 +118,8 @@ def _late_heartbeat_text(context: Context, worker: Worker) -> str:
     lease_timeout_ns = worker.lease_timeout_ns
     since_ns = context.now_ns - worker.last_seen_ns
     if not lease_timeout_ns or since_ns * HEARTBEAT_LATE_SHARE <= lease_timeout_ns:
+        return ""
+    if since_ns <= HEARTBEATS_LATE * worker.heartbeat_requested_ns:
         return ""
     since, left = rough_duration_ns(since_ns), rough_duration_ns(lease_timeout_ns - since_ns)
     return f"has sent no heartbeat for {since}; its leases expire in {left}"

@@ -84,6 +84,9 @@ STREAM_END_BYTES: Final = 8 * 1024
 #: Bytes of a stream in one reply.
 OUTPUT_PAGE_BYTES_MAX: Final = 1024 * 1024
 
+#: Heartbeats in the time of a lease. With fewer, one lost message would expire a worker.
+HEARTBEATS_PER_LEASE_MIN: Final = 3
+
 #: A lease that a live worker does not list for this many heartbeats was lost on its way.
 HEARTBEATS_UNLISTED_MAX: Final = 2
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from taskyard.core import assignment, subscriptions, worker_names
+from taskyard.core import assignment, heartbeats, subscriptions, worker_names
 from taskyard.core.effects import (
     HeartbeatAck,
     LeasesEnded,
@@ -115,13 +115,35 @@ def worker_heartbeat(context: Context, event: events.WorkerHeartbeat) -> None:
         worker.trouble = truncate_reason(event.trouble)
     if worker is not None and event.held is not None:
         worker.malformed = event.malformed
+    if worker is not None and event.follows:
+        _set_interval(context, worker, event)
     if event.held is not None:
         listed_as = dict(event.held)
         _stop_zombies(context, event.worker, listed_as)
         if worker is not None:
             _return_unlisted(context, worker, listed_as, event)
     if event.request:
-        context.send(HeartbeatAck(event.worker, event.request, context.ledger.record))
+        ledger = context.ledger
+        interval_ns = worker.heartbeat_requested_ns if worker is not None and event.follows else 0
+        rules = ledger.rule_table.version
+        context.send(HeartbeatAck(event.worker, event.request, ledger.record, interval_ns, rules))
+
+
+def _set_interval(context: Context, worker: Worker, event: events.WorkerHeartbeat) -> None:
+    """Note the interval that a worker uses, and request one for the time after the reply.
+
+    A longer interval that the worker has not confirmed is requested again: it may be on its way.
+    """
+    worker.heartbeat_used_ns = event.heartbeat_ns
+    if event.request:
+        workers, facts = len(context.ledger.workers), worker.facts
+        wanted_ns = heartbeats.interval_ns(workers, facts.lease_timeout_ns)
+        wanted_ns = min(wanted_ns, facts.heartbeat_ns or wanted_ns)
+        requested_ns = worker.heartbeat_requested_ns
+        is_confirmed = event.heartbeat_ns >= requested_ns
+        worker.heartbeat_requested_ns = wanted_ns if is_confirmed else max(wanted_ns, requested_ns)
+    if worker.contested_until_ns:
+        context.schedule_timeout(worker)  # its timeout may be shorter now
 
 
 def _return_unlisted(
@@ -131,7 +153,7 @@ def _return_unlisted(
     lost = [
         task
         for lease in worker.leases.values()
-        if _should_have_arrived(context, lease, event)
+        if _should_have_arrived(context, worker, lease, event)
         for task in lease.tasks
         if task.lease is lease and listed_as.get(task.name) != task.attempt
     ]
@@ -140,7 +162,9 @@ def _return_unlisted(
         on_slot_free(context, worker)
 
 
-def _should_have_arrived(context: Context, lease: Lease, event: events.WorkerHeartbeat) -> bool:
+def _should_have_arrived(
+    context: Context, worker: Worker, lease: Lease, event: events.WorkerHeartbeat
+) -> bool:
     """Return whether the assignment of a lease must have reached its worker.
 
     Messages arrive in order, so an acknowledged record proves it. Time proves less: a slow disk can
@@ -150,7 +174,8 @@ def _should_have_arrived(context: Context, lease: Lease, event: events.WorkerHea
         return lease.number <= event.seen
     if not event.heartbeat_ns:
         return False
-    return lease.assigned_ns <= context.now_ns - HEARTBEATS_UNLISTED_MAX * event.heartbeat_ns
+    interval_ns = max(event.heartbeat_ns, worker.heartbeat_ns if event.follows else 0)
+    return lease.assigned_ns <= context.now_ns - HEARTBEATS_UNLISTED_MAX * interval_ns
 
 
 def _stop_zombies(context: Context, worker: bytes, listed_as: dict[bytes, int]) -> None:

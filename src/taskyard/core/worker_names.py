@@ -85,7 +85,7 @@ def _contest(context: Context, holder: Worker, heartbeat_ns: int) -> None:
             f"{_quoted(holder.name)} is contested: another process waits while the holder "
             f"({_describe(holder)}) is alive (give each worker its own --name)"
         )
-    often_ns = max(heartbeat_ns, holder.facts.heartbeat_ns)
+    often_ns = max(heartbeat_ns, holder.heartbeat_ns)
     holder.contested_until_ns = context.now_ns + (HEARTBEATS_MISSED_MAX + 1) * often_ns
     context.schedule_timeout(holder)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from taskyard.net.protocols import MonotonicClock, PeerTransport
 
-#: With open requests and no reply for this long, ping the broker.
+#: With open requests and no reply for this long, ping the broker. Connections are checked as often.
 PING_NS: Final = SECOND_NS // 2
 
 #: A reply is overdue after this time plus the request's own waiting time.
@@ -75,6 +75,9 @@ class Channel:
         #: The number of the broker's process in its last reply. 0: there was none.
         self._broker = 0
         self._last_reply_ns = clock.monotonic_ns()
+        #: With open requests and no reply for this long, ping the broker. Longer for a peer whose
+        #: heartbeats are answered.
+        self.ping_ns = PING_NS
         self._ping = 0
         #: Connections made so far, and when they were counted.
         self._connections = 0
@@ -198,7 +201,7 @@ class Channel:
         for number in [*self._unsent]:
             if not self._send(number):
                 break
-        if self._open and not self._ping and now_ns - self._last_reply_ns > PING_NS:
+        if self._open and not self._ping and now_ns - self._last_reply_ns > self.ping_ns:
             self._ping = self.request(lambda number: peer.query(number, peer.OK))
 
     def _check_reconnected(self, now_ns: int) -> None:

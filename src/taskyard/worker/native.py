@@ -17,16 +17,17 @@ from collections import Counter
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.core import runs
+from taskyard.core import heartbeats, runs
 from taskyard.core.events import Outcome
 from taskyard.core.identity import split
-from taskyard.core.limits import SECOND_NS, STREAM_BYTES_MAX
+from taskyard.core.limits import NUMBER_MAX, SECOND_NS, STREAM_BYTES_MAX
 from taskyard.core.model import Result, WorkerFacts, counted
-from taskyard.net.channel import Channel
+from taskyard.net.channel import OVERDUE_NS, PING_NS, Channel
 from taskyard.wire.native import peer
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.output_sender import OutputSender
 from taskyard.worker.prefetch import Prefetch
+from taskyard.worker.settings import AUTO
 from taskyard.worker.spool import OutputSpool, stream_columns
 
 if TYPE_CHECKING:
@@ -46,11 +47,20 @@ STEAL_WAIT_NS: Final = 30 * SECOND_NS
 #: refused a request. Otherwise the same task would come back at once.
 REFUSED_RETRY_NS: Final = SECOND_NS
 
-#: How often to refresh the rules.
+#: How often to refresh the rules of a broker that does not send their version.
 RULES_REFRESH_NS: Final = 2 * SECOND_NS
+
+#: The shortest interval of heartbeats that a broker may set.
+HEARTBEAT_NS_MIN: Final = SECOND_NS // 100
+
+#: How often to adjust the prefetch, also between heartbeats.
+PREFETCH_NS: Final = SECOND_NS
 
 #: Heartbeats that may be unanswered at once.
 HEARTBEATS_OPEN_MAX: Final = 16
+
+#: A time that does not come.
+NEVER_NS: Final = NUMBER_MAX
 
 #: How often to send output of running tasks, at most: each time is a record in the journal.
 PROGRESS_NS: Final = SECOND_NS
@@ -113,13 +123,20 @@ class NativeWorkerLoop:
         self._heartbeats: dict[int, None] = {}
         #: `seen` of the last heartbeat reply, sent back with the next heartbeat.
         self._seen = 0
-        self._heartbeat_due_ns = clock.monotonic_ns()
+        self._heartbeat_ns = settings.heartbeat_ns or heartbeats.interval_ns(
+            1, settings.lease_timeout_ns
+        )
+        self._heartbeat_due_ns = self._prefetch_due_ns = clock.monotonic_ns()
+        self._heartbeat_sent_ns = self._heartbeat_due_ns
         #: The agent error in the last heartbeat. None: there was none so far.
         self._sent_agent_error: bytes | None = None
         #: The rules request in flight, when the next is due, and whether a reply has come.
         self._rules_request = 0
         self._rules_due_ns = self._heartbeat_due_ns
         self._has_rules = rule_runner is None
+        #: The version of the rules here, and of those at the broker, if it sends that.
+        self._rules_version = 0
+        self._rules_version_newest: int | None = None
         #: Output of running tasks that was not sent yet.
         self._printed: dict[tuple[bytes, int], Result] = {}
         #: The progress message in flight, and when the next may be sent.
@@ -127,6 +144,7 @@ class NativeWorkerLoop:
         self._exit_request = self._backoff_until_ns = self._overfeed_max = 0
         self._prefetch = prefetch or Prefetch(settings.slots, self._heartbeat_due_ns)
         self._worker_message = self._make_worker_message()
+        self._set_heartbeat(self._heartbeat_ns)
 
     @property
     def held(self) -> int:
@@ -156,6 +174,8 @@ class NativeWorkerLoop:
         self._send_reports()
         self._request_tasks()
         self._send_heartbeat()
+        if self._prefetch.count and self._prefetch_due_ns <= self._clock.monotonic_ns():
+            self._adjust_prefetch()
         self._send_progress()
         if self.stopping and not self._held and not self._exit_request:
             self._leave()
@@ -189,6 +209,8 @@ class NativeWorkerLoop:
             times.append(self._heartbeat_due_ns)
             if self._rule_runner is not None and not self._rules_request:
                 times.append(self._rules_due_ns)
+            if self._prefetch.count:
+                times.append(self._prefetch_due_ns)
         if self._printed and not self._progress_request:
             times.append(self._progress_due_ns)
         if self._reports_due_ns:
@@ -212,8 +234,7 @@ class NativeWorkerLoop:
                 return
             if self.waits_for_name:
                 self.waits_for_name, self.refusal = False, ""
-            self._seen = reply.seen
-            self._stop(zip(reply.names, reply.attempts, strict=True))
+            self._on_heartbeat(reply)
         elif number == self._progress_request:
             self._progress_request = 0
         elif number == self._output.request:
@@ -223,6 +244,23 @@ class NativeWorkerLoop:
         elif number in (self._report_request, self._steal_request):
             self._on_tasks(number, reply)
 
+    def _on_heartbeat(self, reply: Reply) -> None:
+        """Stop tasks, use the broker's interval, and request rules that have changed."""
+        self._seen = reply.seen
+        self._stop(zip(reply.names, reply.attempts, strict=True))
+        if reply.heartbeat_ns and self._settings.heartbeat_ns == AUTO:
+            longest_ns = heartbeats.longest_ns(self._settings.lease_timeout_ns)
+            self._set_heartbeat(max(HEARTBEAT_NS_MIN, min(reply.heartbeat_ns, longest_ns)))
+            self._heartbeat_due_ns = self._heartbeat_sent_ns + self._heartbeat_ns
+        self._rules_version_newest = reply.rules_version
+        if self._has_rules:
+            self._schedule_rules(0)
+
+    def _set_heartbeat(self, heartbeat_ns: int) -> None:
+        """Set the interval. A heartbeat is a ping too, so the channel pings only if one is late."""
+        self._heartbeat_ns = heartbeat_ns
+        self._channel.ping_ns = PING_NS + min(heartbeat_ns, OVERDUE_NS)
+
     def _on_name_refused(self, reply: Reply) -> None:
         """Stop running tasks: they belong to another process, or to none any more."""
         if reply.code == peer.NAME_LOST:
@@ -231,10 +269,22 @@ class NativeWorkerLoop:
         held = [*self._held]
         self._stop(zip([name for name, _ in held], [number for _, number in held], strict=True))
 
+    def _schedule_rules(self, delay_ns: int) -> None:
+        """Schedule the next request for rules: after a delay if the broker has newer ones."""
+        now_ns, newest = self._clock.monotonic_ns(), self._rules_version_newest
+        if newest is None:
+            self._rules_due_ns = min(max(self._rules_due_ns, now_ns), now_ns + RULES_REFRESH_NS)
+        elif newest == self._rules_version:
+            self._rules_due_ns = NEVER_NS
+        else:
+            self._rules_due_ns = now_ns + delay_ns
+
     def _on_rules(self, reply: Reply) -> None:
         """Pass the rules to the runner. A broker without rules replies with another kind."""
         self._rules_request, self._has_rules = 0, True
-        self._rules_due_ns = self._clock.monotonic_ns() + RULES_REFRESH_NS
+        self._rules_due_ns = NEVER_NS
+        self._rules_version = reply.version
+        self._schedule_rules(RULES_REFRESH_NS)
         if self._rule_runner is None or reply.kind != peer.RULES:
             return
         self._rule_runner.set_rules(reply.clauses())
@@ -449,13 +499,14 @@ class NativeWorkerLoop:
             return
         self._sent_agent_error = agent_error
         self._adjust_prefetch()
-        self._heartbeat_due_ns = now_ns + self._settings.heartbeat_ns
+        self._heartbeat_sent_ns = now_ns
+        self._heartbeat_due_ns = now_ns + self._heartbeat_ns
         if len(self._heartbeats) == HEARTBEATS_OPEN_MAX:
             oldest = next(iter(self._heartbeats))
             del self._heartbeats[oldest]
             self._channel.drop(oldest)
         name, worker, held = self._settings.name, self._worker_message, [*self._held]
-        heartbeat_ns, seen = self._settings.heartbeat_ns, self._seen
+        heartbeat_ns, seen = self._heartbeat_ns, self._seen
         malformed = 0 if self._rule_runner is None else self._rule_runner.malformed
         more: dict[str, Any] = {"seen": seen, "trouble": agent_error, "malformed": malformed}
         number = self._channel.request(
@@ -486,6 +537,7 @@ class NativeWorkerLoop:
 
     def _adjust_prefetch(self) -> None:
         """Adjust the prefetch. Return queued tasks beyond it: another worker may be idle."""
+        self._prefetch_due_ns = self._clock.monotonic_ns() + PREFETCH_NS
         if self._prefetch.on_heartbeat(self._clock.monotonic_ns()):
             self._worker_message = self._make_worker_message()
         excess = self._unfinished_count() - self._settings.slots - self._prefetch.count

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from taskyard.core.resources import Resources
     from taskyard.net.keys import PeerKey
 
+#: An interval of heartbeats that the broker sets.
+AUTO: Final = 0
+
 #: Characters of a rejected name in an error.
 _SHOWN: Final = 40
 
@@ -34,7 +37,8 @@ class WorkerSettings(Struct, frozen=True):
     slots: int
     #: Distinguishes this process from an earlier one with the same name.
     incarnation: int
-    heartbeat_ns: int = SECOND_NS
+    #: The interval of its heartbeats. AUTO: the broker sets it.
+    heartbeat_ns: int = AUTO
     #: After this time without a heartbeat the broker reassigns its tasks.
     lease_timeout_ns: int = 15 * SECOND_NS
     #: Host and process id, shown to users.

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from taskyard.core import heartbeats
 from taskyard.core.events import CancelRequested, DrainRequested, RequestRejected, Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal
@@ -63,6 +64,22 @@ def test_task_missing_in_two_heartbeats_was_lost_on_its_way() -> None:
     ping(manager, [["b", 1]], heartbeat_ms=1000)
     assert state(manager, b"a") == (TaskState.READY, 1, 0, 0)
     assert manager.task(b"b").state is TaskState.LEASED
+
+
+def test_worker_that_follows_gets_an_interval_and_loses_nothing_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = holding(b"a")
+    interval_ns = 3 * SECOND_NS
+    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: interval_ns)
+    (reply,) = ping(manager, [["a", 1]], heartbeat_ms=1000, follows=True)
+    assert reply.headers["heartbeat_ms"] == 3000
+    manager.now_ns += 6 * SECOND_NS - 1
+    ping(manager, [], heartbeat_ms=1000, follows=True)  # sent before the reply arrived
+    assert manager.task(b"a").state is TaskState.LEASED
+    manager.now_ns += 1
+    ping(manager, [], heartbeat_ms=3000, follows=True)
+    assert manager.task(b"a").state is TaskState.READY
 
 
 def test_outdated_list_takes_nothing_away() -> None:

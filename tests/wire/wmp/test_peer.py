@@ -372,3 +372,31 @@ def test_silent_manager_gets_heartbeats_less_often() -> None:
     bench.receive("PONG", worker="w")
     bench.later(8 * SECOND_NS)
     assert commands(bench.later(SECOND_NS)) == ["PING"]
+
+
+def ping_intervals(bench: Bench, wire: int, seconds: int) -> list[int]:
+    """Return the intervals in the PINGs of a worker. The manager answers them all."""
+    found = []
+    for _ in range(4 * seconds):
+        for to, sent in bench.later(SECOND_NS // 4):
+            if sent.command == "PING" and to == wire and "heartbeat_ms" in sent.headers:
+                found.append(sent.headers["heartbeat_ms"])
+                bench.receive("PONG", wire, worker="w", heartbeat_ms=3000 if wire else 60_000)
+    return found
+
+
+@pytest.mark.parametrize(("wire", "interval_ms", "count"), [(0, 4000, 5), (1, 3000, 7)])
+def test_worker_uses_the_interval_of_each_manager(wire: int, interval_ms: int, count: int) -> None:
+    bench = Bench(wires=2, heartbeat_ns=0)
+    bench.start()
+    bench.receive("PONG", wire, worker="w")
+    assert ping_intervals(bench, wire, 2) == [1000]
+    sent = ping_intervals(bench, wire, 21)
+    assert (sent[0], len(sent)) == (interval_ms, count)
+
+
+def test_worker_with_a_fixed_interval_keeps_it() -> None:
+    bench = Bench(heartbeat_ns=2 * SECOND_NS)
+    bench.start()
+    bench.receive("PONG", worker="w")
+    assert ping_intervals(bench, 0, 20) == [2000] * 10

@@ -146,6 +146,21 @@ class Reply:
         return self._query.seen
 
     @property
+    def heartbeat_ns(self) -> int:
+        """Heartbeat: the interval to use from now on. 0: not given."""
+        return self._query.heartbeat_ns
+
+    @property
+    def rules_version(self) -> int | None:
+        """Heartbeat: the version of the rules. None: not given."""
+        return self._query.rules_version if self._query.HasField("rules_version") else None
+
+    @property
+    def version(self) -> int:
+        """Rules: their version."""
+        return self._query.rules.version
+
+    @property
     def cursor(self) -> int:
         return self._query.cursor
 

@@ -134,7 +134,10 @@ def _stop(pending: PendingRequests, effect: effects.Stop) -> list[Reply]:
 def _heartbeat_ack(pending: PendingRequests, effect: effects.HeartbeatAck) -> list[Reply]:
     stop = pending.stops.pop(effect.worker, None)
     batch = pb.Batch(name=stop.names, attempt=stop.attempts) if stop else pb.Batch()
-    return pending.answer(effect.request, _Q.Heartbeat, batch=batch, seen=effect.record)
+    fields = {"seen": effect.record, "rules_version": effect.rules_version}
+    if effect.heartbeat_ns:
+        fields["heartbeat_ns"] = effect.heartbeat_ns
+    return pending.answer(effect.request, _Q.Heartbeat, batch=batch, **fields)
 
 
 def _report_ack(pending: PendingRequests, effect: effects.ReportAck) -> list[Reply]:

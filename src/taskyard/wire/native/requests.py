@@ -217,6 +217,7 @@ def _heartbeat(pending: PendingRequests, incoming: Request) -> Sequence[events.E
     if query.HasField("trouble"):
         event.trouble = query.trouble
     event.malformed = min(query.malformed, NUMBER_MAX)
+    event.follows = bool(heartbeat_ns) and not query.worker.heartbeat_ns
     return [pending.worker_registered(worker, facts, query.worker), event]
 
 

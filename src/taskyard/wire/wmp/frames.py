@@ -185,6 +185,8 @@ class _WorkerHeartbeat(Struct, omit_defaults=True):
     incarnation: Number | None = None
     #: Rises with each PING and PONG of this process. 0: none.
     number: Number = 0
+    #: It uses the interval of the manager's last PING or PONG.
+    follows: bool = False
 
 
 class WorkerPing(_WorkerHeartbeat):
@@ -201,6 +203,8 @@ class _ManagerHeartbeat(Struct, omit_defaults=True):
     ready: bool = True
     manager: str | None = None
     back: Back | None = None
+    #: The interval of PINGs to use from now on. 0: as before.
+    heartbeat_ms: Number = 0
 
 
 class ManagerPing(_ManagerHeartbeat):

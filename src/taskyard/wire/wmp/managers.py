@@ -12,6 +12,8 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from taskyard.core.limits import SECOND_NS
+
 #: Managers that are kept, and routes to one of them. Beyond that a new one replaces the one that
 #: was silent for longest.
 MANAGERS_MAX: Final = 1_000
@@ -37,6 +39,8 @@ class Manager(Struct, eq=False):
     ping_due_ns: int = 0
     ping_after_ns: int = 0
     pinged_ns: int = 0
+    #: The interval that it has set.
+    heartbeat_ns: int = SECOND_NS
     #: Tasks that are held for it. Heartbeats to it list these only.
     held: dict[tuple[bytes, int], None] = field(default_factory=dict)
     #: It has sent BYE.

@@ -47,6 +47,10 @@ WAKES_MAX: Final = 1_000
 #: The longest interval of heartbeats to a silent manager. It doubles up to this.
 PING_NS_MAX: Final = 8 * SECOND_NS
 
+#: Bounds of the interval that a manager may set. A manager pings a worker after 5 s of silence.
+HEARTBEAT_NS_MIN: Final = SECOND_NS // 10
+HEARTBEAT_NS_MAX: Final = 4 * SECOND_NS
+
 #: Heartbeats in the time of a lease: one or two may be lost.
 PINGS_PER_LEASE: Final = 3
 
@@ -82,6 +86,7 @@ class Settings(Struct, frozen=True):
     slots: int = 1
     #: Distinguishes this process from earlier ones of the same id.
     incarnation: int = 0
+    #: 0: each manager sets it, up to HEARTBEAT_NS_MAX.
     heartbeat_ns: int = SECOND_NS
     #: Its supervisor saw all processes of its id end, from this incarnation on. 0: no supervisor.
     replaces: int = 0
@@ -333,7 +338,7 @@ class Worker:
 
     def _raise_ping_rate(self, manager: Manager, lease_ns: int, now_ns: int) -> None:
         """Send heartbeats often enough for a short lease."""
-        if 0 < lease_ns < PINGS_PER_LEASE * self._settings.heartbeat_ns:
+        if 0 < lease_ns < PINGS_PER_LEASE * self._heartbeat_ns(manager):
             manager.ping_due_ns = min(manager.ping_due_ns, now_ns + lease_ns // PINGS_PER_LEASE)
 
     def _no(self, _manager: Manager, message: wmp.No, _payload: bytes, now_ns: int) -> None:
@@ -366,8 +371,13 @@ class Worker:
         _payload: bytes,
         now_ns: int,
     ) -> None:
-        """Send READY again to a manager that has lost it."""
+        """Send READY again to a manager that has lost it, and use its interval."""
         manager.name_held = ""
+        if message.heartbeat_ms and not self._settings.heartbeat_ns:
+            heartbeat_ns = message.heartbeat_ms * _MILLISECOND_NS
+            manager.heartbeat_ns = min(max(heartbeat_ns, HEARTBEAT_NS_MIN), HEARTBEAT_NS_MAX)
+            manager.ping_after_ns = manager.heartbeat_ns
+            manager.ping_due_ns = (manager.pinged_ns or now_ns) + manager.heartbeat_ns
         if not message.ready and self.slots_free > 0 and not self.leaving:
             self._send_ready(now_ns)
 
@@ -416,7 +426,7 @@ class Worker:
     def _touch(self, route: Route, name: str | None, now_ns: int) -> Manager:
         manager = self._managers.touch(route, name, now_ns)
         if not manager.ping_after_ns:
-            manager.ping_after_ns = self._settings.heartbeat_ns
+            manager.ping_after_ns = self._heartbeat_ns(manager)
             manager.ping_due_ns = now_ns + manager.ping_after_ns
         return manager
 
@@ -439,7 +449,8 @@ class Worker:
         message = wmp.Ready(self._id, settings.slots, incarnation=settings.incarnation)
         if settings.incarnation:
             message.replaces = settings.replaces
-            message.heartbeat_ms = settings.heartbeat_ns // _MILLISECOND_NS
+            longest_ns = settings.heartbeat_ns or HEARTBEAT_NS_MAX
+            message.heartbeat_ms = longest_ns // _MILLISECOND_NS
         message.services = [text_of(one) for one in settings.services]
         for wire, quiet_until_ns in enumerate(self._quiet_until_ns):
             if quiet_until_ns <= now_ns:
@@ -451,9 +462,12 @@ class Worker:
         self._ready_due_ns = now_ns + self._ready_after_ns
         self._ready_after_ns = min(2 * self._ready_after_ns, READY_NS_MAX)
 
+    def _heartbeat_ns(self, manager: Manager) -> int:
+        return self._settings.heartbeat_ns or manager.heartbeat_ns
+
     def _ping(self, manager: Manager, now_ns: int) -> None:
         was_answered = manager.last_seen_ns >= manager.pinged_ns
-        heartbeat_ns = self._settings.heartbeat_ns
+        heartbeat_ns = self._heartbeat_ns(manager)
         longer_ns = min(2 * manager.ping_after_ns, max(heartbeat_ns, PING_NS_MAX))
         manager.ping_after_ns = heartbeat_ns if was_answered else longer_ns
         manager.ping_due_ns = now_ns + manager.ping_after_ns
@@ -468,7 +482,8 @@ class Worker:
         message = kind(self._id, manager=manager.name)
         if self._settings.incarnation:
             message.number = next(self._heartbeat_numbers)
-        message.heartbeat_ms = self._settings.heartbeat_ns // _MILLISECOND_NS
+        message.heartbeat_ms = self._heartbeat_ns(manager) // _MILLISECOND_NS
+        message.follows = not self._settings.heartbeat_ns
         if manager.held or manager.name is not None:
             message.held = [(text_of(name), attempt) for name, attempt in manager.held]
             if wmp.encoded_size(message) > wmp.HEADER_BYTES_MAX // 2:

@@ -263,6 +263,9 @@ class Wmp:
         heartbeat = events.WorkerHeartbeat(0, sender.worker, incarnation=sender.incarnation)
         held = [(name_of(task), attempt) for task, attempt in message.held or ()]
         peer = self._note_route(sender)
+        if message.follows and message.heartbeat_ms:
+            heartbeat.heartbeat_ns = _heartbeat_ns(message.heartbeat_ms)
+            heartbeat.follows = True
         if message.held is not None and _is_newest(peer, sender, message.number):
             heartbeat.held, heartbeat.heartbeat_ns = held, _heartbeat_ns(message.heartbeat_ms)
         return heartbeat
@@ -339,7 +342,9 @@ class Wmp:
             return []
         peer = self._peers.get(effect.worker)
         ready = peer is not None and peer.facts is not None
-        return [_reply(pending, wmp.ManagerPong(self._id(effect.worker), ready, self._manager))]
+        pong = wmp.ManagerPong(self._id(effect.worker), ready, self._manager)
+        pong.heartbeat_ms = effect.heartbeat_ns // _MILLISECOND_NS
+        return [_reply(pending, pong)]
 
     def _stop(self, effect: effects.Stop) -> list[Reply]:
         return [

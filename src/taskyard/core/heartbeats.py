@@ -1,0 +1,38 @@
+"""The heartbeat interval that the broker requests from workers.
+
+Few workers send heartbeats often, so that a stop reaches a running task soon. Many send them as
+seldom as their leases allow, so that heartbeats take a small part of the broker's time. A worker
+uses the interval of its last reply. Until it has confirmed a change, the longer interval counts
+(`Worker.heartbeat_ns`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, SECOND_NS
+
+#: The interval of few workers.
+INTERVAL_NS_MIN: Final = SECOND_NS
+
+#: The longest interval, for long leases and workers without a timeout.
+INTERVAL_NS_MAX: Final = 60 * SECOND_NS
+
+#: Heartbeats of all workers. More workers than this send them less often than every second. At
+#: 50 µs each they take a fortieth of a core.
+RATE_MAX: Final = 500
+
+#: Intervals are multiples of this, so that a worker more or less rarely changes them.
+STEP_NS: Final = SECOND_NS // 10
+
+
+def interval_ns(workers: int, lease_timeout_ns: int) -> int:
+    """Return the interval for a worker with this timeout, 0 for none, among so many workers."""
+    spread_ns = -(-workers * SECOND_NS // (RATE_MAX * STEP_NS)) * STEP_NS
+    wanted_ns = min(max(INTERVAL_NS_MIN, spread_ns), INTERVAL_NS_MAX)
+    return min(wanted_ns, longest_ns(lease_timeout_ns))
+
+
+def longest_ns(lease_timeout_ns: int) -> int:
+    """Return the longest interval that a timeout allows. 0 is no timeout."""
+    return lease_timeout_ns // HEARTBEATS_PER_LEASE_MIN or INTERVAL_NS_MAX
