@@ -78,7 +78,7 @@ def test_origins_of_all_four_kinds_are_shown(
     monkeypatch.setenv("TASKYARD_WORKER_SLOTS", "4")
     monkeypatch.setenv("TASKYARD_STATE", "b")
     found = shown(capsys, "--state", "c")
-    assert found["lease.heartbeat"] == ("1s", "default", None)
+    assert found["lease.heartbeat"] == ("auto", "default", None)
     assert found["lease.expire"] == ("20s", "file", "taskyard.toml:2")
     assert found["worker.slots"] == (4, "environment", "TASKYARD_WORKER_SLOTS")
     assert found["broker.state"] == ("c", "flag", "--state")

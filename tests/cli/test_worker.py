@@ -179,7 +179,10 @@ def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path)
         (["--agent", "nothing-such", "--service", "s"], "program 'nothing-such' not found"),
         (["--agent", "cat", "--service", "s", "--dialect", "wmp"], "--agent needs --dialect"),
         (["--agent", "cat", "--service", "s", "--command", "cat"], "--agent and --command"),
-        (["--lease", "2s"], "--lease must be at least three times --heartbeat"),
+        (
+            ["--heartbeat", "1s", "--lease", "2s"],
+            "--lease must be at least three times --heartbeat",
+        ),
         (["--heartbeat", "soon"], "must be a duration"),
         (["--slots", "0"], "0 is not in the range"),
         (["--gpus", "many"], "must be a number from 0 to 10000, or ids such as 0,3"),

@@ -47,7 +47,7 @@ def test_flag_goes_before_variable_before_file_before_default(tmp_path: Path) ->
 def test_without_anything_all_is_as_ever() -> None:
     settings = loaded()
     assert (settings.broker.url, settings.broker.state) == (None, Path(".taskyard"))
-    assert (settings.lease.heartbeat_ns, settings.lease.expire_ns) == (SECOND_NS, 15 * SECOND_NS)
+    assert (settings.lease.heartbeat_ns, settings.lease.expire_ns) == (0, 15 * SECOND_NS)
     assert (settings.worker.processes, settings.worker.slots) == (1, None)
     assert (settings.worker.services, settings.worker.allow) == (("exec", "call"), ())
     assert (settings.listen, settings.services, settings.file) == ({}, {}, None)
@@ -107,7 +107,7 @@ def test_rate_has_an_interval() -> None:
         ("listen", 'ping-pong = "tcp://h:1"', "listen.ping-pong must be a list of two endpoints"),
         ("listen", 'ping-pong = ["ipc://a"]', "listen.ping-pong must be a list of two endpoints"),
         ("lease", 'heartbeat = "soon"', "lease.heartbeat must be a duration, such as 90s, 5m or"),
-        ("lease", "heartbeat = 0", "lease.heartbeat must be longer than 0"),
+        ("lease", "heartbeat = 0", "lease.heartbeat must be longer than 0 (or auto)"),
         ("lease", "expire = -1", "lease.expire must be from 0 seconds to 292 years, not -1"),
         ("lease", "expire = inf", "lease.expire must be a duration"),
         ("lease", "expire = 2031-05-04", "lease.expire must be a duration"),

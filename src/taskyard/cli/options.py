@@ -44,6 +44,20 @@ class Duration(click.ParamType[int]):
 DURATION = Duration()
 
 
+class DurationOrAuto(Duration):
+    """A duration, or `auto` as 0."""
+
+    name = "duration|auto"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        return 0 if value == "auto" else super().convert(value, param, ctx)
+
+
+DURATION_OR_AUTO = DurationOrAuto()
+
+
 class Size(click.ParamType[int]):
     """A size in bytes: `500M`, `10G` or a plain number."""
 

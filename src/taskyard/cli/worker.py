@@ -16,6 +16,7 @@ from taskyard.cli.daemon_options import (
 )
 from taskyard.cli.options import (
     DURATION,
+    DURATION_OR_AUTO,
     CliContext,
     SettingOption,
     broker_state_option,
@@ -29,12 +30,11 @@ from taskyard.cli.options import (
 from taskyard.cli.output import example
 from taskyard.cli.resource_options import given_resource_options, machine_of, resource_options
 from taskyard.client import discovery
-from taskyard.core.limits import NUMBER_MAX
+from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, NUMBER_MAX
 from taskyard.errors import UserError
 from taskyard.net import endpoints
 from taskyard.process.machine import usable_cores
 from taskyard.settings.keys import SLOTS_MAX
-from taskyard.settings.loader import HEARTBEATS_PER_LEASE_MIN
 from taskyard.wire.pickled import PICKLE
 from taskyard.worker.agents.runner import AgentSettings, read_command, read_variables
 from taskyard.worker.native_process import serve
@@ -171,7 +171,11 @@ class WorkerOptions(Struct, frozen=True):
 )
 @click.option("--name", metavar="NAME", show_default="HOST-PID", help="Name of the worker.")
 @setting_option(
-    "lease.heartbeat", "--heartbeat", type=DURATION, show_default="1s", help="Heartbeat interval."
+    "lease.heartbeat",
+    "--heartbeat",
+    type=DURATION_OR_AUTO,
+    show_default="auto",
+    help="Heartbeat interval. auto: set by the broker, from 1s to a third of --lease.",
 )
 @setting_option(
     "lease.expire",

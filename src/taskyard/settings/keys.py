@@ -145,7 +145,14 @@ KEYS: Final = (
     _listen("round-robin", kinds.ENDPOINTS),
     _listen("ping-pong", kinds.PAIR),
     _listen("wmp", kinds.ENDPOINTS),
-    _key("lease", "heartbeat", kinds.DURATION, SECOND_NS, "The interval of a worker's heartbeats."),
+    _key(
+        "lease",
+        "heartbeat",
+        kinds.DURATION_OR_AUTO,
+        0,
+        "The interval of a worker's heartbeats. auto: set by the broker, 1s to a third of "
+        "lease.expire by the number of workers.",
+    ),
     _key(
         "lease",
         "expire",

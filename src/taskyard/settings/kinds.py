@@ -34,6 +34,9 @@ from taskyard.settings.values import (
     size_text,
 )
 
+#: The value of a duration that is not fixed.
+AUTO: Final = "auto"
+
 #: Followed by a path, relative to the directory of the settings file.
 _IPC: Final = "ipc://"
 
@@ -195,6 +198,16 @@ def _read_rate(value: object) -> Rate:
     return Rate(int(found[1]), found[2])
 
 
+def _read_duration_or_auto(value: object) -> int:
+    """Read a duration. 0 is `auto`."""
+    if value == AUTO:
+        return 0
+    try:
+        return read_positive_duration(value)
+    except InvalidValue as bad:
+        raise InvalidValue(f"{bad} (or {AUTO})") from None
+
+
 def _read_percent(value: object) -> int:
     found = _PERCENT.fullmatch(str(value)) if type(value) in (int, str) else None
     if found is None or int(found[1]) > 100:  # noqa: PLR2004  # per cent
@@ -297,6 +310,10 @@ def _span(duration_ns: int) -> str:
     return "".join(parts)
 
 
+def _span_or_auto(duration_ns: int) -> str:
+    return _span(duration_ns) if duration_ns else AUTO
+
+
 def _from_directory(endpoint: str, directory: Path) -> str:
     path = endpoint.removeprefix(_IPC)
     return endpoint if path == endpoint else f"{_IPC}{directory / path}"
@@ -333,6 +350,9 @@ ENDPOINTS: Final = Kind(
 )
 PAIR: Final = Kind("a list of two endpoints", _read_pair, list, _texts, _all_from_directory)
 DURATION: Final = Kind("a duration over 0", read_positive_duration, _span, suffix="_ns")
+DURATION_OR_AUTO: Final = Kind(
+    "a duration over 0, or auto", _read_duration_or_auto, _span_or_auto, suffix="_ns"
+)
 DURATION_OR_NONE: Final = Kind("a duration", read_duration, _span, suffix="_ns")
 SIZE: Final = Kind("a size: 10G", read_size, size_text, suffix="_bytes")
 NAMES: Final = Kind("a list of names", _read_names, list, _texts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.core.limits import NUMBER_MAX
+from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, NUMBER_MAX
 from taskyard.settings import files
 from taskyard.settings.files import Document, InvalidSettings
 from taskyard.settings.keys import (
@@ -41,9 +41,6 @@ from taskyard.settings.values import InvalidValue, read_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-#: With fewer heartbeats per lease, one lost message would expire a worker.
-HEARTBEATS_PER_LEASE_MIN: Final = 3
 
 #: Problems without a line are sorted last.
 _NO_LINE: Final = 1 << 31

@@ -64,6 +64,7 @@ class BrokerSection(Struct, frozen=True):
 
 
 class LeaseSection(Struct, frozen=True):
+    #: 0: set by the broker.
     heartbeat_ns: int
     expire_ns: int
     plain_ns: int
