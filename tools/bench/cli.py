@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench import commands, lanes, steady
+from bench import commands, heartbeats, lanes, steady
 from bench.broker import suite as broker_suite
 from bench.core import suite as core_suite
 from bench.dialects import suite as dialects
@@ -152,6 +152,21 @@ def commands_command(repeats: int, python: str, json_file: Path | None, *, quick
     settings = Settings(_progress_to_stderr(), repeats, quick)
     suite = "commands --quick" if quick else "commands"
     _finish(suite, commands.run(settings, python), json_file)
+
+
+@main.command("heartbeats")
+@repeats_option
+@click.option("--quick", is_flag=True, help="Use small numbers, to see whether it runs.")
+@click.option("--profile", is_flag=True, help="Print where the broker spends its time.")
+@json_option
+def heartbeats_command(repeats: int, json_file: Path | None, *, quick: bool, profile: bool) -> None:
+    """Measure a broker with 100, 1,000 and 10,000 idle workers: CPU, memory and reply time.
+
+    Example: ./yard bench heartbeats --json heartbeats.json
+    """
+    settings = Settings(_progress_to_stderr(), repeats, quick, profile=profile)
+    suite = "heartbeats --quick" if quick else "heartbeats"
+    _finish(suite, heartbeats.run(settings), json_file)
 
 
 @main.command("steady")

@@ -70,6 +70,10 @@ LATENCY_MS: Final[dict[Kind, Target]] = {
 #: Milliseconds for a page of a listing of a million tasks.
 LISTING_MS: Final = Target(200, 50)
 
+#: CPU of the broker with 10,000 idle workers, per cent of a core, and its memory for each of them.
+CROWD_CORE_PERCENT: Final = Target(30, 10)
+CROWD_WORKER_BYTES: Final = Target(40_000, 40_000)
+
 #: CPU seconds of `taskyard map` of 1,000 commands `true`, with nothing running before.
 MAP_CPU_S: Final = Target(3.0, 1.5)
 

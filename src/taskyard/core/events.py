@@ -210,6 +210,8 @@ class WorkerHeartbeat(Event):
     incarnation: int | None = None
     #: It uses the interval of the last reply. False: it has its own.
     follows: bool = False
+    #: How to register it if it has timed out. None: it must register itself.
+    registration: WorkerRegistered | None = None
 
 
 class WorkerExited(Event):

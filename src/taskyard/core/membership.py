@@ -106,6 +106,8 @@ def on_slot_free(context: Context, worker: Worker) -> None:
 
 
 def worker_heartbeat(context: Context, event: events.WorkerHeartbeat) -> None:
+    if event.registration is not None and event.worker not in context.ledger.workers:
+        worker_registered(context, event.registration)
     if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
     worker = context.touch_worker(event.worker)

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from taskyard.core.events import Outcome, Scope, UnknownPolicy, WorkerLost, WorkerRegistered
+from taskyard.core.events import (
+    Outcome,
+    Scope,
+    UnknownPolicy,
+    WorkerHeartbeat,
+    WorkerLost,
+    WorkerRegistered,
+)
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.states import TaskState
@@ -442,7 +449,9 @@ def test_facts_are_kept_of_a_limited_number_of_workers(
     def beat(worker: bytes) -> list[bytes]:
         query = Q.FromString(peer.heartbeat(7, worker, WORKER, [], HEARTBEAT_NS, seen=0))
         request = native_pending.Request(b"r", query, True, 1)  # noqa: FBT003
-        appeared, _ = native_requests.decode_request(pending, request)
+        *registered, heartbeat = native_requests.decode_request(pending, request)
+        assert isinstance(heartbeat, WorkerHeartbeat)
+        (appeared,) = registered or [heartbeat.registration]
         assert isinstance(appeared, WorkerRegistered)
         return [*pending.facts]
 

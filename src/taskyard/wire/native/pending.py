@@ -18,15 +18,15 @@ from taskyard.core.model import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import request_numbers
 from taskyard.wire.native.counts import TooMany
-from taskyard.wire.native.frames import DIALECT
+from taskyard.wire.native.frames import DIALECT, FACTS_CACHE_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from taskyard.wire.dialect import Reply
 
-#: Workers whose facts are kept. Most workers leave without an Exit.
-FACTS_MAX: Final = 10_000
+#: Workers whose facts are kept, with a kilobyte each at most. Most workers leave without an Exit.
+FACTS_MAX: Final = 50_000
 
 #: How long a plain worker keeps a task after a restart of the broker. It may have lost the task,
 #: and can't report that.
@@ -80,6 +80,18 @@ class PendingRequest(Struct):
     missing: tuple[bytes, ...] = ()
 
 
+class KnownWorker(Struct, frozen=True):
+    """The last facts of a worker."""
+
+    registration: events.WorkerRegistered
+    #: The message with the facts, to recognize a repetition. b"": it is too long, or there is none.
+    raw: bytes
+
+    @property
+    def facts(self) -> WorkerFacts:
+        return self.registration.facts
+
+
 class PendingRequests:
     """Open requests by number, and the facts of workers."""
 
@@ -95,13 +107,13 @@ class PendingRequests:
             slots_total=0, dialect=DIALECT, restart_lease_ns=plain_lease_ns
         )
         #: Distinguishes this process from earlier ones.
-        self._broker = broker
+        self.broker = broker
         #: Any number from 0 to 2**32.
         self.random_bits = random_bits
         self.entries: dict[int, PendingRequest] = {}
         self._numbers = request_numbers(dialect)
         #: The last facts of each worker, so that the scheduler gets each of them once.
-        self.facts: dict[bytes, tuple[WorkerFacts, int]] = {}
+        self.facts: dict[bytes, KnownWorker] = {}
         #: Tasks that a worker should stop, for the reply to its heartbeat.
         self.stops: dict[bytes, effects.Stop] = {}
         #: Waiting requests by route.
@@ -190,19 +202,25 @@ class PendingRequests:
         self, worker: bytes, facts: WorkerFacts, message: pb.WorkerMsg
     ) -> list[events.Event]:
         """Return the registration of a worker, or nothing if its facts are unchanged."""
-        if self.facts.get(worker) == (facts, message.ahead):
+        known = self.facts.get(worker)
+        ahead = None if known is None else known.registration.prefetch
+        if known is not None and known.facts == facts and ahead == message.ahead:
             return []
         return [self.worker_registered(worker, facts, message)]
 
     def worker_registered(
         self, worker: bytes, facts: WorkerFacts, message: pb.WorkerMsg
-    ) -> events.Event:
+    ) -> events.WorkerRegistered:
         """Keep the facts of a worker and return its registration."""
         if len(self.facts) >= FACTS_MAX and worker not in self.facts:
             self.facts.clear()  # live workers send them again
-        self.facts[worker] = (facts, message.ahead)
+        raw = message.SerializeToString()
+        if len(raw) > FACTS_CACHE_BYTES_MAX or len(worker) > FACTS_CACHE_BYTES_MAX:
+            raw = b""
         replaces = min(message.replaces, NUMBER_MAX)
-        return events.WorkerRegistered(0, worker, facts, message.ahead, replaces)
+        registration = events.WorkerRegistered(0, worker, facts, message.ahead, replaces)
+        self.facts[worker] = KnownWorker(registration, raw)
+        return registration
 
     # Time.
 
@@ -237,7 +255,7 @@ class PendingRequests:
         if not entry.extended:
             body = None if fields else _ENCODED_PLAIN.get(kind)
             return entry.route, [b"", body or _Q(type=kind, **fields).SerializeToString()]
-        query = _Q(type=kind, broker=self._broker, **fields)
+        query = _Q(type=kind, broker=self.broker, **fields)
         if entry.request is not None:
             query.request = entry.request
         return entry.route, [b"", query.SerializeToString()]

@@ -96,7 +96,7 @@ def _assign(pending: PendingRequests, effect: effects.Assign) -> list[Reply]:
     if entry is None:
         return []
     facts = pending.facts.get(effect.worker)
-    host = b"" if facts is None else facts[0].host
+    host = b"" if facts is None else facts.facts.host
     if entry.columns:
         return [pending.reply(entry, _Q.Transfer, batch=_columns(effect, host), **_missing(entry))]
     messages = _messages(effect, host, extended=entry.extended)
@@ -132,12 +132,17 @@ def _stop(pending: PendingRequests, effect: effects.Stop) -> list[Reply]:
 
 
 def _heartbeat_ack(pending: PendingRequests, effect: effects.HeartbeatAck) -> list[Reply]:
-    stop = pending.stops.pop(effect.worker, None)
-    batch = pb.Batch(name=stop.names, attempt=stop.attempts) if stop else pb.Batch()
-    fields = {"seen": effect.record, "rules_version": effect.rules_version}
+    entry, stop = pending.drop(effect.request), pending.stops.pop(effect.worker, None)
+    if entry is None:
+        return []
+    query = _Q(type=_Q.Heartbeat, broker=pending.broker, request=entry.request, seen=effect.record)
+    query.rules_version = effect.rules_version
     if effect.heartbeat_ns:
-        fields["heartbeat_ns"] = effect.heartbeat_ns
-    return pending.answer(effect.request, _Q.Heartbeat, batch=batch, **fields)
+        query.heartbeat_ns = effect.heartbeat_ns
+    if stop is not None:
+        query.batch.name.extend(stop.names)
+        query.batch.attempt.extend(stop.attempts)
+    return [(entry.route, [b"", query.SerializeToString()])]
 
 
 def _report_ack(pending: PendingRequests, effect: effects.ReportAck) -> list[Reply]:

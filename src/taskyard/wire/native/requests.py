@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.core.model import WorkerFacts
-    from taskyard.wire.native.pending import PendingRequests, Request
+    from taskyard.wire.native.pending import KnownWorker, PendingRequests, Request
 
 #: The longest time that a request may wait for its reply. Then the peer repeats it. So nothing is
 #: kept for ever on behalf of a peer that is gone.
@@ -204,12 +204,14 @@ def _lookup(pending: PendingRequests, incoming: Request) -> Sequence[events.Even
 
 def _heartbeat(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
     query = incoming.query
-    worker, report = _location(query), tasks.report_of(query)
-    attempts = report.attempts or []
-    if len(attempts) != len(report.names):
-        raise Malformed("a Heartbeat must list tasks with their attempts")
-    held = list(zip(report.names, attempts, strict=True))
-    facts = _facts(pending, incoming, worker)
+    worker, held = query.location, _held(query)
+    known = _known_worker(pending, query)
+    if known is None:
+        _location(query)
+        facts = _facts(pending, incoming, worker)
+        registration = pending.worker_registered(worker, facts, query.worker)
+    else:
+        facts, registration = known.facts, known.registration
     heartbeat_ns = min(query.heartbeat_ns, WAIT_NS_MAX)
     seen = min(query.seen, NUMBER_MAX) if query.HasField("seen") else None
     event = events.WorkerHeartbeat(0, worker, held, heartbeat_ns, pending.add(incoming), seen)
@@ -218,7 +220,29 @@ def _heartbeat(pending: PendingRequests, incoming: Request) -> Sequence[events.E
         event.trouble = query.trouble
     event.malformed = min(query.malformed, NUMBER_MAX)
     event.follows = bool(heartbeat_ns) and not query.worker.heartbeat_ns
-    return [pending.worker_registered(worker, facts, query.worker), event]
+    if known is None:
+        return [registration, event]
+    event.registration = registration
+    return [event]
+
+
+def _held(query: pb.QueryMsg) -> list[tuple[bytes, int]]:
+    """Return the tasks and attempts in a Heartbeat. Most workers hold few or none."""
+    if not (query.batch.ByteSize() or query.task or query.HasField("host")):
+        return []
+    report = tasks.report_of(query)
+    attempts = report.attempts or []
+    if len(attempts) != len(report.names):
+        raise Malformed("a Heartbeat must list tasks with their attempts")
+    return list(zip(report.names, attempts, strict=True))
+
+
+def _known_worker(pending: PendingRequests, query: pb.QueryMsg) -> KnownWorker | None:
+    """Return the worker if it has sent the same facts before, byte by byte."""
+    known = pending.facts.get(query.location)
+    if known is None or not known.raw or known.raw != query.worker.SerializeToString():
+        return None
+    return known
 
 
 def _progress(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
@@ -453,7 +477,9 @@ def _facts(pending: PendingRequests, incoming: Request, worker: bytes) -> Worker
         if not incoming.extended:
             return pending.plain_worker
         known = pending.facts.get(worker)
-        return UNREGISTERED_FACTS if known is None or known[0] == pending.plain_worker else known[0]
+        if known is None or known.facts == pending.plain_worker:
+            return UNREGISTERED_FACTS
+        return known.facts
     raw = incoming.query.worker.SerializeToString()
     return decode_facts(raw) if len(raw) > FACTS_CACHE_BYTES_MAX else cached_facts(raw)
 
