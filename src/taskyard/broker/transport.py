@@ -8,10 +8,12 @@ the messages.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from taskyard.broker.turn import CatchUp
+from taskyard.core.events import WorkerHeartbeat
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.unread import COUNTED_BYTES_MIN, Unread
 from taskyard.wire.dialect import DIALECTS_MAX
@@ -47,6 +49,17 @@ RETRY_NS: Final = SECOND_NS // 50
 
 #: Messages received from one socket before the next one is read.
 _MESSAGES_AT_ONCE: Final = 32
+
+
+#: How long to pause after a turn that had only heartbeats, if the turn before was less than this
+#: ago. So the heartbeats of thousands of workers share turns. Any other message ends the pauses.
+PAUSE_NS: Final = SECOND_NS // 500
+PAUSE_AFTER_NS: Final = 3 * PAUSE_NS
+
+
+def _are_heartbeats(events: Sequence[Event]) -> bool:
+    """Return whether all events are heartbeats, so that none is urgent."""
+    return bool(events) and all(type(event) is WorkerHeartbeat for event in events)
 
 
 class DialectRouter:
@@ -146,6 +159,9 @@ class SocketTransport:
         self._backlogs: dict[bytes, Backlog] = {}
         self._retry_at_ns = 0
         self._catch_up = CatchUp()
+        #: When messages were received last, and whether to pause before the next.
+        self._received_ns = 0
+        self._pauses = False
         #: Bytes that were sent and not yet read.
         self._unread = Unread()
         #: A descriptor other than a socket was ready, such as a signal's.
@@ -156,8 +172,11 @@ class SocketTransport:
             poller.add(wire)
 
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
+        if self._pauses:
+            time.sleep(PAUSE_NS / SECOND_NS)
         ready = self._poller.wait(self._shortened(wait_ns))
-        now_ns = self._clock.monotonic_ns()
+        since_ns, now_ns = self._received_ns, self._clock.monotonic_ns()
+        self._received_ns = now_ns
         events: list[Event] = []
         if self._authenticator is not None:
             for route in self._authenticator.refresh():
@@ -170,6 +189,7 @@ class SocketTransport:
         wires = [one for one in ready if not isinstance(one, int)]
         self.signalled = len(wires) < len(ready)
         self._drain(wires, events, now_ns)
+        self._pauses = now_ns - since_ns < PAUSE_AFTER_NS and _are_heartbeats(events)
         if self._catch_up.is_due(self._dialect.wake_at_ns(), now_ns, has_read=bool(events)):
             events += self._dialect.time_passed(now_ns)
         return events

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from taskyard.core.apply import apply
 from taskyard.core.effects import UnknownWorker
-from taskyard.core.limits import WARNINGS_MAX
+from taskyard.core.limits import SECOND_NS, WARNINGS_MAX
 
 if TYPE_CHECKING:
     from taskyard.core.effects import Effect, RefusedTasks
     from taskyard.core.entities import Lane, Lease, Task, Worker
     from taskyard.core.ledger import Ledger
     from taskyard.core.records import AnyRecord
+
+
+#: Checks of timeouts that are farther away than this share the steps of this clock. Most workers
+#: send a heartbeat before that, and each check of its own would wake the broker.
+TIMEOUT_FAR_NS: Final = 2 * SECOND_NS
+TIMEOUT_STEP_NS: Final = SECOND_NS
 
 
 class Context:
@@ -105,8 +111,11 @@ class Context:
         if timeout_at_ns and (
             not worker.timeout_check_ns or timeout_at_ns < worker.timeout_check_ns
         ):
-            worker.timeout_check_ns = timeout_at_ns
-            heappush(self.timeouts, (timeout_at_ns, worker.name))
+            check_ns = timeout_at_ns
+            if timeout_at_ns - self.now_ns > TIMEOUT_FAR_NS:
+                check_ns -= timeout_at_ns % TIMEOUT_STEP_NS
+            worker.timeout_check_ns = check_ns
+            heappush(self.timeouts, (check_ns, worker.name))
 
     def leases_before_restart(self, worker: Worker) -> list[Lease]:
         """Return the worker's leases that a former process of the broker granted."""

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 #: kept for ever on behalf of a peer that is gone.
 WAIT_NS_MAX: Final = 60 * SECOND_NS
 
+#: From this length on, waits of Steals end at the steps of this clock.
+STEAL_LONG_NS: Final = 10 * SECOND_NS
+STEAL_STEP_NS: Final = SECOND_NS // 4
+
 #: The longest interval between replies to a streaming watch, empty if need be. They show the peer
 #: that the broker is alive, and the broker whether the peer is.
 STREAM_HEARTBEAT_NS: Final = 10 * SECOND_NS
@@ -117,12 +121,20 @@ def _steal(pending: PendingRequests, incoming: Request) -> Sequence[events.Event
     if wait_ns:
         pending.check_waiting(incoming.route)
     result = pending.register_worker(worker, facts, query.worker)
-    deadline_ns = incoming.now_ns + wait_ns if wait_ns else 0
+    deadline_ns = _steal_deadline_ns(incoming.now_ns, wait_ns)
     columns = query.HasField("worker")
     number = pending.add(incoming, worker=worker, columns=columns, deadline_ns=deadline_ns)
     asks = events.TasksRequested(0, worker, count, bool(wait_ns), number, facts.incarnation)
     result.append(_unless_leaving(pending, incoming, asks))
     return result
+
+
+def _steal_deadline_ns(now_ns: int, wait_ns: int) -> int:
+    """Return when a waiting Steal gets NotFound. 0: at once. Long waits end together, a bit later:
+    thousands of idle workers would wake the broker for each of them."""
+    if wait_ns < STEAL_LONG_NS:
+        return now_ns + wait_ns if wait_ns else 0
+    return -(-(now_ns + wait_ns) // STEAL_STEP_NS) * STEAL_STEP_NS
 
 
 def _unless_leaving(
