@@ -366,6 +366,10 @@ class ProductWorker(SimProcess):
         """Return its name in the core."""
         return self.name
 
+    def note_interval(self, incarnation: int, heartbeat_ns: int) -> None:
+        """Note the interval of its heartbeats for the checker."""
+        self.world.checker.intervals_ns[self.core_name(), incarnation] = heartbeat_ns
+
     def task_of(self, job: Job) -> bytes:
         """Return the task of a job."""
         return job.name

@@ -34,13 +34,14 @@ from taskyard.wire.round_robin import peer as round_robin_peer
 from taskyard.worker import native, ping_pong, round_robin, wmp
 from taskyard.worker.native_process import WorkerMonitor
 from taskyard.worker.prefetch import Prefetch
-from taskyard.worker.settings import WorkerSettings
+from taskyard.worker.settings import AUTO, WorkerSettings
 from taskyard.worker.spool import OutputSpool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from simulator.network import Message
+    from simulator.plan import Plan
     from simulator.world import World
     from taskyard.core.events import Event
     from taskyard.net.protocols import Transport
@@ -64,6 +65,11 @@ def _say_nothing(_text: str) -> None:
 
 def _print_nothing(_level: int, _text: str) -> None:
     """Print nothing."""
+
+
+def heartbeat_ns_of(plan: Plan) -> int:
+    """Return the interval of the product's workers. In every second schedule the broker sets it."""
+    return AUTO if plan.seed % 2 else plan.size.heartbeat_ns
 
 
 class EagerPrefetch(Prefetch):
@@ -91,7 +97,7 @@ class NativeWorker(ProductWorker):
         settings = WorkerSettings(
             *(self.name, self.services, self.slots),
             incarnation=first - 1 + self.process,
-            heartbeat_ns=self.world.plan.size.heartbeat_ns,
+            heartbeat_ns=heartbeat_ns_of(self.world.plan),
             lease_timeout_ns=self.world.plan.size.silence_ns,
             host=b"host",
             replaces=first if self.is_supervised else 0,
@@ -123,6 +129,7 @@ class NativeWorker(ProductWorker):
         self._loop.turn()
         if not self.alive:
             return
+        self.note_interval(self._loop.settings.incarnation, self._loop.heartbeat_ns)
         try:
             self._worker.after_turn(self._socket.endpoint)
         except NameLost:
@@ -329,7 +336,7 @@ class WmpWorker(ProductWorker):
         settings = WorkerSettings(
             *(self.name, self.services, self.slots),
             incarnation=first - 1 + self.process,
-            heartbeat_ns=self.world.plan.size.heartbeat_ns,
+            heartbeat_ns=heartbeat_ns_of(self.world.plan),
             replaces=first if self.is_supervised else 0,
         )
         runner = SimRunner(self, self.slots, (Outcome.REFUSED, Outcome.FAILED_FINAL))
@@ -366,6 +373,8 @@ class WmpWorker(ProductWorker):
             self.wake()
         if not self.alive:
             return
+        first = self.twin * INCARNATIONS_MAX + 1
+        self.note_interval(first - 1 + self.process, self._loop.worker.heartbeat_ns)
         if self._loop.worker.name_lost:
             self.world.trace("lost its name", self.name)
             self.die()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -13,14 +14,15 @@ from simulator.broker_host import BrokerHost
 from simulator.checkers.demands import compared_choices
 from simulator.clients import PingPongModelClient
 from simulator.models import Violation
-from simulator.mutations.registry import INVARIANT_MUTATIONS, WORKER_KINDS_OF
+from simulator.mutations.registry import INVARIANT_MUTATIONS, WORKER_KINDS_OF, patched
 from simulator.plan import SECOND_NS
 from simulator.scenario import Scenario
 from simulator.world import World
+from taskyard.core import heartbeats
 from taskyard.core.events import SubmitRequested, WatchRequested
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from simulator.clients import RequestMaker
     from simulator.mutations import Mutation
@@ -56,6 +58,16 @@ class ScheduleResult(Struct):
         return not self.checker
 
 
+@contextmanager
+def _short_intervals() -> Iterator[None]:
+    """Let few workers get different heartbeat intervals, as thousands of them would."""
+    with (
+        patched(heartbeats, "INTERVAL_NS_MIN", SECOND_NS // 4),
+        patched(heartbeats, "RATE_MAX", 5),
+    ):
+        yield
+
+
 def run(
     seed: int,
     *,
@@ -73,7 +85,7 @@ def run(
     world = World(drawn, BrokerHost, invariants=invariants, say=say)
     checker, text = "", ""
     try:
-        with compared_choices():
+        with compared_choices(), _short_intervals():
             _run_faulty_phase(world)
     except Violation as violation:
         checker, text = violation.checker, str(violation)

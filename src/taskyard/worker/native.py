@@ -99,7 +99,7 @@ class NativeWorkerLoop:
         prefetch: Prefetch | None = None,
     ) -> None:
         """Set up a worker. `rule_runner` is the runner again if it follows the broker's rules."""
-        self._settings = settings
+        self.settings = settings
         self._channel = channel
         self._runner = runner
         self._rule_runner = rule_runner
@@ -123,7 +123,8 @@ class NativeWorkerLoop:
         self._heartbeats: dict[int, None] = {}
         #: `seen` of the last heartbeat reply, sent back with the next heartbeat.
         self._seen = 0
-        self._heartbeat_ns = settings.heartbeat_ns or heartbeats.interval_ns(
+        #: The interval of heartbeats now.
+        self.heartbeat_ns = settings.heartbeat_ns or heartbeats.interval_ns(
             1, settings.lease_timeout_ns
         )
         self._heartbeat_due_ns = self._prefetch_due_ns = clock.monotonic_ns()
@@ -144,7 +145,7 @@ class NativeWorkerLoop:
         self._exit_request = self._backoff_until_ns = self._overfeed_max = 0
         self._prefetch = prefetch or Prefetch(settings.slots, self._heartbeat_due_ns)
         self._worker_message = self._make_worker_message()
-        self._set_heartbeat(self._heartbeat_ns)
+        self._set_heartbeat(self.heartbeat_ns)
 
     @property
     def held(self) -> int:
@@ -184,7 +185,7 @@ class NativeWorkerLoop:
     def _leave(self) -> None:
         """Send `Exit` as the last request: an older one that is sent again would register anew."""
         self._channel.drop_all()
-        name, incarnation = self._settings.name, self._settings.incarnation
+        name, incarnation = self.settings.name, self.settings.incarnation
         self._exit_request = self._channel.request(
             lambda number: peer.leave(number, name, incarnation)
         )
@@ -248,17 +249,17 @@ class NativeWorkerLoop:
         """Stop tasks, use the broker's interval, and request rules that have changed."""
         self._seen = reply.seen
         self._stop(zip(reply.names, reply.attempts, strict=True))
-        if reply.heartbeat_ns and self._settings.heartbeat_ns == AUTO:
-            longest_ns = heartbeats.longest_ns(self._settings.lease_timeout_ns)
+        if reply.heartbeat_ns and self.settings.heartbeat_ns == AUTO:
+            longest_ns = heartbeats.longest_ns(self.settings.lease_timeout_ns)
             self._set_heartbeat(max(HEARTBEAT_NS_MIN, min(reply.heartbeat_ns, longest_ns)))
-            self._heartbeat_due_ns = self._heartbeat_sent_ns + self._heartbeat_ns
+            self._heartbeat_due_ns = self._heartbeat_sent_ns + self.heartbeat_ns
         self._rules_version_newest = reply.rules_version
         if self._has_rules:
             self._schedule_rules(0)
 
     def _set_heartbeat(self, heartbeat_ns: int) -> None:
         """Set the interval. A heartbeat is a ping too, so the channel pings only if one is late."""
-        self._heartbeat_ns = heartbeat_ns
+        self.heartbeat_ns = heartbeat_ns
         self._channel.ping_ns = PING_NS + min(heartbeat_ns, OVERDUE_NS)
 
     def _on_name_refused(self, reply: Reply) -> None:
@@ -376,7 +377,7 @@ class NativeWorkerLoop:
     # Requests to the broker.
 
     def _make_worker_message(self) -> peer.WorkerMessage:
-        settings = self._settings
+        settings = self.settings
         facts = WorkerFacts(
             services=settings.services,
             slots_total=settings.slots,
@@ -395,7 +396,7 @@ class NativeWorkerLoop:
         is_due = self._rules_due_ns <= self._clock.monotonic_ns()
         if self._rule_runner is None or self._rules_request or not is_due or self._exit_request:
             return
-        services = self._settings.services
+        services = self.settings.services
         self._rules_request = self._channel.request(lambda number: peer.rules(number, services))
 
     def _tasks_wanted(self) -> int:
@@ -406,7 +407,7 @@ class NativeWorkerLoop:
             or self._clock.monotonic_ns() < self._backoff_until_ns
         ):
             return 0
-        return max(0, self._settings.slots + self._prefetch.count - self._unfinished_count())
+        return max(0, self.settings.slots + self._prefetch.count - self._unfinished_count())
 
     def _unfinished_count(self) -> int:
         """Return how many tasks are not finished. The overfed tasks of a lane count as one."""
@@ -440,13 +441,13 @@ class NativeWorkerLoop:
             retry_at_ns=[one.retry_at_ns for one in done],
             result_bytes_total=[one.result_bytes_total for one in done],
             output_bytes_total=[one.output_bytes_total for one in done],
-            runs=runs.run_columns([one.run for one in done], self._settings.host),
+            runs=runs.run_columns([one.run for one in done], self.settings.host),
         )
         if any(one.streams is not None for one in done):
             reports.streams = stream_columns(done)
         self._report_request = -1  # in flight, so that its tasks are not counted twice
         count = 0 if self._steal_request else self._tasks_wanted()
-        name, worker = self._settings.name, self._worker_message
+        name, worker = self.settings.name, self._worker_message
         self._report_request = self._channel.request(
             lambda number: peer.complete(number, name, reports, worker, count)
         )
@@ -459,7 +460,7 @@ class NativeWorkerLoop:
             self._reports_due_ns = 0
             return True
         now_ns = self._clock.monotonic_ns()
-        enough = self._settings.slots + self._prefetch.count // 2
+        enough = self.settings.slots + self._prefetch.count // 2
         if self.stopping or self._unfinished_count() <= enough:
             self._reports_due_ns = 0
         elif not self._reports_due_ns:
@@ -485,7 +486,7 @@ class NativeWorkerLoop:
         count = self._tasks_wanted()
         if self._steal_request or self._reports_due_ns or not count:
             return
-        name, worker = self._settings.name, self._worker_message
+        name, worker = self.settings.name, self._worker_message
         self._steal_sent_ns = self._clock.monotonic_ns()
         self._steal_request = self._channel.request(
             lambda number: peer.steal(number, name, worker, count, STEAL_WAIT_NS), STEAL_WAIT_NS
@@ -500,13 +501,13 @@ class NativeWorkerLoop:
         self._sent_agent_error = agent_error
         self._adjust_prefetch()
         self._heartbeat_sent_ns = now_ns
-        self._heartbeat_due_ns = now_ns + self._heartbeat_ns
+        self._heartbeat_due_ns = now_ns + self.heartbeat_ns
         if len(self._heartbeats) == HEARTBEATS_OPEN_MAX:
             oldest = next(iter(self._heartbeats))
             del self._heartbeats[oldest]
             self._channel.drop(oldest)
-        name, worker, held = self._settings.name, self._worker_message, [*self._held]
-        heartbeat_ns, seen = self._heartbeat_ns, self._seen
+        name, worker, held = self.settings.name, self._worker_message, [*self._held]
+        heartbeat_ns, seen = self.heartbeat_ns, self._seen
         malformed = 0 if self._rule_runner is None else self._rule_runner.malformed
         more: dict[str, Any] = {"seen": seen, "trouble": agent_error, "malformed": malformed}
         number = self._channel.request(
@@ -528,7 +529,7 @@ class NativeWorkerLoop:
         if not self._printed or self._progress_request or now_ns < self._progress_due_ns:
             return
         self._progress_due_ns = now_ns + PROGRESS_NS
-        name, incarnation = self._settings.name, self._settings.incarnation
+        name, incarnation = self.settings.name, self.settings.incarnation
         held, printed = [*self._printed], [*self._printed.values()]
         self._printed.clear()
         self._progress_request = self._channel.request(
@@ -540,6 +541,6 @@ class NativeWorkerLoop:
         self._prefetch_due_ns = self._clock.monotonic_ns() + PREFETCH_NS
         if self._prefetch.on_heartbeat(self._clock.monotonic_ns()):
             self._worker_message = self._make_worker_message()
-        excess = self._unfinished_count() - self._settings.slots - self._prefetch.count
+        excess = self._unfinished_count() - self.settings.slots - self._prefetch.count
         if excess > 0 and not self._overfeed_max:
             self._return_tasks(self._runner.withdraw(excess), b"the worker has slow tasks")

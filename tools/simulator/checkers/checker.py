@@ -119,6 +119,8 @@ class Checker:
         self._last_seen_by_worker: dict[bytes, int] = {}
         #: When the broker last received a message of each process, by name and incarnation.
         self._process_seen_ns: dict[tuple[bytes, int], int] = {}
+        #: The heartbeat interval of each process that uses the broker's. Set by the processes.
+        self.intervals_ns: dict[tuple[bytes, int], int] = {}
         #: Until when another process is contesting the name of a worker.
         self._contested_until_ns: dict[bytes, int] = {}
         #: Processes that lost their name, and whether they were refunded. Those that sent a message
@@ -374,7 +376,9 @@ class Checker:
         now_ns = self._timeline.now_ns
         least_ns = lease_timeout_ns
         if self._contested_until_ns.get(worker, 0) >= now_ns:
-            least_ns = min(lease_timeout_ns, MISSED_HEARTBEATS * worker_model.facts.heartbeat_ns)
+            facts = worker_model.facts
+            interval_ns = self.intervals_ns.get((worker, facts.incarnation), facts.heartbeat_ns)
+            least_ns = min(lease_timeout_ns, MISSED_HEARTBEATS * interval_ns)
         if not lease_timeout_ns or now_ns < seen_ns + least_ns:
             raise Violation("early", f"{worker!r} was lost too early: last message at {seen_ns}")
         ends_ns = (

@@ -259,6 +259,11 @@ class Worker:
             self._send_to(held.manager, message)
         return self._taken()
 
+    @property
+    def heartbeat_ns(self) -> int:
+        """The longest interval of its heartbeats to a manager."""
+        return max(map(self._heartbeat_ns, self._managers), default=self._settings.heartbeat_ns)
+
     def leave(self, now_ns: int) -> list[Action]:
         """Take no more tasks. The worker exits when its tasks are reported."""
         self.leaving = True
