@@ -86,7 +86,7 @@ def _registered(query: pb.QueryMsg) -> events.WorkerRegistered:
         slots_total=said.slots,
         lease_timeout_ns=said.silence_ns,
         incarnation=said.incarnation,
-        heartbeat_ns=said.heartbeat_ns,
+        heartbeat_ns=said.heartbeat_ns or said.silence_ns // 3,
         resources=tuple(
             (one.name, one.amount) for one in map(pb.Resource.FromString, said.resources)
         ),
