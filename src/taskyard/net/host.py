@@ -69,6 +69,8 @@ class Host:
         self._signals = Signals(signals)
         self._parent_pipe = ParentPipe() if until_eof else None
         self._pipe_descriptor = -1
+        #: The sources that were ready at the last poll, for programs with many sockets.
+        self.ready: list[ZmqSocket | int] = []
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self._signals)
@@ -110,7 +112,7 @@ class Host:
         """Drive a program until it has exited, or until the parent has ended."""
         more = False
         while not program.has_exited:
-            ready = self.poller.wait(0 if more else self._wait_ns(program))
+            ready = self.ready = self.poller.wait(0 if more else self._wait_ns(program))
             if self._pipe_descriptor in ready and self.is_orphaned():
                 return
             if self._signals.fileno() in ready:

@@ -14,14 +14,14 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 import zmq
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal
 from taskyard.errors import Refused, UnusableKey
-from taskyard.net.accepted import COUNTED_BYTES_MIN, Arrivals
+from taskyard.net.accepted import COUNTED_BYTES_MIN, Arrivals, Connection, Cutter, inode_of
 from taskyard.net.context import context, raise_file_limit
 from taskyard.net.endpoints import Ipc, SocketFile, Tcp, is_remote, open_listener, parse, parse_peer
 from taskyard.net.guard import Guard
@@ -269,6 +269,47 @@ class CurveListener(ZmqSocket):
                 return None
 
 
+class PeerListener(ZmqSocket):
+    """A listener that records which connection each message came by, and can cut connections.
+
+    ZeroMQ does not report that a peer has disconnected. A connection is its descriptor and the
+    inode of its socket, which differ for any two open connections.
+    """
+
+    #: The connection of the last message. Its inode is 0 if it was closed by then.
+    connection = (0, 0)
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        endpoint: str,
+        file: SocketFile | None,
+        arrivals: Arrivals | None = None,
+    ) -> None:
+        super().__init__(socket, endpoint, file, arrivals)
+        self._cutter = Cutter()
+
+    def _body_of(self, frame: zmq.Frame) -> bytes | None:
+        descriptor = int(frame.get(_DESCRIPTOR))
+        self.connection = (descriptor, inode_of(descriptor))
+        return super()._body_of(frame)
+
+    def is_open(self, connection: tuple[int, int]) -> bool:
+        """Return whether a connection is still open."""
+        descriptor, inode = connection
+        return bool(inode) and inode_of(descriptor) == inode
+
+    def cut(self, connection: tuple[int, int]) -> None:
+        """Disconnect a peer. Its own socket reconnects."""
+        if self._arrivals is not None:
+            self._cutter.cut(Connection(*connection, self._arrivals, 0), is_named=False)
+
+    def close(self) -> None:
+        if not self.socket.closed and self._process == os.getpid():
+            self._cutter.close()
+        super().close()
+
+
 def _user_of(frame: zmq.Frame) -> str:
     """Return the key that ZAP has set for a frame's connection. Peers can't set it."""
     try:
@@ -340,6 +381,7 @@ def listen(
     *,
     is_named: bool = False,
     guard: Guard | None = None,
+    kind: type[ZmqSocket] = ZmqSocket,
 ) -> ZmqSocket:
     """Open a ROUTER that listens on an endpoint. The first frame of a message is its route.
 
@@ -354,7 +396,7 @@ def listen(
             f"endpoint {endpoint}: other machines can reach it, so it needs keys (create one with "
             "`taskyard keys new`)"
         )
-    options, kind = LISTEN_OPTIONS, ZmqSocket
+    options = LISTEN_OPTIONS
     if keyring is not None:
         options, kind = (
             curve_server(require_keys(keyring), keyring.secret().reveal()),
@@ -376,6 +418,12 @@ def listen(
         socket.close()
         raise
     return kind(socket, str(opened.place), opened.file, arrivals)
+
+
+def listen_to_peers(endpoint: str, guard: Guard, *, is_named: bool = False) -> PeerListener:
+    """Open a listener that records the connection of each message. Raise UserError."""
+    listener = listen(endpoint, is_named=is_named, guard=guard, kind=PeerListener)
+    return cast("PeerListener", listener)
 
 
 def connect(endpoint: str, key: PeerKey | None = None, *, counts: bool = False) -> ZmqSocket:
@@ -406,12 +454,19 @@ def connect_by_name(endpoint: str, suffix: str, key: PeerKey | None = None) -> Z
     Its own name is that endpoint, a colon and the suffix, which must be unique. A key is used over
     TCP only, as by `connect`. Raise UserError.
     """
+    return connect_as(endpoint, f"{parse_peer(endpoint)}:{suffix}".encode(), key)
+
+
+def connect_as(endpoint: str, identity: bytes, key: PeerKey | None = None) -> ZmqSocket:
+    """Open a ROUTER with this routing id, like `connect_by_name`. Empty: ZeroMQ assigns one."""
     place, key = _peer_place(endpoint, key)
     name = str(place)
     with contextlib.ExitStack() as stack:
         socket = context().socket(zmq.ROUTER)
         stack.callback(socket.close)
-        options = with_identity(f"{name}:{suffix}".encode(), ROUTER_CONNECT_OPTIONS)
+        options = ROUTER_CONNECT_OPTIONS
+        if identity:
+            options = with_identity(identity, options)
         _set_peer_options(socket, place, key, options)
         # The peer's name is set before it connects, so that messages can be queued for it.
         socket.setsockopt(zmq.SocketOption.CONNECT_ROUTING_ID, name.encode())
