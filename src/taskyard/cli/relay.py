@@ -1,32 +1,50 @@
-"""`taskyard relay`: relay WMP messages between workers and managers, in the foreground."""
+"""`taskyard relay`: relay messages between peers and their broker, in the foreground."""
 
 import click
 
-from taskyard.cli.daemon_options import log_to_stderr, until_eof_option
-from taskyard.cli.options import CliContext, quiet_option, verbose_option
+from taskyard.cli.daemon_options import (
+    DIALECT_SIDES,
+    check_dialect,
+    log_to_stderr,
+    until_eof_option,
+)
+from taskyard.cli.options import (
+    CliContext,
+    config_option,
+    key_option,
+    quiet_option,
+    verbose_option,
+)
 from taskyard.cli.output import example
-from taskyard.errors import UserError
+from taskyard.client import discovery
+from taskyard.errors import UnusableEndpoint, UnusableKey, UserError
 from taskyard.net import endpoints
-from taskyard.relay.server import serve
+from taskyard.net.keys import PeerKey
+from taskyard.relay.process import WMP, RelayOptions, serve
 
 
 @click.command(
-    epilog=example("relay --listen tcp://127.0.0.1:6015 --to tcp://127.0.0.1:6014"),
+    epilog=example(
+        "relay --listen dwork=tcp://127.0.0.1:6125 --to dwork=tcp://head.example:6125 --key my.key"
+    ),
 )
 @click.option(
     "--listen",
     required=True,
-    metavar="ENDPOINT",
-    help="Endpoint for workers and other relays. Port 0 picks a free port.",
+    metavar="[DIALECT=]ENDPOINT",
+    help="Endpoint for peers and other relays. Port 0 picks a free port. Without a dialect: wmp.",
 )
 @click.option(
     "--to",
     "upstreams",
     multiple=True,
     required=True,
-    metavar="ENDPOINT",
-    help="A manager or another relay. Repeatable. Keep the order across restarts.",
+    metavar="[DIALECT=]ENDPOINT",
+    help="A broker, or another relay, with the same dialect. Repeatable for wmp. Keep the order "
+    "across restarts.",
 )
+@key_option
+@config_option
 @until_eof_option
 @verbose_option
 @quiet_option
@@ -34,18 +52,74 @@ from taskyard.relay.server import serve
 def relay(
     cli_context: CliContext, *, listen: str, upstreams: tuple[str, ...], until_eof: bool
 ) -> None:
-    """Relay messages between WMP workers and their managers.
+    """Relay messages between peers on this machine and a broker on another one.
 
-    Workers connect to a relay as to a manager and work for all managers behind it. A broker is a
-    manager if it runs with `--listen wmp=ENDPOINT`. Relays can be chained, up to eight, and run
-    side by side. A relay has no state, so it can be killed and restarted without losing tasks.
+    Programs that can't use keys connect to a relay as to a broker, in their own dialect: dwork,
+    ping-pong, round-robin or wmp. The relay connects to the broker with --key. Its peers can do
+    what the key allows, and every program of this machine can be a peer.
 
-    When ready, it prints `listening wmp ENDPOINT`. It waits for managers that are not running.
+    WMP workers work for all managers behind a relay. A broker is a manager if it runs with
+    `--listen wmp=ENDPOINT`. Relays can be chained, those of WMP up to eight, and run side by side.
+    A relay has no state, so it can be killed and restarted without losing tasks.
+
+    When ready, it prints `listening DIALECT ENDPOINT`. It waits for brokers that are not running.
     SIGTERM and Ctrl-C stop it.
     """
     log_to_stderr(cli_context, "relay")
-    above = [endpoints.peer_endpoint(one) for one in upstreams]
-    below = endpoints.listen_endpoint(listen)
-    if below in above:
-        raise UserError(f"--to {below}: the relay's own --listen endpoint")
-    serve(below, above, click.echo, until_eof=until_eof)
+    dialect, places = _read("--listen", listen)
+    below = tuple(map(endpoints.listen_endpoint, places))
+    _check_local(below)
+    above = tuple(_read_upstream(dialect, given) for given in upstreams)
+    if len(above) > 1 and dialect != WMP:
+        raise UserError(f"--to: a {dialect} relay has one broker")
+    for one in above:
+        for place in set(below) & set(one):
+            raise UserError(f"--to {place}: the relay's own --listen endpoint")
+    key = _key(cli_context, [place for one in above for place in one])
+    serve(RelayOptions(dialect, below, above, key), click.echo, until_eof=until_eof)
+
+
+def _key(cli_context: CliContext, above: list[str]) -> PeerKey | None:
+    """Return the relay's key. Raise UserError if one is needed and not given."""
+    found = {
+        place: discovery.key_for(place, cli_context.key, settings=cli_context.settings())
+        for place in above
+    }
+    for place, key in found.items():
+        if key is None and endpoints.is_remote(endpoints.parse_peer(place)):
+            raise UnusableKey(f"--to {place}: on another machine, which needs a key (give --key)")
+    return next((key for key in found.values() if key is not None), None)
+
+
+def _read(option: str, given: str) -> tuple[str, list[str]]:
+    """Parse `[DIALECT=]ENDPOINT`. Return the dialect and its endpoints."""
+    dialect, sign, rest = given.partition("=")
+    if not sign or "://" in dialect:
+        dialect, rest = WMP, given
+    sides = DIALECT_SIDES[check_dialect(dialect)]
+    places = endpoints.split_endpoints(rest)
+    if len(places) != sides:
+        form = "BACKEND,FRONTEND" if sides > 1 else "ENDPOINT"
+        raise UserError(f"{option} {given}: expected {dialect}={form}")
+    return dialect, places
+
+
+def _read_upstream(dialect: str, given: str) -> tuple[str, ...]:
+    """Parse a --to option. Its dialect must be that of --listen."""
+    named, places = _read("--to", given)
+    if named != dialect:
+        raise UserError(
+            f"--to {given}: a relay does not translate {named} to {dialect} (give "
+            f"{dialect}=ENDPOINT)"
+        )
+    return tuple(map(endpoints.peer_endpoint, places))
+
+
+def _check_local(places: tuple[str, ...]) -> None:
+    """Raise UserError for an endpoint that other machines can reach."""
+    for place in places:
+        if endpoints.is_remote(endpoints.parse(place)):
+            raise UnusableEndpoint(
+                f"--listen {place}: other machines can reach it, and a relay requires no keys "
+                "(give tcp://127.0.0.1:PORT)"
+            )

@@ -1,4 +1,4 @@
-"""The relay: a listener below, a socket to each manager above, and the routing between them.
+"""WMP's relay: a listener below, a socket to each manager above, and the routing between them.
 
 A message that can't be sent at once is dropped and counted. Only ZeroMQ's queues hold messages, and
 WMP's peers retry. ZeroMQ connects to managers when they appear. SIGTERM and SIGINT stop the relay
@@ -11,14 +11,12 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from taskyard.errors import Malformed
-from taskyard.net import sockets
-from taskyard.net.guard import Guard
-from taskyard.net.host import CountLog, Host
+from taskyard.net.host import CountLog
 from taskyard.wire.wmp import frames as wmp
 from taskyard.wire.wmp.frames import Side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from msgspec import Raw
 
@@ -150,8 +148,10 @@ class Relay:
 class LoggedRelay:
     """A relay that logs dropped messages, as the host drives it."""
 
-    def __init__(self, relay: Relay, clock: MonotonicClock) -> None:
+    def __init__(self, relay: Relay, clock: MonotonicClock, endpoint: str) -> None:
         self._relay = relay
+        #: Where it listens.
+        self.endpoint = endpoint
         self.has_exited = False
         self._logs = (
             CountLog(lambda: relay.undelivered, clock, logger, UNDELIVERED_TEXT),
@@ -167,28 +167,11 @@ class LoggedRelay:
     def wake_at_ns(self) -> None:
         """Return no time: a relay has no timers."""
 
+    def summary(self) -> str:
+        """Return the counts for the log."""
+        relay = self._relay
+        return f"undeliverable messages {relay.undelivered}, malformed {relay.malformed}"
+
     def shut_down(self) -> None:
         """Exit at once: the peers repeat messages in transit."""
         self.has_exited = True
-
-
-def serve(
-    endpoint: str,
-    upstreams: Sequence[str],
-    announce: Callable[[str], None],
-    *,
-    until_eof: bool = False,
-) -> None:
-    """Forward messages until a signal. `announce` receives the endpoint when it is ready."""
-    with Host(until_eof=until_eof) as host:
-        guard = Guard()
-        below = host.add_socket(sockets.listen(endpoint, guard=guard))
-        host.callback(guard.close)
-        guard.start()
-        above = [host.add_socket(sockets.connect(one)) for one in upstreams]
-        relay = Relay(below, above)
-        announce(f"listening wmp {below.endpoint}")
-        host.run(LoggedRelay(relay, host.clock))
-        logger.info(
-            "stopped: undeliverable messages %d, malformed %d", relay.undelivered, relay.malformed
-        )

@@ -1,0 +1,284 @@
+"""The gateway: each peer below gets a connection of its own above, which holds the key.
+
+For programs that can't use keys. They connect to a relay on their own machine, in their dialect,
+and the relay connects to the broker once for each of them. So the broker sees as many peers as
+there are, and the rules of a dialect about lost connections hold: if one side of a link
+disconnects, the other side is disconnected too. Messages pass unchanged.
+
+The gateway keeps no message and no state but its sockets. Does not decode messages.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Struct
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.net.host import CountLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from taskyard.net.protocols import MonotonicClock
+
+logger = logging.getLogger("taskyard.relay")
+
+#: Peers of one listener. Each takes up to six descriptors, and polling takes 1 µs a peer.
+PEERS_MAX: Final = 1_000
+
+#: Messages forwarded from one socket before the next one is read.
+MESSAGES_PER_TURN: Final = 64
+
+#: How often to check for connections that have ended.
+CHECK_NS: Final = SECOND_NS
+
+#: The messages of a peer that has left are kept this long while the broker is not reached.
+UNSENT_NS_MAX: Final = 30 * SECOND_NS
+
+#: A connection under a peer's own routing id that never got a message is opened again after this
+#: time. The broker does not serve it while it still has the connection of a killed relay.
+UNANSWERED_NS_MAX: Final = 5 * SECOND_NS
+
+#: Log lines with the number of new events and the total.
+REFUSED_TEXT: Final = f"peers refused, over {PEERS_MAX}: %d new, %d since the start"
+CUT_TEXT: Final = "peers disconnected that did not read, or whose broker did not: %d new, %d in all"
+
+#: A connection: a descriptor and the inode of its socket.
+Connection = tuple[int, int]
+
+
+class Listener(Protocol):
+    """The side of the peers: `net.sockets.PeerListener`."""
+
+    endpoint: str
+    #: After a failed `send`: True if the peer does not read, False if it is not connected.
+    is_full: bool
+    #: The connection of the last message.
+    connection: Connection
+
+    def receive(self) -> list[bytes] | None: ...
+
+    def send(self, frames: Sequence[bytes]) -> bool: ...
+
+    def is_open(self, connection: Connection) -> bool: ...
+
+    def cut(self, connection: Connection) -> None: ...
+
+
+class Upstream(Protocol):
+    """A connection to the broker: `net.sockets.ZmqSocket`."""
+
+    def receive(self) -> list[bytes] | None: ...
+
+    def send(self, frames: Sequence[bytes]) -> bool: ...
+
+    def connections(self) -> int: ...
+
+    def check_accepted(self, unanswered_ns: int) -> None: ...
+
+
+class Connector(Protocol):
+    """Opens and closes connections to the broker."""
+
+    #: Whether a connection above has the routing id of its peer, which the dialect uses as a name.
+    is_named: bool
+    #: The frames on top of each message above: the broker's address, where the socket needs one.
+    address: tuple[bytes, ...]
+
+    def open(self, route: bytes) -> Upstream: ...
+
+    def close(self, upstream: Upstream) -> None: ...
+
+    def ready(self) -> Iterable[Upstream]:
+        """Return the connections with messages."""
+
+
+class Link(Struct, eq=False):
+    """A peer, and its connection to the broker."""
+
+    route: bytes
+    connection: Connection
+    upstream: Upstream
+    #: The connections of `upstream` so far, as of the last check. More than one: it was renewed.
+    connections: int = 0
+    #: When the peer's last message was sent.
+    sent_ns: int = 0
+    #: When the first message was sent that has no reply yet. 0: there is none, or a reply came.
+    unanswered_ns: int = 0
+    is_answered: bool = False
+
+
+class Gateway:
+    """The links of one listener."""
+
+    def __init__(self, below: Listener, connector: Connector, clock: MonotonicClock) -> None:
+        self._below = below
+        self._connector = connector
+        self._clock = clock
+        self._links: dict[bytes, Link] = {}
+        self._by_upstream: dict[int, Link] = {}
+        self._check_at_ns = clock.monotonic_ns() + CHECK_NS
+        #: Peers that were refused because there were too many.
+        self.refused = 0
+        #: Peers that were disconnected because a queue was full.
+        self.cut = 0
+
+    @property
+    def peers(self) -> int:
+        return len(self._links)
+
+    @property
+    def endpoint(self) -> str:
+        return self._below.endpoint
+
+    def turn(self) -> bool:
+        """Forward some messages from each side. Return whether there may be more below."""
+        for upstream in self._connector.ready():
+            link = self._by_upstream.get(id(upstream))
+            if link is not None:
+                self._down(link)
+        more = self._up()
+        if self._clock.monotonic_ns() >= self._check_at_ns:
+            self._check()
+        return more
+
+    def wake_at_ns(self) -> int | None:
+        """Return when connections are checked. None: there are none."""
+        return self._check_at_ns if self._links else None
+
+    def _up(self) -> bool:
+        for _ in range(MESSAGES_PER_TURN):
+            frames = self._below.receive()
+            if frames is None:
+                return False
+            link = self._link(frames[0], self._below.connection)
+            if link is not None:
+                self._send_up(link, frames[1:])
+        return True
+
+    def _link(self, route: bytes, connection: Connection) -> Link | None:
+        """Return the link of a peer, a new one if need be. None: there are too many."""
+        link = self._links.get(route)
+        if link is not None:
+            # A peer that reconnected under its own routing id keeps its connection above.
+            link.connection = connection
+            return link
+        if len(self._links) >= PEERS_MAX:
+            self.refused += 1
+            self._below.cut(connection)
+            return None
+        link = Link(route, connection, self._connector.open(route))
+        self._links[route] = self._by_upstream[id(link.upstream)] = link
+        return link
+
+    def _send_up(self, link: Link, frames: Sequence[bytes]) -> None:
+        now_ns = self._clock.monotonic_ns()
+        link.sent_ns = now_ns
+        if not link.is_answered and not link.unanswered_ns:
+            link.unanswered_ns = now_ns
+        if not link.upstream.send([*self._connector.address, *frames]):
+            self.cut += 1
+            self._drop(link)
+
+    def _down(self, link: Link) -> None:
+        """Forward replies. Those of a renewed connection are not for this peer."""
+        skipped = len(self._connector.address)
+        for _ in range(MESSAGES_PER_TURN):
+            frames = link.upstream.receive()
+            if frames is None or (self._is_renewed(link) and not self._connector.is_named):
+                return
+            link.is_answered, link.unanswered_ns = True, 0
+            if not self._below.send([link.route, *frames[skipped:]]):
+                self.cut += self._below.is_full
+                self._drop(link)
+                return
+
+    def _is_renewed(self, link: Link) -> bool:
+        """Disconnect the peer of a renewed connection, and return whether that was so."""
+        connections = link.upstream.connections()
+        is_renewed = connections > max(1, link.connections)
+        link.connections = connections
+        if is_renewed:
+            self._below.cut(link.connection)
+            if not self._connector.is_named:
+                self._close(link)
+        return is_renewed
+
+    def _drop(self, link: Link) -> None:
+        """Disconnect both sides."""
+        self._below.cut(link.connection)
+        self._close(link)
+
+    def _close(self, link: Link) -> None:
+        del self._links[link.route], self._by_upstream[id(link.upstream)]
+        self._connector.close(link.upstream)
+
+    def _check(self) -> None:
+        """Close links of peers that have left. Raise `Refused` if the broker refuses the key."""
+        now_ns = self._clock.monotonic_ns()
+        self._check_at_ns = now_ns + CHECK_NS
+        for link in [*self._links.values()]:
+            if link.unanswered_ns:
+                link.upstream.check_accepted(now_ns - link.unanswered_ns)
+            if not self._is_renewed(link):
+                self._check_link(link, now_ns)
+
+    def _check_link(self, link: Link, now_ns: int) -> None:
+        if not self._below.is_open(link.connection):
+            # Once connected, ZeroMQ has sent everything.
+            if link.connections or now_ns - link.sent_ns > UNSENT_NS_MAX:
+                self._close(link)
+        elif (
+            self._connector.is_named
+            and link.connections
+            and link.unanswered_ns
+            and now_ns - link.unanswered_ns > UNANSWERED_NS_MAX
+        ):
+            self._drop(link)
+
+    def close(self) -> None:
+        """Close all connections above."""
+        for link in [*self._links.values()]:
+            self._close(link)
+
+
+class GatewayProgram:
+    """The gateways of a dialect, as the host drives them."""
+
+    def __init__(self, gateways: Sequence[Gateway], clock: MonotonicClock) -> None:
+        self._gateways = gateways
+        self.has_exited = False
+
+        def total(count: Callable[[Gateway], int]) -> Callable[[], int]:
+            return lambda: sum(map(count, gateways))
+
+        self._logs = (
+            CountLog(total(lambda one: one.refused), clock, logger, REFUSED_TEXT),
+            CountLog(total(lambda one: one.cut), clock, logger, CUT_TEXT),
+        )
+
+    def turn(self) -> bool:
+        more = max(one.turn() for one in self._gateways)
+        for log in self._logs:
+            log.log_if_due()
+        return more
+
+    @property
+    def endpoint(self) -> str:
+        return ",".join(one.endpoint for one in self._gateways)
+
+    def summary(self) -> str:
+        """Return the counts for the log."""
+        peers = sum(one.peers for one in self._gateways)
+        refused = sum(one.refused for one in self._gateways)
+        return f"peers {peers}, refused {refused}"
+
+    def wake_at_ns(self) -> int | None:
+        times_ns = [one.wake_at_ns() for one in self._gateways]
+        return min((time_ns for time_ns in times_ns if time_ns is not None), default=None)
+
+    def shut_down(self) -> None:
+        """Exit at once. Peers reconnect to the next relay."""
+        self.has_exited = True
