@@ -11,7 +11,7 @@ from enum import Enum
 from msgspec import Struct, field
 
 from taskyard.core.events import Scope
-from taskyard.core.model import Refusal, RefusedTask, Terms, WorkerFacts
+from taskyard.core.model import HeartbeatMark, Refusal, RefusedTask, Terms, WorkerFacts
 from taskyard.core.output import OutputChunk, Stream
 from taskyard.core.records import AnyRecord
 from taskyard.core.resources import Resources
@@ -504,6 +504,18 @@ class HeartbeatAck(Effect):
     heartbeat_ns: int = 0
     #: Changes when the rules change.
     rules_version: int = 0
+    #: For `HeartbeatsRenewed`. None: its heartbeat does not list exactly the tasks of its leases.
+    mark: HeartbeatMark | None = None
+
+
+class RenewalAck(Effect):
+    """To a relay: heartbeats of its workers arrived."""
+
+    request: int
+    #: The latest record. All assignments up to it were sent before this.
+    record: int
+    #: Indexes of workers that were not renewed, because their tasks differ or they are unknown.
+    changed: list[int]
 
 
 class ReportAck(Effect):

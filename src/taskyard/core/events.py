@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from taskyard.core.entities import Task
 from taskyard.core.limits import OUTPUT_PAGE_BYTES_MAX
-from taskyard.core.model import Refusal, Submission, TermsChanges, WorkerFacts
+from taskyard.core.model import HeartbeatMark, Refusal, Submission, TermsChanges, WorkerFacts
 from taskyard.core.output import OutputColumns, Stream
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.runs import RunColumns
@@ -212,6 +212,14 @@ class WorkerHeartbeat(Event):
     follows: bool = False
     #: How to register it if it has timed out. None: it must register itself.
     registration: WorkerRegistered | None = None
+
+
+class HeartbeatsRenewed(Event):
+    """Workers are alive, and hold the same tasks as at their last heartbeat."""
+
+    #: The name of each, and the mark in its last `HeartbeatAck`.
+    workers: list[tuple[bytes, HeartbeatMark]]
+    request: int
 
 
 class WorkerExited(Event):

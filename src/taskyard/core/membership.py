@@ -15,6 +15,7 @@ from taskyard.core.effects import (
     HeartbeatAck,
     LeasesEnded,
     Refused,
+    RenewalAck,
     ReportAck,
     Stop,
     UnknownWorker,
@@ -25,7 +26,7 @@ from taskyard.core.limits import (
     NUMBER_MAX,
     SERVICES_MAX,
 )
-from taskyard.core.model import QueueOrder, Refusal, truncate_reason
+from taskyard.core.model import HeartbeatMark, QueueOrder, Refusal, truncate_reason
 from taskyard.core.records import (
     Failed,
     LeaseExpired,
@@ -119,16 +120,13 @@ def worker_heartbeat(context: Context, event: events.WorkerHeartbeat) -> None:
         worker.malformed = event.malformed
     if worker is not None and event.follows:
         _set_interval(context, worker, event)
-    if event.held is not None:
-        listed_as = dict(event.held)
-        _stop_zombies(context, event.worker, listed_as)
-        if worker is not None:
-            _return_unlisted(context, worker, listed_as, event)
+    mark = _compare_held(context, worker, event)
     if event.request:
         ledger = context.ledger
         interval_ns = worker.heartbeat_requested_ns if worker is not None and event.follows else 0
         rules = ledger.rule_table.version
-        context.send(HeartbeatAck(event.worker, event.request, ledger.record, interval_ns, rules))
+        ack = HeartbeatAck(event.worker, event.request, ledger.record, interval_ns, rules, mark)
+        context.send(ack)
 
 
 def _set_interval(context: Context, worker: Worker, event: events.WorkerHeartbeat) -> None:
@@ -146,6 +144,44 @@ def _set_interval(context: Context, worker: Worker, event: events.WorkerHeartbea
         worker.heartbeat_requested_ns = wanted_ns if is_confirmed else max(wanted_ns, requested_ns)
     if worker.contested_until_ns:
         context.schedule_timeout(worker)  # its timeout may be shorter now
+
+
+def _compare_held(
+    context: Context, worker: Worker | None, event: events.WorkerHeartbeat
+) -> HeartbeatMark | None:
+    """Stop and return tasks by the list in a heartbeat. Return a mark if it lists all leases."""
+    if event.held is None:
+        return None
+    listed_as = dict(event.held)
+    has_zombies = _stop_zombies(context, event.worker, listed_as)
+    if worker is None:
+        return None
+    _return_unlisted(context, worker, listed_as, event)
+    mark = heartbeat_mark(context, worker)
+    return None if has_zombies or mark.tasks != len(listed_as) else mark
+
+
+def heartbeat_mark(context: Context, worker: Worker) -> HeartbeatMark:
+    """Return a value that differs if the reply to a worker's same heartbeat would.
+
+    Every change of leases shows: their numbers rise, and a lease only loses tasks.
+    """
+    leases = worker.leases
+    tasks = sum(lease.tasks_left for lease in leases.values())
+    rules = context.ledger.rule_table.version
+    return HeartbeatMark(worker.facts.incarnation, next(reversed(leases), 0), tasks, rules)
+
+
+def heartbeats_renewed(context: Context, event: events.HeartbeatsRenewed) -> None:
+    """Note that workers are alive whose tasks are the same as at their last heartbeat."""
+    changed = []
+    for index, (name, mark) in enumerate(event.workers):
+        worker = context.ledger.workers.get(name)
+        if worker is not None and heartbeat_mark(context, worker) == mark:
+            worker.last_seen_ns = context.now_ns
+        else:
+            changed.append(index)
+    context.send(RenewalAck(event.request, context.ledger.record, changed))
 
 
 def _return_unlisted(
@@ -180,14 +216,15 @@ def _should_have_arrived(
     return lease.assigned_ns <= context.now_ns - HEARTBEATS_UNLISTED_MAX * interval_ns
 
 
-def _stop_zombies(context: Context, worker: bytes, listed_as: dict[bytes, int]) -> None:
-    """Send `Stop` for listed tasks that the worker does not hold any more."""
+def _stop_zombies(context: Context, worker: bytes, listed_as: dict[bytes, int]) -> bool:
+    """Send `Stop` for listed tasks that the worker does not hold any more, if there are any."""
     known = context.ledger.tasks
     names = [
         name for name, attempt in listed_as.items() if not holds(worker, known.get(name), attempt)
     ]
     if names:
         context.send(Stop(worker, names, [listed_as[name] for name in names]))
+    return bool(names)
 
 
 def holds(worker: bytes, task: Task | None, attempt: int | None) -> bool:

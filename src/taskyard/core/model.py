@@ -26,6 +26,17 @@ _CUT: Final = b"[...] "
 DIGEST_BYTES: Final = 64
 
 
+class HeartbeatMark(NamedTuple):
+    """Differs if the reply to a worker's same heartbeat would."""
+
+    incarnation: int
+    #: The number of its newest lease. 0: it has none.
+    lease: int
+    #: The number of tasks that it holds.
+    tasks: int
+    rules_version: int
+
+
 class Terms(Struct, array_like=True, gc=False):
     """Terms that the tasks of a submission share. All times are of the wall clock."""
 
