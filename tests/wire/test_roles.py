@@ -40,6 +40,7 @@ WORKER: Final = b"a-worker/1"
 TABLE: Final = {
     "OK": "vpwa",
     "Lookup": "vpwa",
+    "Relay": "vpwa",
     "Stats": "vp-a",
     "List": "vp-a",
     "Show": "vp-a",
@@ -89,6 +90,7 @@ def requests(location: bytes = WORKER) -> dict[str, bytes]:
     return {
         "OK": asked("OK"),
         "Lookup": asked("Lookup", name=b"ready"),
+        "Relay": asked("Relay", gone=[1]),
         "Stats": asked("Stats"),
         "List": asked("List"),
         "Show": asked("Show", name=b"ready"),
@@ -165,9 +167,10 @@ def test_each_role_may_send_the_requests_of_its_row_and_no_others(
 
 
 def test_every_request_has_a_row_here_and_in_the_table() -> None:
-    understood = sorted(Q.Type.Name(kind) for kind in native_requests._DECODERS)  # noqa: SLF001
+    decoded = [*native_requests._DECODERS, Q.Relay]  # noqa: SLF001
+    understood = sorted(map(Q.Type.Name, decoded))
     assert sorted(TABLE) == sorted(requests()) == understood
-    assert sorted(PERMISSIONS[DWORK], key=int) == sorted(native_requests._DECODERS)  # noqa: SLF001
+    assert sorted(PERMISSIONS[DWORK], key=int) == sorted(decoded)
 
 
 def test_request_without_a_row_is_for_admins_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +216,20 @@ def test_admin_may_act_as_any_worker(request_name: str) -> None:
     yard = Yard()
     yard.ask_as(GUESTS[Role.ADMIN], requests(WORKER)[request_name])
     assert yard.dialect.forbidden == 0
+
+
+@each_case(("request_name", "role"), [cell for cell in CELLS if cell[1] in COLUMNS])
+def test_relayed_request_is_checked_by_the_key_of_the_relay(request_name: str, role: Role) -> None:
+    yard = Yard()
+    envelope = pb.Envelope(peer=1, message=requests()[request_name]).SerializeToString()
+    assert yard.ask_as(GUESTS[role], Q(type=Q.Relay, envelope=[envelope]).SerializeToString()) == []
+    is_refused = bool(yard.dialect.forbidden)
+    assert is_refused is (role[0] not in TABLE[request_name])
+    if is_refused:
+        ((_, (_, body)),) = yard.dialect.flush()
+        (reply,) = Q.FromString(body).envelope
+        assert Q.FromString(pb.Envelope.FromString(reply).message).code == b"forbidden"
+        assert not yard.changed()
 
 
 def test_request_without_a_worker_name_is_refused_by_role_first() -> None:

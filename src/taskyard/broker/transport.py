@@ -16,7 +16,7 @@ from taskyard.broker.turn import CatchUp
 from taskyard.core.events import WorkerHeartbeat
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.unread import COUNTED_BYTES_MIN, Unread
-from taskyard.wire.dialect import DIALECTS_MAX
+from taskyard.wire.dialect import DIALECTS_MAX, collecting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,6 +77,7 @@ class DialectRouter:
         self._dialects = list(dialects)
         self._dialect_of_socket = [self._dialects[number] for number in sockets]
         self._prefixes = [(one.prefix, one) for one in self._dialects if one.prefix]
+        self._collecting = collecting(self._dialects[0])
 
     def receive(
         self,
@@ -104,6 +105,13 @@ class DialectRouter:
 
     def cut(self, route: bytes) -> Sequence[Event]:
         return self._dialect_of_socket[route[0]].cut(route)
+
+    def flush(self) -> Sequence[Reply]:
+        """Return replies that the first dialect has collected. Others collect none."""
+        return () if self._collecting is None else self._collecting.flush()
+
+    def carrier(self, route: bytes) -> bytes:
+        return route if self._collecting is None else self._collecting.carrier(route)
 
     def wake_at_ns(self) -> int | None:
         earliest_ns: int | None = None
@@ -149,6 +157,7 @@ class SocketTransport:
         authenticator: Authenticator | None = None,
     ) -> None:
         self._dialect = dialect
+        self._collecting = collecting(dialect)
         self._wires = list(wires)
         #: None if no socket requires keys.
         self._authenticator = authenticator
@@ -252,11 +261,19 @@ class SocketTransport:
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         undelivered: list[Event] = []
         for effect in effects:
-            for route, frames in self._dialect.reply(effect):
-                if route in self._backlogs:
-                    self._keep(route, frames)
-                elif not self._send(route, frames):
-                    undelivered += self._dialect.disconnected(route)
+            undelivered += self._send_all(self._dialect.reply(effect))
+        if self._collecting is not None:
+            undelivered += self._send_all(self._collecting.flush())
+        return undelivered
+
+    def _send_all(self, replies: Sequence[Reply]) -> list[Event]:
+        """Send or keep replies. Return events for those that could not be delivered."""
+        undelivered: list[Event] = []
+        for route, frames in replies:
+            if route in self._backlogs:
+                self._keep(route, frames)
+            elif not self._send(route, frames):
+                undelivered += self._dialect.disconnected(route)
         return undelivered
 
     def _send(self, route: bytes, frames: list[bytes]) -> bool:
@@ -286,7 +303,9 @@ class SocketTransport:
         return tracker is not None
 
     def is_reading(self, client: bytes) -> bool:
-        """Return whether a client reads its replies."""
+        """Return whether a client reads its replies, or the relay before it."""
+        if self._collecting is not None:
+            client = self._collecting.carrier(client)
         return client not in self._backlogs and self._unread.is_reading(client)
 
     def _keep(self, route: bytes, frames: list[bytes]) -> None:

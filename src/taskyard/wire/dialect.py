@@ -7,7 +7,7 @@ Imports no dialect.
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.core.model import truncated_result_reason
@@ -62,6 +62,21 @@ class Dialect(Protocol):
     def wake_at_ns(self) -> int | None: ...
 
     def time_passed(self, now_ns: int) -> Sequence[Event]: ...
+
+
+@runtime_checkable
+class CollectingDialect(Protocol):
+    """A dialect that collects replies to relayed peers until the end of a turn."""
+
+    def flush(self) -> Sequence[Reply]: ...
+
+    def carrier(self, route: bytes) -> bytes:
+        """Return the route of the connection that a route's replies leave by."""
+
+
+def collecting(dialect: Dialect) -> CollectingDialect | None:
+    """Return the dialect if it collects replies, else None."""
+    return dialect if isinstance(dialect, CollectingDialect) else None
 
 
 #: The number of the native dialect, which every broker serves.

@@ -328,8 +328,16 @@ class RefusedTask(_message.Message):
     index: int
     def __init__(self, name: _Optional[bytes] = ..., code: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., index: _Optional[int] = ...) -> None: ...
 
+class Envelope(_message.Message):
+    __slots__ = ("peer", "message")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    message: bytes
+    def __init__(self, peer: _Optional[int] = ..., message: _Optional[bytes] = ...) -> None: ...
+
 class QueryMsg(_message.Message):
-    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal", "trouble", "rules", "place", "host", "everything", "malformed", "incarnation", "any_campaign", "code", "refused", "check_only", "environment", "changes", "attempt", "stream_number", "offset", "live", "rules_version")
+    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal", "trouble", "rules", "place", "host", "everything", "malformed", "incarnation", "any_campaign", "code", "refused", "check_only", "environment", "changes", "attempt", "stream_number", "offset", "live", "envelope", "gone", "renewed", "changed", "rules_version")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Create: _ClassVar[QueryMsg.Type]
@@ -363,6 +371,7 @@ class QueryMsg(_message.Message):
         Rules: _ClassVar[QueryMsg.Type]
         Edit: _ClassVar[QueryMsg.Type]
         Append: _ClassVar[QueryMsg.Type]
+        Relay: _ClassVar[QueryMsg.Type]
     Create: QueryMsg.Type
     Steal: QueryMsg.Type
     Complete: QueryMsg.Type
@@ -394,6 +403,7 @@ class QueryMsg(_message.Message):
     Rules: QueryMsg.Type
     Edit: QueryMsg.Type
     Append: QueryMsg.Type
+    Relay: QueryMsg.Type
     class Unknown(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Refuse: _ClassVar[QueryMsg.Unknown]
@@ -438,6 +448,10 @@ class QueryMsg(_message.Message):
     STREAM_NUMBER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
     RULES_VERSION_FIELD_NUMBER: _ClassVar[int]
     type: QueryMsg.Type
     task: _containers.RepeatedScalarFieldContainer[bytes]
@@ -475,5 +489,9 @@ class QueryMsg(_message.Message):
     stream_number: int
     offset: int
     live: bool
+    envelope: _containers.RepeatedScalarFieldContainer[bytes]
+    gone: _containers.RepeatedScalarFieldContainer[int]
+    renewed: _containers.RepeatedScalarFieldContainer[int]
+    changed: _containers.RepeatedScalarFieldContainer[int]
     rules_version: int
-    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., host: _Optional[bytes] = ..., everything: bool = ..., malformed: _Optional[int] = ..., incarnation: _Optional[int] = ..., any_campaign: bool = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., check_only: bool = ..., environment: _Optional[bytes] = ..., changes: _Optional[_Union[Terms, _Mapping]] = ..., attempt: _Optional[int] = ..., stream_number: _Optional[int] = ..., offset: _Optional[int] = ..., live: bool = ..., rules_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., host: _Optional[bytes] = ..., everything: bool = ..., malformed: _Optional[int] = ..., incarnation: _Optional[int] = ..., any_campaign: bool = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., check_only: bool = ..., environment: _Optional[bytes] = ..., changes: _Optional[_Union[Terms, _Mapping]] = ..., attempt: _Optional[int] = ..., stream_number: _Optional[int] = ..., offset: _Optional[int] = ..., live: bool = ..., envelope: _Optional[_Iterable[bytes]] = ..., gone: _Optional[_Iterable[int]] = ..., renewed: _Optional[_Iterable[int]] = ..., changed: _Optional[_Iterable[int]] = ..., rules_version: _Optional[int] = ...) -> None: ...

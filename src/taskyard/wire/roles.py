@@ -92,6 +92,8 @@ PERMISSIONS: Final[dict[str, dict[Request, Permission]]] = {
         # All our peers send it as a ping. The reply has counts and no names.
         _Q.OK: Permission(_ALL, "ask for the counts"),
         _Q.Lookup: Permission(_ALL, "look a task up"),
+        # Every message in it is checked as if the relay had sent it.
+        _Q.Relay: Permission(_ALL, "relay messages"),
         _Q.Stats: Permission(_READERS, "see the status"),
         _Q.List: Permission(_READERS, "list tasks"),
         _Q.Show: Permission(_READERS, "see a task"),

@@ -47,6 +47,10 @@ STANDINGS_MAX: Final = 100
 #: encoders pack numbers, so a message has few of these.
 OTHERS_MAX: Final = 10_000
 
+#: Messages of peers in one message of a relay, and peers that left or sent a heartbeat.
+ENVELOPES_MAX: Final = 1_000
+RELAYED_MAX: Final = 10_000
+
 #: Limits of repeated fields, by full name without the package. A field that is not listed is a
 #: column of tasks.
 LIMITS: Final = {
@@ -60,6 +64,10 @@ LIMITS: Final = {
     "WorkerMsg.service": SERVICES_MAX,
     "ScopeMsg.standing": STANDINGS_MAX,
     "QueryMsg.refused": REFUSED_TASKS_MAX,
+    "QueryMsg.envelope": ENVELOPES_MAX,
+    "QueryMsg.gone": RELAYED_MAX,
+    "QueryMsg.renewed": RELAYED_MAX,
+    "QueryMsg.changed": RELAYED_MAX,
 }
 
 _PACKAGE: Final = pb.DESCRIPTOR.package + "."

@@ -137,6 +137,10 @@ class PendingRequests:
             heappush(self._ends, (entry.deadline_ns, number))
         return number
 
+    def next_number(self) -> int:
+        """Return the number of a request that is kept elsewhere."""
+        return next(self._numbers)
+
     def check_waiting(self, route: bytes) -> None:
         """Raise `TooMany` if too many requests of a route wait already."""
         if self.is_at_limit(route):

@@ -31,6 +31,7 @@ from taskyard.wire.native.pending import (
     PendingRequests,
     Request,
 )
+from taskyard.wire.native.relays import Relays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,6 +68,7 @@ class NativeServer:
         plain_lease_ns: int = PLAIN_LEASE_NS,
     ) -> None:
         self._pending = PendingRequests(broker, random_bits, dialect, plain_lease_ns)
+        self._relays = Relays()
         #: Malformed messages, for the log and the statistics.
         self.malformed = 0
         #: Requests that a peer's roles do not allow, for the log.
@@ -98,12 +100,32 @@ class NativeServer:
                 if denial is not None:
                     self.forbidden += 1
                     return self._refuse(incoming, *denial)
+            if query.type == _Q.Relay:
+                return self._receive_relayed(incoming, peer)
             return native_requests.decode_request(self._pending, incoming)
         except Malformed as malformed:
             self.malformed += 1
             is_too_many = isinstance(malformed, TooMany)
             refusal = Refusal.TOO_MANY if is_too_many else Refusal.MALFORMED
             return self._refuse(incoming, refusal, str(malformed))
+
+    def _receive_relayed(
+        self, incoming: Request, peer: roles.AuthenticatedPeer | None
+    ) -> list[events.Event]:
+        """Decode the messages of a relay's peers. Each is checked by the permissions of its key."""
+        route, query = incoming.route, incoming.query
+        messages = self._relays.open(route, query)
+        result: list[events.Event] = []
+        for number in query.gone:
+            for gone in self._relays.forget_peer(route, number):
+                result += self._drop(gone)
+        if query.renewed:
+            result.append(self._relays.renewal(route, query, self._pending.next_number()))
+        for sender, message in messages:
+            result += self.receive(sender, [b"", message], incoming.now_ns, peer)
+        for gone in self._relays.forget_excess():
+            result += self._drop(gone)
+        return result
 
     def _parse(self, incoming: Request, body: bytes) -> pb.QueryMsg:
         """Parse a request into `incoming`, as far as possible. Raise `Malformed`."""
@@ -128,11 +150,32 @@ class NativeServer:
         return [events.RequestRejected(0, incoming.route, number, refusal, reason)]
 
     def reply(self, effect: effects.Effect) -> list[Reply]:
-        """Encode the replies to an effect, mostly one."""
-        return native_replies.replies_to(self._pending, effect)
+        """Encode the replies to an effect, mostly one. `flush` returns those to relayed peers."""
+        if isinstance(effect, effects.RenewalAck):
+            return self._relays.acknowledge(effect, self._pending.broker)
+        if isinstance(effect, effects.HeartbeatAck):
+            self._note_heartbeat(effect)
+        return self._relays.collect(native_replies.replies_to(self._pending, effect))
+
+    def _note_heartbeat(self, effect: effects.HeartbeatAck) -> None:
+        entry = self._pending.entries.get(effect.request)
+        if entry is not None:
+            self._relays.note_heartbeat(entry.route, effect)
+
+    def flush(self) -> list[Reply]:
+        """Return the replies to relayed peers since the last call. Call it at the end of a turn."""
+        return self._relays.flush()
+
+    def carrier(self, route: bytes) -> bytes:
+        """Return the route of the connection that a client's replies leave by."""
+        return self._relays.carrier(route)
 
     def disconnected(self, route: bytes) -> list[events.Event]:
-        """Drop the requests of a route that can't be reached any more."""
+        """Drop the requests of a route that can't be reached any more, and of peers behind it."""
+        behind = self._relays.forget(route)
+        return [event for one in (route, *behind) for event in self._drop(one)]
+
+    def _drop(self, route: bytes) -> list[events.Event]:
         result: list[events.Event] = [events.ClientDisconnected(0, route)]
         for number, entry in self._pending.drop_route(route):
             if entry.kind == _Q.Steal:

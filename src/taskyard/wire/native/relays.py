@@ -1,0 +1,210 @@
+"""Relays of the native dialect at the broker: many peers on one connection.
+
+A relay numbers its peers and wraps their messages in envelopes. Each peer has a route of its own
+here, made of the relay's route and the peer's number, so the rest of the dialect handles it like a
+peer with a connection. Replies to such routes are collected, and leave in one message per relay at
+the end of a turn. Relays can be chained: then an envelope contains a relay's message.
+
+Owns the routes of relayed peers, and the heartbeats that relays may renew. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
+
+from taskyard.core import events
+from taskyard.core.model import HeartbeatMark
+from taskyard.errors import Malformed
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.native.counts import LIMITS, TooMany
+from taskyard.wire.native.frames import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskyard.core.effects import HeartbeatAck, RenewalAck
+    from taskyard.wire.dialect import Reply
+
+#: Relays in a chain.
+DEPTH_MAX: Final = 8
+
+#: Peers behind one relay, and behind all. Beyond the second, the relay that was silent for longest
+#: is forgotten. Its peers send their requests again.
+PEERS_MAX: Final = 10_000
+ALL_PEERS_MAX: Final = 100_000
+
+#: Bytes of replies in one message to a relay. A longer reply has a message of its own.
+BUNDLE_BYTES_MAX: Final = 1 << 20
+
+#: In the first byte of a relayed peer's route, beside the number of the socket.
+RELAYED: Final = 0x80
+
+#: Stands for a worker that is not known here. No worker has this name.
+_NOBODY: Final = (b"", HeartbeatMark(0, 0, 0, 0))
+
+_NUMBER_BYTES: Final = 4
+_Q: Final = pb.QueryMsg
+
+
+class Relay(Struct, eq=False):
+    """One relay, with the peers behind it."""
+
+    depth: int
+    #: The route of each peer by number.
+    routes: dict[int, bytes] = field(default_factory=dict)
+    #: The worker of a peer's last heartbeat: name and mark.
+    workers: dict[int, tuple[bytes, HeartbeatMark]] = field(default_factory=dict)
+
+
+class Relays:
+    """All relays, the one with the latest message last."""
+
+    def __init__(self) -> None:
+        self._relays: dict[bytes, Relay] = {}
+        #: The relay and number of each relayed route.
+        self._peers: dict[bytes, tuple[bytes, int]] = {}
+        #: Replies that wait for the end of the turn, by relay.
+        self._collected: dict[bytes, list[bytes]] = {}
+        #: Renewals in this turn: by request, the relay, its own request, and the peers.
+        self._renewals: dict[int, tuple[bytes, int, list[int]]] = {}
+
+    # Messages of relays.
+
+    def open(self, route: bytes, query: pb.QueryMsg) -> list[tuple[bytes, bytes]]:
+        """Return the routes and messages of a relay's peers. Raise Malformed, changing nothing."""
+        depth = self._relays[self._peers[route][0]].depth + 1 if route in self._peers else 1
+        if depth > DEPTH_MAX:
+            raise Malformed(f"a chain of more than {DEPTH_MAX} relays")
+        _check_counts(query)
+        envelopes = [parse(pb.Envelope, raw) for raw in query.envelope]
+        former = self._relays.get(route)
+        known = {} if former is None else former.routes
+        new = {one.peer for one in envelopes} - known.keys()
+        if len(known) + len(new) > PEERS_MAX:
+            raise TooMany(f"a relay may have at most {PEERS_MAX} peers")
+        relay = Relay(depth) if former is None else self._relays.pop(route)
+        self._relays[route] = relay
+        for number in new:
+            mine = _route(route, number)
+            if self._peers.setdefault(mine, (route, number)) == (route, number):
+                relay.routes[number] = mine
+        return [
+            (relay.routes[one.peer], one.message) for one in envelopes if one.peer in relay.routes
+        ]
+
+    def renewal(self, route: bytes, query: pb.QueryMsg, number: int) -> events.Event:
+        """Return the event of a relay's renewed heartbeats, with this request number."""
+        workers = self._relays[route].workers
+        known = [peer for peer in query.renewed if peer in workers]
+        unknown = [peer for peer in query.renewed if peer not in workers]
+        self._renewals[number] = (route, query.request, [*known, *unknown])
+        listed = [workers[peer] for peer in known] + [_NOBODY] * len(unknown)
+        return events.HeartbeatsRenewed(0, listed, number)
+
+    def forget_peer(self, route: bytes, number: int) -> list[bytes]:
+        """Forget a peer. Return its route and those behind it."""
+        relay = self._relays.get(route)
+        mine = None if relay is None else relay.routes.pop(number, None)
+        if relay is None or mine is None:
+            return []
+        relay.workers.pop(number, None)
+        self._peers.pop(mine, None)
+        return [mine, *self.forget(mine)]
+
+    def forget(self, route: bytes) -> list[bytes]:
+        """Forget a relay, if this is one. Return the routes of all its peers."""
+        relay = self._relays.get(route)
+        if relay is None:
+            return []
+        found = [one for number in [*relay.routes] for one in self.forget_peer(route, number)]
+        del self._relays[route]
+        self._collected.pop(route, None)
+        return found
+
+    def forget_excess(self) -> list[bytes]:
+        """Forget silent relays while there are too many peers. Return the peers' routes."""
+        found: list[bytes] = []
+        while len(self._peers) > ALL_PEERS_MAX:
+            found += self.forget(next(iter(self._relays)))
+        return found
+
+    def carrier(self, route: bytes) -> bytes:
+        """Return the route of the connection that a route's replies leave by."""
+        while route in self._peers:
+            route = self._peers[route][0]
+        return route
+
+    # Replies.
+
+    def note_heartbeat(self, route: bytes, effect: HeartbeatAck) -> None:
+        """Note the state of a worker, whose heartbeats the relay may renew from now on."""
+        relay, number = self._peers.get(route, (b"", 0))
+        if relay not in self._relays:
+            return
+        workers = self._relays[relay].workers
+        if effect.mark is None:
+            workers.pop(number, None)
+        else:
+            workers[number] = (effect.worker, effect.mark)
+
+    def acknowledge(self, effect: RenewalAck, broker: int) -> list[Reply]:
+        """Return the reply to renewed heartbeats."""
+        route, request, peers = self._renewals.pop(effect.request)
+        changed = [peers[index] for index in effect.changed]
+        query = _Q(type=_Q.Relay, broker=broker, request=request, seen=effect.record)
+        query.changed.extend(changed)
+        # Earlier replies must arrive first: they may assign tasks.
+        ahead = self._bundle(route)
+        return [*ahead, *self.collect([(route, [b"", query.SerializeToString()])])]
+
+    def collect(self, replies: list[Reply]) -> list[Reply]:
+        """Keep replies to relayed peers for `flush`. Return the others."""
+        if not self._peers:
+            return replies
+        direct: list[Reply] = []
+        for route, frames in replies:
+            if route in self._peers:
+                direct += self._collect(route, frames[-1])
+            elif not route[0] & RELAYED:
+                direct.append((route, frames))
+        return direct
+
+    def _collect(self, route: bytes, message: bytes) -> Iterator[Reply]:
+        relay, number = self._peers[route]
+        envelope = pb.Envelope(peer=number, message=message).SerializeToString()
+        collected = self._collected.setdefault(relay, [])
+        if collected and sum(map(len, collected)) + len(envelope) > BUNDLE_BYTES_MAX:
+            yield from self._bundle(relay)
+            collected = self._collected.setdefault(relay, [])
+        collected.append(envelope)
+
+    def _bundle(self, relay: bytes) -> list[Reply]:
+        """Return the collected replies of one relay as a message to it."""
+        collected = self._collected.pop(relay, None)
+        if not collected:
+            return []
+        message = _Q(type=_Q.Relay, envelope=collected).SerializeToString()
+        return self.collect([(relay, [b"", message])])
+
+    def flush(self) -> list[Reply]:
+        """Return all collected replies, one message for each relay or more."""
+        replies: list[Reply] = []
+        while self._collected:
+            # The last in a chain first: their messages are collected for relays before them.
+            relay = max(self._collected, key=lambda route: self._relays[route].depth)
+            replies += self._bundle(relay)
+        return replies
+
+
+def _check_counts(query: pb.QueryMsg) -> None:
+    """Raise `TooMany`. Short messages are not measured elsewhere."""
+    for name in ("envelope", "gone", "renewed"):
+        limit = LIMITS[f"QueryMsg.{name}"]
+        if len(getattr(query, name)) > limit:
+            raise TooMany(f"QueryMsg.{name}: more than {limit} entries in one message")
+
+
+def _route(relay: bytes, number: int) -> bytes:
+    return bytes([relay[0] | RELAYED]) + relay[1:] + number.to_bytes(_NUMBER_BYTES, "big")
