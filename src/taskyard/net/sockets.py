@@ -122,6 +122,10 @@ class ZmqSocket:
         """Return the number of connections made so far. 0 on a socket that does not count them."""
         return 0
 
+    def is_connected(self) -> bool:
+        """Return whether the other end is connected. False on a socket that does not count."""
+        return False
+
     def is_readable(self) -> bool:
         """Return whether a message is there. This costs 2.8 µs, an empty `receive` 6.9."""
         found = bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
@@ -330,8 +334,9 @@ class CountingSocket(ZmqSocket):
         self._key_name = key_name
         self._connections = 0
         self._is_refused = False
+        self._is_connected = False
         watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        self._monitor = socket.get_monitor_socket(watched)
+        self._monitor = socket.get_monitor_socket(watched | zmq.EVENT_DISCONNECTED)
 
     def receive(self) -> list[bytes] | None:
         return super().receive() if self.is_readable() else None
@@ -339,6 +344,10 @@ class CountingSocket(ZmqSocket):
     def connections(self) -> int:
         self._read_monitor()
         return self._connections
+
+    def is_connected(self) -> bool:
+        self._read_monitor()
+        return self._is_connected
 
     def check_accepted(self, unanswered_ns: int) -> None:
         """Raise `Refused` if the broker has refused the key. Check only after some silence."""
@@ -356,9 +365,9 @@ class CountingSocket(ZmqSocket):
         """Read ZeroMQ's events of this socket's connections."""
         while self._monitor.poll(0):
             kind = int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder)
-            if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connections += 1
-            else:
+            self._is_connected = kind == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._connections += self._is_connected
+            if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._is_refused = True
 
     def close(self) -> None:

@@ -1,20 +1,21 @@
 """The relay as a process: sockets, poller and signals around the relay of a dialect.
 
-WMP's relay forwards by the path in each message. Relays of other dialects are gateways, with a
-connection above for each peer below.
+WMP's relay forwards by the path in each message, and the native relay has one connection for all
+its peers. Relays of other dialects are gateways, with a connection above for each peer below.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
 from taskyard.net import sockets
 from taskyard.net.guard import Guard
-from taskyard.net.host import Host
+from taskyard.net.host import Host, HostedProgram
 from taskyard.relay.gateway import Gateway, GatewayProgram
+from taskyard.relay.native import NativeRelay
 from taskyard.relay.server import LoggedRelay, Relay
 
 if TYPE_CHECKING:
@@ -27,12 +28,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("taskyard.relay")
 
 WMP: Final = "wmp"
+DWORK: Final = "dwork"
 
 #: Its peers address each other by routing ids.
 ROUND_ROBIN: Final = "round-robin"
 
 #: ZeroMQ assigns routing ids that begin with this byte. No peer may choose such an id.
 _ASSIGNED: Final = b"\0"
+
+
+class RelayProgram(HostedProgram, Protocol):
+    """A relay of any dialect."""
+
+    @property
+    def endpoint(self) -> str: ...
+
+    def summary(self) -> str: ...
 
 
 class Connector:
@@ -100,8 +111,7 @@ def serve(
     """Relay messages until a signal. `announce` receives a line with the open endpoints."""
     with Host(until_eof=until_eof) as host:
         guard = Guard()
-        is_wmp = options.dialect == WMP
-        program = (_open_wmp if is_wmp else _open_gateway)(options, host, guard)
+        program = _OPENERS.get(options.dialect, _open_gateway)(options, host, guard)
         host.callback(guard.close)
         guard.start()
         announce(f"listening {options.dialect} {program.endpoint}")
@@ -115,6 +125,18 @@ def _open_wmp(options: RelayOptions, host: Host, guard: Guard) -> LoggedRelay:
     return LoggedRelay(Relay(below, above), host.clock, below.endpoint)
 
 
+def _open_native(options: RelayOptions, host: Host, guard: Guard) -> NativeRelay:
+    below = sockets.listen_to_peers(options.endpoints[0], guard)
+    host.add_socket(below)
+    above = sockets.connect(options.upstreams[0][0], options.key, counts=True)
+    host.add_socket(above)
+
+    def set_reading(reads: bool) -> None:  # noqa: FBT001  # called by position
+        (host.poller.add if reads else host.poller.remove)(below)
+
+    return NativeRelay(below, above, host.clock, set_reading)
+
+
 def _open_gateway(options: RelayOptions, host: Host, guard: Guard) -> GatewayProgram:
     is_named = options.dialect == ROUND_ROBIN
     kind = NamedConnector if is_named else Connector
@@ -126,3 +148,10 @@ def _open_gateway(options: RelayOptions, host: Host, guard: Guard) -> GatewayPro
         host.callback(gateway.close)
         gateways.append(gateway)
     return GatewayProgram(gateways, host.clock)
+
+
+#: The functions that open the sockets of a dialect. All others have a gateway.
+_OPENERS: Final[dict[str, Callable[[RelayOptions, Host, Guard], RelayProgram]]] = {
+    WMP: _open_wmp,
+    DWORK: _open_native,
+}

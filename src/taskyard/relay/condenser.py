@@ -1,0 +1,255 @@
+"""The native relay without I/O: many peers on one connection to the broker.
+
+Messages of all peers that arrive together go up as one message, and one message from above has many
+replies. A heartbeat that is equal to the peer's last one goes up as the number of the peer alone.
+The broker confirms that it renewed the peer, and the relay sends the reply. If the broker names the
+peer instead, because its tasks have changed, the relay sends the heartbeat itself. So every
+heartbeat has an answer that the broker stands for, and a relay decides nothing.
+
+Keeps no message that a peer would not repeat. Opposite: `wire.native.relays`.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.errors import Malformed
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.native.counts import ENVELOPES_MAX, RELAYED_MAX
+from taskyard.wire.native.frames import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_Q: Final = pb.QueryMsg
+
+#: How long an unchanged heartbeat waits for others. A peer pings its broker after half a second
+#: without a reply.
+HEARTBEAT_DELAY_NS: Final = SECOND_NS // 5
+
+#: Bytes of one message above. A longer one of a peer goes alone.
+BUNDLE_BYTES_MAX: Final = 1 << 20
+
+#: Every so often a heartbeat is relayed although it is unchanged: its reply has settings.
+RENEWALS_MAX: Final = 10
+
+#: Renewals without a reply. Older ones are forgotten, and their peers send the heartbeat again.
+UNANSWERED_MAX: Final = 100
+
+#: Heartbeats are much shorter. Longer ones, and other long messages, are not decoded here.
+HEARTBEAT_BYTES_MAX: Final = 64 << 10
+
+#: A QueryMsg of type Heartbeat begins with these bytes, as all encoders write fields in order.
+_HEARTBEAT: Final = _Q(type=_Q.Heartbeat).SerializeToString()
+
+#: A peer's message, or the reply to it: an empty frame and a QueryMsg.
+_FRAMES: Final = 2
+
+#: A route below, and frames to send there.
+Delivery = tuple[bytes, list[bytes]]
+
+
+class Peer(Struct, eq=False):
+    """A peer below."""
+
+    route: bytes
+    number: int
+    #: The last relayed heartbeat without `request` and `seen`, and the reply to it. None: a
+    #: heartbeat can't be renewed.
+    heartbeat: bytes = b""
+    request: int = 0
+    reply: pb.QueryMsg | None = None
+    #: Renewals since that reply.
+    renewals: int = 0
+
+
+class Renewal(Struct):
+    """A peer's heartbeat that waits for the broker's reply."""
+
+    peer: Peer
+    request: int
+    message: bytes
+    #: Without `request` and `seen`.
+    plain: bytes
+
+
+class Condenser:
+    """The peers of one relay."""
+
+    def __init__(self) -> None:
+        self._peers: dict[bytes, Peer] = {}
+        self._by_number: dict[int, Peer] = {}
+        # Numbers are not used again, so late replies never reach another peer.
+        self._numbers = count(1)
+        self._requests = count(1)
+        #: Messages to send, and peers that have left.
+        self._envelopes: list[bytes] = []
+        self._gone: list[int] = []
+        #: Heartbeats to send, by peer number, and since when the first waits.
+        self._renewals: dict[int, Renewal] = {}
+        self._waiting_since_ns = 0
+        #: Those that were sent, by request.
+        self._unanswered: dict[int, list[Renewal]] = {}
+        #: Messages from above that are no replies to a relay.
+        self.malformed = 0
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    # Messages of peers.
+
+    def up(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> None:
+        """Take a message of a peer. `take` returns it to be sent."""
+        peer = self._peers.get(route)
+        if peer is None:
+            peer = Peer(route, next(self._numbers))
+            self._peers[route] = self._by_number[peer.number] = peer
+        # The broker replies with an error to an empty message.
+        is_valid = len(frames) == _FRAMES and not frames[0]
+        message = frames[1] if is_valid else b""
+        if message.startswith(_HEARTBEAT) and len(message) <= HEARTBEAT_BYTES_MAX:
+            self._take_heartbeat(peer, message, now_ns)
+        else:
+            self._relay(peer, message)
+
+    def _take_heartbeat(self, peer: Peer, message: bytes, now_ns: int) -> None:
+        try:
+            query = parse(_Q, message)
+        except Malformed:
+            self._relay(peer, message)
+            return
+        request = query.request
+        for name in ("request", "seen"):
+            query.ClearField(name)
+        plain = query.SerializeToString(deterministic=True)
+        if peer.reply is not None and peer.heartbeat == plain and peer.renewals < RENEWALS_MAX:
+            former = self._renewals.get(peer.number)
+            if former is not None:
+                self._relay(peer, former.message)  # it has a reply of its own
+            if not self._renewals:
+                self._waiting_since_ns = now_ns
+            self._renewals[peer.number] = Renewal(peer, request, message, plain)
+            return
+        self._expect_reply(peer, plain, request)
+        self._relay(peer, message)
+
+    def _expect_reply(self, peer: Peer, heartbeat: bytes, request: int) -> None:
+        """Note a heartbeat that is relayed. It can be renewed after the reply to it."""
+        peer.heartbeat, peer.request, peer.reply, peer.renewals = heartbeat, request, None, 0
+
+    def _relay(self, peer: Peer, message: bytes) -> None:
+        self._envelopes.append(pb.Envelope(peer=peer.number, message=message).SerializeToString())
+
+    def drop(self, route: bytes) -> None:
+        """Forget a peer that has disconnected."""
+        peer = self._peers.pop(route, None)
+        if peer is not None:
+            del self._by_number[peer.number]
+            self._renewals.pop(peer.number, None)
+            self._gone.append(peer.number)
+
+    def reset(self) -> None:
+        """Forget everything: the connection above was renewed, or the peers were cut."""
+        self._peers.clear()
+        self._by_number.clear()
+        self._envelopes.clear()
+        self._gone.clear()
+        self._renewals.clear()
+        self._unanswered.clear()
+
+    # Messages to the broker.
+
+    def wake_at_ns(self) -> int | None:
+        """Return when heartbeats are sent at the latest. None: none waits."""
+        return self._waiting_since_ns + HEARTBEAT_DELAY_NS if self._renewals else None
+
+    def take(self, now_ns: int) -> Iterator[list[bytes]]:
+        """Return the messages to send above.
+
+        Heartbeats go first, with whatever else is sent: they were sent before it.
+        """
+        is_due = self._renewals and now_ns - self._waiting_since_ns >= HEARTBEAT_DELAY_NS
+        if not (is_due or self._envelopes or self._gone):
+            return
+        query = _Q(type=_Q.Relay)
+        query.gone.extend(self._gone[:RELAYED_MAX])
+        del self._gone[:RELAYED_MAX]
+        self._add_renewals(query)
+        envelopes, self._envelopes = self._envelopes, []
+        size = 0
+        for envelope in envelopes:
+            if query.envelope and (
+                size + len(envelope) > BUNDLE_BYTES_MAX or len(query.envelope) >= ENVELOPES_MAX
+            ):
+                yield [b"", query.SerializeToString()]
+                query, size = _Q(type=_Q.Relay), 0
+            query.envelope.append(envelope)
+            size += len(envelope)
+        yield [b"", query.SerializeToString()]
+
+    def _add_renewals(self, query: pb.QueryMsg) -> None:
+        if not self._renewals:
+            return
+        sent = [*self._renewals.values()][:RELAYED_MAX]
+        for one in sent:
+            del self._renewals[one.peer.number]
+        query.request = next(self._requests)
+        query.renewed.extend(one.peer.number for one in sent)
+        self._unanswered[query.request] = sent
+        if len(self._unanswered) > UNANSWERED_MAX:
+            del self._unanswered[next(iter(self._unanswered))]
+
+    # Messages from the broker.
+
+    def down(self, frames: Sequence[bytes]) -> list[Delivery]:
+        """Return the replies in a message from above."""
+        try:
+            query = parse(_Q, frames[-1])
+            envelopes = [parse(pb.Envelope, raw) for raw in query.envelope]
+        except Malformed:
+            self.malformed += 1
+            return []
+        if query.type != _Q.Relay:
+            self.malformed += 1
+            return []
+        deliveries = self._confirm(query) if query.HasField("request") else []
+        for one in envelopes:
+            peer = self._by_number.get(one.peer)
+            if peer is not None:
+                self._note_reply(peer, one.message)
+                deliveries.append((peer.route, [b"", one.message]))
+        return deliveries
+
+    def _note_reply(self, peer: Peer, message: bytes) -> None:
+        """Keep the reply to a relayed heartbeat, unless it names tasks to stop."""
+        if not peer.request or not message.startswith(_HEARTBEAT):
+            return
+        try:
+            reply = parse(_Q, message)
+        except Malformed:
+            return
+        if reply.request == peer.request and not reply.batch.name:
+            peer.reply, peer.request = reply, 0
+
+    def _confirm(self, query: pb.QueryMsg) -> list[Delivery]:
+        """Return replies to renewed heartbeats. Relay those that the broker did not renew."""
+        changed = {*query.changed}
+        deliveries: list[Delivery] = []
+        for one in self._unanswered.pop(query.request, ()):
+            peer = one.peer
+            if self._by_number.get(peer.number) is not peer:
+                continue
+            if peer.number in changed or peer.reply is None:
+                self._expect_reply(peer, one.plain, one.request)
+                self._relay(peer, one.message)
+                continue
+            peer.renewals += 1
+            reply = pb.QueryMsg()
+            reply.CopyFrom(peer.reply)
+            reply.request, reply.seen = one.request, query.seen
+            deliveries.append((peer.route, [b"", reply.SerializeToString()]))
+        return deliveries

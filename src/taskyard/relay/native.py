@@ -1,0 +1,186 @@
+"""The native relay: a listener below, one connection above, and the condenser between them.
+
+If the connection above is renewed, requests or replies may be lost. Then the relay disconnects its
+peers, which reconnect and send their requests again, as they would without a relay. While there is
+no connection it reads nothing, so messages wait at the peers. Takes its sockets and clock as
+arguments.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, Protocol
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.net.host import CountLog
+from taskyard.net.options import FRAME_BYTES_MAX
+from taskyard.relay.condenser import Condenser
+from taskyard.wire.native.relays import PEERS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taskyard.net.protocols import MonotonicClock
+    from taskyard.relay.gateway import Connection, Listener
+
+logger = logging.getLogger("taskyard.relay")
+
+#: Messages received from one side in a turn. They share a message above.
+MESSAGES_PER_TURN: Final = 256
+
+#: How often to check for peers that have left, and for the connection above.
+CHECK_NS: Final = SECOND_NS
+CONNECT_CHECK_NS: Final = SECOND_NS // 20
+
+#: The longest message of a peer. With its envelope it must not exceed the broker's limit.
+MESSAGE_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024
+
+#: Log lines with the number of new events and the total.
+REFUSED_TEXT: Final = (
+    f"peers disconnected, over {PEERS_MAX} or with too long a message: %d new, %d since the start"
+)
+CUT_TEXT: Final = "peers disconnected that did not read, or whose broker did not: %d new, %d in all"
+MALFORMED_TEXT: Final = "messages of the broker that are no replies: %d new, %d since the start"
+
+
+class Upstream(Protocol):
+    """The connection to the broker: `net.sockets.CountingSocket`."""
+
+    def receive(self) -> list[bytes] | None: ...
+
+    def send(self, frames: Sequence[bytes]) -> bool: ...
+
+    def connections(self) -> int: ...
+
+    def is_connected(self) -> bool: ...
+
+    def check_accepted(self, unanswered_ns: int) -> None: ...
+
+
+class NativeRelay:
+    """One relay, as the host drives it."""
+
+    def __init__(
+        self,
+        below: Listener,
+        above: Upstream,
+        clock: MonotonicClock,
+        set_reading: Callable[[bool], None] = lambda _reads: None,
+    ) -> None:
+        """`set_reading` receives whether the relay reads from peers, when that changes."""
+        self._below = below
+        self._above = above
+        self._clock = clock
+        self._set_reading = set_reading
+        self._reads = True
+        self._condenser = Condenser()
+        self._connections: dict[bytes, Connection] = {}
+        self._connections_above = 0
+        self._check_at_ns = self._since_ns = clock.monotonic_ns()
+        self.has_exited = False
+        #: Peers that were disconnected: beyond a limit, or because they did not read.
+        self.refused = 0
+        self.cut = 0
+        self._logs = (
+            CountLog(lambda: self.refused, clock, logger, REFUSED_TEXT),
+            CountLog(lambda: self.cut, clock, logger, CUT_TEXT),
+            CountLog(lambda: self._condenser.malformed, clock, logger, MALFORMED_TEXT),
+        )
+
+    @property
+    def endpoint(self) -> str:
+        return self._below.endpoint
+
+    @property
+    def peers(self) -> int:
+        return len(self._condenser)
+
+    def summary(self) -> str:
+        """Return the counts for the log."""
+        return f"peers {self.peers}, refused {self.refused}, cut {self.cut}"
+
+    def shut_down(self) -> None:
+        """Exit at once. Peers reconnect to the next relay."""
+        self.has_exited = True
+
+    def turn(self) -> bool:
+        """Forward some messages from each side. Return whether there may be more."""
+        self._check_above()
+        more = self._down()
+        if self._reads:
+            more = self._up() or more
+        now_ns = self._clock.monotonic_ns()
+        if now_ns >= self._check_at_ns:
+            self._check_peers(now_ns)
+        if self._reads and not all(map(self._above.send, self._condenser.take(now_ns))):
+            self.cut += self.peers
+            self._cut_all()  # the broker does not read
+        for log in self._logs:
+            log.log_if_due()
+        return more
+
+    def wake_at_ns(self) -> int | None:
+        """Return when heartbeats are due, or a check."""
+        if not self._reads:
+            return self._clock.monotonic_ns() + CONNECT_CHECK_NS
+        due_ns = self._condenser.wake_at_ns()
+        return self._check_at_ns if due_ns is None else min(due_ns, self._check_at_ns)
+
+    def _check_above(self) -> None:
+        """Read from peers only while connected. Disconnect all after a reconnect."""
+        connections, is_connected = self._above.connections(), self._above.is_connected()
+        if connections > max(1, self._connections_above):
+            self._cut_all()
+        self._connections_above = connections
+        if is_connected:
+            self._since_ns = self._clock.monotonic_ns()
+        else:
+            self._above.check_accepted(self._clock.monotonic_ns() - self._since_ns)
+        if is_connected is not self._reads:
+            self._reads = is_connected
+            self._set_reading(is_connected)
+
+    def _cut_all(self) -> None:
+        for connection in self._connections.values():
+            self._below.cut(connection)
+        self._connections.clear()
+        self._condenser.reset()
+
+    def _up(self) -> bool:
+        for _ in range(MESSAGES_PER_TURN):
+            frames = self._below.receive()
+            if frames is None:
+                return False
+            route, connection = frames[0], self._below.connection
+            is_new = route not in self._connections
+            is_refused = is_new and len(self._connections) >= PEERS_MAX
+            if is_refused or len(frames[-1]) > MESSAGE_BYTES_MAX:
+                self.refused += 1
+                self._below.cut(connection)
+                continue
+            self._connections[route] = connection
+            self._condenser.up(route, frames[1:], self._clock.monotonic_ns())
+        return True
+
+    def _down(self) -> bool:
+        for _ in range(MESSAGES_PER_TURN):
+            frames = self._above.receive()
+            if frames is None:
+                return False
+            for route, message in self._condenser.down(frames):
+                if route in self._connections and not self._below.send([route, *message]):
+                    self._lose(route, is_full=self._below.is_full)
+        return True
+
+    def _lose(self, route: bytes, *, is_full: bool) -> None:
+        """Disconnect a peer that can't be reached: the next reply would be out of order."""
+        self.cut += is_full
+        self._below.cut(self._connections.pop(route))
+        self._condenser.drop(route)
+
+    def _check_peers(self, now_ns: int) -> None:
+        self._check_at_ns = now_ns + CHECK_NS
+        for route, connection in [*self._connections.items()]:
+            if not self._below.is_open(connection):
+                del self._connections[route]
+                self._condenser.drop(route)
