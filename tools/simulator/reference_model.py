@@ -691,7 +691,9 @@ class ReferenceModel:
     def _edited(self, record: r.Edited) -> None:
         for task_model in self._named(record.names, WAITING, "an edit"):
             terms = record.changes.applied_to(task_model.terms)
-            self.require(terms != task_model.terms, "edit", "changed nothing", task_model)
+            # A retry after its expiry has removed that, and an edit may set it again.
+            is_new = terms != task_model.terms or task_model.retried_after_failure
+            self.require(is_new, "edit", "changed nothing", task_model)
             state, moves = task_model.state, terms.priority != task_model.terms.priority
             if state is READY and moves:
                 task_model.state = BLOCKED  # so that it is left out of the count
