@@ -226,6 +226,16 @@ def test_relay_that_can_not_be_reached_ends_the_waits_of_all_its_peers() -> None
     assert relayed.broker.dialect.wake_at_ns() is None
 
 
+def test_replies_to_a_relay_that_was_forgotten_are_dropped() -> None:
+    relayed = Relayed()
+    relayed.up(b"w", peer.query(1, peer.OK))
+    (message,) = relayed.chain[0].take(0)
+    arrived = relayed.broker.dialect.receive(b"\0relay", message, SECOND_NS)
+    relayed.broker.dialect.disconnected(b"\0relay")
+    relayed.broker.handle([*arrived])
+    assert (relayed.broker.sent, relayed.broker.dialect.flush()) == ([], [])
+
+
 def malformed() -> dict[str, Q]:
     envelope = pb.Envelope(peer=1, message=b"\x08\x06").SerializeToString()
     return {

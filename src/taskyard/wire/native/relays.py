@@ -160,15 +160,16 @@ class Relays:
         return [*ahead, *self.collect([(route, [b"", query.SerializeToString()])])]
 
     def collect(self, replies: list[Reply]) -> list[Reply]:
-        """Keep replies to relayed peers for `flush`. Return the others."""
-        if not self._peers:
-            return replies
+        """Keep replies to relayed peers for `flush`. Return the others.
+
+        Replies to peers that have left are dropped.
+        """
         direct: list[Reply] = []
         for route, frames in replies:
-            if route in self._peers:
-                direct += self._collect(route, frames[-1])
-            elif not route[0] & RELAYED:
+            if not route[0] & RELAYED:
                 direct.append((route, frames))
+            elif route in self._peers:
+                direct += self._collect(route, frames[-1])
         return direct
 
     def _collect(self, route: bytes, message: bytes) -> Iterator[Reply]:
