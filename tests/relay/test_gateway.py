@@ -78,7 +78,7 @@ class Upstream:
 class Connector:
     def __init__(self, *, is_named: bool = False) -> None:
         self.is_named = is_named
-        self.address = (b"broker",) if is_named else ()
+        self.address: tuple[bytes, ...] = (b"broker",) if is_named else ()
         self.all: list[Upstream] = []
 
     def open(self, route: bytes) -> Upstream:
@@ -105,7 +105,7 @@ class Clock:
 class World:
     def __init__(self, *, is_named: bool = False) -> None:
         self.below, self.above, self.clock = Listener(), Connector(is_named=is_named), Clock()
-        self.gateway = Gateway(self.below, self.above, self.clock)  # type: ignore[arg-type]
+        self.gateway: Gateway[Upstream] = Gateway(self.below, self.above, self.clock)
 
     def pass_time(self, time_ns: int = CHECK_NS) -> None:
         self.clock.now_ns += time_ns

@@ -38,6 +38,8 @@ from taskyard.net.options import (
     set_options,
     with_identity,
 )
+from taskyard.net.unread import COUNTED_BYTES_MIN as UNREAD_BYTES_MIN
+from taskyard.net.unread import Unread
 from taskyard.net.zap import require_keys
 
 #: Plain numbers: ZeroMQ's enumerations would be converted for every frame.
@@ -195,6 +197,25 @@ class ZmqSocket:
         last = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
         return last.tracker if self._send_as(frames, last) else None
 
+    def send_within(self, unread: Unread, frames: Sequence[bytes]) -> bool:
+        """Send a message like `send`, unless the receiver has too many unread bytes.
+
+        `unread` counts them by the first frame. Short messages are not counted.
+        """
+        size, route = len(frames[-1]), frames[0]
+        if size < UNREAD_BYTES_MIN:
+            return self._send_as(frames, frames[-1])
+        unread.refresh()
+        if unread.is_full(route):
+            self.is_full = True
+            return False
+        if not unread.wants_mark(route, size):
+            return self._send_as(frames, frames[-1])
+        tracker = self.send_marked(frames)
+        if tracker is not None:
+            unread.mark(route, tracker)
+        return tracker is not None
+
     def _send_as(self, frames: Sequence[bytes], last: bytes | zmq.Frame) -> bool:
         """Send frames, with `last` in place of the last one."""
         send_frame = self._send_frame
@@ -277,7 +298,8 @@ class PeerListener(ZmqSocket):
     """A listener that records which connection each message came by, and can cut connections.
 
     ZeroMQ does not report that a peer has disconnected. A connection is its descriptor and the
-    inode of its socket, which differ for any two open connections.
+    inode of its socket, which differ for any two open connections. A message to a peer with too
+    many unread bytes is not sent.
     """
 
     #: The connection of the last message. Its inode is 0 if it was closed by then.
@@ -292,6 +314,10 @@ class PeerListener(ZmqSocket):
     ) -> None:
         super().__init__(socket, endpoint, file, arrivals)
         self._cutter = Cutter()
+        self._unread = Unread()
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        return self.send_within(self._unread, frames)
 
     def _body_of(self, frame: zmq.Frame) -> bytes | None:
         descriptor = int(frame.get(_DESCRIPTOR))

@@ -11,7 +11,7 @@ The gateway keeps no message and no state but its sockets. Does not decode messa
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -79,7 +79,10 @@ class Upstream(Protocol):
     def check_accepted(self, unanswered_ns: int) -> None: ...
 
 
-class Connector(Protocol):
+AnyUpstream = TypeVar("AnyUpstream", bound=Upstream)
+
+
+class Connector(Protocol[AnyUpstream]):
     """Opens and closes connections to the broker."""
 
     #: Whether a connection above has the routing id of its peer, which the dialect uses as a name.
@@ -87,20 +90,20 @@ class Connector(Protocol):
     #: The frames on top of each message above: the broker's address, where the socket needs one.
     address: tuple[bytes, ...]
 
-    def open(self, route: bytes) -> Upstream: ...
+    def open(self, route: bytes) -> AnyUpstream: ...
 
-    def close(self, upstream: Upstream) -> None: ...
+    def close(self, upstream: AnyUpstream) -> None: ...
 
-    def ready(self) -> Iterable[Upstream]:
+    def ready(self) -> Iterable[AnyUpstream]:
         """Return the connections with messages."""
 
 
-class Link(Struct, eq=False):
+class Link(Struct, Generic[AnyUpstream], eq=False):
     """A peer, and its connection to the broker."""
 
     route: bytes
     connection: Connection
-    upstream: Upstream
+    upstream: AnyUpstream
     #: The connections of `upstream` so far, as of the last check. More than one: it was renewed.
     connections: int = 0
     #: When the peer's last message was sent.
@@ -110,15 +113,17 @@ class Link(Struct, eq=False):
     is_answered: bool = False
 
 
-class Gateway:
+class Gateway(Generic[AnyUpstream]):
     """The links of one listener."""
 
-    def __init__(self, below: Listener, connector: Connector, clock: MonotonicClock) -> None:
+    def __init__(
+        self, below: Listener, connector: Connector[AnyUpstream], clock: MonotonicClock
+    ) -> None:
         self._below = below
         self._connector = connector
         self._clock = clock
-        self._links: dict[bytes, Link] = {}
-        self._by_upstream: dict[int, Link] = {}
+        self._links: dict[bytes, Link[AnyUpstream]] = {}
+        self._by_upstream: dict[int, Link[AnyUpstream]] = {}
         self._check_at_ns = clock.monotonic_ns() + CHECK_NS
         #: Peers that were refused because there were too many.
         self.refused = 0
@@ -158,7 +163,7 @@ class Gateway:
                 self._send_up(link, frames[1:])
         return True
 
-    def _link(self, route: bytes, connection: Connection) -> Link | None:
+    def _link(self, route: bytes, connection: Connection) -> Link[AnyUpstream] | None:
         """Return the link of a peer, a new one if need be. None: there are too many."""
         link = self._links.get(route)
         if link is not None:
@@ -173,7 +178,7 @@ class Gateway:
         self._links[route] = self._by_upstream[id(link.upstream)] = link
         return link
 
-    def _send_up(self, link: Link, frames: Sequence[bytes]) -> None:
+    def _send_up(self, link: Link[AnyUpstream], frames: Sequence[bytes]) -> None:
         now_ns = self._clock.monotonic_ns()
         link.sent_ns = now_ns
         if not link.is_answered and not link.unanswered_ns:
@@ -182,7 +187,7 @@ class Gateway:
             self.cut += 1
             self._drop(link)
 
-    def _down(self, link: Link) -> None:
+    def _down(self, link: Link[AnyUpstream]) -> None:
         """Forward replies. Those of a renewed connection are not for this peer."""
         skipped = len(self._connector.address)
         for _ in range(MESSAGES_PER_TURN):
@@ -195,7 +200,7 @@ class Gateway:
                 self._drop(link)
                 return
 
-    def _is_renewed(self, link: Link) -> bool:
+    def _is_renewed(self, link: Link[AnyUpstream]) -> bool:
         """Disconnect the peer of a renewed connection, and return whether that was so."""
         connections = link.upstream.connections()
         is_renewed = connections > max(1, link.connections)
@@ -206,12 +211,12 @@ class Gateway:
                 self._close(link)
         return is_renewed
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: Link[AnyUpstream]) -> None:
         """Disconnect both sides."""
         self._below.cut(link.connection)
         self._close(link)
 
-    def _close(self, link: Link) -> None:
+    def _close(self, link: Link[AnyUpstream]) -> None:
         del self._links[link.route], self._by_upstream[id(link.upstream)]
         self._connector.close(link.upstream)
 
@@ -225,7 +230,7 @@ class Gateway:
             if not self._is_renewed(link):
                 self._check_link(link, now_ns)
 
-    def _check_link(self, link: Link, now_ns: int) -> None:
+    def _check_link(self, link: Link[AnyUpstream], now_ns: int) -> None:
         if not self._below.is_open(link.connection):
             # Once connected, ZeroMQ has sent everything.
             if link.connections or now_ns - link.sent_ns > UNSENT_NS_MAX:
@@ -247,11 +252,11 @@ class Gateway:
 class GatewayProgram:
     """The gateways of a dialect, as the host drives them."""
 
-    def __init__(self, gateways: Sequence[Gateway], clock: MonotonicClock) -> None:
+    def __init__(self, gateways: Sequence[Gateway[Any]], clock: MonotonicClock) -> None:
         self._gateways = gateways
         self.has_exited = False
 
-        def total(count: Callable[[Gateway], int]) -> Callable[[], int]:
+        def total(count: Callable[[Gateway[Any]], int]) -> Callable[[], int]:
             return lambda: sum(map(count, gateways))
 
         self._logs = (

@@ -2,8 +2,8 @@
 
 If the connection above is renewed, requests or replies may be lost. Then the relay disconnects its
 peers, which reconnect and send their requests again, as they would without a relay. While there is
-no connection it reads nothing, so messages wait at the peers. Takes its sockets and clock as
-arguments.
+no connection, or the broker does not read, it reads nothing, so messages wait at the peers. Takes
+its sockets and clock as arguments.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskyard.relay")
 
-#: Messages received from one side in a turn. They share a message above.
+#: Messages and bytes received from one side in a turn. They share a message above.
 MESSAGES_PER_TURN: Final = 256
+BYTES_PER_TURN_MAX: Final = 16 << 20
 
 #: How often to check for peers that have left, and for the connection above.
 CHECK_NS: Final = SECOND_NS
@@ -53,6 +54,8 @@ class Upstream(Protocol):
     def connections(self) -> int: ...
 
     def is_connected(self) -> bool: ...
+
+    def is_congested(self) -> bool: ...
 
     def check_accepted(self, unanswered_ns: int) -> None: ...
 
@@ -127,7 +130,7 @@ class NativeRelay:
         return self._check_at_ns if due_ns is None else min(due_ns, self._check_at_ns)
 
     def _check_above(self) -> None:
-        """Read from peers only while connected. Disconnect all after a reconnect."""
+        """Read from peers only while the broker reads. Disconnect all after a reconnect."""
         connections, is_connected = self._above.connections(), self._above.is_connected()
         if connections > max(1, self._connections_above):
             self._cut_all()
@@ -136,9 +139,10 @@ class NativeRelay:
             self._since_ns = self._clock.monotonic_ns()
         else:
             self._above.check_accepted(self._clock.monotonic_ns() - self._since_ns)
-        if is_connected is not self._reads:
-            self._reads = is_connected
-            self._set_reading(is_connected)
+        reads = is_connected and not self._above.is_congested()
+        if reads is not self._reads:
+            self._reads = reads
+            self._set_reading(reads)
 
     def _cut_all(self) -> None:
         for connection in self._connections.values():
@@ -147,10 +151,12 @@ class NativeRelay:
         self._condenser.reset()
 
     def _up(self) -> bool:
+        bytes_left = BYTES_PER_TURN_MAX
         for _ in range(MESSAGES_PER_TURN):
-            frames = self._below.receive()
+            frames = self._below.receive() if bytes_left > 0 else None
             if frames is None:
-                return False
+                return bytes_left <= 0
+            bytes_left -= len(frames[-1])
             route, connection = frames[0], self._below.connection
             is_new = route not in self._connections
             is_refused = is_new and len(self._connections) >= PEERS_MAX

@@ -14,16 +14,16 @@ from msgspec import Struct
 from taskyard.net import sockets
 from taskyard.net.guard import Guard
 from taskyard.net.host import Host, HostedProgram
+from taskyard.net.unread import Unread
 from taskyard.relay.gateway import Gateway, GatewayProgram
 from taskyard.relay.native import NativeRelay
 from taskyard.relay.server import LoggedRelay, Relay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from taskyard.net.keys import PeerKey
     from taskyard.net.sockets import ZmqSocket
-    from taskyard.relay.gateway import Upstream
 
 logger = logging.getLogger("taskyard.relay")
 
@@ -46,6 +46,27 @@ class RelayProgram(HostedProgram, Protocol):
     def summary(self) -> str: ...
 
 
+class BoundedSocket:
+    """A socket to the broker that does not queue without limit while the broker does not read."""
+
+    def __init__(self, wire: ZmqSocket) -> None:
+        #: For the poller.
+        self.wire = wire
+        self._unread = Unread()
+        self.receive = wire.receive
+        self.connections = wire.connections
+        self.is_connected = wire.is_connected
+        self.check_accepted = wire.check_accepted
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        return self.wire.send_within(self._unread, frames)
+
+    def is_congested(self) -> bool:
+        """Return whether many bytes are queued."""
+        self._unread.refresh()
+        return not self._unread.is_reading(b"")
+
+
 class Connector:
     """Opens a DEALER to the broker for each peer of a gateway. The host polls them."""
 
@@ -56,24 +77,25 @@ class Connector:
         self._host = host
         self._endpoint = endpoint
         self._key = key
-        self._open: dict[int, ZmqSocket] = {}
+        self._open: dict[ZmqSocket, BoundedSocket] = {}
 
-    def open(self, route: bytes) -> ZmqSocket:
+    def open(self, route: bytes) -> BoundedSocket:
         wire = self._connect(route)
-        self._open[id(wire)] = wire
+        self._open[wire] = BoundedSocket(wire)
         self._host.poller.add(wire)
-        return wire
+        return self._open[wire]
 
     def _connect(self, _route: bytes) -> ZmqSocket:
         return sockets.connect(self._endpoint, self._key, counts=True)
 
-    def close(self, upstream: Upstream) -> None:
-        wire = self._open.pop(id(upstream))
-        self._host.poller.remove(wire)
-        wire.close()
+    def close(self, upstream: BoundedSocket) -> None:
+        del self._open[upstream.wire]
+        self._host.poller.remove(upstream.wire)
+        upstream.wire.close()
 
-    def ready(self) -> Iterable[Upstream]:
-        return [self._open[id(one)] for one in self._host.ready if id(one) in self._open]
+    def ready(self) -> Iterable[BoundedSocket]:
+        found = (self._open.get(one) for one in self._host.ready if not isinstance(one, int))
+        return [one for one in found if one is not None]
 
 
 class NamedConnector(Connector):
@@ -128,13 +150,13 @@ def _open_wmp(options: RelayOptions, host: Host, guard: Guard) -> LoggedRelay:
 def _open_native(options: RelayOptions, host: Host, guard: Guard) -> NativeRelay:
     below = sockets.listen_to_peers(options.endpoints[0], guard)
     host.add_socket(below)
-    above = sockets.connect(options.upstreams[0][0], options.key, counts=True)
-    host.add_socket(above)
+    wire = sockets.connect(options.upstreams[0][0], options.key, counts=True)
+    host.add_socket(wire)
 
     def set_reading(reads: bool) -> None:  # noqa: FBT001  # called by position
         (host.poller.add if reads else host.poller.remove)(below)
 
-    return NativeRelay(below, above, host.clock, set_reading)
+    return NativeRelay(below, BoundedSocket(wire), host.clock, set_reading)
 
 
 def _open_gateway(options: RelayOptions, host: Host, guard: Guard) -> GatewayProgram:
