@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from simulator.world import World
     from taskyard.broker.transport import DialectRouter
     from taskyard.core.ledger import Ledger
+    from taskyard.wire.dialect import Reply
 
 
 #: More turns than this without time passing are a busy loop.
@@ -109,12 +110,19 @@ class BrokerHost:
         for effect in effects:
             if world.rng.random() < world.faults.crash_between_sends:
                 raise Crashed("between the commit and a reply")
-            for route, frames in self._listeners.reply(effect):
-                world.trace("broker sends", effect, frames)
-                world.checker.messages.on_sent(route, frames)
-                if not world.network.to_peer(route, frames, leaves_ns):
-                    world.checker.on_disconnected(route)
-                    undelivered += self._listeners.disconnected(route)
+            undelivered += self._send(effect, self._listeners.reply(effect), leaves_ns)
+        undelivered += self._send("collected replies", self._listeners.flush(), leaves_ns)
+        return undelivered
+
+    def _send(self, cause: object, replies: Sequence[Reply], leaves_ns: int) -> list[Event]:
+        world = self._world
+        undelivered: list[Event] = []
+        for route, frames in replies:
+            world.trace("broker sends", cause, frames)
+            world.checker.messages.on_sent(route, frames)
+            if not world.network.to_peer(route, frames, leaves_ns):
+                world.checker.on_disconnected(route)
+                undelivered += self._listeners.disconnected(route)
         return undelivered
 
     def _random_bits(self) -> int:

@@ -121,6 +121,11 @@ class Network:
             self._carry(link, tuple(frames), leaves_ns)
         return True
 
+    def break_link(self, link: Link) -> None:
+        """Disconnect a peer, if it is still connected."""
+        if link.open:
+            self._break(link)
+
     def broker_went_down(self) -> None:
         """Break every tight link. Loose links recover unnoticed."""
         for link in [*self.links.values()]:

@@ -1,11 +1,13 @@
 """The product's workers, as simulated processes over simulated sockets, runners and clocks.
 
-    native       `worker.native` over a `Channel`, with `worker.native_process.WorkerMonitor`
+    native       `worker.native` over a `Channel`, with `worker.native_process.WorkerMonitor`, also
+                 behind a relay
     ping-pong    `worker.ping_pong`
     round-robin  `worker.round_robin`
     wmp          `worker.wmp`, behind relays or not
 
-The relay is a process of its own: `relay.server.Relay` over a simulated listener.
+A relay is a process of its own: `relay.server.Relay` or `relay.native.NativeRelay` over a simulated
+listener.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.errors import NameLost
 from taskyard.net.channel import Channel
+from taskyard.relay.native import NativeRelay
 from taskyard.relay.server import Relay
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
@@ -40,7 +43,7 @@ from taskyard.worker.spool import OutputSpool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from simulator.network import Message
+    from simulator.network import Link, Message
     from simulator.plan import Plan
     from simulator.world import World
     from taskyard.core.events import Event
@@ -109,7 +112,7 @@ class NativeWorker(ProductWorker):
             spool = OutputSpool(self.clock.monotonic_ns)
         runner = SimRunner(self, self.slots, strange, spool=spool)
         self._socket = Socket(
-            self.world.network,
+            self._network(),
             self,
             Listener.NATIVE,
             decode_sent=self.decode_sent,
@@ -124,6 +127,11 @@ class NativeWorker(ProductWorker):
         )
         runner.on_output = self._loop.set_progress
         self._worker = WorkerMonitor(self._loop, channel, runner, settings, _say_nothing)
+
+    def _network(self) -> Network:
+        """Return the network to the broker: direct, or through a relay."""
+        ways = [self.world.network, *self.world.native_relay_networks]
+        return ways[crc32(b"%d ways of %s" % (self.world.plan.seed, self.name)) % len(ways)]
 
     def turn(self) -> None:
         self._loop.turn()
@@ -319,6 +327,87 @@ class RelayProgram(SimProcess):
     def send(self, frames: Sequence[bytes]) -> bool:
         route = bytes([Listener.WMP]) + frames[0]
         return self.network.to_peer(route, frames[1:], self.world.timeline.now_ns)
+
+
+class RelayUpstream:
+    """The connection of a native relay to the broker."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self.receive, self.send = socket.receive, socket.send
+        self.connections = socket.connections
+
+    def is_connected(self) -> bool:
+        return self._socket.is_connected
+
+    def is_congested(self) -> bool:
+        return False
+
+    def check_accepted(self, unanswered_ns: int) -> None:
+        """Do nothing: there are no keys here."""
+
+
+class NativeRelayProgram(RelayProgram):
+    """A native relay, as `relay.native` runs it."""
+
+    endpoint = ENDPOINT
+    is_full = False
+    connection = (0, 0)
+
+    def build(self) -> None:
+        #: The connections of peers, by number.
+        self._links: dict[int, Link] = {}
+        #: The last heartbeat of each peer that was relayed.
+        self._heartbeats: dict[int, Event] = {}
+        self._above = Socket(
+            self.world.network, self, Listener.NATIVE, decode_sent=self._decode_sent
+        )
+        self._native = NativeRelay(self, RelayUpstream(self._above), self.clock)
+
+    def _decode_sent(self, route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
+        """Return the events of all peers in a message. A renewal repeats a heartbeat."""
+        query = _Q.FromString(frames[1])
+        found = [self._heartbeats[number] for number in query.renewed]
+        for raw in query.envelope:
+            envelope = pb.Envelope.FromString(raw)
+            for one in decode(route, [b"", envelope.message]):
+                found.append(one)
+                if isinstance(one, events.WorkerHeartbeat):
+                    self._heartbeats[envelope.peer] = one
+        return tuple(found)
+
+    def turn(self) -> None:
+        if self._native.turn():
+            self.wake()
+
+    def wake_at_ns(self) -> int | None:  # type: ignore[override]  # WMP's relay has no timers
+        return self._native.wake_at_ns()
+
+    # The listener.
+
+    def receive(self) -> list[bytes] | None:
+        if not self._arrived:
+            return None
+        incoming = self._arrived.popleft()
+        link = self.network.links.get(incoming.route)
+        self.connection = (0, 0)
+        if link is not None:
+            self._links[id(link)] = link
+            self.connection = (id(link), 1)
+        return [incoming.route[1:], *incoming.frames]
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        route = bytes([Listener.NATIVE]) + frames[0]
+        return self.network.to_peer(route, frames[1:], self.world.timeline.now_ns)
+
+    def is_open(self, connection: tuple[int, int]) -> bool:
+        link = self._links.get(connection[0])
+        return link is not None and self.network.links.get(link.route) is link
+
+    def cut(self, connection: tuple[int, int]) -> None:
+        link = self._links.pop(connection[0], None)
+        if link is not None:
+            self.network.break_link(link)
 
 
 class _Died(Exception):

@@ -52,6 +52,9 @@ KINDS: Final[dict[str, type[AnyWorker]]] = {**FOREIGN_KINDS, **product_workers.K
 #: Later than any event.
 _FAR_NS: Final = 1 << 62
 
+#: In one of this many schedules there is a native relay.
+_NATIVE_RELAY_SCHEDULES: Final = 4
+
 _FAULT_SEED_OFFSET: Final = 1 << 41
 _EDIT_SEED_OFFSET: Final = 1 << 42
 
@@ -102,6 +105,8 @@ class Scenario:
         if "wmp" in self.plan.size.workers:
             for number in range(self._fault_rng.choice((0, 1, 2))):
                 self._add_relay(b"r%d" % number)
+        if self.plan.seed % _NATIVE_RELAY_SCHEDULES == 0:
+            self._add_native_relay(b"n0")
         for number, kind in enumerate(self.plan.size.workers):
             self._add_worker(kind, b"w%d" % number)
         self.world.timeline.after(SECOND_NS // 4, self._inject_faults)
@@ -110,6 +115,12 @@ class Scenario:
         relay = product_workers.RelayProgram(self.world, name)
         self.relays.append(relay)
         self.world.relay_networks.append(relay.network)
+        relay.start()
+
+    def _add_native_relay(self, name: bytes) -> None:
+        relay = product_workers.NativeRelayProgram(self.world, name)
+        self.relays.append(relay)
+        self.world.native_relay_networks.append(relay.network)
         relay.start()
 
     def _add_client(self, name: bytes) -> None:

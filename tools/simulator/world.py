@@ -74,6 +74,8 @@ class World:
         self.network = Network(self.timeline, self.rng, self.faults, self.host)
         #: The networks between workers and relays.
         self.relay_networks: list[Network] = []
+        #: The networks between native workers and their relays.
+        self.native_relay_networks: list[Network] = []
         #: Every name that a task ever had.
         self.names: list[bytes] = []
         #: Tasks that kill their worker.
@@ -100,7 +102,7 @@ class World:
 
     def networks(self) -> list[Network]:
         """Return the broker's network and those of relays."""
-        return [self.network, *self.relay_networks]
+        return [self.network, *self.relay_networks, *self.native_relay_networks]
 
     def trace(self, what: str, thing: object = "", frames: Sequence[bytes] = ()) -> None:
         """Add an event to the digest, and print it if the run is verbose. Frames are not

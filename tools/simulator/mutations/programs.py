@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 from simulator.mutations.registry import mutation, mutation_for_kinds, patched
 from taskyard.broker.output_store import OutputMemory, key_of
 from taskyard.client.watches import Watches
+from taskyard.core import membership
 from taskyard.core.events import Outcome
+from taskyard.core.model import HeartbeatMark
 from taskyard.net.channel import Channel
+from taskyard.relay import condenser
+from taskyard.relay.condenser import Condenser
 from taskyard.relay.server import Forwarder
+from taskyard.wire.native.relays import Relays
 from taskyard.wire.ping_pong import frames as ping_pong_frames
 from taskyard.wire.ping_pong import peer as ping_pong_peer
 from taskyard.wire.round_robin import peer as round_robin_peer
@@ -327,6 +332,39 @@ def wmp_ready_sent_once() -> Iterator[None]:
 def relay_answers_lost() -> Iterator[None]:
     """Drop all messages from the manager in a relay."""
     with patched(Forwarder, "_down", _no_op):
+        yield
+
+
+@mutation_for_kinds("native")
+def relay_answers_another_peer() -> Iterator[None]:
+    """Send replies to the first peer of a native relay."""
+    sound = Condenser.down
+
+    def down(self: Condenser, frames: Any) -> Any:
+        first = next(iter(self._peers), b"")
+        return [(first, message) for _, message in sound(self, frames)]
+
+    with patched(Condenser, "down", down):
+        yield
+
+
+@mutation_for_kinds("native")
+def renewal_ignores_leases() -> Iterator[None]:
+    """Renew a relayed worker's heartbeat although its leases have changed."""
+
+    def mark(_context: Any, _worker: Any) -> HeartbeatMark:
+        return HeartbeatMark(0, 0, 0, 0)
+
+    def note(self: Relays, route: bytes, effect: Any) -> None:
+        effect.mark = mark(None, None)
+        sound(self, route, effect)
+
+    sound = Relays.note_heartbeat
+    with (
+        patched(membership, "heartbeat_mark", mark),
+        patched(Relays, "note_heartbeat", note),
+        patched(condenser, "RENEWALS_MAX", 1 << 60),
+    ):
         yield
 
 
