@@ -6,49 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Refused
 from taskyard.relay import gateway as gateway_module
 from taskyard.relay.gateway import CHECK_NS, UNANSWERED_NS_MAX, UNSENT_NS_MAX, Gateway
+from tests.relay.kit import Clock, Listener
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-class Listener:
-    """Peers below. A route is connected while its connection is in `open`."""
-
-    endpoint = "tcp://127.0.0.1:1"
-
-    def __init__(self) -> None:
-        self.arrived: list[tuple[tuple[int, int], list[bytes]]] = []
-        self.sent: list[list[bytes]] = []
-        self.open: set[tuple[int, int]] = set()
-        self.connection = (0, 0)
-        self.is_full = False
-        self.refuses = False
-
-    def say(self, number: int, *frames: bytes, route: bytes = b"") -> None:
-        connection = (number, 1000 + number)
-        self.open.add(connection)
-        self.arrived.append((connection, [route or b"peer-%d" % number, *frames]))
-
-    def receive(self) -> list[bytes] | None:
-        if not self.arrived:
-            return None
-        self.connection, frames = self.arrived.pop(0)
-        return frames
-
-    def send(self, frames: Sequence[bytes]) -> bool:
-        if not self.refuses:
-            self.sent.append([*frames])
-        return not self.refuses
-
-    def is_open(self, connection: tuple[int, int]) -> bool:
-        return connection in self.open
-
-    def cut(self, connection: tuple[int, int]) -> None:
-        self.open.discard(connection)
 
 
 class Upstream:
@@ -93,13 +57,6 @@ class Connector:
 
     def states(self) -> list[bool]:
         return [one.is_closed for one in self.all]
-
-
-class Clock:
-    now_ns = SECOND_NS
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns
 
 
 class World:

@@ -88,6 +88,7 @@ class Condenser:
         self._requests = count(1)
         #: Messages to send, and peers that have left.
         self._envelopes: list[bytes] = []
+        self._envelope_bytes = 0
         self._gone: list[int] = []
         #: Heartbeats to send, by peer number, and since when the first waits.
         self._renewals: dict[int, Renewal] = {}
@@ -142,7 +143,9 @@ class Condenser:
         peer.heartbeat, peer.request, peer.reply, peer.renewals = heartbeat, request, None, 0
 
     def _relay(self, peer: Peer, message: bytes) -> None:
-        self._envelopes.append(pb.Envelope(peer=peer.number, message=message).SerializeToString())
+        envelope = pb.Envelope(peer=peer.number, message=message).SerializeToString()
+        self._envelopes.append(envelope)
+        self._envelope_bytes += len(envelope)
 
     def drop(self, route: bytes) -> None:
         """Forget a peer that has disconnected."""
@@ -157,24 +160,36 @@ class Condenser:
         self._peers.clear()
         self._by_number.clear()
         self._envelopes.clear()
+        self._envelope_bytes = 0
         self._gone.clear()
         self._renewals.clear()
         self._unanswered.clear()
 
     # Messages to the broker.
 
-    def wake_at_ns(self) -> int | None:
-        """Return when heartbeats are sent at the latest. None: none waits."""
-        return self._waiting_since_ns + HEARTBEAT_DELAY_NS if self._renewals else None
+    def wake_at_ns(self, not_before_ns: int) -> int | None:
+        """Return when messages are to be sent, given the time until which they collect."""
+        if self._envelopes or self._gone:
+            return not_before_ns
+        if self._renewals:
+            return max(not_before_ns, self._waiting_since_ns + HEARTBEAT_DELAY_NS)
+        return None
+
+    def is_due(self, now_ns: int, not_before_ns: int) -> bool:
+        """Return whether messages are to be sent now. Many bytes don't wait."""
+        wake_at_ns = self.wake_at_ns(not_before_ns)
+        return wake_at_ns is not None and (
+            wake_at_ns <= now_ns or self._envelope_bytes > BUNDLE_BYTES_MAX
+        )
 
     def take(self, now_ns: int) -> Iterator[list[bytes]]:
         """Return the messages to send above.
 
         Heartbeats go first, with whatever else is sent: they were sent before it.
         """
-        is_due = self._renewals and now_ns - self._waiting_since_ns >= HEARTBEAT_DELAY_NS
-        if not (is_due or self._envelopes or self._gone):
+        if not self.is_due(now_ns, now_ns):
             return
+        self._envelope_bytes = 0
         query = _Q(type=_Q.Relay)
         query.gone.extend(self._gone[:RELAYED_MAX])
         del self._gone[:RELAYED_MAX]

@@ -9,6 +9,7 @@ its sockets and clock as arguments.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskyard.core.limits import SECOND_NS
@@ -29,9 +30,13 @@ logger = logging.getLogger("taskyard.relay")
 MESSAGES_PER_TURN: Final = 256
 BYTES_PER_TURN_MAX: Final = 16 << 20
 
-#: How often to check for peers that have left, and for the connection above.
+#: How often to check for peers that have left, and for a broker that did not read.
 CHECK_NS: Final = SECOND_NS
-CONNECT_CHECK_NS: Final = SECOND_NS // 20
+RETRY_NS: Final = SECOND_NS // 50
+
+#: The shortest interval of messages above. Those of many peers collect meanwhile. The first one
+#: after a pause is sent at once.
+SEND_NS: Final = SECOND_NS // 200
 
 #: The longest message of a peer. With its envelope it must not exceed the broker's limit.
 MESSAGE_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024
@@ -40,7 +45,7 @@ MESSAGE_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024
 REFUSED_TEXT: Final = (
     f"peers disconnected, over {PEERS_MAX} or with too long a message: %d new, %d since the start"
 )
-CUT_TEXT: Final = "peers disconnected that did not read, or whose broker did not: %d new, %d in all"
+CUT_TEXT: Final = "peers disconnected that did not read: %d new, %d since the start"
 MALFORMED_TEXT: Final = "messages of the broker that are no replies: %d new, %d since the start"
 
 
@@ -79,6 +84,9 @@ class NativeRelay:
         self._condenser = Condenser()
         self._connections: dict[bytes, Connection] = {}
         self._connections_above = 0
+        #: Messages that the broker has no room for, and when the last one was sent.
+        self._unsent: deque[list[bytes]] = deque()
+        self._sent_ns = 0
         self._check_at_ns = self._since_ns = clock.monotonic_ns()
         self.has_exited = False
         #: Peers that were disconnected: beyond a limit, or because they did not read.
@@ -115,9 +123,8 @@ class NativeRelay:
         now_ns = self._clock.monotonic_ns()
         if now_ns >= self._check_at_ns:
             self._check_peers(now_ns)
-        if self._reads and not all(map(self._above.send, self._condenser.take(now_ns))):
-            self.cut += self.peers
-            self._cut_all()  # the broker does not read
+        if self._above.is_connected():
+            self._send_up(now_ns)
         for log in self._logs:
             log.log_if_due()
         return more
@@ -125,9 +132,20 @@ class NativeRelay:
     def wake_at_ns(self) -> int | None:
         """Return when heartbeats are due, or a check."""
         if not self._reads:
-            return self._clock.monotonic_ns() + CONNECT_CHECK_NS
-        due_ns = self._condenser.wake_at_ns()
+            return self._clock.monotonic_ns() + RETRY_NS
+        due_ns = self._condenser.wake_at_ns(self._sent_ns + SEND_NS)
         return self._check_at_ns if due_ns is None else min(due_ns, self._check_at_ns)
+
+    def _send_up(self, now_ns: int) -> None:
+        """Send what has collected, unless something was sent just now."""
+        while self._unsent and self._above.send(self._unsent[0]):
+            self._unsent.popleft()
+        if self._unsent or not self._condenser.is_due(now_ns, self._sent_ns + SEND_NS):
+            return
+        for message in self._condenser.take(now_ns):
+            self._sent_ns = now_ns
+            if self._unsent or not self._above.send(message):
+                self._unsent.append(message)
 
     def _check_above(self) -> None:
         """Read from peers only while the broker reads. Disconnect all after a reconnect."""
@@ -139,7 +157,7 @@ class NativeRelay:
             self._since_ns = self._clock.monotonic_ns()
         else:
             self._above.check_accepted(self._clock.monotonic_ns() - self._since_ns)
-        reads = is_connected and not self._above.is_congested()
+        reads = is_connected and not self._unsent and not self._above.is_congested()
         if reads is not self._reads:
             self._reads = reads
             self._set_reading(reads)
@@ -148,6 +166,7 @@ class NativeRelay:
         for connection in self._connections.values():
             self._below.cut(connection)
         self._connections.clear()
+        self._unsent.clear()
         self._condenser.reset()
 
     def _up(self) -> bool:
