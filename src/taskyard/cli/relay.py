@@ -1,5 +1,8 @@
 """`taskyard relay`: relay messages between peers and their broker, in the foreground."""
 
+import shlex
+from pathlib import Path
+
 import click
 
 from taskyard.cli.daemon_options import (
@@ -19,6 +22,7 @@ from taskyard.cli.output import example
 from taskyard.client import discovery
 from taskyard.errors import UnusableEndpoint, UnusableKey, UserError
 from taskyard.net import endpoints
+from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey
 from taskyard.relay.process import WMP, RelayOptions, serve
 
@@ -44,19 +48,35 @@ from taskyard.relay.process import WMP, RelayOptions, serve
     "across restarts.",
 )
 @key_option
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Directory with the keys that peers need (see `taskyard keys`), if other machines can "
+    "reach --listen.",
+)
 @config_option
 @until_eof_option
 @verbose_option
 @quiet_option
 @click.pass_obj
 def relay(
-    cli_context: CliContext, *, listen: str, upstreams: tuple[str, ...], until_eof: bool
+    cli_context: CliContext,
+    *,
+    listen: str,
+    upstreams: tuple[str, ...],
+    state: Path | None,
+    until_eof: bool,
 ) -> None:
     """Relay messages between peers on this machine and a broker on another one.
 
     Programs that can't use keys connect to a relay as to a broker, in their own dialect: dwork,
     ping-pong, round-robin or wmp. The relay connects to the broker with --key. Its peers can do
     what the key allows, and every program of this machine can be a peer.
+
+    With --state the relay has keys of its own for its peers, which may then be on other machines.
+    Create them with `taskyard keys new NAME --role worker --state DIR`. A peer of the relay can do
+    what the relay's own key allows.
 
     WMP workers work for all managers behind a relay. A broker is a manager if it runs with
     `--listen wmp=ENDPOINT`. Relays can be chained, those of WMP up to eight, and run side by side.
@@ -68,7 +88,7 @@ def relay(
     log_to_stderr(cli_context, "relay")
     dialect, places = _read("--listen", listen)
     below = tuple(map(endpoints.listen_endpoint, places))
-    _check_local(below)
+    keyring = _keyring(below, state)
     above = tuple(_read_upstream(dialect, given) for given in upstreams)
     if len(above) > 1 and dialect != WMP:
         raise UserError(f"--to: a {dialect} relay has one broker")
@@ -76,7 +96,8 @@ def relay(
         for place in set(below) & set(one):
             raise UserError(f"--to {place}: the relay's own --listen endpoint")
     key = _key(cli_context, [place for one in above for place in one])
-    serve(RelayOptions(dialect, below, above, key), click.echo, until_eof=until_eof)
+    options = RelayOptions(dialect, below, above, key, keyring)
+    serve(options, click.echo, until_eof=until_eof)
 
 
 def _key(cli_context: CliContext, above: list[str]) -> PeerKey | None:
@@ -115,11 +136,21 @@ def _read_upstream(dialect: str, given: str) -> tuple[str, ...]:
     return tuple(map(endpoints.peer_endpoint, places))
 
 
-def _check_local(places: tuple[str, ...]) -> None:
-    """Raise UserError for an endpoint that other machines can reach."""
-    for place in places:
-        if endpoints.is_remote(endpoints.parse(place)):
-            raise UnusableEndpoint(
-                f"--listen {place}: other machines can reach it, and a relay requires no keys "
-                "(give tcp://127.0.0.1:PORT)"
-            )
+def _keyring(places: tuple[str, ...], state: Path | None) -> Keyring | None:
+    """Return the keys that peers need. Raise UserError if there are none and some are needed."""
+    if state is None:
+        for place in places:
+            if endpoints.is_remote(endpoints.parse(place)):
+                raise UnusableEndpoint(
+                    f"--listen {place}: other machines can reach it, so peers need keys (give "
+                    "--state DIR, or tcp://127.0.0.1:PORT)"
+                )
+        return None
+    keyring = Keyring(state)
+    if not keyring.has_keys():
+        quoted = shlex.quote(str(state))
+        raise UnusableKey(
+            f"--state {state}: no valid key (create one with `taskyard keys new NAME --role "
+            f"worker --state {quoted}`)"
+        )
+    return keyring

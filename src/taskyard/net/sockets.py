@@ -20,7 +20,7 @@ import zmq
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal
-from taskyard.errors import Refused, UnusableKey
+from taskyard.errors import Refused, UnusableKey, UserError
 from taskyard.net.accepted import COUNTED_BYTES_MIN, Arrivals, Connection, Cutter, inode_of
 from taskyard.net.context import context, raise_file_limit
 from taskyard.net.endpoints import Ipc, SocketFile, Tcp, is_remote, open_listener, parse, parse_peer
@@ -340,6 +340,34 @@ class PeerListener(ZmqSocket):
         super().close()
 
 
+class CurvePeerListener(PeerListener):
+    """A `PeerListener` that requires keys. A peer whose key was revoked is cut."""
+
+    is_secure = True
+
+    #: The accepted keys. Set after it is opened.
+    keyring: Keyring
+
+    def _body_of(self, frame: zmq.Frame) -> bytes | None:
+        self.user = _user_of(frame)
+        return super()._body_of(frame)
+
+    def receive(self) -> list[bytes] | None:
+        while (frames := super().receive()) is not None:
+            if self._is_accepted():
+                return frames
+            self.cut(self.connection)
+        return None
+
+    def _is_accepted(self) -> bool:
+        """Return whether the key of the last message is valid, after a look at the directory."""
+        try:
+            peer = self.keyring.find(self.user)
+        except UserError:
+            return False
+        return peer is not None and bool(peer.roles)
+
+
 def _user_of(frame: zmq.Frame) -> str:
     """Return the key that ZAP has set for a frame's connection. Peers can't set it."""
     try:
@@ -433,10 +461,8 @@ def listen(
         )
     options = LISTEN_OPTIONS
     if keyring is not None:
-        options, kind = (
-            curve_server(require_keys(keyring), keyring.secret().reveal()),
-            CurveListener,
-        )
+        options = curve_server(require_keys(keyring), keyring.secret().reveal())
+        kind = CurvePeerListener if kind is PeerListener else CurveListener
     socket = context().socket(zmq.ROUTER)
     try:
         set_options(socket, options, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
@@ -455,9 +481,13 @@ def listen(
     return kind(socket, str(opened.place), opened.file, arrivals)
 
 
-def listen_to_peers(endpoint: str, guard: Guard, *, is_named: bool = False) -> PeerListener:
-    """Open a listener that records the connection of each message. Raise UserError."""
-    listener = listen(endpoint, is_named=is_named, guard=guard, kind=PeerListener)
+def listen_to_peers(
+    endpoint: str, guard: Guard, keyring: Keyring | None = None, *, is_named: bool = False
+) -> PeerListener:
+    """Open a listener that records the connection of each message, like `listen`."""
+    listener = listen(endpoint, keyring, is_named=is_named, guard=guard, kind=PeerListener)
+    if isinstance(listener, CurvePeerListener) and keyring is not None:
+        listener.keyring = keyring
     return cast("PeerListener", listener)
 
 

@@ -22,6 +22,7 @@ from taskyard.relay.server import LoggedRelay, Relay
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from taskyard.net.keyring import Keyring
     from taskyard.net.keys import PeerKey
     from taskyard.net.sockets import ZmqSocket
 
@@ -125,6 +126,8 @@ class RelayOptions(Struct, frozen=True):
     #: Brokers or relays, each with as many endpoints. Only WMP takes several.
     upstreams: tuple[tuple[str, ...], ...]
     key: PeerKey | None = None
+    #: The keys that peers need, each endpoint on TCP. None: none, so all are of this machine.
+    keyring: Keyring | None = None
 
 
 def serve(
@@ -142,13 +145,14 @@ def serve(
 
 
 def _open_wmp(options: RelayOptions, host: Host, guard: Guard) -> LoggedRelay:
-    below = host.add_socket(sockets.listen(options.endpoints[0], guard=guard))
+    below = sockets.listen_to_peers(options.endpoints[0], guard, options.keyring)
+    host.add_socket(below)
     above = [host.add_socket(sockets.connect(one, options.key)) for (one,) in options.upstreams]
     return LoggedRelay(Relay(below, above), host.clock, below.endpoint)
 
 
 def _open_native(options: RelayOptions, host: Host, guard: Guard) -> NativeRelay:
-    below = sockets.listen_to_peers(options.endpoints[0], guard)
+    below = sockets.listen_to_peers(options.endpoints[0], guard, options.keyring)
     host.add_socket(below)
     wire = sockets.connect(options.upstreams[0][0], options.key, counts=True)
     host.add_socket(wire)
@@ -164,7 +168,7 @@ def _open_gateway(options: RelayOptions, host: Host, guard: Guard) -> GatewayPro
     kind = NamedConnector if is_named else Connector
     gateways = []
     for endpoint, upstream in zip(options.endpoints, options.upstreams[0], strict=True):
-        below = sockets.listen_to_peers(endpoint, guard, is_named=is_named)
+        below = sockets.listen_to_peers(endpoint, guard, options.keyring, is_named=is_named)
         host.add_socket(below)
         gateway = Gateway(below, kind(host, upstream, options.key), host.clock)
         host.callback(gateway.close)
