@@ -118,7 +118,7 @@ def _wmp(_route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
     if command == _READY:
         facts = WorkerFacts(
             services=tuple(one.encode() for one in headers.get("services", ["default"])),
-            slots_total=headers.get("slots", 1),
+            slots_total=headers.get("slots", 0),
             incarnation=headers.get("incarnation", 0),
             heartbeat_ns=headers.get("heartbeat_ms", 0) * _MILLISECOND_NS,
             wants_wake=True,

@@ -1,7 +1,8 @@
 """Model workers of every dialect.
 
     pull      native: requests and parks, heartbeats list its tasks, sends attempts
-    called    WMP: is woken, then requests, repeats a report until it is acknowledged; loose links
+    called    WMP: is woken, then requests, repeats a report until it is acknowledged; loose links.
+              Half of them declare no slots: each READY requests one task
     plain     dwork: polls without parking, no heartbeat, starts with Exit; tight links
     standing  round-robin: takes a task per slot, frees slots by INCREMENT; tight links
     ping      ping-pong: one task at a time, another worker with each connection; tight links
@@ -158,6 +159,8 @@ class WakeWorker(Worker):
         #: Slots that wait for the manager's reply.
         self.locks: dict[int, None] = {}
         self.ready_ns = 0
+        #: It declares no slots, so each READY requests one task.
+        self.requests_each_task = bool(crc32(b"slots %d %s" % (world.plan.seed, name)) & 1)
         self.codec: WmpWorkerCodec
 
     def make_codec(self) -> None:
@@ -165,7 +168,8 @@ class WakeWorker(Worker):
         self.locks = {}
 
     def facts(self) -> WorkerFacts:
-        return structs.replace(super().facts(), wants_wake=True, dialect=b"")
+        slots = 0 if self.requests_each_task else self.slots
+        return structs.replace(super().facts(), slots_total=slots, wants_wake=True, dialect=b"")
 
     def on_name_refused(self, refused: effects.Refused) -> None:
         self.locks = {}

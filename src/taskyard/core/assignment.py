@@ -42,18 +42,29 @@ def tasks_requested(context: Context, event: events.TasksRequested) -> None:
             _reply_no_work_yet(context, worker)
         shut_down_if_drained(context, worker)
     elif event.parks and worker.facts.wants_wake:
-        park(context, worker, event.count)  # it gets `Wake` and requests again
-    elif lease(context, worker, event.count):
+        if not (worker.requests_each_task and worker.state is WOKEN):
+            park(context, worker, event.count)  # it gets `Wake` and requests again
+    elif _may_take(worker) and lease(context, worker, event.count):
         return
     elif event.parks:
         park(context, worker, event.count)
     else:
-        _reply_no_work(context, worker)
-        if worker.state is WOKEN:
-            cancel_wake(context.ledger, worker)
-            park(context, worker, worker.tasks_wanted)  # it still waits, but this wake is over
-        elif worker.state is PARKED and not (worker.facts.wants_wake or worker.facts.always_ready):
-            _unpark(worker)  # this request replaces the one that it waited by
+        _end_request(context, worker)
+
+
+def _end_request(context: Context, worker: Worker) -> None:
+    """Reply that there are no tasks to a request that does not wait for some."""
+    _reply_no_work(context, worker)
+    if worker.state is WOKEN:
+        cancel_wake(context.ledger, worker)
+        park(context, worker, worker.tasks_wanted)  # it still waits, but this wake is over
+    elif worker.state is PARKED and not (worker.facts.wants_wake or worker.facts.always_ready):
+        _unpark(worker)  # this request replaces the one that it waited by
+
+
+def _may_take(worker: Worker) -> bool:
+    """Return whether a worker has an open request, if each of its requests is for one task."""
+    return not worker.requests_each_task or worker.state in (PARKED, WOKEN)
 
 
 def wait_ended(context: Context, event: events.WaitEnded) -> None:
@@ -170,6 +181,8 @@ def _update_worker(context: Context, worker: Worker, tasks: list[Task]) -> None:
     worker.turn(WorkerCause.ASSIGNED)
     if worker.facts.always_ready:
         park(context, worker, worker.slots_free)
+    elif worker.requests_each_task:
+        return  # this task was its request
     elif worker.facts.wants_wake and waited and worker.slots_free > 0:
         park(context, worker, worker.tasks_wanted)  # it waits while it has free slots
 

@@ -214,6 +214,12 @@ class Worker(Struct, eq=False):
         return self.facts.slots_total + self.prefetch - self.slots_used - sum(self.slots_kept)
 
     @property
+    def requests_each_task(self) -> bool:
+        """Whether each of its requests is for one task, which an assignment uses up. A worker that
+        gets `Wake` and declares slots waits for as long as it has free ones."""
+        return self.facts.wants_wake and not self.facts.slots_total
+
+    @property
     def resources_free(self) -> dict[bytes, int]:
         """Named resources for more tasks. Prefetched tasks count as running."""
         used = self.resources_used

@@ -203,7 +203,8 @@ class WorkerFacts(Struct, array_like=True, frozen=True):
     lease_timeout_ns: int = 0
     #: Number of the process: another process of the same name has another one.
     incarnation: int = 0
-    #: It gets `Wake` and then requests tasks. Other workers get tasks without a `Wake`.
+    #: It gets `Wake` and then requests tasks. Other workers get tasks without a `Wake`. If it has
+    #: a limit of slots, it waits while some are free. If not, each request is for one task.
     wants_wake: bool = False
     #: It takes tasks whenever it has a free slot, without requesting each time.
     always_ready: bool = False

@@ -104,8 +104,10 @@ class Manager:
     def task(self, name: bytes) -> Task:
         return self.scheduler.ledger.tasks[name]
 
-    def ready(self, worker: str = "w", **more: Any) -> list[Sent]:
-        return self.send("READY", {"worker": worker, **more}, route=worker.encode())
+    def ready(self, worker: str = "w", slots: int = 1, **more: Any) -> list[Sent]:
+        """Send READY with slots: 0 leaves them out."""
+        headers = {"worker": worker, **({"slots": slots} if slots else {}), **more}
+        return self.send("READY", headers, route=worker.encode())
 
     def given(self, worker: str = "w", request: Any = "1") -> list[Sent]:
         return self.send("GIVE", {"worker": worker, "request": request}, route=worker.encode())

@@ -11,7 +11,7 @@ from taskyard.wire.wmp import peer
 from taskyard.wire.wmp.peer import Send, Settings, Start, Stop
 from tests.wire.wmp.kit import Sent, frames, read
 
-READY = Sent("READY", {"worker": "w", "services": ["default"]})
+READY = Sent("READY", {"worker": "w", "slots": 1, "services": ["default"]})
 HELLO = Sent("PING", {"worker": "w"})
 
 

@@ -100,7 +100,7 @@ def test_ready_has_the_facts_of_a_worker() -> None:
     assert events[0] == WorkerRegistered(0, b"wmp:w", facts)
     plain = Wmp(1, ME, lambda: 0).receive(b"r", frames("READY", {"worker": "w"}), 5)
     assert isinstance(plain[0], WorkerRegistered)
-    assert (plain[0].facts.services, plain[0].facts.slots_total) == ((b"default",), 1)
+    assert (plain[0].facts.services, plain[0].facts.slots_total) == ((b"default",), 0)
 
 
 def test_requests_have_the_numbers_of_the_dialect() -> None:

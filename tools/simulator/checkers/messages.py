@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from simulator.reference_model import ReferenceModel
     from taskyard.core.events import Event
 
-#: WMP's WAKE, the commands that end it (TAKE and NO answer a GIVE, BYE dismisses the worker), and
-#: the places of commands and headers in a message.
+#: WMP's WAKE and TAKE, the commands that end a WAKE (TAKE and NO answer a GIVE, BYE dismisses the
+#: worker), and the places of commands and headers in a message.
 _WAKE: Final = b"\x02"
+_TAKE: Final = b"\x04"
 _END_OF_WAKE: Final = (b"\x04", b"\x05", b"\x0b")
 _COMMAND_AT, _HEADERS_AT = 2, 3
 
@@ -44,11 +45,18 @@ class MessageChecker:
         self._were_ready: dict[bytes, int] = {}
         #: (worker, task) sent to workers whose dialects have a timeout of their own.
         self._jobs: dict[tuple[bytes, bytes], None] = {}
+        #: Tasks that each WMP worker without slots may get: one, and one for each READY in a turn.
+        self._requested: dict[bytes, int] = {}
 
     def on_received(self, turn: Sequence[Event]) -> None:
         """Begin a turn with the events that the broker received."""
         self._turn = turn
         self._woken, self._were_ready = {}, {}
+        self._requested = {worker: min(1, count) for worker, count in self._requested.items()}
+        for event in turn:
+            if isinstance(event, events.WorkerRegistered) and event.facts.wants_wake:
+                requests = 0 if event.facts.slots_total else 1
+                self._requested[event.worker] = self._requested.get(event.worker, 0) + requests
 
     def on_record(self, names: Iterable[bytes]) -> None:
         """Note the tasks of a record that are ready before it is applied."""
@@ -92,6 +100,20 @@ class MessageChecker:
         elif command in _END_OF_WAKE:
             for woken in self._woken.values():
                 woken.pop(way, None)
+        if command == _TAKE:
+            headers = msgspec.json.decode(frames[path + _HEADERS_AT])
+            self._check_requested(headers["task"].encode())
+
+    def _check_requested(self, name: bytes) -> None:
+        """Require a READY for each task of a worker without slots."""
+        task_model = self._model.tasks.get(name)
+        worker = None if task_model is None else self._model.workers.get(task_model.worker)
+        if task_model is None or worker is None or worker.facts.slots_total:
+            return
+        left = self._requested.get(task_model.worker, 0) - 1
+        self._requested[task_model.worker] = left
+        if left < 0:
+            raise Violation("unrequested", f"{name!r} to {task_model.worker!r} without a READY")
 
     def _check_wake_count(self, way: bytes, service: bytes) -> None:
         """Require that no more workers are woken than tasks are ready."""

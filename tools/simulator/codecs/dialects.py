@@ -280,7 +280,8 @@ class WmpWorkerCodec:
         if isinstance(event, events.TasksRequested) and event.parks:
             who = next(one for one in sent_events if isinstance(one, events.WorkerRegistered))
             facts = who.facts
-            headers["slots"] = facts.slots_total
+            if facts.slots_total:
+                headers["slots"] = facts.slots_total
             headers["services"] = [name.decode() for name in facts.services]
             headers["incarnation"] = facts.incarnation
             headers["heartbeat_ms"] = facts.heartbeat_ns // 1_000_000

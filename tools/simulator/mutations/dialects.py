@@ -12,6 +12,7 @@ from msgspec import structs
 
 from simulator.mutations.registry import mutation, patched, patched_item
 from taskyard.core import effects, events, faults, submission
+from taskyard.core.entities import Worker
 from taskyard.core.events import Outcome
 from taskyard.core.model import Submission
 from taskyard.wire.native import frames as native_frames
@@ -209,6 +210,13 @@ def ready_forgotten() -> Iterator[None]:
         return sound(self, *arguments)[:1]
 
     with patched_item(Wmp._HANDLERS, wmp_frames.Ready, ready):
+        yield
+
+
+@mutation
+def request_for_one_task_stands() -> Iterator[None]:
+    """Keep the READY of a worker without slots after a TAKE."""
+    with patched(Worker, "requests_each_task", property(lambda _worker: False)):
         yield
 
 

@@ -77,10 +77,10 @@ Back: TypeAlias = Annotated[list[Number], Meta(max_length=PATH_MAX)]
 
 
 class Ready(Struct, omit_defaults=True):
-    """Worker: it has free slots."""
+    """Worker: it has free slots. Without `slots`: it requests one task."""
 
     worker: Text
-    slots: Annotated[int, Meta(ge=1, le=SLOTS_MAX)] = 1
+    slots: Annotated[int, Meta(ge=1, le=SLOTS_MAX)] | None = None
     services: Services | None = None
     #: Distinguishes this process from others of the same id.
     incarnation: Number = 0
@@ -227,7 +227,8 @@ class WorkerBye(Struct, omit_defaults=True):
 class ManagerBye(Struct, omit_defaults=True):
     """Manager: it has no more tasks for this worker."""
 
-    worker: Text
+    #: Empty: the worker has sent no id.
+    worker: str = ""
     reason: str = ""
     manager: str | None = None
     back: Back | None = None
@@ -335,6 +336,15 @@ def decode(frames: Sequence[bytes], sender: Side) -> tuple[tuple[bytes, ...], An
     except _DECODE_ERRORS as error:
         raise Malformed(f"invalid headers: {error}") from error
     return tuple(frames[:at]), message, _payload(frames[at + _FIXED_FRAMES :])
+
+
+def is_empty_ready(frames: Sequence[bytes]) -> bool:
+    """Return whether a message is a READY without headers, as in the draft."""
+    try:
+        _, command, headers = split_frames(frames, Side.WORKER)
+    except Malformed:
+        return False
+    return command == READY and b"".join(headers.split()) in (b"", b"{}")
 
 
 def _payload(frames: Sequence[bytes]) -> bytes:

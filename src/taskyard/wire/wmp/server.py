@@ -1,12 +1,12 @@
 """WMP at a manager, the broker: messages of workers to events, effects to messages.
 
 A worker is identified by the id in its headers. Messages to it take the route of its last message,
-and the path behind it where there are relays. READY is a level that the scheduler keeps, WAKE is
-its call, and a GIVE gets TAKE or NO in the same turn.
+and the path behind it where there are relays. READY is a level that the scheduler keeps, or without
+`slots` a request for one task. WAKE is its call, and a GIVE gets TAKE or NO in the same turn.
 
 A silent worker is pinged, so that an idle one need not send heartbeats, and one behind a relay
-learns the route to this manager. WMP has no error message: malformed messages are only counted. No
-sockets, no clock. `peer.py` is the other end.
+learns the route to this manager. WMP has no error message: malformed messages are only counted, but
+a READY without headers gets BYE. No sockets, no clock. `peer.py` is the other end.
 """
 
 from __future__ import annotations
@@ -70,6 +70,9 @@ _REQUESTS: Final[dict[type, str]] = {
 }
 
 _NAME_REFUSALS: Final = (Refusal.NAME_HELD, Refusal.NAME_LOST)
+
+#: The reason of the BYE to a READY without headers.
+EMPTY_READY: Final = 'READY without headers (send {"worker": ID}, and "slots" for several tasks)'
 
 #: The largest percentage. More is cut.
 _PERCENT_MAX: Final = 100
@@ -160,7 +163,17 @@ class Wmp:
             return self._decode(route, frames, now_ns, peer)
         except Malformed:
             self.malformed += 1
+            return self._reject_empty(route, frames, now_ns)
+
+    def _reject_empty(
+        self, route: bytes, frames: Sequence[bytes], now_ns: int
+    ) -> list[events.Event]:
+        """Reject a READY without headers, which is valid in the draft. Drop any other message."""
+        if not wmp.is_empty_ready(frames):
             return []
+        sender = Sender(route, tuple(frames[: frames.index(b"")]), b"", now_ns)
+        number = self._issue(sender)
+        return [events.RequestRejected(0, route, number, Refusal.MALFORMED, EMPTY_READY)]
 
     def _decode(
         self,
@@ -189,18 +202,10 @@ class Wmp:
                 text="the manager is shutting down",
             )
             return [rejected]
-        facts = WorkerFacts(
-            services=_services(message.services) or SERVICES_DEFAULT,
-            slots_total=message.slots,
-            lease_timeout_ns=self._lease_timeout_ns,
-            incarnation=message.incarnation,
-            wants_wake=True,
-            dialect=b"wmp",
-            heartbeat_ns=_heartbeat_ns(message.heartbeat_ms) if message.incarnation else 0,
-        )
+        facts = self._facts(message)
         registered = events.WorkerRegistered(0, sender.worker, facts, replaces=message.replaces)
         requested = events.TasksRequested(
-            0, sender.worker, message.slots, incarnation=facts.incarnation
+            0, sender.worker, message.slots or 1, incarnation=facts.incarnation
         )
         if not self._is_newcomer(sender):
             self._note_route(sender).facts = facts
@@ -211,6 +216,21 @@ class Wmp:
             0, sender.worker, request=number, incarnation=facts.incarnation
         )
         return [registered, heartbeat, requested]
+
+    def _facts(self, message: wmp.Ready) -> WorkerFacts:
+        """Return the facts of a worker. One that declares neither slots nor heartbeats is taken for
+        a worker of the draft, which can't list its tasks."""
+        lists_tasks = message.slots is not None or message.heartbeat_ms > 0
+        return WorkerFacts(
+            services=_services(message.services) or SERVICES_DEFAULT,
+            slots_total=message.slots or 0,
+            lease_timeout_ns=self._lease_timeout_ns,
+            incarnation=message.incarnation,
+            wants_wake=True,
+            dialect=b"wmp",
+            restart_lease_ns=0 if lists_tasks else self._lease_timeout_ns,
+            heartbeat_ns=_heartbeat_ns(message.heartbeat_ms) if message.incarnation else 0,
+        )
 
     def _give(self, sender: Sender, message: wmp.Give, _payload: bytes) -> list[events.Event]:
         services = _services(message.services)
