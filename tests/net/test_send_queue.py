@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from taskyard.net.round_robin import RoundRobinLoop
 from taskyard.net.send_queue import RESEND_NS, SendQueue
-from taskyard.wire.round_robin.peer import Client
+from taskyard.wire.round_robin.client import Client
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,10 +20,12 @@ from tests.kit.processes import PATIENCE_SECONDS, TASKYARD, environment, run, un
 from tests.system.kit import Broker
 from tests.wire.round_robin.kit import LMQ, lmq
 from tests.wire.round_robin.test_sockets import bare, registered
+from tests.wire.round_robin.test_streams import THREE_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.wire.round_robin.test_sockets import Bare
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,7 +70,9 @@ class Program:
         """Return the output for a command, up to the next prompt."""
         self.types(line)
         self.until(f"{re.escape(line)}(?=\n)")
-        return self.until(f"(?m)^{self._prompt}")
+        # Between them the server may print a message, and the prompt again.
+        listed = self.until(r"(?m)^\d+ workers?$") if line == "workers" else ""
+        return listed + self.until(f"(?m)^{self._prompt}")
 
     def _take(self) -> bool:
         if not select.select([self._output], [], [], 1)[0]:
@@ -158,12 +162,18 @@ def test_example_session_runs_from_top_to_bottom(session: Session) -> None:
     client.quit()
 
 
+#: Lines of the server about messages, and repeated prompts.
+MESSAGE = re.compile(r"$|server> ?$|.* from tcp:|(de)?registered |message passed|response passed")
+
+
 def as_on_the_page(text: str, endpoint: str) -> list[tuple[str, list[str]]]:
     """Return commands with their sorted output, without parts that differ between runs."""
     text = text.replace(endpoint, "tcp://127.0.0.1:6714")
     text = re.sub(r"-\d+-[0-9a-f]{4,8}(?=\s)", "-N", text)
     parts = re.split(r"(?m)^(\w+> .+)$", text)[1:]
-    output = [sorted(one.strip("\n").splitlines()) for one in parts[1::2]]
+    output = [
+        sorted(line for line in one.splitlines() if not MESSAGE.match(line)) for one in parts[1::2]
+    ]
     return list(zip(parts[::2], output, strict=True))
 
 
@@ -189,6 +199,93 @@ def test_ping_that_wants_no_answer_and_one_stream(session: Session) -> None:
     session.worker.until("worker got PING")
     assert "data: answered by" in session.client.answer_to("data")
     session.worker.until("worker got STREAM")
+
+
+def test_server_prints_messages_in_the_order_of_the_example(session: Session) -> None:
+    session.worker.answer_to("register")
+    session.client.answer_to("pingt")
+    session.server.until("response passed back")
+    session.worker.answer_to("deregister")
+    session.server.until("deregistered")
+    printed = re.findall(r"(?m)^(registered|PING|message|response|deregistered) ", output(session))
+    assert printed == ["registered", "PING", "message", "response", "deregistered"]
+
+
+def output(session: Session) -> str:
+    return session.server.output.replace("server> ", "")
+
+
+def response_to(client: Bare, number: bytes, *message: bytes) -> list[bytes]:
+    """Return the arguments of the RESPONSE to a message, and the addresses at the bottom."""
+    client.send(*message)
+    frames = client.next(b"\x06")
+    assert frames[3] == number
+    return frames[4:]
+
+
+def test_worker_runs_the_programs_of_installed_commands(session: Session, tmp_path: Path) -> None:
+    options = ("--command", "count=wc -c", "--command", "fail=sh -c 'echo no >&2; exit 3'")
+    options += ("--command", "wait=sleep 60", "--slots", "3", "--endpoint", session.endpoint)
+    with Program(tmp_path, "worker", *options) as worker, bare(session.endpoint) as client:
+        worker.until("worker> ")
+        assert "worker is registered with 3 slots" in worker.answer_to("register")
+        client.send(*lmq(4, b"0", b"wait"))
+        worker.until("worker got wait")
+        (counted, *_) = response_to(client, b"1", *lmq(4, b"1", b"count", b"seven  "))
+        assert counted.strip() == b"7"
+        (failed, *_) = response_to(client, b"2", *lmq(4, b"2", b"fail", b""))
+        assert failed.startswith(b"ERROR ")
+        assert b"3" in failed
+        (unknown, *_) = response_to(client, b"3", *lmq(4, b"3", b"other"))
+        assert unknown.endswith(b"PING and STREAM, and count, fail, wait")
+        until(lambda: "2 of 3 slots free" in session.server.answer_to("workers"))
+        assert "worker has stopped 1 program\n" in worker.answer_to("deregister")
+        worker.quit()
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("count", "expected NAME=PROGRAM"),
+        ("=wc", "expected NAME=PROGRAM"),
+        ("count=", "expected NAME=PROGRAM"),
+        ("count='wc", "No closing quotation"),
+        ("mqs_more=wc", "is a key of the protocol"),
+        ("count=no-such-program-here", "no program 'no-such-program-here'"),
+    ],
+)
+def test_bad_command_is_refused(tmp_path: Path, command: str, problem: str) -> None:
+    code, _, error = run(tmp_path, "rr", "worker", "--command", command)
+    assert code == 2
+    assert problem in error
+
+
+def test_stream_in_several_messages_goes_through_the_server(session: Session) -> None:
+    session.worker.answer_to("register")
+    with bare(session.endpoint) as client:
+        stream = response_to(client, b"1", *lmq(4, b"1", b"\x0a", b"STREAM_ID", b"20000"))
+        data = stream[0][11:]
+        assert stream[0][:3] == b"0R\x08"
+        assert "9 of 10 slots free" in session.server.answer_to("workers")
+        while stream[0][:1] == b"0":
+            worker, handle = stream[2], stream[0][3:11]
+            more = lmq(4, b"2", b"mqs_more", b"STREAM_ID", handle, b"0")
+            stream = response_to(client, b"2", worker, *more)
+            data += stream[0][11:]
+        assert stream[0][:1] == b"2"
+        assert len(data) == 20_000 + 8 * 20
+        assert data.count(b"\x01") >= 20_000
+    until(lambda: "10 of 10 slots free" in session.server.answer_to("workers"))
+
+
+def test_client_reads_the_stream_of_an_original_worker(session: Session) -> None:
+    with bare(session.endpoint) as worker:
+        registered(worker)
+        session.client.types("data")
+        message = worker.next(b"\x04")
+        assert message[4:7] == [b"\x0a", b"STREAM_ID", b"1024"]
+        worker.send(message[-2], *lmq(6, message[3], THREE_BLOCKS))
+        session.client.until("data: answered by")
 
 
 @pytest.mark.parametrize("session", ["pipe", "terminal"], indirect=True)

@@ -24,7 +24,7 @@ from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, Terms
 from taskyard.net.round_robin import RoundRobinLoop
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.round_robin import peer as round_robin_peer
+from taskyard.wire.round_robin import client as round_robin_client
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,7 +160,7 @@ class RoundRobinProductClient(SimProcess):
             decode_sent=self._decode_sent,
             on_received=self._on_received,
         )
-        self._client = round_robin_peer.Client(ENDPOINT)
+        self._client = round_robin_client.Client(ENDPOINT)
         self._loop = RoundRobinLoop(self._client, self._socket, self.clock, _ignore_level)
         for when_ns in self.pending:
             if when_ns >= self.world.timeline.now_ns:
@@ -174,7 +174,7 @@ class RoundRobinProductClient(SimProcess):
             return
         self._jobs += 1
         job = b"%s%s-%d" % (JOB, self.name, self._jobs)
-        batch = round_robin_peer.MessageBatch("job", (b"work", job), 1)
+        batch = round_robin_client.MessageBatch("job", (b"work", job), 1)
         self._loop.run_actions(self._client.start(batch, self._loop.now_ns()))
         self.wake()
 

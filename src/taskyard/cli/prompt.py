@@ -32,6 +32,9 @@ NUMBER_DIGITS_MAX: Final = 6
 
 QUIT: Final = "quit"
 
+#: How long the end of a program waits for the terminal.
+_END_SECONDS_MAX: Final = 1.0
+
 
 class Console:
     """Prints lines and keeps track of the prompt. Thread-safe."""
@@ -71,11 +74,15 @@ class Console:
                 _write(escape_line(line) + "\n")
 
     def end_prompt(self) -> None:
-        """End the line of the prompt."""
-        with self._printing:
+        """End the line of the prompt, unless another thread waits for a stopped terminal."""
+        if not self._printing.acquire(timeout=_END_SECONDS_MAX):
+            return
+        try:
             if self._is_prompting:
                 _write("\n")
             self._is_prompting = False
+        finally:
+            self._printing.release()
 
 
 def _write(text: str) -> None:

@@ -6,11 +6,15 @@ The server is the ordinary broker. Owns the commands of server and client. The w
 
 from __future__ import annotations
 
+import logging
 import os
+import queue
 import secrets
+import shlex
+import shutil
 import signal
 import threading
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -29,14 +33,16 @@ from taskyard.net import endpoints, sockets
 from taskyard.net.host import Host
 from taskyard.net.round_robin import RoundRobinLoop
 from taskyard.wire.dialect import ROUND_ROBIN
-from taskyard.wire.round_robin.frames import DIALECT, ENDPOINT
-from taskyard.wire.round_robin.peer import SUMMARIES
-from taskyard.wire.round_robin.peer import Client as RoundRobinClient
+from taskyard.wire.round_robin.client import Client as RoundRobinClient
+from taskyard.wire.round_robin.frames import DIALECT, ENDPOINT, KEY_BYTES_MAX, SLOTS_MAX
+from taskyard.wire.round_robin.frames import logger as message_logger
+from taskyard.wire.round_robin.peer import BASIC, RESERVED_KEYS, SLOTS, SUMMARIES
 from taskyard.worker import round_robin as worker_program
+from taskyard.worker.runner import make_runner
 from taskyard.worker.settings import check_workers_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from taskyard.cli.options import CommandFunction
@@ -46,6 +52,12 @@ if TYPE_CHECKING:
     from taskyard.net.sockets import ZmqSocket
 
 _NAME: Final = DIALECT.decode()
+
+#: Lines about messages that wait for a slow terminal. Further ones are left out.
+_LINES_MAX: Final = 1000
+
+#: How long to wait at the end until they are printed.
+_PRINT_SECONDS_MAX: Final = 1.0
 
 
 def _endpoint_option(command: CommandFunction) -> CommandFunction:
@@ -93,7 +105,8 @@ def rr() -> None:
 def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> None:
     """Run a broker that listens for round-robin peers.
 
-    It is the ordinary broker with its state directory. Port 0 picks a free port.
+    It is the ordinary broker with its state directory. Port 0 picks a free port. From `-d 1` on it
+    prints the messages that it receives and passes on.
 
     Commands: `workers` lists the workers with their free slots, `quit` stops the server.
     """
@@ -107,8 +120,58 @@ def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> N
         if line.startswith(f"listening {_NAME}"):
             threading.Thread(target=server_prompt.run, daemon=True).start()
 
-    serve(BrokerSettings(state, ((_NAME, endpoints.listen_endpoint(endpoint)),)), print_line)
+    settings = BrokerSettings(state, ((_NAME, endpoints.listen_endpoint(endpoint)),))
+    with _printed_messages(console, debug):
+        serve(settings, print_line)
     console.end_prompt()
+
+
+class _PrintedLog(logging.Handler):
+    """Prints log records on a console in a thread, because a stopped terminal must not stop the
+    broker. Records that it has no room for are counted, and the count is printed."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self._lines: queue.Queue[str | None] = queue.Queue(_LINES_MAX)
+        self._left_out = 0
+        self._thread = threading.Thread(target=self._print_lines, daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(record.getMessage())
+        except queue.Full:
+            self._left_out += 1
+
+    def close(self) -> None:
+        """Wait a little until all lines are printed."""
+        with suppress(queue.Full):
+            self._lines.put_nowait(None)
+            self._thread.join(_PRINT_SECONDS_MAX)
+        super().close()
+
+    def _print_lines(self) -> None:
+        with suppress(BrokenPipeError):
+            while (line := self._lines.get()) is not None:
+                self._console.print_line(BASIC, line)
+                if self._left_out and self._lines.empty():
+                    left_out, self._left_out = self._left_out, 0
+                    self._console.print_line(BASIC, f"{left_out} more messages, not printed")
+
+
+@contextmanager
+def _printed_messages(console: Console, debug: int) -> Iterator[None]:
+    """Print the messages that the server receives and passes on, from debug level 1 on."""
+    if debug < BASIC:
+        yield
+        return
+    with closing(_PrintedLog(console)) as handler:
+        message_logger.handlers[:] = [handler]
+        message_logger.propagate = False
+        message_logger.setLevel(logging.DEBUG)
+        yield
+        message_logger.handlers.clear()
 
 
 class _ServerPrompt:
@@ -152,14 +215,40 @@ def _stop() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@rr.command(epilog=example("rr worker -d 5"))
+@rr.command(epilog=example("rr worker -d 5", "rr worker --command 'count=wc -c' --slots 4"))
 @_endpoint_option
+@click.option(
+    "--command",
+    "installed",
+    multiple=True,
+    callback=lambda _context, _option, given: _parse_commands(given),
+    metavar="NAME=PROGRAM",
+    help="Run PROGRAM for messages with the key NAME: arguments on stdin, result from stdout. May "
+    "be repeated.",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(1, SLOTS_MAX),
+    default=SLOTS,
+    metavar="N",
+    help="Messages that the worker may hold at once.",
+)
 @key_option
 @invite_option
 @config_option
 @click.pass_obj
-def worker(cli_context: CliContext, endpoint: str, debug: int) -> None:
-    """Run a worker that replies to PING and STREAM.
+def worker(
+    cli_context: CliContext,
+    endpoint: str,
+    debug: int,
+    installed: dict[bytes, list[str]],
+    slots: int,
+) -> None:
+    """Run a worker that replies to PING and STREAM, and runs programs.
+
+    A program starts anew for each message with the key of its command, without a shell. It reads
+    the argument of the message from stdin, or several as a MessagePack array. Its stdout is the
+    response, or an error if it fails.
 
     Commands: `register`, `deregister`, `bulk` (start child workers, ten with this one), `endbulk`
     (stop them) and `quit`.
@@ -172,11 +261,39 @@ def worker(cli_context: CliContext, endpoint: str, debug: int) -> None:
         return sockets.connect_by_name(address, suffix, key)
 
     with Host() as host:
+        slots_all = slots * worker_program.BULK_WORKERS
+        runners = {
+            name: host.add_resource(make_runner(slots_all, host.clock, argv))
+            for name, argv in installed.items()
+        }
         program = worker_program.RoundRobinProgram(
-            open_socket, host.poller, host.clock, console.print_line
+            *(open_socket, host.poller, host.clock, console.print_line),
+            slots=slots,
+            commands=worker_program.InstalledCommands(runners),
         )
         host.callback(program.close)
         run_prompt(program, host, console)
+
+
+def _parse_commands(given: Sequence[str]) -> dict[bytes, list[str]]:
+    """Return the argv of each command by its key. Raises `UserError`."""
+    commands: dict[bytes, list[str]] = {}
+    for text in given:
+        name, equals, program = text.partition("=")
+        key = name.encode(errors="surrogateescape")
+        try:
+            argv = shlex.split(program)
+        except ValueError as error:
+            raise UserError(f"--command {text!r}: {error}") from None
+        if not (equals and key and argv) or len(key) > KEY_BYTES_MAX:
+            raise UserError(f"--command {text!r}: expected NAME=PROGRAM (as in count='wc -c')")
+        if key in RESERVED_KEYS or key in commands:
+            reason = "is given twice" if key in commands else "is a key of the protocol"
+            raise UserError(f"--command {text!r}: {name!r} {reason}")
+        if shutil.which(argv[0]) is None:
+            raise UserError(f"--command {text!r}: no program {argv[0]!r}")
+        commands[key] = argv
+    return commands
 
 
 @rr.command(epilog=example("rr client -d 1"))

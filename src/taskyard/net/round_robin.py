@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskyard.net.send_queue import RESEND_NS, SendQueue
-from taskyard.wire.round_robin.peer import Send
+from taskyard.wire.round_robin.peer import Print, Send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskyard.net.protocols import EndpointTransport, MonotonicClock
-    from taskyard.wire.round_robin.peer import Action, Peer
+    from taskyard.wire.round_robin.peer import Action, Peer, Run, Stop
 
 
 class RoundRobinLoop:
@@ -56,9 +56,15 @@ class RoundRobinLoop:
         return resend_ns if due_ns is None else min(due_ns, resend_ns)
 
     def run_actions(self, actions: Iterable[Action]) -> None:
-        """Send messages and print lines."""
+        """Send messages, print lines, and start or stop programs."""
         for action in actions:
             if isinstance(action, Send):
                 self._outgoing.send(action.frames)
-            else:
+            elif isinstance(action, Print):
                 self._print(action.level, action.text)
+            else:
+                self.run_program(action)
+
+    def run_program(self, action: Run | Stop) -> None:
+        """Start or stop a program. A client has none."""
+        raise NotImplementedError

@@ -1,44 +1,112 @@
 """The round-robin worker program: workers in one process, and the commands of its prompt.
 
 `RoundRobinProgram` holds the first worker and those that `bulk` starts, each with its own socket.
-The command line reads commands and prints. The protocol is in `wire.round_robin.peer`.
+All share the programs of installed commands. The command line reads commands and prints. The
+protocol is in `wire.round_robin.peer`.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.round_robin import RoundRobinLoop
-from taskyard.wire.round_robin.peer import BASIC, ERRORS, SUMMARIES, Worker
+from taskyard.wire.round_robin.frames import DIALECT
+from taskyard.wire.round_robin.peer import BASIC, ERRORS, SLOTS, SUMMARIES, Run, Worker
+from taskyard.worker.jobs import Job
+from taskyard.worker.limits import RESULT_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from taskyard.net.poller import Poller
     from taskyard.net.protocols import EndpointTransport, MonotonicClock
     from taskyard.net.sockets import ZmqSocket
+    from taskyard.wire.round_robin.peer import Stop
+    from taskyard.worker.jobs import JobResult, Runner
 
 #: Workers after `bulk`, including the first.
 BULK_WORKERS: Final = 10
 
 
+class InstalledCommands:
+    """The programs of installed commands, each with a runner, for all workers of a process.
+
+    A program gets the payload of its message on stdin and never in its arguments, which a client
+    could use as options. Its stdout is the result.
+    """
+
+    def __init__(self, runners: Mapping[bytes, Runner]) -> None:
+        self._runners = dict(runners)
+        self._numbers = count(1)
+        #: The worker of each running program, its number there, and its command.
+        self._owners: dict[bytes, tuple[RoundRobinWorkerLoop, int, bytes]] = {}
+
+    @property
+    def names(self) -> list[bytes]:
+        return [*self._runners]
+
+    def start(self, loop: RoundRobinWorkerLoop, run: Run) -> None:
+        name = b"%d" % next(self._numbers)
+        self._owners[name] = (loop, run.number, run.command)
+        self._runners[run.command].start(Job(name, 1, DIALECT, run.payload))
+
+    def stop(self, loop: RoundRobinWorkerLoop, number: int) -> None:
+        for name, (owner, own_number, command) in [*self._owners.items()]:
+            if (owner, own_number) == (loop, number):
+                del self._owners[name]
+                self._runners[command].stop(name, 1)
+
+    def turn(self) -> None:
+        """Send the results of programs that have ended."""
+        for runner in self._runners.values():
+            for done in runner.turn():
+                owner = self._owners.pop(done.job.name, None)
+                if owner is not None:
+                    owner[0].finish(owner[1], done)
+
+    def wake_at_ns(self) -> int | None:
+        times = [runner.wake_at_ns() for runner in self._runners.values()]
+        return min((at_ns for at_ns in times if at_ns is not None), default=None)
+
+
 class RoundRobinWorkerLoop(RoundRobinLoop):
     """One worker, connected to one server."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the last ones are named
         self,
         wire: EndpointTransport,
         clock: MonotonicClock,
         name: str,
         print_line: Callable[[int, str], None],
         handler: Callable[[Sequence[bytes]], list[bytes]] | None = None,
+        *,
+        slots: int = SLOTS,
+        commands: InstalledCommands | None = None,
     ) -> None:
         """Connect a worker. `handler` is as for `Worker`."""
-        self.worker = Worker(wire.endpoint, name, clock.monotonic_ns(), handler)
+        self._commands = commands or InstalledCommands({})
+        now_ns, names = clock.monotonic_ns(), self._commands.names
+        self.worker = Worker(wire.endpoint, name, now_ns, handler, slots=slots, commands=names)
         super().__init__(self.worker, wire, clock, print_line)
+
+    def run_program(self, action: Run | Stop) -> None:
+        """Start or stop the program of a command."""
+        if isinstance(action, Run):
+            self._commands.start(self, action)
+        else:
+            self._commands.stop(self, action.number)
+
+    def finish(self, number: int, done: JobResult) -> None:
+        """Send the result of a program. One that had to be cut is an error."""
+        failure = "" if done.outcome is Outcome.DONE else done.text.decode(errors="replace")
+        if not failure and done.result_bytes_total:
+            failure = f"result of {done.result_bytes_total} bytes: limit is {RESULT_BYTES_MAX}"
+        self.run_actions(self.worker.finish(number, done.text, failure))
 
     def register(self) -> None:
         """Register the worker, and try again until the server answers."""
@@ -52,15 +120,20 @@ class RoundRobinWorkerLoop(RoundRobinLoop):
 class RoundRobinProgram:
     """The first worker, the child workers, and the commands for them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the last ones are named
         self,
         open_socket: Callable[[str], ZmqSocket],
         poller: Poller,
         clock: MonotonicClock,
         print_line: Callable[[int, str], None],
+        *,
+        slots: int = SLOTS,
+        commands: InstalledCommands | None = None,
     ) -> None:
         """`open_socket` opens a socket with a unique suffix in its name."""
         self._open_socket = open_socket
+        self._slots = slots
+        self._installed = commands or InstalledCommands({})
         self._poller = poller
         self._clock = clock
         self._print = print_line
@@ -96,6 +169,7 @@ class RoundRobinProgram:
 
     def turn(self) -> None:
         """Run all workers. Raises `Refused` if the server refuses the key."""
+        self._installed.turn()
         for loop in self._loops:
             loop.turn()
         for wire in self._open_sockets.values():
@@ -108,6 +182,7 @@ class RoundRobinProgram:
 
     def wake_at_ns(self) -> int | None:
         times = [loop.wake_at_ns() for loop in self._loops]
+        times.append(self._installed.wake_at_ns())
         return min((at_ns for at_ns in times if at_ns is not None), default=None)
 
     def close(self) -> None:
@@ -117,7 +192,11 @@ class RoundRobinProgram:
     def _add_worker(self, name: str) -> RoundRobinWorkerLoop:
         wire = self._open_socket(f"{name}-{self._token}")
         self._poller.add(wire)
-        loop = RoundRobinWorkerLoop(wire, self._clock, name, self._print)
+        loop = RoundRobinWorkerLoop(
+            *(wire, self._clock, name, self._print),
+            slots=self._slots,
+            commands=self._installed,
+        )
         self._open_sockets[loop] = wire
         return loop
 

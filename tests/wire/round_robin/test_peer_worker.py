@@ -12,7 +12,10 @@ from taskyard.wire.round_robin.peer import (
     EXIT_NS_MAX,
     HEARTBEAT_NS,
     REGISTER_REPLY_NS,
+    Print,
+    Run,
     Send,
+    Stop,
     Worker,
 )
 
@@ -24,28 +27,38 @@ if TYPE_CHECKING:
 SRV, CLI = b"tcp://127.0.0.1:6714", b"tcp://127.0.0.1:6714:cli"
 LMQ = b"LMQv100"
 
+#: The header of a stream's message: state, packing, the length of the handle and the handle.
+HEADER = b"%sR\x08\x01\0\0\0\0\0\0\0"
+
+
+def block(offset: int, length: int) -> bytes:
+    return offset.to_bytes(4, "little") + length.to_bytes(4, "little") + b"\x01" * length
+
 
 class Stage:
     """A server that is played: delivers its messages, and collects the worker's."""
 
     endpoint = SRV.decode()
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int = 10, commands: Iterable[bytes] = ()) -> None:
         self.now_ns = SECOND_NS
         self.sent: list[list[bytes]] = []
         #: Messages stay unsent.
         self.is_blocked = False
         self.made = 1
         self.printed: list[str] = []
-        self.worker = Worker(self.endpoint, "w", self.now_ns)
+        self.programs: list[Run | Stop] = []
+        self.worker = Worker(self.endpoint, "w", self.now_ns, slots=slots, commands=commands)
         self._run(self.worker.taken())
 
     def _run(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
                 self.sent.append(action.frames)
-            else:
+            elif isinstance(action, Print):
                 self.printed.append(action.text)
+            else:
+                self.programs.append(action)
 
     def sent_messages(self) -> list[list[bytes]]:
         """Return the worker's new messages: the frames after address, empty frame and version."""
@@ -68,6 +81,11 @@ class Stage:
 
     def register(self) -> None:
         self._run(self.worker.register(self.now_ns))
+
+    def finish(self, number: int, result: bytes = b"", failure: str = "") -> list[list[bytes]]:
+        """End a program, and return the worker's messages."""
+        self._run(self.worker.finish(number, result, failure))
+        return self.sent_messages()
 
     def deregister(self) -> None:
         self._run(self.worker.deregister(self.now_ns))
@@ -148,7 +166,8 @@ def test_register_that_was_lost_with_its_connection_is_repeated_at_once() -> Non
     [
         ([b"\x01"], []),
         ([b"\x01", b"echo"], [b"echo"]),
-        ([b"\x0a", b"stream", b"4"], [bytes(4)]),
+        ([b"\x0a", b"stream", b"4"], [HEADER % b"2" + block(0, 4)]),
+        ([b"\x0a", b"stream", b"0"], [HEADER % b"2"]),
         ([b"\x0a", b"stream"], [b"ERROR STREAM: needs an id and a size of at most 7 digits"]),
         (
             [b"\x0a", b"s", b"99999999"],
@@ -258,3 +277,57 @@ def test_junk_is_ignored() -> None:
     stage = Stage().registered()
     for frames in ([], [b""] * 63, [b"x"], [b"", b"LMQv200", b"\x04", b"id", b""]):
         assert stage.reply_to(*frames) == []
+
+
+# Installed commands.
+
+
+def test_worker_registers_with_its_slots() -> None:
+    stage = Stage(slots=3)
+    stage.register()
+    assert stage.sent_messages()[-1] == lmq(4, b"2", b"\x08", b"3")
+    stage.reply_to(*lmq(6, b"2"))
+    assert stage.printed == ["w is registered with 3 slots"]
+
+
+def test_programs_run_at_once_and_answer_as_they_end() -> None:
+    stage = Stage(commands=[b"count"]).registered()
+    assert stage.reply_to(*lmq(4, b"a", b"count", b"one"), CLI) == []
+    assert stage.reply_to(*lmq(4, b"b", b"count", b"1", b"2"), CLI) == []
+    assert stage.reply_to(*lmq(4, b"c", b"count"), CLI) == []
+    assert stage.programs == [
+        Run(1, b"count", b"one"),
+        Run(2, b"count", b"\x92\xc4\x011\xc4\x012"),  # a MessagePack array
+        Run(3, b"count", b""),
+    ]
+    assert stage.finish(2, b"2\n") == [[CLI, *lmq(6, b"b", b"2\n")], lmq(3, b"3", b"\x07")]
+    assert stage.finish(1, b"") == [[CLI, *lmq(6, b"a", b"")], lmq(3, b"4", b"\x07")]
+    assert stage.finish(3, b"half", "exit status 1") == [
+        [CLI, *lmq(6, b"c", b"ERROR exit status 1")],
+        lmq(3, b"5", b"\x07"),
+    ]
+    assert stage.finish(3, b"again") == []
+
+
+def test_failed_program_of_a_message_without_an_answer_is_printed() -> None:
+    stage = Stage(commands=[b"count"]).registered()
+    stage.reply_to(*lmq(3, b"a", b"count", b"one"), CLI)
+    assert stage.finish(1, b"", "exit status 1") == [lmq(3, b"3", b"\x07")]
+    assert stage.printed[-1] == "w: count failed: exit status 1"
+
+
+def test_unknown_key_names_the_installed_commands() -> None:
+    stage = Stage(commands=[b"count", b"sort"]).registered()
+    (answer, _) = stage.reply_to(*lmq(4, b"a", b"other"), CLI)
+    known = b"this worker handles PING and STREAM, and count, sort"
+    assert answer[-2] == b"ERROR unknown message: " + known
+
+
+def test_programs_are_stopped_when_their_messages_go_to_other_workers() -> None:
+    """An INCREMENT of a former registration would free the slot of another message."""
+    stage = Stage(commands=[b"count"]).registered()
+    stage.reply_to(*lmq(4, b"a", b"count", b"one"), CLI)
+    stage.reply_to(*lmq(1, b"RESTARTED"))
+    assert stage.programs[1:] == [Stop(1)]
+    assert stage.finish(1, b"late") == []
+    assert "w has stopped 1 program" in stage.printed

@@ -9,6 +9,7 @@ whatever the arguments are.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -17,7 +18,11 @@ import msgspec
 from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import shown
 from taskyard.errors import Malformed
+
+#: Messages at the server, at level DEBUG.
+logger = logging.getLogger("taskyard.round-robin")
 
 #: The dialect's name, in facts and terms.
 DIALECT: Final = b"round-robin"
@@ -59,6 +64,9 @@ ID_BYTES_MAX: Final = 255
 
 #: The key of a message with further arguments. It is kept beside the payload.
 KEY_BYTES_MAX: Final = 1024
+
+#: Bytes of a key in a line about its message.
+KEY_BYTES_SHOWN: Final = 40
 
 #: A socket takes 64 frames. Each hop adds an address, and so does the receiver. Accepted messages
 #: must not become too long for a worker.
@@ -144,6 +152,18 @@ def failure(arguments: Sequence[bytes]) -> str:
     if not arguments or not arguments[0].startswith(ERROR):
         return ""
     return arguments[0][len(ERROR) :].decode(errors="backslashreplace")
+
+
+def shown_key(arguments: Sequence[bytes]) -> str:
+    """Return the key of a message for a line about it."""
+    key = arguments[0] if arguments else b""
+    return {PING_KEY: "PING", STREAM: "STREAM"}.get(key) or shown(key[:KEY_BYTES_SHOWN])
+
+
+def log_message(text: str, address: bytes) -> None:
+    """Log a message from or to an address. `text` has a place for it."""
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug(text, shown(address))
 
 
 def pack(arguments: Sequence[bytes]) -> bytes:

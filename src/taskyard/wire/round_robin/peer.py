@@ -1,8 +1,8 @@
-"""Round-robin at its peers: a worker and a client. No I/O, no clock.
+"""Round-robin at its peers: the part that all share, and a worker. No I/O, no clock.
 
-Messages and commands go in, actions come out: messages to send and lines to print. A worker
-handles messages one by one, so a slot is room in a queue. A client's message without an answer in
-time has failed: it may or may not have been executed.
+Messages and commands go in, actions come out: messages to send, lines to print, and programs to
+start. A worker answers PING and STREAM one by one, so their slot is room in a queue. Programs of
+installed commands run at once. `client.py` has the client.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import shown
+from taskyard.core.model import counted, shown
 from taskyard.errors import Malformed
 from taskyard.wire.round_robin import frames as lmq
+from taskyard.wire.round_robin import streams
 from taskyard.wire.round_robin.frames import Message
+from taskyard.wire.round_robin.streams import OpenStreams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 #: Slots in REGISTER, as in the published worker.
 SLOTS: Final = 10
@@ -37,23 +39,11 @@ CONNECTION_NS: Final = SECOND_NS // 2
 #: PONG shows that both have arrived. Wait this long for it.
 EXIT_NS_MAX: Final = SECOND_NS
 
-#: Digits of a STREAM's size: a result can have 16 MiB.
-STREAM_DIGITS_MAX: Final = 7
-
 #: The answer to a message that is neither PING nor STREAM.
 UNKNOWN_MESSAGE: Final = "unknown message: this worker handles PING and STREAM"
 
-#: A client's messages of a batch in flight.
-WINDOW: Final = 10
-
-#: Progress lines per batch.
-MARKS: Final = 10
-
-#: Bytes that a client's STREAM requests.
-STREAM_BYTES: Final = 1024
-
-#: Time limit for the answer to a client.
-ANSWER_NS: Final = 10 * SECOND_NS
+#: Keys that can't be those of installed commands.
+RESERVED_KEYS: Final = (lmq.ONGOING, streams.MORE_KEY)
 
 #: Debug levels from which lines are printed.
 ERRORS, BASIC, SUMMARIES = 0, 1, 5
@@ -72,7 +62,21 @@ class Print(Struct):
     text: str
 
 
-Action: TypeAlias = Send | Print
+class Run(Struct):
+    """Run the program of a command, and call `Worker.finish` with its number."""
+
+    number: int
+    command: bytes
+    payload: bytes
+
+
+class Stop(Struct):
+    """Stop a program. Its result is ignored."""
+
+    number: int
+
+
+Action: TypeAlias = Send | Print | Run | Stop
 
 
 class Peer:
@@ -131,21 +135,30 @@ class Peer:
 class Worker(Peer):
     """One worker at one server."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the last ones are named
         self,
         endpoint: str,
         name: str,
         now_ns: int,
         handler: Callable[[Sequence[bytes]], list[bytes]] | None = None,
+        *,
+        slots: int = SLOTS,
+        commands: Iterable[bytes] = (),
     ) -> None:
         """Make a worker that has not registered.
 
         `handler` returns the result for a message's arguments. Without it the worker answers PING
-        and STREAM.
+        and STREAM, and runs the programs of `commands`.
         """
         super().__init__(endpoint)
-        self._handler = handler or _message_result
+        self._handler = handler
+        self._slots = slots
+        self._commands = tuple(commands)
         self.name = name
+        #: Messages whose programs run, by number.
+        self._running: dict[int, Message] = {}
+        self._run_numbers = count(1)
+        self._streams = OpenStreams()
         #: Unanswered requests: key and deadline, by number.
         self._open_registers: dict[bytes, tuple[bytes, int]] = {}
         self._ongoing_due_ns = 0
@@ -199,11 +212,15 @@ class Worker(Peer):
         if self.is_registered and now_ns >= self._ongoing_due_ns:
             self._ongoing_due_ns = now_ns + HEARTBEAT_NS
             self._send_register(now_ns, lmq.ONGOING)
+        for _ in range(self._streams.end_overdue(now_ns)):
+            self._free_slot()
         return self.taken()
 
     def wake_at_ns(self) -> int | None:
         """Return when something is due. None: when a message arrives."""
         times = [until_ns for _, until_ns in self._open_registers.values()]
+        if (streams_due_ns := self._streams.wake_at_ns()) is not None:
+            times.append(streams_due_ns)
         if self.connection_due_ns and (self.is_registered or self._is_registering):
             times.append(self.connection_due_ns)
         if self.is_registered:
@@ -222,8 +239,11 @@ class Worker(Peer):
         elif message.command == lmq.RESPONSE:
             key, _ = self._open_registers.pop(message.id, (b"", 0))
             self._on_register_reply(key, lmq.failure(message.arguments), now_ns)
-        elif message.command in (lmq.EXEC, lmq.TRACKEXEC) and self.is_registered:
-            self._handle_message(message)  # after DEREGISTER messages are another worker's
+        elif message.command in (lmq.EXEC, lmq.TRACKEXEC):
+            if self._handler is None and message.arguments[:1] == (streams.MORE_KEY,):
+                self._continue_stream(message, now_ns)
+            elif self.is_registered:  # after DEREGISTER messages are another worker's
+                self._handle_message(message, now_ns)
 
     def _on_register_reply(self, key: bytes, failure: str, now_ns: int) -> None:
         if key == lmq.REGISTER:
@@ -233,7 +253,7 @@ class Worker(Peer):
             if failure:
                 self._print(ERRORS, f"{self.name} can't register: {failure}")
             else:
-                self._print(BASIC, f"{self.name} is registered with {SLOTS} slots")
+                self._print(BASIC, f"{self.name} is registered with {self._slots} slots")
         elif key == lmq.ONGOING and failure and self.is_registered:
             self._register_again(now_ns, f"the server has dropped {self.name}")
 
@@ -247,15 +267,87 @@ class Worker(Peer):
                 self._print(ERRORS, f"no server answers at {self._endpoint}")
             self._register_again(now_ns)
 
-    def _handle_message(self, message: Message) -> None:
+    def _handle_message(self, message: Message, now_ns: int) -> None:
         """Handle a message, and free its slot whatever the result."""
         self.messages += 1
         self._print(BASIC, f"{self.name} got {_shown(message)}")
+        key = message.arguments[0] if message.arguments else b""
+        if self._handler is not None:
+            self._respond(message, lambda: self._handler(message.arguments))  # type: ignore[misc]
+        elif key in self._commands:
+            self._start(message)
+            return
+        elif key == lmq.STREAM and message.command == lmq.TRACKEXEC:
+            self._begin_stream(message, now_ns)
+            return
+        else:
+            self._respond(message, lambda: self._message_result(message.arguments))
+        self._free_slot()
+
+    def _respond(self, message: Message, result: Callable[[], Sequence[bytes]]) -> None:
+        """Send the RESPONSE to a message that wants one."""
         if message.command == lmq.TRACKEXEC:
             way_back = message.way_back()[1:]
-            result = self._handler(message.arguments)
-            self._send(Message(lmq.RESPONSE, message.id, result, way_back))
+            self._send(Message(lmq.RESPONSE, message.id, result(), way_back))
+
+    def _free_slot(self) -> None:
         self._send(Message(lmq.EXEC, self._number(), [lmq.INCREMENT]))
+
+    def _message_result(self, arguments: Sequence[bytes]) -> list[bytes]:
+        """Return the result of a PING, or an error."""
+        if arguments[:1] == (lmq.PING_KEY,):
+            return [*arguments[1:]]
+        installed = ", ".join(map(shown, self._commands))
+        return [lmq.error(f"{UNKNOWN_MESSAGE}, and {installed}" if installed else UNKNOWN_MESSAGE)]
+
+    def _begin_stream(self, message: Message, now_ns: int) -> None:
+        """Send the first data of a stream. The last frees the slot."""
+        is_last = True
+        try:
+            data, is_last = self._streams.begin(message.arguments, now_ns)
+        except Malformed as error:
+            data = lmq.error(str(error))
+        self._respond(message, lambda: [data])
+        if is_last:
+            self._free_slot()
+
+    def _continue_stream(self, message: Message, now_ns: int) -> None:
+        """Send the next data of a stream to its client. The request itself takes no slot."""
+        frees_slot = False
+        try:
+            data, frees_slot = self._streams.next_message(message.arguments, now_ns)
+        except Malformed as error:
+            data = lmq.error(str(error))
+        self._respond(message, lambda: [data])
+        if frees_slot:
+            self._free_slot()
+
+    # Programs.
+
+    def _start(self, message: Message) -> None:
+        """Run the program of a command, with the arguments as payload."""
+        number = next(self._run_numbers)
+        self._running[number] = message
+        key, *arguments = message.arguments
+        self._actions.append(Run(number, key, lmq.pack(arguments)))
+
+    def finish(self, number: int, result: bytes, failure: str = "") -> list[Action]:
+        """Send the result of a program, or why it failed. Ignore a program that was stopped."""
+        message = self._running.pop(number, None)
+        if message is not None:
+            if failure and message.command == lmq.EXEC:
+                self._print(ERRORS, f"{self.name}: {shown(message.arguments[0])} failed: {failure}")
+            self._respond(message, lambda: [lmq.error(failure) if failure else result])
+            self._free_slot()
+        return self.taken()
+
+    def _stop_programs(self) -> None:
+        """Stop all programs: the server sends their messages to other workers."""
+        if self._running:
+            stopped = counted(len(self._running), "program")
+            self._print(BASIC, f"{self.name} has stopped {stopped}")
+        self._actions.extend(map(Stop, self._running))
+        self._running = {}
 
     # Messages to the server.
 
@@ -264,12 +356,13 @@ class Worker(Peer):
             one for one, (key, _) in self._open_registers.items() if key == lmq.REGISTER
         ]:
             del self._open_registers[number]  # only the latest counts
-        self._send_register(now_ns, lmq.REGISTER, b"%d" % SLOTS)
+        self._send_register(now_ns, lmq.REGISTER, b"%d" % self._slots)
 
     def _register_again(self, now_ns: int, reason: str = "") -> None:
         """Deregister and register again: messages of either side may be lost.
 
-        All received messages are answered by now, so the server may reassign the rest at once.
+        All received messages are answered by now, or their programs stopped, so the server may
+        reassign the rest at once.
         """
         if reason:
             self._print(BASIC, f"{reason}: {self.name} registers again")
@@ -279,6 +372,8 @@ class Worker(Peer):
 
     def _send_deregister(self) -> None:
         self.is_registered = self._is_reregistering = False
+        self._stop_programs()
+        self._streams.release_slots()
         self._open_registers = {
             one: request
             for one, request in self._open_registers.items()
@@ -292,137 +387,6 @@ class Worker(Peer):
         self._send(Message(lmq.TRACKEXEC, number, arguments))
 
 
-def _message_result(arguments: Sequence[bytes]) -> list[bytes]:
-    """Return the result of a message: PING echoes its arguments, STREAM returns that many bytes."""
-    key = arguments[0] if arguments else b""
-    if key == lmq.PING_KEY:
-        return [*arguments[1:]]
-    if key != lmq.STREAM:
-        return [lmq.error(UNKNOWN_MESSAGE)]
-    size = arguments[2] if len(arguments) > 2 else b""  # noqa: PLR2004  # key, stream, size
-    if not (size.isdigit() and len(size) <= STREAM_DIGITS_MAX):
-        return [lmq.error(f"STREAM: needs an id and a size of at most {STREAM_DIGITS_MAX} digits")]
-    return [bytes(int(size))]
-
-
 def _shown(message: Message) -> str:
-    key = message.arguments[0] if message.arguments else b""
-    kind = {lmq.PING_KEY: "PING", lmq.STREAM: "STREAM"}.get(key, "a message")
     client = message.bottom[-2] if len(message.bottom) > 1 else b"elsewhere"
-    return f"{kind} from {shown(client)}"
-
-
-class MessageBatch(Struct):
-    """The messages of one command of a client."""
-
-    command: str
-    arguments: tuple[bytes, ...]
-    total: int
-    #: Bytes that an answer must have. None: any.
-    size: int | None = None
-    sent: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    #: Messages in flight, with the deadline of each.
-    open: dict[bytes, int] = field(default_factory=dict)
-
-    @property
-    def settled(self) -> int:
-        return self.succeeded + self.failed
-
-
-class Client(Peer):
-    """One client at one server: sends PING and STREAM, one or many, and counts the answers."""
-
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(endpoint)
-        self._batch: MessageBatch | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        """Return whether messages of a batch are unsettled."""
-        return self._batch is not None
-
-    def ping(self) -> list[Action]:
-        """Send a PING that wants no answer."""
-        self._send(Message(lmq.EXEC, self._number(), [lmq.PING_KEY]))
-        self._print(BASIC, "PING sent, no answer expected")
-        return self.taken()
-
-    def start_pings(self, command: str, total: int, now_ns: int) -> list[Action]:
-        """Send PINGs that want an answer."""
-        return self.start(MessageBatch(command, (lmq.PING_KEY,), total), now_ns)
-
-    def start_streams(self, command: str, total: int, now_ns: int) -> list[Action]:
-        """Send STREAMs, and check the size of the answers."""
-        arguments = (lmq.STREAM, b"stream-" + self._number(), b"%d" % STREAM_BYTES)
-        return self.start(MessageBatch(command, arguments, total, STREAM_BYTES), now_ns)
-
-    def start(self, batch: MessageBatch, now_ns: int) -> list[Action]:
-        """Send the messages of a batch, as many as may be in flight."""
-        self._batch = batch
-        self._advance(batch, now_ns)
-        return self.taken()
-
-    def time_passed(self, now_ns: int, *, is_blocked: bool) -> list[Action]:
-        """Do everything that is due."""
-        if self._batch is not None:
-            self._advance(self._batch, now_ns, is_blocked=is_blocked)
-        return self.taken()
-
-    def wake_at_ns(self) -> int | None:
-        """Return when something is due. None: when a message arrives."""
-        return None if self._batch is None else min(self._batch.open.values(), default=None)
-
-    def _on_message(self, message: Message, _now_ns: int) -> None:
-        if message.command == lmq.PING:
-            self._send(Message(lmq.PONG, message.id))
-            return
-        batch = self._batch
-        if message.command != lmq.RESPONSE or batch is None:
-            return
-        if batch.open.pop(message.id, None) is not None:
-            failure = lmq.failure(message.arguments) or _data_problem(batch, message.arguments)
-            if not failure and batch.total == 1:
-                self._print(BASIC, f"{batch.command}: answered by {_worker_name(message)}")
-            self._settle(batch, failure)
-
-    def _advance(self, batch: MessageBatch, now_ns: int, *, is_blocked: bool = False) -> None:
-        """Fail messages past their deadline, and send as many as may be in flight."""
-        for number, until_ns in [*batch.open.items()]:
-            if now_ns >= until_ns:
-                del batch.open[number]
-                self._settle(batch, f"no answer from {self._endpoint}")
-        while batch.sent < batch.total and len(batch.open) < WINDOW and not is_blocked:
-            number = self._number()
-            batch.sent += 1
-            batch.open[number] = now_ns + ANSWER_NS
-            self._send(Message(lmq.TRACKEXEC, number, batch.arguments))
-        if batch.settled == batch.total:
-            self._batch = None
-            if batch.total > 1:
-                self._print(
-                    ERRORS, f"{batch.command}: {batch.sent} sent, {batch.succeeded} succeeded"
-                )
-
-    def _settle(self, batch: MessageBatch, failure: str) -> None:
-        """Count a message as succeeded or failed."""
-        if failure:
-            batch.failed += 1
-            self._print(ERRORS, f"{batch.command} failed: {failure}")
-        else:
-            batch.succeeded += 1
-        if batch.total > 1 and batch.settled % max(1, batch.total // MARKS) == 0:
-            self._print(BASIC, f"{batch.command}: {batch.settled} of {batch.total}")
-
-
-def _data_problem(batch: MessageBatch, arguments: Sequence[bytes]) -> str:
-    """Return the problem with the data of an answer. Empty: none."""
-    if batch.size is None or [len(one) for one in arguments] == [batch.size]:
-        return ""
-    return f"got {sum(map(len, arguments))} bytes, expected {batch.size}"
-
-
-def _worker_name(message: Message) -> str:
-    """Return the worker that answered. Workers of other dialects are not named."""
-    return shown(message.bottom[-2]) if len(message.bottom) > 1 else "a worker"
+    return f"{lmq.shown_key(message.arguments)} from {shown(client)}"
