@@ -10,6 +10,7 @@ the commits that it depends on.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -215,6 +216,7 @@ class RoundRobin:
         if key == lmq.INCREMENT:
             return self._table.increment(peer) + self._acknowledge(route, message)
         if key == lmq.DEREGISTER:
+            lmq.log_message("deregistered %s", route[1:])
             gone = self._table.deregister(peer, next(self._numbers))
             return gone + self._acknowledge(route, message)
         return self._submit(route, message)
@@ -230,6 +232,7 @@ class RoundRobin:
             return self._acknowledge(route, message, "the server is shutting down")
         if not self._table.has_room_for(route[1:]):
             return self._acknowledge(route, message, "too many workers are registered")
+        lmq.log_message(f"registered %s with {slots} slots", route[1:])
         return self._acknowledge(route, message) + self._table.register(route, slots, owner)
 
     def _submit(self, route: bytes, message: Message) -> list[events.Event]:
@@ -244,6 +247,8 @@ class RoundRobin:
             return self._reject_malformed(route, message, text)
         if len(self._pending) >= self._queue_max:
             return self._refuse(route, message, "the queue is full; try again later")
+        if lmq.logger.isEnabledFor(logging.DEBUG):
+            lmq.log_message(f"{lmq.shown_key(message.arguments)} from %s", route[1:])
         number = next(self._numbers)
         short = Message(message.command, message.id, (), (), message.bottom)
         self._pending[number] = PendingMessage(route, short)
@@ -348,6 +353,7 @@ class RoundRobin:
         pending = self._pending.pop(effect.request, None)
         if pending is None or pending.message.command != lmq.TRACKEXEC:
             return []
+        lmq.log_message("response passed back to %s", pending.route[1:])
         state, text = effect.states[0], effect.texts[0] or b""
         responded = self._answers.get((effect.names[0], text))
         if state is not DONE:

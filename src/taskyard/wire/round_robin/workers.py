@@ -231,6 +231,7 @@ class WorkerTable:
             if name in peer.returned or (lease.key is None and peer.is_unsure):
                 message = tracked_message(name, attempt, message.arguments)
                 lease.key = ((), message.id)
+            lmq.log_message("message passed to %s", peer.identity)
             peer.leases[name] = lease
             peer.just_given.append(lease)
             replies.append((peer.route, message.frames()))
@@ -394,6 +395,7 @@ class WorkerTable:
             self._forget(peer)
             return []
         if self.now_ns - peer.last_seen_ns >= self._timeout_ns(peer):
+            lmq.log_message("no message of %s for too long: it has left the table", peer.identity)
             peer.is_registered = False
             return [events.WorkerLost(0, peer.name)]
         peer.pinged_ns = self.now_ns
