@@ -224,8 +224,8 @@ def response_to(client: Bare, number: bytes, *message: bytes) -> list[bytes]:
 
 
 def test_worker_runs_the_programs_of_installed_commands(session: Session, tmp_path: Path) -> None:
-    options = ("--command", "count=wc -c", "--command", "fail=sh -c 'echo no >&2; exit 3'")
-    options += ("--command", "wait=sleep 60", "--slots", "3", "--endpoint", session.endpoint)
+    options = ["--command", "count=wc -c", "--command", "fail=sh -c 'echo no >&2; exit 3'"]
+    options += ["--command", "wait=sleep 60", "--slots", "3", "--endpoint", session.endpoint]
     with Program(tmp_path, "worker", *options) as worker, bare(session.endpoint) as client:
         worker.until("worker> ")
         assert "worker is registered with 3 slots" in worker.answer_to("register")

@@ -254,5 +254,17 @@ def test_frames_match_the_page(managers: list[Manager], hire: WorkerStarter) -> 
     assert message[:3] == [b"", b"WMP01", b"\x01"]
     headers = json.loads(message[3])
     assert headers.pop("incarnation") > 0
-    assert headers == {"worker": "w", "services": ["default"], "heartbeat_ms": 4000}
+    assert headers == {"worker": "w", "slots": 1, "services": ["default"], "heartbeat_ms": 4000}
     assert len(message) == 4
+
+
+def test_output_of_a_running_program_is_its_status(
+    managers: list[Manager], hire: WorkerStarter
+) -> None:
+    hire("sh", "-c", "echo half of it; sleep 60")
+    manager = managers[0]
+    manager.give("a", b"")
+    status = manager.receive("STATUS")
+    assert (status.headers["task"], status.headers["text"]) == ("a", "half of it\n")
+    manager.send_message("CANCEL", {"task": "a", "attempt": 1, "manager": "me"})
+    assert manager.receive("DONE", "STATUS").headers["status"] == "cancelled"

@@ -89,6 +89,13 @@ def _local(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC).astimezone()
 
 
+def format_progress(view: Mapping[str, Any]) -> str:
+    """Format the progress of a running task: `40 %, copying`. Empty: none was reported."""
+    percent = view.get("percent")
+    parts = ["" if percent is None else f"{percent} %", view.get("progress") or ""]
+    return ", ".join(part for part in parts if part)
+
+
 def format_size(size_bytes: float) -> str:
     """Format a size: `512 B`, `4.2 GiB`."""
     size, unit = float(size_bytes), 0

@@ -19,6 +19,7 @@ from taskyard.cli.format import (
     format_date,
     format_duration,
     format_moment,
+    format_progress,
     format_resources,
     format_size,
     full_name,
@@ -111,6 +112,7 @@ def _lines(view: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     yield "limits", ", ".join(_limits(view, now))
     yield "submitted", _moment(view["submitted"], now)
     yield "worker", view["worker"] or ""
+    yield "progress", format_progress(view)
     yield "host", view.get("host") or ""
     yield "attempt", str(view["attempt"])
     yield "failures", str(view["failures"] or "")

@@ -22,6 +22,7 @@ from taskyard.cli.connection import connect_read_only
 from taskyard.cli.documents import DOCUMENT_VERSION
 from taskyard.cli.format import (
     format_duration,
+    format_progress,
     format_signal,
     format_size,
     full_name,
@@ -117,6 +118,7 @@ COLUMNS: Final = {
     "waits_for": _field("waits_for"),
     "dependents": _field("dependents"),
     "worker": _field("worker"),
+    "progress": Column(lambda view, _now: format_progress(view)),
     "submitted": _moment("submitted"),
     "due": _moment("due"),
     "leased": _moment("leased"),

@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from taskyard.client.futures import AwaitableFuture, SessionOwner
+from taskyard.client.futures import AwaitableFuture, Progress, SessionOwner
 from taskyard.client.progress import ProgressBar
 from taskyard.client.results import result_or_error
 from taskyard.wire import payloads
@@ -105,6 +105,14 @@ class AsyncFuture(AwaitableFuture):
 
     async def _state(self) -> str:
         return str((await self._client.show(self.full_name))["state"])
+
+    @property
+    def progress(self) -> Awaited[Progress]:
+        """The progress of a running task, as its worker has reported it."""
+        return self._progress()
+
+    async def _progress(self) -> Progress:
+        return Progress.of(await self._client.show(self.full_name))
 
     def why(self) -> Awaited[str]:
         """Return a sentence on why the task is in its state."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, overload
 
 from taskyard.client import progress as drawing
 from taskyard.client.results import result_or_error
@@ -43,6 +43,18 @@ class FutureOwner(SessionOwner, Protocol):
     def result_bytes(self, name: str) -> bytes: ...
 
     def cancel(self, names: Iterable[str], *, timeout: float | None) -> int: ...
+
+
+class Progress(NamedTuple):
+    """The progress of a running task: per cent, if its worker reports it, and a line of text."""
+
+    percent: int | None
+    text: str
+
+    @classmethod
+    def of(cls, view: dict[str, Any]) -> Progress:
+        """Return the progress in a task's view. A broker of an older version has none."""
+        return cls(view.get("percent"), view.get("progress", ""))
 
 
 class FutureBase:
@@ -107,6 +119,11 @@ class Future(FutureBase, concurrent.futures.Future[Any]):
     def state(self) -> str:
         """The task's state: blocked, delayed, ready, leased, done, failed or cancelled."""
         return str(self._client.show(self.full_name)["state"])
+
+    @property
+    def progress(self) -> Progress:
+        """The progress of a running task, as its worker has reported it."""
+        return Progress.of(self._client.show(self.full_name))
 
     def why(self) -> str:
         """Return a sentence on why the task is in its state."""

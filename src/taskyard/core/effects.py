@@ -167,6 +167,9 @@ class TaskView(Struct, gc=False):
     terms: Terms | None = None
     #: Named resources that it takes beside its slots.
     resources: Resources = ()
+    #: LEASED: the progress that its worker has reported. -1 and b"": none.
+    percent: int = -1
+    progress: bytes = b""
 
 
 class TaskDetails(Effect):

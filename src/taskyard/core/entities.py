@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from taskyard.core.limits import EXCLUSIVE, HEARTBEATS_MISSED_MAX
-from taskyard.core.model import EndedTask
+from taskyard.core.limits import EXCLUSIVE, HEARTBEATS_MISSED_MAX, PROGRESS_BYTES_MAX
+from taskyard.core.model import EndedTask, shown
 from taskyard.core.queues import Queue
 from taskyard.core.states import (
     BUSY,
@@ -121,6 +121,20 @@ class Campaign(Struct, gc=False, eq=False):
     restarted: int = 0
 
 
+class TaskProgress(Struct, gc=False):
+    """The latest progress of a running task, as its worker reported it."""
+
+    #: From 0 to 100. -1: unknown.
+    percent: int = -1
+    #: The last line of the latest text.
+    text: bytes = b""
+
+    def __str__(self) -> str:
+        """Return it for users: `40 %, copying`."""
+        percent = "" if self.percent < 0 else f"{self.percent} %"
+        return ", ".join(part for part in (percent, shown(self.text)) if part)
+
+
 class Lease(Struct, gc=False, eq=False):
     """Tasks leased to a worker by one record. It ends task by task."""
 
@@ -142,6 +156,23 @@ class Lease(Struct, gc=False, eq=False):
     counts: list[tuple[Lane, int]]
     #: When it was granted, by the monotonic clock. Volatile: reset by a recovery.
     assigned_ns: int = 0
+    #: The progress of its tasks, by name. None: no worker has reported any. Volatile.
+    progress: dict[bytes, TaskProgress] | None = None
+
+    def note_progress(self, name: bytes, percent: int, text: bytes) -> None:
+        """Keep the progress of a task. An unknown percentage or no text keeps the former one."""
+        if self.progress is None:
+            self.progress = {}
+        kept = self.progress.setdefault(name, TaskProgress())
+        if percent >= 0:
+            kept.percent = min(percent, 100)
+        line = text.rstrip().rpartition(b"\n")[2].strip()
+        if line:
+            kept.text = line[-PROGRESS_BYTES_MAX:]
+
+    def progress_of(self, name: bytes) -> TaskProgress:
+        """Return the latest progress of a task. Empty: none was reported."""
+        return TaskProgress() if self.progress is None else self.progress.get(name, TaskProgress())
 
 
 class Worker(Struct, eq=False):

@@ -102,6 +102,9 @@ def _leased(context: Context, task: Task) -> Explanation:
     held = rough_duration_ns(context.at_ns - lease.at_ns)
     worker = shown(lease.worker.name)
     sentence = f"worker {worker} has had it for {held} (attempt {task.attempt})"
+    progress = str(lease.progress_of(task.name))
+    if progress:
+        sentence += f"; its progress: {progress}"
     late = _late_heartbeat_text(context, lease.worker)
     if late:
         return Explanation(Reason.NO_HEARTBEAT, f"{sentence}, and {late}")

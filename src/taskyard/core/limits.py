@@ -73,6 +73,9 @@ REASON_BYTES_MAX: Final = 2048
 #: A worker's remark on an attempt: one line.
 NOTE_BYTES_MAX: Final = 512
 
+#: The latest line of a task's progress is kept in memory while it runs.
+PROGRESS_BYTES_MAX: Final = 200
+
 #: Every update of a task's output goes through the journal, so only the tail is kept.
 OUTPUT_BYTES_MAX: Final = 65_536
 

@@ -34,6 +34,7 @@ from taskyard.core.effects import (
     WorkerTasks,
     WorkerView,
 )
+from taskyard.core.entities import TaskProgress
 from taskyard.core.explain import explain, explain_lane
 from taskyard.core.limits import (
     AFTER_SHOWN_MAX,
@@ -174,6 +175,7 @@ def _add_blocker(
 def _task_view(ledger: Ledger, task: Task) -> TaskView:
     terms, lease, ending = task.terms, task.lease, task.ending
     live = ending is None
+    progress = TaskProgress() if lease is None else lease.progress_of(task.name)
     return TaskView(
         name=task.name,
         state=task.state,
@@ -195,6 +197,8 @@ def _task_view(ledger: Ledger, task: Task) -> TaskView:
         dependents=len(task.dependents_list()),
         reason=ledger.reasons.get(task.name, b""),
         resources=terms.resources,
+        percent=progress.percent,
+        progress=progress.text,
     )
 
 

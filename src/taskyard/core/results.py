@@ -416,6 +416,7 @@ def tasks_progressed(context: Context, event: events.TasksProgressed) -> None:
     held = [membership.holds(worker, known.get(name), attempt) for name, attempt in pairs]
     if any(held):
         context.emit(_progress(context, event, held))
+        _note_progress(context, event, held)
     if event.request:
         missing = [name for name, own in zip(event.names, held, strict=True) if not own]
         context.send(ReportAck(worker, event.request, missing))
@@ -440,6 +441,16 @@ def _progress(context: Context, event: events.TasksProgressed, held: list[bool])
         [text[-OUTPUT_BYTES_MAX:] for text in texts],
         lengths if any(lengths) else None,
     )
+
+
+def _note_progress(context: Context, event: events.TasksProgressed, held: list[bool]) -> None:
+    """Keep the latest progress of tasks in their leases, for users."""
+    percents = event.percents or [-1] * len(held)
+    texts = event.texts or [b""] * len(held)
+    for name, percent, text in compress(zip(event.names, percents, texts, strict=True), held):
+        lease = context.ledger.tasks[name].lease
+        if lease is not None:
+            lease.note_progress(name, percent, text)
 
 
 def slot_freed(context: Context, event: events.SlotFreed) -> None:

@@ -79,6 +79,10 @@ class Task(Document):
     due: float | None
     leased: float | None
     ended: float | None
+    #: The progress of a leased task, as its worker has reported it: per cent, and the last line of
+    #: its text. Kept in memory only: a restart of the broker forgets it.
+    percent: int | None
+    progress: str
 
 
 class MeasuredTask(Task):
@@ -342,6 +346,8 @@ def task(view: effects.TaskView) -> Task:
         due=seconds(view.due_ns),
         leased=seconds(view.leased_ns),
         ended=seconds(view.ended_ns),
+        percent=view.percent if view.percent >= 0 else None,
+        progress=shown(view.progress),
     )
 
 

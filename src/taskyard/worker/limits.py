@@ -48,6 +48,9 @@ KILL_GRACE_NS: Final = 2 * SECOND_NS
 #: A Python process must be ready for its first call within this time.
 CHILD_START_NS_MAX: Final = 60 * SECOND_NS
 
+#: The end of a running program's output that a worker without a spool sends as progress.
+PROGRESS_TAIL_BYTES: Final = 4096
+
 #: An agent that holds tasks and sends nothing for this time hangs. Longer tasks send comments.
 AGENT_HUNGER_NS_MAX: Final = 3600 * SECOND_NS
 

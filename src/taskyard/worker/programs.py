@@ -19,7 +19,12 @@ from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.wire.payloads import Command
 from taskyard.worker.devices import Shares, resource_env
 from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
-from taskyard.worker.limits import OUTPUT_TAIL_BYTES, RESULT_BYTES_MAX, UNWATCHED_NS
+from taskyard.worker.limits import (
+    OUTPUT_TAIL_BYTES,
+    PROGRESS_TAIL_BYTES,
+    RESULT_BYTES_MAX,
+    UNWATCHED_NS,
+)
 from taskyard.worker.processes import (
     Pipe,
     Process,
@@ -115,6 +120,8 @@ class Program(SupervisedProcess):
         self._assign(job)
         self._began_ns = began_ns
         self._printed = printed
+        #: Bytes of the output when `new_output` was called.
+        self._bytes_shown = 0
         self._pipes = pipes
         self.watch_at_ns = began_ns + UNWATCHED_NS
 
@@ -122,6 +129,15 @@ class Program(SupervisedProcess):
         super().watch()
         for pipe in self._pipes:
             pipe.watch()
+
+    def new_output(self) -> bytes:
+        """Return the end of the output if it has grown since the last call. A spool sends its own
+        output."""
+        printed = self._printed
+        if isinstance(printed, SpooledOutput) or printed.output.bytes_total == self._bytes_shown:
+            return b""
+        self._bytes_shown = printed.output.bytes_total
+        return printed.output.value()[-PROGRESS_TAIL_BYTES:]
 
     def _on_ended(self, status: int) -> JobResult | None:
         for pipe in self._pipes:

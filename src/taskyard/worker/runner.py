@@ -33,7 +33,7 @@ from taskyard.worker.limits import REAP_INTERVAL_NS
 from taskyard.worker.memory import MemoryGuard
 from taskyard.worker.processes import RunnerContext, SupervisedProcess
 from taskyard.worker.program_paths import ProgramPaths
-from taskyard.worker.programs import not_started, start_program
+from taskyard.worker.programs import Program, not_started, start_program
 from taskyard.worker.spool import OutputSpool
 from taskyard.worker.workplaces import Workplaces
 
@@ -183,6 +183,12 @@ class ProcessRunner:
         """Return the run of a job until now; None if it has not started."""
         running = [process for process in self._processes if process.is_running((name, attempt))]
         return running[0].run_so_far() if running else None
+
+    def new_output(self) -> list[tuple[Job, bytes]]:
+        """Return running programs that have printed since the last call, with the end of it."""
+        programs = [one for one in self._processes if isinstance(one, Program) and one.is_wanted()]
+        printed = [(one.job, one.new_output()) for one in programs]
+        return [(job, output) for job, output in printed if job is not None and output]
 
     def unstarted(self) -> list[Job]:
         """Remove and return the jobs that have not started. They are not reported."""

@@ -2,7 +2,8 @@
 
 It works for any number of managers, each on its own connection or behind a relay. Payloads of
 `exec` and `call` describe the task. Payloads of other services do too, or go to one program:
-payload on stdin, result on stdout. The worker exits when all managers have dismissed it.
+payload on stdin, result on stdout. The output of running programs goes to their managers as STATUS.
+The worker exits when all managers have dismissed it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ MESSAGES_PER_TURN: Final = 64
 #: they do not answer.
 BROKER_MISSING_NS: Final = 10 * SECOND_NS
 
+#: How often the output of running programs is sent.
+PROGRESS_NS: Final = SECOND_NS
+
 #: How long the last messages may take to leave: they have no reply.
 EXIT_LINGER_MS: Final = 500
 
@@ -61,11 +65,16 @@ class WmpWorkerLoop:
         connections: Sequence[Transport],
         runner: Runner,
         clock: MonotonicClock,
+        *,
+        new_output: Callable[[], list[tuple[Job, bytes]]] | None = None,
     ) -> None:
+        """`new_output` returns the output of running tasks since its last call."""
+        self._new_output = new_output
         self._connections = list(connections)
         self._runner = runner
         self._clock = clock
         now_ns = clock.monotonic_ns()
+        self._progress_due_ns = now_ns + PROGRESS_NS
         me = wmp_peer.Settings(
             worker=settings.name,
             services=settings.services,
@@ -90,6 +99,7 @@ class WmpWorkerLoop:
         for done in self._runner.turn():
             self._report(done)
         now_ns = self._clock.monotonic_ns()
+        self._send_progress(now_ns)
         if self.worker.is_dismissed and not self.worker.leaving:
             self.shut_down()
         self._run_actions(self.worker.time_passed(now_ns))
@@ -98,6 +108,8 @@ class WmpWorkerLoop:
     def wake_at_ns(self) -> int | None:
         """Return when the next turn is due without input."""
         times = [self.worker.wake_at_ns(), self._runner.wake_at_ns()]
+        if self._new_output is not None and self.worker.working:
+            times.append(self._progress_due_ns)
         return min((time for time in times if time is not None), default=None)
 
     def shut_down(self) -> None:
@@ -120,6 +132,15 @@ class WmpWorkerLoop:
             self.last_received_ns[number] = now_ns
             self._run_actions(self.worker.take(number, frames, now_ns))
         return True
+
+    def _send_progress(self, now_ns: int) -> None:
+        """Send STATUS for running tasks that have printed."""
+        if self._new_output is None or now_ns < self._progress_due_ns:
+            return
+        self._progress_due_ns = now_ns + PROGRESS_NS
+        for job, output in self._new_output():
+            printed = output.decode(errors="replace")
+            self._run_actions(self.worker.progressed(job.key, text=printed))
 
     def _report(self, done: JobResult) -> None:
         if done.output:
@@ -259,5 +280,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
             make_runner(settings.slots, host.clock, command, allow, allow_pickle=allow_pickle)
         )
         connections = [host.add_socket(sockets.connect(one, key)) for one in endpoints]
-        loop = WmpWorkerLoop(settings, connections, runner, host.clock)
+        loop = WmpWorkerLoop(
+            settings, connections, runner, host.clock, new_output=runner.new_output
+        )
         host.run(WmpWorker(loop, connections, runner, shown(settings.name), announce))

@@ -260,12 +260,13 @@ class Wmp:
         self._note_route(sender)
         if message.percent is None and message.text is None:
             return [events.WorkerHeartbeat(0, sender.worker, incarnation=sender.incarnation)]
-        percent = int(min(max(message.percent or 0, 0), _PERCENT_MAX))
-        text = (message.text or "").encode()
         progressed = events.TasksProgressed(
-            *(0, sender.worker, [name], [message.attempt], [percent], [text]),
-            incarnation=sender.incarnation,
+            *(0, sender.worker, [name], [message.attempt]), incarnation=sender.incarnation
         )
+        if message.percent is not None:
+            progressed.percents = [int(min(max(message.percent, 0), _PERCENT_MAX))]
+        if message.text is not None:
+            progressed.texts = [message.text.encode()]
         return [progressed]
 
     def _ping(self, sender: Sender, message: wmp.WorkerPing, _payload: bytes) -> list[events.Event]:
