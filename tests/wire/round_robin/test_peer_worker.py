@@ -323,6 +323,18 @@ def test_unknown_key_names_the_installed_commands() -> None:
     assert answer[-2] == b"ERROR unknown message: " + known
 
 
+def test_renewed_connection_is_noticed_before_programs_start_after_a_restart() -> None:
+    stage = Stage(commands=[b"count"]).registered()
+    stage.later(CONNECTION_NS)
+    stage.made += 1
+    stage.reply_to(*lmq(1, b"RESTARTED"))
+    assert [one.rpartition(": ")[0] for one in stage.printed[-2:]] == [
+        "the server has restarted",
+        "the connection was renewed",
+    ]
+    assert stage.later(CONNECTION_NS) == []
+
+
 def test_programs_are_stopped_when_their_messages_go_to_other_workers() -> None:
     """An INCREMENT of a former registration would free the slot of another message."""
     stage = Stage(commands=[b"count"]).registered()

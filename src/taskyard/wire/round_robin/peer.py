@@ -234,6 +234,8 @@ class Worker(Peer):
             self._send(Message(lmq.PONG, message.id))
             if message.id == lmq.RESTARTED and self.is_registered:
                 self._register_again(now_ns, "the server has restarted")
+                # If the connection is new as well, notice it before programs have started.
+                self.connection_due_ns = now_ns
         elif message.command == lmq.PONG:
             self._open_registers.pop(message.id, None)
         elif message.command == lmq.RESPONSE:
