@@ -1,0 +1,168 @@
+"""The example peers: each runs tasks of a real broker that is killed and restarted meanwhile.
+
+They need programs that no Python package brings. Without them a test is skipped, or fails on CI.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+
+import pytest
+
+from taskyard.client.client import Client
+from taskyard.net.keyring import Keyring
+from taskyard.wire.roles import Role
+from tests.kit.processes import TASKYARD, Running, until
+from tests.system.kit import Broker, count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PEERS: Final = Path(__file__).parents[2] / "examples" / "peers"
+
+#: Packages of npm, outside of the checkout. `.ci/run` installs them there.
+NODE_DIRECTORY: Final = Path.home() / ".cache" / "taskyard-peers"
+
+TASKS: Final = 150
+#: The broker is killed after this many.
+TASKS_BEFORE: Final = 15
+
+ANYWHERE: Final = "tcp://127.0.0.1:0"
+
+
+class Example(NamedTuple):
+    """An example peer: its dialect, and the words that start it, from a directory and endpoint."""
+
+    dialect: str
+    words: Callable[[Path, str], Sequence[str]]
+    #: It ends by itself when all tasks are done.
+    ends: bool = False
+    #: A result is the payload in capitals. Otherwise the peer prints names.
+    has_results: bool = True
+
+
+def missing(install: str) -> NoReturn:
+    """Skip a test whose programs are missing, or fail it on CI."""
+    text = f"a program that this example needs is missing: `{install}` installs it"
+    if os.environ.get("CI") == "true":
+        pytest.fail(text)
+    pytest.skip(text)
+
+
+def c_words(directory: Path, endpoint: str) -> Sequence[str]:
+    compiler = shutil.which("cc")
+    if not compiler or _run(compiler, "-include", "zmq.h", "-E", "-x", "c", os.devnull):
+        missing("apt-get install gcc libc6-dev libzmq3-dev")
+    program, source = str(directory / "dwork_worker"), str(PEERS / "dwork_worker.c")
+    assert _run(compiler, "-Wall", "-Wextra", "-Werror", "-o", program, source, "-lzmq") == 0
+    return program, endpoint
+
+
+def _run(*words: str) -> int:
+    return subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode
+
+
+def javascript_words(_: Path, endpoint: str) -> Sequence[str]:
+    node, modules = shutil.which("node"), NODE_DIRECTORY / "node_modules"
+    if not node or not (modules / "zeromq").is_dir():
+        packages = f"npm install --no-save --prefix {NODE_DIRECTORY} zeromq@6"
+        missing(f"apt-get install nodejs npm && {packages}")
+    return "env", f"NODE_PATH={modules}", node, str(PEERS / "round_robin_worker.js"), endpoint
+
+
+def python_words(_: Path, endpoint: str) -> Sequence[str]:
+    return sys.executable, "-I", str(PEERS / "wmp_worker.py"), endpoint
+
+
+def bash_words(directory: Path, endpoint: str) -> Sequence[str]:
+    del directory
+    backend, _, _ = endpoint.partition(",")
+    return "bash", str(PEERS / "ping_pong_worker.bash"), *backend.removeprefix("tcp://").split(":")
+
+
+def sh_words(_: Path, endpoint: str) -> Sequence[str]:
+    agent = f"sh {PEERS / 'hungry_agent.sh'}"
+    options = ("--service", "default", "--agent", agent)
+    return *TASKYARD, "worker", "--until-eof", "--broker", endpoint, *options
+
+
+EXAMPLES: Final = {
+    "dwork_worker.c": Example("dwork", c_words, ends=True, has_results=False),
+    "round_robin_worker.js": Example("round-robin", javascript_words),
+    "ping_pong_worker.bash": Example("ping-pong", bash_words),
+    "hungry_agent.sh": Example("dwork", sh_words),
+    "wmp_worker.py": Example("wmp", python_words),
+}
+
+
+class Yard:
+    """A broker that is restarted at the same endpoint."""
+
+    def __init__(self, directory: Path, stack: ExitStack, dialect: str, *options: str) -> None:
+        self._directory, self._stack, self._options = directory, stack, options
+        self._dialect = dialect
+        self.endpoint = f"{ANYWHERE},{ANYWHERE}" if dialect == "ping-pong" else ANYWHERE
+        self._start()
+
+    def _start(self) -> None:
+        listen = ("--listen", f"{self._dialect}={self.endpoint}")
+        broker = Broker(self._directory, *listen, *self._options)
+        self.broker = self._stack.enter_context(broker)
+        self.endpoint = broker.endpoints[1]
+
+    def restart(self) -> None:
+        self.broker.kill()
+        self._start()
+
+    def client(self) -> Client:
+        return self._stack.enter_context(Client(self.broker.endpoint))
+
+
+def check_run(yard: Yard, example: Example, words: Sequence[str], directory: Path) -> None:
+    """Run tasks with a peer through a kill of the broker. Compare results, journal and output."""
+    client = yard.client()
+    names = [f"job-{number}" for number in range(TASKS)]
+    futures = [client.submit(f"some {name}".encode(), name=name) for name in names]
+    until(lambda: client.status()["counts"]["ready"] == TASKS, "all tasks are there")
+    with Running(directory, program=tuple(words), stderr=None) as peer:
+        until(lambda: client.status()["counts"]["done"] >= TASKS_BEFORE, "some tasks are done")
+        yard.restart()
+        results = [future.result(60) for future in futures]
+        status, output, _ = peer.end() if example.ends else peer.terminate()
+    assert yard.broker.terminate()[0] == 0
+    tally, _ = count(directory)
+    assert (tally.submitted, tally.done, tally.failed) == (TASKS, TASKS, 0)
+    assert (tally.completed_twice, tally.unknown) == (0, 0)
+    if example.has_results:
+        assert results == [f"SOME {name.upper()}".encode() for name in names]
+    else:
+        assert sorted({word.lower() for word in output.split()}) == sorted(names)
+    assert status in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_survives_a_kill_of_the_broker(name: str, tmp_path: Path) -> None:
+    example = EXAMPLES[name]
+    with ExitStack() as stack:
+        yard = Yard(tmp_path, stack, example.dialect)
+        check_run(yard, example, example.words(tmp_path, yard.endpoint), tmp_path)
+
+
+def test_example_in_c_connects_with_a_key(tmp_path: Path) -> None:
+    example, key = EXAMPLES["dwork_worker.c"], tmp_path / "worker.key"
+    Keyring(tmp_path / ".taskyard").create("gpu", Role.WORKER, key)
+    with ExitStack() as stack:
+        yard = Yard(tmp_path, stack, example.dialect, "--secure")
+        words = [*example.words(tmp_path, yard.endpoint), str(key)]
+        check_run(yard, example, words, tmp_path)
+
+
+def test_every_example_peer_is_run() -> None:
+    assert sorted({path.name for path in PEERS.iterdir()} - {"README.md"}) == sorted(EXAMPLES)
