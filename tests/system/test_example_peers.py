@@ -21,6 +21,7 @@ from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import Role
 from tests.kit.processes import TASKYARD, Running, until
 from tests.system.kit import Broker, count
+from tests.system.test_dialect_pages import PAGES, block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,12 +94,30 @@ def sh_words(_: Path, endpoint: str) -> Sequence[str]:
     return *TASKYARD, "worker", "--until-eof", "--broker", endpoint, *options
 
 
+def page_words(page: str) -> Callable[[Path, str], Sequence[str]]:
+    """Return the words that start the minimal worker of a page."""
+
+    def words(directory: Path, endpoint: str) -> Sequence[str]:
+        program = directory / "minimal_worker.py"
+        program.write_text(block(PAGES[page], "python", "# A minimal worker"))
+        return sys.executable, "-I", str(program), endpoint
+
+    return words
+
+
 EXAMPLES: Final = {
     "dwork_worker.c": Example("dwork", c_words, ends=True, has_results=False),
     "round_robin_worker.js": Example("round-robin", javascript_words),
     "ping_pong_worker.bash": Example("ping-pong", bash_words),
     "hungry_agent.sh": Example("dwork", sh_words),
     "wmp_worker.py": Example("wmp", python_words),
+}
+
+#: The workers in the text of the pages.
+MINIMAL: Final = {
+    "dwork.md": EXAMPLES["dwork_worker.c"]._replace(words=page_words("dwork")),
+    "round-robin.md": Example("round-robin", page_words("round-robin")),
+    "wmp.md": Example("wmp", page_words("wmp")),
 }
 
 
@@ -147,9 +166,9 @@ def check_run(yard: Yard, example: Example, words: Sequence[str], directory: Pat
     assert status in (0, -signal.SIGTERM)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", EXAMPLES | MINIMAL)
 def test_example_survives_a_kill_of_the_broker(name: str, tmp_path: Path) -> None:
-    example = EXAMPLES[name]
+    example = (EXAMPLES | MINIMAL)[name]
     with ExitStack() as stack:
         yard = Yard(tmp_path, stack, example.dialect)
         check_run(yard, example, example.words(tmp_path, yard.endpoint), tmp_path)
