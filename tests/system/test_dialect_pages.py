@@ -245,3 +245,11 @@ def test_minimal_client_of_a_page_prints_the_result(
     stack.enter_context(Running(tmp_path, "worker.py", backend, program=python, stderr=None))
     client = Running(tmp_path, "client.py", *more or [backend], "shout", program=python)
     assert stack.enter_context(client).end() == (0, "SHOUT\n", "")
+
+
+def test_pages_describe_key_files_alike() -> None:
+    pages = [PAGES[name] for name in ("dwork", "ping-pong", "round-robin", "wmp")]
+    parts = [" ".join(page.partition("# Keys\n")[2].split()) for page in pages]
+    common = {part.partition("when its key is valid.")[0] for part in parts}
+    assert len(common) == 1
+    assert "the field `broker`" in common.pop()
