@@ -57,8 +57,8 @@ def test_cancel_of_leased_tasks_sends_stop_to_their_workers() -> None:
         yard.join(worker)
         yard.take(worker, 2)
     assert yard.cancel(b"a", b"c", b"b") == [
-        Stop(b"v", [b"a", b"b"], [1, 1]),
-        Stop(b"w", [b"c"], [1]),
+        Stop(b"v", [b"a", b"b"], [1, 1], [True, True]),
+        Stop(b"w", [b"c"], [1], [True]),
         acted(3),
     ]
     assert yard.finish(b"v", b"a", attempts=[1]) == [ReportAck(b"v", 0, [b"a"])]

@@ -481,7 +481,7 @@ def test_heartbeat_that_lists_an_old_attempt_does_not_list_the_lease() -> None:
     yard.take(b"w")
     yard.later(5)
     effects = yard.heartbeat(b"w", (b"a", 1), heartbeat_ns=SECOND_NS)
-    assert effects == [Stop(b"w", [b"a"], [1])]
+    assert effects == [Stop(b"w", [b"a"], [1], [False])]
     assert yard.state(b"a") is READY
 
 
@@ -504,10 +504,10 @@ def test_zombie_is_sent_stop_for_tasks_it_no_longer_holds() -> None:
     yard.later(10)
     assert yard.heartbeat(b"w", (b"a", 1), (b"x", 4)) == [
         UnknownWorker(b"w"),
-        Stop(b"w", [b"a", b"x"], [1, 4]),
+        Stop(b"w", [b"a", b"x"], [1, 4], [False, True]),
     ]
     yard.join(b"w", lease_timeout_ns=TEN_NS)
-    assert yard.heartbeat(b"w", (b"a", 1)) == [Stop(b"w", [b"a"], [1])]
+    assert yard.heartbeat(b"w", (b"a", 1)) == [Stop(b"w", [b"a"], [1], [False])]
     assert yard.handle(WorkerHeartbeat(0, b"nobody")) == [UnknownWorker(b"nobody")]
 
 

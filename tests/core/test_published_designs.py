@@ -400,7 +400,7 @@ def test_wmp_cancelled_job_is_stopped_at_its_worker() -> None:
     yard.submit(b"job")
     yard.take(b"w")
     effects = yard.handle(CancelRequested(0, b"manager", Scope(names=(b"job",))))
-    assert effects == [Stop(b"w", [b"job"], [1]), CommandAck(b"manager", 0, 1)]
+    assert effects == [Stop(b"w", [b"job"], [1], [True]), CommandAck(b"manager", 0, 1)]
 
 
 def test_wmp_ready_of_a_worker_is_answered_with_wake_never_with_a_job() -> None:

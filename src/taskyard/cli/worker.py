@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from taskyard.cli.daemon_options import (
     check_dialect,
@@ -43,7 +44,6 @@ from taskyard.worker.settings import check_workers_key, name_for_key, worker_set
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from taskyard.core.resources import Resources
     from taskyard.net.keys import PeerKey
@@ -72,6 +72,10 @@ class WorkerOptions(Struct, frozen=True):
     command: str | None
     agent: str | None
     env: tuple[str, ...]
+    #: The broker that runs the tasks, its key, and a label of the broker that they come from.
+    forward_to: str | None
+    forward_key: Path | None
+    forward_as: str | None
     #: None: detected.
     cpus: int | None
     memory: int | None
@@ -208,6 +212,23 @@ class WorkerOptions(Struct, frozen=True):
     metavar="NAME[=VALUE]",
     help="Pass this variable to agents, with the worker's value if none is given. Repeatable.",
 )
+@click.option(
+    "--forward-to",
+    metavar="URL|DIR",
+    help="Run the tasks on the workers of this broker, given by its endpoint or state directory.",
+)
+@click.option(
+    "--forward-key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Key for that broker, of a producer.",
+)
+@click.option(
+    "--forward-as",
+    metavar="LABEL",
+    show_default="from --broker",
+    help="Name of this worker's broker in the campaigns there: CAMPAIGN@LABEL.",
+)
 # For supervisors.
 @click.option("--incarnation", type=click.IntRange(1, NUMBER_MAX), hidden=True)
 @click.option("--replaces", type=click.IntRange(0, NUMBER_MAX), default=0, hidden=True)
@@ -229,6 +250,9 @@ def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401 
 
     The worker has as many cores, as much memory and as many GPUs for tasks that ask for some as the
     system shows, unless given. GPUs are passed to tasks by id in CUDA_VISIBLE_DEVICES.
+
+    With --forward-to the worker submits its tasks to another broker and returns their results. It
+    has the slots and resources of that broker's workers, unless --slots is given.
 
     With --dialect ping-pong or wmp the worker offers the service default, for wmp also others with
     --service. --broker is then the endpoint where the broker listens for that dialect.
@@ -258,12 +282,30 @@ def _check(values: WorkerOptions) -> None:
         )
     if values.agent is not None:
         _check_agent(values)
+    _check_forward(values)
     if values.lease < HEARTBEATS_PER_LEASE_MIN * values.heartbeat:
         raise UserError("--lease must be at least three times --heartbeat")
     if (given := given_resource_options()) and values.dialect != "dwork":
         raise UserError(f"{', '.join(given)}: needs --dialect dwork, not {values.dialect}")
     if len(values.brokers) > 1 and values.dialect != "wmp":
         raise UserError(f"--broker: a {values.dialect} worker has one broker")
+
+
+def _check_forward(values: WorkerOptions) -> None:
+    if values.forward_to is None:
+        if values.forward_key is not None or values.forward_as is not None:
+            raise UserError("--forward-key and --forward-as need --forward-to")
+        return
+    if values.dialect != "dwork":
+        raise UserError(f"--forward-to needs --dialect dwork, not {values.dialect}")
+    excluded = {
+        "--agent": values.agent,
+        "--command": values.command,
+        **dict.fromkeys(given_resource_options(), True),
+    }
+    for option, given in excluded.items():
+        if given:
+            raise UserError(f"--forward-to and {option} exclude each other")
 
 
 def _check_agent(values: WorkerOptions) -> None:
@@ -281,12 +323,41 @@ def _run_native_worker(cli_context: CliContext, values: WorkerOptions) -> None:
     broker = values.brokers[0] if values.brokers else None
     endpoint = discovery.endpoint(broker, values.state, settings=cli_context.settings())
     key = _key(cli_context, [endpoint])
-    machine = values.machine()
     name = name_for_key(key, values.name)
+    if values.forward_to is not None:
+        _forward(cli_context, values, endpoint, key, name)
+        return
+    machine = values.machine()
     settings = values.settings(services, name, machine.resources())
     how = {**values.runner_options(), "agents": values.agent_settings(), "env": values.variables()}
     how["gpus"] = machine.gpus
     serve(endpoint, settings, values.allow, cli_context.info, key=key, **how)
+
+
+def _forward(
+    cli_context: CliContext,
+    values: WorkerOptions,
+    endpoint: str,
+    key: PeerKey | None,
+    name: str | None,
+) -> None:
+    """Run a worker whose tasks run at another broker."""
+    from taskyard.forward import process  # noqa: PLC0415  # only for this option
+
+    target = values.forward_to or ""
+    is_directory = "://" not in target
+    broker = endpoints.native_endpoint(Path(target)) if is_directory else target
+    broker = endpoints.peer_endpoint(broker)
+    if broker == endpoint:
+        raise UserError(f"--forward-to {target}: the worker's own broker")
+    lower = process.connect_lower(
+        broker, values.forward_key, values.forward_as, endpoint, cli_context.info
+    )
+    slots, resources = process.capacity(lower)
+    services = values.services or _default_services(cli_context, allow_pickle=values.allow_pickle)
+    chosen = structs.replace(values, slots=values.slots or slots)
+    settings = chosen.settings(services, name, resources)
+    process.serve(endpoint, settings, lower, cli_context.info, key=key, until_eof=values.until_eof)
 
 
 def _default_services(cli_context: CliContext, *, allow_pickle: bool) -> tuple[str, ...]:

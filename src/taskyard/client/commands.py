@@ -36,26 +36,29 @@ if TYPE_CHECKING:
 # Submissions.
 
 
-def create(
+def create(  # noqa: PLR0913  # the last ones are named
     submission: Submission,
     unknown: UnknownPolicy = UnknownPolicy.REFUSE,
     *,
     after_campaigns: Sequence[str] = (),
     check_only: bool = False,
     restart: bool = False,
+    environment: bytes | None = None,
 ) -> Exchange[int]:
     """Submit a batch whole or not at all, and wait until the broker has it.
 
     Its tasks also wait for all unsettled tasks of `after_campaigns`. With `check_only` the broker
     checks the batch and accepts no task. With `restart` tasks that have ended start again, and
-    others get their dependencies too. Returns how many of its tasks are new. Raises `Refused` with
-    the names of the tasks at fault.
+    others get their dependencies too. `environment` replaces that of this client, encoded. Returns
+    how many of its tasks are new. Raises `Refused` with the names of the tasks at fault.
     """
     more: dict[str, Any] = {"unknown": unknown, "check_only": check_only, "restart": restart}
     if after_campaigns:
         more["after_campaigns"] = [*map(encode_text, after_campaigns)]
+    if environment is not None:
+        more["environment"] = environment
     build = partial(peer.create, submission=submission, **more)
-    reply = yield from checked_reply(Query(build, has_environment=True))
+    reply = yield from checked_reply(Query(build, has_environment=environment is None))
     if reply.kind == peer.EXIT:
         code = Refusal.SHUTTING_DOWN.value
         raise Refused("the broker is shutting down and accepts no tasks", code)

@@ -124,9 +124,10 @@ def _stops(tasks: Iterable[Task]) -> list[Stop]:
     for task in tasks:
         if task.lease is not None:
             name = task.lease.worker.name
-            stop = held.setdefault(name, Stop(name, [], []))
+            stop = held.setdefault(name, Stop(name, [], [], []))
             stop.names.append(task.name)
             stop.attempts.append(task.attempt)
+            stop.ended.append(True)
     return list(held.values())
 
 

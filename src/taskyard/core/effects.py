@@ -465,11 +465,13 @@ class Wake(Effect):
 
 
 class Stop(Effect):
-    """To a worker: stop these tasks, they were cancelled or leased to another worker."""
+    """To a worker: stop these tasks, they have ended or were leased to another worker."""
 
     worker: bytes
     names: list[bytes]
     attempts: list[int]
+    #: Whether each has ended. Otherwise another worker may hold it.
+    ended: list[bool]
 
 
 class LeasesEnded(Effect):

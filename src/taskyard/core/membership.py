@@ -223,7 +223,9 @@ def _stop_zombies(context: Context, worker: bytes, listed_as: dict[bytes, int]) 
         name for name, attempt in listed_as.items() if not holds(worker, known.get(name), attempt)
     ]
     if names:
-        context.send(Stop(worker, names, [listed_as[name] for name in names]))
+        tasks = map(known.get, names)
+        ended = [task is None or task.ending is not None for task in tasks]
+        context.send(Stop(worker, names, [listed_as[name] for name in names], ended))
     return bool(names)
 
 

@@ -177,7 +177,7 @@ class Resource(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., amount: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("name", "payload", "terms", "terms_at", "lane", "after", "after_count", "attempt", "outcome", "text", "retry_at_ns", "standing", "percent", "output", "after_campaign", "result_bytes_total", "output_bytes_total", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes", "note", "restart", "files", "stdout", "stdout_bytes_total", "stderr", "stderr_bytes_total", "stream", "offset")
+    __slots__ = ("name", "payload", "terms", "terms_at", "lane", "after", "after_count", "attempt", "outcome", "text", "retry_at_ns", "standing", "percent", "output", "after_campaign", "result_bytes_total", "output_bytes_total", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes", "note", "restart", "submitted_ns", "files", "stdout", "stdout_bytes_total", "stderr", "stderr_bytes_total", "stream", "offset")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,7 @@ class Batch(_message.Message):
     MEMORY_MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     RESTART_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_NS_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     STDOUT_FIELD_NUMBER: _ClassVar[int]
     STDOUT_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +234,7 @@ class Batch(_message.Message):
     memory_max_bytes: _containers.RepeatedScalarFieldContainer[int]
     note: _containers.RepeatedScalarFieldContainer[bytes]
     restart: bool
+    submitted_ns: _containers.RepeatedScalarFieldContainer[int]
     files: _containers.RepeatedScalarFieldContainer[int]
     stdout: _containers.RepeatedScalarFieldContainer[bytes]
     stdout_bytes_total: _containers.RepeatedScalarFieldContainer[int]
@@ -240,10 +242,10 @@ class Batch(_message.Message):
     stderr_bytes_total: _containers.RepeatedScalarFieldContainer[int]
     stream: _containers.RepeatedScalarFieldContainer[int]
     offset: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ..., terms: _Optional[_Iterable[bytes]] = ..., terms_at: _Optional[_Iterable[int]] = ..., lane: _Optional[_Iterable[bytes]] = ..., after: _Optional[_Iterable[bytes]] = ..., after_count: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[Outcome, str]]] = ..., text: _Optional[_Iterable[bytes]] = ..., retry_at_ns: _Optional[_Iterable[int]] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., percent: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[bytes]] = ..., after_campaign: _Optional[_Iterable[bytes]] = ..., result_bytes_total: _Optional[_Iterable[int]] = ..., output_bytes_total: _Optional[_Iterable[int]] = ..., started_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[_Iterable[int]] = ..., exit: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., memory_max_bytes: _Optional[_Iterable[int]] = ..., note: _Optional[_Iterable[bytes]] = ..., restart: bool = ..., files: _Optional[_Iterable[int]] = ..., stdout: _Optional[_Iterable[bytes]] = ..., stdout_bytes_total: _Optional[_Iterable[int]] = ..., stderr: _Optional[_Iterable[bytes]] = ..., stderr_bytes_total: _Optional[_Iterable[int]] = ..., stream: _Optional[_Iterable[int]] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, name: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ..., terms: _Optional[_Iterable[bytes]] = ..., terms_at: _Optional[_Iterable[int]] = ..., lane: _Optional[_Iterable[bytes]] = ..., after: _Optional[_Iterable[bytes]] = ..., after_count: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[Outcome, str]]] = ..., text: _Optional[_Iterable[bytes]] = ..., retry_at_ns: _Optional[_Iterable[int]] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., percent: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[bytes]] = ..., after_campaign: _Optional[_Iterable[bytes]] = ..., result_bytes_total: _Optional[_Iterable[int]] = ..., output_bytes_total: _Optional[_Iterable[int]] = ..., started_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[_Iterable[int]] = ..., exit: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., memory_max_bytes: _Optional[_Iterable[int]] = ..., note: _Optional[_Iterable[bytes]] = ..., restart: bool = ..., submitted_ns: _Optional[_Iterable[int]] = ..., files: _Optional[_Iterable[int]] = ..., stdout: _Optional[_Iterable[bytes]] = ..., stdout_bytes_total: _Optional[_Iterable[int]] = ..., stderr: _Optional[_Iterable[bytes]] = ..., stderr_bytes_total: _Optional[_Iterable[int]] = ..., stream: _Optional[_Iterable[int]] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerMsg(_message.Message):
-    __slots__ = ("service", "slots", "silence_ns", "incarnation", "ahead", "host", "pid", "replaces", "heartbeat_ns", "resources")
+    __slots__ = ("service", "slots", "silence_ns", "incarnation", "ahead", "host", "pid", "replaces", "heartbeat_ns", "resources", "forwards")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     SILENCE_NS_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +256,7 @@ class WorkerMsg(_message.Message):
     REPLACES_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_NS_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    FORWARDS_FIELD_NUMBER: _ClassVar[int]
     service: _containers.RepeatedScalarFieldContainer[bytes]
     slots: int
     silence_ns: int
@@ -264,7 +267,8 @@ class WorkerMsg(_message.Message):
     replaces: int
     heartbeat_ns: int
     resources: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, service: _Optional[_Iterable[bytes]] = ..., slots: _Optional[int] = ..., silence_ns: _Optional[int] = ..., incarnation: _Optional[int] = ..., ahead: _Optional[int] = ..., host: _Optional[bytes] = ..., pid: _Optional[int] = ..., replaces: _Optional[int] = ..., heartbeat_ns: _Optional[int] = ..., resources: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    forwards: bool
+    def __init__(self, service: _Optional[_Iterable[bytes]] = ..., slots: _Optional[int] = ..., silence_ns: _Optional[int] = ..., incarnation: _Optional[int] = ..., ahead: _Optional[int] = ..., host: _Optional[bytes] = ..., pid: _Optional[int] = ..., replaces: _Optional[int] = ..., heartbeat_ns: _Optional[int] = ..., resources: _Optional[_Iterable[bytes]] = ..., forwards: bool = ...) -> None: ...
 
 class ScopeMsg(_message.Message):
     __slots__ = ("campaign", "service", "lane", "standing", "match")

@@ -35,6 +35,8 @@ class Job(Struct, frozen=True):
     environment: bytes = b""
     #: Named resources that it takes beside its slots.
     resources: Resources = ()
+    #: When its task was submitted, by the broker's clock. 0: only known to workers that forward.
+    submitted_ns: int = 0
 
     @property
     def key(self) -> tuple[bytes, int]:

@@ -22,6 +22,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.identity import split
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS, STREAM_BYTES_MAX
 from taskyard.core.model import Result, WorkerFacts, counted
+from taskyard.core.states import TaskState
 from taskyard.net.channel import OVERDUE_NS, PING_NS, Channel
 from taskyard.wire.native import peer
 from taskyard.worker.jobs import Job, JobResult
@@ -31,7 +32,7 @@ from taskyard.worker.settings import AUTO
 from taskyard.worker.spool import OutputSpool, stream_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from taskyard.core.runs import Run
     from taskyard.net.protocols import MonotonicClock
@@ -86,6 +87,8 @@ class NativeWorkerLoop:
     stopping = False
     #: `Exit` was answered.
     has_exited = False
+    #: Called with held tasks that have ended at the broker, before they are stopped.
+    on_ended: Callable[[Sequence[tuple[bytes, int]]], None] | None = None
 
     def __init__(  # noqa: PLR0913  # the last ones are named
         self,
@@ -248,7 +251,11 @@ class NativeWorkerLoop:
     def _on_heartbeat(self, reply: Reply) -> None:
         """Stop tasks, use the broker's interval, and request rules that have changed."""
         self._seen = reply.seen
-        self._stop(zip(reply.names, reply.attempts, strict=True))
+        stopped = [*zip(reply.names, reply.attempts, strict=True)]
+        if self.on_ended is not None:
+            states = zip(stopped, reply.states, strict=False)  # an older broker sends none
+            self.on_ended([key for key, state in states if state is TaskState.CANCELLED])
+        self._stop(stopped)
         if reply.heartbeat_ns and self.settings.heartbeat_ns == AUTO:
             longest_ns = heartbeats.longest_ns(self.settings.lease_timeout_ns)
             self._set_heartbeat(max(HEARTBEAT_NS_MIN, min(reply.heartbeat_ns, longest_ns)))
@@ -267,8 +274,7 @@ class NativeWorkerLoop:
         if reply.code == peer.NAME_LOST:
             self.name_lost = reply.reason
         self.waits_for_name = True
-        held = [*self._held]
-        self._stop(zip([name for name, _ in held], [number for _, number in held], strict=True))
+        self._stop([*self._held])
 
     def _schedule_rules(self, delay_ns: int) -> None:
         """Schedule the next request for rules: after a delay if the broker has newer ones."""
@@ -344,6 +350,7 @@ class NativeWorkerLoop:
                     campaign=terms.campaign,
                     environment=terms.environment,
                     resources=terms.resources,
+                    submitted_ns=assigned.submitted_ns[index] if assigned.submitted_ns else 0,
                 )
             )
         fresh = [job for job in jobs if job.key not in self._held]
@@ -355,7 +362,7 @@ class NativeWorkerLoop:
             for job in fresh:
                 self._runner.start(job)
 
-    def _stop(self, keys: zip[tuple[bytes, int]]) -> None:
+    def _stop(self, keys: Sequence[tuple[bytes, int]]) -> None:
         """Stop tasks that the broker has cancelled or assigned to another worker."""
         unwanted = dict.fromkeys(keys)
         for name, attempt in unwanted:
@@ -390,7 +397,8 @@ class NativeWorkerLoop:
         )
         # Overfed tasks of a lane take no slots.
         overfed = settings.slots * self._overfeed_max
-        return peer.worker_message(facts, self._prefetch.count + overfed, settings.replaces)
+        ahead = self._prefetch.count + overfed
+        return peer.worker_message(facts, ahead, settings.replaces, forwards=settings.forwards)
 
     def _request_rules(self) -> None:
         is_due = self._rules_due_ns <= self._clock.monotonic_ns()

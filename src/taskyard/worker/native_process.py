@@ -104,7 +104,7 @@ class WorkerMonitor:
         return True
 
 
-class _SocketWorker(WorkerMonitor):
+class SocketWorker(WorkerMonitor):
     """A native worker on a socket, as the host drives it."""
 
     wire: ZmqSocket
@@ -156,6 +156,6 @@ def serve(  # noqa: PLR0913  # the last ones are named
         loop = NativeWorkerLoop(settings, channel, runner, host.clock, rule_runner, spool=spool)
         if rule_runner is not None:
             rule_runner.on_output = loop.set_progress
-        worker = _SocketWorker(loop, channel, runner, settings, announce)
+        worker = SocketWorker(loop, channel, runner, settings, announce)
         worker.wire = wire
         host.run(worker)

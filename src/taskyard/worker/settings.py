@@ -48,6 +48,8 @@ class WorkerSettings(Struct, frozen=True):
     replaces: int = 0
     #: Named resources beside the slots, in total.
     resources: Resources = ()
+    #: It submits its tasks to another broker.
+    forwards: bool = False
 
 
 def default_name() -> bytes:
@@ -98,6 +100,7 @@ def worker_settings(
         pid=os.getpid(),
         incarnation=more.pop("incarnation", 0) or 1 + secrets.randbits(61),
         resources=resources,
+        forwards=bool(more.pop("forwards", 0)),
         **more,
     )
 

@@ -326,7 +326,7 @@ class WmpWorkerCodec:
         if command == _NO:
             return [effects.NoWork(worker, settled=False, request=int(headers["request"]))]
         if command == _CANCEL:
-            return [effects.Stop(worker, [headers["task"].encode()], [headers["attempt"]])]
+            return [effects.Stop(worker, [headers["task"].encode()], [headers["attempt"]], [False])]
         if command in (_PING, _PONG):
             return [
                 effects.HeartbeatAck(worker, int(command == _PING), int(headers.get("ready", True)))

@@ -257,8 +257,9 @@ class NativeCodec:
         if answer.type == peer.HEARTBEAT:
             self.seen = answer.seen
             names, attempts = answer.batch.name[:], answer.batch.attempt[:]
+            ended = [value == pb.Cancelled for value in answer.batch.standing]
             heard = effects.HeartbeatAck(worker, request, answer.seen)
-            return [effects.Stop(worker, names, attempts), heard] if names else [heard]
+            return [effects.Stop(worker, names, attempts, ended), heard] if names else [heard]
         if answer.type == peer.NOT_FOUND:
             missing = [pb.TaskMsg.FromString(raw).name for raw in answer.task]
             return [effects.ReportAck(worker, request, missing or _names(event))]

@@ -77,6 +77,8 @@ class Assigned(Struct):
     #: The index in `terms` of each task. None: all have the first.
     terms_at: list[int] | None
     lanes: list[bytes] | None
+    #: When each was submitted, by the broker's clock. None: only sent to workers that forward.
+    submitted_ns: list[int] | None
 
     def terms_of(self, index: int) -> Terms:
         return self.terms[0 if self.terms_at is None else self.terms_at[index]]
@@ -236,6 +238,7 @@ class Reply:
             terms=[*map(tasks.terms_of, batch.terms)],
             terms_at=batch.terms_at[:] or None,
             lanes=batch.lane[:] or None,
+            submitted_ns=batch.submitted_ns[:] or None,
         )
 
 
@@ -268,7 +271,9 @@ def create(  # noqa: PLR0913  # one a field
     return query.SerializeToString()
 
 
-def worker_message(facts: WorkerFacts, ahead: int = 0, replaces: int = 0) -> WorkerMessage:
+def worker_message(
+    facts: WorkerFacts, ahead: int = 0, replaces: int = 0, *, forwards: bool = False
+) -> WorkerMessage:
     """Encode the facts of a worker, once for all its requests."""
     message = pb.WorkerMsg(
         service=facts.services,
@@ -283,6 +288,8 @@ def worker_message(facts: WorkerFacts, ahead: int = 0, replaces: int = 0) -> Wor
         message.heartbeat_ns = facts.heartbeat_ns
     if replaces:
         message.replaces = replaces
+    if forwards:
+        message.forwards = True
     message.resources.extend(tasks.encode_resources(facts.resources))
     return message
 

@@ -69,6 +69,8 @@ class PendingRequest(Struct):
     extended: bool
     #: Steal: send the tasks as columns.
     columns: bool = False
+    #: Steal: send the times of their submission, too.
+    forwards: bool = False
     worker: bytes = b""
     #: When it times out. 0: it gets its reply in this turn.
     deadline_ns: int = 0

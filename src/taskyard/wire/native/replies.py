@@ -98,7 +98,10 @@ def _assign(pending: PendingRequests, effect: effects.Assign) -> list[Reply]:
     facts = pending.facts.get(effect.worker)
     host = b"" if facts is None else facts.facts.host
     if entry.columns:
-        return [pending.reply(entry, _Q.Transfer, batch=_columns(effect, host), **_missing(entry))]
+        columns = _columns(effect, host)
+        if entry.forwards:
+            columns["submitted_ns"] = [terms.submitted_ns for terms in effect.terms]
+        return [pending.reply(entry, _Q.Transfer, batch=columns, **_missing(entry))]
     messages = _messages(effect, host, extended=entry.extended)
     return [pending.reply(entry, _Q.Transfer, task=messages)]
 
@@ -142,6 +145,7 @@ def _heartbeat_ack(pending: PendingRequests, effect: effects.HeartbeatAck) -> li
     if stop is not None:
         query.batch.name.extend(stop.names)
         query.batch.attempt.extend(stop.attempts)
+        query.batch.standing.extend(pb.Cancelled if ended else pb.Leased for ended in stop.ended)
     return [(entry.route, [b"", query.SerializeToString()])]
 
 

@@ -121,9 +121,13 @@ def _steal(pending: PendingRequests, incoming: Request) -> Sequence[events.Event
     if wait_ns:
         pending.check_waiting(incoming.route)
     result = pending.register_worker(worker, facts, query.worker)
-    deadline_ns = _steal_deadline_ns(incoming.now_ns, wait_ns)
-    columns = query.HasField("worker")
-    number = pending.add(incoming, worker=worker, columns=columns, deadline_ns=deadline_ns)
+    number = pending.add(
+        incoming,
+        worker=worker,
+        columns=query.HasField("worker"),
+        forwards=query.worker.forwards,
+        deadline_ns=_steal_deadline_ns(incoming.now_ns, wait_ns),
+    )
     asks = events.TasksRequested(0, worker, count, bool(wait_ns), number, facts.incarnation)
     result.append(_unless_leaving(pending, incoming, asks))
     return result
@@ -156,7 +160,8 @@ def _complete(pending: PendingRequests, incoming: Request) -> Sequence[events.Ev
         return [*result, _reported(pending, query, report, pending.add(incoming))]
     count, facts = _count(query), _facts(pending, incoming, worker)
     result += pending.register_worker(worker, facts, query.worker)
-    number = pending.add(incoming, worker=worker, columns=True)
+    forwards = query.worker.forwards
+    number = pending.add(incoming, worker=worker, columns=True, forwards=forwards)
     result.append(_reported(pending, query, report, number))
     parks = False
     asks = events.TasksRequested(0, worker, count, parks, number, facts.incarnation)

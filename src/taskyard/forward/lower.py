@@ -1,0 +1,199 @@
+"""Tasks at the lower broker: how they are named, submitted, found again and read.
+
+A forwarded task keeps its name, payload and limits. Its campaign is that of the upper broker, `@`
+and a label of that broker. Its origin holds the time of its submission there. So an attempt after
+the loss of a forwarder finds the task of the attempt before, running or done, and a task that was
+submitted again under its old name is not taken for the old one.
+
+Blocks: threads of `runner` call it. Knows nothing of the upper broker's protocol.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskyard.core.identity import spelling, split
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission, Terms, shown
+from taskyard.core.runs import Run
+from taskyard.net import endpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from taskyard.client.client import Client
+    from taskyard.client.futures import Future
+    from taskyard.worker.jobs import Job
+
+_ORIGIN: Final = "forwarded:"
+_ENDED: Final = ("done", "failed", "cancelled")
+
+#: Characters of the hash of a local socket's path.
+_DIGEST_CHARACTERS: Final = 6
+
+
+def upper_label(endpoint: str) -> str:
+    """Return a label of a broker by its endpoint: host and port, or a host and a hash."""
+    place = endpoints.parse_peer(endpoint)
+    if isinstance(place, endpoints.Tcp):
+        return str(place).removeprefix("tcp://")
+    digest = hashlib.sha256(place.path.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    return f"{socket.gethostname()}-{digest}"
+
+
+class LowerTask(NamedTuple):
+    """A forwarded task at the lower broker."""
+
+    campaign: str
+    name: str
+    #: Identifies the submission at the upper broker.
+    origin: str
+
+    @property
+    def full_name(self) -> str:
+        return spelling(self.campaign, self.name)
+
+
+class LowerBroker:
+    """The broker that runs the tasks of a forwarder."""
+
+    def __init__(self, client: Client, label: str) -> None:
+        self._client = client
+        self._label = label
+        # `output` reads long results part by part, so that memory stays bounded.
+        client._session.skip_long_results()  # noqa: SLF001  # not for users of the client
+
+    @property
+    def endpoint(self) -> str:
+        return self._client.broker
+
+    def task_of(self, job: Job) -> LowerTask:
+        """Return the task of a job."""
+        campaign = shown(job.campaign)
+        # Without the time, the attempts of a job can't share a task.
+        key = f"{job.submitted_ns}" if job.submitted_ns else f"attempt {job.attempt}"
+        name = shown(split(job.name, job.campaign))
+        return LowerTask(f"{campaign}@{self._label}", name, f"{_ORIGIN}{key}")
+
+    def submit(self, jobs: Sequence[Job]) -> list[Future]:
+        """Submit jobs, or find the tasks of their earlier attempts. Return their futures.
+
+        Raises `Refused` if the broker refuses one of them. Then the others may be submitted, and a
+        second call finds them.
+        """
+        tasks = [self.task_of(job) for job in jobs]
+        known = self._client.existing([task.full_name for task in tasks])
+        fresh: list[Job] = []
+        again: list[Job] = []
+        for job, task in zip(jobs, tasks, strict=True):
+            if task.full_name not in known:
+                fresh.append(job)
+            elif not self._is_resumed(job, task):
+                again.append(job)
+        self._create(fresh, restart=False)
+        self._create(again, restart=True)
+        return self._client.futures([task.full_name for task in tasks])
+
+    def _is_resumed(self, job: Job, task: LowerTask) -> bool:
+        """Return whether the known task is of the same submission, and done or about to be.
+
+        Retries it if it failed. Ends one of an earlier submission, so that it can start again.
+        """
+        former = self._client.show(task.full_name)
+        state = former["state"]
+        if job.submitted_ns and former["origin"] == task.origin and state != "cancelled":
+            if state == "failed":
+                self._client.retry([task.full_name])
+            return True
+        if state not in ("done", "cancelled"):
+            self._client.cancel([task.full_name])
+        return False
+
+    def _create(self, jobs: Sequence[Job], *, restart: bool) -> None:
+        """Submit tasks, with the environment of their own submission."""
+        for environment in dict.fromkeys(job.environment for job in jobs):
+            some = [job for job in jobs if job.environment == environment]
+            tasks = [self.task_of(job) for job in some]
+            submission = Submission(
+                names=[task.name.encode(errors="surrogateescape") for task in tasks],
+                payloads=[job.payload for job in some],
+                terms=[_terms(job, task) for job, task in zip(some, tasks, strict=True)],
+                terms_at=[*range(len(some))],
+                lanes=[job.lane for job in some],
+            )
+            self._client.create(submission, restart=restart, environment=environment)
+
+    def cancel(self, job: Job) -> None:
+        """Cancel the task of a job, unless it has ended or is of another submission."""
+        task = self.task_of(job)
+        found = self._client.existing([task.full_name])
+        if not found:
+            return
+        shown_task = self._client.show(task.full_name)
+        if shown_task["origin"] == task.origin and shown_task["state"] not in _ENDED:
+            self._client.cancel([task.full_name])
+
+    def result(self, job: Job) -> bytes:
+        """Return the result of a done task. A long one of a program has only head and tail."""
+        return self._client.kept_result(self.task_of(job).full_name).text
+
+    def output(self, job: Job, *, stderr: bool) -> Iterator[bytes]:
+        """Yield stdout or stderr of a task's latest attempt, part by part."""
+        name, offset, attempt = self.task_of(job).full_name, 0, None
+        while True:
+            page = self._client.output_page(name, offset, stderr=stderr, attempt=attempt)
+            if page.data:
+                yield page.data
+            offset, attempt = offset + len(page.data), page.attempt
+            if not page.data or (offset >= page.bytes_total and not page.live):
+                return
+
+    def run(self, job: Job) -> Run | None:
+        """Return the measurements of a task's latest attempt. None: there are none."""
+        task = self.task_of(job)
+        attempts = self._client.show(task.full_name)["attempts"]
+        note = f"forwarded to {self.endpoint} as {task.full_name}"
+        return _run(attempts[-1], note.encode()) if attempts else None
+
+    def capacity(self) -> tuple[int, dict[str, float]]:
+        """Return the slots and resources of all workers."""
+        slots, amounts = 0, dict[str, float]()
+        for worker in self._client.workers():
+            slots += worker["slots"]
+            for name, amount in worker["resources"].items():
+                amounts[name] = amounts.get(name, 0) + amount
+        return slots, amounts
+
+    def close(self) -> None:
+        self._client.close(0)
+
+
+def _terms(job: Job, task: LowerTask) -> Terms:
+    """Return the terms of a task. The upper broker decides on retries."""
+    return Terms(
+        campaign=task.campaign.encode(errors="surrogateescape"),
+        service=job.service,
+        retry_delays_ns=(),
+        time_limit_ns=job.time_limit_ns,
+        slots=job.slots,
+        origin=task.origin.encode(),
+        resources=job.resources,
+    )
+
+
+def _run(attempt: dict[str, Any], note: bytes) -> Run | None:
+    if attempt["started"] is None:
+        return None
+    started_ns = int(attempt["started"] * SECOND_NS)
+    ended = attempt["ended"] or attempt["settled"] or attempt["started"]
+    status = attempt["exit_status"] if attempt["signal"] is None else -attempt["signal"]
+    return Run(
+        started_ns,
+        max(0, int(ended * SECOND_NS) - started_ns),
+        status,
+        int((attempt["cpu_seconds"] or 0) * SECOND_NS),
+        attempt["memory_max"] or 0,
+        note,
+    )

@@ -1,0 +1,283 @@
+"""A worker's runner that submits its jobs to a lower broker and returns their results.
+
+Two threads do what blocks: one submits and cancels tasks, one fetches the results of those that are
+settled. The loop's thread owns the list of jobs and the output spool. A queue between them is
+bounded, so that a long output is read from one broker only as fast as the other takes it.
+
+A job that the worker stops is left to run at the lower broker, where its next attempt finds it.
+Only a job whose task has ended at the upper broker is cancelled there.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from taskyard.core.events import Outcome
+from taskyard.core.output import Stream
+from taskyard.errors import ClientClosed, TaskFailed, TaskyardError, UserError
+from taskyard.net.signals import Waker
+from taskyard.wire.payloads import EXEC
+from taskyard.worker.jobs import Job, JobResult, cut_reason
+from taskyard.worker.programs import SpooledOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future as AnyFuture
+    from typing import Any
+
+    from taskyard.core.runs import Run
+    from taskyard.forward.lower import LowerBroker
+    from taskyard.worker.spool import OutputSpool
+
+logger = logging.getLogger("taskyard.forward")
+
+#: Parts of outputs between the threads.
+PARTS_MAX: Final = 4
+
+#: Jobs submitted in one message.
+JOBS_PER_MESSAGE_MAX: Final = 1000
+
+
+class OutputPart(Struct):
+    """A part of a job's output."""
+
+    job: Job
+    stream: Stream
+    data: bytes
+
+
+class Settled(Struct):
+    """The end of a job at the lower broker. Its output was passed on before."""
+
+    job: Job
+    outcome: Outcome
+    #: The result or the reason. None: it is the output.
+    text: bytes | None
+    run: Run | None = None
+
+
+class ForwardRunner:
+    """Runs jobs at a lower broker."""
+
+    def __init__(self, lower: LowerBroker, spool: OutputSpool) -> None:
+        self._lower = lower
+        self._spool = spool
+        #: Jobs without a result, with their output so far.
+        self._jobs: dict[tuple[bytes, int], tuple[Job, SpooledOutput]] = {}
+        self._waker = Waker()
+        #: Jobs to start, or to cancel. None: the end.
+        self._calls: queue.SimpleQueue[tuple[bool, Job] | None] = queue.SimpleQueue()
+        self._settled: queue.SimpleQueue[tuple[Job, AnyFuture[Any]] | None] = queue.SimpleQueue()
+        #: From the threads to the loop.
+        self._arrived: queue.Queue[OutputPart | Settled] = queue.Queue(PARTS_MAX)
+        #: A part that the spool had no room for.
+        self._kept: OutputPart | Settled | None = None
+        self._is_closed = False
+        self._threads = [
+            threading.Thread(target=target, name=f"forward-{name}", daemon=True)
+            for name, target in (("submit", self._submit), ("fetch", self._fetch))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # The loop's thread.
+
+    def start(self, job: Job) -> None:
+        self._jobs[job.key] = (job, SpooledOutput(self._spool, job))
+        self._calls.put((True, job))
+
+    def stop(self, name: bytes, attempt: int) -> None:
+        """Forget a job. Its task at the lower broker goes on."""
+        self._jobs.pop((name, attempt), None)
+
+    def cancel_ended(self, keys: Sequence[tuple[bytes, int]]) -> None:
+        """Cancel the tasks of jobs that have ended at the upper broker."""
+        for key in keys:
+            if key in self._jobs:
+                self._calls.put((False, self._jobs[key][0]))
+
+    def run_so_far(self, _name: bytes, _attempt: int) -> None:
+        """Return nothing: the lower broker measures."""
+
+    def running(self) -> list[Job]:
+        return [job for job, _ in self._jobs.values()]
+
+    def unstarted(self) -> list[Job]:
+        """Return no jobs: all are at the lower broker."""
+        return []
+
+    def withdraw(self, _count: int) -> list[Job]:
+        """Return no jobs: all are at the lower broker."""
+        return []
+
+    def filenos(self) -> list[int]:
+        return [self._waker.fileno()]
+
+    def wake_at_ns(self) -> None:
+        """Return no time: the threads wake the loop."""
+
+    def turn(self) -> list[JobResult]:
+        """Take output and results from the threads. Return the results."""
+        self._waker.clear()
+        done: list[JobResult] = []
+        while (arrived := self._next()) is not None:
+            if self._spool.is_full() and isinstance(arrived, OutputPart):
+                self._kept = arrived
+                self._spool.pause(self._waker.wake)
+                break
+            if arrived.job.key not in self._jobs:
+                continue  # stopped
+            if isinstance(arrived, OutputPart):
+                self._add(arrived)
+            else:
+                done.append(self._result(arrived))
+        return done
+
+    def _next(self) -> OutputPart | Settled | None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            return kept
+        with suppress(queue.Empty):
+            return self._arrived.get_nowait()
+        return None
+
+    def _add(self, part: OutputPart) -> None:
+        output = self._jobs[part.job.key][1]
+        add = output.add_stdout if part.stream is Stream.STDOUT else output.add_stderr
+        add(part.data)
+
+    def _result(self, settled: Settled) -> JobResult:
+        job, output = self._jobs.pop(settled.job.key)
+        if settled.outcome is not Outcome.DONE:
+            done = output.failed(job, cut_reason(settled.text or b""))
+            done.outcome = settled.outcome
+        else:
+            done = output.done(job)
+            if settled.text is not None:
+                done.text, done.result_bytes_total = settled.text, 0
+        done.run = settled.run
+        return done
+
+    def close(self) -> None:
+        """End the threads. The tasks at the lower broker go on."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._calls.put(None)
+        self._settled.put(None)
+        self._lower.close()
+        for thread in self._threads:
+            while thread.is_alive():
+                self._drain()
+                thread.join(0.05)
+        self._waker.close()
+
+    def _drain(self) -> None:
+        """Make room for a thread that waits to pass something on."""
+        with suppress(queue.Empty):
+            while True:
+                self._arrived.get_nowait()
+
+    # The threads.
+
+    def _submit(self) -> None:
+        """Submit and cancel tasks until the end."""
+        with suppress(ClientClosed):
+            while calls := self._take_calls():
+                self._submit_jobs([job for is_start, job in calls if is_start])
+                for is_start, job in calls:
+                    if not is_start:
+                        self._lower.cancel(job)
+
+    def _take_calls(self) -> list[tuple[bool, Job]]:
+        """Wait for a call, and return all that are there. Empty: the runner is closed."""
+        calls: list[tuple[bool, Job]] = []
+        with suppress(queue.Empty):
+            while len(calls) < JOBS_PER_MESSAGE_MAX:
+                call = self._calls.get(block=not calls)
+                if call is None:
+                    return []
+                calls.append(call)
+        return calls
+
+    def _submit_jobs(self, jobs: list[Job]) -> None:
+        """Submit jobs together. If one is refused, submit each by itself."""
+        if not jobs:
+            return
+        try:
+            futures = self._lower.submit(jobs)
+        except UserError as refused:
+            if len(jobs) > 1:
+                for job in jobs:
+                    self._submit_jobs([job])
+                return
+            reason = f"refused by {self._lower.endpoint}: {refused}"
+            self._pass_on(Settled(jobs[0], Outcome.FAILED, reason.encode(errors="replace")))
+            return
+        except ClientClosed:
+            raise
+        except TaskyardError as error:  # such as a broker that shuts down: try again later
+            text = f"can't submit to {self._lower.endpoint}: {error}".encode(errors="replace")
+            for job in jobs:
+                self._pass_on(Settled(job, Outcome.REFUSED, text))
+            return
+        for job, future in zip(jobs, futures, strict=True):
+            future.add_done_callback(partial(self._on_settled, job))
+
+    def _on_settled(self, job: Job, future: AnyFuture[Any]) -> None:
+        self._settled.put((job, future))
+
+    def _fetch(self) -> None:
+        """Fetch the results of settled tasks until the end."""
+        with suppress(ClientClosed):
+            while (one := self._settled.get()) is not None:
+                job, future = one
+                try:
+                    self._fetch_result(job, future)
+                except ClientClosed:
+                    raise
+                except TaskyardError as error:
+                    text = f"result at {self._lower.endpoint}: {error}"
+                    self._pass_on(Settled(job, Outcome.REFUSED, text.encode(errors="replace")))
+
+    def _fetch_result(self, job: Job, future: AnyFuture[Any]) -> None:
+        outcome, text = _outcome(future, self._lower.endpoint)
+        if outcome is not Outcome.DONE or job.service == EXEC:
+            for stream in Stream:
+                for data in self._lower.output(job, stderr=stream is Stream.STDERR):
+                    self._pass_on(OutputPart(job, stream, data))
+        elif text is None:
+            text = self._lower.result(job)
+        self._pass_on(Settled(job, outcome, text, self._lower.run(job)))
+
+    def _pass_on(self, arrived: OutputPart | Settled) -> None:
+        """Pass something to the loop, and wait while it has no room."""
+        while not self._is_closed:
+            with suppress(queue.Full):
+                self._arrived.put(arrived, timeout=0.1)
+                self._waker.wake()
+                return
+        raise ClientClosed("the forwarder stops")
+
+
+def _outcome(future: AnyFuture[Any], endpoint: str) -> tuple[Outcome, bytes | None]:
+    """Return the outcome of a settled task, and the reason if it failed."""
+    try:
+        future.result()
+    except CancelledError:
+        return Outcome.FAILED, f"cancelled at {endpoint}".encode()
+    except TaskFailed as failed:
+        return Outcome.FAILED, failed.reason.encode(errors="surrogateescape")
+    except ClientClosed:
+        raise
+    except Exception:  # noqa: BLE001, S110  # its value can't be decoded here, and need not be
+        pass
+    return Outcome.DONE, None

@@ -1,0 +1,162 @@
+"""The runner of a forwarder, with a real broker in memory below it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard import testing
+from taskyard.core.events import Outcome
+from taskyard.forward.lower import LowerBroker, upper_label
+from taskyard.forward.runner import ForwardRunner
+from taskyard.wire.payloads import encode_call, encode_command
+from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.spool import OutputSpool
+from tests.kit.processes import marks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from taskyard.client.client import Client
+    from taskyard.testing import InMemoryBroker
+
+PATIENCE_SECONDS = 60
+
+
+class Forwarder:
+    """A runner, and a client of the broker below."""
+
+    def __init__(self, runner: ForwardRunner, client: Client, broker: InMemoryBroker) -> None:
+        self.runner = runner
+        self.client = client
+        self.broker = broker
+
+    def until_submitted(self, name: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self.client.existing([name]):
+            assert time.monotonic() < deadline, name
+            time.sleep(0.005)
+
+    def result(self) -> JobResult:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (done := self.runner.turn()):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        (one,) = done
+        return one
+
+    def run(self, job: Job) -> JobResult:
+        """Run a job to its end."""
+        self.runner.start(job)
+        with self.broker.worker({"echo": lambda payload: payload}):
+            return self.result()
+
+
+@contextmanager
+def forwarding(broker: InMemoryBroker) -> Iterator[Forwarder]:
+    spool = OutputSpool(time.monotonic_ns)
+    runner = ForwardRunner(LowerBroker(broker.client(), "up"), spool)
+    with closing(runner):
+        yield Forwarder(runner, broker.client(), broker)
+
+
+@pytest.fixture
+def forwarder() -> Iterator[Forwarder]:
+    with testing.broker() as broker, forwarding(broker) as one:
+        yield one
+
+
+def command(*argv: str, name: bytes = b"c/a", attempt: int = 1, submitted_ns: int = 7) -> Job:
+    payload = encode_command([*argv])
+    return Job(name, attempt, b"exec", payload, campaign=b"c", submitted_ns=submitted_ns)
+
+
+def test_result_and_measurements_are_those_of_the_lower_broker(forwarder: Forwarder) -> None:
+    done = forwarder.run(command("echo", "hello"))
+    assert (done.outcome, done.text) == (Outcome.DONE, b"hello\n")
+    shown = forwarder.client.show("c@up/a")
+    assert (shown["state"], shown["origin"], shown["retry_delays"]) == ("done", "forwarded:7", [])
+
+
+def test_payloads_of_other_services_pass_unchanged(forwarder: Forwarder) -> None:
+    payload = bytes(range(256))
+    done = forwarder.run(Job(b"a", 1, b"echo", payload, lane=b"l", submitted_ns=7))
+    assert (done.outcome, done.text) == (Outcome.DONE, payload)
+    assert forwarder.client.show("@up/a")["lane"] == "l"
+
+
+def test_result_of_a_call_stays_encoded(forwarder: Forwarder) -> None:
+    done = forwarder.run(Job(b"a", 1, b"call", encode_call("math:sqrt", [16], {})))
+    assert (done.outcome, done.text) == (Outcome.DONE, b"4.0")
+
+
+def test_failure_has_the_reason_of_the_lower_broker(forwarder: Forwarder) -> None:
+    done = forwarder.run(command("sh", "-c", "echo oops; exit 3"))
+    assert (done.outcome, done.text) == (Outcome.FAILED, b"exit status 3: oops")
+
+
+def test_refused_task_fails_alone(forwarder: Forwarder) -> None:
+    long_name = b"c/" + b"x" * 1021
+    forwarder.runner.start(command("echo", "x", name=long_name))
+    done = forwarder.result()
+    assert done.outcome is Outcome.FAILED
+    assert done.text.startswith(b"refused by ipc://")
+    assert forwarder.run(command("echo", "good")).text == b"good\n"
+
+
+def test_next_attempt_takes_the_result_of_a_lost_one(forwarder: Forwarder) -> None:
+    forwarder.runner.start(command("echo", "once"))
+    forwarder.until_submitted("c@up/a")
+    assert forwarder.broker.run_all() == ["c@up/a"]
+    with forwarding(forwarder.broker) as second:
+        second.runner.start(command("echo", "once", attempt=2))
+        assert second.result().text == b"once\n"
+        assert second.broker.run_all() == []
+
+
+def test_next_attempt_of_a_failed_task_runs_again(forwarder: Forwarder, tmp_path: Path) -> None:
+    script = f"echo ran >> {tmp_path}/marks; exit 4"
+    for attempt in (1, 2):
+        done = forwarder.run(command("sh", "-c", script, attempt=attempt))
+        assert (done.outcome, done.job.attempt) == (Outcome.FAILED, attempt)
+    assert marks(tmp_path) == ["ran", "ran"]
+
+
+def test_task_submitted_again_is_not_taken_for_the_old_one(forwarder: Forwarder) -> None:
+    assert forwarder.run(command("echo", "old")).text == b"old\n"
+    assert forwarder.run(command("echo", "new", attempt=2, submitted_ns=8)).text == b"new\n"
+
+
+def test_stopped_job_goes_on_and_ended_one_is_cancelled(forwarder: Forwarder) -> None:
+    for name in (b"c/stopped", b"c/ended"):
+        forwarder.runner.start(command("true", name=name))
+        forwarder.until_submitted(f"c@up/{name[2:].decode()}")
+    forwarder.runner.cancel_ended([(b"c/ended", 1)])
+    for name in (b"c/stopped", b"c/ended"):
+        forwarder.runner.stop(name, 1)
+    assert forwarder.runner.running() == []
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while forwarder.client.show("c@up/ended")["state"] != "cancelled":
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert forwarder.broker.run_all() == ["c@up/stopped"]
+    assert forwarder.runner.turn() == []
+
+
+def test_task_cancelled_below_fails_above(forwarder: Forwarder) -> None:
+    forwarder.runner.start(command("true"))
+    forwarder.until_submitted("c@up/a")
+    forwarder.client.cancel(["c@up/a"])
+    done = forwarder.result()
+    assert done.outcome is Outcome.FAILED
+    assert done.text == f"cancelled at {forwarder.broker.endpoint}".encode()
+
+
+def test_label_is_the_address_or_a_hash_of_the_socket() -> None:
+    assert upper_label("tcp://login:6125") == "login:6125"
+    assert upper_label("ipc:///a/broker.sock") != upper_label("ipc:///b/broker.sock")
+    assert "/" not in upper_label("ipc:///a/broker.sock")
