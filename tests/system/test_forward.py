@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from taskyard.client.client import Client
@@ -17,6 +18,10 @@ TASKS = 60
 SLOW = 12
 
 
+def _have_run(directory: Path, number: int) -> bool:
+    return len(marks(directory)) >= number
+
+
 def test_forwarder_and_lower_broker_are_killed_and_every_task_runs_once(tmp_path: Path) -> None:
     upper, lower = tmp_path / "upper", tmp_path / "lower"
     script = 'echo $1 >> "$2/marks"; sleep $3; echo out $1; echo err $1 >&2; test $1 -ne 7'
@@ -26,8 +31,10 @@ def test_forwarder_and_lower_broker_are_killed_and_every_task_runs_once(tmp_path
         above, below = (stack.enter_context(Broker(one)) for one in (upper, lower))
         stack.enter_context(Worker(lower, "--slots", "4"))
         client = stack.enter_context(Client(above.endpoint))
-        options = ("--forward-to", ".taskyard", "--slots", "20", "--name", "to-cluster")
-        options += ("--heartbeat", "200ms", "--lease", "1s", "--broker", above.endpoint)
+        options = [
+            *("--forward-to", ".taskyard", "--slots", "20", "--name", "to-cluster"),
+            *("--heartbeat", "200ms", "--lease", "1s", "--broker", above.endpoint),
+        ]
         forwarder = stack.enter_context(Worker(lower, *options))
         futures = [
             client.submit(
@@ -39,7 +46,7 @@ def test_forwarder_and_lower_broker_are_killed_and_every_task_runs_once(tmp_path
             for one in range(TASKS)
         ]
         for number in (SLOW // 3, SLOW):
-            until(lambda number=number: len(marks(tmp_path)) >= number, "tasks run")
+            until(partial(_have_run, tmp_path, number), "tasks run")
             forwarder.kill()
             if number == SLOW:
                 below.kill()

@@ -150,6 +150,8 @@ class ShownTask(Task):
     expires_hard: float | None
     #: The machine of its latest attempt. null: unknown.
     host: str | None
+    #: A text of the program that submitted it. null: none.
+    origin: str | None
 
 
 class Campaign(Document):
@@ -383,6 +385,7 @@ def shown_task(view: effects.TaskView) -> ShownTask:
         expires=seconds(terms.expires_ns),
         expires_hard=seconds(terms.expires_hard_ns),
         host=(shown(last.host) or None) if last else None,
+        origin=shown(terms.origin) or None,
     )
 
 
