@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 #: A route and the frames to send there.
 Reply: TypeAlias = tuple[bytes, list[bytes]]
 
-#: Dialects that one broker serves at once. A dialect with several sockets counts once.
-DIALECTS_MAX: Final = 16
+#: Servers of dialects in one broker. Ping-pong has two for each listener, the native dialect one
+#: for all. A listener with several endpoints counts once.
+DIALECTS_MAX: Final = 64
 
 #: Prefixes of worker names. Each is reserved for its dialect, and the native one refuses them all.
 ROUND_ROBIN: Final = b"round-robin:"

@@ -210,7 +210,7 @@ def test_words_become_events_and_a_result_has_its_task_and_attempt() -> None:
     backend, frontend = make_server(1, lambda: 7)
     route = BACKEND + W1
     answer, joined = backend.receive(route, [b"", READY], 5)
-    assert answer == ReplyDue(0, route, 17)
+    assert answer == ReplyDue(0, route, 65)
     assert joined.worker == b"ping-pong:01-0000000001"  # type: ignore[attr-defined]
     facts: WorkerFacts = joined.facts  # type: ignore[attr-defined]
     assert facts == WorkerFacts(
@@ -225,7 +225,7 @@ def test_words_become_events_and_a_result_has_its_task_and_attempt() -> None:
         queue_order=QueueOrder.FIFO,
     )
     assert backend.receive(route, [b"", PING], 6) == [
-        WorkerHeartbeat(0, b"ping-pong:01-0000000001", request=33)
+        WorkerHeartbeat(0, b"ping-pong:01-0000000001", request=129)
     ]
     assign = Assign(joined.worker, [b"t"], [4], [b"p"], [Terms()], [b""], 0)  # type: ignore[attr-defined]
     assert backend.reply(assign) == [(route, [b"", b"p"])]

@@ -52,26 +52,26 @@ def test_events_of_the_exchanges() -> None:
     )
     name = b"round-robin:" + W1
     assert dialect.receive(SERVER + W1, lmq(4, b"i", b"\x08", b"10"), now_ns) == [
-        events.ReplyDue(0, SERVER + W1, 33),
+        events.ReplyDue(0, SERVER + W1, 129),
         events.WorkerRegistered(0, name, facts),
     ]
     payload, envelope = envelop(parse(lmq(4, b"i", KEY, b"x")), C1)
-    task = b"round-robin-0000000700000007-49"
+    task = b"round-robin-0000000700000007-193"
     terms = [Terms(dialect=b"round-robin")]
     submission = Submission([task], [payload], terms, envelopes=[envelope])
     assert dialect.receive(SERVER + C1, lmq(4, b"i", KEY, b"x"), now_ns) == [
-        events.SubmitRequested(0, SERVER + C1, submission, 49, watch=True)
+        events.SubmitRequested(0, SERVER + C1, submission, 193, watch=True)
     ]
     assert dialect.receive(SERVER + W1, lmq(2, b"pong"), now_ns) == []  # too soon for a heartbeat
     assert dialect.receive(SERVER + W1, lmq(2, b"pong"), 3 * now_ns) == [
         events.WorkerHeartbeat(0, name)
     ]
     assert dialect.receive(SERVER + W1, lmq(3, b"WORKER", b"\x09"), 3 * now_ns) == [
-        events.WorkerExited(0, name, 65)
+        events.WorkerExited(0, name, 257)
     ]
     assert dialect.receive(SERVER + W1, lmq(3, b"WORKER", b"\x09"), 3 * now_ns) == []
     assert dialect.receive(SERVER + C1, lmq(1, b"p"), now_ns) == [
-        events.ReplyDue(0, SERVER + C1, 97)
+        events.ReplyDue(0, SERVER + C1, 385)
     ]
 
 
@@ -79,8 +79,8 @@ def started() -> RoundRobin:
     """Return a dialect without workers of a former process."""
     dialect = make_server(1, lambda: 7)
     assert dialect.wake_at_ns() == 0
-    assert dialect.time_passed(0) == [events.HeldTasksRequested(0, b"", b"round-robin:", 17)]
-    assert dialect.reply(HeldTasks(b"", 17, [])) == []
+    assert dialect.time_passed(0) == [events.HeldTasksRequested(0, b"", b"round-robin:", 65)]
+    assert dialect.reply(HeldTasks(b"", 65, [])) == []
     assert dialect.wake_at_ns() is None
     return dialect
 
@@ -303,7 +303,7 @@ def test_message_without_a_key_or_too_large_is_an_error(harness: Harness) -> Non
 def test_failed_and_cancelled_tasks_are_errors(harness: Harness) -> None:
     harness.send(C1, *lmq(4, b"1", b"payload"))
     (name,) = harness.scheduler.ledger.tasks
-    harness.handle([events.CancelRequested(0, NATIVE, events.Scope(names=(name,)), 16)])
+    harness.handle([events.CancelRequested(0, NATIVE, events.Scope(names=(name,)), 64)])
     assert [frames[4] for frames in harness.received(C1)] == [b"ERROR it was cancelled"]
     harness.send(C1, *lmq(4, b"2", b"payload"))
     *_, name = harness.scheduler.ledger.tasks
@@ -374,7 +374,7 @@ def test_cancelled_message_keeps_its_slot_until_the_worker_has_finished_it(
     harness.send(C1, *lmq(command, b"good", KEY))
     harness.received(W1)
     first, _ = harness.scheduler.ledger.tasks
-    harness.handle([events.CancelRequested(0, NATIVE, events.Scope(names=(first,)), 16)])
+    harness.handle([events.CancelRequested(0, NATIVE, events.Scope(names=(first,)), 64)])
     harness.send(C1, *lmq(4, b"next", KEY))
     assert harness.received(W1) == []
     harness.send(W1, C1, *lmq(6, b"cancelled", b"late"))
@@ -389,7 +389,7 @@ def test_response_that_crosses_a_cancellation_keeps_its_slot(harness: Harness) -
     harness.send(C1, *lmq(4, b"2", KEY))
     harness.received(W1)
     first, _ = harness.scheduler.ledger.tasks
-    cancel = events.CancelRequested(0, NATIVE, events.Scope(names=(first,)), 16)
+    cancel = events.CancelRequested(0, NATIVE, events.Scope(names=(first,)), 64)
     late = harness.board.receive(SERVER + W1, [C1, *lmq(6, b"1", b"late")], harness.now_ns)
     harness.handle([cancel, *late])
     assert harness.states() == [CANCELLED, LEASED]  # for a turn its slot looked free

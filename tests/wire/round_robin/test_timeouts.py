@@ -188,7 +188,7 @@ def test_worker_that_becomes_unreachable_in_the_turn_of_a_cancellation_gets_noth
     harness.send(C1, *lmq(4, b"cancelled", KEY))
     (first,) = harness.scheduler.ledger.tasks
     harness.dead = [W1]
-    cancel = events.CancelRequested(0, NATIVE, events.Scope(names=(first,)), 16)
+    cancel = events.CancelRequested(0, NATIVE, events.Scope(names=(first,)), 64)
     second = harness.board.receive(SERVER + C1, lmq(4, b"new", KEY), harness.now_ns)
     harness.handle([cancel, *second])
     assert harness.states() == [CANCELLED, READY]
@@ -212,7 +212,7 @@ def test_drained_worker_gets_no_more_and_is_removed_when_it_holds_nothing(harnes
     harness.register(W1, b"2")
     harness.send(C1, *lmq(4, b"1", KEY))
     harness.received(W1)
-    harness.handle([events.DrainRequested(0, NATIVE, None, 16)])
+    harness.handle([events.DrainRequested(0, NATIVE, None, 64)])
     harness.send(C1, *lmq(4, b"2", KEY))
     harness.send(W1, C1, *lmq(6, b"1"))
     assert harness.workers() == []

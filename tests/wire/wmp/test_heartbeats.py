@@ -233,7 +233,7 @@ def test_manager_that_shuts_down_accepts_no_worker() -> None:
     manager.dialect.leaving = True
     (rejected,) = manager.dialect.receive(b"r", frames("READY", {"worker": "new"}), 1)
     text = "the manager is shutting down"
-    assert rejected == RequestRejected(0, b"r", 33, Refusal.SHUTTING_DOWN, text)
+    assert rejected == RequestRejected(0, b"r", 129, Refusal.SHUTTING_DOWN, text)
     bye = Sent("BYE", {"worker": "new", "reason": text, "manager": ME})
     assert manager.ready("new") == [bye]
     assert [*manager.scheduler.ledger.workers] == [b"wmp:w"]
