@@ -6,11 +6,14 @@ Imports no dialect.
 
 from __future__ import annotations
 
+import re
 from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 
+from msgspec import Struct
+
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
-from taskyard.core.model import truncated_result_reason
+from taskyard.core.model import Terms, truncated_result_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +33,41 @@ DIALECTS_MAX: Final = 64
 ROUND_ROBIN: Final = b"round-robin:"
 PING_PONG: Final = b"ping-pong:"
 WMP: Final = b"wmp:"
-PREFIXES: Final = (ROUND_ROBIN, PING_PONG, WMP)
+
+#: Reserved names begin with these, and then have the form of a prefix.
+_DIALECTS: Final = tuple(prefix[:-1] for prefix in (ROUND_ROBIN, PING_PONG, WMP))
+_RESERVED: Final = re.compile(b"(?:%s)(?:@[^:]*)?:" % b"|".join(_DIALECTS))
+
+
+def listener_prefix(prefix: bytes, listener: bytes) -> bytes:
+    """Return the prefix of workers at a listener with a name of its own: `ping-pong@render:`.
+
+    It stays the same after a restart, whatever the order of the listeners. A peer chooses only the
+    part behind the colon, so no name has the prefix of another listener.
+    """
+    return b"%s@%s:" % (prefix[:-1], listener) if listener else prefix
+
+
+def is_reserved(name: bytes) -> bool:
+    """Return whether a worker's name begins with the prefix of a dialect or of its listener."""
+    return name.startswith(_DIALECTS) and _RESERVED.match(name) is not None
+
+
+class TaskDefaults(Struct, frozen=True):
+    """A listener's terms for tasks of clients whose dialect can't express them."""
+
+    service: bytes = b"default"
+    #: Empty: the service's open lane.
+    lane: bytes = b""
+    #: None: by the rule of the lane.
+    retry_delays_ns: tuple[int, ...] | None = None
+
+    def terms(self, dialect: bytes) -> Terms:
+        return Terms(service=self.service, retry_delays_ns=self.retry_delays_ns, dialect=dialect)
+
+    def lanes(self, count: int) -> list[bytes] | None:
+        """Return the column of lanes for this many tasks."""
+        return [self.lane] * count if self.lane else None
 
 
 class Dialect(Protocol):

@@ -9,6 +9,7 @@ from taskyard.core.events import CancelRequested, Scope
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import Finished
 from taskyard.core.states import TaskState
+from taskyard.wire.dialect import TaskDefaults
 from taskyard.wire.ping_pong.frames import Settings
 from tests.wire.ping_pong.kit import BACKEND, W1, W2, W3, Harness
 from tests.wire.ping_pong.test_server import ERROR, EXIT, LEASED, PING, PONG, READY, at_work, ping
@@ -199,7 +200,7 @@ def test_task_of_another_service_is_not_for_these_workers() -> None:
 
 
 def test_services_of_an_endpoint_can_be_set() -> None:
-    harness = Harness(Settings(services=(b"images", b"sounds")))
+    harness = Harness(Settings(services=(b"images", b"sounds"), tasks=TaskDefaults(b"images")))
     harness.worker(W1, READY)
     harness.create(Submission([b"t"], [b"p"], [Terms(service=b"sounds")]))
     assert harness.to_worker(W1) == [[b"p"]]

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import (
@@ -34,6 +34,7 @@ from taskyard.core.rules import LaneOptions, Rule
 from taskyard.errors import Malformed, PeerError
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import environments
+from taskyard.wire.dialect import TaskDefaults
 from taskyard.wire.native import runs as native_runs
 from taskyard.wire.native import streams as native_streams
 from taskyard.wire.native.counts import LOGS_MAX, TooMany, check_counts, check_lengths
@@ -75,6 +76,7 @@ FACTS_CACHE_BYTES_MAX: Final = 256
 
 _OUTCOMES: Final = tuple(Outcome)
 _PLAIN_TERMS: Final = Terms(dialect=DIALECT)
+_NO_DEFAULTS: Final = TaskDefaults()
 
 
 class Report(Struct):
@@ -151,6 +153,15 @@ def submission_of(query: pb.QueryMsg) -> tuple[Submission, bool]:
     if query.HasField("environment"):
         submission.environment = _environment(query.environment)
     return submission, is_extended or query.HasField("environment")
+
+
+def with_defaults(submission: Submission, defaults: TaskDefaults) -> Submission:
+    """Return the tasks of a plain Create with the terms of its listener."""
+    if defaults == _NO_DEFAULTS:
+        return submission
+    more = {"service": defaults.service, "retry_delays_ns": defaults.retry_delays_ns}
+    terms = [structs.replace(one, **more) for one in submission.terms]
+    return structs.replace(submission, terms=terms, lanes=defaults.lanes(len(submission.names)))
 
 
 def _environment(raw: bytes) -> bytes:

@@ -16,7 +16,7 @@ from taskyard.core import effects, events
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS, TASKS_MAX
 from taskyard.core.model import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.dialect import request_numbers
+from taskyard.wire.dialect import TaskDefaults, request_numbers
 from taskyard.wire.native.counts import TooMany
 from taskyard.wire.native.frames import DIALECT, FACTS_CACHE_BYTES_MAX
 
@@ -40,6 +40,8 @@ WAITING_MAX: Final = 1000
 WATCHED_NAMES_MAX: Final = TASKS_MAX
 
 _Q: Final = pb.QueryMsg
+
+_TASK_DEFAULTS: Final = TaskDefaults()
 
 #: The most frequent replies to plain peers, encoded.
 _ENCODED_PLAIN: Final = {
@@ -94,6 +96,32 @@ class KnownWorker(Struct, frozen=True):
         return self.registration.facts
 
 
+class PlainPeers(Struct, frozen=True):
+    """The terms of plain peers at a socket: of the tasks that they create, and of workers."""
+
+    #: A plain worker has no slots, no heartbeat and one service.
+    worker: WorkerFacts
+    tasks: TaskDefaults = TaskDefaults()
+
+
+def plain_peers(
+    restart_lease_ns: int = PLAIN_LEASE_NS,
+    service: bytes = b"default",
+    lease_timeout_ns: int = 0,
+    tasks: TaskDefaults = _TASK_DEFAULTS,
+) -> PlainPeers:
+    """Return the terms of plain peers. `lease_timeout_ns` is the silence after which a worker loses
+    its tasks, 0 for never."""
+    facts = WorkerFacts(
+        services=(service,),
+        slots_total=0,
+        lease_timeout_ns=lease_timeout_ns,
+        dialect=DIALECT,
+        restart_lease_ns=lease_timeout_ns or restart_lease_ns,
+    )
+    return PlainPeers(facts, tasks)
+
+
 class PendingRequests:
     """Open requests by number, and the facts of workers."""
 
@@ -104,10 +132,9 @@ class PendingRequests:
         dialect: int = 0,
         plain_lease_ns: int = PLAIN_LEASE_NS,
     ) -> None:
-        #: The facts of a plain worker: no slots, no heartbeat, one service.
-        self.plain_worker = WorkerFacts(
-            slots_total=0, dialect=DIALECT, restart_lease_ns=plain_lease_ns
-        )
+        #: The terms of plain peers: at the sockets with settings of their own, and elsewhere.
+        self._plain_by_socket: dict[bytes, PlainPeers] = {}
+        self._plain = plain_peers(plain_lease_ns)
         #: Distinguishes this process from earlier ones.
         self.broker = broker
         #: Any number from 0 to 2**32.
@@ -126,6 +153,20 @@ class PendingRequests:
         self.leaving = False
         #: Connections cut by the guard, by reason. The guard updates it.
         self.connections_cut: Mapping[str, int] = {}
+
+    def set_plain(self, socket: int, plain: PlainPeers) -> None:
+        """Set the terms of plain peers at the socket with this number."""
+        self._plain_by_socket[bytes([socket])] = plain
+
+    def plain_at(self, route: bytes) -> PlainPeers:
+        """Return the terms of a plain peer."""
+        return self._plain_by_socket.get(route[:1], self._plain)
+
+    def is_plain_worker(self, facts: WorkerFacts) -> bool:
+        """Return whether these are the facts of a plain worker at any socket."""
+        return facts == self._plain.worker or any(
+            facts == plain.worker for plain in self._plain_by_socket.values()
+        )
 
     def add(self, incoming: Request, **more: Any) -> int:  # noqa: ANN401
         """Add a request and return its number."""

@@ -14,7 +14,7 @@ from taskyard.core.model import WorkerFacts
 from taskyard.core.states import TaskState
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.dialect import PREFIXES
+from taskyard.wire.dialect import is_reserved
 from taskyard.wire.native import frames as tasks
 from taskyard.wire.native import streams
 from taskyard.wire.native.frames import (
@@ -86,6 +86,8 @@ def _create(pending: PendingRequests, incoming: Request) -> Sequence[events.Even
         unknown = _UNKNOWN[incoming.query.unknown]
         if not incoming.query.batch.restart:
             repeat = events.DuplicatePolicy.IGNORE
+    else:
+        submission = tasks.with_defaults(submission, pending.plain_at(incoming.route).tasks)
     watch, campaigns = pending.entries[number].stream, tuple(incoming.query.batch.after_campaign)
     submit = events.SubmitRequested(
         *(0, incoming.route, submission, number, unknown, repeat, watch, campaigns),
@@ -466,7 +468,7 @@ def _refuse_fields(query: pb.QueryMsg, *fields: str) -> None:
 def _location(query: pb.QueryMsg) -> bytes:
     location = query.location
     tasks.check_name(location, "a location")
-    if location.startswith(PREFIXES):
+    if is_reserved(location):
         raise Malformed("a location must not begin with the prefix of another dialect")
     return location
 
@@ -492,9 +494,9 @@ def _facts(pending: PendingRequests, incoming: Request, worker: bytes) -> Worker
     slots, no heartbeat and one service."""
     if not incoming.query.HasField("worker"):
         if not incoming.extended:
-            return pending.plain_worker
+            return pending.plain_at(incoming.route).worker
         known = pending.facts.get(worker)
-        if known is None or known.facts == pending.plain_worker:
+        if known is None or pending.is_plain_worker(known.facts):
             return UNREGISTERED_FACTS
         return known.facts
     raw = incoming.query.worker.SerializeToString()

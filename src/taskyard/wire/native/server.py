@@ -29,6 +29,7 @@ from taskyard.wire.native.pending import (
     PLAIN_LEASE_NS,
     PendingRequest,
     PendingRequests,
+    PlainPeers,
     Request,
 )
 from taskyard.wire.native.relays import Relays
@@ -78,6 +79,10 @@ class NativeServer:
     def leaving(self) -> bool:
         """Return whether everything is draining. The broker may end when nothing is leased."""
         return self._pending.leaving
+
+    def set_plain(self, socket: int, plain: PlainPeers) -> None:
+        """Set the terms of plain peers at the socket with this number."""
+        self._pending.set_plain(socket, plain)
 
     def report_cut(self, counts: Mapping[str, int]) -> None:
         """Show cut connections in the status. The counts may still grow."""

@@ -111,9 +111,8 @@ class Peer(Struct, eq=False):
 class Backend:
     """All workers of this dialect, on any number of sockets."""
 
-    prefix = PING_PONG
-
     def __init__(self, dialect: int, random_bits: Callable[[], int], settings: Settings) -> None:
+        self.prefix = settings.prefix
         self._numbers = request_numbers(dialect)
         self._random_bits = random_bits
         self._settings = settings
@@ -200,7 +199,7 @@ class Backend:
         """Keep a connection that wants work, if there is room."""
         if not (word == READY or is_ping(word)) or not self._has_room():
             return None
-        name = name_of(route, self._settings.secret)
+        name = name_of(route, self._settings.secret, self.prefix)
         peer = Peer(route, name, last_seen_ns=self._now_ns, since_ns=self._now_ns)
         self._peers[route] = self._named[peer.name] = peer
         return peer
@@ -489,12 +488,12 @@ def _chose_its_id(route: bytes) -> bool:
     return route[1:2] != b"\0"
 
 
-def name_of(route: bytes, secret: bytes = b"") -> bytes:
+def name_of(route: bytes, secret: bytes = b"", prefix: bytes = PING_PONG) -> bytes:
     """Return the name of a worker: the socket's number and the connection's id, as text if it is
     printable, else as digits that do not reveal it."""
     socket, identity = route[:1].hex().encode(), route[1:]
     is_text = identity.isascii() and identity.decode("latin-1").isprintable()
     if identity and is_text:
-        return PING_PONG + socket + b"/" + identity
+        return prefix + socket + b"/" + identity
     digits = blake2b(identity, digest_size=8, key=secret).hexdigest() if secret else identity.hex()
-    return PING_PONG + socket + b"-" + digits.encode()
+    return prefix + socket + b"-" + digits.encode()

@@ -6,6 +6,7 @@ from typing import Final
 from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.wire.dialect import PING_PONG, TaskDefaults
 
 #: The dialect's name, in facts and terms.
 DIALECT: Final = b"ping-pong"
@@ -48,13 +49,17 @@ class Settings(Struct, frozen=True):
     expire_ns: int = 3 * SECOND_NS
     #: The timeout of a worker that works and does not ping.
     lease_ns: int = 60 * SECOND_NS
-    #: The services of the workers. Jobs of clients go to the first.
+    #: The services of the workers.
     services: tuple[bytes, ...] = (b"default",)
+    #: The terms of clients' jobs.
+    tasks: TaskDefaults = TaskDefaults()
     #: Jobs of clients that may be open at once. More are refused.
     queue_max: int = 100_000
     #: Hides connection ids in the names of workers, because they allow guessing the next id. Empty:
     #: ids are shown.
     secret: bytes = b""
+    #: The prefix of the workers' names.
+    prefix: bytes = PING_PONG
 
 
 def is_ping(frame: bytes) -> bool:

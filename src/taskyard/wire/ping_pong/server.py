@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from taskyard.core import effects, events
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
-from taskyard.core.model import Refusal, Submission, Terms
+from taskyard.core.model import Refusal, Submission
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.wire import roles
 from taskyard.wire.dialect import partial_result_reason, request_numbers
@@ -61,7 +61,8 @@ class Frontend:
     def __init__(self, dialect: int, random_bits: Callable[[], int], settings: Settings) -> None:
         self._numbers = request_numbers(dialect)
         self._queue_max = settings.queue_max
-        self._terms = Terms(service=settings.services[0], dialect=DIALECT)
+        self._terms = settings.tasks.terms(DIALECT)
+        self._lanes = settings.tasks.lanes(1)
         #: Distinguishes the tasks of this process from those of others.
         self._token = b"%08x%08x" % (random_bits() % (1 << 32), random_bits() % (1 << 32))
         #: The open requests of each client, in order. Clients without are not listed.
@@ -99,7 +100,7 @@ class Frontend:
         if refusal is not None:
             return [events.RequestRejected(0, route, number, *refusal)]
         name = b"ping-pong-%s-%d" % (self._token, number)
-        submission = Submission([name], [frames[1]], [self._terms])
+        submission = Submission([name], [frames[1]], [self._terms], lanes=self._lanes)
         return [events.SubmitRequested(0, route, submission, number, watch=True)]
 
     def _refusal(self, frames: Sequence[bytes]) -> tuple[Refusal, str] | None:

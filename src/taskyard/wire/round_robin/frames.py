@@ -20,6 +20,7 @@ from msgspec import Struct
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
 from taskyard.errors import Malformed
+from taskyard.wire.dialect import ROUND_ROBIN, TaskDefaults
 
 #: Messages at the server, at level DEBUG.
 logger = logging.getLogger("taskyard.round-robin")
@@ -91,10 +92,16 @@ class Settings(Struct, frozen=True):
     heartbeat_ns: int = 5 * SECOND_NS
     #: The silence after which a worker is lost.
     expire_ns: int = 60 * SECOND_NS
-    #: The services of the workers. Messages of clients go to the first.
+    #: The silence after which a worker that holds messages is lost, if longer.
+    lease_ns: int = 0
+    #: The services of the workers.
     services: tuple[bytes, ...] = (b"default",)
+    #: The terms of clients' messages.
+    tasks: TaskDefaults = TaskDefaults()
     #: Messages of clients that may be open at once. More are refused.
     queue_max: int = 100_000
+    #: The prefix of the workers' names.
+    prefix: bytes = ROUND_ROBIN
 
 
 class Message(Struct, frozen=True):

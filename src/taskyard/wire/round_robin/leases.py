@@ -133,17 +133,17 @@ def tracked_message(name: bytes, attempt: int, arguments: Sequence[bytes]) -> Me
     return lmq.Message(lmq.TRACKEXEC, lmq.foreign_id(name, attempt), arguments)
 
 
-def name_of(identity: bytes) -> bytes:
+def name_of(identity: bytes, prefix: bytes = ROUND_ROBIN) -> bytes:
     """Return a worker's name in the core: its identity if printable, else in hexadecimal."""
     is_text = identity.isascii() and identity.decode("latin-1").isprintable()
     if is_text and not identity.startswith(_HEX):
-        return ROUND_ROBIN + identity
-    return ROUND_ROBIN + _HEX + identity.hex().encode()
+        return prefix + identity
+    return prefix + _HEX + identity.hex().encode()
 
 
-def identity_of(name: bytes) -> bytes | None:
+def identity_of(name: bytes, prefix: bytes = ROUND_ROBIN) -> bytes | None:
     """Return the identity of a worker's name. None: the name is invalid."""
-    identity = name.removeprefix(ROUND_ROBIN)
+    identity = name.removeprefix(prefix)
     if not identity.startswith(_HEX):
         return identity
     try:

@@ -17,11 +17,11 @@ from msgspec import Struct
 
 from taskyard.core import effects, events
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
-from taskyard.core.model import Refusal, Submission, Terms
+from taskyard.core.model import Refusal, Submission
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.errors import Malformed
 from taskyard.wire import roles
-from taskyard.wire.dialect import ROUND_ROBIN, partial_result_reason, request_numbers
+from taskyard.wire.dialect import partial_result_reason, request_numbers
 from taskyard.wire.round_robin import frames as lmq
 from taskyard.wire.round_robin.frames import Message, Settings
 from taskyard.wire.round_robin.leases import Lease, Peer
@@ -72,8 +72,6 @@ class Responded(Struct):
 class RoundRobin:
     """All peers of this dialect, on the sockets with these numbers."""
 
-    prefix = ROUND_ROBIN
-
     def __init__(
         self,
         dialect: int,
@@ -81,9 +79,11 @@ class RoundRobin:
         settings: Settings = _DEFAULT_SETTINGS,
         socket_numbers: Iterable[int] = (),
     ) -> None:
+        self.prefix = settings.prefix
         self._numbers = request_numbers(dialect)
         self._queue_max = settings.queue_max
-        self._terms = Terms(service=settings.services[0], dialect=lmq.DIALECT)
+        self._terms = settings.tasks.terms(lmq.DIALECT)
+        self._lanes = settings.tasks.lanes(1)
         #: Distinguishes the tasks of this process from those of others.
         self._token = b"%08x%08x" % (random_bits() % (1 << 32), random_bits() % (1 << 32))
         self._table = WorkerTable(settings, socket_numbers)
@@ -253,7 +253,8 @@ class RoundRobin:
         short = Message(message.command, message.id, (), (), message.bottom)
         self._pending[number] = PendingMessage(route, short)
         name = b"round-robin-%s-%d" % (self._token, number)
-        submission = Submission([name], [payload], [self._terms], envelopes=[envelope])
+        columns = {"lanes": self._lanes, "envelopes": [envelope]}
+        submission = Submission([name], [payload], [self._terms], **columns)
         return [events.SubmitRequested(0, route, submission, number, watch=True)]
 
     def _respond(self, peer: Peer, lease: Lease, message: Message) -> list[events.Event]:

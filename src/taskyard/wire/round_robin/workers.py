@@ -115,7 +115,8 @@ class WorkerTable:
         identity = route[1:]
         peer = self._peers.get(identity)
         if peer is None:
-            peer = self._remember(Peer(identity, name_of(identity), self.now_ns, owner, route))
+            name = name_of(identity, self._settings.prefix)
+            peer = self._remember(Peer(identity, name, self.now_ns, owner, route))
         if not peer.is_registered:
             lost, peer.leases = peer.leases, {}
             peer.returned = {} if peer.has_left else lost
@@ -316,23 +317,25 @@ class WorkerTable:
     def _registration(self, peer: Peer) -> events.Event:
         """Return the registration of a worker. The core's timeout is a little longer than ours. It
         applies to workers that never reconnect after a restart."""
-        peer.reported_ns = self.now_ns
+        peer.reported_ns, settings = self.now_ns, self._settings
         facts = WorkerFacts(
-            services=self._settings.services,
+            services=settings.services,
             slots_total=peer.slots,
-            lease_timeout_ns=self._settings.expire_ns + max(self._settings.heartbeat_ns, LIFE_NS),
+            lease_timeout_ns=max(settings.expire_ns, settings.lease_ns)
+            + max(settings.heartbeat_ns, LIFE_NS),
             always_ready=True,
             dialect=lmq.DIALECT,
-            restart_lease_ns=self._settings.expire_ns,
+            restart_lease_ns=max(settings.expire_ns, settings.lease_ns),
             queue_order=QueueOrder.LIFO,
         )
         return events.WorkerRegistered(0, peer.name, facts, peer.ahead())
 
     def recall(self, holdings: Sequence[effects.WorkerTasks]) -> None:
         """Restore the workers of a former process from the scheduler's state."""
-        self._recall_ends_ns = self.now_ns + self._settings.expire_ns if holdings else 0
+        restart_lease_ns = max(self._settings.expire_ns, self._settings.lease_ns)
+        self._recall_ends_ns = self.now_ns + restart_lease_ns if holdings else 0
         for holding in holdings:
-            identity = identity_of(holding.worker)
+            identity = identity_of(holding.worker, self._settings.prefix)
             if identity is None:
                 continue
             slots = holding.facts.slots_total
@@ -422,5 +425,6 @@ class WorkerTable:
 
     def _timeout_ns(self, peer: Peer) -> int:
         leases = [lease for lease in peer.leases.values() if not lease.is_void]
-        asked_ns = max((lease.lease_ns for lease in leases), default=0)
+        own_ns = self._settings.lease_ns
+        asked_ns = max((max(lease.lease_ns, own_ns) for lease in leases), default=0)
         return max(self._settings.expire_ns, asked_ns)

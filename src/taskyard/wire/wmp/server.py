@@ -30,16 +30,13 @@ if TYPE_CHECKING:
 
     from taskyard.wire.dialect import Reply
 
-#: The services of a worker that names none.
-SERVICES_DEFAULT: Final = (b"default",)
-
 #: Silence after which a worker is pinged. It has time for two replies before it times out.
 PING_NS: Final = 5 * SECOND_NS
 
 #: Silence after which a worker times out and loses its tasks.
 SILENCE_NS: Final = 15 * SECOND_NS
 
-#: Silence after which the route to a worker is forgotten, long after its timeout.
+#: The least silence after which the route to a worker is forgotten, long after its timeout.
 FORGET_NS: Final = 4 * SILENCE_NS
 
 #: Workers whose routes are kept, those with the latest messages.
@@ -118,10 +115,19 @@ class PendingReply(Struct):
     is_ping: bool = False
 
 
+class Settings(Struct, frozen=True):
+    """The broker's settings of WMP, for one listener."""
+
+    #: The services of a worker that names none.
+    services: tuple[bytes, ...] = (b"default",)
+    #: The silence after which a worker is pinged.
+    ping_ns: int = PING_NS
+    #: The prefix of the workers' names.
+    prefix: bytes = wire_dialect.WMP
+
+
 class Wmp:
     """All workers of this dialect, on any number of sockets."""
-
-    prefix = wire_dialect.WMP
 
     def __init__(
         self,
@@ -129,7 +135,13 @@ class Wmp:
         manager: str,
         random_bits: Callable[[], int],
         lease_timeout_ns: int = SILENCE_NS,
+        settings: Settings | None = None,
     ) -> None:
+        settings = settings or Settings()
+        self.prefix = settings.prefix
+        self._services = settings.services
+        self._ping_ns = settings.ping_ns
+        self._forget_ns = max(FORGET_NS, 4 * lease_timeout_ns)
         self._numbers = wire_dialect.request_numbers(dialect)
         #: Our name to workers. It stays the same after a restart, so that reports on tasks from
         #: before it are accepted.
@@ -222,7 +234,7 @@ class Wmp:
         a worker of the draft, which can't list its tasks."""
         lists_tasks = message.slots is not None or message.heartbeat_ms > 0
         return WorkerFacts(
-            services=_services(message.services) or SERVICES_DEFAULT,
+            services=_services(message.services) or self._services,
             slots_total=message.slots or 0,
             lease_timeout_ns=self._lease_timeout_ns,
             incarnation=message.incarnation,
@@ -444,17 +456,17 @@ class Wmp:
     def wake_at_ns(self) -> int | None:
         """Return when to ping the next silent worker."""
         for attended_ns in self._attended_ns.values():
-            return attended_ns + PING_NS
+            return attended_ns + self._ping_ns
         return None
 
     def time_passed(self, now_ns: int) -> list[events.Event]:
         """Ping silent workers, and forget those that were silent for too long."""
         requested: list[events.Event] = []
         for worker, attended_ns in [*self._attended_ns.items()]:
-            if attended_ns + PING_NS > now_ns:
+            if attended_ns + self._ping_ns > now_ns:
                 break
             peer = self._peers[worker]
-            if peer.last_seen_ns + FORGET_NS <= now_ns:
+            if peer.last_seen_ns + self._forget_ns <= now_ns:
                 self._forget(worker)
                 continue
             self._put_last(worker, now_ns)
@@ -538,7 +550,12 @@ def _reply(
     return to.route, wmp.encode(to.path, message, payload)
 
 
-def make_server(dialect: int, identity: bytes, **more: Any) -> Wmp:  # noqa: ANN401
+def make_server(dialect: int, identity: bytes, listener: str = "", **more: Any) -> Wmp:  # noqa: ANN401
     """Create the dialect of a broker with this number and the identity of its journal, which is the
-    same after a restart. `random_bits` returns a number from 0 to 2**32."""
-    return Wmp(dialect, identity.hex(), **more)
+    same after a restart. `random_bits` returns a number from 0 to 2**32.
+
+    A listener with a name of its own is a manager of its own. A worker that connects to two of them
+    would send reports to the wrong one otherwise.
+    """
+    manager = identity.hex()
+    return Wmp(dialect, f"{manager}@{listener}" if listener else manager, **more)
