@@ -11,7 +11,11 @@ import pytest
 from taskyard.cli.entry import run, taskyard
 from taskyard.settings.changes import diff
 from taskyard.settings.keys import DEFAULTS, KEYS, service_keys, service_table, table
+from taskyard.settings.listeners import EXPIRE_NS, listener_keys
 from taskyard.settings.values import read_duration
+from taskyard.wire.ping_pong import frames as ping_pong_frames
+from taskyard.wire.round_robin import frames as round_robin_frames
+from taskyard.wire.wmp.server import SILENCE_NS
 from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 from tests.settings.kit import loaded, written
 
@@ -29,13 +33,32 @@ def test_page_has_the_tables_of_the_code() -> None:
 
 @pytest.mark.slow
 def test_services_of_the_page_are_valid_and_reload_as_shown(tmp_path: Path) -> None:
-    text, log = BLOCKS[2:]
+    text, _, log = BLOCKS[2:]
     before = loaded(written(tmp_path, text))
     lower = text.replace("workers_max = 20", "workers_max = 5")
     listen = '[listen]\ndwork = "tcp://127.0.0.1:1"\n'
     after = loaded(written(tmp_path, lower + listen))
     message = diff(before, after).sentence()
     assert log == f"taskyard broker: settings reloaded: {message}\n"
+
+
+def test_listeners_of_the_page_are_valid(tmp_path: Path) -> None:
+    settings = loaded(written(tmp_path, BLOCKS[3]))
+    assert [*settings.listeners] == ["ping-pong", "render"]
+
+
+def test_defaults_of_listeners_match_the_dialects() -> None:
+    expires_ns = {
+        "round-robin": round_robin_frames.Settings().expire_ns,
+        "ping-pong": ping_pong_frames.Settings().expire_ns,
+        "wmp": SILENCE_NS,
+    }
+    assert expires_ns == EXPIRE_NS
+    for dialect, expire_ns in expires_ns.items():
+        unset = {key.name: key.unset for key in listener_keys(dialect, dialect)}
+        assert read_duration(unset["expire"]) == expire_ns
+    unset = {key.name: key.unset for key in listener_keys("ping-pong", "ping-pong")}
+    assert read_duration(unset["timeout"]) == ping_pong_frames.Settings().lease_ns
 
 
 def test_defaults_of_agents_match_the_worker() -> None:

@@ -12,10 +12,13 @@ from typing import Final
 
 from docs import error_codes, reference, schemas
 from taskyard.settings import keys as settings_keys
+from taskyard.settings import listeners as settings_listeners
 
 #: The tables of settings are part of a hand-written page.
 _TABLE: Final = re.compile(r"^\| setting \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
 _SERVICE_TABLE: Final = re.compile(r"^\| of a service \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
+
+_LISTENER_TABLE: Final = re.compile(r"^\| of a listener \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
 
 
 def pages(docs: Path) -> dict[str, str]:
@@ -23,6 +26,7 @@ def pages(docs: Path) -> dict[str, str]:
     made = {"reference.md": reference.page(), "errors.md": error_codes.page()}
     settings = (docs / "settings.md").read_text()
     settings = _TABLE.sub(lambda _: settings_keys.table(), settings, count=1)
+    settings = _LISTENER_TABLE.sub(lambda _: settings_listeners.listener_table(), settings, count=1)
     made["settings.md"] = _SERVICE_TABLE.sub(
         lambda _: settings_keys.service_table(), settings, count=1
     )

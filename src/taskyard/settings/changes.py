@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from taskyard.settings.keys import DEFAULTS, KEYS, SERVICE
+from taskyard.settings.keys import DEFAULTS, KEYS, LISTEN, SERVICE
 
 if TYPE_CHECKING:
     from taskyard.settings.sections import Settings
@@ -84,8 +84,10 @@ def _section_stays(before: Settings, after: Settings, path: str) -> bool:
 
 
 def _later(before: Settings, after: Settings) -> tuple[str, ...]:
-    others = (key.path for key in KEYS if key.path not in (*_APPLIED_LIVE, *_OF_CLIENTS))
-    return tuple(path for path in others if before.value(path) != after.value(path))
+    others = [key.path for key in KEYS if key.path not in (*_APPLIED_LIVE, *_OF_CLIENTS)]
+    set_paths = dict.fromkeys((*before.all, *after.all))
+    tables = [path for path in set_paths if path.startswith(f"{LISTEN}.") and path not in others]
+    return tuple(path for path in (*others, *tables) if _value(before, path) != _value(after, path))
 
 
 def _value(settings: Settings, path: str) -> object:

@@ -42,6 +42,10 @@ STATE_NAME: Final = ".taskyard"
 SERVICE: Final = "service"
 DEFAULTS: Final = "defaults"
 
+#: The section of listeners: a key for each dialect, or a table for each listener.
+LISTEN: Final = "listen"
+DIALECTS: Final = ("dwork", "round-robin", "ping-pong", "wmp")
+
 #: Worker processes of one machine: many times its cores.
 PROCESSES_MAX: Final = 1000
 
@@ -102,9 +106,10 @@ def _key(  # noqa: PLR0913  # a row of the table
     return Key(section, name, kind, default, sentence, variable, unset)
 
 
-def _listen(dialect: str, kind: Kind) -> Key:
+def _listen(dialect: str) -> Key:
     sentence = f"Endpoints of `broker` and `up` for {dialect}, besides the native socket."
-    return _key("listen", dialect, kind, None, sentence, unset="nowhere")
+    kind = kinds.PAIR if dialect == "ping-pong" else kinds.ENDPOINTS
+    return _key(LISTEN, dialect, kind, None, sentence, unset="nowhere")
 
 
 KEYS: Final = (
@@ -141,10 +146,7 @@ KEYS: Final = (
         0,
         "Lanes served at once, over all services. 0 is no limit.",
     ),
-    _listen("dwork", kinds.ENDPOINTS),
-    _listen("round-robin", kinds.ENDPOINTS),
-    _listen("ping-pong", kinds.PAIR),
-    _listen("wmp", kinds.ENDPOINTS),
+    *(_listen(dialect) for dialect in DIALECTS),
     _key(
         "lease",
         "heartbeat",

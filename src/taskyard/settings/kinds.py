@@ -51,6 +51,9 @@ _CLASS_OF_GLOB = re.compile(r"\[!?[^]]+]")
 #: More GPUs than one machine has.
 GPUS_MAX: Final = 10_000
 
+#: The longest routing id of ZeroMQ.
+IDENTITY_BYTES_MAX: Final = 255
+
 #: Endpoints of ping-pong: its backend and its frontend.
 _PAIR: Final = 2
 
@@ -260,6 +263,15 @@ def _read_template(value: object) -> str:
     return text
 
 
+def _read_identity(value: object) -> str:
+    """Read ZeroMQ's routing id of a socket, as text."""
+    text = read_name(value)
+    length = len(text.encode())
+    if length > IDENTITY_BYTES_MAX:
+        raise InvalidValue(f"must have at most {IDENTITY_BYTES_MAX} bytes, not {length}")
+    return text
+
+
 def _read_gpus(value: object) -> int | tuple[str, ...]:
     """Read a number of GPUs, or a list of their ids."""
     if type(value) is int and 0 <= value <= GPUS_MAX:
@@ -355,6 +367,8 @@ DURATION_OR_AUTO: Final = Kind(
 )
 DURATION_OR_NONE: Final = Kind("a duration", read_duration, _span, suffix="_ns")
 SIZE: Final = Kind("a size: 10G", read_size, size_text, suffix="_bytes")
+NAME: Final = Kind("a name", read_name)
+IDENTITY: Final = Kind("a text", _read_identity)
 NAMES: Final = Kind("a list of names", _read_names, list, _texts)
 MODULES: Final = Kind("a list of modules", _list_reader('["imaging"]', _read_module), list, _texts)
 MULTIPLES: Final = Kind("a number, or a list of multiples", read_multiples, list, _numbers)

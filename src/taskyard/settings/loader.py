@@ -11,12 +11,14 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, NUMBER_MAX
-from taskyard.settings import files
+from taskyard.settings import files, listeners
 from taskyard.settings.files import Document, InvalidSettings
 from taskyard.settings.keys import (
     CONFIG_VARIABLE,
     DEFAULTS,
+    DIALECTS,
     KEYS,
+    LISTEN,
     OTHER_VARIABLES,
     PREFIX,
     SECTIONS,
@@ -28,6 +30,7 @@ from taskyard.settings.keys import (
 from taskyard.settings.sections import (
     BrokerSection,
     LeaseSection,
+    ListenSection,
     Origin,
     OutputSection,
     ServiceSection,
@@ -41,6 +44,9 @@ from taskyard.settings.values import InvalidValue, read_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+#: The tables of listeners are shown after it.
+_LAST_OF_LISTEN: Final = f"{LISTEN}.{DIALECTS[-1]}"
 
 #: Problems without a line are sorted last.
 _NO_LINE: Final = 1 << 31
@@ -100,21 +106,22 @@ class _Loader:
     @property
     def problems(self) -> list[str]:
         """The problems in the order of the file, then those of variables and flags."""
-        return [
-            describe for _, describe in sorted(self._problems, key=lambda one: one[0] or _NO_LINE)
-        ]
+        found = sorted(dict.fromkeys(self._problems), key=lambda one: one[0] or _NO_LINE)
+        return [describe for _, describe in found]
 
     def settings(self) -> Settings:
         """Build the settings from all valid values."""
-        services = self._services()
+        services, tables = self._services(), self._listeners()
         of_services = [key for name in services for key in service_keys(f"{SERVICE}.{name}")]
-        keys = (*KEYS, *service_keys(DEFAULTS), *of_services)
-        self._check_unknown()
+        keys = (*_keys_with(tables), *service_keys(DEFAULTS), *of_services)
+        self._check_unknown(tables)
         found = {key.path: self._setting(key) for key in keys}
+        self._check_listeners(found, tables)
         self._check_lease(found)
         self._check_retries(found, services)
         self._check_matches(found, services)
-        return _build_settings(self._document.file, found, services, self._unknown_variables(keys))
+        unknown = self._unknown_variables(keys)
+        return _build_settings(self._document.file, found, services, tables, unknown)
 
     # Unknown sections and keys.
 
@@ -141,9 +148,40 @@ class _Loader:
                 )
         return names
 
-    def _check_unknown(self) -> None:
+    def _listeners(self) -> dict[str, str]:
+        """Return the dialect of each valid table of a listener in the file."""
+        section = self._document.content.get(LISTEN, {})
+        tables: dict[str, str] = {}
+        for name, table in section.items() if isinstance(section, dict) else ():
+            if not isinstance(table, dict):
+                continue
+            if not listeners.is_name(name):
+                self._add_file_problem((LISTEN, name), f"{listeners.NAME_TEXT}, but is {name!r}")
+                continue
+            key = listeners.dialect_key(name)
+            dialect = self._setting(key).value or (name if name in DIALECTS else None)
+            if name in DIALECTS and dialect != name:
+                reason = f"{key.path} must be {name} (give the table another name)"
+                self._add_file_problem((LISTEN, name, "dialect"), reason)
+            elif dialect is not None:
+                tables[name] = dialect
+            elif key.path not in self._invalid_paths:
+                self._add_file_problem((LISTEN, name), _no_dialect(name))
+        return tables
+
+    def _check_listeners(self, found: dict[str, Setting], tables: dict[str, str]) -> None:
+        """Check the values of each table together."""
+        for name, dialect in tables.items():
+            section = _listen_section(found, name, dialect)
+            for key, reason in listeners.problems(name, section):
+                setting = found[f"{listeners.section_of(name)}.{key}"]
+                self._add_problem(setting.origin, setting.key, reason)
+
+    def _check_unknown(self, tables: dict[str, str]) -> None:
         for section, table in self._document.content.items():
-            if section == SERVICE:
+            if section == LISTEN and isinstance(table, dict):
+                self._check_listen_section(table, tables)
+            elif section == SERVICE:
                 for name, inner in table.items() if isinstance(table, dict) else ():
                     if isinstance(inner, dict):
                         self._check_section(
@@ -155,6 +193,19 @@ class _Loader:
                 self._add_file_problem((section,), f"{section} must be a section: [{section}]")
             else:
                 self._check_section((section,), table, _keys_of(section))
+
+    def _check_listen_section(self, section: dict[str, Any], tables: dict[str, str]) -> None:
+        """Check the names of `[listen]` and its tables. Reasons come before suggestions."""
+        endpoints = {name: one for name, one in section.items() if not isinstance(one, dict)}
+        self._check_section((LISTEN,), endpoints, _keys_of(LISTEN))
+        for name, dialect in tables.items():
+            table, path = dict(section[name]), (LISTEN, name)
+            for key in [*table]:
+                reason = listeners.missing_reason(dialect, key)
+                if reason is not None:
+                    del table[key]
+                    self._add_file_problem((*path, key), f"{'.'.join(path)}.{key}: {reason}")
+            self._check_section(path, table, listeners.listener_keys(name, dialect))
 
     def _check_section(
         self, path: tuple[str, ...], table: dict[str, Any], keys: Sequence[Key]
@@ -197,7 +248,8 @@ class _Loader:
         table: object = self._document.content
         for name in path:
             table = table.get(name) if isinstance(table, dict) else None
-        if table is not None:
+        is_listener = key.section == LISTEN and isinstance(table, dict)
+        if table is not None and not is_listener:
             given.append((Origin(Source.FILE, self._document.place(*path)), table))
         if text := self._environment.get(key.environment):
             origin = Origin(Source.ENVIRONMENT, key.environment)
@@ -277,6 +329,27 @@ def _path_of(key: Key) -> tuple[str, ...]:
     return (*key.section.split(".", 1), key.name)
 
 
+def _keys_with(tables: dict[str, str]) -> list[Key]:
+    """Return the keys of the table, and those of listeners. A table replaces its dialect's key."""
+    keys = []
+    for key in KEYS:
+        if key.section != LISTEN or key.name not in tables:
+            keys.append(key)
+        if key.path == _LAST_OF_LISTEN:
+            keys += [
+                one
+                for name, dialect in tables.items()
+                for one in listeners.listener_keys(name, dialect)
+            ]
+    return keys
+
+
+def _listen_section(found: dict[str, Setting], name: str, dialect: str) -> ListenSection:
+    section = listeners.section_of(name)
+    values = {one.key.field: one.value for one in found.values() if one.key.section == section}
+    return ListenSection(**values | {"dialect": dialect})
+
+
 def _keys_of(section: str) -> Sequence[Key]:
     if section == DEFAULTS:
         return service_keys(DEFAULTS)
@@ -293,17 +366,22 @@ def _build_settings(
     file: Path | None,
     found: dict[str, Setting],
     services: Sequence[str],
+    tables: dict[str, str],
     unknown_variables: tuple[str, ...],
 ) -> Settings:
     def fields(section: str) -> dict[str, Any]:
         of_section = (one for one in found.values() if one.key.section == section)
         return {one.key.field: one.value for one in of_section}
 
-    dialects = (one for one in found.values() if one.key.section == "listen")
+    sections = {name: _listen_section(found, name, tables[name]) for name in tables}
+    listen = {one.key.name: one.value for one in found.values() if one.key.section == LISTEN}
+    listen |= {name: section.endpoint for name, section in sections.items()}
     is_listed = [key.path for key in KEYS]
+    is_listed += [f"{listeners.section_of(name)}.endpoint" for name in tables]
     return Settings(
         broker=BrokerSection(**fields("broker")),
-        listen={one.key.name: one.value for one in dialects if one.value is not None},
+        listen={name: value for name, value in listen.items() if value is not None},
+        listeners=sections,
         lease=LeaseSection(**fields("lease")),
         output=OutputSection(**fields("output")),
         worker=WorkerSection(**fields("worker")),
@@ -333,6 +411,12 @@ def _unknown_section(section: str, content: object) -> str:
         meant = f"[{close[0]}.NAME]" if close[0] == SERVICE else f"[{close[0]}]"
         return f"unknown {what} (did you mean {meant}?)"
     return f"unknown {what} (sections: {', '.join(known)})"
+
+
+def _no_dialect(name: str) -> str:
+    close = _closest(name, DIALECTS)
+    meant = f"did you mean [{LISTEN}.{close[0]}]?" if close else f"one of {', '.join(DIALECTS)}"
+    return f"[{LISTEN}.{name}] needs a dialect ({meant})"
 
 
 def _unknown_key(section: str, name: str, known: Sequence[str]) -> str:

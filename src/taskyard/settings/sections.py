@@ -63,6 +63,26 @@ class BrokerSection(Struct, frozen=True):
     workers_max: int
 
 
+class ListenSection(Struct, frozen=True):
+    """One `[listen.NAME]`. None for unset values."""
+
+    dialect: str
+    endpoint: tuple[str, ...] | None = None
+    identity: str | None = None
+    service: str | None = None
+    lane: str | None = None
+    expire_ns: int | None = None
+    timeout_ns: int | None = None
+    retries: tuple[float, ...] | None = None
+
+    @property
+    def retry_delays_ns(self) -> tuple[int, ...] | None:
+        """The delay before each further attempt."""
+        if self.retries is None:
+            return None
+        return tuple(round(seconds * SECOND_NS) for seconds in self.retries)
+
+
 class LeaseSection(Struct, frozen=True):
     #: 0: set by the broker.
     heartbeat_ns: int
@@ -128,8 +148,10 @@ class Settings(Struct, frozen=True):
     """All settings."""
 
     broker: BrokerSection
-    #: Endpoints by dialect, where set.
+    #: Endpoints by dialect or table, where set.
     listen: dict[str, tuple[str, ...]]
+    #: The tables of listeners, by name.
+    listeners: dict[str, ListenSection]
     lease: LeaseSection
     output: OutputSection
     worker: WorkerSection
