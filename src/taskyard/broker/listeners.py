@@ -1,89 +1,57 @@
-"""The broker's listeners: its open sockets and the dialect of each.
+"""The broker's listeners: its open sockets, and the dialect and the settings of each.
 
-Owns the table of dialects. A dialect with several endpoints is one object with one state.
+A listener with several endpoints is one object with one state. The native dialect is one object for
+all listeners. `dialect_servers` builds the others.
 """
 
 from __future__ import annotations
 
-import random
 import secrets
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from msgspec import Struct
 
 from taskyard.broker.auth import requires_keys
+from taskyard.broker.dialect_servers import BUILDERS, ListenerOptions, random_bits
 from taskyard.broker.transport import DialectRouter
+from taskyard.errors import UnusableEndpoint
 from taskyard.net import sockets
-from taskyard.wire.dialect import Dialect
+from taskyard.settings.sections import ListenSection
+from taskyard.wire.dialect import DIALECTS_MAX
 from taskyard.wire.native.pending import PLAIN_LEASE_NS
 from taskyard.wire.native.server import NativeServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from taskyard.broker.dialect_servers import ServerDialect
     from taskyard.net.guard import Guard
     from taskyard.net.keyring import Keyring
     from taskyard.net.sockets import ZmqSocket
+    from taskyard.wire.dialect import Dialect
     from taskyard.wire.round_robin.server import RoundRobin
+
+#: A route begins with the number of its socket, in seven bits. The eighth marks relayed peers.
+SOCKETS_MAX: Final = 128
 
 NATIVE: Final = "native"
 DWORK: Final = "dwork"
 
 
-class ServerDialect(Dialect, Protocol):
-    """A dialect that counts malformed and forbidden messages and can drain."""
-
-    malformed: int
-    forbidden: int
-    leaving: bool
-
-
-# Most brokers listen to the native dialect alone, so the others are imported when they are built.
-
-
-def _build_ping_pong(number: int, _identity: bytes) -> Sequence[ServerDialect]:
-    from taskyard.wire.ping_pong import server  # noqa: PLC0415  # see above
-
-    settings = server.Settings(secret=secrets.token_bytes(16))
-    return server.make_server(number, _random_bits, settings=settings)
-
-
-def _build_round_robin(number: int, _identity: bytes) -> Sequence[ServerDialect]:
-    from taskyard.wire.round_robin import server  # noqa: PLC0415  # see above
-
-    return [server.make_server(number, _random_bits)]
-
-
-def _build_wmp(number: int, identity: bytes) -> Sequence[ServerDialect]:
-    from taskyard.wire.wmp import server  # noqa: PLC0415  # see above
-
-    return [server.make_server(number, identity, random_bits=_random_bits)]
-
-
-#: Builds the servers of a dialect, one for each of its endpoints, from the number of the first and
-#: the journal's identity.
-_BUILDERS: Final[dict[str, Callable[[int, bytes], Sequence[ServerDialect]]]] = {
-    "ping-pong": _build_ping_pong,
-    "round-robin": _build_round_robin,
-    "wmp": _build_wmp,
-}
-
 #: Every dialect that a broker can listen to.
-DIALECTS: Final = (DWORK, *_BUILDERS)
-
-
-def _random_bits() -> int:
-    return random.getrandbits(32)
+DIALECTS: Final = (DWORK, *BUILDERS)
 
 
 class Listener(Struct):
-    """A dialect and its sockets."""
+    """A dialect and its sockets, and the listener's name if that is not the dialect's."""
 
-    name: str
+    dialect: str
     sockets: list[ZmqSocket]
+    name: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name} {','.join(wire.endpoint for wire in self.sockets)}"
+        endpoints = ",".join(wire.endpoint for wire in self.sockets)
+        return f"{self.dialect} {endpoints} {self.name}".rstrip()
 
 
 class Listeners:
@@ -95,15 +63,16 @@ class Listeners:
         """Start without sockets. `identity` is the journal's. `guard` watches every socket."""
         self._guard = guard
         self._identity = identity
+        self._plain_lease_ns = plain_lease_ns
         #: The native dialect.
         self.dwork = NativeServer(
-            secrets.randbits(63) | 1, _random_bits, plain_lease_ns=plain_lease_ns
+            secrets.randbits(63) | 1, random_bits, plain_lease_ns=plain_lease_ns
         )
         if guard is not None:
             self.dwork.report_cut(guard.cut)
-        #: The other dialects, from number 1 on, and the numbers of each by name.
+        #: The other dialects, from number 1 on, and the numbers of each by listener.
         self._others: list[ServerDialect] = []
-        self._numbers: dict[str, list[int]] = {DWORK: [0]}
+        self._numbers: dict[str, list[int]] = {}
         #: The dialect number of each socket.
         self._dialect_of_socket: list[int] = []
         self._open: list[Listener] = []
@@ -115,28 +84,51 @@ class Listeners:
         keyring: Keyring | None = None,
         *,
         secure: bool = False,
+        section: ListenSection | None = None,
     ) -> None:
-        """Open a listener, with one socket for each of the dialect's endpoints."""
-        numbers = self._dialect_numbers(DWORK if name == NATIVE else name)
-        listener = Listener(name, [])
+        """Open a listener, with one socket for each of its endpoints. Raises UserError.
+
+        Without a `section` its name is its dialect's.
+        """
+        section = section or ListenSection(name)
+        is_own = name != section.dialect
+        options = ListenerOptions(section, name if is_own else "")
+        numbers = self._dialect_numbers(name, options)
+        listener = Listener(section.dialect, [], options.name)
         self._open.append(listener)
         for number, place in zip(numbers, places, strict=True):
             is_secure = name != NATIVE and requires_keys(place, secure=secure)
-            keys, dialect = keyring if is_secure else None, self._dialects()[number]
-            # Round-robin peers identify the socket by its endpoint.
-            is_named = name == "round-robin"
+            keys, socket = keyring if is_secure else None, self._next_socket(place)
+            # Round-robin peers identify the socket by its endpoint, or by the setting.
+            is_named, identity = section.dialect == "round-robin", section.identity or ""
             if is_named:
-                cast("RoundRobin", dialect).add_socket(len(self._dialect_of_socket))
-            wire = sockets.listen(place, keys, is_named=is_named, guard=self._guard)
+                cast("RoundRobin", self._dialects()[number]).add_socket(socket)
+            elif section.dialect == DWORK:
+                self.dwork.set_plain(socket, options.plain_peers(self._plain_lease_ns))
+            wire = sockets.listen(
+                place, keys, is_named=is_named, identity=identity, guard=self._guard
+            )
             listener.sockets.append(wire)
             self._dialect_of_socket.append(number)
 
-    def _dialect_numbers(self, name: str) -> list[int]:
-        """Return the numbers of a dialect, which is built at its first use."""
+    def _next_socket(self, place: str) -> int:
+        """Return the number of the next socket."""
+        if len(self._dialect_of_socket) >= SOCKETS_MAX:
+            raise UnusableEndpoint(f"{place}: a broker has at most {SOCKETS_MAX} endpoints")
+        return len(self._dialect_of_socket)
+
+    def _dialect_numbers(self, name: str, options: ListenerOptions) -> list[int]:
+        """Return the numbers of a listener's servers, which are built at its first use."""
+        dialect = options.section.dialect
+        if dialect in (NATIVE, DWORK):
+            return [0]
         if name not in self._numbers:
             first = 1 + len(self._others)
-            self._others += _BUILDERS[name](first, self._identity)
-            self._numbers[name] = [*range(first, 1 + len(self._others))]
+            if first + 1 >= DIALECTS_MAX:
+                raise UnusableEndpoint(f"listener {name}: too many listeners with servers")
+            made = BUILDERS[dialect](first, self._identity, options)
+            self._others += made
+            self._numbers[name] = [*range(first, first + len(made))]
         return self._numbers[name]
 
     def _dialects(self) -> list[Dialect]:

@@ -12,6 +12,7 @@ import gc
 import logging
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,6 +47,7 @@ from taskyard.net.memory import return_memory
 from taskyard.net.signals import STOP_SIGNALS, Terminal
 from taskyard.settings import changes
 from taskyard.settings import rules as settings_rules
+from taskyard.settings.sections import ListenSection
 from taskyard.wire.native.pending import PLAIN_LEASE_NS
 
 if TYPE_CHECKING:
@@ -71,8 +73,10 @@ class BrokerSettings(Struct, frozen=True):
     """The options of a broker."""
 
     state: Path
-    #: Endpoints besides the native socket: (dialect, endpoint).
+    #: Endpoints besides the native socket: (listener, endpoint). A listener without a table has the
+    #: name of its dialect.
     listen: tuple[tuple[str, str], ...] = ()
+    tables: Mapping[str, ListenSection] = field(default_factory=dict)
     #: Require keys on local TCP endpoints, too.
     secure: bool = False
     #: Keep the journal in memory: nothing survives the process.
@@ -235,8 +239,9 @@ def _open(settings: BrokerSettings, clock: Clock, stack: ExitStack) -> _OpenStat
 def _listen(listeners: Listeners, settings: BrokerSettings, keyring: Keyring | None) -> None:
     """Open the native socket, then the other listeners."""
     listeners.open(NATIVE, [endpoints.native_endpoint(settings.state)])
-    for dialect, text in settings.listen:
-        listeners.open(dialect, endpoints.split_endpoints(text), keyring, secure=settings.secure)
+    for name, text in settings.listen:
+        places, section = endpoints.split_endpoints(text), settings.tables.get(name)
+        listeners.open(name, places, keyring, secure=settings.secure, section=section)
 
 
 class _Controls:

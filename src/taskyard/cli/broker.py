@@ -45,7 +45,7 @@ def broker(  # noqa: PLR0913  # one per option
 
     The broker keeps its state in the state directory and resumes from it after a restart. It always
     opens the native socket in that directory. Each --listen opens one more. When ready, it prints
-    `listening DIALECT ENDPOINT` for each.
+    `listening DIALECT ENDPOINT` for each, and the listener's NAME behind it if it has one.
 
     On other interfaces than loopback, peers need a key (see `taskyard keys`). With --secure, peers
     on loopback TCP need one too.
@@ -61,7 +61,8 @@ def broker(  # noqa: PLR0913  # one per option
     log_to_stderr(cli_context, "broker")
     settings = BrokerSettings(
         state,
-        read_listen(listen),
+        read_listen(listen, cli_context.settings().listeners),
+        tables=cli_context.settings().listeners,
         secure=secure,
         in_memory=memory,
         until_eof=until_eof,

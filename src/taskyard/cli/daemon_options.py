@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskyard.cli.options import CliContext, CommandFunction, setting_option, store_option
-from taskyard.errors import UserError
+from taskyard.errors import UnusableEndpoint, UserError
 from taskyard.net import endpoints
 from taskyard.process.machine import usable_cores
 from taskyard.settings.files import InvalidSettings
 from taskyard.settings.keys import SLOTS_MAX
+from taskyard.settings.sections import ListenSection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from taskyard.settings.sections import Settings
+
+    #: The tables of listeners in the settings, by name.
+    ListenTables = Mapping[str, ListenSection]
 
 #: Dialects of a broker, with the number of endpoints of each.
 DIALECT_SIDES: Final = {"dwork": 1, "ping-pong": 2, "round-robin": 1, "wmp": 1}
@@ -105,7 +109,8 @@ def listen_option(command: CommandFunction) -> CommandFunction:
         multiple=True,
         callback=_listen_default,
         metavar="DIALECT=ENDPOINT",
-        help="Listen here too: dwork=tcp://127.0.0.1:6125. Port 0 picks a free port. Repeatable.",
+        help="Listen here too: dwork=tcp://127.0.0.1:6125. Port 0 picks a free port. Instead of a "
+        "dialect also NAME of a table [listen.NAME] in the settings. Repeatable.",
     )
     native_only = click.option(
         "--native-only",
@@ -128,47 +133,69 @@ def check_dialect(dialect: str) -> str:
     raise UserError(f"unknown dialect {dialect!r} (known: {', '.join(DIALECTS)})")
 
 
-def read_listen(listen: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Parse `DIALECT=ENDPOINT` options."""
+def read_listen(listen: tuple[str, ...], tables: ListenTables) -> tuple[tuple[str, str], ...]:
+    """Parse `DIALECT=ENDPOINT` and `NAME=ENDPOINT` options. `tables` are those of the settings."""
     pairs: list[tuple[str, str]] = []
     for given in listen:
-        dialect, sign, endpoint = given.partition("=")
+        name, sign, endpoint = given.partition("=")
         if not sign:
             raise UserError(
                 f"--listen {given}: expected DIALECT=ENDPOINT, as in dwork=tcp://127.0.0.1:0"
             )
-        pairs.append((check_dialect(dialect), _check_endpoints(dialect, endpoint)))
+        section = tables.get(name) or ListenSection(_check_listener(name, tables))
+        pairs.append((name, _check_endpoints(name, section, endpoint)))
     return tuple(pairs)
 
 
-def _check_endpoints(dialect: str, given: str) -> str:
-    """Return the endpoints of a dialect, normalized and joined by commas."""
+def _check_listener(name: str, tables: ListenTables) -> str:
+    """Return a name that is a dialect's. Raise `UserError` if no table has it either."""
+    if name in DIALECTS or not tables:
+        return check_dialect(name)
+    known = ", ".join((*DIALECTS, *(one for one in tables if one not in DIALECTS)))
+    raise UserError(f"unknown dialect or listener {name!r} (known: {known})")
+
+
+def _check_endpoints(name: str, section: ListenSection, given: str) -> str:
+    """Return the endpoints of a listener, normalized and joined by commas."""
     found = [endpoints.listen_endpoint(one) for one in endpoints.split_endpoints(given)]
-    if len(found) != DIALECT_SIDES[dialect]:
+    if len(found) != DIALECT_SIDES[section.dialect]:
         form, what = (
             ("BACKEND,FRONTEND", "two endpoints")
-            if DIALECT_SIDES[dialect] > 1
+            if DIALECT_SIDES[section.dialect] > 1
             else ("ENDPOINT", "one endpoint")
         )
-        raise UserError(f"{dialect}: expected {what}, got {len(found)} ({dialect}={form})")
+        raise UserError(f"{name}: expected {what}, got {len(found)} ({name}={form})")
+    if section.dialect == "round-robin" and section.identity is None:
+        _check_identifies(name, found[0])
     return ",".join(found)
+
+
+def _check_identifies(name: str, endpoint: str) -> None:
+    """Raise `UserError` if peers can't address the broker by this endpoint."""
+    if endpoints.is_wildcard(endpoints.parse(endpoint)):
+        example = f'[listen.{name}] identity = "tcp://HOST:PORT"'
+        raise UnusableEndpoint(
+            f"{name} at {endpoint}: peers address the broker by the endpoint that they connect to, "
+            f"and no peer connects to this one (set {example} in the settings)"
+        )
 
 
 def listen_setting(settings: Settings) -> tuple[str, ...]:
     """Return the endpoints of the settings as --listen options. Raises `InvalidSettings`."""
-    return tuple(pair for dialect in settings.listen for pair in listen_pairs(settings, dialect))
+    return tuple(pair for name in settings.listen for pair in listen_pairs(settings, name))
 
 
-def listen_pairs(settings: Settings, dialect: str) -> tuple[str, ...]:
-    """Return the endpoints of one dialect in the settings as --listen options."""
-    found = settings.listen[dialect]
-    # Both endpoints of ping-pong make one listener. Other dialects have a listener per endpoint.
+def listen_pairs(settings: Settings, name: str) -> tuple[str, ...]:
+    """Return the endpoints of one listener in the settings as --listen options."""
+    found, section = settings.listen[name], settings.listeners.get(name)
+    # Both endpoints of ping-pong belong together. Other dialects have a socket per option.
+    dialect = name if section is None else section.dialect
     values = (",".join(found),) if dialect == "ping-pong" else found
-    pairs = tuple(f"{dialect}={value}" for value in values)
+    pairs = tuple(f"{name}={value}" for value in values)
     try:
-        read_listen(pairs)
+        read_listen(pairs, settings.listeners)
     except UserError as wrong:
-        path = f"listen.{dialect}"
+        path = f"listen.{name}" if section is None else f"listen.{name}.endpoint"
         raise InvalidSettings(f"{settings.all[path].origin}: {path}: {wrong}") from wrong
     return pairs
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.broker.server import BrokerSettings, serve
-from taskyard.cli.daemon_options import log_to_stderr
+from taskyard.cli.daemon_options import log_to_stderr, read_listen
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, config_option, invite_option, key_option, state_option
 from taskyard.cli.output import example
@@ -120,9 +120,10 @@ def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> N
         if line.startswith(f"listening {_NAME}"):
             threading.Thread(target=server_prompt.run, daemon=True).start()
 
-    settings = BrokerSettings(state, ((_NAME, endpoints.listen_endpoint(endpoint)),))
+    tables = cli_context.settings().listeners
+    listen = read_listen((f"{_NAME}={endpoint}",), tables)
     with _printed_messages(console, debug):
-        serve(settings, print_line)
+        serve(BrokerSettings(state, listen, tables=tables), print_line)
     console.end_prompt()
 
 

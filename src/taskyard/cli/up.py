@@ -122,7 +122,7 @@ def up(  # noqa: PLR0913  # one per option
 
     The workers share the cores, the memory, the GPUs and the other resources of this machine.
     """
-    read_listen(listen)  # fail before anything is started
+    read_listen(listen, cli_context.settings().listeners)  # fail before anything is started
     machine = machine_if_set(cpus, memory, gpus, resources)
     if detach:
         arguments = ["up", "--workers", str(workers), "--state", str(state)]

@@ -102,6 +102,11 @@ def is_remote(place: Tcp | Ipc) -> bool:
     return isinstance(place, Tcp) and not place.is_loopback
 
 
+def is_wildcard(place: Tcp | Ipc) -> bool:
+    """Return whether an endpoint stands for all addresses of a machine."""
+    return isinstance(place, Tcp) and place.host in ("0.0.0.0", "::", "[::]")  # noqa: S104 - a test
+
+
 def parse_peer(endpoint: str) -> Tcp | Ipc:
     """Parse an endpoint to connect to. It must have a port and may have a host name."""
     place = parse(endpoint, by_name=True)
@@ -109,7 +114,7 @@ def parse_peer(endpoint: str) -> Tcp | Ipc:
         return place
     if place.port == 0:
         raise UnusableEndpoint(f"endpoint {endpoint}: no port to connect to ({_FORMS_HINT})")
-    if place.host in ("0.0.0.0", "::"):  # noqa: S104 - it is refused
+    if is_wildcard(place):
         raise UnusableEndpoint(
             f"endpoint {endpoint}: stands for all addresses of a machine (give one of them)"
         )

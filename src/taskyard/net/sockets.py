@@ -438,19 +438,20 @@ class RouterClient(CountingSocket):
         """Do nothing: it does not listen."""
 
 
-def listen(
+def listen(  # noqa: PLR0913  # the last ones are named
     endpoint: str,
     keyring: Keyring | None = None,
     *,
     is_named: bool = False,
+    identity: str = "",
     guard: Guard | None = None,
     kind: type[ZmqSocket] = ZmqSocket,
 ) -> ZmqSocket:
     """Open a ROUTER that listens on an endpoint. The first frame of a message is its route.
 
-    With a keyring, peers need one of its keys. If `is_named`, its routing id is its endpoint with
-    the real port, for ROUTERs that connect to it. A guard watches it from its first connection on.
-    Raise UserError.
+    With a keyring, peers need one of its keys. If `is_named`, its routing id is `identity`, or its
+    endpoint with the real port, for ROUTERs that connect to it. A guard watches it from its first
+    connection on. Raise UserError.
     """
     raise_file_limit()
     place = parse(endpoint)
@@ -469,7 +470,8 @@ def listen(
         opened = open_listener(place)
         socket.setsockopt(zmq.SocketOption.USE_FD, opened.descriptor)
         if is_named:
-            socket.setsockopt(zmq.SocketOption.ROUTING_ID, str(opened.place).encode())
+            name = identity or str(opened.place)
+            socket.setsockopt(zmq.SocketOption.ROUTING_ID, name.encode())
         arrivals = None
         if guard is not None:
             is_local, has_keys = isinstance(place, Ipc), keyring is not None

@@ -39,6 +39,9 @@ WAITING_MAX: Final = 1000
 #: that will never be submitted, and each is kept in memory until then.
 WATCHED_NAMES_MAX: Final = TASKS_MAX
 
+#: In the first byte of a relayed peer's route, beside the number of the socket.
+RELAYED: Final = 0x80
+
 _Q: Final = pb.QueryMsg
 
 _TASK_DEFAULTS: Final = TaskDefaults()
@@ -133,7 +136,7 @@ class PendingRequests:
         plain_lease_ns: int = PLAIN_LEASE_NS,
     ) -> None:
         #: The terms of plain peers: at the sockets with settings of their own, and elsewhere.
-        self._plain_by_socket: dict[bytes, PlainPeers] = {}
+        self._plain_by_socket: dict[int, PlainPeers] = {}
         self._plain = plain_peers(plain_lease_ns)
         #: Distinguishes this process from earlier ones.
         self.broker = broker
@@ -156,11 +159,11 @@ class PendingRequests:
 
     def set_plain(self, socket: int, plain: PlainPeers) -> None:
         """Set the terms of plain peers at the socket with this number."""
-        self._plain_by_socket[bytes([socket])] = plain
+        self._plain_by_socket[socket] = plain
 
     def plain_at(self, route: bytes) -> PlainPeers:
         """Return the terms of a plain peer."""
-        return self._plain_by_socket.get(route[:1], self._plain)
+        return self._plain_by_socket.get(route[0] & ~RELAYED, self._plain)
 
     def is_plain_worker(self, facts: WorkerFacts) -> bool:
         """Return whether these are the facts of a plain worker at any socket."""

@@ -20,6 +20,7 @@ from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native.counts import LIMITS, TooMany
 from taskyard.wire.native.frames import parse
+from taskyard.wire.native.pending import RELAYED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,9 +38,6 @@ ALL_PEERS_MAX: Final = 100_000
 
 #: Bytes of replies in one message to a relay. A longer reply has a message of its own.
 BUNDLE_BYTES_MAX: Final = 1 << 20
-
-#: In the first byte of a relayed peer's route, beside the number of the socket.
-RELAYED: Final = 0x80
 
 #: Stands for a worker that is not known here. No worker has this name.
 _NOBODY: Final = (b"", HeartbeatMark(0, 0, 0, 0))

@@ -253,8 +253,9 @@ class RoundRobin:
         short = Message(message.command, message.id, (), (), message.bottom)
         self._pending[number] = PendingMessage(route, short)
         name = b"round-robin-%s-%d" % (self._token, number)
-        columns = {"lanes": self._lanes, "envelopes": [envelope]}
-        submission = Submission([name], [payload], [self._terms], **columns)
+        submission = Submission(
+            [name], [payload], [self._terms], lanes=self._lanes, envelopes=[envelope]
+        )
         return [events.SubmitRequested(0, route, submission, number, watch=True)]
 
     def _respond(self, peer: Peer, lease: Lease, message: Message) -> list[events.Event]:
