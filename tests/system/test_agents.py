@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from taskyard.client.client import Client
+from taskyard.settings.placeholders import fill
 from tests.kit.processes import Broker, Worker, all_children_of, marks, until
 from tests.worker.agents_harness import shell
 
@@ -28,6 +29,11 @@ def set_service(directory: Path, argv: tuple[str, ...], *more: str) -> None:
     beside = directory / "taskyard.toml.new"
     beside.write_text("\n".join(lines))
     beside.replace(directory / "taskyard.toml")
+
+
+def script(command: tuple[str, ...]) -> str:
+    """Return a shell script that runs a command of the settings."""
+    return f"#!/bin/sh\nexec {shlex.join(fill(command, '', ''))}\n"
 
 
 class Yard:
@@ -62,7 +68,7 @@ def test_worker_without_a_command_starts_agents_by_the_rules(
     agent = tmp_path / "agents" / "here"
     agent.parent.mkdir()
     says = shell('report "$lane,$GIVEN,$TAKEN,$OTHER" ok')
-    agent.write_text(f"#!/bin/sh\nexec {shlex.join(says)}\n")
+    agent.write_text(script(says))
     agent.chmod(0o700)
     set_service(tmp_path, ("agents/here",))
     monkeypatch.setenv("TAKEN", "two")
@@ -155,7 +161,7 @@ def test_heartbeat_carries_the_agent_error_until_agents_start(tmp_path: Path) ->
         reason = "can't start agent ./agent: No such file or directory"
         until(lambda: [one["agent_error"] for one in yard.client.workers()] == [reason])
         beside = tmp_path / "agent.new"
-        beside.write_text(f"#!/bin/sh\nexec {shlex.join(OBEYS)}\n")
+        beside.write_text(script(OBEYS))
         beside.chmod(0o700)
         beside.replace(tmp_path / "agent")
         assert future.result(60) == b"l"

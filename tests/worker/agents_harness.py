@@ -47,7 +47,12 @@ eval "$AFTER"
 def shell(do: str, idle: str = "", after: str = "") -> tuple[str, ...]:
     """Return the command of an agent that runs `do` for every task."""
     words = {"DO": do, "IDLE": idle, "AFTER": after}
-    return ("env", *(f"{name}={text}" for name, text in words.items()), "sh", "-c", SHELL)
+    return literal("env", *(f"{name}={text}" for name, text in words.items()), "sh", "-c", SHELL)
+
+
+def literal(*words: str) -> tuple[str, ...]:
+    """Return a command whose braces are not placeholders."""
+    return tuple(word.replace("{", "{{").replace("}", "}}") for word in words)
 
 
 class Gate:

@@ -204,7 +204,8 @@ class WorkerOptions(Struct, frozen=True):
     "--agent",
     metavar="COMMAND",
     help="Send tasks to this long-running program line by line, one program per slot. "
-    "If omitted, use the command of the service in the broker's settings.",
+    "{lane} and {service} in it are replaced, for a program per lane. If omitted, use the command "
+    "of the service in the broker's settings.",
 )
 @click.option(
     "--env",

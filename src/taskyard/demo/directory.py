@@ -147,6 +147,7 @@ def _clear(paths: DemoDirectory) -> None:
 
 
 def _write_settings(paths: DemoDirectory) -> None:
-    # A JSON string is also a TOML string.
-    command = json.dumps(shlex.join([sys.executable, agent.__file__]), ensure_ascii=False)
+    # A JSON string is also a TOML string. Braces in a command are doubled.
+    line = shlex.join([sys.executable, agent.__file__]).replace("{", "{{").replace("}", "}}")
+    command = json.dumps(line, ensure_ascii=False)
     paths.settings.write_text(_SETTINGS.format(mail=campaign.MAIL, command=command))

@@ -274,7 +274,12 @@ _SERVICE_KEYS: Final[tuple[_ServiceKey, ...]] = (
         "none",
         "The lane of a task without one, built from its fields: `{host}`.",
     ),
-    _ServiceKey("command", kinds.COMMAND, "none", "The agent that worker hosts start on demand."),
+    _ServiceKey(
+        "command",
+        kinds.COMMAND,
+        "none",
+        "The agent that worker hosts start on demand. `{lane}` and `{service}` are replaced.",
+    ),
     _ServiceKey(
         "workers_max",
         kinds.integer(0, _WORKERS_MAX),

@@ -15,6 +15,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from taskyard.core.resources import UNIT, Resources
+from taskyard.settings import placeholders
 from taskyard.settings.values import (
     LISTS,
     UNITS_NS,
@@ -241,6 +242,8 @@ def _read_command(value: object) -> tuple[str, ...]:
         raise InvalidValue(
             f"must start with a program and have no NUL character, not {shown(value)}"
         )
+    if problem := placeholders.problem_of(description):
+        raise InvalidValue(f"must be a command, but {problem}")
     return tuple(description)
 
 

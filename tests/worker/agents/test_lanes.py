@@ -26,6 +26,7 @@ from tests.worker.agents_harness import (
     crashed,
     done,
     job,
+    literal,
     refused,
     shell,
     until_fed,
@@ -197,7 +198,7 @@ sys.stdin.read()
 def test_agent_is_overfed_only_with_tasks_of_its_lane(gate: Gate) -> None:
     code = EATS_AHEAD.format(gate=gate.path)
     jobs = [*of("a", 1), *of("b", 1), *of("a", 2, 3, 4)]
-    with a_pool((sys.executable, "-c", code), overfeed=2) as pool:
+    with a_pool(literal(sys.executable, "-c", code), overfeed=2) as pool:
         give(pool, *jobs)
         until_fed(pool)
         assert [one.name for one in pool._agents()[0].jobs()] == [b"a1", b"a2", b"a3"]  # noqa: SLF001

@@ -38,6 +38,7 @@ from tests.worker.agents_harness import (
     a_pool,
     done,
     job,
+    literal,
     read_fifo_while_turning,
     results_of,
     shell,
@@ -119,7 +120,7 @@ id, lane, payload = sys.stdin.readline()[:-1].split("\\t")
 print(f"{id}\\t{lane}\\\\n{unescape(payload).hex()}\\tok", flush=True)
 sys.stdin.readline()
 """
-    (found,) = results_of((sys.executable, "-c", agent), one)
+    (found,) = results_of(literal(sys.executable, "-c", agent), one)
     assert found == done(one, b"disk\n1\n" + one.payload.hex().encode())
 
 

@@ -125,6 +125,16 @@ class Agent(SupervisedProcess):
     def argv(self) -> tuple[str, ...]:
         return self._settings.argv
 
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command as in the rules, with placeholders if it has some."""
+        return self._settings.command
+
+    @property
+    def last_received_ns(self) -> int:
+        """The last time that it was fed or sent a line."""
+        return self._last_received_ns
+
     def can_eat(self) -> bool:
         return not self.is_ending() and self._pipes.stdin.is_open() and self._session.can_eat()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from msgspec import Struct, structs
 
 from taskyard.core.rules import LaneOptions, compile_glob
+from taskyard.settings import placeholders
 from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 
 if TYPE_CHECKING:
@@ -29,12 +30,25 @@ class AgentSettings(Struct, frozen=True):
     """An agent's command and limits."""
 
     argv: tuple[str, ...]
+    #: The command before its placeholders were filled in. Empty: it has none.
+    template: tuple[str, ...] = ()
     #: Tasks that an agent may hold beyond the current one.
     overfeed: int = 0
     #: An idle agent exits after this time.
     idle_ns_max: int = AGENT_IDLE_NS_MAX
     #: An agent that holds a task and sends nothing is ended after this time.
     hunger_ns_max: int = AGENT_HUNGER_NS_MAX
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command as in the rules."""
+        return self.template or self.argv
+
+    def for_lane(self, lane: LaneKey) -> AgentSettings:
+        """Return the settings with the placeholders of the command filled in."""
+        service, name = (part.decode(errors="surrogateescape") for part in lane)
+        argv = placeholders.fill(self.argv, service, name)
+        return self if argv is self.argv else structs.replace(self, argv=argv, template=self.argv)
 
 
 class AgentRules:
@@ -54,6 +68,8 @@ class AgentRules:
         )
         if program is not None:
             self.commands = (program.argv,)
+        #: Some agents serve one lane or one service only.
+        self.has_places = any(map(placeholders.has_places, self.commands))
 
     def updated(self, clauses: Sequence[Rule]) -> AgentRules | None:
         """Return new rules, or None if nothing has changed."""
@@ -78,12 +94,11 @@ class AgentRules:
         name = b"/".join(lane)
         rules = next((rules for fits, rules in self._globs if fits(name)), None)
         if rules is None:
-            return LaneOptions(), self._program
-        if self._program is not None:
-            return rules, _with_rule(self._program, rules)
-        if not rules.command:
+            return LaneOptions(), None if self._program is None else self._program.for_lane(lane)
+        if self._program is None and not rules.command:
             return rules, None
-        return rules, _with_rule(AgentSettings(split_command(rules.command)), rules)
+        settings = self._program or AgentSettings(split_command(rules.command))
+        return rules, _with_rule(settings.for_lane(lane), rules)
 
 
 def _with_rule(settings: AgentSettings, rules: LaneOptions) -> AgentSettings:

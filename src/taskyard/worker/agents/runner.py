@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Final
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
+from taskyard.settings import placeholders
 from taskyard.worker import runner
 from taskyard.worker.agents.lanes import LaneAssignment, lane_of
 from taskyard.worker.agents.process import Agent, AgentContext, start_agent
-from taskyard.worker.agents.rules import AgentRules, AgentSettings
+from taskyard.worker.agents.rules import LANES_CACHE_SIZE, AgentRules, AgentSettings
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.limits import AGENT_RESTART_NS, AGENT_RESTART_NS_MAX, KILL_GRACE_NS
 from taskyard.worker.program_paths import find_program
@@ -84,9 +85,11 @@ logger = logging.getLogger("taskyard.worker")
 
 
 class StartBackoff:
-    """The delay before the next start of one command, after failed starts."""
+    """The delay before the next start of one command for one lane, after failed starts."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: tuple[str, ...]) -> None:
+        #: The command as in the rules.
+        self.command = command
         #: The earliest time of the next start.
         self.next_ns = 0
         #: Why the last start failed. b"" as soon as an agent is hungry.
@@ -129,8 +132,12 @@ def read_command(command: str) -> tuple[str, ...]:
         raise UserError(f"--agent {command!r}: {error}") from None
     if not argv:
         raise UserError("--agent: empty command")
+    if problem := placeholders.problem_of(argv):
+        raise UserError(f"--agent {command!r}: {problem}")
+    if placeholders.has_places(argv[:1]):
+        return argv  # the program depends on the service
     try:
-        path = find_program(argv[0], os.environ)
+        path = find_program(placeholders.fill(argv[:1], "", "")[0], os.environ)
     except FileNotFoundError:
         path = ""
     if not os.access(path, os.X_OK):
@@ -164,7 +171,7 @@ class AgentRunner(runner.ProcessRunner):
         self._rules = AgentRules(program=program)
         #: Called with the output of a running task.
         self.on_output: Callable[[Job, Result], None] = _ignore_output
-        #: Start delays by command.
+        #: Start delays by command, with its placeholders filled in.
         self._backoffs: dict[tuple[str, ...], StartBackoff] = {}
         #: By command, the tasks that need one more agent.
         self._agents_wanted: dict[tuple[str, ...], list[tuple[Job, AgentSettings]]] = {}
@@ -303,6 +310,8 @@ class AgentRunner(runner.ProcessRunner):
         """Return whether all remaining tasks would have to wait. There may be hundreds."""
         if lanes.has_hungry() or len(self._agents_wanted) < len(self._rules.commands):
             return False
+        if self._rules.has_places:
+            return False  # another lane may have an agent of its own
         if any(len(wanted) < self.slots_total for wanted in self._agents_wanted.values()):
             return False
         return all(isinstance(work, AgentSettings) for _, work in self._waiting)
@@ -369,17 +378,33 @@ class AgentRunner(runner.ProcessRunner):
     # Start and end of agents.
 
     def _backoffs_due(self) -> Iterable[StartBackoff]:
-        """Return the delays of the commands that need one more agent."""
-        return [self._backoff_of(argv) for argv in self._agents_wanted if self._needs_agent(argv)]
+        """Return the delays of the commands that need one more agent and may have it."""
+        wanted = [jobs[0][1] for jobs in self._agents_wanted.values() if jobs]
+        return [
+            self._backoff_of(settings)
+            for settings in wanted
+            if self._needs_agent(settings.argv)
+            and (self._has_room_for_agent(settings) or self._replaceable(settings))
+        ]
 
-    def _backoff_of(self, argv: tuple[str, ...]) -> StartBackoff:
-        return self._backoffs.setdefault(argv, StartBackoff())
+    def _backoff_of(self, agent: Agent | AgentSettings) -> StartBackoff:
+        backoff = self._backoffs.get(agent.argv)
+        if backoff is None:
+            if len(self._backoffs) >= LANES_CACHE_SIZE:  # lanes come and go
+                self._backoffs.clear()
+            backoff = self._backoffs[agent.argv] = StartBackoff(agent.command)
+        return backoff
 
     def _start_agents(self) -> None:
         for argv, wanted in [*self._agents_wanted.items()]:
-            backoff = self._backoff_of(argv)
+            if not wanted:
+                continue
+            settings = wanted[0][1]
+            backoff = self._backoff_of(settings)
             while self._needs_agent(argv) and backoff.next_ns <= self._clock.monotonic_ns():
-                self._start_agent(wanted[0][1], backoff)
+                if not self._make_room(settings):
+                    break
+                self._start_agent(settings, backoff)
 
     def _needs_agent(self, argv: tuple[str, ...]) -> bool:
         """Return whether a task has slots but no agent that is about to ask for it."""
@@ -394,9 +419,34 @@ class AgentRunner(runner.ProcessRunner):
         return (
             len(wanted) > sum(agent.is_about_to_ask(now_ns) for agent in staying)
             and len(staying) < self.slots_total
-            and len(agents) < 2 * self.slots_total  # some agents may ignore `finish`
             and self._has_slots(wanted[0][0])
         )
+
+    def _has_room_for_agent(self, settings: AgentSettings) -> bool:
+        """Return whether a command may have one more agent, over all its lanes."""
+        agents = [agent for agent in self._agents() if agent.command == settings.command]
+        staying = sum(not agent.is_leaving() for agent in agents)
+        # Some agents may ignore `finish`.
+        return staying < self.slots_total and len(agents) < 2 * self.slots_total
+
+    def _make_room(self, settings: AgentSettings) -> bool:
+        """Return whether a command may have one more agent. If it has as many as there are slots,
+        end one that is idle: with the lane in its command it can't take another lane."""
+        if not self._has_room_for_agent(settings):
+            for agent in self._replaceable(settings)[:1]:
+                agent.finish()
+        return self._has_room_for_agent(settings)
+
+    def _replaceable(self, settings: AgentSettings) -> list[Agent]:
+        """Return the idle agents of a command that serve other lanes, the longest idle first."""
+        waiting = [work.argv for _, work in self._waiting if isinstance(work, AgentSettings)]
+        idle = [
+            agent
+            for agent in self._agents()
+            if agent.command == settings.command and agent.is_empty() and not agent.is_leaving()
+        ]
+        others = [agent for agent in idle if agent.argv not in waiting]
+        return sorted(others, key=lambda agent: agent.last_received_ns)
 
     def _start_agent(self, settings: AgentSettings, backoff: StartBackoff) -> None:
         try:
@@ -416,7 +466,13 @@ class AgentRunner(runner.ProcessRunner):
             if agent.has_ended:
                 self._on_agent_exit(agent)
             elif agent.is_ready():
-                self._backoff_of(agent.argv).agent_error = b""
+                self._clear_errors(agent)
+
+    def _clear_errors(self, agent: Agent) -> None:
+        """Forget failed starts of an agent's command, also those for other lanes."""
+        for backoff in self._backoffs.values():
+            if backoff.agent_error and backoff.command == agent.command:
+                backoff.agent_error = b""
 
     def _on_agent_exit(self, agent: Agent) -> None:
         self._malformed_of_ended += agent.malformed
@@ -425,7 +481,7 @@ class AgentRunner(runner.ProcessRunner):
             if work is not None:
                 self._waiting.appendleft((job, work))
         if agent.has_failed():
-            backoff = self._backoff_of(agent.argv)
+            backoff = self._backoff_of(agent)
             now_ns = self._clock.monotonic_ns()
             backoff.failed(agent.exit_reason, now_ns, is_error=not agent.has_eaten)
             if not agent.has_eaten:
@@ -452,7 +508,7 @@ class AgentRunner(runner.ProcessRunner):
             if agent.is_stuffed() and not self._has_waiting(agent.lane):
                 agent.run_out()
         commands = () if self._is_leaving else self._rules.commands
-        self._stop_agents([agent for agent in agents if agent.argv not in commands])
+        self._stop_agents([agent for agent in agents if agent.command not in commands])
 
     def _has_waiting(self, lane: LaneKey | None) -> bool:
         return any(lane_of(job) == lane for job, _ in self._waiting)
