@@ -23,6 +23,7 @@ def test_programs_are_for_clients_and_never_for_workers_of_other_dialects(servic
     options = ListenerOptions(ListenSection("ping-pong", service=service))
     assert options.worker_services() == (b"default",)
     assert options.tasks() == TaskDefaults(service.encode())
+    assert options.notice().startswith(f"listener ping-pong: service {service} is for clients")
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,16 @@ class ListenerOptions(Struct, frozen=True):
         given = {"expire_ns": section.expire_ns, "lease_ns": section.timeout_ns}
         return {name: value for name, value in given.items() if value is not None}
 
+    def notice(self) -> str:
+        """Return what the settings do not apply to. Empty: they apply to all peers."""
+        if self.section.service not in NATIVE_SERVICES:
+            return ""
+        name = self.name or self.section.dialect
+        return (
+            f"listener {name}: service {self.section.service} is for clients, workers that connect "
+            "here serve default"
+        )
+
     def prefix(self, prefix: bytes) -> bytes:
         return listener_prefix(prefix, self.name.encode())
 

@@ -6,6 +6,7 @@ all listeners. `dialect_servers` builds the others.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from typing import TYPE_CHECKING, Final, cast
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from taskyard.net.sockets import ZmqSocket
     from taskyard.wire.dialect import Dialect
     from taskyard.wire.round_robin.server import RoundRobin
+
+logger = logging.getLogger("taskyard.broker")
 
 #: A route begins with the number of its socket, in seven bits. The eighth marks relayed peers.
 SOCKETS_MAX: Final = 128
@@ -93,6 +96,8 @@ class Listeners:
         section = section or ListenSection(name)
         is_own = name != section.dialect
         options = ListenerOptions(section, name if is_own else "")
+        if notice := options.notice():
+            logger.info(notice)
         numbers = self._dialect_numbers(name, options)
         listener = Listener(section.dialect, [], options.name)
         self._open.append(listener)
