@@ -14,6 +14,7 @@ from taskyard.wire.dialect import PING_PONG, ROUND_ROBIN, TaskDefaults, is_reser
 from taskyard.wire.native.pending import plain_peers
 from taskyard.wire.ping_pong import frames as ping_pong_frames
 from taskyard.wire.round_robin import frames as round_robin_frames
+from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.wire.wmp import server as wmp
 from tests.wire import kit
 from tests.wire.ping_pong import kit as ping_pong_kit
@@ -193,3 +194,10 @@ def test_wmp_listeners_are_managers_of_their_own() -> None:
         for listener in ("", "a", "b")
     ]
     assert names == ["01", "01@a", "01@b"]
+
+
+def test_wmp_worker_of_ours_names_no_service_unless_it_has_some() -> None:
+    for services, named in (((), None), ((b"default",), ["default"])):
+        worker = wmp_peer.Worker(wmp_peer.Settings(b"w", services), wires=1, now_ns=0)
+        ready = next(one for one in worker.time_passed(0) if isinstance(one, wmp_peer.Send))
+        assert wmp_kit.read(ready.frames).headers.get("services") == named

@@ -255,8 +255,9 @@ def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401 
     With --forward-to the worker submits its tasks to another broker and returns their results. It
     has the slots and resources of that broker's workers, unless --slots is given.
 
-    With --dialect ping-pong or wmp the worker offers the service default, for wmp also others with
-    --service. --broker is then the endpoint where the broker listens for that dialect.
+    With --dialect ping-pong or wmp the worker offers the service of the broker's listener, usually
+    default, for wmp also others with --service. --broker is then the endpoint where the broker
+    listens for that dialect.
 
     An invitation has the endpoint, the dialect and the key. --broker, --dialect and --key replace
     its parts.
@@ -394,7 +395,7 @@ def _run_wmp_worker(cli_context: CliContext, values: WorkerOptions) -> None:
 
     found = _endpoints(cli_context, values)
     key = _key(cli_context, found)
-    settings = values.settings(values.services or ("default",), name_for_key(key, values.name))
+    settings = values.settings(values.services, name_for_key(key, values.name))
     wmp.serve(
         *(found, settings, values.allow, cli_context.info),
         key=key,

@@ -82,6 +82,7 @@ class Settings(Struct, frozen=True):
     """The worker's id, services and slots."""
 
     worker: bytes
+    #: Empty: those that its managers choose for workers that name none.
     services: tuple[bytes, ...] = (b"default",)
     slots: int = 1
     #: Distinguishes this process from earlier ones of the same id.
@@ -318,7 +319,7 @@ class Worker:
         request = str(next(self._lock_numbers))
         self._locks[request] = now_ns + LOCK_NS
         services = [text_of(one) for one in self._settings.services]
-        self._send(route, wmp.Give(self._id, request, services))
+        self._send(route, wmp.Give(self._id, request, services or None))
 
     def _take(self, manager: Manager, message: wmp.Take, payload: bytes, now_ns: int) -> None:
         self._locks.pop(str(message.request), None)
@@ -456,7 +457,7 @@ class Worker:
             message.replaces = settings.replaces
             longest_ns = settings.heartbeat_ns or HEARTBEAT_NS_MAX
             message.heartbeat_ms = longest_ns // _MILLISECOND_NS
-        message.services = [text_of(one) for one in settings.services]
+        message.services = [text_of(one) for one in settings.services] or None
         for wire, quiet_until_ns in enumerate(self._quiet_until_ns):
             if quiet_until_ns <= now_ns:
                 self._actions.append(Send(wire, wmp.encode((), message)))
