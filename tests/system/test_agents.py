@@ -78,6 +78,14 @@ def test_worker_without_a_command_starts_agents_by_the_rules(
         assert yard.submit("a", b"x", lane="disk-1").result(30) == b"disk-1,one,two,"
 
 
+def test_lane_in_the_command_is_that_of_the_agents_tasks(tmp_path: Path) -> None:
+    set_service(tmp_path, (*shell('report "$0,$lane" ok'), "{service}/{lane}"))
+    with a_yard(tmp_path) as yard:
+        yard.hire("--slots", "1")
+        futures = [yard.submit(f"t-{lane}", b"x", lane=lane) for lane in ("a", "b b", "a/c")]
+        assert [one.result(30) for one in futures] == [b"s/a,a", b"s/b b,b b", b"s/a/c,a/c"]
+
+
 def test_rules_that_change_are_followed_without_a_restart(tmp_path: Path) -> None:
     set_service(tmp_path, shell("report old ok", after="echo > bye"))
     with a_yard(tmp_path) as yard:
