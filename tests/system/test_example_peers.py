@@ -120,6 +120,9 @@ MINIMAL: Final = {
     "wmp.md": Example("wmp", page_words("wmp")),
 }
 
+#: The others have no CURVE, or leave it to their host.
+WITH_KEYS: Final = ("dwork_worker.c", "round_robin_worker.js", "wmp_worker.py")
+
 
 class Yard:
     """A broker that is restarted at the same endpoint."""
@@ -174,13 +177,26 @@ def test_example_survives_a_kill_of_the_broker(name: str, tmp_path: Path) -> Non
         check_run(yard, example, example.words(tmp_path, yard.endpoint), tmp_path)
 
 
-def test_example_in_c_connects_with_a_key(tmp_path: Path) -> None:
-    example, key = EXAMPLES["dwork_worker.c"], tmp_path / "worker.key"
-    Keyring(tmp_path / ".taskyard").create("gpu", Role.WORKER, key)
+@pytest.mark.parametrize("name", WITH_KEYS)
+def test_example_connects_with_a_key(name: str, tmp_path: Path) -> None:
+    example, key = EXAMPLES[name], tmp_path / "gpu.key"
+    Keyring(tmp_path / ".taskyard").create("gpu", [Role.WORKER], key)
     with ExitStack() as stack:
         yard = Yard(tmp_path, stack, example.dialect, "--secure")
         words = [*example.words(tmp_path, yard.endpoint), str(key)]
         check_run(yard, example, words, tmp_path)
+
+
+def test_example_without_curve_connects_to_a_relay(tmp_path: Path) -> None:
+    example, key = EXAMPLES["ping_pong_worker.bash"], tmp_path / "gpu.key"
+    Keyring(tmp_path / ".taskyard").create("gpu", [Role.WORKER], key)
+    with ExitStack() as stack:
+        yard = Yard(tmp_path, stack, example.dialect, "--secure")
+        options = ("--to", f"ping-pong={yard.endpoint}", "--key", str(key))
+        listen = f"ping-pong={ANYWHERE},{ANYWHERE}"
+        relay = Running(tmp_path, "relay", "--listen", listen, *options, stderr=None)
+        ((_, endpoint),) = stack.enter_context(relay).read_endpoints(1)
+        check_run(yard, example, example.words(tmp_path, endpoint), tmp_path)
 
 
 def test_every_example_peer_is_run() -> None:
