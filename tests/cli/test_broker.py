@@ -84,7 +84,7 @@ def test_in_memory_nothing_survives(tmp_path: Path) -> None:
             "(ping-pong=BACKEND,FRONTEND)",
         ),
         ("wmp=tcp://127.0.0.1:0,tcp://127.0.0.1:0", "wmp: expected one endpoint, got 2"),
-        ("wmp=tcp://0.0.0.0:0", "a remote endpoint requires keys, which wmp does not support"),
+        ("wmp=tcp://0.0.0.0:0", "a remote endpoint requires keys, and .taskyard has no valid key"),
         ("smtp=tcp://127.0.0.1:0", "unknown dialect 'smtp'"),
         ("tcp://127.0.0.1:0", "expected DIALECT=ENDPOINT"),
         ("dwork=tcp://0.0.0.0:0", "a remote endpoint requires keys"),

@@ -336,6 +336,29 @@ def test_client_whose_key_is_revoked_during_an_outage_fails(
         viewer.status()
 
 
+def test_workers_of_other_dialects_exit_when_their_key_is_revoked(tmp_path: Path) -> None:
+    ring, file = Keyring(tmp_path / ".taskyard"), tmp_path / "worker.key"
+    ring.create("worker", Role.WORKER, file)
+    loopback = "tcp://127.0.0.1:0"
+    listen = ("--listen", f"wmp={loopback}", "--listen", f"ping-pong={loopback},{loopback}")
+    with ExitStack() as stack:
+        broker = stack.enter_context(Broker(tmp_path, "--secure", *listen))
+        workers = {}
+        for dialect, places in zip(("wmp", "ping-pong"), broker.endpoints[1:], strict=True):
+            endpoint = places.split(",")[0]
+            words = ("worker", "--dialect", dialect, "--broker", endpoint, "--key", str(file))
+            workers[dialect] = stack.enter_context(
+                Running(tmp_path, *words, "--slots", "1", "--until-eof")
+            )
+        owner = stack.enter_context(Client(broker.endpoint))
+        until(lambda: owner.status()["workers"] == len(workers))
+        ring.revoke("worker")
+        code, _, error = workers["wmp"].end()
+        assert (code, "taskyard: key 'worker' was revoked" in error) == (2, True), error
+        code, _, error = workers["ping-pong"].end()
+        assert (code, "key 'worker' is unknown or revoked" in error) == (2, True), error
+
+
 def own_network() -> list[str]:
     """Return a command prefix that runs a program in a separate network namespace.
 

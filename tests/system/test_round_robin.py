@@ -390,8 +390,8 @@ def test_second_server_on_a_state_is_refused(tmp_path: Path) -> None:
         server.quit()
 
 
-def test_server_beyond_this_machine_is_refused(tmp_path: Path) -> None:
+def test_server_beyond_this_machine_needs_a_key(tmp_path: Path) -> None:
     for who in ("server", "worker", "client"):
         code, _, error = run(tmp_path, "rr", who, "--endpoint", "tcp://192.0.2.1:6714")
         assert code == 2
-        assert ("requires keys" if who == "server" else "this dialect has no keys") in error
+        assert ("requires keys" if who == "server" else "needs a key (give --key FILE") in error
