@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from taskyard.broker import transport
-from taskyard.broker.transport import RETRY_NS
+from taskyard.broker.transport import PAUSE_AFTER_NS, PAUSE_EVENTS_MAX, RETRY_NS
 from taskyard.core.effects import CommandAck
-from taskyard.core.events import ClientDisconnected, Event, StatsRequested
+from taskyard.core.events import ClientDisconnected, Event, StatsRequested, WorkerHeartbeat
 from tests.kit.broker import NumbersHarness
 
 if TYPE_CHECKING:
@@ -93,3 +93,35 @@ def test_turn_takes_no_more_in_when_decoding_took_long() -> None:
     harness = Harness()
     harness.decoding_ns = transport.DECODING_NS_MAX // 3
     assert harness.turn(b"quick", 1, 2, 3, 4, 5, 6, 7) == ([1, 2, 3, 4], [])
+
+
+class BeatHarness(Harness):
+    """Its messages are heartbeats, and 0 is another request."""
+
+    def receive(self, *message: Any) -> Any:
+        if message and message[1] != [b"0"]:
+            return [WorkerHeartbeat(0, b"w", request=1)]
+        return super().receive(*message)
+
+
+def test_frequent_turns_of_heartbeats_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(transport.time, "sleep", slept.append)
+    harness = BeatHarness()
+
+    def pauses(*numbers: int, after_ns: int = PAUSE_AFTER_NS - 1, wait_ns: int | None = 5) -> int:
+        """Receive these messages, and return the number of pauses before the next turn."""
+        harness.now_ns += after_ns
+        harness.deliver(b"quick", *numbers)
+        before = len(slept)
+        harness.port.receive(wait_ns)
+        return len(slept) - before
+
+    harness.now_ns += PAUSE_AFTER_NS
+    assert pauses(1, after_ns=PAUSE_AFTER_NS) == 0
+    assert pauses(1) == 1
+    assert pauses(1, wait_ns=0) == 0
+    assert pauses(1, 0) == 0
+    assert pauses() == 0
+    assert pauses(*[1] * (PAUSE_EVENTS_MAX - 1)) == 1
+    assert pauses(*[1] * PAUSE_EVENTS_MAX) == 0

@@ -31,6 +31,9 @@ SETTLE_S: Final = 12.0
 #: Seconds of a measurement: four of the longest intervals.
 WINDOW_S: Final = 20.0
 
+#: Both in a quick run.
+QUICK_S: Final = 1.0
+
 #: Seconds of requests before the memory of the empty broker is read.
 _WARM_S: Final = 0.5
 
@@ -73,7 +76,7 @@ def run(settings: Settings) -> list[TableLine]:
 
 def measure(settings: Settings, count: int) -> list[CrowdRun]:
     """Start a broker and idle workers, and measure several windows."""
-    settle_s, window_s = (1.0, 1.0) if settings.quick else (SETTLE_S, WINDOW_S)
+    settle_s, window_s = (QUICK_S, QUICK_S) if settings.quick else (SETTLE_S, WINDOW_S)
     with BrokerBench("durable", profile=settings.profile) as bench, ExitStack() as stack:
         _request_for(bench.endpoint, _WARM_S)
         empty_bytes = bench.broker.resident_bytes()

@@ -52,14 +52,19 @@ _MESSAGES_AT_ONCE: Final = 32
 
 
 #: How long to pause after a turn that had only heartbeats, if the turn before was less than this
-#: ago. So the heartbeats of thousands of workers share turns. Any other message ends the pauses.
+#: ago and this one had fewer than these. So the heartbeats of thousands of workers share turns. Any
+#: other message ends the pauses.
 PAUSE_NS: Final = SECOND_NS // 500
 PAUSE_AFTER_NS: Final = 3 * PAUSE_NS
+PAUSE_EVENTS_MAX: Final = 32
 
 
-def _are_heartbeats(events: Sequence[Event]) -> bool:
-    """Return whether all events are heartbeats, so that none is urgent."""
-    return bool(events) and all(type(event) is WorkerHeartbeat for event in events)
+def _are_few_heartbeats(events: Sequence[Event]) -> bool:
+    """Return whether all events are heartbeats, of which none is urgent, and more may share a
+    turn."""
+    return 0 < len(events) < PAUSE_EVENTS_MAX and all(
+        type(event) is WorkerHeartbeat for event in events
+    )
 
 
 class DialectRouter:
@@ -181,7 +186,7 @@ class SocketTransport:
             poller.add(wire)
 
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
-        if self._pauses:
+        if self._pauses and wait_ns != 0:
             time.sleep(PAUSE_NS / SECOND_NS)
         ready = self._poller.wait(self._shortened(wait_ns))
         since_ns, now_ns = self._received_ns, self._clock.monotonic_ns()
@@ -198,7 +203,7 @@ class SocketTransport:
         wires = [one for one in ready if not isinstance(one, int)]
         self.signalled = len(wires) < len(ready)
         self._drain(wires, events, now_ns)
-        self._pauses = now_ns - since_ns < PAUSE_AFTER_NS and _are_heartbeats(events)
+        self._pauses = now_ns - since_ns < PAUSE_AFTER_NS and _are_few_heartbeats(events)
         if self._catch_up.is_due(self._dialect.wake_at_ns(), now_ns, has_read=bool(events)):
             events += self._dialect.time_passed(now_ns)
         return events

@@ -221,7 +221,9 @@ class Channel:
         now_ns = self._clock.monotonic_ns()
         if self._unsent:
             return now_ns + RESEND_NS
-        return min([max(now_ns, self._last_reply_ns) + PING_NS, *self._later.values()])
+        # A transport that does not count its connections needs no checks of them.
+        pause_ns = PING_NS if self._connections else self.ping_ns
+        return min([max(now_ns, self._last_reply_ns) + pause_ns, *self._later.values()])
 
     def _send(self, number: int) -> bool:
         request = self._open[number]
