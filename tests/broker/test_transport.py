@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, cast
 
 from taskyard.broker import transport
@@ -106,7 +107,7 @@ class BeatHarness(Harness):
 
 def test_frequent_turns_of_heartbeats_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(transport.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     harness = BeatHarness()
 
     def pauses(*numbers: int, after_ns: int = PAUSE_AFTER_NS - 1, wait_ns: int | None = 5) -> int:

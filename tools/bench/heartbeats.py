@@ -9,14 +9,15 @@ import time
 from contextlib import ExitStack, closing
 from typing import Final
 
-import zmq
 from msgspec import Struct
 
 from bench.processes import BrokerBench, Process
 from bench.settings import Settings
 from bench.table import TableLine, table_line
 from bench.targets import CROWD_CORE_PERCENT, CROWD_WORKER_BYTES
+from taskyard.core.limits import SECOND_NS
 from taskyard.net import sockets
+from taskyard.net.poller import Poller
 from taskyard.wire.native import peer
 
 COUNTS: Final = (100, 1_000, 10_000)
@@ -39,7 +40,7 @@ _WARM_S: Final = 0.5
 
 #: Seconds between requests, and the longest wait for a reply.
 _REQUEST_S: Final = 0.1
-_REPLY_MS_MAX: Final = 60_000
+_REPLY_NS_MAX: Final = 60 * SECOND_NS
 
 _PERCENTILES: Final = (50, 99)
 
@@ -110,12 +111,14 @@ def _window(bench: BrokerBench, count: int, empty_bytes: int, window_s: float) -
 def _request_for(endpoint: str, seconds: float) -> list[float]:
     """Send requests for a time. Return the sorted times of their replies in milliseconds."""
     found: list[float] = []
+    poller = Poller()
     with closing(sockets.connect(endpoint)) as wire:
+        poller.add(wire)
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             began = time.perf_counter()
             wire.send([b"", peer.query(len(found) + 1, peer.OK)])
-            if not wire.socket.poll(_REPLY_MS_MAX, zmq.POLLIN):
+            if not poller.wait(_REPLY_NS_MAX):
                 raise RuntimeError("the broker does not reply")
             wire.receive()
             found.append(1000 * (time.perf_counter() - began))

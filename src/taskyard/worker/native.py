@@ -89,6 +89,15 @@ class NativeWorkerLoop:
     has_exited = False
     #: Called with held tasks that have ended at the broker, before they are stopped.
     on_ended: Callable[[Sequence[tuple[bytes, int]]], None] | None = None
+    #: `Steal`s in a row that the broker answered at once without tasks.
+    _not_found_count = 0
+    #: `seen` of the last heartbeat reply, sent back with the next heartbeat.
+    _seen = 0
+    #: The agent error in the last heartbeat. None: there was none so far.
+    _sent_agent_error: bytes | None = None
+    #: The version of the rules here, and of those at the broker, if it sends that.
+    _rules_version = 0
+    _rules_version_newest: int | None = None
 
     def __init__(  # noqa: PLR0913  # the last ones are named
         self,
@@ -120,27 +129,18 @@ class NativeWorkerLoop:
         #: The `Steal` in flight. It may be the report too.
         self._steal_request = 0
         self._steal_sent_ns = 0
-        #: `Steal`s in a row that the broker answered at once without tasks.
-        self._not_found_count = 0
         #: Heartbeats in flight. A slow broker may have several.
         self._heartbeats: dict[int, None] = {}
-        #: `seen` of the last heartbeat reply, sent back with the next heartbeat.
-        self._seen = 0
         #: The interval of heartbeats now.
         self.heartbeat_ns = settings.heartbeat_ns or heartbeats.interval_ns(
             1, settings.lease_timeout_ns
         )
         self._heartbeat_due_ns = self._prefetch_due_ns = clock.monotonic_ns()
         self._heartbeat_sent_ns = self._heartbeat_due_ns
-        #: The agent error in the last heartbeat. None: there was none so far.
-        self._sent_agent_error: bytes | None = None
         #: The rules request in flight, when the next is due, and whether a reply has come.
         self._rules_request = 0
         self._rules_due_ns = self._heartbeat_due_ns
         self._has_rules = rule_runner is None
-        #: The version of the rules here, and of those at the broker, if it sends that.
-        self._rules_version = 0
-        self._rules_version_newest: int | None = None
         #: Output of running tasks that was not sent yet.
         self._printed: dict[tuple[bytes, int], Result] = {}
         #: The progress message in flight, and when the next may be sent.

@@ -451,7 +451,7 @@ def test_facts_are_kept_of_a_limited_number_of_workers(
         request = native_pending.Request(b"r", query, True, 1)  # noqa: FBT003
         *registered, heartbeat = native_requests.decode_request(pending, request)
         assert isinstance(heartbeat, WorkerHeartbeat)
-        (appeared,) = registered or [heartbeat.registration]
+        appeared = registered[0] if registered else heartbeat.registration
         assert isinstance(appeared, WorkerRegistered)
         return [*pending.facts]
 

@@ -6,7 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from simulator.mutations.registry import DECIDERS, mutation, no_op, patched, patched_item
+from simulator.mutations.registry import (
+    DECIDERS,
+    mutation,
+    mutation_for_kinds,
+    no_op,
+    patched,
+    patched_item,
+)
 from taskyard.core import (
     assignment,
     effects,
@@ -86,6 +93,22 @@ def heartbeat_ignored() -> Iterator[None]:
             worker.last_seen_ns = last_seen_ns
 
     with patched_item(DECIDERS, events.WorkerHeartbeat, worker_heartbeat):
+        yield
+
+
+@mutation_for_kinds("native")
+def requested_interval_ignored() -> Iterator[None]:
+    """Judge a worker by the interval of its last heartbeat, not by a longer one in the reply."""
+    used = property(lambda self: self.heartbeat_used_ns or self.facts.heartbeat_ns)
+    with patched(Worker, "heartbeat_ns", used):
+        yield
+
+
+@mutation_for_kinds("native", "wmp")
+def unconfirmed_interval_used() -> Iterator[None]:
+    """Judge a worker by the interval in the last reply, which it may not have received."""
+    requested = property(lambda self: self.heartbeat_requested_ns or self.facts.heartbeat_ns)
+    with patched(Worker, "heartbeat_ns", requested):
         yield
 
 
