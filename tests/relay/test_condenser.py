@@ -9,7 +9,9 @@ import pytest
 from taskyard.core import events
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, WorkerFacts
-from taskyard.relay.condenser import HEARTBEAT_DELAY_NS, RENEWALS_MAX, Condenser
+from taskyard.core.rules import LaneOptions, Rule
+from taskyard.relay import condenser
+from taskyard.relay.condenser import HEARTBEAT_DELAY_NS, Condenser
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer, relays
 from tests.wire.kit import BROKER, Counter
@@ -197,14 +199,35 @@ def test_tasks_assigned_in_between_make_the_heartbeat_relayed() -> None:
     assert len(relayed.broker.scheduler.ledger.workers[b"w"].leases) == 2
 
 
-def test_every_tenth_heartbeat_is_relayed() -> None:
+def test_some_heartbeats_are_relayed_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(condenser, "RENEWALS_MAX", 3)
     relayed = holding()
     relayed.above.clear()
-    for request in range(RENEWALS_MAX + 2):
+    for request in range(5):
         relayed.beat(3 + request, b"t")
         relayed.run(HEARTBEAT_DELAY_NS)
     full = [bool(one.envelope) for one in relayed.above]
-    assert full == [*[False] * RENEWALS_MAX, True, False]
+    assert full == [False, False, False, True, False]
+
+
+def test_heartbeat_is_relayed_when_the_rules_or_the_wanted_interval_change() -> None:
+    relayed = Relayed()
+    follower = peer.worker_message(WorkerFacts(slots_total=1, incarnation=1))
+    reply = Q()
+    for request in (1, 2, 3, 4, 5):
+        relayed.up(b"w", peer.heartbeat(request, b"w", follower, [], SECOND_NS))
+        relayed.above.clear()
+        if request == 3:
+            rule = Rule(b"r", b"x/*", LaneOptions(overfeed=1))
+            relayed.broker.handle([events.RulesSet(0, (rule,))])
+        if request == 5:
+            facts = WorkerFacts(slots_total=1)
+            joined = [events.WorkerRegistered(0, b"v%d" % n, facts) for n in range(1_000)]
+            relayed.broker.handle([*joined])
+        ((_, reply),) = relayed.run(HEARTBEAT_DELAY_NS)
+        assert reply.request == request
+        assert bool(relayed.above[-1].envelope) is (request in (1, 3, 5))
+    assert reply.heartbeat_ns == 2 * SECOND_NS + SECOND_NS // 10
 
 
 def test_renewal_that_a_new_broker_does_not_know_is_relayed() -> None:

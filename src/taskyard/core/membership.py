@@ -6,7 +6,7 @@ may use a name, `assignment` leases tasks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Lease, Task, Worker
     from taskyard.core.model import WorkerFacts
     from taskyard.core.runs import RunColumns
+
+#: A worker's interval may differ by this share of it until its next heartbeat in full.
+INTERVAL_SHARE: Final = 4
 
 
 def worker_registered(context: Context, event: events.WorkerRegistered) -> None:
@@ -137,13 +140,27 @@ def _set_interval(context: Context, worker: Worker, event: events.WorkerHeartbea
     worker.heartbeat_used_ns = event.heartbeat_ns
     if event.request:
         workers, facts = len(context.ledger.workers), worker.facts
-        wanted_ns = heartbeats.interval_ns(workers, facts.lease_timeout_ns)
-        wanted_ns = min(wanted_ns, facts.heartbeat_ns or wanted_ns)
+        wanted_ns = _wanted_interval_ns(workers, facts)
         requested_ns = worker.heartbeat_requested_ns
         is_confirmed = event.heartbeat_ns >= requested_ns
         worker.heartbeat_requested_ns = wanted_ns if is_confirmed else max(wanted_ns, requested_ns)
     if worker.contested_until_ns:
         context.schedule_timeout(worker)  # its timeout may be shorter now
+
+
+def _wanted_interval_ns(workers: int, facts: WorkerFacts) -> int:
+    """Return the interval for a worker that follows the broker's, among so many workers."""
+    wanted_ns = heartbeats.interval_ns(workers, facts.lease_timeout_ns)
+    return min(wanted_ns, facts.heartbeat_ns or wanted_ns)
+
+
+def _has_good_interval(workers: int, worker: Worker) -> bool:
+    """Return whether a worker's interval is about the wanted one, or its own."""
+    requested_ns = worker.heartbeat_requested_ns
+    if not requested_ns:
+        return True
+    wanted_ns = _wanted_interval_ns(workers, worker.facts)
+    return abs(wanted_ns - requested_ns) * INTERVAL_SHARE <= requested_ns
 
 
 def _compare_held(
@@ -174,10 +191,14 @@ def heartbeat_mark(context: Context, worker: Worker) -> HeartbeatMark:
 
 def heartbeats_renewed(context: Context, event: events.HeartbeatsRenewed) -> None:
     """Note that workers are alive whose tasks are the same as at their last heartbeat."""
-    changed = []
+    changed, workers = [], len(context.ledger.workers)
     for index, (name, mark) in enumerate(event.workers):
         worker = context.ledger.workers.get(name)
-        if worker is not None and heartbeat_mark(context, worker) == mark:
+        if (
+            worker is not None
+            and heartbeat_mark(context, worker) == mark
+            and _has_good_interval(workers, worker)
+        ):
             worker.last_seen_ns = context.now_ns
         else:
             changed.append(index)

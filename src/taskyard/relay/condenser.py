@@ -34,8 +34,8 @@ HEARTBEAT_DELAY_NS: Final = SECOND_NS // 5
 #: Bytes of one message above. A longer one of a peer goes alone.
 BUNDLE_BYTES_MAX: Final = 1 << 20
 
-#: Every so often a heartbeat is relayed although it is unchanged: its reply has settings.
-RENEWALS_MAX: Final = 10
+#: Every so often a heartbeat is relayed although it is unchanged: its reply has the exact interval.
+RENEWALS_MAX: Final = 100
 
 #: Renewals without a reply. Older ones are forgotten, and their peers send the heartbeat again.
 UNANSWERED_MAX: Final = 100
