@@ -190,17 +190,16 @@ def heartbeat_mark(context: Context, worker: Worker) -> HeartbeatMark:
 
 
 def heartbeats_renewed(context: Context, event: events.HeartbeatsRenewed) -> None:
-    """Note that workers are alive whose tasks are the same as at their last heartbeat."""
+    """Note that workers are alive, and name those whose heartbeat is needed in full."""
     changed, workers = [], len(context.ledger.workers)
     for index, (name, mark) in enumerate(event.workers):
         worker = context.ledger.workers.get(name)
-        if (
-            worker is not None
-            and heartbeat_mark(context, worker) == mark
-            and _has_good_interval(workers, worker)
-        ):
-            worker.last_seen_ns = context.now_ns
-        else:
+        if worker is None or worker.facts.incarnation != mark.incarnation:
+            changed.append(index)
+            continue
+        worker.last_seen_ns = context.now_ns  # alive in any case
+        is_same = heartbeat_mark(context, worker) == mark
+        if not (is_same and _has_good_interval(workers, worker)):
             changed.append(index)
     context.send(RenewalAck(event.request, context.ledger.record, changed))
 
