@@ -40,7 +40,7 @@ ALL_PEERS_MAX: Final = 100_000
 BUNDLE_BYTES_MAX: Final = 1 << 20
 
 #: Stands for a worker that is not known here. No worker has this name.
-_NOBODY: Final = (b"", HeartbeatMark(0, 0, 0, 0))
+_UNKNOWN_WORKER: Final = (b"", HeartbeatMark(0, 0, 0, 0))
 
 _NUMBER_BYTES: Final = 4
 _Q: Final = pb.QueryMsg
@@ -98,7 +98,7 @@ class Relays:
         known = [peer for peer in query.renewed if peer in workers]
         unknown = [peer for peer in query.renewed if peer not in workers]
         self._renewals[number] = (route, query.request, [*known, *unknown])
-        listed = [workers[peer] for peer in known] + [_NOBODY] * len(unknown)
+        listed = [workers[peer] for peer in known] + [_UNKNOWN_WORKER] * len(unknown)
         return events.HeartbeatsRenewed(0, listed, number)
 
     def forget_peer(self, route: bytes, number: int) -> list[bytes]:
