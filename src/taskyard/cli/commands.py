@@ -163,7 +163,8 @@ COMMANDS: dict[str, LazyCommand] = {
     "broker": LazyCommand("taskyard.cli.broker:broker", "Run a broker in the foreground."),
     "worker": LazyCommand("taskyard.cli.worker:worker", "Run a worker in the foreground."),
     "relay": LazyCommand(
-        "taskyard.cli.relay:relay", "Relay messages between WMP workers and their managers."
+        "taskyard.cli.relay:relay",
+        "Relay messages between peers on this machine and a broker on another one.",
     ),
     "rr": LazyCommand(
         "taskyard.cli.round_robin:rr",
