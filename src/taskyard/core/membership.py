@@ -195,6 +195,8 @@ def heartbeats_renewed(context: Context, event: events.HeartbeatsRenewed) -> Non
     for index, (name, mark) in enumerate(event.workers):
         worker = context.ledger.workers.get(name)
         if worker is None or worker.facts.incarnation != mark.incarnation:
+            # A process that lost its name is not dead, so its tasks are refunded.
+            worker_names.refuse_non_holder(context, name, mark.incarnation, 0)
             changed.append(index)
             continue
         worker.last_seen_ns = context.now_ns  # alive in any case
