@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.pipeline import python_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,11 +46,26 @@ def class_archive(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(class_archive: None) -> Iterator[SparkSession]:  # noqa: ARG001  # only before it
+def python_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Run the server of Spark's Python daemons. Yields the variables for a JVM that uses it."""
+    with python_daemon.served(tmp_path_factory.mktemp("daemon") / "socket") as variables:
+        yield variables
+
+
+@pytest.fixture(scope="session")
+def spark(
+    class_archive: None,  # noqa: ARG001  # only before it
+    python_daemons: dict[str, str],
+) -> Iterator[SparkSession]:
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415  # not without Spark
     from tests.pipeline.scenarios import SMALL  # noqa: PLC0415
 
-    with session_scope("tests", "local[2]", conf=SMALL) as session:
+    conf = SMALL | {"spark.python.daemon.module": python_daemon.MODULE}
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in python_daemons.items():
+                patch.setenv(name, value)
+            session = stack.enter_context(session_scope("tests", "local[2]", conf=conf))
         yield session
 
 
