@@ -36,6 +36,13 @@ class Document(Struct, kw_only=True, forbid_unknown_fields=True):
     """Base of all documents and their parts."""
 
 
+class BrokerPart(Document, kw_only=True):
+    """Base of views that name their broker. Its field comes last."""
+
+    #: The endpoint of its broker, if the client has several.
+    broker: str | UnsetType = UNSET
+
+
 class Counts(Document):
     """Number of tasks in each state."""
 
@@ -48,7 +55,7 @@ class Counts(Document):
     cancelled: int
 
 
-class Task(Document):
+class Task(BrokerPart):
     """A task."""
 
     #: Its name in its campaign.
@@ -192,7 +199,25 @@ class RefusedTasks(Document):
     text: str
 
 
-class Stats(Document):
+class BrokerCounts(Document):
+    """Counts of one of several brokers."""
+
+    #: Its endpoint.
+    broker: str
+    counts: Counts
+    workers: int
+    paused: bool
+    accepting: bool
+
+
+class BrokerSums(Document, kw_only=True):
+    """Base of statistics that may be sums over several brokers. Its field comes last."""
+
+    #: The counts of each broker, if the client has several.
+    brokers: list[BrokerCounts] | UnsetType = UNSET
+
+
+class Stats(BrokerSums):
     """Statistics of a broker."""
 
     counts: Counts
@@ -219,7 +244,7 @@ class Stats(Document):
     connections_cut: dict[str, int]
 
 
-class Worker(Document):
+class Worker(BrokerPart):
     """A worker."""
 
     name: str
@@ -249,7 +274,7 @@ class Worker(Document):
     malformed: int
 
 
-class Lane(Document):
+class Lane(BrokerPart):
     """A lane that has tasks."""
 
     service: str
@@ -284,7 +309,7 @@ class Lane(Document):
     why: str
 
 
-class Explanation(Document):
+class Explanation(BrokerPart):
     """The reason why a task is in its state."""
 
     #: Its name in its campaign.
