@@ -28,7 +28,7 @@ ALL: Final = (*KEYS, *service_keys(DEFAULTS), *service_keys(f"{SERVICE}.smtp"))
 
 #: For each key a value in a file, and the loaded value.
 VALUES: Final[dict[str, tuple[Any, Any]]] = {
-    "url": ("tcp://127.0.0.1:6125", "tcp://127.0.0.1:6125"),
+    "url": (["tcp://127.0.0.1:1", "ipc:///a,b"], ("tcp://127.0.0.1:1", "ipc:///a,b")),
     "state": ("/var/yard", Path("/var/yard")),
     "key": ("/var/me.key", Path("/var/me.key")),
     "dwork": (["tcp://127.0.0.1:1", "ipc:///a"], ("tcp://127.0.0.1:1", "ipc:///a")),

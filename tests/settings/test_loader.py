@@ -65,7 +65,7 @@ def test_paths_begin_at_the_directory_of_the_file_and_those_of_variables_here(
     file = written(tmp_path, text + 'wmp = "tcp://127.0.0.1:1"\n')
     settings = loaded(file)
     assert settings.broker.state == tmp_path / "yard"
-    assert settings.broker.url == f"ipc://{tmp_path}/b.sock"
+    assert settings.broker.url == (f"ipc://{tmp_path}/b.sock",)
     assert settings.listen["dwork"] == (f"ipc://{tmp_path}/d.sock",)
     assert settings.listen["wmp"] == ("tcp://127.0.0.1:1",)
     assert loaded(file, TASKYARD_STATE="here").broker.state == Path("here")

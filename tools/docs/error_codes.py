@@ -143,6 +143,10 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "No broker answers at the endpoint, or none runs on the state directory.",
             "Start one with `taskyard up`, or give its `--broker` or `--state`.",
         ),
+        "other-broker": Explanation(
+            "A task waits for a task or a campaign of another broker in the list.",
+            "Submit it to that broker, with the tasks that it waits for in one campaign.",
+        ),
         "timed-out": Explanation(
             "A timeout passed.",
             "Wait longer. `taskyard why NAME` explains what a task waits for.",

@@ -85,7 +85,7 @@ def submit_campaign(  # noqa: PLR0913  # all but three are named
     submitter = BatchSubmitter(client, unknown)
     is_empty = not any(client.status()["counts"].values())
     if unknown is UnknownPolicy.REFUSE and loaded.summary.unknown:
-        names = _unknown_names(client, loaded, campaign, is_empty=is_empty)
+        names = _unknown_names(client, loaded, campaign)
         loaded = _without_unknown_dependencies(loaded, names, on_rejected)
     _assign_bundle_lanes(submitter, loaded, campaign)
     now_ns = time.time_ns()
@@ -114,13 +114,9 @@ def submit_campaign(  # noqa: PLR0913  # all but three are named
     return result
 
 
-def _unknown_names(
-    client: CampaignClient, loaded: LoadedCampaign, campaign: str, *, is_empty: bool
-) -> list[str]:
+def _unknown_names(client: CampaignClient, loaded: LoadedCampaign, campaign: str) -> list[str]:
     """Return the dependencies that neither the file nor the broker has."""
     names = [dependency.name for dependency in loaded.summary.unknown]
-    if is_empty:
-        return names
     existing = client.known_predecessors(campaign, names)
     return [name for name in names if name not in existing]
 

@@ -115,7 +115,8 @@ def _query_local(cli_context: CliContext, body: bytes) -> Reply | None:
     from taskyard.wire.native.peer import Reply  # noqa: PLC0415
 
     settings = None if cli_context.state else cli_context.settings()
-    endpoint = discovery.locate(cli_context.broker, cli_context.state, settings=settings).endpoint()
+    location = discovery.locate(cli_context.brokers, cli_context.state, settings=settings)
+    endpoint = location.endpoints()[0]  # of several brokers, the first completes names
     if endpoint.startswith("ipc://"):
         from taskyard.net import options  # noqa: PLC0415
 

@@ -57,8 +57,8 @@ def _show(cli_context: CliContext) -> None:
     flags: dict[str, tuple[str, object]] = {}
     if cli_context.state is not None:
         flags["broker.state"] = ("--state", str(cli_context.state))
-    if cli_context.broker is not None:
-        flags["broker.url"] = ("--broker", cli_context.broker)
+    if cli_context.brokers:
+        flags["broker.url"] = ("--broker", [*cli_context.brokers])
     settings = load(cli_context.config, flags)
     _warn_unknown_variables(cli_context, settings)
     if cli_context.as_json:
@@ -175,7 +175,7 @@ def reload(cli_context: CliContext, state: Path) -> None:
 
 def _endpoint_problems(settings: Settings) -> list[str]:
     """Return the errors in endpoints, which only `net` can parse."""
-    checks: list[Callable[[], object]] = [partial(discovery.configured_endpoint, settings)]
+    checks: list[Callable[[], object]] = [partial(discovery.configured_endpoints, settings)]
     checks += [partial(listen_pairs, settings, dialect) for dialect in settings.listen]
     wrong = []
     for check_endpoint in checks:

@@ -43,6 +43,8 @@ _OFFLINE_NOTE: Final = "no broker is running on {}: showing its last state"
 class ReadOnlyClient(Protocol):
     """The requests of a client that change nothing."""
 
+    def check_brokers(self) -> None: ...
+
     def status(self) -> dict[str, Any]: ...
 
     def workers(self) -> list[dict[str, Any]]: ...
@@ -81,45 +83,53 @@ class ReadOnlyClient(Protocol):
 
 
 def connect_client(cli_context: CliContext) -> Client:
-    """Connect to the broker that the options name. Raises `NoBroker`."""
-    key = cli_context.key or cli_context.settings().broker.key
-    return connect_to(cli_context, broker_location(cli_context).endpoint(), key)
+    """Connect to the broker that the options name, or to all of them. Raises `NoBroker`."""
+    configured = cli_context.settings().broker.key
+    keys = cli_context.keys or (() if configured is None else (configured,))
+    return connect_to(cli_context, broker_location(cli_context).endpoints(), keys)
 
 
-def connect_to(cli_context: CliContext, endpoint: str, key: Path | None = None) -> Client:
-    """Connect to a broker. Warn on stderr when it does not answer. Raises `NoBroker`."""
+def connect_to(
+    cli_context: CliContext, broker: str | Sequence[str], key: Sequence[Path] = ()
+) -> Client:
+    """Connect to a broker or several. Warn on stderr when one does not answer."""
     from taskyard.client.client import Client  # noqa: PLC0415  # slow to import
 
     limit_ns = cli_context.broker_timeout
     client = Client(
-        endpoint,
+        broker,
         key=key,
         timeout=None if limit_ns is None else limit_ns / SECOND_NS,
         connect_timeout=FIRST_ANSWER_SECONDS,
         report=cli_context.warn,
         env=cli_context.variables,
     )
-    # Commands read long results part by part, so that memory stays bounded.
-    client._session.skip_long_results()  # noqa: SLF001  # not for users of the client
+    client.skip_long_results()  # commands read them part by part, so that memory stays bounded
     return client
 
 
 def given_location(cli_context: CliContext) -> str:
     """Return the given options that lead another command to the same broker, each after a space."""
-    given = {"--state": cli_context.state, "--broker": cli_context.broker}
-    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value)
+    given = [("--state", cli_context.state), *(("--broker", one) for one in cli_context.brokers)]
+    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given if value)
 
 
 def broker_location(cli_context: CliContext) -> BrokerLocation:
     """Return the location of the broker that the options or the settings name."""
     from taskyard.client import discovery  # noqa: PLC0415
 
-    return discovery.locate(cli_context.broker, cli_context.state, settings=cli_context.settings())
+    return discovery.locate(cli_context.brokers, cli_context.state, settings=cli_context.settings())
+
+
+def has_several_brokers(cli_context: CliContext) -> bool:
+    """Return whether the options or the settings name several brokers: tables have their names."""
+    return len(broker_location(cli_context).brokers) > 1
 
 
 def local_state(cli_context: CliContext) -> Path:
     """Return the state directory on this machine. Raises `UserError` if only a broker is given."""
-    broker, state = broker_location(cli_context)
+    location = broker_location(cli_context)
+    broker, state = location.broker, location.state
     if broker is not None:
         raise UserError(f"broker {broker}: its files are not here (give its state with --state)")
     return state
@@ -131,7 +141,8 @@ def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
 
     Raises `NoBroker` at once if there is no such directory.
     """
-    broker, state = broker_location(cli_context)
+    location = broker_location(cli_context)
+    broker, state = location.broker, location.state
     if broker is None and not state.absolute().exists():  # raises in a deleted directory
         raise NoBroker(
             f"no broker is running: {state} does not exist (start one with `taskyard up`, or give "
@@ -168,7 +179,8 @@ def _offline_client(cli_context: CliContext) -> Client | None:
     """Return a client for the state directory if no broker uses it."""
     from taskyard.process.locks import LOCK_FILE, lock_holder  # noqa: PLC0415
 
-    broker, state = broker_location(cli_context)
+    location = broker_location(cli_context)
+    broker, state = location.broker, location.state
     if broker is not None:
         return None
     if not (state / JOURNAL_FILE).exists() or lock_holder(state / LOCK_FILE) is not None:
@@ -197,7 +209,8 @@ def closed_with_own_broker(cli_context: CliContext, client: Client) -> Iterator[
     """
     from taskyard.process.locks import LOCAL_FILE, LOCK_FILE, lock_holder  # noqa: PLC0415
 
-    broker, state = broker_location(cli_context)
+    location = broker_location(cli_context)
+    broker, state = location.broker, location.state
     if broker is not None or lock_holder(state / LOCAL_FILE) is None:
         yield
         return

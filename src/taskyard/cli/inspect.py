@@ -35,6 +35,7 @@ from taskyard.cli.format import (
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import (
     example,
+    print_broker_table,
     print_document,
     print_table,
     print_view,
@@ -48,6 +49,8 @@ from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UnknownName, UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taskyard.cli.connection import ReadOnlyClient
 
 #: The most campaigns and services in the text of `status`. --json has more.
@@ -115,7 +118,7 @@ def _explain_campaign(cli_context: CliContext, campaign: str) -> None:
     from taskyard.client.requests import scope_of  # noqa: PLC0415  # not needed by completion
 
     with connect_read_only(cli_context) as broker:
-        counts = _campaign_stats(broker.status(), campaign)["counts"]
+        counts = _campaign_stats(broker, broker.status(), campaign)["counts"]
         total, scope = sum(counts.values()), scope_of(campaign=campaign)
         failed = broker.tasks(scope_of(campaign=campaign, states=[TaskState.FAILED]))
         names = [full_name(view) for view in islice(failed, FAILURES_LISTED_MAX)]
@@ -170,7 +173,8 @@ def workers(cli_context: CliContext) -> None:
     columns = ("NAME", "STATE", "SERVICES", "USED", "TASKS", "SEEN", "HOST", "PID", "DIALECT")
     has_resources = any(one.get("resources") for one in found)
     free = ("FREE",) if has_resources else ()
-    print_table((*columns, *free), [_worker_row(one)[: len(columns + free)] for one in found])
+    rows = [_worker_row(one)[: len(columns + free)] for one in found]
+    print_broker_table(found, (*columns, *free), rows)
     for one in found:
         if one["malformed"] and not cli_context.quiet:
             lines = format_count(one["malformed"], "malformed line")
@@ -212,8 +216,8 @@ def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> Exit
         raise UserError("--line and --json exclude each other")
     with connect_read_only(cli_context) as broker:
         stats = broker.status()
-    if campaign is not None:
-        stats = _campaign_stats(stats, campaign)
+        if campaign is not None:
+            stats = _campaign_stats(broker, stats, campaign)
     if cli_context.as_json and campaign is not None:
         print_document(CampaignStatusDocument(campaign=campaign, counts=stats["counts"]))
     elif cli_context.as_json:
@@ -225,10 +229,11 @@ def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> Exit
     return ExitCode.OK
 
 
-def _campaign_stats(stats: dict[str, Any], campaign: str) -> dict[str, Any]:
+def _campaign_stats(broker: ReadOnlyClient, stats: dict[str, Any], campaign: str) -> dict[str, Any]:
     for one in stats["campaigns"]:
         if one["name"] == campaign:
             return {"counts": one["counts"]}
+    broker.check_brokers()
     raise UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
 
 
@@ -262,6 +267,7 @@ def _print_status(stats: dict[str, Any]) -> None:
     if stats.get("refused"):
         click.echo(_refused_line(stats["refused"], stats["refused_last"]))
     states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")
+    _print_brokers(stats.get("brokers", ()), states)
     for kind in ("campaigns", "services"):
         named = [one for one in stats[kind] if sum(one["counts"].values())]
         named.sort(key=lambda one: not one["name"])  # tasks without a campaign come last
@@ -273,3 +279,11 @@ def _print_status(stats: dict[str, Any]) -> None:
         if named:
             columns = (kind[:-1].upper(), *map(str.upper, states))
             print_table(columns, [(one["name"], *one["counts"].values()) for one in named])
+
+
+def _print_brokers(brokers: Sequence[dict[str, Any]], states: Sequence[str]) -> None:
+    """Print the counts of each of several brokers."""
+    if brokers:
+        click.echo()
+        rows = [(one["broker"], *one["counts"].values(), one["workers"]) for one in brokers]
+        print_table(("BROKER", *map(str.upper, states), "WORKERS"), rows)

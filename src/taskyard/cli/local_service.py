@@ -499,7 +499,7 @@ def own_state_in_task(cli_context: CliContext) -> Iterator[None]:
     """
     settings = cli_context.settings()
     sources = settings.source("broker.state"), settings.source("broker.url")
-    is_given = cli_context.state or cli_context.broker or any(sources)
+    is_given = cli_context.state or cli_context.brokers or any(sources)
     if is_given or TASK_VARIABLE not in os.environ:
         yield
         return
@@ -509,15 +509,18 @@ def own_state_in_task(cli_context: CliContext) -> Iterator[None]:
 
 
 @contextmanager
-def local_service(
+def local_service(  # noqa: PLR0913  # the last ones are named
     cli_context: CliContext,
     worker_spec: WorkerSpec,
+    campaign: str,
     *,
     check_own: Callable[[], None],
     early_workers: bool = False,
     finish_running: bool = False,
 ) -> Iterator[LocalService]:
     """Connect to the running broker, or start one with workers, which end with the block.
+
+    Of several brokers, it is the one that has or gets the campaign.
 
     If the block raises, running tasks of own workers are ended and run again later, unless
     `finish_running` is set. See `LocalService` for the other arguments. Raises `Interrupted` when
@@ -532,7 +535,8 @@ def local_service(
         early_workers=early_workers,
     )
     if location.broker is not None:
-        with connect_client(cli_context) as service.client:
+        with connect_client(cli_context) as brokers:
+            service.client = brokers.for_campaign(campaign)
             report_unused_options(cli_context)
             yield service
         return

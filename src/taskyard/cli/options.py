@@ -91,14 +91,14 @@ class CliContext:
         self.shows_progress: bool | None = None
         #: Print a JSON document.
         self.as_json = False
-        #: The endpoint of the broker. None: from the settings.
-        self.broker: str | None = None
+        #: The endpoints of the brokers. Empty: from the settings.
+        self.brokers: tuple[str, ...] = ()
         #: The state directory. None: from the settings.
         self.state: Path | None = None
         #: The timeout for a broker that does not reply. None: see `connection`.
         self.broker_timeout: int | None = None
-        #: The key file. None: from the settings.
-        self.key: Path | None = None
+        #: The key files, one for each broker. Empty: from the settings.
+        self.keys: tuple[Path, ...] = ()
         #: From --invite: the broker's endpoints and a key for them.
         self.invitation: Invitation | None = None
         #: The variables that commands get from this process. None: the usual ones.
@@ -112,6 +112,11 @@ class CliContext:
         #: The message when the command is interrupted.
         self.interrupt_message = "interrupted"
         self._settings: Settings | None = None
+
+    @property
+    def key(self) -> Path | None:
+        """The key file of a command with one broker. None: from the settings."""
+        return self.keys[0] if self.keys else None
 
     def info(self, line: str) -> None:
         """Print a message on stderr unless --quiet is given. Ignores a closed pipe or terminal."""
@@ -310,10 +315,11 @@ key_option = click.option(
     cls=SettingOption,
     envvar="TASKYARD_KEY",
     type=click.Path(path_type=Path),
+    multiple=True,
     metavar="FILE",
     expose_value=False,
-    callback=store_option("key"),
-    help="Key file for a broker that requires keys.",
+    callback=store_option("keys"),
+    help="Key file for a broker that requires keys. Repeatable: one for each broker.",
 )
 
 
@@ -352,7 +358,7 @@ def _use_invitation(context: click.Context, option: click.Parameter, given: str 
             context,
             option,
         )
-    cli_context.broker, cli_context.key = found.endpoints[0], Path(given)
+    cli_context.brokers, cli_context.keys = (found.endpoints[0],), (Path(given),)
 
 
 client_invite_option = click.option(
@@ -441,10 +447,11 @@ def broker_options(command: CommandFunction) -> CommandFunction:
             cls=SettingOption,
             envvar="TASKYARD_BROKER",
             show_default="in the state directory",
+            multiple=True,
             metavar="URL",
             expose_value=False,
-            callback=store_option("broker"),
-            help="Endpoint of the broker.",
+            callback=store_option("brokers"),
+            help="Endpoint of the broker. Repeatable: the command goes over all of them.",
         ),
     ):
         command = option(command)

@@ -97,9 +97,10 @@ def submit(
     spec = check_task(raw | _work(argv, values), campaign)
     is_warned = warn_unused_stdin(cli_context, values)
     unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
-    with connect_client(cli_context) as client:
-        name = spelling(campaign, spec.name)
+    with connect_client(cli_context) as brokers:
         submission = encode_batch([spec], campaign.encode(), time.time_ns())
+        client = brokers.for_batch(submission, is_new=not name)
+        name = spelling(campaign, spec.name)
         try:
             new = BatchSubmitter(client, unknown).create(submission, values["after_campaign"])
         except Refused as refused:
@@ -109,8 +110,7 @@ def submit(
         if wait:
             code = _wait(cli_context, client, spec.name, campaign)
             if output is not None:
-                with OutputDirectory(cli_context, client, Path(output)) as directory:
-                    directory.write(name)
+                _write_output(cli_context, client, output, name)
             if not is_warned:
                 warn_unused_stdin(cli_context, values)  # a slow producer may have written meanwhile
             return code
@@ -155,6 +155,11 @@ def _wait(cli_context: CliContext, client: Client, own_name: str, campaign: str)
     else:
         click.echo(f"taskyard: task {name}: {client.why(name)}", err=True)
     return exit_code_of(state) if result is None else warn_if_truncated(name, result)
+
+
+def _write_output(cli_context: CliContext, client: Client, output: str, name: str) -> None:
+    with OutputDirectory(cli_context, client, Path(output)) as directory:
+        directory.write(name)
 
 
 def exit_code_of(state: TaskState) -> ExitCode:

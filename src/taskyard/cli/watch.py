@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.connection import connect_client
+from taskyard.cli.connection import connect_client, has_several_brokers
 from taskyard.cli.documents import GapDocument
 from taskyard.cli.format import escape_line, format_date, format_duration
 from taskyard.cli.options import CliContext, broker_options
@@ -96,20 +96,16 @@ def watch(
     """
     if until_settled and (values["service"] or values["lane"] or values["match"]):
         raise UserError("--until-settled excludes --service, --lane and --match")
+    if until_settled and not values["campaign"] and has_several_brokers(cli_context):
+        raise UserError("--until-settled: needs --campaign or one broker")
     cli_context.interrupt_message = "interrupted; the tasks continue"
     with connect_client(cli_context) as client:
         if not until_settled:
-            _watch(cli_context, client, since, values)
+            for batch in client.follow(since, to_scope(values)):
+                _print_batch(cli_context, batch)
+        if values["campaign"]:
+            client = client.for_campaign(values["campaign"])  # noqa: PLW2901  # one of several
         return _watch_until_settled(cli_context, client, since, values)
-
-
-def _watch(
-    cli_context: CliContext, client: Client, since: int | None, values: dict[str, Any]
-) -> None:
-    from taskyard.client import record_stream  # noqa: PLC0415  # slow to import
-
-    for batch in record_stream.follow(client, since, to_scope(values)):
-        _print_batch(cli_context, batch)
 
 
 def _watch_until_settled(
@@ -158,6 +154,7 @@ def lines_of(record: dict[str, Any]) -> Iterator[str]:
     at = datetime.fromtimestamp(record["at"] or 0.0).astimezone()
     head = f"{at:%H:%M:%S}.{at.microsecond // 1000:03}  {RECORD_LABELS[record['kind']]:<{_WIDTH}}"
     worker = f"  worker {escape_line(record['worker'])}" if record.get("worker") else ""
+    worker += f"  at {record['broker']}" if record.get("broker") else ""
     names = record.get("names")
     if names is None:
         yield f"{head}{worker}{_taskless_line(record)}"

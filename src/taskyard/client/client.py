@@ -7,8 +7,9 @@ Hand-written are those that handle futures or iterate. Several threads may use o
 from __future__ import annotations
 
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from taskyard.client import campaigns, commands, discovery, record_stream, requests
 from taskyard.client import output as output_requests
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from taskyard.client.environment import Variables
     from taskyard.client.record_stream import RecordBatch
     from taskyard.core.model import Submission, Terms
+    from taskyard.net.keys import PeerKey
 
 __all__ = ["Client", "scope_of"]
 
@@ -41,20 +43,41 @@ CLOSE_ON_ERROR_SECONDS: Final = 1.0
 
 
 class Client(BlockingRunner):
-    """A connection to a broker. Use it as a context manager, or `close` it."""
+    """A connection to a broker, or to several. Use it as a context manager, or `close` it."""
+
+    #: Found before the client is made, because several brokers need another class.
+    _location: discovery.BrokerLocation | None = None
+
+    def __new__(
+        cls,
+        broker: discovery.Brokers = None,
+        *_args: object,
+        state: str | Path | None = None,
+        **_options: object,
+    ) -> Self:
+        """Make a client. With several brokers, it is a `BrokerSet`."""
+        if cls is not Client:
+            return super().__new__(cls)
+        location = discovery.find(broker, state)
+        kind: type[Client] = cls
+        if len(location.brokers) > 1:
+            kind = import_module("taskyard.client.broker_set").BrokerSet  # it derives from this
+        client = super().__new__(kind)
+        client._location = location
+        return cast("Self", client)
 
     def __init__(  # noqa: PLR0913  # all but the first are named
         self,
-        broker: str | None = None,
+        broker: discovery.Brokers = None,
         *,
         state: str | Path | None = None,
-        key: str | Path | None = None,
+        key: discovery.KeyFiles = None,
         timeout: float | None = None,
         connect_timeout: float = TIMEOUT_SECONDS,
         report: Callable[[str], object] | None = None,
         env: Variables = None,
     ) -> None:
-        """Connect to a broker by its endpoint or its state directory.
+        """Connect to a broker by its endpoint or its state directory, or to a list of brokers.
 
         On the local socket, commands run in the current directory of this moment, with the usual
         variables of this process: PATH, HOME and others. `env` has the names of further variables,
@@ -62,16 +85,38 @@ class Client(BlockingRunner):
         run where their workers were started.
 
         TCP uses the key in the file `key`, or the configured one. Beyond this machine a key is
-        required. When the broker does not answer for a second, and when it answers again, `report`
-        is called with a line (default: a warning of the logger `taskyard.client`). After `timeout`
-        seconds without an answer, all waiting calls raise `NoBroker`. Without a timeout, the first
-        answer must arrive within `connect_timeout` seconds. Later the client waits for a restart of
-        the broker, however long it takes.
+        required. Several brokers have a list of keys, in the same order.
+
+        When the broker does not answer for a second, and when it answers again, `report` is called
+        with a line (default: a warning of the logger `taskyard.client`). After `timeout` seconds
+        without an answer, all waiting calls raise `NoBroker`. Without a timeout, the first answer
+        must arrive within `connect_timeout` seconds. Later the client waits for a restart of the
+        broker, however long it takes.
         """
+        location = self._location or discovery.find(broker, state)
+        endpoint = location.endpoint()
+        (key_found,) = discovery.keys_for([endpoint], discovery.key_files(key))
+        options: dict[str, Any] = {"timeout": timeout, "connect_timeout": connect_timeout}
+        self._start_session(endpoint, key_found, **options, report=report, env=env)
+        try:
+            self.status()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_session(  # noqa: PLR0913  # those of `__init__`
+        self,
+        endpoint: str,
+        key_found: PeerKey | None,
+        *,
+        timeout: float | None,
+        connect_timeout: float,
+        report: Callable[[str], object] | None,
+        env: Variables,
+    ) -> None:
+        """Start the session of one broker, without waiting for an answer."""
         #: Timeout in seconds of calls that have no parameter for it, such as `Future.cancel`.
         self.timeout = connect_timeout if timeout is None else timeout
-        endpoint = discovery.endpoint(broker, state)
-        key_found = discovery.key_for(endpoint, key)
         limits = ReplyTimeouts.of(timeout, connect_timeout)
         environment = submitter_environment(endpoint, env)
         self._session = Session(
@@ -80,11 +125,6 @@ class Client(BlockingRunner):
         self._reply_to = partial(request_and_wait, self._session)
         self._submitter = Submitter(self._session, partial(Future, self))
         self._session.start()
-        try:
-            self.status()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def broker(self) -> str:
@@ -95,6 +135,27 @@ class Client(BlockingRunner):
     def unanswered_since(self) -> datetime | None:
         """Time of the last answer, if it is over a second ago. None while the broker answers."""
         return self._session.outage.since
+
+    def for_campaign(self, campaign: str) -> Client:  # noqa: ARG002  # see `BrokerSet`
+        """Return the client of the broker that has or gets a campaign: this one.
+
+        Of a client with several brokers, it is the one of one of them.
+        """
+        return self
+
+    def for_batch(self, submission: Submission, *, is_new: bool = False) -> Client:  # noqa: ARG002  # see `BrokerSet`
+        """Return the client of the broker that has or gets the tasks of a batch: this one.
+
+        With `is_new`, their names are random, and no other broker has them.
+        """
+        return self
+
+    def check_brokers(self) -> None:
+        """Raise `NoBroker` if one of several brokers was left out of the last answers."""
+
+    def skip_long_results(self) -> None:
+        """Settle futures with head and tail of long results. Call it before there are futures."""
+        self._session.skip_long_results()
 
     def close(self, timeout: float | None = None) -> None:
         """Wait until all tasks are acknowledged, at most `timeout` seconds, then disconnect."""

@@ -1,4 +1,4 @@
-"""Finds the broker and the key: from arguments, the environment, the settings file, or defaults.
+"""Finds brokers and keys: from arguments, the environment, the settings file, or defaults.
 
 A nearer source wins. In one source, a broker's endpoint wins over a state directory. A state
 directory stands for its own broker, so one in the arguments wins over an endpoint in the
@@ -9,56 +9,78 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from taskyard.errors import UserError
+from taskyard.errors import UnusableKey, UserError
 from taskyard.net import endpoints
 from taskyard.settings.files import InvalidSettings
 from taskyard.settings.loader import load
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from taskyard.net.keys import PeerKey
     from taskyard.settings.sections import Settings
 
 
-class BrokerLocation(NamedTuple):
-    """A broker's endpoint or state directory."""
+#: One or several endpoints, each perhaps a list with commas.
+Brokers: TypeAlias = "str | Sequence[str] | None"
 
-    #: Its endpoint. None: that of the state directory.
-    broker: str | None
+#: One or several key files.
+KeyFiles: TypeAlias = "str | Path | Sequence[str | Path] | None"
+
+
+class BrokerLocation(NamedTuple):
+    """The endpoints of brokers, or a state directory."""
+
+    #: Empty: the broker of the state directory.
+    brokers: tuple[str, ...]
     state: Path
 
+    @property
+    def broker(self) -> str | None:
+        """The endpoint of the first broker. None: that of the state directory."""
+        return self.brokers[0] if self.brokers else None
+
+    def endpoints(self) -> tuple[str, ...]:
+        """Return the endpoints to connect to."""
+        return self.brokers or (endpoints.native_endpoint(self.state),)
+
     def endpoint(self) -> str:
-        """Return the endpoint to connect to."""
-        return (
-            endpoints.peer_endpoint(self.broker)
-            if self.broker
-            else endpoints.native_endpoint(self.state)
-        )
+        """Return the endpoint to connect to. Raises `UserError` for several brokers."""
+        found = self.endpoints()
+        if len(found) > 1:
+            raise UserError(f"brokers {', '.join(found)}: this takes one broker")
+        return found[0]
 
 
 def locate(
-    broker: str | None = None,
+    broker: Brokers = None,
     state: str | Path | None = None,
     environment: Mapping[str, str] = os.environ,
     settings: Settings | None = None,
 ) -> BrokerLocation:
     """Return the broker's location. Reads the settings only if they are needed and not passed."""
+    given = peer_endpoints(broker)
     if state:
-        return BrokerLocation(broker or None, Path(state))
+        return BrokerLocation(given, Path(state))
     settings = settings or load(environment=environment)
     is_nearer = settings.source("broker.url") >= settings.source("broker.state")
-    named = broker or (configured_endpoint(settings) if is_nearer else None)
+    named = given or (configured_endpoints(settings) if is_nearer else ())
     return BrokerLocation(named, settings.broker.state)
 
 
-def configured_endpoint(settings: Settings) -> str | None:
-    """Return the endpoint in the settings, if there is one. Raises `InvalidSettings` if invalid."""
-    url = settings.broker.url
+def peer_endpoints(broker: Brokers) -> tuple[str, ...]:
+    """Return the canonical forms of endpoints to connect to, each once. Raises `UserError`."""
+    given = [broker] if isinstance(broker, str) else broker or ()
+    single = [one for some in given if some for one in endpoints.split_endpoints(some)]
+    return tuple(dict.fromkeys(endpoints.peer_endpoint(one.strip()) for one in single))
+
+
+def configured_endpoints(settings: Settings) -> tuple[str, ...]:
+    """Return the endpoints in the settings. Raises `InvalidSettings` if one is invalid."""
     try:
-        return endpoints.peer_endpoint(url) if url is not None else None
+        return tuple(dict.fromkeys(map(endpoints.peer_endpoint, settings.broker.url or ())))
     except UserError as wrong:
         raise InvalidSettings(
             f"{settings.all['broker.url'].origin}: broker.url: {wrong}"
@@ -66,15 +88,25 @@ def configured_endpoint(settings: Settings) -> str | None:
 
 
 def endpoint(
-    broker: str | None = None,
+    broker: Brokers = None,
     state: str | Path | None = None,
     environment: Mapping[str, str] = os.environ,
     settings: Settings | None = None,
 ) -> str:
-    """Return the endpoint to connect to."""
-    if broker:
-        return endpoints.peer_endpoint(broker)
-    return locate(broker, state, environment, settings).endpoint()
+    """Return the endpoint to connect to. Raises `UserError` for several brokers."""
+    return find(broker, state, environment, settings).endpoint()
+
+
+def find(
+    broker: Brokers = None,
+    state: str | Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+    settings: Settings | None = None,
+) -> BrokerLocation:
+    """Return the location of the brokers to connect to. A given broker needs no settings."""
+    if given := peer_endpoints(broker):
+        return BrokerLocation(given, Path(state or ""))
+    return locate(broker, state, environment, settings)
 
 
 def key_for(
@@ -95,6 +127,37 @@ def key_for(
     from taskyard.net import keys  # noqa: PLC0415  # most calls have no key, and shell completion must be fast
 
     return keys.read_peer_key(path)
+
+
+def key_files(given: KeyFiles) -> list[str | Path]:
+    """Return key files as a list."""
+    return [given] if isinstance(given, str | Path) else [*(given or ())]
+
+
+def keys_for(
+    found: Sequence[str],
+    keys: Sequence[str | Path] = (),
+    environment: Mapping[str, str] = os.environ,
+    settings: Settings | None = None,
+) -> list[PeerKey | None]:
+    """Return the key for each endpoint: the first file for the first TCP endpoint, and so on.
+
+    A key file has the public key of its broker, so that each broker has its own. Raises
+    `UserError` if their numbers differ.
+    """
+    remote = [one for one in found if one.startswith("tcp://")]
+    if len(found) == 1 and len(keys) <= 1:
+        return [key_for(found[0], next(iter(keys), None), environment, settings)]
+    if remote and not keys:
+        configured = (settings or load(environment=environment)).broker.key
+        keys = () if configured is None else (configured,)
+    if keys and len(keys) != len(remote):
+        raise UnusableKey(
+            f"number of keys: {len(keys)}, but {len(remote)} brokers have a TCP endpoint (give "
+            "--key for each of them, in the same order)"
+        )
+    files = dict(zip(remote, keys, strict=False))
+    return [key_for(one, files[one]) if one in files else None for one in found]
 
 
 def connection_hint(endpoint: str, key: PeerKey | None) -> str:

@@ -82,6 +82,11 @@ async def follow_async(
         batch = await run(_follow_request(batch.cursor, batch.journal, scope, wait_ns))
 
 
+def journal_identity() -> Exchange[bytes]:
+    """Return the identity of the broker's journal, which never changes."""
+    return (yield from _follow_request(None, b"", None, 0)).journal
+
+
 def poll_records(
     client: BlockingRunner,
     since: int | None = None,

@@ -215,19 +215,21 @@ def resolve(names: Sequence[str]) -> Exchange[list[str]]:
     A name outside any campaign also stands for the task of that name in a campaign, if there is
     only one. Raises `UnknownName`, for an ambiguous name too.
     """
-    found = yield from existing(names)
-    resolved: list[str] = []
-    unknown: list[tuple[str, list[str]]] = []
-    for name in names:
-        elsewhere = [] if name in found else (yield from _same_name_tasks(name))
-        if name in found or len(elsewhere) == 1:
-            resolved.append(name if name in found else elsewhere[0])
-        else:
-            unknown.append((name, elsewhere))
+    found = yield from candidates(names)
+    unknown = [name for name in names if len(found[name]) != 1]
     if unknown:
-        text = unknown_task_text(*unknown[0], len(unknown) - 1)
-        raise UnknownName(text, *(name for name, _ in unknown))
-    return resolved
+        text = unknown_task_text(unknown[0], found[unknown[0]], len(unknown) - 1)
+        raise UnknownName(text, *unknown)
+    return [found[name][0] for name in names]
+
+
+def candidates(names: Sequence[str]) -> Exchange[dict[str, list[str]]]:
+    """Return the full names that each name may stand for: itself if there is such a task."""
+    found = yield from existing(names)
+    meant: dict[str, list[str]] = {}
+    for name in names:
+        meant[name] = [name] if name in found else (yield from _same_name_tasks(name))
+    return meant
 
 
 def find_tasks(names: Sequence[str]) -> Exchange[dict[str, TaskRef]]:

@@ -116,9 +116,9 @@ KEYS: Final = (
     _key(
         "broker",
         "url",
-        kinds.ENDPOINT,
+        kinds.BROKERS,
         None,
-        "The broker's endpoint, for commands and clients.",
+        "The broker's endpoint, for commands, workers and clients. A list for several brokers.",
         environment="TASKYARD_BROKER",
         unset="in the state directory",
     ),

@@ -42,6 +42,7 @@ AUTO: Final = "auto"
 _IPC: Final = "ipc://"
 
 _ENDPOINT = re.compile(r"(?:tcp|ipc)://\S+")
+_NEXT_ENDPOINT = re.compile(r"\s*,\s*(?=(?:tcp|ipc)://)")
 _RATE = re.compile(r"([1-9][0-9]{0,8})/(s|m|h|d)")
 _PERCENT = re.compile(r"([0-9]{1,3})%?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
@@ -120,6 +121,11 @@ def _texts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def _endpoint_list(text: str) -> list[str]:
+    """Split a list of endpoints. A path may contain commas."""
+    return _NEXT_ENDPOINT.split(text.strip())
+
+
 def _boolean(text: str) -> object:
     return {"true": True, "false": False}.get(text, text)
 
@@ -153,6 +159,14 @@ def _read_endpoint(value: object) -> str:
 def _read_endpoints(value: object) -> tuple[str, ...]:
     given = value if isinstance(value, LISTS) else (value,)
     return tuple(_read_endpoint(one) for one in given)
+
+
+def _read_brokers(value: object) -> tuple[str, ...]:
+    if value in ([], ()):
+        raise InvalidValue("must be an endpoint, or a list of them, not an empty list")
+    given = value if isinstance(value, LISTS) else (value,)
+    parts = [_endpoint_list(one) if isinstance(one, str) else [one] for one in given]
+    return tuple(dict.fromkeys(_read_endpoint(one) for some in parts for one in some))
 
 
 def _read_pair(value: object) -> tuple[str, ...]:
@@ -359,9 +373,15 @@ DIRECTORY: Final = Kind(
     "a directory", _read_directory, str, rebased=lambda path, directory: directory / path
 )
 FILE: Final = Kind("a file", _read_file, str, rebased=lambda path, directory: directory / path)
-ENDPOINT: Final = Kind("an endpoint", _read_endpoint, rebased=_from_directory)
 ENDPOINTS: Final = Kind(
     "an endpoint, or a list of them", _read_endpoints, _one_or_list, _texts, _all_from_directory
+)
+BROKERS: Final = Kind(
+    "an endpoint, or a list of them",
+    _read_brokers,
+    _one_or_list,
+    _endpoint_list,
+    _all_from_directory,
 )
 PAIR: Final = Kind("a list of two endpoints", _read_pair, list, _texts, _all_from_directory)
 DURATION: Final = Kind("a duration over 0", read_positive_duration, _span, suffix="_ns")

@@ -57,7 +57,8 @@ class Setting(Struct, frozen=True):
 
 
 class BrokerSection(Struct, frozen=True):
-    url: str | None
+    #: The endpoints of the brokers.
+    url: tuple[str, ...] | None
     state: Path
     key: Path | None
     workers_max: int

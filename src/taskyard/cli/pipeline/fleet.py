@@ -66,7 +66,7 @@ def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415
 
     endpoint = discovery.endpoint(
-        cli_context.broker, cli_context.state, settings=cli_context.settings()
+        cli_context.brokers, cli_context.state, settings=cli_context.settings()
     )
     job.check(workers, given["master"], endpoint)
     cli_context.info(f"starting Spark ({given['master']})")

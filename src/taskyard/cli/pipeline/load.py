@@ -12,7 +12,7 @@ from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.rejects import write_rejected
 from taskyard.campaign.shell_lines import count_skipped
-from taskyard.cli.connection import connect_client
+from taskyard.cli.connection import broker_location, connect_client
 from taskyard.cli.format import escape_line, format_count, format_duration
 from taskyard.cli.load import format_options, print_rejected, skipped_text
 from taskyard.cli.options import CliContext, broker_options
@@ -89,7 +89,8 @@ def load(cli_context: CliContext, /, files: tuple[str, ...], **values: Any) -> E
     options = FileOptions(values["form"], values["replay"], values["speedup"], campaign)
     if values["dry_run"]:
         return _dry_run(cli_context, found, options, values)
-    with connect_client(cli_context) as client:
+    with connect_client(cli_context) as brokers:
+        client = brokers.for_campaign(campaign)
         return _load(cli_context, client, found, options, values)
 
 
@@ -161,10 +162,10 @@ def _load(
     is_empty = not any(client.status()["counts"].values())
     with _spark(cli_context, values["master"]) as spark:
         checked = _read(spark, cli_context, found, options)
-        unknown_names = [] if is_empty else list(checked.validation.unknown)
+        unknown_names = list(checked.validation.unknown)
         checked.revalidate(client.known_predecessors(options.campaign, unknown_names))
         _report_rejects(cli_context, checked, values)
-        key = cli_context.key or cli_context.settings().broker.key
+        key = _key_file(cli_context, client)
         campaign = options.campaign
         limit_ns = cli_context.broker_timeout
         timeout = None if limit_ns is None else limit_ns / SECOND_NS
@@ -190,6 +191,14 @@ def _load(
             f"{taken.existing:,} existing"
         )
     return ExitCode.OK
+
+
+def _key_file(cli_context: CliContext, client: Client) -> Path | None:
+    """Return the key file of a client's broker, for the executors."""
+    endpoints = broker_location(cli_context).endpoints()
+    remote = [one for one in endpoints if one.startswith("tcp://")]
+    keys = dict(zip(remote, cli_context.keys, strict=False))
+    return keys.get(client.broker) or cli_context.settings().broker.key
 
 
 def _report_rejects(
