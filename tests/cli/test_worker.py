@@ -173,7 +173,10 @@ def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path)
     ("options", "reason"),
     [
         (["--dialect", "smtp"], "unknown dialect 'smtp'"),
-        (["--broker", "ipc://a", "--broker", "ipc://b"], "worker has one broker"),
+        (
+            ["--dialect", "ping-pong", "--broker", "ipc://a", "--broker", "ipc://b"],
+            "worker has one broker",
+        ),
         (["--command", "'"], "No closing quotation"),
         (["--agent", "cat"], "--agent needs --service"),
         (["--agent", "nothing-such", "--service", "s"], "program 'nothing-such' not found"),

@@ -38,7 +38,8 @@ from taskyard.process.machine import usable_cores
 from taskyard.settings.keys import SLOTS_MAX
 from taskyard.wire.pickled import PICKLE
 from taskyard.worker.agents.runner import AgentSettings, read_command, read_variables
-from taskyard.worker.native_process import serve
+from taskyard.worker.native_process import BrokerTarget, serve
+from taskyard.worker.native_process import WorkerOptions as NativeOptions
 from taskyard.worker.runner import make_runner
 from taskyard.worker.settings import check_workers_key, name_for_key, worker_settings
 
@@ -138,7 +139,7 @@ class WorkerOptions(Struct, frozen=True):
     show_default="in the state directory",
     multiple=True,
     metavar="URL",
-    help="Endpoint of the broker. Repeatable with --dialect wmp.",
+    help="Endpoint of the broker. Repeatable, except with --dialect ping-pong.",
 )
 @broker_state_option
 @key_option
@@ -262,6 +263,9 @@ def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401 
     An invitation has the endpoint, the dialect and the key. --broker, --dialect and --key replace
     its parts.
 
+    With several brokers, the worker shares its slots over all that have tasks. Each broker that
+    requires a key needs a --key, in the same order.
+
     If no broker is running, the worker waits for one. On SIGTERM or Ctrl-C it finishes its running
     tasks and exits 0. A second signal kills them and returns them to the broker.
     """
@@ -289,8 +293,8 @@ def _check(values: WorkerOptions) -> None:
         raise UserError("--lease must be at least three times --heartbeat")
     if (given := given_resource_options()) and values.dialect != "dwork":
         raise UserError(f"{', '.join(given)}: needs --dialect dwork, not {values.dialect}")
-    if len(values.brokers) > 1 and values.dialect != "wmp":
-        raise UserError(f"--broker: a {values.dialect} worker has one broker")
+    if len(values.brokers) > 1 and values.dialect == "ping-pong":
+        raise UserError("--broker: a ping-pong worker has one broker")
 
 
 def _check_forward(values: WorkerOptions) -> None:
@@ -322,30 +326,51 @@ def _check_agent(values: WorkerOptions) -> None:
 def _run_native_worker(cli_context: CliContext, values: WorkerOptions) -> None:
     """Run a worker of the native dialect."""
     services = values.services or _default_services(cli_context, allow_pickle=values.allow_pickle)
-    broker = values.brokers[0] if values.brokers else None
-    endpoint = discovery.endpoint(broker, values.state, settings=cli_context.settings())
-    key = _key(cli_context, [endpoint])
-    name = name_for_key(key, values.name)
+    found, keys = _native_brokers(cli_context, values)
     if values.forward_to is not None:
-        _forward(cli_context, values, endpoint, key, name)
+        _forward(cli_context, values, found, keys)
         return
     machine = values.machine()
-    settings = values.settings(services, name, machine.resources())
-    how = {**values.runner_options(), "agents": values.agent_settings(), "env": values.variables()}
-    how["gpus"] = machine.gpus
-    serve(endpoint, settings, values.allow, cli_context.info, key=key, **how)
+    resources = machine.resources()
+    brokers = [
+        BrokerTarget(one, key, values.settings(services, name_for_key(key, values.name), resources))
+        for one, key in zip(found, keys, strict=True)
+    ]
+    options = NativeOptions(
+        values.allow,
+        allow_pickle=values.allow_pickle,
+        command=values.argv(),
+        agents=values.agent_settings(),
+        env=values.variables(),
+        gpus=machine.gpus,
+    )
+    serve(brokers, options, cli_context.info, until_eof=values.until_eof)
+
+
+def _native_brokers(
+    cli_context: CliContext, values: WorkerOptions
+) -> tuple[Sequence[str], Sequence[PeerKey | None]]:
+    """Return the endpoints of the brokers, and the key for each."""
+    settings = cli_context.settings()
+    found = discovery.find(values.brokers, values.state, settings=settings).endpoints()
+    if not cli_context.keys and cli_context.invitation is not None:
+        return found, [cli_context.invitation.key] * len(found)
+    return found, discovery.keys_for(found, cli_context.keys, settings=settings)
 
 
 def _forward(
     cli_context: CliContext,
     values: WorkerOptions,
-    endpoint: str,
-    key: PeerKey | None,
-    name: str | None,
+    found: Sequence[str],
+    keys: Sequence[PeerKey | None],
 ) -> None:
     """Run a worker whose tasks run at another broker."""
     from taskyard.forward import process  # noqa: PLC0415  # only for this option
 
+    if len(found) > 1:
+        raise UserError("--forward-to: a forwarder works for one --broker")
+    endpoint, key = found[0], keys[0]
+    name = name_for_key(key, values.name)
     target = values.forward_to or ""
     is_directory = "://" not in target
     broker = endpoints.native_endpoint(Path(target)) if is_directory else target

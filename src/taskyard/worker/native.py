@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from taskyard.wire.native.peer import Reply
     from taskyard.worker.jobs import RuleAwareRunner, Runner
     from taskyard.worker.settings import WorkerSettings
+    from taskyard.worker.slot_budget import Share
 
 
 #: How long a `Steal` may wait at the broker.
@@ -98,6 +99,8 @@ class NativeWorkerLoop:
     #: The version of the rules here, and of those at the broker, if it sends that.
     _rules_version = 0
     _rules_version_newest: int | None = None
+    #: Its part of a process that works for several brokers. None: it has all slots.
+    _share: Share | None = None
 
     def __init__(  # noqa: PLR0913  # the last ones are named
         self,
@@ -154,6 +157,11 @@ class NativeWorkerLoop:
     def held(self) -> int:
         return len(self._held)
 
+    def use_share(self, share: Share) -> None:
+        """Share the slots of the process with the workers of other brokers."""
+        self._share = share
+        share.prefetch = self._prefetch
+
     def shut_down(self) -> None:
         """Take no more tasks, return those not started, and exit after the rest."""
         if not self.stopping:
@@ -170,9 +178,19 @@ class NativeWorkerLoop:
 
     def turn(self) -> None:
         """Receive, run and send. Never blocks."""
+        self.receive()
+        self.send()
+
+    def receive(self) -> None:
+        """Receive, and run tasks. The first half of a turn."""
         for reply in self._channel.receive():
             self._on_reply(reply)
         self._collect_done(self._runner.turn())
+
+    def send(self) -> None:
+        """Send reports, requests and heartbeats. The second half of a turn."""
+        if self._share is not None and self._share.must_return(self._excess()):
+            self._return_excess(b"the worker's slots are taken")
         self._output.send()
         self._request_rules()
         self._send_reports()
@@ -220,6 +238,8 @@ class NativeWorkerLoop:
         if self._reports_due_ns:
             times.append(self._reports_due_ns)
         times.append(self._output.wake_at_ns())
+        if self._share is not None:
+            times.append(self._share.wake_at_ns())
         due_ns = min((time for time in times if time is not None), default=None)
         return self._clock.monotonic_ns() + SECOND_NS if due_ns is None else due_ns
 
@@ -307,6 +327,8 @@ class NativeWorkerLoop:
                 self._held.pop(key, None)
         if is_steal:
             self._steal_request = 0
+            if self._share is not None:
+                self._share.on_reply()
         if reply.kind == peer.ERROR:
             self._on_refused(reply.reason, len(self._reported_keys) if is_report else 0)
         elif is_steal and reply.kind == peer.NOT_FOUND and not is_report:
@@ -415,7 +437,16 @@ class NativeWorkerLoop:
             or self._clock.monotonic_ns() < self._backoff_until_ns
         ):
             return 0
-        return max(0, self.settings.slots + self._prefetch.count - self._unfinished_count())
+        return max(0, self._slots() + self._waiting_max() - self._unfinished_count())
+
+    def _slots(self) -> int:
+        """Return the slots for tasks of this broker: those that no other broker's tasks have."""
+        return self.settings.slots if self._share is None else self._share.slots_available()
+
+    def _waiting_max(self) -> int:
+        """Return how many tasks may wait for slots."""
+        others = 0 if self._share is None else self._share.waiting_max()
+        return max(self._prefetch.count, others)
 
     def _unfinished_count(self) -> int:
         """Return how many tasks are not finished. The overfed tasks of a lane count as one."""
@@ -460,7 +491,12 @@ class NativeWorkerLoop:
             lambda number: peer.complete(number, name, reports, worker, count)
         )
         if count:
-            self._steal_request = self._report_request
+            self._on_steal(self._report_request, count)
+
+    def _on_steal(self, request: int, count: int) -> None:
+        self._steal_request = request
+        if self._share is not None:
+            self._share.on_request(count)
 
     def _must_wait_for_more(self) -> bool:
         """Return whether there is no report to send yet."""
@@ -468,7 +504,7 @@ class NativeWorkerLoop:
             self._reports_due_ns = 0
             return True
         now_ns = self._clock.monotonic_ns()
-        enough = self.settings.slots + self._prefetch.count // 2
+        enough = self._slots() + self._prefetch.count // 2
         if self.stopping or self._unfinished_count() <= enough:
             self._reports_due_ns = 0
         elif not self._reports_due_ns:
@@ -496,9 +532,10 @@ class NativeWorkerLoop:
             return
         name, worker = self.settings.name, self._worker_message
         self._steal_sent_ns = self._clock.monotonic_ns()
-        self._steal_request = self._channel.request(
+        request = self._channel.request(
             lambda number: peer.steal(number, name, worker, count, STEAL_WAIT_NS), STEAL_WAIT_NS
         )
+        self._on_steal(request, count)
 
     def _send_heartbeat(self) -> None:
         now_ns = self._clock.monotonic_ns()
@@ -549,6 +586,15 @@ class NativeWorkerLoop:
         self._prefetch_due_ns = self._clock.monotonic_ns() + PREFETCH_NS
         if self._prefetch.on_heartbeat(self._clock.monotonic_ns()):
             self._worker_message = self._make_worker_message()
-        excess = self._unfinished_count() - self.settings.slots - self._prefetch.count
+        if self._share is None:
+            self._return_excess(b"the worker has slow tasks")
+
+    def _excess(self) -> int:
+        """Return how many tasks are queued beyond those that may wait. Below 0: none."""
+        slots = self.settings.slots if self._share is None else self._share.slots_unused()
+        return self._unfinished_count() - slots - self._waiting_max()
+
+    def _return_excess(self, reason: bytes) -> None:
+        excess = self._excess()
         if excess > 0 and not self._overfeed_max:
-            self._return_tasks(self._runner.withdraw(excess), b"the worker has slow tasks")
+            self._return_tasks(self._runner.withdraw(excess), reason)

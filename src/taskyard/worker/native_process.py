@@ -1,17 +1,18 @@
 """The native worker as a process: socket, runner, announcements and logs around its loop.
 
-Without a broker the worker waits for one. During a shutdown it waits for a limited time only: the
+With several brokers there is a worker for each, and they share the slots of the process. Without a
+broker the worker waits for one. During a shutdown it waits for a limited time only: the
 tasks that it could not report run again when their leases expire.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
-from taskyard.errors import NameLost
+from taskyard.errors import NameLost, Refused
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
 from taskyard.net.host import Host
@@ -19,6 +20,7 @@ from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.announcer import Announcer
 from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.runner import make_runner
+from taskyard.worker.slot_budget import SlotBudget
 from taskyard.worker.spool import OutputSpool
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from taskyard.worker.agents.rules import AgentSettings
     from taskyard.worker.jobs import Runner
     from taskyard.worker.settings import WorkerSettings
+    from taskyard.worker.slot_budget import Share
 
 logger = logging.getLogger("taskyard.worker")
 
@@ -108,54 +111,166 @@ class SocketWorker(WorkerMonitor):
     """A native worker on a socket, as the host drives it."""
 
     wire: ZmqSocket
+    #: Its part of a process that works for several brokers.
+    share: Share | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return self.wire.endpoint
 
     def turn(self) -> bool:
-        self._loop.turn()
-        self.wire.check_accepted(self._channel.unanswered_ns())
-        self.after_turn(self.wire.endpoint)
+        self.receive()
+        self.send()
         return False
+
+    def receive(self) -> None:
+        """Receive, and run tasks. The first half of a turn."""
+        self._loop.receive()
+
+    def send(self) -> None:
+        """Send, announce and log. Raises `Refused` if the broker refuses this worker."""
+        self._loop.send()
+        self.wire.check_accepted(self._channel.unanswered_ns())
+        self.after_turn(self.endpoint)
+
+    def slots_taken(self) -> int:
+        return 0 if self.share is None else self.share.slots_taken()
+
+    def abandon(self) -> Runner:
+        """Exit without the broker, and stop all tasks. Return the runner, which ends them."""
+        self.has_exited = True
+        self._runner.unstarted()
+        for job in self._runner.running():
+            self._runner.stop(*job.key)
+        return self._runner
 
     def wake_at_ns(self) -> int:
         return self._loop.wake_at_ns()
 
 
-def serve(  # noqa: PLR0913  # the last ones are named
-    endpoint: str,
-    settings: WorkerSettings,
-    allow: Sequence[str],
+class BrokerTarget(NamedTuple):
+    """A broker to work for, and the worker's settings there."""
+
+    endpoint: str
+    key: PeerKey | None
+    settings: WorkerSettings
+
+
+class WorkerOptions(NamedTuple):
+    """How to run tasks, for any broker."""
+
+    #: Modules whose functions may be called, and whether pickled ones are, too.
+    allow: Sequence[str] = ()
+    allow_pickle: bool = False
+    #: Runs tasks of services without a payload format.
+    command: Sequence[str] | None = None
+    #: Take all tasks. Without them and `command`, a broker's rules name the agents of a service.
+    agents: AgentSettings | None = None
+    #: Added to the environment of agents.
+    env: Mapping[str, str] | None = None
+    #: The ids of the GPUs among the resources.
+    gpus: Sequence[str] = ()
+
+
+class _BrokerWorkers:
+    """The workers of several brokers in one process, as the host drives them."""
+
+    def __init__(self, workers: Sequence[SocketWorker], budget: SlotBudget) -> None:
+        self._workers = [*workers]
+        self._budget = budget
+        #: Runners of workers that a broker refuses. They end their tasks.
+        self._refused: list[Runner] = []
+        self._turns = 0
+
+    @property
+    def has_exited(self) -> bool:
+        return all(worker.has_exited for worker in self._workers)
+
+    def turn(self) -> bool:
+        """Let all receive first. The worker with the fewest slots sends first."""
+        for worker in self._live():
+            worker.receive()
+        for runner in self._refused:
+            runner.turn()
+        self._turns += 1
+        first = self._turns % len(self._workers)
+        rotated = self._workers[first:] + self._workers[:first]
+        for worker in sorted(rotated, key=lambda one: one.slots_taken()):
+            if not worker.has_exited:
+                self._send(worker)
+        return self._budget.has_freed()
+
+    def _send(self, worker: SocketWorker) -> None:
+        """End a worker whose key or name its broker refuses. Raises if no other is left."""
+        try:
+            worker.send()
+        except Refused as refused:
+            if len(self._live()) <= 1:
+                raise
+            logger.warning("broker at %s: %s: works for the others only", worker.endpoint, refused)
+            self._refused.append(worker.abandon())
+
+    def _live(self) -> list[SocketWorker]:
+        return [worker for worker in self._workers if not worker.has_exited]
+
+    def wake_at_ns(self) -> int | None:
+        times = [worker.wake_at_ns() for worker in self._live()]
+        times += [time for one in self._refused if (time := one.wake_at_ns()) is not None]
+        return min(times, default=None)
+
+    def shut_down(self) -> None:
+        for worker in self._live():
+            worker.shut_down()
+
+
+def serve(
+    brokers: Sequence[BrokerTarget],
+    options: WorkerOptions,
     announce: Callable[[str], None],
     *,
-    key: PeerKey | None = None,
-    command: Sequence[str] | None = None,
-    agents: AgentSettings | None = None,
-    env: Mapping[str, str] | None = None,
-    allow_pickle: bool = False,
-    gpus: Sequence[str] = (),
     until_eof: bool = False,
 ) -> None:
-    """Work for a broker until a signal, or until the broker drains this worker.
+    """Work for brokers until a signal, or until all of them have drained this worker.
 
-    `announce` takes lines for the user. `command` runs tasks of services without a payload format.
-    `agents` take all tasks, with `env` added to their environment. Without both, the broker's rules
-    name the agents of each service. `gpus` are the ids of the GPUs among its resources.
-
-    Raises `Refused` if the broker refuses the key, `NameLost` if it gave the name to another
-    process.
+    `announce` takes lines for the user. Raises `Refused` if a broker refuses the key, `NameLost` if
+    it gave the name to another process. Of several brokers, this is logged until none is left.
     """
     with Host(until_eof=until_eof) as host:
-        slots, rule_runner = settings.slots, None
-        spool = OutputSpool(host.clock.monotonic_ns)
-        shared: Any = {"allow_pickle": allow_pickle, "gpus": gpus, "spool": spool}
-        if command is None:
-            rule_runner = AgentRunner(slots, host.clock, agents, allow=allow, env=env, **shared)
-        runner = host.add_resource(
-            rule_runner or make_runner(slots, host.clock, command, allow, **shared)
-        )
-        wire = host.add_socket(sockets.connect(endpoint, key, counts=True))
-        channel = Channel(wire, host.clock)
-        loop = NativeWorkerLoop(settings, channel, runner, host.clock, rule_runner, spool=spool)
-        if rule_runner is not None:
-            rule_runner.on_output = loop.set_progress
-        worker = SocketWorker(loop, channel, runner, settings, announce)
-        worker.wire = wire
-        host.run(worker)
+        if len(brokers) == 1:
+            host.run(_make_worker(host, brokers[0], options, announce))
+            return
+        settings = brokers[0].settings
+        budget = SlotBudget(settings.slots, settings.resources, options.gpus, host.clock)
+        workers = [_make_worker(host, one, options, announce, budget.add()) for one in brokers]
+        host.run(_BrokerWorkers(workers, budget))
+
+
+def _make_worker(
+    host: Host,
+    broker: BrokerTarget,
+    options: WorkerOptions,
+    announce: Callable[[str], None],
+    share: Share | None = None,
+) -> SocketWorker:
+    """Return the worker of one broker, with its socket and its runner."""
+    settings, rule_runner = broker.settings, None
+    slots, allow = settings.slots, options.allow
+    spool = OutputSpool(host.clock.monotonic_ns)
+    shared: Any = {"allow_pickle": options.allow_pickle, "gpus": options.gpus, "spool": spool}
+    if options.command is None:
+        how = {"allow": allow, "env": options.env, **shared}
+        rule_runner = AgentRunner(slots, host.clock, options.agents, **how)
+    runner = host.add_resource(
+        rule_runner or make_runner(slots, host.clock, options.command, allow, **shared)
+    )
+    wire = host.add_socket(sockets.connect(broker.endpoint, broker.key, counts=True))
+    channel = Channel(wire, host.clock)
+    loop = NativeWorkerLoop(settings, channel, runner, host.clock, rule_runner, spool=spool)
+    if share is not None:
+        runner.use_share(share)
+        loop.use_share(share)
+    if rule_runner is not None:
+        rule_runner.on_output = loop.set_progress
+    worker = SocketWorker(loop, channel, runner, settings, announce)
+    worker.wire, worker.share = wire, share
+    return worker

@@ -34,6 +34,7 @@ from taskyard.worker.memory import MemoryGuard
 from taskyard.worker.processes import RunnerContext, SupervisedProcess
 from taskyard.worker.program_paths import ProgramPaths
 from taskyard.worker.programs import Program, not_started, start_program
+from taskyard.worker.slot_budget import Share
 from taskyard.worker.spool import OutputSpool
 from taskyard.worker.workplaces import Workplaces
 
@@ -87,6 +88,8 @@ class ProcessRunner:
             ProgramPaths(clock.monotonic_ns),
             spool,
         )
+        #: The part of a host that several runners share. None: this one has all of it.
+        self._share: Share | None = None
         self._workplaces = Workplaces(socket.gethostname(), self._context.env)
         self._files = CommandFiles()
         self._is_closed = False
@@ -101,6 +104,17 @@ class ProcessRunner:
         """Return the slots left after all running and waiting jobs."""
         waiting = sum(job.slots for job, _ in self._waiting)
         return max(0, self.slots_total - self.slots_used - waiting)
+
+    def use_share(self, share: Share) -> None:
+        """Share the slots, resources and GPUs of the host with other runners."""
+        self._share = share
+        self._gpus = share.gpus
+        share.runner = self
+
+    def started(self) -> list[Job]:
+        """Return the jobs that are neither finished nor waiting."""
+        waiting = {job.key for job, _ in self._waiting}
+        return [job for job in self.running() if job.key not in waiting]
 
     def start(self, job: Job) -> None:
         """Queue a job. It starts at the next turn with enough free slots.
@@ -161,6 +175,8 @@ class ProcessRunner:
         for key, events in self._selector.select(0):
             key.data(events)
         self._check_processes()
+        if self._share is not None:
+            self._share.begin()
         self._start_waiting()
         done, self._done = self._done, []
         return done
@@ -250,6 +266,8 @@ class ProcessRunner:
 
     def _has_slots(self, job: Job) -> bool:
         """Return whether a job can start. One wider than the worker runs alone."""
+        if self._share is not None:
+            return self._share.may_start(job.slots, job.resources)
         slots_used = self.slots_used
         return slots_used == 0 or slots_used + job.slots <= self.slots_total
 

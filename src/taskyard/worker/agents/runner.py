@@ -358,6 +358,9 @@ class AgentRunner(runner.ProcessRunner):
 
         A task wider than the worker runs alone.
         """
+        if self._share is not None:
+            growth = max(0, job.slots - agent.slots)
+            return not growth or self._share.may_start(growth, job.resources)
         others = self.slots_used - agent.slots
         return others == 0 or others + max(agent.slots, job.slots) <= self.slots_total
 

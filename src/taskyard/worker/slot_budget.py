@@ -1,0 +1,185 @@
+"""The slots, resources and GPUs of a worker host, shared by the workers of several brokers.
+
+Each broker has a worker of its own, with its own runner and the rules of that broker. Every broker
+sees all slots. The budget decides how many tasks a worker may request, and which runner may start
+the next one: that with the fewest slots. A broker without work holds no slots: its request for
+tasks waits at the broker, and counts for a moment only. Knows no messages and no processes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.resources import fits
+from taskyard.worker.devices import DevicePool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskyard.core.resources import Resources
+    from taskyard.net.protocols import MonotonicClock
+    from taskyard.worker.jobs import Job
+    from taskyard.worker.prefetch import Prefetch
+
+#: How long the slots of a request for tasks are kept for its broker. One with work replies sooner.
+REQUEST_NS: Final = SECOND_NS // 10
+
+
+#: How long tasks may be queued beyond the slots before they are returned. Quick ones start sooner.
+EXCESS_NS: Final = SECOND_NS // 2
+
+
+class BudgetRunner(Protocol):
+    """A runner, as the budget sees it."""
+
+    @property
+    def slots_used(self) -> int: ...
+
+    def started(self) -> list[Job]: ...
+
+
+class SlotBudget:
+    """The slots of a host, and the shares of its workers."""
+
+    def __init__(
+        self, slots: int, resources: Resources, gpus: Sequence[str], clock: MonotonicClock
+    ) -> None:
+        self.slots_total = slots
+        self.gpus = DevicePool(gpus)
+        self._resources = dict(resources)
+        self._clock = clock
+        self.shares: list[Share] = []
+
+    def add(self) -> Share:
+        """Return the share of one more worker."""
+        share = Share(self, self._clock)
+        self.shares.append(share)
+        return share
+
+    @property
+    def slots_used(self) -> int:
+        return sum(share.slots_used for share in self.shares)
+
+    def resources_free(self) -> dict[bytes, int]:
+        """Return the resources that no running task has."""
+        free = dict(self._resources)
+        for share in self.shares:
+            for job in share.started():
+                for name, amount in job.resources:
+                    free[name] = free.get(name, 0) - amount
+        return free
+
+    def has_freed(self) -> bool:
+        """Return whether slots are free since a runner lacked them: then it needs a turn."""
+        used = self.slots_used
+        return any(share.denied_at is not None and used < share.denied_at for share in self.shares)
+
+
+class Share:
+    """The part of one worker. Its size follows from the work of its broker."""
+
+    #: Set by the worker before its first turn.
+    runner: BudgetRunner | None = None
+    prefetch: Prefetch | None = None
+
+    def __init__(self, budget: SlotBudget, clock: MonotonicClock) -> None:
+        self._budget = budget
+        self._clock = clock
+        #: The slots in use when the runner lacked some for its next task. None: it did not.
+        self.denied_at: int | None = None
+        #: Tasks that were requested and have not arrived, and until when slots are kept for them.
+        self._requested = 0
+        self._requested_until_ns = 0
+        #: Since when tasks are queued beyond the slots. 0: none are.
+        self._excess_since_ns = 0
+
+    @property
+    def gpus(self) -> DevicePool:
+        return self._budget.gpus
+
+    @property
+    def slots_used(self) -> int:
+        return 0 if self.runner is None else self.runner.slots_used
+
+    def started(self) -> list[Job]:
+        return [] if self.runner is None else self.runner.started()
+
+    # For the runner.
+
+    def begin(self) -> None:
+        """Forget that slots were lacking: the runner looks for tasks to start again."""
+        self.denied_at = None
+
+    def may_start(self, slots: int, resources: Resources) -> bool:
+        """Return whether a task may start that takes these slots and resources.
+
+        One wider than the host runs alone. A runner that lacks slots and has fewer goes first.
+        """
+        used = self._budget.slots_used
+        has_slots = not slots or not used or used + slots <= self._budget.slots_total
+        if has_slots and used and resources:
+            has_slots = fits(resources, self._budget.resources_free())
+        if not has_slots or self._must_yield():
+            self.denied_at = used
+            return False
+        return True
+
+    def _must_yield(self) -> bool:
+        own = self.slots_used
+        return any(one.denied_at is not None and one.slots_used < own for one in self._others())
+
+    def _others(self) -> list[Share]:
+        return [share for share in self._budget.shares if share is not self]
+
+    # For the loop.
+
+    def slots_available(self) -> int:
+        """Return the slots that the others neither use nor have requested tasks for."""
+        taken = sum(share.slots_taken() for share in self._others())
+        return max(0, self._budget.slots_total - taken)
+
+    def slots_taken(self) -> int:
+        """Return the slots that are in use, or kept for requested tasks."""
+        is_kept = self._clock.monotonic_ns() < self._requested_until_ns
+        return self.slots_used + (self._requested if is_kept else 0)
+
+    def slots_unused(self) -> int:
+        """Return the slots that the tasks of the others do not use."""
+        used = sum(share.slots_used for share in self._others())
+        return max(0, self._budget.slots_total - used)
+
+    def must_return(self, excess: int) -> bool:
+        """Return whether tasks were queued beyond the slots for too long."""
+        now_ns = self._clock.monotonic_ns()
+        if excess <= 0:
+            self._excess_since_ns = 0
+        elif not self._excess_since_ns:
+            self._excess_since_ns = now_ns
+        elif now_ns - self._excess_since_ns >= EXCESS_NS:
+            self._excess_since_ns = 0
+            return True
+        return False
+
+    def waiting_max(self) -> int:
+        """Return how many tasks may wait for slots: one while the others have quick tasks."""
+        return int(
+            any(share.prefetch is not None and share.prefetch.count for share in self._others())
+        )
+
+    def on_request(self, tasks: int) -> None:
+        """Keep slots for tasks that were requested."""
+        self._requested = tasks
+        self._requested_until_ns = self._clock.monotonic_ns() + REQUEST_NS
+
+    def on_reply(self) -> None:
+        """Keep no more slots: the tasks have arrived, or there are none."""
+        self._requested_until_ns = 0
+
+    def wake_at_ns(self) -> int | None:
+        """Return when slots kept for another worker become available, or tasks are returned."""
+        now_ns = self._clock.monotonic_ns()
+        times = [one._requested_until_ns for one in self._others()]  # noqa: SLF001  # its own class
+        if self._excess_since_ns:
+            times.append(self._excess_since_ns + EXCESS_NS)
+        return min((time for time in times if time > now_ns), default=None)
