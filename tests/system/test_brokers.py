@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
+from taskyard.client.aio import AsyncClient
 from taskyard.client.client import Client
-from taskyard.client.futures import Future
+from taskyard.client.futures import Future, as_completed
+from taskyard.client.requests import full_name
 from taskyard.errors import NoBroker, OtherBroker
 from tests.kit.processes import Broker, Running, marks, run_here, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from taskyard.client.async_futures import AsyncFuture
 
 
 class Brokers:
@@ -105,6 +110,37 @@ def _check_without_second(brokers: Brokers, here: str, there: str) -> None:
     assert (code, "may have it" in err) == (3, True)
     code, _, err = brokers.call("wait", f"{there}/x")
     assert (code, "does not answer" in err) == (3, True)
+
+
+def test_async_client_places_tasks_in_their_order(brokers: Brokers) -> None:
+    with Client(brokers.endpoints) as client:
+        here, there = brokers.campaigns(client)
+
+    async def submit() -> None:
+        async with AsyncClient(brokers.endpoints) as client:
+            for name in (here, there):
+                client.submit(["true"], name="x", campaign=name)
+                client.submit(["true"], name="y", campaign=name, after=["x"])
+            refused = client.submit(["true"], campaign=here, after=[f"{there}/x"])
+            alone = client.submit(["true"], name="alone", after=[f"{there}/x"])
+            assert (await client.show(alone.full_name))["broker"] == brokers.endpoints[1]
+            with pytest.raises(OtherBroker):
+                await refused
+            views = [view async for view in client.tasks()]
+            assert sorted(full_name(view) for view in views) == sorted(
+                [f"{here}/x", f"{here}/y", f"{there}/x", f"{there}/y", "alone"]
+            )
+            assert await client.cancel([f"{here}/x", f"{there}/x"]) == 5
+            settled = await asyncio.wait_for(_all(client, here), 30)
+            assert [one.cancelled() for one in settled] == [True, True]
+
+    asyncio.run(submit())
+
+
+async def _all(client: AsyncClient, campaign: str) -> list[AsyncFuture]:
+    """Return the futures of a campaign when they are settled."""
+    futures = await client.futures_of(campaign)
+    return [one async for one in as_completed(futures)]
 
 
 def test_commands_go_over_all_brokers(brokers: Brokers) -> None:

@@ -12,8 +12,9 @@ import asyncio
 from concurrent.futures import Future as AnyFuture
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 from taskyard.client import campaigns, commands, discovery, record_stream, requests
 from taskyard.client import output as output_requests
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from taskyard.client.exchanges import Exchange, Query
     from taskyard.client.record_stream import RecordBatch
     from taskyard.core.model import Submission, Terms
+    from taskyard.net.keys import PeerKey
     from taskyard.wire.native.peer import Reply
 
 _T = TypeVar("_T")
@@ -47,14 +49,36 @@ _TASKS_UNACKNOWLEDGED_MAX: Final = 20_000
 
 
 class AsyncClient:
-    """A connection to a broker. Use it as an asynchronous context manager, or `close` it."""
+    """A connection to a broker, or to several. An asynchronous context manager, or `close` it."""
+
+    #: Found before the client is made, because several brokers need another class.
+    _location: discovery.BrokerLocation | None = None
+
+    def __new__(
+        cls,
+        broker: discovery.Brokers = None,
+        *_args: object,
+        state: str | Path | None = None,
+        **_options: object,
+    ) -> Self:
+        """Make a client. With several brokers, it is an `AsyncBrokerSet`."""
+        if cls is not AsyncClient:
+            return super().__new__(cls)
+        location = discovery.find(broker, state)
+        kind: type[AsyncClient] = cls
+        if len(location.brokers) > 1:
+            module = import_module("taskyard.client.async_broker_set")  # it derives from this
+            kind = module.AsyncBrokerSet
+        client = super().__new__(kind)
+        client._location = location
+        return cast("Self", client)
 
     def __init__(  # noqa: PLR0913  # all but the first are named
         self,
-        broker: str | None = None,
+        broker: discovery.Brokers = None,
         *,
         state: str | Path | None = None,
-        key: str | Path | None = None,
+        key: discovery.KeyFiles = None,
         timeout: float | None = None,
         connect_timeout: float = TIMEOUT_SECONDS,
         report: Callable[[str], object] | None = None,
@@ -66,11 +90,26 @@ class AsyncClient:
         called in another thread. `async with` raises `NoBroker` if the first answer does not arrive
         in time. Without it, the first awaited call does.
         """
+        location = self._location or discovery.find(broker, state)
+        endpoint = location.endpoint()
+        (key_found,) = discovery.keys_for([endpoint], discovery.key_files(key))
+        options: dict[str, Any] = {"timeout": timeout, "connect_timeout": connect_timeout}
+        self._start_session(endpoint, key_found, **options, report=report, env=env)
+
+    def _start_session(  # noqa: PLR0913  # those of `__init__`
+        self,
+        endpoint: str,
+        key_found: PeerKey | None,
+        *,
+        timeout: float | None,
+        connect_timeout: float,
+        report: Callable[[str], object] | None,
+        env: Variables,
+    ) -> None:
+        """Start the session of one broker, without waiting for an answer."""
         bridge = LoopBridge(asyncio.get_running_loop())
         #: Timeout in seconds of calls that have no parameter for it, such as `AsyncFuture.cancel`.
         self.timeout = connect_timeout if timeout is None else timeout
-        endpoint = discovery.endpoint(broker, state)
-        key_found = discovery.key_for(endpoint, key)
         self._session = Session(
             endpoint,
             ReplyTimeouts.of(timeout, connect_timeout),
@@ -92,6 +131,13 @@ class AsyncClient:
     def unanswered_since(self) -> datetime | None:
         """Time of the last answer, if it is over a second ago. None while the broker answers."""
         return self._session.outage.since
+
+    async def for_campaign(self, campaign: str) -> AsyncClient:  # noqa: ARG002  # see `AsyncBrokerSet`
+        """Return the client of the broker that has or gets a campaign: this one.
+
+        Of a client with several brokers, it is the one of one of them.
+        """
+        return self
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as Client's
         """Wait until all tasks are acknowledged, at most `timeout` seconds, then disconnect.

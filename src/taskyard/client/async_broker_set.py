@@ -1,0 +1,322 @@
+"""The `asyncio` client of several brokers: one client for each, and the routes to them.
+
+`AsyncClient([...])` makes it. `submit` returns at once, so a task is queued here until its broker
+is known. One asyncio task places queued tasks in their order, and requests wait for it. Futures of
+queued tasks belong to the set, others to members.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+from taskyard.client import campaigns, commands, discovery, fan_out, requests
+from taskyard.client import output as output_requests
+from taskyard.client.aio import AsyncClient
+from taskyard.client.async_futures import AsyncFuture, LoopBridge
+from taskyard.client.client import TIMEOUT_SECONDS
+from taskyard.client.results import settle_future
+from taskyard.client.routes import Routes
+from taskyard.client.submit import Submitter
+from taskyard.core.events import Scope
+from taskyard.core.model import shown
+from taskyard.errors import ClientClosed, TaskyardError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from datetime import datetime
+    from pathlib import Path
+
+    from taskyard.client.campaigns import AsyncBundle
+    from taskyard.client.environment import Variables
+    from taskyard.client.exchanges import Awaited
+    from taskyard.client.outbox import PendingTask
+    from taskyard.client.routes import Fan, Routine
+    from taskyard.client.session import Session
+    from taskyard.net.keys import PeerKey
+
+_T = TypeVar("_T")
+
+logger = logging.getLogger("taskyard.client")
+
+
+def routed(operation: Callable[..., Routine[_T]]) -> Callable[..., Awaited[_T]]:
+    """Return a method that runs the routine of an operation, after all tasks are placed."""
+
+    async def method(self: AsyncBrokerSet, /, *args: Any, **kwargs: Any) -> _T:  # noqa: ANN401  # of the operation
+        await self.placed()
+        return await self.run_routine(operation(self.routes, *args, **kwargs))
+
+    return method
+
+
+class AsyncMember(AsyncClient):
+    """The client of one of several brokers."""
+
+    def __init__(self, endpoint: str, key: PeerKey | None, **options: Any) -> None:  # noqa: ANN401  # of `AsyncClient`
+        self._start_session(endpoint, key, **options)
+
+
+class TaskQueue:
+    """Takes tasks in place of a session, until their brokers are known."""
+
+    def __init__(self) -> None:
+        self.tasks: asyncio.Queue[PendingTask] = asyncio.Queue()
+        self.is_closed = False
+
+    def submit(self, task: PendingTask) -> None:
+        if self.is_closed:
+            raise ClientClosed("the client is closed")
+        self.tasks.put_nowait(task)
+
+
+class AsyncBrokerSet(AsyncClient):
+    """A client of several brokers, for `asyncio`."""
+
+    def __init__(  # noqa: PLR0913  # those of `AsyncClient`
+        self,
+        broker: discovery.Brokers = None,
+        *,
+        state: str | Path | None = None,
+        key: discovery.KeyFiles = None,
+        timeout: float | None = None,
+        connect_timeout: float = TIMEOUT_SECONDS,
+        report: Callable[[str], object] | None = None,
+        env: Variables = None,
+    ) -> None:
+        """Connect to several brokers, as `AsyncClient` does to one.
+
+        The first call raises `NoBroker` if none of them answers.
+        """
+        loop = asyncio.get_running_loop()
+        location = self._location or discovery.find(broker, state)
+        endpoints = location.endpoints()
+        keys = discovery.keys_for(endpoints, discovery.key_files(key))
+        self.timeout = connect_timeout if timeout is None else timeout
+        self.routes = Routes(endpoints, report or logger.warning)
+        options: dict[str, Any] = {"timeout": timeout, "connect_timeout": connect_timeout}
+        options |= {"report": report, "env": env}
+        self._members = [
+            AsyncMember(one, found, **options) for one, found in zip(endpoints, keys, strict=True)
+        ]
+        self._bridge = LoopBridge(loop)
+        self._queue = TaskQueue()
+        make_future = partial(AsyncFuture, self, self._bridge)
+        self._submitter = Submitter(cast("Session", self._queue), make_future)
+        self._connecting = asyncio.Lock()
+        self._is_connected = False
+        self._placing = loop.create_task(self._place_tasks())
+
+    @property
+    def broker(self) -> str:
+        """The endpoints of the brokers, separated by commas."""
+        return ",".join(self.routes.endpoints)
+
+    @property
+    def unanswered_since(self) -> datetime | None:
+        """Time of the oldest last answer, if it is over a second ago. None while all answer."""
+        times = [member.unanswered_since for member in self._members]
+        return min((one for one in times if one is not None), default=None)
+
+    async def for_campaign(self, campaign: str) -> AsyncClient:
+        """Return the client of the broker that has or gets a campaign.
+
+        Raises `NoBroker` if the campaign is new and a broker does not answer.
+        """
+        await self.placed()
+        return self._members[await self.run_routine(self.routes.home(campaign))]
+
+    async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as AsyncClient's
+        """Wait until all tasks are acknowledged, at most `timeout` seconds, then disconnect."""
+        self._queue.is_closed = True
+        try:
+            await asyncio.wait_for(self.placed(), timeout)
+        except TimeoutError:
+            pass
+        finally:
+            self._placing.cancel()
+            await asyncio.gather(*(member.close(timeout) for member in self._members))
+            self._fail_queued(ClientClosed("the client was closed before the task was submitted"))
+
+    def _repr_html_(self) -> str:
+        """Return HTML for a notebook, a box for each broker. Never raises."""
+        return "".join(member._repr_html_() for member in self._members)
+
+    # Placing tasks.
+
+    async def placed(self) -> None:
+        """Wait until all queued tasks are passed to their brokers."""
+        await self._queue.tasks.join()
+
+    async def _place_tasks(self) -> None:
+        while True:
+            task = await self._queue.tasks.get()
+            try:
+                await self._place_task(task)
+            except TaskyardError as error:
+                self._fail(task, error)
+            finally:
+                self._queue.tasks.task_done()
+
+    async def _place_task(self, task: PendingTask) -> None:
+        name, campaign = shown(task.name), shown(task.terms.campaign)
+        after = [shown(one) for one in task.after]
+        home = await self.run_routine(fan_out.place(self.routes, name, campaign, after))
+        session = self._members[home]._session  # noqa: SLF001  # a part of it
+        session.submit(task)
+
+    def _fail(self, task: PendingTask, error: TaskyardError) -> None:
+        if task.future is not None:
+            settle_future(task.future.set_exception, error)
+            self._bridge.wake()
+
+    def _fail_queued(self, error: TaskyardError) -> None:
+        while not self._queue.tasks.empty():
+            self._fail(self._queue.tasks.get_nowait(), error)
+            self._queue.tasks.task_done()
+
+    # Running routines.
+
+    async def run_routine(self, routine: Routine[_T]) -> _T:
+        """Run a routine. Its exchanges with several brokers run at the same time."""
+        async with self._connecting:
+            if not self._is_connected:
+                await self._run(self.routes.connect())
+                self._is_connected = True
+        return await self._run(routine)
+
+    async def _run(self, routine: Routine[_T]) -> _T:
+        try:
+            fan = next(routine)
+            while True:
+                fan = routine.send(await self._run_fan(fan))
+        except StopIteration as end:
+            value: _T = end.value
+            return value
+
+    async def _run_fan(self, fan: Fan) -> dict[int, Any]:
+        """Return the values of exchanges, or the errors that they raised."""
+        runs = [self._members[one]._run_query(fan[one]) for one in fan]  # noqa: SLF001  # its parts
+        values = await asyncio.gather(*runs, return_exceptions=True)
+        for value in values:
+            if isinstance(value, BaseException) and not isinstance(value, TaskyardError):
+                raise value
+        return dict(zip(fan, values, strict=True))
+
+    # Made from routines, as in BrokerSet.
+
+    status = routed(fan_out.status)
+    workers = routed(fan_out.workers)
+    counts = routed(fan_out.counts)
+    show = routed(fan_out.by_name(requests.show))
+    explain = routed(fan_out.by_name(requests.explain))
+    why = routed(fan_out.by_name(requests.why))
+    existing = routed(fan_out.existing)
+    views = routed(fan_out.views)
+    resolve = routed(Routes.resolve)
+    result = routed(fan_out.by_name(requests.result))
+    result_bytes = routed(fan_out.by_name(requests.result_bytes))
+    result_with_size = routed(fan_out.by_name(requests.result_with_size))
+    kept_result = routed(fan_out.by_name(requests.kept_result))
+    results = routed(fan_out.results)
+    output = routed(fan_out.by_name(requests.output))
+    stream = routed(fan_out.by_name(output_requests.stream))
+    output_page = routed(fan_out.by_name(output_requests.output_page))
+    output_with_size = routed(fan_out.by_name(requests.output_with_size))
+    wait_campaign = routed(fan_out.wait_campaign)
+    wait_names = routed(fan_out.wait_names)
+    create = routed(fan_out.create)
+    known_predecessors = routed(fan_out.known_predecessors)
+    cancel = routed(fan_out.command(commands.cancel))
+    retry = routed(fan_out.command(commands.retry))
+    expire = routed(fan_out.command(commands.expire))
+    move = routed(fan_out.command(commands.move))
+    edit = routed(fan_out.command(commands.edit))
+    drain = routed(fan_out.drain)
+    pause = routed(fan_out.on_all(commands.pause))
+    resume = routed(fan_out.on_all(commands.resume))
+
+    # Submitting and iterating, as far as it differs.
+
+    async def create_bundle(self, bundle: campaigns.BundleSpec) -> int:
+        """Submit a bundle whole or not at all, to the broker of its campaign."""
+        return await (await self.for_campaign(bundle.campaign)).create_bundle(bundle)
+
+    async def submit_bundle(
+        self,
+        payload: str | bytes | list[Any] | dict[str, Any],
+        recipients: Iterable[str] | Iterable[dict[str, Any]],
+        *,
+        name: str | None = None,
+        **options: Any,  # noqa: ANN401  # those of `AsyncClient`
+    ) -> AsyncBundle[AsyncFuture]:
+        """Submit one payload for many recipients (fan-out), as `Client.submit_bundle` does."""
+        name = fan_out.generated_name("bundle") if name is None else name
+        campaign = options.get("campaign")
+        member = await self.for_campaign(name if campaign is None else campaign)
+        return await member.submit_bundle(payload, recipients, name=name, **options)
+
+    async def lane_templates(self, services: Iterable[str]) -> dict[str, str]:
+        """Raise `UserError`: each broker has its own."""
+        raise UserError(f"lanes of {[*services]}: differ by broker (use `for_campaign`)")
+
+    async def futures(self, names: Sequence[str]) -> list[AsyncFuture]:
+        """Return a future for each name. Raises `UserError` for an unknown name."""
+        await self.placed()
+        parts = await self.run_routine(self.routes.located(names))
+        made: dict[str, AsyncFuture] = {}
+        for number, some in parts.items():
+            made |= zip(some, await self._members[number].futures(some), strict=True)
+        return [made[name] for name in names]
+
+    async def futures_of(self, campaign: str) -> list[AsyncFuture]:
+        """Return futures of all tasks that a campaign has now, in the order of submission."""
+        await self.placed()
+        numbers = await self.run_routine(self.routes.brokers_with(campaign))
+        found = [await self._members[number].futures_of(campaign) for number in numbers]
+        return [future for futures in found for future in futures]
+
+    def campaign(self, name: str) -> NoReturn:
+        """Raise `UserError`: the broker of a campaign has to be awaited."""
+        raise UserError(
+            f"campaign {name!r}: of several brokers (use `(await client.for_campaign(NAME))"
+            ".campaign(NAME)`)"
+        )
+
+    async def tasks(
+        self, scope: Scope | None = None, match: str = "", *, measured: bool = False
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield the tasks of a scope, broker by broker in the order of their submission."""
+        page = partial(requests.tasks_page, scope or Scope(), match, measured=measured)
+        async for view in self._pages(lambda cursor: page(cursor=cursor), 0):
+            yield view
+
+    async def lanes(
+        self, service: str | None = None, pattern: str | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield lanes that match a pattern, broker by broker."""
+        async for view in self._pages(partial(requests.lanes_page, service, pattern), None):
+            yield view
+
+    async def _pages(
+        self, page: Callable[[Any], Any], first: object
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield views page by page. `page` takes a cursor, at first `first`."""
+        await self.placed()
+        found = await self.run_routine(self.routes.answers(lambda _: page(first)))
+        for number, (views, cursor) in found.items():
+            some, following = views, cursor
+            while True:
+                for view in fan_out.labelled(self.routes, number, some):
+                    yield view
+                if not following:
+                    break
+                some, following = await self._members[number]._run_query(page(following))  # noqa: SLF001  # a part of it
+
+    def follow(self, since: int | None = None, scope: Scope | None = None) -> NoReturn:
+        """Raise `UserError`: records are followed at one broker."""
+        del since, scope
+        raise UserError("follow: takes one broker")
