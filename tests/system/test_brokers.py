@@ -163,7 +163,9 @@ def test_commands_go_over_all_brokers(brokers: Brokers) -> None:
         (f"{there}/x", brokers.endpoints[1]),
     }
     assert brokers.call("show", f"{there}/x")[0] == 0
-    assert brokers.call("submit", "--campaign", here, "--after", f"{there}/x", "--", "true")[0] == 2
+    words = ("--json", "--campaign", here, "--after", f"{there}/x", "--", "true")
+    code, _, err = brokers.call("submit", *words)
+    assert (code, msgspec.json.decode(err)["error"]["code"]) == (2, "other-broker")
     assert brokers.call("cancel", f"{here}/x", f"{there}/x")[1] == "cancelled 2 tasks\n"
     status = msgspec.json.decode(brokers.call("status", "--json")[1])
     assert status["counts"]["cancelled"] == 2

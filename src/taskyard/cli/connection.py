@@ -104,7 +104,8 @@ def connect_to(
         report=cli_context.warn,
         env=cli_context.variables,
     )
-    client.skip_long_results()  # commands read them part by part, so that memory stays bounded
+    # Commands read long results part by part, so that memory stays bounded.
+    client._skip_long_results()  # noqa: SLF001  # not for users of the client
     return client
 
 

@@ -139,6 +139,16 @@ class AsyncClient:
         """
         return self
 
+    async def for_batch(self, submission: Submission, *, is_new: bool = False) -> AsyncClient:  # noqa: ARG002  # see `AsyncBrokerSet`
+        """Return the client of the broker that has or gets the tasks of a batch: this one.
+
+        With `is_new`, their names are random, and no other broker has them.
+        """
+        return self
+
+    async def check_brokers(self) -> None:
+        """Raise `NoBroker` if one of several brokers was left out of the last answers."""
+
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as Client's
         """Wait until all tasks are acknowledged, at most `timeout` seconds, then disconnect.
 

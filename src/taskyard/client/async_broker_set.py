@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from taskyard.client.outbox import PendingTask
     from taskyard.client.routes import Fan, Routine
     from taskyard.client.session import Session
+    from taskyard.core.model import Submission
     from taskyard.net.keys import PeerKey
 
 _T = TypeVar("_T")
@@ -128,6 +129,16 @@ class AsyncBrokerSet(AsyncClient):
         """
         await self.placed()
         return self._members[await self.run_routine(self.routes.home(campaign))]
+
+    async def for_batch(self, submission: Submission, *, is_new: bool = False) -> AsyncClient:
+        """Return the client of the broker that has or gets the tasks of a batch."""
+        await self.placed()
+        routine = fan_out.home_of(self.routes, submission, is_new=is_new)
+        return self._members[await self.run_routine(routine)]
+
+    async def check_brokers(self) -> None:
+        """Raise `NoBroker` unless all brokers answer: then an answer may be incomplete."""
+        await self.run_routine(self.routes.all_answers(lambda _: requests.acknowledged()))
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as AsyncClient's
         """Wait until all tasks are acknowledged, at most `timeout` seconds, then disconnect."""

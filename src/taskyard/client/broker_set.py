@@ -137,9 +137,9 @@ class BrokerSet(Client):
         """Raise `NoBroker` unless all brokers answer: then an answer may be incomplete."""
         self.run_routine(self.routes.all_answers(lambda _: requests.acknowledged()))
 
-    def skip_long_results(self) -> None:
+    def _skip_long_results(self) -> None:
         for member in self._members:
-            member.skip_long_results()
+            member._skip_long_results()  # noqa: SLF001  # a part of it
 
     def close(self, timeout: float | None = None) -> None:
         """Wait until all tasks are acknowledged, at most `timeout` seconds, then disconnect."""

@@ -153,7 +153,7 @@ class Client(BlockingRunner):
     def check_brokers(self) -> None:
         """Raise `NoBroker` if one of several brokers was left out of the last answers."""
 
-    def skip_long_results(self) -> None:
+    def _skip_long_results(self) -> None:
         """Settle futures with head and tail of long results. Call it before there are futures."""
         self._session.skip_long_results()
 
