@@ -342,7 +342,8 @@ def worked(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, ...]:
     seen: list[tuple[Any, ...]] = []
     monkeypatch.setattr("taskyard.cli.worker.serve", lambda *given, **_more: seen.append(given))
     assert entry.run(entry.taskyard, ["worker", *words]) == 0
-    return seen[0][:3]
+    (broker,), options = seen[0][:2]
+    return broker.endpoint, broker.settings, options.allow
 
 
 def test_worker_options_override_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ every scenario.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -44,7 +43,18 @@ WORKERS: Final[dict[str, type[Worker]]] = {
 #: The broker's dialects, each with its number of endpoints.
 DOORS: Final = {"dwork": 1, "round-robin": 1, "ping-pong": 2, "wmp": 1}
 
-SHORT_LEASES: Final = (sys.executable, str(Path(__file__).with_name("short_leases.py")))
+#: Settings with short leases of workers without a lease of their own, so that tests are quick.
+SHORT_LEASES: Final = """
+[listen.ping-pong]
+expire = "1.5s"
+timeout = "3s"
+
+[listen.round-robin]
+expire = "1.5s"
+
+[listen.wmp]
+expire = "1.5s"
+"""
 
 #: Nothing takes longer, but the machine may be busy.
 PATIENCE_SECONDS: Final = 60.0
@@ -103,9 +113,9 @@ class BrokerControl:
 class Yard:
     """A broker and its peers. Close it, or use it in a `with`."""
 
-    def __init__(self, directory: Path, program: tuple[str, ...] = SHORT_LEASES) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._program = program
+        (directory / "taskyard.toml").write_text(SHORT_LEASES)
         self._places = {
             name: ",".join(["tcp://127.0.0.1:0"] * sides) for name, sides in DOORS.items()
         }
@@ -115,7 +125,7 @@ class Yard:
     def _start(self) -> None:
         options = [f"{name}={places}" for name, places in self._places.items()]
         words = [word for option in options for word in ("--listen", option)]
-        self.broker = processes.Broker(self._directory, *words, program=self._program, stderr=None)
+        self.broker = processes.Broker(self._directory, *words, stderr=None)
         # The same endpoints after a restart.
         self._places = dict(zip(self._places, self.broker.endpoints[1:], strict=True))
         self.control = BrokerControl(self.broker.endpoint)

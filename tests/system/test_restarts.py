@@ -117,7 +117,8 @@ class Yard:
     """A broker with three dialects, killed and restarted at the same endpoints."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
-        (directory / "taskyard.toml").write_text('[lease]\nplain = "1500ms"\n')
+        settings = f'[lease]\nplain = "1500ms"\n{SHORT_LEASES}'
+        (directory / "taskyard.toml").write_text(settings)
         self._directory, self._stack = directory, stack
         anywhere = "tcp://127.0.0.1:0"
         self.places = {"round-robin": anywhere, "ping-pong": f"{anywhere},{anywhere}"}
@@ -127,7 +128,7 @@ class Yard:
     def _start(self) -> None:
         options = [f"{name}={place}" for name, place in self.places.items()]
         words = [word for option in options for word in ("--listen", option)]
-        broker = Broker(self._directory, *words, program=SHORT_LEASES)
+        broker = Broker(self._directory, *words)
         self.broker = self._stack.enter_context(broker)
         self.places = dict(zip(self.places, broker.endpoints[1:], strict=True))
 
