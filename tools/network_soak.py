@@ -53,7 +53,21 @@ if TYPE_CHECKING:
 
 #: Leases of workers, so that a cut is noticed soon.
 LEASE: Final = "3s"
-PLAIN_LEASE: Final = "5s"
+SETTINGS: Final = """
+[lease]
+expire = "3s"
+plain = "5s"
+
+[listen.round-robin]
+expire = "4s"
+
+[listen.ping-pong]
+expire = "3s"
+timeout = "4s"
+
+[listen.wmp]
+expire = "4s"
+"""
 
 #: Seconds between two faults, at most, and the longest cut of a link.
 FAULT_SECONDS_MAX: Final = 2.0
@@ -111,6 +125,7 @@ class NetworkSoak:
         self, directory: Path, networks: Networks, seed: int, log: Callable[[str], None]
     ) -> None:
         self._directory = directory
+        (directory / "taskyard.toml").write_text(SETTINGS)
         self._networks = networks
         self._dice = random.Random(seed)
         self._log = log
@@ -249,8 +264,7 @@ class NetworkSoak:
                 [*self._networks.command(member.place), *member.command],
                 stdout=log,
                 stderr=log,
-                env=environment()
-                | {"TASKYARD_LEASE_EXPIRE": LEASE, "TASKYARD_LEASE_PLAIN": PLAIN_LEASE},
+                env=environment(),
                 cwd=self._directory,
             )
         member.start_at = None

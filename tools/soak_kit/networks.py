@@ -68,9 +68,8 @@ class Networks:
                 self._connect(number, *ends)
             for place in (CLIENT, COMPUTE):
                 self._add_route(place)
-            subprocess.run(
-                [*self.command(RELAY), "sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True
-            )
+            forward = "echo 1 > /proc/sys/net/ipv4/ip_forward"
+            subprocess.run([*self.command(RELAY), "sh", "-c", forward], check=True)
         except BaseException:
             self._remove()
             raise

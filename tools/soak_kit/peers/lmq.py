@@ -31,6 +31,7 @@ class Portal:
         self.socket.linger = 500
         self.socket.setsockopt(zmq.ROUTING_ID, f"{endpoint}:{suffix}".encode())
         self.socket.setsockopt(zmq.CONNECT_ROUTING_ID, self.server)
+        self._monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.socket.connect(endpoint)
         self._ids = count(1)
         self.send(PING)
@@ -54,6 +55,16 @@ class Portal:
             self.send(PONG, by=by)
         return None
 
+    def connections(self) -> int:
+        """Return the number of connections made since the last call."""
+        made = 0
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            made += 1
+        return made
+
     def close(self) -> None:
         """Close the socket."""
+        self.socket.disable_monitor()
+        self._monitor.close()
         self.socket.close()

@@ -1,8 +1,8 @@
 """A round-robin worker written from its page: lmq_worker.py ENDPOINT NAME LEDGER KIND.
 
 KIND is `original`, which registers once, as the published worker does; or `careful`, which sends
-`ongoing` and registers again when the server does not know it. Messages are run one after the
-other, so a slot is room in a queue.
+`ongoing`, and registers again when the server does not know it and on each new connection.
+Messages are run one after the other, so a slot is room in a queue.
 """
 
 import os
@@ -36,7 +36,7 @@ def main(endpoint: str, name: str, ledger: str, kind: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     portal = Portal(zmq.Context(), endpoint, f"{name}-{os.getpid()}")
     portal.send(TRACKEXEC, REGISTER, SLOTS)
-    asked, ongoing_at = b"", time.monotonic() + ONGOING_SECONDS
+    asked, ongoing_at, connections = b"", time.monotonic() + ONGOING_SECONDS, 0
     try:
         while True:
             message = portal.receive(1000)
@@ -44,6 +44,11 @@ def main(endpoint: str, name: str, ledger: str, kind: str) -> None:
                 run(portal, message, name, ledger)
             if message is not None and message.id == asked and message.arguments:
                 portal.send(TRACKEXEC, REGISTER, SLOTS)  # the answer was an error
+            made = portal.connections()
+            if kind == "careful" and made and connections:  # messages may be lost with the last one
+                portal.send(EXEC, DEREGISTER, by=b"WORKER")
+                portal.send(TRACKEXEC, REGISTER, SLOTS)
+            connections += made
             if kind == "careful" and time.monotonic() > ongoing_at:
                 ongoing_at = time.monotonic() + ONGOING_SECONDS
                 asked = portal.send(TRACKEXEC, ONGOING)
