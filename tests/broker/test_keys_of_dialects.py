@@ -117,7 +117,7 @@ def cases(name: str = "KEY/1") -> list[Case]:
 
 
 class Checked(NamedTuple):
-    """What the dialect did with a message."""
+    """The outcome of a message at a dialect."""
 
     is_forbidden: bool
     is_malformed: bool

@@ -14,6 +14,7 @@ import hashlib
 import socket
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from taskyard.client.results import is_last
 from taskyard.core.identity import spelling, split
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, shown
@@ -63,7 +64,7 @@ class LowerBroker:
         self._client = client
         self._label = label
         # `output` reads long results part by part, so that memory stays bounded.
-        client._session.skip_long_results()  # noqa: SLF001  # not for users of the client
+        client._skip_long_results()  # noqa: SLF001  # not for users of the client
 
     @property
     def endpoint(self) -> str:
@@ -147,7 +148,7 @@ class LowerBroker:
             if page.data:
                 yield page.data
             offset, attempt = offset + len(page.data), page.attempt
-            if not page.data or (offset >= page.bytes_total and not page.live):
+            if is_last(page, offset):
                 return
 
     def run(self, job: Job) -> Run | None:

@@ -7,7 +7,6 @@ on, and the next forwarder finds them.
 
 from __future__ import annotations
 
-import logging
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from taskyard.core.resources import Resources
     from taskyard.net.keys import PeerKey
     from taskyard.worker.settings import WorkerSettings
-
-logger = logging.getLogger("taskyard.forward")
 
 #: Seconds between two attempts to reach the lower broker.
 RETRY_SECONDS: Final = 1.0

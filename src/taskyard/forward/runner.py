@@ -10,7 +10,6 @@ Only a job whose task has ended at the upper broker is cancelled there.
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from concurrent.futures import CancelledError
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from taskyard.core.runs import Run
     from taskyard.forward.lower import LowerBroker
     from taskyard.worker.spool import OutputSpool
-
-logger = logging.getLogger("taskyard.forward")
 
 #: Parts of outputs between the threads.
 PARTS_MAX: Final = 4
