@@ -174,6 +174,10 @@ def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path)
     [
         (["--dialect", "smtp"], "unknown dialect 'smtp'"),
         (
+            ["--dialect", "wmp", "--key", "a", "--key", "b"],
+            "--key: 2 files, but this command uses one",
+        ),
+        (
             ["--dialect", "ping-pong", "--broker", "ipc://a", "--broker", "ipc://b"],
             "worker has one broker",
         ),

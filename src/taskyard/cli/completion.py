@@ -122,7 +122,9 @@ def _query_local(cli_context: CliContext, body: bytes) -> Reply | None:
 
         answer = options.query_once(endpoint, body, int(REPLY_SECONDS * 1000))
         return None if answer is None else Reply(answer)
-    return _query_tcp(endpoint, discovery.key_for(endpoint, cli_context.key), body)
+    return _query_tcp(
+        endpoint, discovery.key_for(endpoint, next(iter(cli_context.keys), None)), body
+    )
 
 
 def _query_tcp(endpoint: str, key: PeerKey | None, body: bytes) -> Reply | None:

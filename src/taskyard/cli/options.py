@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from taskyard.cli.terminal import escape_control, unwrap_stdout
+from taskyard.errors import UserError
 
 if TYPE_CHECKING:
     from taskyard.client.environment import Variables
@@ -115,7 +116,9 @@ class CliContext:
 
     @property
     def key(self) -> Path | None:
-        """The key file of a command with one broker. None: from the settings."""
+        """The key file of a command with one key. None: from the settings. Raises `UserError`."""
+        if len(self.keys) > 1:
+            raise UserError(f"--key: {len(self.keys)} files, but this command uses one")
         return self.keys[0] if self.keys else None
 
     def info(self, line: str) -> None:
