@@ -195,6 +195,18 @@ def test_tables_have_the_history(spark: SparkSession, clean: Path) -> None:
     assert sorted(map(tuple, stays.collect())) == [(1, 3, at(86_420)), (2, 2, None)]
 
 
+def test_tables_of_several_brokers_are_read_as_one(
+    spark: SparkSession, clean: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(clean, tmp_path / "other")
+    origin = tmp_path / "other" / "_work" / "origin.json"
+    origin.write_text(origin.read_text().replace('"journal":""', '"journal":"south"'))
+    read = tables.read(spark, [clean, tmp_path / "other"], TASKS, "long")
+    rows = sorted((row["broker"], row["task"]) for row in read.collect())
+    brokers = (str(clean), "south")  # the path, if the journal is unknown
+    assert rows == [(broker, task) for broker in brokers for task in ("a", "b", "c")]
+
+
 @pytest.mark.whole
 def test_tables_built_by_executors_are_the_same(
     spark: SparkSession,

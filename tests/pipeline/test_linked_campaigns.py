@@ -461,7 +461,7 @@ def test_report_counts_tasks_blocked_by_other_campaigns(
     small_spark: SparkSession, linked_history: LinkedHistory, tmp_path: Path
 ) -> None:
     read = source.read(small_spark, linked_history.state, tmp_path)
-    found = report.datasets(read.events, read.edges, "C")
+    found = report.datasets([read], "C")
     try:
         facts = report.summarize(found)
         check_paths(found.critical_path, linked_history, "C")

@@ -33,9 +33,9 @@ from taskyard.pipeline.report import charts, page, summary
 from taskyard.pipeline.report.format import format_duration, shorten_name
 from taskyard.pipeline.report.headline import lower_bound_ns, page_of
 from taskyard.pipeline.report.page import Page, Section, Table
-from taskyard.pipeline.report.summary import ReportSummary
+from taskyard.pipeline.report.summary import BrokerSummary, ReportSummary
 from taskyard.pipeline.sources import history
-from taskyard.pipeline.transforms.guarantees import Guarantees
+from taskyard.pipeline.transforms.guarantees import NO_TASKS
 from tests.journal.scenarios import BEGIN_NS, WritingYard
 from tests.pipeline.browser import Opened, opened
 from tests.pipeline.scenarios import EventLog
@@ -209,7 +209,7 @@ def test_unknown_campaign_is_named(
     log = EventLog("nightly")
     log.submit(0, "a")
     with pytest.raises(UserError, match=r"unknown campaign 'weekly' \(this history has nig"):
-        report.datasets(*log.frames(small_spark), "weekly")
+        report.datasets([history.HistoryFrames(*log.frames(small_spark))], "weekly")
     assert run(taskyard, ["pipeline", "report", "--state", str(tmp_path)]) == 2
     assert "not a state directory" in capsys.readouterr().err
 
@@ -217,16 +217,20 @@ def test_unknown_campaign_is_named(
 # Without Spark.
 
 
+def broker_summary(label: str, **changes: int) -> BrokerSummary:
+    counts = msgspec.structs.replace(NO_TASKS, submitted=1, done=1, **changes)
+    return BrokerSummary(f"id of {label}", label, f"/{label}", ["c"], counts)
+
+
 def facts(**more: Any) -> ReportSummary:
     """Return the summary of a campaign with one task and one worker."""
-    counts = dict.fromkeys((field.name for field in msgspec.structs.fields(Guarantees)), 0)
     began = datetime(2026, 3, 1, tzinfo=UTC)
     totals = {"tasks": 1, "done": 1, "attempts": 1, "submitted": began}
     totals["ended"] = began + timedelta(seconds=2)
     worker = {"worker": "w", "slots": 1, "joined": began, "left": None, "utilisation": 1.0}
     given: dict[str, Any] = {
         "campaign": "c",
-        "guarantees": Guarantees(**counts | {"submitted": 1, "done": 1}),
+        "brokers": [broker_summary("north")],
         "totals": totals,
         "over_time": summary.TimeSeries(SECOND_NS, [0, 1], [0, 0], [1, 0], [0, 0], [0, SECOND_NS]),
         "worker_times": {},
@@ -255,10 +259,29 @@ def traces_of(section: Section) -> list[dict[str, Any]]:
 
 
 def test_broken_guarantee_is_shown_in_red() -> None:
-    broken = msgspec.structs.replace(facts().guarantees, completed_twice=1)
-    text = page.render(page_of(facts(guarantees=broken), ""))
+    broken = facts(brokers=[broker_summary("north", completed_twice=1)])
+    text = page.render(page_of(broken, ""))
     assert text.count('<td class="bad">broken</td>') == 1
     assert text.count('<td class="good">holds</td>') == 4
+
+
+def test_brokers_have_a_table_if_there_are_several() -> None:
+    brokers = [broker_summary("north"), broker_summary("<b>south", completed_twice=1)]
+    assert 'id="section-brokers"' not in page.render(page_of(facts(), ""))
+    text = page.render(page_of(facts(brokers=brokers), ""))
+    assert 'id="section-brokers"' in text
+    assert "From 2 brokers, with this campaign at north, &lt;b&gt;south." in text
+    assert text.count('<td class="bad">broken</td>') == 2  # of the south, and in total
+    assert facts(brokers=brokers).guarantees.submitted == 2
+
+
+def test_critical_path_is_that_of_the_broker_that_ended_last() -> None:
+    rows = [
+        {"broker": broker, "ended": ended, "position": position}
+        for broker, position, ended in (("n", 1, 3), ("s", 1, 2), ("n", 2, 4), ("s", 2, 9))
+    ]
+    found = report.last_path(pa.Table.from_pylist(rows))
+    assert found.column("broker").to_pylist() == ["s", "s"]
 
 
 def test_chart_without_data_is_replaced_by_a_sentence() -> None:

@@ -59,7 +59,7 @@ def measured_run(
     code, *_ = run(directory, "run", "c.jsonl", "--workers", "1", "--slots", str(SLOTS))
     assert code == 1  # two tasks fail
     found = history.read(small_spark, directory / ".taskyard", directory / "scratch")
-    datasets = report.datasets(found.events, found.edges, "c")
+    datasets = report.datasets([found], "c")
     rows = datasets.attempts.toArrow().to_pylist()
     facts = report.summarize(datasets)
     datasets.release()

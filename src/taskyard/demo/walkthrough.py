@@ -216,7 +216,7 @@ def _build_report(
 def _draw(spark: SparkSession, paths: DemoDirectory) -> tuple[Guarantees, Path]:
     with tempfile.TemporaryDirectory(prefix="taskyard-demo-") as scratch:
         frames = source.read(spark, paths.state, Path(scratch))
-        found = report.datasets(frames.events, frames.edges, campaign.NAME)
+        found = report.datasets([frames], campaign.NAME)
         try:
             page, summary = report.write(found, paths.report, f"Made by Taskyard {__version__}.")
         finally:

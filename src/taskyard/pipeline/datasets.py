@@ -5,13 +5,17 @@ from them. Knows nothing of where rows come from or how they are computed.
 
 A task is identified by campaign, name and generation: a name that has ended may be submitted again.
 Times are UTC to the microsecond. Durations are differences of exact nanoseconds.
+
+Names and records are those of one broker. Readers add `BROKER`, and only then unite tables.
 """
 
 from collections.abc import Iterable
+from functools import reduce
 from typing import Final
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -89,6 +93,22 @@ class Dataset(msgspec.Struct, frozen=True):
         names = self.names
         table = [tuple(row.get(name) for name in names) for row in rows]
         return spark.createDataFrame(table, self.schema)
+
+
+#: The column that readers add to every table. No file has it: a file is of one broker.
+BROKER: Final = Column(
+    "broker", STRING, "the id of the broker's journal; the path of a history without its journal"
+)
+
+
+def of_broker(frame: DataFrame, broker: str) -> DataFrame:
+    """Add the column `broker` to the rows of one broker."""
+    return frame.withColumn(BROKER.name, f.lit(broker))
+
+
+def united(frames: Iterable[DataFrame]) -> DataFrame:
+    """Unite the rows of several brokers. At least one frame is needed."""
+    return reduce(DataFrame.unionByName, frames)
 
 
 def _same_type(found: DataType, wanted: DataType) -> bool:

@@ -10,7 +10,7 @@ of any table. `layout` has the names.
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 from taskyard.errors import StateLocked, UnusableFile, UserError
 from taskyard.journal.history import HistoryPart
 from taskyard.journal.lock import StateLock
-from taskyard.pipeline.datasets import Dataset
+from taskyard.pipeline.datasets import Dataset, of_broker, united
 from taskyard.pipeline.layout import (
     KEY,
     NO_CAMPAIGN,
@@ -33,6 +33,7 @@ from taskyard.pipeline.layout import (
 )
 
 _WORK: Final = "_work"
+_ORIGIN: Final = "origin.json"
 
 #: Raised whenever the content or format of the tables changes. Other versions are refused.
 _VERSION: Final = 4
@@ -48,16 +49,35 @@ def day_column(time: Column) -> Column:
 
 
 def read(
-    spark: SparkSession, out: Path, dataset: Dataset, campaign: str | None = None
+    spark: SparkSession,
+    out: Path | Sequence[Path],
+    dataset: Dataset,
+    campaign: str | None = None,
 ) -> DataFrame:
-    """Read a table, or the rows of one campaign. Raises UserError if there are no tables."""
+    """Read a table, or the rows of one campaign, with the column `broker`.
+
+    Several directories, one for each broker, are read as one table. Raises UserError if one has no
+    tables.
+    """
+    directories = [out] if isinstance(out, Path) else out
+    return united([_read_one(spark, one, dataset, campaign) for one in directories])
+
+
+def _read_one(spark: SparkSession, out: Path, dataset: Dataset, campaign: str | None) -> DataFrame:
     if not (out / _WORK).is_dir():
         raise UnusableFile(
             f"{out}: no tables found (create them with `taskyard pipeline history --out {out}`)"
         )
     keys = None if campaign is None else [campaign_key(campaign)]
-    frame = read_keys(spark, out, dataset, keys)
+    frame = of_broker(read_keys(spark, out, dataset, keys), broker_of(out))
     return frame if campaign is None else frame.where(f.col("campaign") == campaign)
+
+
+def broker_of(out: Path) -> str:
+    """Return the id of the journal that tables were made from, or their path if it is unknown."""
+    path = out / _WORK / _ORIGIN
+    found = path.exists() and msgspec.json.decode(path.read_bytes(), type=TablesOrigin).journal
+    return found or str(out.resolve())
 
 
 def read_keys(
@@ -113,7 +133,7 @@ class Tables:
         return self._work / "checkpoint"
 
     def _check_origin(self, journal: str) -> None:
-        path = self._work / "origin.json"
+        path = self._work / _ORIGIN
         if not path.exists():
             others = [one.name for one in self.out.iterdir() if one.name != _WORK]
             if others:

@@ -73,7 +73,7 @@ class GuaranteeCounts(Document):
 
 
 class PipelineHistoryDocument(JsonDocument, tag="pipeline history"):
-    """`pipeline history`."""
+    """`pipeline history` of one state."""
 
     state: str
     out: str
@@ -86,6 +86,35 @@ class PipelineHistoryDocument(JsonDocument, tag="pipeline history"):
     complete: bool
 
 
+class StateHistory(Document):
+    """The tables of one of several states. The fields are those of one state alone."""
+
+    state: str
+    out: str
+    row_last: int
+    parts: int
+    campaigns: int
+    complete: bool
+
+
+class PipelineHistoriesDocument(JsonDocument, tag="pipeline history"):
+    """`pipeline history` of several states."""
+
+    states: list[StateHistory]
+
+
+class ReportBroker(Document):
+    """A broker whose history is in a report."""
+
+    #: The column `broker` of the tables.
+    broker: str
+    #: The directory of its history.
+    history: str
+    #: Empty for tasks outside any.
+    campaigns: list[str]
+    guarantees: GuaranteeCounts
+
+
 class PipelineReportDocument(JsonDocument, tag="pipeline report"):
     """`pipeline report`."""
 
@@ -95,8 +124,10 @@ class PipelineReportDocument(JsonDocument, tag="pipeline report"):
     campaign: str | None
     summary: list[str]
     makespan_ns: int
+    #: Over all brokers.
     guarantees: GuaranteeCounts
     sound: bool
+    brokers: list[ReportBroker]
 
 
 class DemoCounts(Document):

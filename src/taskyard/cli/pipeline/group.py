@@ -5,11 +5,12 @@ completion are fast, and work without the extra `spark`.
 """
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 
 from taskyard.cli.commands import LazyCommand, LazyGroup
-from taskyard.cli.options import quiet_option, verbose_option
+from taskyard.cli.options import NEAREST_STATE, SettingOption, quiet_option, verbose_option
 from taskyard.errors import NotInstalled
 
 COMMANDS: dict[str, LazyCommand] = {
@@ -59,6 +60,20 @@ master_option = click.option(
     metavar="URL",
     default="local[*]",
     help="Spark master: this machine, or a cluster as in spark://HOST:7077.",
+)
+
+
+#: For commands that read the histories of several brokers. Without it, the state of the settings.
+states_option = click.option(
+    "--state",
+    "states",
+    type=click.Path(path_type=Path, readable=False),
+    cls=SettingOption,
+    envvar="TASKYARD_STATE",
+    show_default=NEAREST_STATE,
+    multiple=True,
+    metavar="DIR",
+    help="State directory. Repeatable: one for each broker.",
 )
 
 

@@ -1,20 +1,33 @@
 """`taskyard pipeline history`: options and output. The job is in `taskyard.pipeline`."""
 
+from __future__ import annotations
+
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from msgspec import structs
 
 from taskyard.cli.format import format_count
 from taskyard.cli.options import (
     CliContext,
+    config_option,
     json_option,
     quiet_option,
-    state_option,
     verbose_option,
 )
 from taskyard.cli.output import example, print_document
-from taskyard.cli.pipeline.documents import PipelineHistoryDocument
-from taskyard.cli.pipeline.group import SparkCommand, master_option
+from taskyard.cli.pipeline.documents import (
+    PipelineHistoriesDocument,
+    PipelineHistoryDocument,
+    StateHistory,
+)
+from taskyard.cli.pipeline.group import SparkCommand, master_option, states_option
+from taskyard.errors import UserError
+
+if TYPE_CHECKING:
+    from taskyard.pipeline.jobs.history import HistoryJob, HistoryResult
 
 #: The default directory of the tables, in the state directory.
 FOLDER = "tables"
@@ -23,10 +36,13 @@ FOLDER = "tables"
 @click.command(
     cls=SparkCommand,
     epilog=example(
-        "pipeline history --state ./.taskyard", "pipeline history --out ./tables --json"
+        "pipeline history --state ./.taskyard",
+        "pipeline history --out ./tables --json",
+        "pipeline history --state ./north/.taskyard --state ./south/.taskyard",
     ),
 )
-@state_option
+@config_option
+@states_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -39,7 +55,12 @@ FOLDER = "tables"
 @quiet_option
 @click.pass_obj
 def history(
-    cli_context: CliContext, state: Path, out: Path | None, master: str, *, as_json: bool
+    cli_context: CliContext,
+    states: tuple[Path, ...],
+    out: Path | None,
+    master: str,
+    *,
+    as_json: bool,
 ) -> None:
     """Compute tables from the history, incrementally.
 
@@ -49,40 +70,73 @@ def history(
 
     If no broker is running on the state, its journal is exported first. A running broker exports
     it from time to time, and the tables end there.
+
+    Each of several states has tables of its own. `pipeline report` reads them together.
     """
     from taskyard.pipeline.jobs import history as job  # noqa: PLC0415  # imports Spark
-    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
+    from taskyard.pipeline.sources import history as source  # noqa: PLC0415
 
-    out = out or state / FOLDER
-    is_complete = job.export(state)
-    running = job.HistoryJob(state, out)
-    try:
-        plan = running.plan()
-        if plan.is_empty:
-            outcome = running.outcome(plan)
-        else:
-            cli_context.info(f"starting Spark on {master}")
-            with session_scope("taskyard history", master, short_job=running.is_small) as spark:
-                outcome = running.run(spark)
-    finally:
-        running.close()
-    if not is_complete:
-        cli_context.info("a broker is running on this state: the tables end at its last export")
-    if as_json:
-        document = PipelineHistoryDocument(
+    states = states or (Path(cli_context.settings().value("broker.state")),)
+    if out is not None and len(states) > 1:
+        raise UserError(f"--out: one directory for {len(states)} states (omit it)")
+    for state in states:
+        source.require_state(state)
+    source.require_distinct(states)
+    are_complete = [job.export(state) for state in states]
+    places = [out or state / FOLDER for state in states]
+    with ExitStack() as stack:
+        jobs = []
+        for state, place in zip(states, places, strict=True):
+            jobs.append(job.HistoryJob(state, place))
+            stack.callback(jobs[-1].close)
+        results = _run(cli_context, jobs, master)
+    made = [
+        StateHistory(
             state=str(state),
-            out=str(out),
-            row_last=outcome.last,
-            parts=outcome.parts,
-            campaigns=outcome.campaigns,
+            out=str(place),
+            row_last=result.last,
+            parts=result.parts,
+            campaigns=result.campaigns,
             complete=is_complete,
         )
-        print_document(document)
-    elif plan.is_empty:
-        click.echo(f"no new history: the tables in {out} cover it up to row {outcome.last}")
-    else:
-        click.echo(
-            f"computed tables of {format_count(outcome.campaigns, 'campaign')} from "
-            f"{format_count(outcome.parts, 'new part')} of the history, up to row "
-            f"{outcome.last}: {out}"
+        for state, place, result, is_complete in zip(
+            states, places, results, are_complete, strict=True
         )
+    ]
+    _print(cli_context, made, as_json=as_json)
+
+
+def _run(cli_context: CliContext, jobs: list[HistoryJob], master: str) -> list[HistoryResult]:
+    """Run the jobs one by one in one session. All histories are checked before the first."""
+    from taskyard.pipeline.session import session_scope  # noqa: PLC0415  # imports Spark
+
+    plans = [one.plan() for one in jobs]
+    if all(plan.is_empty for plan in plans):
+        return [one.outcome(plan) for one, plan in zip(jobs, plans, strict=True)]
+    cli_context.info(f"starting Spark on {master}")
+    are_small = all(one.is_small for one in jobs)
+    with session_scope("taskyard history", master, short_job=are_small) as spark:
+        return [one.run(spark) for one in jobs]
+
+
+def _print(cli_context: CliContext, made: list[StateHistory], *, as_json: bool) -> None:
+    for one in made:
+        if not one.complete:
+            which = "this state" if len(made) == 1 else one.state
+            cli_context.info(f"a broker is running on {which}: the tables end at its last export")
+    if as_json:
+        print_document(
+            PipelineHistoryDocument(**structs.asdict(made[0]))
+            if len(made) == 1
+            else PipelineHistoriesDocument(states=made)
+        )
+        return
+    for one in made:
+        if not (one.parts or one.campaigns):
+            click.echo(f"no new history: the tables in {one.out} cover it up to row {one.row_last}")
+        else:
+            click.echo(
+                f"computed tables of {format_count(one.campaigns, 'campaign')} from "
+                f"{format_count(one.parts, 'new part')} of the history, up to row "
+                f"{one.row_last}: {one.out}"
+            )

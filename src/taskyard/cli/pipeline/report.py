@@ -8,24 +8,30 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+from msgspec import Struct
 
 from taskyard import __version__
 from taskyard.cli.options import (
-    NEAREST_STATE,
     CliContext,
-    SettingOption,
     config_option,
     json_option,
     quiet_option,
     verbose_option,
 )
 from taskyard.cli.output import example, print_document
-from taskyard.cli.pipeline.documents import GuaranteeCounts, PipelineReportDocument
-from taskyard.cli.pipeline.group import SparkCommand, master_option
+from taskyard.cli.pipeline.documents import (
+    GuaranteeCounts,
+    PipelineReportDocument,
+    ReportBroker,
+)
+from taskyard.cli.pipeline.group import SparkCommand, master_option, states_option
 from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from taskyard.pipeline.report.summary import ReportSummary
+    from pyspark.sql import SparkSession
+
+    from taskyard.pipeline.report.summary import BrokerSummary, ReportSummary
+    from taskyard.pipeline.sources.history import HistoryFrames
 
 
 def history_options(command: Any) -> Any:  # noqa: ANN401  # click's decorator
@@ -39,34 +45,58 @@ def history_options(command: Any) -> Any:  # noqa: ANN401  # click's decorator
             "--history",
             type=click.Path(path_type=Path, exists=True, file_okay=False),
             metavar="DIR",
-            help="History files, or the tables of `pipeline history`, instead of a state.",
+            multiple=True,
+            help="History files, or the tables of `pipeline history`, instead of a state. "
+            "Repeatable: one for each broker.",
         ),
-        click.option(
-            "--state",
-            type=click.Path(path_type=Path),
-            cls=SettingOption,
-            envvar="TASKYARD_STATE",
-            show_default=NEAREST_STATE,
-            metavar="DIR",
-            help="State directory.",
-        ),
+        states_option,
     ):
         command = option(command)
     return command
 
 
-def history_location(cli_context: CliContext, state: Path | None, history: Path | None) -> Path:
-    """Return the directory of the history, by default the state of the settings."""
-    if state is not None and history is not None:
+class HistoryLocation(Struct):
+    """The directories of one or several histories, each of another broker."""
+
+    directories: tuple[Path, ...]
+    #: False for directories of --history.
+    are_states: bool
+
+    @property
+    def size_bytes(self) -> int:
+        from taskyard.pipeline.sources import history  # noqa: PLC0415  # it imports Spark
+
+        return sum(map(history.size_bytes, self.directories))
+
+    def read(self, spark: SparkSession, scratch: str) -> list[HistoryFrames]:
+        from taskyard.pipeline.sources import history  # noqa: PLC0415
+
+        place = Path(scratch)
+        return history.read_all(spark, self.directories, place, are_states=self.are_states)
+
+
+def history_location(
+    cli_context: CliContext, states: tuple[Path, ...], histories: tuple[Path, ...]
+) -> HistoryLocation:
+    """Return the directories of histories, by default the state of the settings."""
+    from taskyard.pipeline.sources import history  # noqa: PLC0415
+
+    if states and histories:
         raise UserError("--state and --history exclude each other")
-    if history is not None:
-        return history
-    return state or Path(cli_context.settings().value("broker.state"))
+    directories = histories or states or (Path(cli_context.settings().value("broker.state")),)
+    for state in () if histories else directories:
+        history.require_state(state)
+    history.require_distinct(directories)
+    return HistoryLocation(directories, are_states=not histories)
 
 
 @click.command(
     cls=SparkCommand,
-    epilog=example("pipeline report --out ./report", "pipeline report --campaign nightly --json"),
+    epilog=example(
+        "pipeline report --out ./report",
+        "pipeline report --campaign nightly --json",
+        "pipeline report --state ./north/.taskyard --state ./south/.taskyard",
+    ),
 )
 @history_options
 @click.option(
@@ -88,13 +118,15 @@ def report(cli_context: CliContext, /, out: Path, master: str, **values: Any) ->
     delays. From the events alone it verifies that no task was lost, completed twice or started too
     early. Exit 6 if one was. The tables are in DIR/tables, as Parquet and CSV. A broker may be
     running: the report covers the history so far.
+
+    With several brokers, the report covers all of them, and shows which broker has a campaign or a
+    worker.
     """
     from taskyard.pipeline import session  # noqa: PLC0415  # it imports Spark
     from taskyard.pipeline.jobs import report as job  # noqa: PLC0415
-    from taskyard.pipeline.sources import history  # noqa: PLC0415
 
-    directory = history_location(cli_context, values["state"], values["history"])
-    size = history.size_bytes(directory)
+    location = history_location(cli_context, values["states"], values["history"])
+    size = location.size_bytes
     cli_context.info(f"starting Spark on {master}")
     with (
         tempfile.TemporaryDirectory(prefix="taskyard-report-") as scratch,
@@ -103,11 +135,7 @@ def report(cli_context: CliContext, /, out: Path, master: str, **values: Any) ->
         ) as spark,
     ):
         tune_session = session.tune_session(spark, size)
-        if values["history"] is None:
-            frames = history.read(tune_session, directory, Path(scratch))
-        else:
-            frames = history.read_directory(tune_session, directory, Path(scratch))
-        found = job.datasets(frames.events, frames.edges, values["campaign"])
+        found = job.datasets(location.read(tune_session, scratch), values["campaign"])
         try:
             path, facts = job.write(found, out, f"Made by Taskyard {__version__}.")
         finally:
@@ -129,6 +157,7 @@ def _print_result(path: Path, facts: ReportSummary, *, as_json: bool) -> None:
             makespan_ns=facts.makespan_ns,
             guarantees=msgspec.convert(guarantees, GuaranteeCounts, from_attributes=True),
             sound=guarantees.is_clean,
+            brokers=[_broker_document(one) for one in facts.brokers],
         )
         print_document(document)
         return
@@ -142,3 +171,12 @@ def _print_result(path: Path, facts: ReportSummary, *, as_json: bool) -> None:
         f"{guarantees.stale_refused}."
     )
     click.echo(f"report: {path}")
+
+
+def _broker_document(one: BrokerSummary) -> ReportBroker:
+    return ReportBroker(
+        broker=one.broker,
+        history=one.directory,
+        campaigns=one.campaigns,
+        guarantees=msgspec.convert(one.guarantees, GuaranteeCounts, from_attributes=True),
+    )

@@ -12,7 +12,7 @@ from taskyard.cli.options import DURATION, CliContext, json_option, quiet_option
 from taskyard.cli.output import example, print_document, print_table
 from taskyard.cli.pipeline.documents import PipelineSweepDocument, SweepPoint
 from taskyard.cli.pipeline.group import SparkCommand, master_option
-from taskyard.cli.pipeline.report import history_location, history_options
+from taskyard.cli.pipeline.report import HistoryLocation, history_location, history_options
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def sweep(cli_context: CliContext, /, master: str, **values: Any) -> None:  # no
     workload is a past campaign with its graph, measured run times and overheads, or FILE if its run
     times are known (WfCommons, sleeps, time limits or --run-time). Prints the makespan, the
     utilisation, the waiting times and the limiting factor. For a past campaign, also prints the
-    error of the simulation.
+    error of the simulation. Tasks of several brokers are simulated at one.
     """
     from taskyard.pipeline.jobs import sweep as job  # noqa: PLC0415  # imports Spark
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415
@@ -83,10 +83,10 @@ def sweep(cli_context: CliContext, /, master: str, **values: Any) -> None:  # no
 
     workers = read_numbers(values["workers"], "--workers")
     points = grid(workers, read_numbers(values["slots"], "--slots"), values["policies"])
-    _check_history_location(values)
+    location = _history_location(cli_context, values)
     cli_context.info(f"starting Spark on {master}")
     with session_scope("taskyard sweep", master) as spark:
-        sweep_result = job.sweep(spark, _workload(cli_context, spark, values), points)
+        sweep_result = job.sweep(spark, _workload(spark, location, values), points)
     cli_context.info(job.speed_text(sweep_result))
     table = job.table_of(sweep_result, values["price"])
     page = None if values["out"] is None else job.write(sweep_result, table, values["out"])
@@ -100,31 +100,31 @@ def sweep(cli_context: CliContext, /, master: str, **values: Any) -> None:  # no
         click.echo(f"chart: {page}")
 
 
-def _check_history_location(values: dict[str, Any]) -> None:
+def _history_location(cli_context: CliContext, values: dict[str, Any]) -> HistoryLocation | None:
+    """Return the location of the histories, or None with FILE."""
     if values["file"] is not None:
-        for option in ("state", "history", "campaign"):
-            if values[option] is not None:
-                raise UserError(f"FILE excludes --{option}")
-    elif values["run_time"] is not None:
+        for name in ("states", "history", "campaign"):
+            if values[name]:
+                raise UserError(f"FILE excludes --{name.removesuffix('s')}")
+        return None
+    if values["run_time"] is not None:
         raise UserError("--run-time needs FILE")
+    return history_location(cli_context, values["states"], values["history"])
 
 
-def _workload(cli_context: CliContext, spark: SparkSession, values: dict[str, Any]) -> Workload:
+def _workload(
+    spark: SparkSession, location: HistoryLocation | None, values: dict[str, Any]
+) -> Workload:
     from taskyard.pipeline import session  # noqa: PLC0415
     from taskyard.pipeline.jobs import sweep  # noqa: PLC0415
-    from taskyard.pipeline.sources import history  # noqa: PLC0415
     from taskyard.pipeline.sweep.from_file import workload_of_file  # noqa: PLC0415
 
-    if values["file"] is not None:
+    if location is None:
         return workload_of_file(values["file"], values["run_time"])
-    directory = history_location(cli_context, values["state"], values["history"])
-    tune_session = session.tune_session(spark, history.size_bytes(directory))
+    tune_session = session.tune_session(spark, location.size_bytes)
     with tempfile.TemporaryDirectory(prefix="taskyard-sweep-") as scratch:
-        if values["history"] is None:
-            frames = history.read(tune_session, directory, Path(scratch))
-        else:
-            frames = history.read_directory(tune_session, directory, Path(scratch))
-        return sweep.workload_from_history(frames.events, frames.edges, values["campaign"])
+        histories = location.read(tune_session, scratch)
+        return sweep.workload_from_histories(histories, values["campaign"])
 
 
 def _print(table: pa.Table) -> None:

@@ -1,8 +1,11 @@
-"""`pipeline report`: one HTML page about a history, with its tables beside it.
+"""`pipeline report`: one HTML page about one or several histories, with its tables beside it.
 
 Reads events and edges, calls the transforms, and collects only aggregates. So the page of a million
 tasks is as large as that of a hundred. Each table is written as Parquet and as CSV: one file, or a
 directory of files if the table is large.
+
+Brokers share neither names nor records. So datasets and guarantees are computed for each broker,
+and united with the column `broker`.
 """
 
 from __future__ import annotations
@@ -18,13 +21,21 @@ from msgspec import Struct
 from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
+from taskyard.pipeline.datasets import BROKER, of_broker, united
 from taskyard.pipeline.placement import placed_tasks
 from taskyard.pipeline.report import page
 from taskyard.pipeline.report.charts import WORKERS_SHOWN_MAX
 from taskyard.pipeline.report.format import shorten_name
 from taskyard.pipeline.report.headline import page_of
-from taskyard.pipeline.report.summary import ReportSummary, TimeSeries, interval_width, over_time
+from taskyard.pipeline.report.summary import (
+    BrokerSummary,
+    ReportSummary,
+    TimeSeries,
+    interval_width,
+    over_time,
+)
 from taskyard.pipeline.session import cache
+from taskyard.pipeline.sources.history import HistoryFrames, labels
 from taskyard.pipeline.transforms import summaries
 from taskyard.pipeline.transforms.guarantees import (
     Guarantees,
@@ -41,6 +52,7 @@ from taskyard.pipeline.transforms.tasks import critical_path, tasks_without_grap
 from taskyard.pipeline.transforms.workers import workers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pyspark.sql import Column, DataFrame
@@ -58,14 +70,15 @@ class ReportDatasets(Struct):
     """The datasets of a report. Call `release` to free Spark's cache."""
 
     campaign: str | None
-    #: Rows of the campaign. Workers are shared by all campaigns.
+    #: Rows of the campaign, with the column `broker`. Workers are shared by all campaigns of a
+    #: broker.
     task_steps: DataFrame
     tasks: DataFrame
     attempts: DataFrame
     workers: DataFrame
     critical_path: DataFrame
-    #: Counted over the whole history.
-    guarantees: Guarantees
+    #: With guarantees that are counted over the whole history.
+    brokers: list[BrokerSummary]
     cached: list[DataFrame]
 
     def release(self) -> None:
@@ -73,19 +86,47 @@ class ReportDatasets(Struct):
             frame.unpersist()
 
 
-def datasets(events: DataFrame, edges: DataFrame, campaign: str | None) -> ReportDatasets:
+def datasets(histories: Sequence[HistoryFrames], campaign: str | None) -> ReportDatasets:
     """Compute the datasets of one campaign, or of all campaigns as one.
 
-    Violations of guarantees are counted over the whole history.
+    A campaign of this name may be at several brokers. Violations of guarantees are counted over the
+    whole histories.
     """
-    known = _campaigns(events)
-    if campaign is None and len(known) == 1:
-        campaign = known[0]
-    elif campaign is None:
+    names = labels([one.directory for one in histories])
+    known = [one.campaigns() for one in histories]
+    every = [name for names_of_one in known for name in names_of_one]
+    if campaign is None and len(every) == 1:
+        campaign = every[0]
+    elif campaign is not None and campaign not in every:
+        raise UserError(_unknown_campaign(campaign, sorted(set(every))))
+    return _united(
+        [
+            _broker_datasets(one, campaign, BrokerSummary(one.broker, label, one.directory, found))
+            for one, label, found in zip(histories, names, known, strict=True)
+        ]
+    )
+
+
+def _united(parts: list[ReportDatasets]) -> ReportDatasets:
+    first, *others = parts
+    if not others:
+        return first
+    return ReportDatasets(
+        campaign=first.campaign,
+        **{name: united([getattr(one, name) for one in parts]) for name in ("task_steps", *TABLES)},
+        brokers=[broker for one in parts for broker in one.brokers],
+        cached=[frame for one in parts for frame in one.cached],
+    )
+
+
+def _broker_datasets(
+    history: HistoryFrames, campaign: str | None, broker: BrokerSummary
+) -> ReportDatasets:
+    """Compute the datasets of one broker."""
+    events, edges = history.events, history.edges
+    if campaign is None:
         together = f.when(f.col("campaign").isNotNull(), f.lit(""))
         events = events.withColumn("campaign", together)
-    elif campaign not in known:
-        raise UserError(_unknown_campaign(campaign, known))
     task_steps = cache(steps(events))
     attempts = cache(attempts_from_steps(task_steps))
     without_graph = cache(tasks_without_graph(task_steps))
@@ -94,14 +135,16 @@ def datasets(events: DataFrame, edges: DataFrame, campaign: str | None) -> Repor
     stays = cache(workers(events, attempts))
     path = cache(critical_path(tasks))
     own = f.lit(True) if campaign is None else f.col("campaign") == campaign  # noqa: FBT003  # Spark's
+    is_there = f.lit(campaign is None or campaign in broker.campaigns)
+    broker.guarantees = count_guarantees(events, task_steps, tasks, task_links)
     return ReportDatasets(
         campaign=campaign,
-        task_steps=task_steps.where(own),
-        tasks=tasks.where(own),
-        attempts=attempts.where(own),
-        workers=stays,
-        critical_path=path.where(own),
-        guarantees=count_guarantees(events, task_steps, tasks, task_links),
+        task_steps=of_broker(task_steps.where(own), history.broker),
+        tasks=of_broker(tasks.where(own), history.broker),
+        attempts=of_broker(attempts.where(own), history.broker),
+        workers=of_broker(stays.where(is_there), history.broker),
+        critical_path=of_broker(path.where(own), history.broker),
+        brokers=[broker],
         cached=[task_steps, attempts, without_graph, task_links, tasks, stays, path],
     )
 
@@ -134,11 +177,6 @@ def count_guarantees(
     )
 
 
-def _campaigns(events: DataFrame) -> list[str]:
-    named = events.where(f.col("kind") == "submitted").select("campaign").distinct().toArrow()
-    return sorted(named.column("campaign").to_pylist())
-
-
 def _unknown_campaign(campaign: str, known: list[str]) -> str:
     text = f"unknown campaign {shorten_name(campaign)!r}"
     if not known:
@@ -151,30 +189,60 @@ def _unknown_campaign(campaign: str, known: list[str]) -> str:
 def summarize(found: ReportDatasets) -> ReportSummary:
     """Collect the aggregates that the page shows."""
     totals = summaries.totals(found.tasks).toArrow().to_pylist()[0]
-    stays = found.workers.toArrow()
+    attempts = _with_labels(found.attempts, found.brokers)
+    stays = _with_labels(found.workers, found.brokers).toArrow()
     summary = ReportSummary(
         campaign=found.campaign,
-        guarantees=found.guarantees,
+        brokers=found.brokers,
         totals=totals,
         over_time=TimeSeries(1, [], [], [], [], []),
         worker_times={},
         workers=stays,
-        worker_runs=summaries.runs_by_worker(found.attempts).toArrow(),
+        worker_runs=summaries.runs_by_worker(attempts).toArrow(),
         distributions=summaries.distributions(found.attempts).toArrow(),
-        lanes=summaries.lanes(found.attempts).toArrow(),
+        lanes=summaries.lanes(attempts).toArrow(),
         setbacks=summaries.setbacks(found.attempts).toArrow(),
         levels=summaries.levels(found.tasks).toArrow(),
-        critical_path=found.critical_path.toArrow(),
+        critical_path=last_path(found.critical_path.toArrow()),
     )
     began_ns, width_ns = summary.began_us * 1000, interval_width(summary.makespan_ns)
     marks = campaign_deltas(found.task_steps, found.attempts)
     summed = summaries.interval_sums(marks, began_ns, width_ns, ()).toArrow()
     summary.over_time = over_time(summed, width_ns)
     if len(stays.column("worker").unique()) <= WORKERS_SHOWN_MAX:
-        marks = attempt_deltas(found.attempts)
+        marks = attempt_deltas(attempts)
         summed = summaries.interval_sums(marks, began_ns, width_ns, ("worker",)).toArrow()
         summary.worker_times = _by_worker(summed, width_ns)
     return summary
+
+
+def _with_labels(frame: DataFrame, brokers: list[BrokerSummary]) -> DataFrame:
+    """Put the broker's label before names of workers and lanes, if there are several brokers.
+
+    A worker or lane of the same name at another broker is another one.
+    """
+    if len(brokers) == 1:
+        return frame
+    texts = [f.lit(text) for one in brokers for text in (one.broker, one.label)]
+    label = f.create_map(*texts)[f.col(BROKER.name)]
+    return frame.withColumns(
+        {
+            name: f.when(f.col(name) == "", f.col(name)).otherwise(
+                f.concat(label, f.lit(": "), f.col(name))
+            )
+            for name in ("worker", "lane")
+            if name in frame.columns
+        }
+    )
+
+
+def last_path(paths: pa.Table) -> pa.Table:
+    """Select the critical path of the broker that ended last. Each broker has one."""
+    if len(paths.column(BROKER.name).unique()) <= 1:
+        return paths
+    last = pc.equal(paths.column("ended"), pc.max(paths.column("ended")))
+    broker = paths.filter(last).column(BROKER.name)[0]
+    return paths.filter(pc.equal(paths.column(BROKER.name), broker))
 
 
 def _by_worker(summed: pa.Table, width_ns: int) -> dict[str, TimeSeries]:

@@ -18,10 +18,16 @@ from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
 from taskyard.pipeline.placement import tasks_from_steps
-from taskyard.pipeline.report.format import format_duration
+from taskyard.pipeline.report.format import format_duration, shorten_name
 from taskyard.pipeline.session import cache
+from taskyard.pipeline.sources.history import HistoryFrames, labels
 from taskyard.pipeline.sweep.conclusions import SweepResult, check_text, sentences
-from taskyard.pipeline.sweep.from_history import COLUMNS, workload_of
+from taskyard.pipeline.sweep.from_history import (
+    COLUMNS,
+    HistoryTables,
+    workload_of,
+    workload_of_brokers,
+)
 from taskyard.pipeline.sweep.grid import Forecast, Point
 from taskyard.pipeline.sweep.page import page_of
 from taskyard.pipeline.sweep.simulation import replay, simulate
@@ -78,8 +84,36 @@ def sweep(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> S
     return sweep_result
 
 
-def workload_from_history(events: DataFrame, edges: DataFrame, campaign: str | None) -> Workload:
-    """Build the workload of a past campaign, or of all campaigns of a history together."""
+def workload_from_histories(histories: Sequence[HistoryFrames], campaign: str | None) -> Workload:
+    """Build the workload of a past campaign, or of all campaigns of all histories together.
+
+    Raises UserError if several brokers have the campaign: it is another one at each.
+    """
+    if len(histories) == 1:
+        (one,) = histories
+        return workload_of(**structs.asdict(history_tables(one.events, one.edges, campaign)))
+    names = labels([one.directory for one in histories])
+    if campaign is None:
+        found = {
+            name: history_tables(one.events, one.edges, None)
+            for name, one in zip(names, histories, strict=True)
+        }
+        return workload_of_brokers(found)
+    having = [
+        (name, one)
+        for name, one in zip(names, histories, strict=True)
+        if campaign in one.campaigns()
+    ]
+    if len(having) > 1:
+        raise UserError(
+            f"campaign {shorten_name(campaign)!r}: another one at each of the brokers "
+            f"{', '.join(name for name, _ in having)} (give one of them)"
+        )
+    return workload_from_histories([one for _, one in having] or histories[:1], campaign)
+
+
+def history_tables(events: DataFrame, edges: DataFrame, campaign: str | None) -> HistoryTables:
+    """Collect the tables of one broker. With a campaign, only its tasks."""
     moves = cache(steps(events))
     attempts = cache(attempts_from_steps(moves))
     tasks = tasks_from_steps(moves, edges)
@@ -91,7 +125,7 @@ def workload_from_history(events: DataFrame, edges: DataFrame, campaign: str | N
         "edges": edges,
         "workers": workers(events, attempts),
     }
-    return workload_of(
+    return HistoryTables(
         **{name: frame.select(*COLUMNS[name]).toArrow() for name, frame in frames.items()}
     )
 

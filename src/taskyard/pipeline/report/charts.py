@@ -393,6 +393,8 @@ def critical_path(summary: ReportSummary) -> Section:
         return Section("critical-path", title, ["No task has ended yet."])
     parts = {name: [int_of(one) for one in columns(path, name)[0]] for name in _PARTS}
     paragraphs = [_path_text(path.num_rows, parts, summary.number("floor_ns"))]
+    if len(summary.campaign_brokers) > 1:
+        paragraphs += [_path_broker_text(summary, str(columns(path, "broker")[0][0]))]
     steps = range(path.num_rows)
     if path.num_rows > STEPS_SHOWN_MAX:
         longest = sorted(steps, key=lambda place: -sum(parts[name][place] for name in _PARTS))
@@ -430,6 +432,15 @@ _PARTS: Final = {
     "retry_ns": ("unsuccessful attempts", "@red"),
     "run_ns": ("running", "@blue"),
 }
+
+
+def _path_broker_text(summary: ReportSummary, broker: str) -> str:
+    """Name the broker whose critical path is shown."""
+    (label,) = [one.label for one in summary.brokers if one.broker == broker]
+    return (
+        f"It is the path at broker {shorten_name(label)}, which ended last. The table "
+        "critical_path has one for each broker."
+    )
 
 
 def _path_text(steps: int, parts: dict[str, list[int]], floor_ns: int) -> str:

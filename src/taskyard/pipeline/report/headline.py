@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 #: Times are rounded. Up to this overlap, the tasks of a lane count as run one by one.
 OVERLAP_PART_MAX: Final = 0.001
 
+#: Brokers in a sentence, and campaigns in a cell of the table of brokers.
+BROKERS_NAMED_MAX: Final = 10
+CAMPAIGNS_NAMED_MAX: Final = 5
+
 
 def page_of(summary: ReportSummary, footer: str) -> Page:
     """Build the whole report."""
@@ -39,13 +43,20 @@ def page_of(summary: ReportSummary, footer: str) -> Page:
         charts.critical_path,
     )
     sections = [draw(summary) for draw in drawers]
+    if len(summary.brokers) > 1:
+        sections.insert(1, brokers(summary))
     return Page(title, sentences(summary), tiles(summary), sections, footer)
 
 
 def sentences(summary: ReportSummary) -> list[str]:
     return [
         text
-        for text in (_ends_text(summary), _busiest_worker_text(summary), limiting_factor(summary))
+        for text in (
+            _ends_text(summary),
+            _brokers_text(summary),
+            _busiest_worker_text(summary),
+            limiting_factor(summary),
+        )
         if text
     ]
 
@@ -65,6 +76,19 @@ def _ends_text(summary: ReportSummary) -> str:
         f"{format_count(tasks, 'task')}: {text}. The last one ended "
         f"{format_duration(summary.makespan_ns)} after the first submission."
     )
+
+
+def _brokers_text(summary: ReportSummary) -> str:
+    """Name the brokers of the campaign, if several were read."""
+    if len(summary.brokers) == 1:
+        return ""
+    labels = [shorten_name(one.label) for one in summary.campaign_brokers]
+    more = ", …" if len(labels) > BROKERS_NAMED_MAX else ""
+    names = ", ".join(labels[:BROKERS_NAMED_MAX]) + more
+    found = f"From {format_count(len(summary.brokers), 'broker')}"
+    if summary.campaign is None:
+        return f"{found}: {names}."
+    return f"{found}, with this campaign at {names}."
 
 
 def _busiest_worker_text(summary: ReportSummary) -> str:
@@ -197,8 +221,41 @@ def guarantees(summary: ReportSummary) -> Section:
     table = Table(["guarantee", "counted", "result"], rows)
     text = "Counted from the history's events, independently of the broker"
     is_part = summary.number("tasks") < found.submitted
-    text += ", over all campaigns." if is_part else "."
+    text += ", over all campaigns" if is_part else ""
+    text += " of all brokers." if len(summary.brokers) > 1 else "."
     return Section("guarantees", "Guarantees", [text], table=table)
+
+
+def brokers(summary: ReportSummary) -> Section:
+    """Tabulate the brokers: their campaigns, how tasks ended, and whether the guarantees hold."""
+    rows = []
+    for one in summary.brokers:
+        counts = one.guarantees
+        unfinished = counts.unfinished + counts.blocked_behind_failure + counts.lost
+        ends = (counts.submitted, counts.done, counts.failed, counts.cancelled, unfinished)
+        rows.append(
+            [
+                one.label,
+                _campaigns_text(one.campaigns),
+                *(f"{number:,}" for number in ends),
+                _status_word(counts.is_clean),
+                one.directory,
+                one.broker,
+            ]
+        )
+    head = ["broker", "campaigns", "tasks", "done", "failed", "cancelled", "not ended"]
+    table = Table([*head, "guarantees", "history", "id"], rows, numbers=(2, 3, 4, 5, 6))
+    text = (
+        "Counted for each broker over its whole history. Names of workers and lanes begin with "
+        "their broker. A forwarded task is a task of each of its brokers."
+    )
+    return Section("brokers", "Brokers", [text], table=table)
+
+
+def _campaigns_text(names: list[str]) -> str:
+    shown = [shorten_name(name) or "(none)" for name in names[:CAMPAIGNS_NAMED_MAX]]
+    more = len(names) - len(shown)
+    return ", ".join([*shown, *([f"{more:,} more"] if more else [])])
 
 
 def _status_word(good: bool) -> str:  # noqa: FBT001  # one of two words

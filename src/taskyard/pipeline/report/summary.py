@@ -5,14 +5,27 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.pipeline.transforms.guarantees import NO_TASKS, Guarantees
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from taskyard.pipeline.transforms.guarantees import Guarantees
+
+class BrokerSummary(Struct):
+    """A broker whose history is in the report."""
+
+    #: As in the column `broker`.
+    broker: str
+    #: A short name for the page.
+    label: str
+    directory: str
+    #: "" for tasks outside any.
+    campaigns: list[str]
+    #: Counted over its whole history.
+    guarantees: Guarantees = NO_TASKS
 
 
 class ReportSummary(Struct):
@@ -20,11 +33,12 @@ class ReportSummary(Struct):
 
     #: None: all campaigns together.
     campaign: str | None
-    guarantees: Guarantees
+    brokers: list[BrokerSummary]
     #: The row of `summaries.totals`.
     totals: dict[str, object]
     over_time: TimeSeries
-    #: By worker, if there are few.
+    #: By worker, if there are few. With several brokers, names of workers and lanes begin with the
+    #: label of their broker.
     worker_times: dict[str, TimeSeries]
     #: All stays of workers.
     workers: pa.Table
@@ -34,7 +48,20 @@ class ReportSummary(Struct):
     lanes: pa.Table
     setbacks: pa.Table
     levels: pa.Table
+    #: Of the broker that ended last.
     critical_path: pa.Table
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """The counts of all brokers together."""
+        counts = [structs.asdict(one.guarantees) for one in self.brokers]
+        return Guarantees(**{name: sum(one[name] for one in counts) for name in counts[0]})
+
+    @property
+    def campaign_brokers(self) -> list[BrokerSummary]:
+        """The brokers that have the campaign. All brokers if the report has all campaigns."""
+        name = self.campaign
+        return [one for one in self.brokers if name is None or name in one.campaigns]
 
     def number(self, name: str) -> int:
         """Return one of the totals, or 0."""

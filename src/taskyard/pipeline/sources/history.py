@@ -1,4 +1,4 @@
-"""The history of a state as DataFrames: its files, and journal rows after them.
+"""The history of one or several states as DataFrames: files, and journal rows after them.
 
 Only reads, and takes no lock, so a broker may run. Spark reads Parquet files in place. Row files
 and later rows of the journal are copied as Parquet to a scratch directory of the caller, which
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from taskyard.core.apply import apply
-from taskyard.errors import JournalDamaged, UnusableFile, UnusableState
+from taskyard.errors import JournalDamaged, UnusableFile, UnusableState, UserError
 from taskyard.journal import (
     history,
     history_rows,
@@ -28,12 +29,12 @@ from taskyard.journal import (
 from taskyard.journal.history import HistoryPart, PartWriter
 from taskyard.journal.reader import JournalReader
 from taskyard.pipeline import tables
-from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset
+from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset, of_broker
 from taskyard.pipeline.files import run_shares
 from taskyard.pipeline.layout import spark_read_path
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from pyspark.sql import SparkSession
 
@@ -42,12 +43,75 @@ _READ_TRIES_MAX: Final = 3
 
 
 class HistoryFrames(msgspec.Struct, frozen=True):
-    """The events and edges of a history."""
+    """The events and edges of one broker's history, both with the column `broker`."""
 
     events: DataFrame
     edges: DataFrame
     #: The last journal row that is included. 0 if there is none.
-    last: int
+    last: int = 0
+    #: As in the column `broker`.
+    broker: str = ""
+    directory: str = ""
+
+    def campaigns(self) -> list[str]:
+        """List the campaigns, "" for tasks outside any."""
+        submitted = self.events.where(f.col("kind") == "submitted")
+        named = submitted.select("campaign").distinct().toArrow()
+        return sorted(named.column("campaign").to_pylist())
+
+
+def read_all(
+    spark: SparkSession, directories: Sequence[Path], scratch: Path, *, are_states: bool
+) -> list[HistoryFrames]:
+    """Read the histories of several brokers, each from a state or with `read_directory`."""
+    reader = read if are_states else read_directory
+    return [
+        reader(spark, directory, scratch / str(number))
+        for number, directory in enumerate(directories)
+    ]
+
+
+def require_distinct(directories: Sequence[Path]) -> None:
+    """Raise UserError if two directories have the history of the same broker."""
+    known: dict[str, Path] = {}
+    for directory in directories:
+        broker = broker_of(directory)
+        if broker in known:
+            raise UserError(
+                f"{known[broker]}, {directory}: histories of the same broker (give one of them)"
+            )
+        known[broker] = directory
+
+
+def broker_of(directory: Path) -> str:
+    """Return the id of the broker whose history is in a directory.
+
+    That is the id of its journal, or the path of a history without its journal.
+    """
+    if (directory / EVENTS.name).is_dir():
+        return tables.broker_of(directory)
+    state = directory.parent if directory.name == history.FOLDER else directory
+    return identity(state) or str(directory.resolve())
+
+
+def labels(directories: Sequence[str]) -> list[str]:
+    """Return a short name for each broker: the part of its path that differs from others."""
+    parts = [Path(one).absolute().parts for one in directories]
+    while len({one[-1] for one in parts}) == 1 and len(parts) > 1 and min(map(len, parts)) > 1:
+        parts = [one[:-1] for one in parts]
+    for count in range(1, max(map(len, parts), default=0)):
+        if len({one[-count:] for one in parts}) == len(parts):
+            return ["/".join(one[-count:]) for one in parts]
+    return [str(Path(*one)) for one in parts]
+
+
+def _of_broker(
+    directory: Path, events: DataFrame, edges: DataFrame, last: int = 0
+) -> HistoryFrames:
+    broker = broker_of(directory)
+    return HistoryFrames(
+        of_broker(events, broker), of_broker(edges, broker), last, broker, str(directory)
+    )
 
 
 def read(spark: SparkSession, state: Path, scratch: Path) -> HistoryFrames:
@@ -61,7 +125,7 @@ def read(spark: SparkSession, state: Path, scratch: Path) -> HistoryFrames:
                 raise
         else:
             places = [(state, whole), (scratch, [copied] if copied else [])]
-            return _frames(spark, places, scratch)
+            return _of_broker(state, *_frames(spark, places, scratch))
     raise AssertionError  # the last try raises
 
 
@@ -134,9 +198,13 @@ def export_tail(state: Path, whole: list[HistoryPart], scratch: Path) -> History
     return copied
 
 
+#: Events, edges, and the last journal row in them.
+_Frames = tuple[DataFrame, DataFrame, int]
+
+
 def _frames(
     spark: SparkSession, places: list[tuple[Path, list[HistoryPart]]], scratch: Path
-) -> HistoryFrames:
+) -> _Frames:
     files: dict[str, list[Path]] = {"events": [], "edges": []}
     last = 0
     for directory, found in places:
@@ -149,7 +217,7 @@ def _frames(
 
 def _read_files(
     spark: SparkSession, events: list[Path], edges: list[Path], scratch: Path, last: int = 0
-) -> HistoryFrames:
+) -> _Frames:
     """Read history files of either kind. Row files are first copied as Parquet."""
     copies = {
         path: scratch / f"{path.stem}.{history.PARQUET}"
@@ -159,7 +227,7 @@ def _read_files(
     if copies:
         scratch.mkdir(parents=True, exist_ok=True)
     run_shares(spark, [RowFileCopy(path, copy) for path, copy in copies.items()])
-    return HistoryFrames(
+    return (
         frame(spark, EVENTS, [copies.get(path, path) for path in events]),
         frame(spark, EDGES, [copies.get(path, path) for path in edges]),
         last,
@@ -192,18 +260,19 @@ def read_directory(spark: SparkSession, directory: Path, scratch: Path) -> Histo
     """
     if (directory / EVENTS.name).is_dir():
         events, edges = (tables.read(spark, directory, one) for one in (EVENTS, EDGES))
-        return HistoryFrames(events, edges, 0)
+        return _of_broker(directory, events, edges)
     files = {table: _history_files(directory, table) for table in ("events", "edges")}
     if directory.name == history.FOLDER and files["events"]:
-        return _frames(spark, [(directory.parent, parts(directory.parent))], scratch)
+        places = [(directory.parent, parts(directory.parent))]
+        return _of_broker(directory, *_frames(spark, places, scratch))
     if (directory / history.FOLDER).is_dir():
-        return _frames(spark, [(directory, parts(directory))], scratch)
+        return _of_broker(directory, *_frames(spark, [(directory, parts(directory))], scratch))
     if not files["events"]:
         raise UnusableFile(
             f"{directory}: no history found (use the folder {history.FOLDER} of a state "
             "directory, or the output of `taskyard pipeline history`)"
         )
-    return _read_files(spark, files["events"], files["edges"], scratch)
+    return _of_broker(directory, *_read_files(spark, files["events"], files["edges"], scratch))
 
 
 def _history_files(folder: Path, table: str) -> list[Path]:

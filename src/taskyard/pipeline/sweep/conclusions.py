@@ -69,6 +69,11 @@ def sentences(
             f"{format_count(workload.estimated_count, 'task')} had not run yet. Their run time is "
             "the median of their service."
         )
+    if workload.broker_count > 1:
+        texts.append(
+            f"The tasks of {format_count(workload.broker_count, 'broker')} are simulated at one, "
+            "so there is no check against the measured run."
+        )
     return texts
 
 

@@ -4,12 +4,15 @@ Works on Arrow tables of the datasets `tasks`, `attempts`, `edges` and `workers`
 its worker measured takes as long as it ran. Others are known only by their leases. A worker that
 prefetches holds leases without a free slot, so these count from when a slot was free. The cost of
 broker and wire is the time from a free slot to the next start in it, while a task was ready.
+
+Tasks of several brokers become one workload. Names of tasks, workers and lanes are then preceded by
+the broker's, because brokers do not share them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,6 +69,15 @@ class Attempt(Struct, gc=False):
     #: When its worker had a slot for it, and when the slot was free again.
     begun_ns: int = 0
     freed_ns: int | None = None
+
+
+class HistoryTables(Struct):
+    """The tables of one broker's history."""
+
+    tasks: pa.Table
+    attempts: pa.Table
+    edges: pa.Table
+    workers: pa.Table
 
 
 class TimedAttempts(Struct):
@@ -128,8 +140,48 @@ def workload_of(
     Attempts of other tasks count as load of the workers. Cancelled tasks are left out, because
     their run time is unknown.
     """
+    return _workload(_rows(tasks), attempts, edges, workers)
+
+
+def workload_of_brokers(tables: dict[str, HistoryTables]) -> Workload:
+    """Build one workload of the tasks of several brokers.
+
+    It has no stays: a worker of the measured run had tasks of its own brokers only, so a simulation
+    with these workers would be no check.
+    """
+    named = [_with_broker(broker, one) for broker, one in tables.items()]
+    rows = merge(*(_rows(one.tasks) for one in named), key=lambda row: row.submitted_ns)
+    workload = _workload(
+        list(rows),
+        *(
+            pa.concat_tables([getattr(one, name) for one in named])
+            for name in ("attempts", "edges", "workers")
+        ),
+    )
+    workload.stays, workload.broker_count = [], len(tables)
+    return workload
+
+
+#: Columns with names that another broker may use for something else.
+_BROKER_NAMES: Final = ("task", "after", "worker", "lane")
+
+
+def _with_broker(broker: str, tables: HistoryTables) -> HistoryTables:
+    """Put the broker before all names but that of the open lane."""
+
+    def renamed(table: pa.Table) -> pa.Table:
+        for place, name in enumerate(table.column_names):
+            if name in _BROKER_NAMES:
+                old = table.column(name)
+                new = pc.binary_join_element_wise(broker, old, ": ")
+                table = table.set_column(place, name, pc.if_else(pc.equal(old, ""), old, new))
+        return table
+
+    return HistoryTables(*(renamed(getattr(tables, name)) for name in COLUMNS))
+
+
+def _workload(rows: list[_Row], attempts: pa.Table, edges: pa.Table, workers: pa.Table) -> Workload:
     every = with_start_times(attempts, workers)
-    rows = _rows(tasks)
     begin_ns = min((row.submitted_ns for row in rows), default=0)
     numbers = {(row.task, row.generation): number for number, row in enumerate(rows)}
     workload = Workload(

@@ -77,6 +77,8 @@ class Workload(Struct, array_like=True):
     makespan_ns: int = 0
     #: Tasks whose run time is the median of their service.
     estimated_count: int = 0
+    #: Brokers that had the tasks.
+    broker_count: int = 1
 
     def kind(self, number: int) -> TaskKind:
         return self.kinds[0 if self.kind_at is None else self.kind_at[number]]

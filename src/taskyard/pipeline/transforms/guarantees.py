@@ -41,6 +41,10 @@ class Guarantees(msgspec.Struct, frozen=True):
         return not (self.lost or self.completed_twice or self.dependencies_broken or self.unknown)
 
 
+#: The counts of a history without tasks.
+NO_TASKS: Final = Guarantees(*(0 for _ in msgspec.structs.fields(Guarantees)))
+
+
 def task_ends(known: DataFrame, lost_rows: DataFrame) -> DataFrame:
     """Count tasks by `end`: their final state, or the reason why they have none."""
     marked = lost_rows.withColumn("is_lost", f.lit(1))
