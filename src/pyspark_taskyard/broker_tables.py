@@ -37,6 +37,12 @@ def connect(options: SourceOptions) -> Client:
     return Client(options.endpoint(), key=options.key)
 
 
+def identity(options: SourceOptions) -> str:
+    """Return the id of the broker's journal."""
+    with connect(options) as client:
+        return poll_records(client, None).journal.hex()
+
+
 def tasks(options: SourceOptions) -> Iterator[pa.RecordBatch]:
     with connect(options) as client:
         for views in _pages(client, options):

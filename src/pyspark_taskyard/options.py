@@ -5,11 +5,12 @@ Imported for every session that uses a Python data source, so it has no slow imp
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, convert
 
 from taskyard.errors import UserError
 
@@ -27,8 +28,8 @@ OPTIONS: Final = {
     "table": "the table to read: " + ", ".join(TABLES),
 }
 
-#: Options that Spark adds.
-_SPARK_OPTIONS: Final = ("path",)
+#: Options that Spark adds for the arguments of `load` and `save`. `paths` is a list as JSON.
+_SPARK_OPTIONS: Final = ("path", "paths")
 
 
 class SourceOptions(Struct, frozen=True):
@@ -41,6 +42,8 @@ class SourceOptions(Struct, frozen=True):
     service: str | None = None
     unknown: str | None = None
     table: str = "events"
+    #: Several state directories to read from, or none.
+    states: tuple[str, ...] = ()
 
     def endpoint(self) -> str:
         """Find the broker's endpoint by the rules of every client."""
@@ -52,6 +55,17 @@ class SourceOptions(Struct, frozen=True):
     def directory(self) -> Path | None:
         """The state directory to read from, or None to ask the broker."""
         return None if self.broker or not self.state else Path(self.state)
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """All state directories to read from. Empty to ask the broker."""
+        one = () if self.directory is None else (self.directory,)
+        return tuple(map(Path, self.states)) or one
+
+    def require_one_state(self, use: str) -> None:
+        """Raise UserError if there are several states."""
+        if len(self.states) > 1:
+            raise UserError(f"{use}: {len(self.states)} states (use one)")
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
@@ -65,4 +79,15 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         )
     if values.get("table", "events") not in TABLES:
         raise UserError(f"unknown table {values['table']!r} (the tables are {', '.join(TABLES)})")
-    return SourceOptions(**{name: values[name] for name in OPTIONS if name in values})
+    states = _states(values)
+    if states and (values.get("state") or values.get("broker")):
+        raise UserError("path: it is a state directory, and excludes the options state and broker")
+    named = {name: values[name] for name in OPTIONS if name in values}
+    more = {"state": states[0], "states": states} if states else {}
+    return convert({**named, **more}, SourceOptions)
+
+
+def _states(values: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the arguments of `load` or `save`."""
+    paths = json.loads(values.get("paths", "[]"))
+    return (values["path"],) if "path" in values else tuple(paths)

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from pyspark_taskyard import broker_tables, state_tables
-from pyspark_taskyard.tables import ARROW
+from pyspark_taskyard.tables import of_broker
 from taskyard.journal import parquet_file
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ class TablePartition(InputPartition):
 
     file: str = ""
     after: int = 0
+    #: The state directory. "" for a broker.
+    state: str = ""
+    #: The id of its journal. "" to ask the broker.
+    broker: str = ""
 
 
 class TableReader(DataSourceReader):
@@ -45,28 +49,32 @@ class TableReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        state, table = self._options.directory, self._options.table
-        if state is None or table not in state_tables.HISTORY:
-            return [TablePartition()]
-        files, last = state_tables.files(state, table)
-        return [*(TablePartition(str(file)) for file in files), TablePartition(after=last)]
+        states = self._options.directories
+        state_tables.require_distinct(states)
+        return [one for state in states for one in self._partitions(state)] or [TablePartition()]
+
+    def _partitions(self, state: Path) -> Iterator[InputPartition]:
+        table = self._options.table
+        files, last = state_tables.files(state, table) if table in state_tables.HISTORY else ([], 0)
+        broker = state_tables.broker_of(state)
+        for file in files:
+            yield TablePartition(str(file), state=str(state), broker=broker)
+        yield TablePartition(after=last, state=str(state), broker=broker)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, TablePartition)  # noqa: S101  # from our `partitions`
-        schema = ARROW[self._options.table]
-        for batch in self._batches(partition):
-            whole = batch.cast(schema)
-            yield from pa.Table.from_batches([whole]).combine_chunks().to_batches()
+        broker = partition.broker or broker_tables.identity(self._options)
+        for batch in of_broker(self._batches(partition), self._options.table, broker):
+            yield from pa.Table.from_batches([batch]).combine_chunks().to_batches()
 
     def _batches(self, part: TablePartition) -> Iterator[pa.RecordBatch]:
         options = self._options
-        state = options.directory
-        if state is None:
+        if not part.state:
             return _BROKER_TABLES[options.table](options)
         if part.file:
             batches = parquet_file.batches(Path(part.file))
         else:
-            batches = state_tables.read_tail(state, options.table, part.after)
+            batches = state_tables.read_tail(Path(part.state), options.table, part.after)
         return state_tables.only_campaign(batches, options.campaign)
 
 
@@ -139,12 +147,18 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RecordRange)  # noqa: S101  # from our `partitions`
-        for batch in self._batches(partition):
+        state = self._options.directory
+        broker = (
+            broker_tables.identity(self._options)
+            if state is None
+            else state_tables.broker_of(state)
+        )
+        for batch in of_broker(self._batches(partition), "events", broker):
             numbers = batch["record"]
             inside = pc.and_(
                 pc.greater(numbers, partition.after), pc.less_equal(numbers, partition.last)
             )
-            yield batch.filter(inside).cast(ARROW["events"])
+            yield batch.filter(inside)
 
     def _batches(self, record_range: RecordRange) -> Iterator[pa.RecordBatch]:
         options = self._options

@@ -46,7 +46,9 @@ class TaskyardSource(DataSource):
                 "format('taskyard'): tasks can't be overwritten (use mode('append'), which skips "
                 "existing tasks)"
             )
-        return TaskWriter(self._options(), schema.names)
+        options = self._options()
+        options.require_one_state("save")
+        return TaskWriter(options, schema.names)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002  # Spark's
         from pyspark_taskyard.reader import EventStream  # noqa: PLC0415
@@ -54,6 +56,7 @@ class TaskyardSource(DataSource):
         options = self._options()
         if options.table != "events":
             raise UserError(f"table {options.table!r}: can't be streamed, only events can")
+        options.require_one_state("stream")
         return EventStream(options)
 
     def _options(self) -> SourceOptions:

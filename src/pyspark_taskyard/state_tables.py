@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -41,6 +41,18 @@ _READ_TRIES_MAX: Final = 3
 _PAGE: Final = 1000
 
 _ENDED: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
+
+
+def broker_of(state: Path) -> str:
+    """Return the id of a state's broker."""
+    return history.broker_of(state)
+
+
+def require_distinct(states: Sequence[Path]) -> None:
+    """Raise UserError if one is no state, or if two are of the same broker."""
+    for state in states:
+        history.require_state(state)
+    history.require_distinct(states)
 
 
 def files(state: Path, table: str) -> tuple[list[Path], int]:

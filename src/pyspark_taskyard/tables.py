@@ -6,7 +6,7 @@ state. Batches must match these schemas exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -64,6 +64,7 @@ RESULTS: Final = pa.schema(
     ]
 )
 
+#: The tables of one broker.
 ARROW: Final = {
     "events": _nullable(parquet_file.EVENTS),
     "edges": _nullable(parquet_file.EDGES),
@@ -71,7 +72,19 @@ ARROW: Final = {
     "results": RESULTS,
 }
 
-SCHEMAS: Final = {name: from_arrow_schema(schema) for name, schema in ARROW.items()}
+#: The last column of every table that Spark reads: the id of the broker's journal.
+_BROKER: Final = pa.field("broker", pa.string())
+
+SCHEMAS: Final = {name: from_arrow_schema(schema.append(_BROKER)) for name, schema in ARROW.items()}
+
+
+def of_broker(
+    batches: Iterable[pa.RecordBatch], table: str, broker: str
+) -> Iterator[pa.RecordBatch]:
+    """Return batches with the exact schema of a table and the column `broker`."""
+    for batch in batches:
+        names = pa.array([broker], pa.string()).take(pa.repeat(0, batch.num_rows))
+        yield batch.cast(ARROW[table]).append_column(_BROKER, names)
 
 
 def tasks_batch(views: Iterable[View]) -> pa.RecordBatch:

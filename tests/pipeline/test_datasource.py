@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,11 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from pyspark_taskyard.options import OPTIONS
 from pyspark_taskyard.tables import results_batch
 from taskyard import testing
+from taskyard.client.record_stream import poll_records
 from taskyard.core.model import Result
 from taskyard.journal import compaction, history, parquet_file
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.pipeline.sources.history import identity
 from tests.journal.scenarios import WritingYard
 
 if TYPE_CHECKING:
@@ -140,8 +143,10 @@ class TestStateAsTables:
         events = _rows(_read(spark, "events", **where))
         edges = _rows(_read(spark, "edges", **where))
         assert {row["kind"] for row in events} >= {"submitted", "leased", "finished", "ready"}
-        assert events == _exported(state, "events")
-        assert edges == _exported(state, "edges")
+        broker = identity(state.directory)
+        assert {row.pop("broker") for row in (*events, *edges)} == {broker}
+        assert sorted(events, key=repr) == _exported(state, "events")
+        assert sorted(edges, key=repr) == _exported(state, "edges")
 
     def test_tasks_include_archived_ones(self, spark: SparkSession, state: State) -> None:
         tasks = _read(spark, "tasks", state=str(state.directory)).collect()
@@ -165,6 +170,26 @@ class TestStateAsTables:
         assert {row["task"] for row in _read(spark, "events", **where).collect()} == {"two/c"}
         with pytest.raises(Exception, match="edges have no campaign"):
             _read(spark, "edges", **where).collect()
+
+    def test_several_states_are_one_table(
+        self, spark: SparkSession, state: State, tmp_path: Path
+    ) -> None:
+        other = State(tmp_path / "other")
+        other.go_on(b"e")
+        other.store.close()
+        places = [str(state.directory), str(other.directory)]
+
+        def rows(table: str) -> Counter[str]:
+            frame = spark.read.format("taskyard").option("table", table).load(places)
+            return Counter(row["broker"] for row in frame.collect())
+
+        brokers = [identity(one.directory) for one in (state, other)]
+        assert rows("tasks") == dict(zip(brokers, (4, 5), strict=True))
+        assert rows("events").keys() == set(brokers)
+        with pytest.raises(Exception, match="histories of the same broker"):
+            spark.read.format("taskyard").load([places[0], places[0]]).collect()
+        with pytest.raises(Exception, match="excludes the options state and broker"):
+            spark.read.format("taskyard").option("state", places[0]).load(places[0])
 
 
 class TestBrokerAsTables:
@@ -190,6 +215,8 @@ class TestBrokerAsTables:
         ]
         own = [(e["campaign"], e["lane"]) for e in events if e["task"] == "c/a"]
         assert own == [("c", "l")] * 3
+        with broker.client() as client:
+            assert {one["broker"] for one in events} == {poll_records(client).journal.hex()}
         edges = _read(spark, "edges", **where).collect()
         assert [(one["task"], one["after"]) for one in edges] == [("c/b", "c/a")]
 
