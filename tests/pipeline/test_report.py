@@ -278,7 +278,7 @@ def test_brokers_have_a_table_if_there_are_several() -> None:
 def test_critical_path_is_that_of_the_broker_that_ended_last() -> None:
     rows = [
         {"broker": broker, "ended": ended, "position": position}
-        for broker, position, ended in (("n", 1, 3), ("s", 1, 2), ("n", 2, 4), ("s", 2, 9))
+        for broker, position, ended in (("n", 1, 3), ("s", 1, 5), ("n", 2, 4), ("s", 2, 9))
     ]
     found = report.last_path(pa.Table.from_pylist(rows))
     assert found.column("broker").to_pylist() == ["s", "s"]
