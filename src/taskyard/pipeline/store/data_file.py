@@ -1,0 +1,99 @@
+"""Data files: Parquet files of a table, written once, with the statistics that Delta keeps."""
+
+import datetime as dt
+import uuid
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from taskyard.errors import UnusableFile
+from taskyard.pipeline.store.location import Location
+
+#: Rows of a row group. A reader skips groups by their statistics.
+ROWS_PER_GROUP: Final = 1 << 18
+
+#: The ranges of longer texts are left out of the commits, which contain them for every file.
+_TEXT_CHARACTERS_MAX: Final = 64
+
+
+class DataFile(msgspec.Struct, frozen=True):
+    """One file of a table, by its name in the table's directory."""
+
+    name: str
+    size_bytes: int
+    rows: int
+    #: Statistics in Delta's JSON.
+    stats: str = ""
+
+    @property
+    def prefix(self) -> str:
+        """The part of the name that the writer chose."""
+        return self.name.rsplit("-", 1)[0]
+
+
+def write_data_file(directory: Location, rows: pa.Table, prefix: str) -> DataFile:
+    """Write rows to a new file. Names are unique, so a retried share of work replaces nothing."""
+    system, path = directory.open()
+    name = f"{prefix}-{uuid.uuid4().hex}.parquet"
+    metadata: list[pq.FileMetaData] = []
+    try:
+        if directory.is_local:
+            system.create_dir(path)
+        with system.open_output_stream(f"{path}/{name}") as sink:
+            pq.write_table(
+                rows,
+                sink,
+                row_group_size=ROWS_PER_GROUP,
+                compression="zstd",
+                store_schema=False,
+                metadata_collector=metadata,
+            )
+            size_bytes = sink.tell()
+    except OSError as error:
+        raise UnusableFile(f"{directory}: {error}") from error
+    return DataFile(name, size_bytes, rows.num_rows, _delta_stats(metadata[0]))
+
+
+def _delta_stats(metadata: pq.FileMetaData) -> str:
+    """Return the number of rows, and the range and nulls of each plain column, as Delta's JSON."""
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    without_range: set[str] = set()
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            name, found = column.path_in_schema, column.statistics
+            if "." in name or found is None:  # nested
+                continue
+            nulls[name] = nulls.get(name, 0) + (found.null_count or 0)
+            if found.has_min_max:
+                least[name] = min(least.get(name, found.min), found.min)
+                most[name] = max(most.get(name, found.max), found.max)
+            elif found.null_count != group.num_rows:
+                without_range.add(name)
+    ranges = {"minValues": least, "maxValues": most}
+    for values in ranges.values():
+        for name in [name for name, value in values.items() if _is_left_out(value)]:
+            without_range.add(name)
+    plain = {
+        kind: {
+            name: _json_value(value) for name, value in values.items() if name not in without_range
+        }
+        for kind, values in ranges.items()
+    }
+    document = {"numRecords": metadata.num_rows, **plain, "nullCount": nulls}
+    return msgspec.json.encode(document).decode()
+
+
+def _is_left_out(value: object) -> bool:
+    return isinstance(value, bool | bytes) or (
+        isinstance(value, str) and len(value) > _TEXT_CHARACTERS_MAX
+    )
+
+
+def _json_value(value: object) -> object:
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return value

@@ -1,0 +1,120 @@
+"""Tables in their formats: list the files of a version, commit the next version, remove old files.
+
+A commit is computed from the manifest, not from the newest version of a table: a killed run may
+have committed some tables, and its files are removed again by the next commit.
+"""
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from taskyard.errors import NotInstalled, UnusableFile
+from taskyard.pipeline.store.data_file import DataFile
+from taskyard.pipeline.store.location import Location
+from taskyard.pipeline.store.manifest import (
+    DELTA,
+    LAYOUT,
+    PARQUET,
+    BrokerMark,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
+from taskyard.pipeline.store.table_formats import Change, ParquetTable, TableFormat
+
+#: Where a run keeps its lock on a local disk.
+WORK: Final = "_work"
+
+
+class TableStore:
+    """The tables under one location, as one run left them."""
+
+    def __init__(self, out: Location, manifest: Manifest) -> None:
+        self.out, self.manifest = out, manifest
+
+    @classmethod
+    def open(cls, out: Location, run: int | None = None) -> "TableStore":
+        """Open tables to read them, as they are or as they were after an earlier run."""
+        manifest = read_manifest(out, run)
+        if manifest is None:
+            past = "" if run is None else f" of run {run}"
+            raise UnusableFile(
+                f"{out}: no tables{past} found (create them with `taskyard pipeline history "
+                f"--out {out}`)"
+            )
+        return cls(out, manifest)
+
+    @classmethod
+    def create_or_open(cls, out: Location, table_format: str | None = None) -> "TableStore":
+        """Open tables to write them. The format is chosen by the first run."""
+        manifest = read_manifest(out)
+        if manifest is None:
+            _check_empty(out)
+            return cls(out, Manifest(LAYOUT, table_format or DELTA))
+        if table_format not in (None, manifest.format):
+            raise UnusableFile(
+                f"{out}: its tables are {manifest.format}, not {table_format} (use another --out)"
+            )
+        return cls(out, manifest)
+
+    @property
+    def table_names(self) -> list[str]:
+        return sorted(self.manifest.tables)
+
+    def directory(self, table: str) -> Location:
+        return self.out.child(table)
+
+    def files(self, table: str) -> list[DataFile]:
+        """List the files of a table. Empty if the table does not exist."""
+        version = self.manifest.tables.get(table)
+        return [] if version is None else self._format(table).files(version)
+
+    def uris(self, table: str) -> list[str]:
+        directory = self.directory(table)
+        return [f"{directory}/{file.name}" for file in self.files(table)]
+
+    def commit(self, changes: Mapping[str, Change], brokers: Mapping[str, BrokerMark]) -> None:
+        """Commit the next version of the tables, then replace the manifest."""
+        marks = {name: f"{mark.journal} {mark.last}" for name, mark in sorted(brokers.items())}
+        tables = dict(self.manifest.tables)
+        for name, change in changes.items():
+            tables[name] = self._format(name).commit(tables.get(name), change, marks)
+        manifest = msgspec.structs.replace(
+            self.manifest,
+            run=self.manifest.run + 1,
+            brokers={**self.manifest.brokers, **brokers},
+            tables=tables,
+        )
+        write_manifest(self.out, manifest)
+        self.manifest = manifest
+
+    def vacuum(self, retention: dt.timedelta) -> int:
+        """Remove files that no version within the retention time uses. Returns their number."""
+        versions = self.manifest.tables.items()
+        return sum(self._format(name).vacuum(version, retention) for name, version in versions)
+
+    def _format(self, table: str) -> TableFormat:
+        if self.manifest.format == PARQUET:
+            return ParquetTable(self.directory(table))
+        return _delta_table(self.directory(table))
+
+
+def _delta_table(directory: Location) -> TableFormat:
+    try:
+        from taskyard.pipeline.store.delta_table import DeltaFormat  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        raise NotInstalled(
+            "Delta tables: the package deltalake is missing (install taskyard[spark], or use "
+            "--format parquet)"
+        ) from error
+    return DeltaFormat(directory)
+
+
+def _check_empty(out: Location) -> None:
+    others = [name for name in out.names() if name != WORK]
+    if others:
+        raise UnusableFile(
+            f"{out}: not a directory of tables, it contains {others[0]!r} (use another --out)"
+        )
