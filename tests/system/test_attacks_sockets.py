@@ -60,14 +60,37 @@ def patience() -> float:
 def memory_of(pid: int, name: str) -> int:
     """Return resident memory now (VmRSS) or at its peak (VmHWM), in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name + ":"))
+    found = [int(line.split()[1]) << 10 for line in lines if line.startswith(name + ":")]
+    assert found, "the process has ended"
+    return found[0]
 
 
 @contextmanager
 def limited_broker(directory: Path, *options: str, descriptors: int = 0) -> Iterator[Broker]:
     limits = (sys.executable, "-c", LIMITED, str(MEMORY_MAX), str(descriptors))
-    with Broker(directory, *options, program=(*limits, *TASKYARD)) as broker:
+    with Broker(directory, *options, program=(*limits, *TASKYARD)) as broker, end_shown(broker):
         yield broker
+
+
+@contextmanager
+def end_shown(running: Running) -> Iterator[None]:
+    """Add the exit status and stderr of a process to a failure, if the process has ended.
+
+    ZeroMQ prints there which of its assertions has failed.
+    """
+    try:
+        yield
+    except BaseException as failure:
+        if running.process.poll() is not None:
+            code, _, err = running.end()
+            failure.add_note(f"the process ended with {code}: {err}")
+        raise
+
+
+def assert_ends_well(running: Running) -> None:
+    """Stop a process, and check its exit status."""
+    code, _, err = running.terminate()
+    assert code == 0, err
 
 
 @contextmanager
@@ -87,10 +110,10 @@ def assert_felt(running: Running) -> None:
     """Check that the process has logged its defence."""
     assert running.process.stderr is not None
     assert select.select([running.process.stderr], [], [], LONG_SECONDS)[0]
-    line = running.error_line()
-    while ": connections cut: " not in line and ": peers held back: " not in line:
-        assert line, running.process.poll()
-        line = running.error_line()
+    lines = [running.error_line()]
+    while ": connections cut: " not in lines[-1] and ": peers held back: " not in lines[-1]:
+        assert lines[-1], lines
+        lines.append(running.error_line())
 
 
 def client_of(endpoint: str) -> closing[Client]:
@@ -169,7 +192,7 @@ def test_attack_leaves_the_broker_to_others(
         if kind != "whole":
             assert sum(known[0].status()["connections_cut"].values()) > 0
         held.close()
-        assert broker.terminate()[0] == 0
+        assert_ends_well(broker)
     assert count(tmp_path)[1] == acknowledged
 
 
@@ -186,7 +209,7 @@ def test_endless_frames_in_any_dialect(tmp_path: Path, dialect: str) -> None:
             with client_of(broker.endpoint) as fresh:
                 submit(fresh, b"fresh")
         assert await_memory(broker.pid, before + LEFT_MAX) <= before + LEFT_MAX
-        assert broker.terminate()[0] == 0
+        assert_ends_well(broker)
 
 
 def test_endless_frames_at_a_relay(tmp_path: Path) -> None:
@@ -195,14 +218,15 @@ def test_endless_frames_at_a_relay(tmp_path: Path) -> None:
         limits = (sys.executable, "-c", LIMITED, str(MEMORY_MAX), "0")
         upstream = ("--to", broker.endpoints[1])
         program = (*limits, *TASKYARD)
-        with Running(tmp_path, *words, *upstream, program=program) as relay:
+        running = Running(tmp_path, *words, *upstream, program=program)
+        with running as relay, end_shown(relay):
             place = relay.line().split()[2]
             before = memory_of(relay.pid, "VmRSS")
             with attack("endless", place, 1):
                 assert_felt(relay)
             assert await_memory(relay.pid, before + LEFT_MAX) <= before + LEFT_MAX
-            assert relay.terminate()[0] == 0
-        assert broker.terminate()[0] == 0
+            assert_ends_well(relay)
+        assert_ends_well(broker)
 
 
 def test_idle_worker_is_not_cut_while_others_attack(tmp_path: Path) -> None:
@@ -219,4 +243,4 @@ def test_idle_worker_is_not_cut_while_others_attack(tmp_path: Path) -> None:
             code, _, err = worker.terminate()
             assert code == 0
             assert "no answer" not in err
-        assert broker.terminate()[0] == 0
+        assert_ends_well(broker)
