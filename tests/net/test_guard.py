@@ -26,13 +26,17 @@ from taskyard.net.accepted import (
 from taskyard.net.guard import Guard
 from taskyard.net.memory import Memory
 from taskyard.net.pressure import (
+    LOOK_MS,
     MIB,
+    REST_MS_MAX,
+    TROUBLE_MS,
     ConnectionLimits,
     Level,
     Pressure,
     backlog_of,
     strangers_of,
     suspects_of,
+    wait_ms_after,
 )
 from taskyard.net.sockets import ZmqSocket, listen
 from tests.net.kit import PATIENCE_S, arrived, peers, raw_connection, read_to_end
@@ -183,6 +187,30 @@ def test_internal_error_is_logged_and_the_guard_goes_on(
         for _ in range(20):
             stack.enter_context(raw_connection(wire.endpoint))
         until(lambda: watching.cut[FOR_CONNECTIONS] == 10)
+
+
+def test_check_that_was_suspended_is_repeated_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[float] = []
+
+    def suspended(_: int) -> int:
+        times.append(time.monotonic())
+        time.sleep(0.1)  # as on a busy machine: time passes, but no CPU time
+        times.append(time.monotonic())
+        return 0
+
+    monkeypatch.setattr(guard, "_descriptors_used", suspended)
+    with guarded("tcp://127.0.0.1:0", few_strangers(10)):
+        until(lambda: len(times) >= 10)
+    rests = [later - earlier for earlier, later in zip(times[1::2], times[2::2], strict=False)]
+    assert min(rests) < 1
+
+
+def test_rest_after_a_check_is_limited() -> None:
+    second = 10**9
+    assert wait_ms_after(0, is_error=False) == LOOK_MS
+    assert wait_ms_after(0, is_error=True) == TROUBLE_MS
+    assert wait_ms_after(second // 250, is_error=True) == 80
+    assert wait_ms_after(second, is_error=True) == REST_MS_MAX
 
 
 def test_missing_guard_is_logged_on_other_systems(

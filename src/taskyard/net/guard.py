@@ -43,6 +43,7 @@ from taskyard.net.context import context
 from taskyard.net.memory import Memory, MemoryMeter
 from taskyard.net.pressure import (
     LOCAL_SHARE,
+    LOOK_MS,
     WAITING_SHARE,
     ConnectionLimits,
     Level,
@@ -50,6 +51,7 @@ from taskyard.net.pressure import (
     backlog_of,
     strangers_of,
     suspects_of,
+    wait_ms_after,
 )
 from taskyard.net.signals import Waker
 from taskyard.net.unrouted import UnroutedPeers
@@ -59,10 +61,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskyard.net")
 
-#: The interval of checks in normal operation. A flood of tiny frames takes 25 MiB in this time.
-LOOK_MS: Final = 50
-#: The interval while memory is short.
-TROUBLE_MS: Final = 20
 #: The shortest interval of checks because of large messages.
 ALARM_MS: Final = 5
 #: How long after a large message memory may be due to large messages.
@@ -390,6 +388,7 @@ class _Work:
 
     def _check(self, now_ns: int) -> int:
         """Check descriptors and memory. Return the milliseconds until the next check."""
+        cpu_ns = time.thread_time_ns()
         self._descriptors_used = _descriptors_used(self._limits.descriptors)
         # Connections that ZeroMQ has not closed by now may be cut again.
         late_ns = now_ns - ENDING_NS_MAX
@@ -412,10 +411,8 @@ class _Work:
             self._pressure.follow_down(now)
         else:
             self._relieve(level, now, now_ns, has_large=has_large)
-        # Sampling many connections takes time. Leave most of it to other threads.
-        took_ms = (time.monotonic_ns() - now_ns) * 1000 // SECOND_NS
         is_error = level >= Level.TROUBLE or bool(self._held)
-        return max(TROUBLE_MS if is_error else LOOK_MS, 20 * took_ms)
+        return wait_ms_after(time.thread_time_ns() - cpu_ns, is_error=is_error)
 
     def _sample(self, now_ns: int) -> None:
         """Sample the received bytes of each connection."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from taskyard.core.limits import SECOND_NS
 from taskyard.net.memory import Memory
 from taskyard.net.options import FRAME_BYTES_MAX
 
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     from taskyard.net.accepted import Connection
 
 MIB: Final = 1 << 20
+
+#: The interval of checks in normal operation. A flood of tiny frames takes 30 MiB in this time.
+LOOK_MS: Final = 50
+#: The interval while memory is short.
+TROUBLE_MS: Final = 20
+#: Sampling many connections takes long. Then the guard rests for this multiple of its CPU time.
+REST_FACTOR: Final = 20
+#: But no longer than this, in which a flood of tiny frames takes 60 MiB.
+REST_MS_MAX: Final = 100
 
 #: Unfinished messages may hold this part of the process's memory, and this much at least and most.
 BUDGET_SHARE: Final = 8
@@ -117,6 +127,16 @@ class ConnectionLimits(Struct, frozen=True):
     @property
     def descriptors_free(self) -> int:
         return min(self.descriptors // DESCRIPTORS_FREE_SHARE, DESCRIPTORS_FREE_MAX)
+
+
+def wait_ms_after(cpu_ns: int, *, is_error: bool) -> int:
+    """Return the milliseconds until the next check, after one that took this much CPU time.
+
+    The time that passed does not count. On a busy machine a check may be suspended, and memory
+    would run out during a rest in proportion to that.
+    """
+    rest_ms = min(REST_FACTOR * cpu_ns * 1000 // SECOND_NS, REST_MS_MAX)
+    return max(TROUBLE_MS if is_error else LOOK_MS, rest_ms)
 
 
 def backlog_of(connections: list[Connection], budget: int) -> list[Connection]:
