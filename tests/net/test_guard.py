@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.net import accepted, guard, pressure, zap
+from taskyard.net import accepted, guard, memory, pressure, zap
 from taskyard.net.accepted import (
     FOR_CONNECTIONS,
     FOR_FRAMES,
     FOR_MEMORY,
+    RESUME_NS,
     Arrivals,
     Connection,
     Cutter,
@@ -33,6 +35,7 @@ from taskyard.net.pressure import (
     ConnectionLimits,
     Level,
     Pressure,
+    backlog_bytes,
     backlog_of,
     strangers_of,
     suspects_of,
@@ -409,23 +412,53 @@ def test_cutter_holds_no_other_connection_with_that_descriptor() -> None:
         assert ours.recv(5) == b"hello"
 
 
+def test_messages_that_wait_are_no_reason_to_cut() -> None:
+    judge = Pressure(Memory(1 << 62, 512 * MIB), Memory(0, 100 * MIB))
+    now = Memory(400 * MIB, 230 * MIB)
+    assert judge.level(now) is Level.SEVERE
+    judge.backlog = backlog_bytes([backlogged(110 * MIB), backlogged(50 * MIB, is_drained=True)])
+    assert judge.level(now) is Level.ALERT
+    assert judge.excess(now) == Memory(0, 20 * MIB)
+
+
+def test_message_is_not_overdue_because_its_sender_was_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    received = [100]
+    monkeypatch.setattr(accepted, "received_bytes", lambda _: received[0])
+    one = connection(unfinished=100)
+    one.note_held(1_000)
+    assert not one.is_overdue(5_000)
+    one.note_released(3_000)
+    resumes_ns = 3_000 + 2_000 + RESUME_NS
+    assert not one.is_overdue(resumes_ns - 1)
+    assert one.is_overdue(resumes_ns)
+    received[0] = 200
+    one.sample(4_000, is_caught_up=True, connections=1)  # counts a first message
+    received[0] = 300
+    one.sample(5_000, is_caught_up=True, connections=1)
+    one.sample(6_000, is_caught_up=True, connections=1)
+    assert one.unfinished == 100
+    assert [one.is_overdue(at_ns) for at_ns in (4_999, 5_000)] == [False, True]
+
+
 def test_flood_of_whole_messages_is_held_and_arrives_in_full(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    limits = ConnectionLimits(1 << 20, Memory(1 << 62, 128 * MIB))
-    with guarded("tcp://127.0.0.1:0", limits) as (wire, watching), peers(wire) as (peer, _):
-        body = bytes(8 * MIB)
-        for _ in range(10):
-            assert peer.send([body])
+    # All messages together are too few for a cut, whatever else this process does.
+    limits = ConnectionLimits(1 << 20, Memory(1 << 62, 1 << 30))
+    count, body = 12, bytes(8 * MIB)
+    assert count * len(body) < Pressure(limits.memory, Memory(0, 0)).budget
+    header = b"\x02" + len(body).to_bytes(8, "big")
+    memory.give_back()
+    with guarded("tcp://127.0.0.1:0", limits) as (wire, watching), ExitStack() as stack:
+        raw = stack.enter_context(attackers.established(wire.endpoint))
+        raw.settimeout(None)
+        # A plain socket, because ZeroMQ would queue the messages in this process.
+        flood = threading.Thread(target=lambda: [raw.sendall(header + body) for _ in range(count)])
+        flood.start()
+        stack.callback(flood.join)
         until(lambda: "held back" in caplog.text)
-        received: list[int] = []
-
-        def take() -> bool:
-            frames = wire.receive()
-            if frames is not None:
-                received.append(len(frames[-1]))
-            return len(received) == 10
-
-        until(take)
-        assert received == [len(body)] * 10
+        received = [len(arrived(wire)[-1]) for _ in range(count)]
+        assert received == [len(body)] * count
         assert watching.cut == {}

@@ -72,6 +72,10 @@ COUNTED_BYTES_MIN: Final = 4 << 10
 #: A connection with fewer waiting bytes than this is ignored.
 WAITING_BYTES_MIN: Final = 1 << 20
 
+#: How long a released peer may take for its next bytes, in addition to the time of the hold. TCP
+#: resends at growing intervals: the next one is as long as all before.
+RESUME_NS: Final = 2 * SECOND_NS
+
 #: A message of this size makes the guard check at once.
 LARGE_BYTES_MIN: Final = 1 << 20
 
@@ -154,11 +158,31 @@ class Connection(Struct, eq=False):
     is_drained: bool = True
     #: By how much the estimate of taken bytes exceeds the received ones.
     overcount: int = 0
+    #: Since when the kernel drops its packets. 0: it does not.
+    held_ns: int = 0
+    #: An unfinished message is no fault of its sender before this time, because it was held.
+    excused_ns: int = 0
 
     @property
     def has_spoken(self) -> bool:
         """Return whether a whole message has arrived on it."""
         return self.descriptor in self.arrivals.messages
+
+    def is_overdue(self, ripe_ns: int) -> bool:
+        """Return whether its message is unfinished since before `ripe_ns`, and not due to a hold.
+
+        A stranger is overdue at once.
+        """
+        if not self.unfinished or self.held_ns:
+            return False
+        return not self.has_spoken or max(self.unfinished_ns, self.excused_ns) <= ripe_ns
+
+    def note_held(self, now_ns: int) -> None:
+        self.held_ns = now_ns
+
+    def note_released(self, now_ns: int) -> None:
+        self.excused_ns = 2 * now_ns - self.held_ns + RESUME_NS
+        self.held_ns = 0
 
     def sample(self, now_ns: int, *, is_caught_up: bool, connections: int) -> None:
         """Sample its received bytes. `connections` is the number of all connections."""
@@ -174,6 +198,9 @@ class Connection(Struct, eq=False):
             if not self.unfinished:
                 self.unfinished_ns = self.sampled_ns
             self.unfinished = self.received - self.settled
+        if received > self.received:
+            # Bytes arrive again after a hold. The message is in transit from now on.
+            self.excused_ns = min(self.excused_ns, now_ns)
         self.received, self.total, self.sampled_ns = received, arrivals.total, now_ns
         self._sample_waiting()
 

@@ -48,6 +48,7 @@ from taskyard.net.pressure import (
     ConnectionLimits,
     Level,
     Pressure,
+    backlog_bytes,
     backlog_of,
     strangers_of,
     suspects_of,
@@ -398,11 +399,14 @@ class _Work:
         self._cut_reported()
         self._report.log(now_ns)
         now = self._meter.read()
+        self._pressure.backlog = 0
         level = self._pressure.level(now)
         has_large = now_ns - self._alarmed_ns < LARGE_NS
         if level is not Level.CALM or has_large or self._held:
             self._sample(now_ns)
-            self._hold_back()
+            self._hold_back(now_ns)
+            self._pressure.backlog = backlog_bytes(self._connections())
+            level = self._pressure.level(now)
         if level is Level.CALM:
             self._blameless_since_ns = 0
             if self._is_trim_due and now_ns - self._gave_back_ns > CALM_GIVE_BACK_NS:
@@ -421,15 +425,17 @@ class _Work:
             for found in listener.connections.values():
                 found.sample(now_ns, is_caught_up=is_caught_up, connections=self._count)
 
-    def _hold_back(self) -> None:
+    def _hold_back(self, now_ns: int) -> None:
         """Hold the senders of whole messages while too many bytes are not received."""
         for found in [*self._held]:
             if found.is_drained or found.waiting <= WAITING_BYTES_MIN:
                 del self._held[found]
+                found.note_released(now_ns)
                 self._cutter.release(found)
         for found in backlog_of(self._connections(), self._pressure.budget // WAITING_SHARE):
             if found not in self._held:
                 self._held[found] = None
+                found.note_held(now_ns)
                 self._report.add_held(self._cutter.hold(found))
 
     def _relieve(self, level: Level, now: Memory, now_ns: int, *, has_large: bool) -> None:

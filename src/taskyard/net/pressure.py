@@ -75,6 +75,8 @@ class Pressure:
     def __init__(self, limit: Memory, calm: Memory) -> None:
         self.limit = limit
         self.calm = calm
+        #: Bytes of whole messages that wait. Their senders are held, so no peer is cut for them.
+        self.backlog = 0
         self.budget = min(max(limit.resident // BUDGET_SHARE, BUDGET_BYTES_MIN), BUDGET_BYTES_MAX)
 
     def level(self, now: Memory) -> Level:
@@ -98,7 +100,8 @@ class Pressure:
 
     def _growth(self, now: Memory) -> Memory:
         return Memory(
-            now.address_space - self.calm.address_space, now.resident - self.calm.resident
+            now.address_space - self.calm.address_space - self.backlog,
+            now.resident - self.calm.resident - self.backlog,
         )
 
     def _room(self) -> int:
@@ -139,15 +142,20 @@ def wait_ms_after(cpu_ns: int, *, is_error: bool) -> int:
     return max(TROUBLE_MS if is_error else LOOK_MS, rest_ms)
 
 
+def backlog_bytes(connections: list[Connection]) -> int:
+    """Return the bytes of whole messages that are not received yet."""
+    return sum(one.waiting for one in connections if not one.is_drained)
+
+
 def backlog_of(connections: list[Connection], budget: int) -> list[Connection]:
     """Choose the connections to hold: those with the most bytes that are not received yet.
 
     Empty unless all waiting messages exceed the budget. A connection with only an unfinished one
     is not held, because nothing of it could be received in the meantime.
     """
-    waiting = [one for one in connections if one.waiting and not one.is_drained]
-    if sum(one.waiting for one in waiting) <= budget:
+    if backlog_bytes(connections) <= budget:
         return []
+    waiting = [one for one in connections if one.waiting and not one.is_drained]
     largest = max(one.waiting for one in waiting)
     return [one for one in waiting if one.waiting >= largest // UNFINISHED_SHARE]
 
@@ -155,14 +163,10 @@ def backlog_of(connections: list[Connection], budget: int) -> list[Connection]:
 def suspects_of(connections: list[Connection], excess: Memory, ripe_ns: int) -> list[Connection]:
     """Choose the connections whose messages are to blame for the memory.
 
-    Their messages are unfinished since before `ripe_ns`, or they are strangers. All unfinished
-    messages together must account for half of the excess. Otherwise the cause is something else.
+    Their messages are overdue as of `ripe_ns`. All of these together must account for half of the
+    excess. Otherwise the cause is something else.
     """
-    unfinished = [
-        one
-        for one in connections
-        if one.unfinished > 0 and (one.unfinished_ns <= ripe_ns or not one.has_spoken)
-    ]
+    unfinished = [one for one in connections if one.is_overdue(ripe_ns)]
     held = sum(one.unfinished * _amplification(one) for one in unfinished)
     if excess.resident and 2 * held >= excess.resident:
         largest = max(one.unfinished for one in unfinished)
