@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import sys
-from contextlib import closing
+import threading
+import time
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -295,6 +298,69 @@ def test_peer_under_an_id_in_use_is_cut_and_served_when_the_id_is_free(
             until(lambda: received() == [server + b":same", b"second"])
         assert quiet.connections() == 1  # not cut
         assert "1 under a routing id that another peer uses (such as 127.0.0.1:" in caplog.text
+
+
+class SlowLink:
+    """Forwards one connection to a listener, in full segments with pauses between them."""
+
+    #: Bytes of a segment, and seconds between two of them: 10 KiB/s.
+    SEGMENT_BYTES = 512
+    PAUSE_S = 0.05
+
+    def __init__(self, endpoint: str) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        self._far = raw_connection(endpoint)
+        self._far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._thread = threading.Thread(target=self._forward)
+        self._thread.start()
+
+    def _forward(self) -> None:
+        near = self._server.accept()[0]
+        back = threading.Thread(target=self._return, args=(near,))
+        back.start()
+        with near, suppress(OSError):
+            while part := near.recv(self.SEGMENT_BYTES, socket.MSG_WAITALL * self._is_bulk(near)):
+                self._far.sendall(part)
+                if len(part) == self.SEGMENT_BYTES:
+                    time.sleep(self.PAUSE_S)  # the link is slow
+            self._far.shutdown(socket.SHUT_WR)
+            back.join()
+
+    def _return(self, near: socket.socket) -> None:
+        with suppress(OSError):
+            while part := self._far.recv(4096):
+                near.sendall(part)
+            near.shutdown(socket.SHUT_RDWR)
+
+    @staticmethod
+    def _is_bulk(near: socket.socket) -> bool:
+        """Return whether more than a segment waits, so that the next one is full."""
+        return len(near.recv(SlowLink.SEGMENT_BYTES, socket.MSG_PEEK)) == SlowLink.SEGMENT_BYTES
+
+    def close(self) -> None:
+        self._thread.join()
+        self._server.close()
+        self._far.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the guard is for Linux")
+def test_long_first_message_over_a_slow_link_arrives(
+    ring: Keyring, guest: PeerKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unrouted, "EXAMINE_NS", SECOND_NS // 10)
+    monkeypatch.setattr(unrouted, "HANDSHAKE_NS_MAX", SECOND_NS // 10)
+    guard, body = Guard(), bytes(16 << 10)
+    with (
+        closing(listen("tcp://127.0.0.1:0", ring, guard=guard)) as wire,
+        closing(guard),
+        closing(SlowLink(wire.endpoint)) as link,
+        closing(connect(link.endpoint, guest)) as peer,
+    ):
+        guard.start()
+        assert peer.send([body])
+        assert arrived(wire)[-1] == body
+        assert guard.cut == {}
 
 
 def test_message_of_too_many_frames_is_dropped_and_counted(

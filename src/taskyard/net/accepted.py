@@ -32,8 +32,11 @@ _libc = ctypes.CDLL(None)
 #: Calls through this object keep the GIL, so that no other thread runs between two of them.
 _fast_libc = ctypes.PyDLL(None)
 
-#: The words of Linux's `struct tcp_info` up to `tcpi_bytes_received`. An older kernel has fewer.
-_TCP_INFO_WORDS: Final = 17
+#: The words of Linux's `struct tcp_info` up to `tcpi_data_segs_in`, and the places of its counters.
+#: The segments are half a word. A kernel before 4.6 does not count them.
+_TCP_INFO_WORDS: Final = 20
+_BYTES_RECEIVED_WORD: Final = 16
+_SEGMENTS_HALF_WORD: Final = 38
 
 #: An address of the family AF_UNSPEC. Connecting to it disconnects.
 _NOWHERE: Final = bytes(16)
@@ -220,6 +223,10 @@ class Connection(Struct, eq=False):
             return received_bytes(self.descriptor)
         return self.received + waiting_bytes(self.descriptor)
 
+    def count_segments(self) -> int:
+        """Return the TCP segments received so far. 0 if unknown."""
+        return received_segments(self.descriptor)
+
 
 class Cutter:
     """Disconnect or hold connections. Keeps spare descriptors, to work when none is left."""
@@ -374,12 +381,23 @@ def inode_of(descriptor: int) -> int:
 
 def received_bytes(descriptor: int) -> int:
     """Return the bytes that a TCP connection has received. 0 if it is gone."""
+    return int(_tcp_info(descriptor)[_BYTES_RECEIVED_WORD])
+
+
+def received_segments(descriptor: int) -> int:
+    """Return the segments with data that a TCP connection has received. 0 if unknown."""
+    halves = ctypes.cast(_tcp_info(descriptor), ctypes.POINTER(ctypes.c_uint32))
+    return int(halves[_SEGMENTS_HALF_WORD])
+
+
+def _tcp_info(descriptor: int) -> ctypes.Array[ctypes.c_uint64]:
+    """Read the kernel's counters of a TCP connection. All are 0 if it is gone."""
     found = (ctypes.c_uint64 * _TCP_INFO_WORDS)()
     length = ctypes.c_uint32(ctypes.sizeof(found))
-    failed = _fast_libc.getsockopt(
+    _fast_libc.getsockopt(
         descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, found, ctypes.byref(length)
     )
-    return 0 if failed else int(found[_TCP_INFO_WORDS - 1])
+    return found
 
 
 def waiting_bytes(descriptor: int) -> int:
