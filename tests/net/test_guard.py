@@ -37,6 +37,7 @@ from taskyard.net.pressure import (
     Pressure,
     backlog_bytes,
     backlog_of,
+    stranger_to_cut,
     strangers_of,
     suspects_of,
     wait_ms_after,
@@ -106,6 +107,20 @@ def test_silent_strangers_are_cut_before_those_with_a_greeting() -> None:
         until(lambda: watching.cut[FOR_CONNECTIONS] >= 11)
         greeted.sendall(b"\x00\x05hello")
         assert arrived(wire)[1:] == [b"hello"]
+
+
+def test_strangers_with_a_key_and_local_ones_are_cut_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    received = {1: 64, 2: 63, 3: 64, 4: 64}
+    monkeypatch.setattr(accepted, "received_bytes", received.__getitem__)
+    local, tcp = Arrivals(0, is_local=True), Arrivals(0, is_local=False, has_keys=True)
+    owner, admitted = Connection(9, 1, local, 0), Connection(1, 1, tcp, 0)
+    silent, greeted, later = (Connection(at, 1, tcp, 10) for at in (2, 3, 4))
+    order = []
+    strangers = [owner, admitted, greeted, silent, later]
+    while (found := stranger_to_cut(strangers, admitted_ns=5)) is not None:
+        order.append(found)
+        strangers.remove(found)
+    assert order == [silent, greeted, later, admitted, owner]
 
 
 def test_descriptors_are_kept_free_and_peers_wait_at_the_gate(endpoint: str) -> None:

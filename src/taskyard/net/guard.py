@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.net import memory, zap
+from taskyard.net import memory, unrouted, zap
 from taskyard.net.accepted import (
     FOR_CONNECTIONS,
     FOR_FRAMES,
@@ -50,6 +50,7 @@ from taskyard.net.pressure import (
     Pressure,
     backlog_bytes,
     backlog_of,
+    stranger_to_cut,
     strangers_of,
     suspects_of,
     wait_ms_after,
@@ -72,12 +73,8 @@ EVENTS_MAX: Final = 100
 #: Strangers are cut with the gates shut once more than this part of the descriptors is in use.
 GATES_SHARE: Final = 2
 
-#: The bytes of a greeting in ZMTP 3. Peers that sent fewer are cut first.
-GREETING_BYTES: Final = 64
 #: How often to check which strangers have sent a message since.
 CHECK_NS: Final = SECOND_NS // 50
-#: Strangers examined to find a silent one. The oldest are the most likely.
-STRANGERS_TRIED_MAX: Final = 64
 
 #: While a gate is shut and peers wait, it opens for a pulse about this often. A pulse is longer the
 #: more descriptors are left. ZeroMQ accepts one peer in 10 to 50 µs, but the guard may be suspended
@@ -327,7 +324,7 @@ class _Work:
             self._strangers = {one: None for one in self._strangers if not one.has_spoken}
             excess = self._excess()
         for _ in range(excess):
-            found = self._next_stranger()
+            found = stranger_to_cut(self._strangers, now_ns - unrouted.HANDSHAKE_NS_MAX)
             if found is None:
                 return
             if self._descriptors_used > self._limits.descriptors // GATES_SHARE:
@@ -366,19 +363,6 @@ class _Work:
             self._is_shut = False
             for listener in self._listeners:
                 listener.gate.open()
-
-    def _next_stranger(self) -> Connection | None:
-        """Choose an old stranger, if possible one without a greeting."""
-        tried: list[Connection] = []
-        for found in [*itertools.islice(self._strangers, STRANGERS_TRIED_MAX)]:
-            if found.has_spoken:
-                del self._strangers[found]
-            elif found.arrivals.is_local or found.count_received() >= GREETING_BYTES:
-                tried.append(found)
-            else:
-                return found
-        # Of those with a greeting, local ones come last: one may be the owner of the broker.
-        return min(tried, key=lambda one: one.arrivals.is_local, default=None)
 
     def _cut(self, found: Connection, reason: str) -> None:
         self._strangers.pop(found, None)

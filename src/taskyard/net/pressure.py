@@ -5,6 +5,7 @@ Pure functions of their arguments. The guard reads the figures and acts on the d
 
 from __future__ import annotations
 
+import itertools
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,8 @@ from taskyard.net.memory import Memory
 from taskyard.net.options import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taskyard.net.accepted import Connection
 
 MIB: Final = 1 << 20
@@ -48,6 +51,11 @@ STRANGERS_SHARE: Final = 4
 #: This part of the descriptors stays free, but never more than DESCRIPTORS_FREE_MAX.
 DESCRIPTORS_FREE_SHARE: Final = 8
 DESCRIPTORS_FREE_MAX: Final = 2_048
+
+#: The bytes of a greeting in ZMTP 3. Peers that sent fewer are cut first.
+GREETING_BYTES: Final = 64
+#: Strangers examined to find a silent one. The oldest are the most likely.
+STRANGERS_TRIED_MAX: Final = 64
 
 #: An empty frame takes 2 bytes on the wire and 64 in ZeroMQ's queue. Of local connections, only the
 #: bytes that were seen waiting are counted.
@@ -178,6 +186,28 @@ def suspects_of(connections: list[Connection], excess: Memory, ripe_ns: int) -> 
 
 def _amplification(connection: Connection) -> int:
     return AMPLIFICATION_LOCAL if connection.arrivals.is_local else AMPLIFICATION
+
+
+def stranger_to_cut(strangers: Iterable[Connection], admitted_ns: int) -> Connection | None:
+    """Choose the stranger to cut when there are too many. The oldest are given first.
+
+    One without a greeting comes first. Those with keys that were accepted before `admitted_ns` come
+    late: their handshake is over, so they have a key, and may be sending a long message. Local ones
+    come last, because one may be the owner of the broker.
+    """
+    tried: list[Connection] = []
+    for found in itertools.islice(strangers, STRANGERS_TRIED_MAX):
+        if found.has_spoken:
+            continue
+        if not found.arrivals.is_local and found.count_received() < GREETING_BYTES:
+            return found
+        tried.append(found)
+    return min(tried, key=lambda one: _merit(one, admitted_ns), default=None)
+
+
+def _merit(connection: Connection, admitted_ns: int) -> tuple[bool, bool]:
+    arrivals = connection.arrivals
+    return arrivals.is_local, arrivals.has_keys and connection.accepted_ns < admitted_ns
 
 
 def strangers_of(connections: list[Connection], ripe_ns: int) -> list[Connection]:
