@@ -457,6 +457,11 @@ def test_message_is_not_overdue_because_its_sender_was_held(
     assert [one.is_overdue(at_ns) for at_ns in (4_999, 5_000)] == [False, True]
 
 
+def send_often(raw: socket.socket, message: bytes, count: int) -> None:
+    for _ in range(count):
+        raw.sendall(message)
+
+
 def test_flood_of_whole_messages_is_held_and_arrives_in_full(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -464,13 +469,13 @@ def test_flood_of_whole_messages_is_held_and_arrives_in_full(
     limits = ConnectionLimits(1 << 20, Memory(1 << 62, 1 << 30))
     count, body = 12, bytes(8 * MIB)
     assert count * len(body) < Pressure(limits.memory, Memory(0, 0)).budget
-    header = b"\x02" + len(body).to_bytes(8, "big")
+    message = b"\x02" + len(body).to_bytes(8, "big") + body
     memory.give_back()
     with guarded("tcp://127.0.0.1:0", limits) as (wire, watching), ExitStack() as stack:
         raw = stack.enter_context(attackers.established(wire.endpoint))
         raw.settimeout(None)
         # A plain socket, because ZeroMQ would queue the messages in this process.
-        flood = threading.Thread(target=lambda: [raw.sendall(header + body) for _ in range(count)])
+        flood = threading.Thread(target=send_often, args=(raw, message, count))
         flood.start()
         stack.callback(flood.join)
         until(lambda: "held back" in caplog.text)

@@ -50,6 +50,7 @@ from taskyard.net.pressure import (
     Pressure,
     backlog_bytes,
     backlog_of,
+    merit,
     stranger_to_cut,
     strangers_of,
     suspects_of,
@@ -457,7 +458,11 @@ class _Work:
         """Cut peers with keys whose routing id is in use. They reconnect."""
         if not self._unrouted.is_due(now_ns):
             return
-        self._strangers = {one: None for one in self._strangers if not one.has_spoken}
+        admitted_ns = now_ns - unrouted.HANDSHAKE_NS_MAX
+        strangers = [one for one in self._strangers if not one.has_spoken]
+        # Those to be cut last go behind the others, because only the first ones are examined.
+        strangers.sort(key=lambda one: merit(one, admitted_ns))
+        self._strangers = dict.fromkeys(strangers)
         with_keys = [one for one in self._strangers if one.arrivals.has_keys]
         for found in self._unrouted.find(with_keys, now_ns):
             self._cut(found, FOR_ROUTE)

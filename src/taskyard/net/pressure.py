@@ -202,10 +202,11 @@ def stranger_to_cut(strangers: Iterable[Connection], admitted_ns: int) -> Connec
         if not found.arrivals.is_local and found.count_received() < GREETING_BYTES:
             return found
         tried.append(found)
-    return min(tried, key=lambda one: _merit(one, admitted_ns), default=None)
+    return min(tried, key=lambda one: merit(one, admitted_ns), default=None)
 
 
-def _merit(connection: Connection, admitted_ns: int) -> tuple[bool, bool]:
+def merit(connection: Connection, admitted_ns: int) -> tuple[bool, bool]:
+    """Return a key that sorts strangers in the order of cuts. See `stranger_to_cut`."""
     arrivals = connection.arrivals
     return arrivals.is_local, arrivals.has_keys and connection.accepted_ns < admitted_ns
 
