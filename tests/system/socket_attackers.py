@@ -29,6 +29,9 @@ WHOLE_MESSAGE = b"\x01\x00" + b"\x00\x02\x08\x06"
 #: The header of a frame of 32 MiB, the largest that a listener takes: libzmq allocates it at once.
 LARGE_HEADER = b"\x02" + (32 << 20).to_bytes(8, "big")
 
+#: The beginning of a frame of 64 KiB.
+SLOW_MESSAGE = b"\x02" + (64 << 10).to_bytes(8, "big") + bytes(1 << 10)
+
 #: A whole malformed message of 30 MB, and the size of one write.
 LARGE_MESSAGE = b"\x01\x00\x02" + (30_000_001).to_bytes(8, "big") + b"\x0a" + b"x" * 30_000_000
 PIECE_BYTES = 1 << 20
@@ -105,6 +108,13 @@ def announced(endpoint: str) -> socket.socket:
     return raw
 
 
+def begun(endpoint: str) -> socket.socket:
+    """Return a connection that sent the first kilobyte of a message of 64 KiB, like a slow peer."""
+    raw = established(endpoint)
+    raw.sendall(SLOW_MESSAGE)
+    return raw
+
+
 def known(endpoint: str) -> socket.socket:
     """Return a connection that has sent one whole message."""
     raw = established(endpoint)
@@ -120,6 +130,7 @@ HOLDERS: dict[str, Callable[[str], socket.socket]] = {
     "established": established,
     "unfinished": unfinished,
     "announced": announced,
+    "begun": begun,
 }
 
 #: Attacks that stream endless frames, by how a connection is made.

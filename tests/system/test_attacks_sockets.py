@@ -147,6 +147,7 @@ ATTACKS = {
     "silent connections, many descriptors": ("silent", 1, 4_000, 0),
     "half greetings": ("half-greeting", 1, 2_000, 1_024),
     "established connections": ("established", 1, 1_500, 0),
+    "slow first messages": ("begun", 1, 1_500, 1_024),
     "large whole messages": ("whole", 1, 1, 0),
     "large whole messages of many": ("whole", 1, 12, 0),
 }
@@ -157,6 +158,7 @@ REPEATED = (
     "endless frames over ipc",
     "200 unfinished messages over ipc",
     "silent connections, many descriptors",
+    "slow first messages",
     "large whole messages of many",
 )
 
