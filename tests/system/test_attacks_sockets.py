@@ -19,7 +19,8 @@ import pytest
 
 from taskyard.client.client import Client
 from taskyard.core.model import Submission
-from tests.kit.processes import TASKYARD, Broker, Running
+from taskyard.net.keys import read_peer_key
+from tests.kit.processes import TASKYARD, Broker, Running, run_here, until
 from tests.system.kit import count
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guard is for Linux")
 
 ATTACKERS = Path(__file__).with_name("socket_attackers.py")
+RANDOM_ATTACKERS = Path(__file__).with_name("random_attackers.py")
 
 MIB = 1 << 20
 MEMORY_MAX = 512 * MIB
@@ -96,14 +98,21 @@ def assert_ends_well(running: Running) -> None:
 @contextmanager
 def attack(kind: str, endpoint: str, number: int) -> Iterator[None]:
     """Attack from another process. Enter after its first full round."""
-    words = [sys.executable, str(ATTACKERS), kind, endpoint, str(number)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as attacker:
-        assert attacker.stdout is not None
-        assert attacker.stdin is not None
-        assert attacker.stdout.readline() == b"ready\n"
+    with attacker(str(ATTACKERS), kind, endpoint, str(number)):
         yield
-        attacker.stdin.close()
-        assert attacker.wait(60) == 0
+
+
+@contextmanager
+def attacker(*words: str) -> Iterator[None]:
+    """Run a program that attacks until its stdin ends. Enter when it has printed `ready`."""
+    words = (sys.executable, *words)
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield
+        process.stdin.close()
+        assert process.wait(60) == 0
 
 
 def assert_felt(running: Running) -> None:
@@ -246,3 +255,40 @@ def test_idle_worker_is_not_cut_while_others_attack(tmp_path: Path) -> None:
             assert code == 0
             assert "no answer" not in err
         assert_ends_well(broker)
+
+
+#: Another one makes other attacks.
+SEED = 6125
+
+#: Listeners of all dialects, and two that require keys.
+LISTENERS = (
+    "dwork=tcp://127.0.0.1:0",
+    "wmp=tcp://127.0.0.1:0",
+    "round-robin=tcp://127.0.0.1:0",
+    "ping-pong=tcp://127.0.0.1:0,tcp://127.0.0.1:0",
+    "dwork=tcp://0.0.0.0:0",
+    "wmp=tcp://0.0.0.0:0",
+)
+
+
+@pytest.mark.slow
+def test_random_attacks_on_all_listeners(tmp_path: Path) -> None:
+    assert run_here(tmp_path, "keys", "new", "me", "--role", "admin")[0] == 0
+    key = tmp_path / "me.key"
+    options = [word for one in LISTENERS for word in ("--listen", one)]
+    with limited_broker(tmp_path, *options, descriptors=1_024) as broker:
+        places = [
+            place.replace("//0.0.0.0:", "//127.0.0.1:")
+            for endpoint in broker.endpoints
+            for place in endpoint.split(",")
+        ]
+        descriptors = Path(f"/proc/{broker.pid}/fd")
+        before = len([*descriptors.iterdir()])
+        words = (str(SEED), "300", read_peer_key(key).broker, *places)
+        with attacker(str(RANDOM_ATTACKERS), *words), client_of(broker.endpoint) as owner:
+            submit(owner, b"local")
+            with closing(Client(places[-2], key=key, timeout=patience())) as remote:
+                submit(remote, b"remote")
+        until(lambda: len([*descriptors.iterdir()]) <= before, "descriptors are freed")
+        assert_ends_well(broker)
+    assert {b"local", b"remote"} <= count(tmp_path)[1]
