@@ -247,6 +247,24 @@ def test_minimal_client_of_a_page_prints_the_result(
     assert stack.enter_context(client).end() == (0, "SHOUT\n", "")
 
 
+def test_minimal_client_of_dwork_creates_tasks_for_the_minimal_worker(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    broker = start(stack, tmp_path, f"dwork={ANYWHERE}")
+
+    def output_of(role: str, *names: str) -> tuple[int, str, str]:
+        text = block(PAGES["dwork"], "python", f"### A minimal {role}")
+        (tmp_path / f"{role}.py").write_text(text)
+        options = (broker.endpoints[1], *names)
+        program = Running(tmp_path, f"{role}.py", *options, program=(sys.executable, "-I"))
+        return stack.enter_context(program).end()
+
+    assert output_of("client", "b", "a", "c") == (0, "b\na\nc\n", "")
+    futures = stack.enter_context(Client(broker.endpoint)).futures(["b", "a", "c"])
+    assert [future.state for future in futures] == ["ready", "blocked", "blocked"]
+    assert output_of("worker") == (0, "b\na\nc\n", "")
+
+
 def test_pages_describe_key_files_alike() -> None:
     pages = [PAGES[name] for name in ("dwork", "ping-pong", "round-robin", "wmp")]
     parts = [" ".join(page.partition("# Keys\n")[2].split()) for page in pages]
