@@ -10,10 +10,13 @@ import pytest
 
 from taskyard import testing
 from taskyard.core.events import Outcome
-from taskyard.forward.lower import LowerBroker, upper_label
+from taskyard.core.output import Stream
+from taskyard.forward import runner as runner_module
+from taskyard.forward.lower import Capacity, LowerBroker, upper_label
 from taskyard.forward.runner import ForwardRunner
 from taskyard.wire.payloads import encode_call, encode_command
 from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.programs import ProgramOutput
 from taskyard.worker.spool import OutputSpool
 from tests.kit.processes import marks
 
@@ -131,6 +134,51 @@ def test_task_submitted_again_is_not_taken_for_the_old_one(forwarder: Forwarder)
     assert forwarder.run(command("echo", "new", attempt=2, submitted_ns=8)).text == b"new\n"
 
 
+def foreign(payload: bytes, attempt: int = 1, manager: str = "their/manager") -> Job:
+    """Return a job of a WMP manager that sends no time of submission."""
+    return Job(b"job", attempt, b"echo", payload, manager=manager)
+
+
+def test_running_task_of_a_foreign_manager_is_taken_over(forwarder: Forwarder) -> None:
+    forwarder.runner.start(foreign(b"x"))
+    forwarder.until_submitted("@their%2Fmanager/job")
+    with forwarding(forwarder.broker) as second:
+        done = second.run(foreign(b"x", attempt=2))
+        assert (done.outcome, done.text) == (Outcome.DONE, b"x")
+        (attempt,) = second.client.show("@their%2Fmanager/job")["attempts"]
+        assert attempt["attempt"] == 1
+
+
+def test_ended_task_of_a_foreign_manager_runs_again(forwarder: Forwarder) -> None:
+    for payload in (b"x", b"x", b"y"):
+        assert forwarder.run(foreign(payload)).text == payload
+    (attempt,) = forwarder.client.show("@their%2Fmanager/job")["attempts"]
+    assert attempt["attempt"] == 3
+
+
+def test_managers_with_tasks_of_the_same_name_have_campaigns_of_their_own(
+    forwarder: Forwarder,
+) -> None:
+    for manager in ("m", "n"):
+        assert forwarder.run(foreign(manager.encode(), manager=manager)).text == manager.encode()
+    assert [*forwarder.client.existing(["@m/job", "@n/job"])] == ["@m/job", "@n/job"]
+    given = LowerBroker(forwarder.client, "login", is_label_given=True)
+    assert given.task_of(foreign(b"")).full_name == "@login:their%2Fmanager/job"
+
+
+def test_cancellation_spares_a_task_that_the_next_attempt_has_taken_over(
+    forwarder: Forwarder,
+) -> None:
+    for attempt in (1, 2):
+        forwarder.runner.start(foreign(b"x", attempt))
+    forwarder.until_submitted("@their%2Fmanager/job")
+    forwarder.runner.cancel_ended([(b"job", 1)])
+    forwarder.runner.stop(b"job", 1)
+    with forwarder.broker.worker({"echo": lambda payload: payload}):
+        assert (done := forwarder.result()).text == b"x"
+    assert done.job.attempt == 2
+
+
 def test_stopped_job_goes_on_and_ended_one_is_cancelled(forwarder: Forwarder) -> None:
     for name in (b"c/stopped", b"c/ended"):
         forwarder.runner.start(command("true", name=name))
@@ -154,6 +202,34 @@ def test_task_cancelled_below_fails_above(forwarder: Forwarder) -> None:
     done = forwarder.result()
     assert done.outcome is Outcome.FAILED
     assert done.text == f"cancelled at {forwarder.broker.endpoint}".encode()
+
+
+def test_lost_bytes_are_counted_without_a_spool() -> None:
+    output = ProgramOutput()
+    output.add_stdout(b"end")
+    output.add_lost(Stream.STDOUT, 5)
+    done = output.done(command("true"))
+    assert (done.text, done.result_bytes_total) == (b"end", 8)
+    failed = output.failed(command("true"), b"reason")
+    assert (failed.output, failed.output_bytes_total) == (b"end", 8)
+
+
+def test_capacity_is_passed_on_when_it_changes(
+    forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "CAPACITY_SECONDS", 0.01)
+    found: list[Capacity] = []
+    with forwarding(forwarder.broker) as one, forwarder.broker.worker():
+        one.runner.on_capacity = found.append
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not found:
+            one.runner.turn()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        for _ in range(5):
+            time.sleep(0.01)
+            one.runner.turn()
+    assert [capacity.slots for capacity in found] == [1]
 
 
 def test_label_is_the_address_or_a_hash_of_the_socket() -> None:

@@ -145,3 +145,15 @@ def test_streams_take_turns_in_messages() -> None:
             stream.add(BYTES)
     first, second = spool.take(), spool.take()
     assert [chunk.stream for chunk in (*first, *second)] == [Stream.STDOUT, Stream.STDERR]
+
+
+def test_lost_bytes_count_in_short_and_long_streams() -> None:
+    spool = SpoolHarness()
+    short, long = spool.add_stream(), spool.add_stream(stream=Stream.STDERR)
+    short.add(b"short")
+    long.add(BYTES)
+    for stream in (short, long):
+        stream.bytes_lost = 7
+    assert short.kept() == Result(b"short", 12)
+    ends = BYTES[:STREAM_END_BYTES] + BYTES[-STREAM_END_BYTES:]
+    assert long.kept() == Result(ends, len(BYTES) + 7, in_file=True)

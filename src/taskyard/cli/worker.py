@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.core.resources import Resources
+    from taskyard.forward.lower import LowerBroker
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import Clock
     from taskyard.process.machine import Machine
@@ -254,7 +255,8 @@ def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401 
     system shows, unless given. GPUs are passed to tasks by id in CUDA_VISIBLE_DEVICES.
 
     With --forward-to the worker submits its tasks to another broker and returns their results. It
-    has the slots and resources of that broker's workers, unless --slots is given.
+    has the slots and resources of that broker's workers, unless --slots is given. With --dialect
+    wmp, the tasks of a foreign manager are in the campaign @MANAGER there.
 
     With --dialect ping-pong or wmp the worker offers the service of the broker's listener, usually
     default, for wmp also others with --service. --broker is then the endpoint where the broker
@@ -302,8 +304,8 @@ def _check_forward(values: WorkerOptions) -> None:
         if values.forward_key is not None or values.forward_as is not None:
             raise UserError("--forward-key and --forward-as need --forward-to")
         return
-    if values.dialect != "dwork":
-        raise UserError(f"--forward-to needs --dialect dwork, not {values.dialect}")
+    if values.dialect not in ("dwork", "wmp"):
+        raise UserError(f"--forward-to needs --dialect dwork or wmp, not {values.dialect}")
     excluded = {
         "--agent": values.agent,
         "--command": values.command,
@@ -367,24 +369,41 @@ def _forward(
     """Run a worker whose tasks run at another broker."""
     from taskyard.forward import process  # noqa: PLC0415  # only for this option
 
-    if len(found) > 1:
+    is_native = values.dialect == "dwork"
+    if len(found) > 1 and is_native:
         raise UserError("--forward-to: a forwarder works for one --broker")
-    endpoint, key = found[0], keys[0]
+    key = next((one for one in keys if one is not None), None)
     name = name_for_key(key, values.name)
+    services = values.services
+    if is_native and not services:
+        services = _default_services(cli_context, allow_pickle=values.allow_pickle)
+    lower = _connect_lower(cli_context, values, found)
+    capacity = lower.capacity()
+    slots, resources = capacity or (usable_cores(), ())
+    chosen = structs.replace(values, slots=values.slots or slots)
+    settings = structs.replace(chosen.settings(services, name, resources), forwards=True)
+    more: Any = {"slots": values.slots, "key": key, "until_eof": values.until_eof}
+    if is_native:
+        process.serve(found[0], settings, lower, cli_context.info, **more)
+    else:
+        process.serve_wmp(found, settings, lower, cli_context.info, **more)
+
+
+def _connect_lower(
+    cli_context: CliContext, values: WorkerOptions, found: Sequence[str]
+) -> LowerBroker:
+    """Connect to the broker of --forward-to. Raises `UserError` if it is one of `found`."""
+    from taskyard.forward import process  # noqa: PLC0415  # only for this option
+
     target = values.forward_to or ""
     is_directory = "://" not in target
     broker = endpoints.native_endpoint(Path(target)) if is_directory else target
     broker = endpoints.peer_endpoint(broker)
-    if broker == endpoint:
+    if broker in found:
         raise UserError(f"--forward-to {target}: the worker's own broker")
-    lower = process.connect_lower(
-        broker, values.forward_key, values.forward_as, endpoint, cli_context.info
+    return process.connect_lower(
+        broker, values.forward_key, values.forward_as, found[0], cli_context.info
     )
-    slots, resources = process.capacity(lower)
-    services = values.services or _default_services(cli_context, allow_pickle=values.allow_pickle)
-    chosen = structs.replace(values, slots=values.slots or slots)
-    settings = chosen.settings(services, name, resources)
-    process.serve(endpoint, settings, lower, cli_context.info, key=key, until_eof=values.until_eof)
 
 
 def _default_services(cli_context: CliContext, *, allow_pickle: bool) -> tuple[str, ...]:
@@ -420,6 +439,9 @@ def _run_wmp_worker(cli_context: CliContext, values: WorkerOptions) -> None:
 
     found = _endpoints(cli_context, values)
     key = _key(cli_context, found)
+    if values.forward_to is not None:
+        _forward(cli_context, values, found, [key])
+        return
     settings = values.settings(values.services, name_for_key(key, values.name))
     wmp.serve(
         *(found, settings, values.allow, cli_context.info),

@@ -1,9 +1,11 @@
 """Tasks at the lower broker: how they are named, submitted, found again and read.
 
 A forwarded task keeps its name, payload and limits. Its campaign is that of the upper broker, `@`
-and a label of that broker. Its origin holds the time of its submission there. So an attempt after
-the loss of a forwarder finds the task of the attempt before, running or done, and a task that was
-submitted again under its old name is not taken for the old one.
+and a label of that broker, or the name of a WMP manager. Its origin holds the time of its
+submission there. So an attempt after the loss of a forwarder finds the task of the attempt before,
+running or done, and a task that was submitted again under its old name is not taken for the old
+one. A foreign manager sends no such time. Then the origin holds a hash of the payload, and only a
+running task is found again.
 
 Blocks: threads of `runner` call it. Knows nothing of the upper broker's protocol.
 """
@@ -13,11 +15,13 @@ from __future__ import annotations
 import hashlib
 import socket
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
 
 from taskyard.client.results import is_last
 from taskyard.core.identity import spelling, split
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.limits import NUMBER_MAX, SECOND_NS
 from taskyard.core.model import Submission, Terms, shown
+from taskyard.core.resources import MEMORY, UNIT
 from taskyard.core.runs import Run
 from taskyard.net import endpoints
 
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
+    from taskyard.core.model import Result
+    from taskyard.core.resources import Resources
     from taskyard.worker.jobs import Job
 
 _ORIGIN: Final = "forwarded:"
@@ -33,6 +39,12 @@ _ENDED: Final = ("done", "failed", "cancelled")
 
 #: Characters of the hash of a local socket's path.
 _DIGEST_CHARACTERS: Final = 6
+
+#: Bytes of the hash that distinguishes tasks without a time of submission.
+_PAYLOAD_DIGEST_BYTES: Final = 16
+
+#: Characters of a manager's name that stay in a campaign. `/` separates campaign and task.
+_SAFE: Final = ":@ +,;=()[]!"
 
 
 def upper_label(endpoint: str) -> str:
@@ -42,6 +54,13 @@ def upper_label(endpoint: str) -> str:
         return str(place).removeprefix("tcp://")
     digest = hashlib.sha256(place.path.encode()).hexdigest()[:_DIGEST_CHARACTERS]
     return f"{socket.gethostname()}-{digest}"
+
+
+class Capacity(NamedTuple):
+    """The slots and resources of all workers of a broker, as one worker's."""
+
+    slots: int
+    resources: Resources
 
 
 class LowerTask(NamedTuple):
@@ -60,9 +79,12 @@ class LowerTask(NamedTuple):
 class LowerBroker:
     """The broker that runs the tasks of a forwarder."""
 
-    def __init__(self, client: Client, label: str) -> None:
+    def __init__(self, client: Client, label: str, *, is_label_given: bool = False) -> None:
+        """`label` is that of the upper broker. A WMP manager's name replaces it, or follows it if
+        the user has given it."""
         self._client = client
         self._label = label
+        self._manager_prefix = f"{label}:" if is_label_given else ""
         # `output` reads long results part by part, so that memory stays bounded.
         client._skip_long_results()  # noqa: SLF001  # not for users of the client
 
@@ -73,10 +95,15 @@ class LowerBroker:
     def task_of(self, job: Job) -> LowerTask:
         """Return the task of a job."""
         campaign = shown(job.campaign)
-        # Without the time, the attempts of a job can't share a task.
-        key = f"{job.submitted_ns}" if job.submitted_ns else f"attempt {job.attempt}"
+        key = f"{job.submitted_ns}" if job.submitted_ns else _digest(job)
         name = shown(split(job.name, job.campaign))
-        return LowerTask(f"{campaign}@{self._label}", name, f"{_ORIGIN}{key}")
+        return LowerTask(f"{campaign}@{self._label_of(job)}", name, f"{_ORIGIN}{key}")
+
+    def _label_of(self, job: Job) -> str:
+        """Return the label of the broker or manager that a job comes from."""
+        if not job.manager:
+            return self._label
+        return self._manager_prefix + quote(job.manager, safe=_SAFE, errors="surrogatepass")
 
     def submit(self, jobs: Sequence[Job]) -> list[Future]:
         """Submit jobs, or find the tasks of their earlier attempts. Return their futures.
@@ -101,10 +128,12 @@ class LowerBroker:
         """Return whether the known task is of the same submission, and done or about to be.
 
         Retries it if it failed. Ends one of an earlier submission, so that it can start again.
+        Without a time of submission, an ended task may be of an earlier one.
         """
         former = self._client.show(task.full_name)
         state = former["state"]
-        if job.submitted_ns and former["origin"] == task.origin and state != "cancelled":
+        is_same = former["origin"] == task.origin and state != "cancelled"
+        if is_same and (job.submitted_ns or state not in _ENDED):
             if state == "failed":
                 self._client.retry([task.full_name])
             return True
@@ -136,19 +165,24 @@ class LowerBroker:
         if shown_task["origin"] == task.origin and shown_task["state"] not in _ENDED:
             self._client.cancel([task.full_name])
 
-    def result(self, job: Job) -> bytes:
+    def result(self, job: Job) -> Result:
         """Return the result of a done task. A long one of a program has only head and tail."""
-        return self._client.kept_result(self.task_of(job).full_name).text
+        return self._client.kept_result(self.task_of(job).full_name)
 
-    def output(self, job: Job, *, stderr: bool) -> Iterator[bytes]:
-        """Yield stdout or stderr of a task's latest attempt, part by part."""
+    def output(self, job: Job, *, stderr: bool) -> Iterator[tuple[bytes, int]]:
+        """Yield stdout or stderr of a task's latest attempt, part by part.
+
+        The last part may have a number of bytes that were not kept. Raises `OutputRemoved`.
+        """
         name, offset, attempt = self.task_of(job).full_name, 0, None
         while True:
             page = self._client.output_page(name, offset, stderr=stderr, attempt=attempt)
-            if page.data:
-                yield page.data
             offset, attempt = offset + len(page.data), page.attempt
-            if is_last(page, offset):
+            is_end = is_last(page, offset)
+            lost = max(0, page.bytes_total - offset) if is_end else 0
+            if page.data or lost:
+                yield page.data, lost
+            if is_end:
                 return
 
     def run(self, job: Job) -> Run | None:
@@ -158,17 +192,32 @@ class LowerBroker:
         note = f"forwarded to {self.endpoint} as {task.full_name}"
         return _run(attempts[-1], note.encode()) if attempts else None
 
-    def capacity(self) -> tuple[int, dict[str, float]]:
-        """Return the slots and resources of all workers."""
+    def capacity(self) -> Capacity | None:
+        """Return the slots and resources of all workers. None: there are none."""
         slots, amounts = 0, dict[str, float]()
         for worker in self._client.workers():
             slots += worker["slots"]
             for name, amount in worker["resources"].items():
                 amounts[name] = amounts.get(name, 0) + amount
-        return slots, amounts
+        resources = tuple(
+            (name.encode(), _amount(name, amount)) for name, amount in sorted(amounts.items())
+        )
+        return Capacity(slots, resources) if slots else None
 
     def close(self) -> None:
         self._client.close(0)
+
+
+def _amount(name: str, amount: float) -> int:
+    """Return an amount of a resource in the core's units. More than it can count is cut."""
+    return min(NUMBER_MAX, int(amount) if name == MEMORY.decode() else round(amount * UNIT))
+
+
+def _digest(job: Job) -> str:
+    """Return a hash of a job's work, for a job without a time of submission."""
+    work = hashlib.blake2b(job.service, digest_size=_PAYLOAD_DIGEST_BYTES)
+    work.update(b"\0" + job.payload)
+    return work.hexdigest()
 
 
 def _terms(job: Job, task: LowerTask) -> Terms:

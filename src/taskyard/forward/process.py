@@ -1,4 +1,4 @@
-"""The forwarder as a process: a native worker whose runner is another broker.
+"""The forwarder as a process: a native or WMP worker whose runner is another broker.
 
 Waits for both brokers. A signal stops it as it stops any worker: it takes no more tasks and waits
 for those it has. After a second one it returns them to the upper broker. The lower broker runs them
@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Final
 from msgspec import structs
 
 from taskyard.client.client import Client
+from taskyard.core.model import shown
 from taskyard.errors import NoBroker
 from taskyard.forward.lower import LowerBroker, upper_label
 from taskyard.forward.runner import ForwardRunner
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
 from taskyard.net.host import Host
-from taskyard.process.machine import usable_cores
-from taskyard.settings.values import read_amount, read_memory
 from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.native_process import SocketWorker
 from taskyard.worker.spool import OutputSpool
+from taskyard.worker.wmp import WmpWorker, WmpWorkerLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from taskyard.core.resources import Resources
@@ -52,7 +52,17 @@ def connect_lower(
             is_announced = True
             time.sleep(RETRY_SECONDS)
         else:
-            return LowerBroker(client, label or upper_label(upper))
+            given = label is not None
+            return LowerBroker(client, label or upper_label(upper), is_label_given=given)
+
+
+class ForwardLoop(NativeWorkerLoop):
+    """A native worker whose slots and resources change."""
+
+    def set_capacity(self, slots: int, resources: Resources) -> None:
+        """Use another number of slots and other resources from now on."""
+        self.settings = structs.replace(self.settings, slots=slots, resources=resources)
+        self._worker_message = self._make_worker_message()
 
 
 def serve(  # noqa: PLR0913  # the last ones are named
@@ -61,29 +71,47 @@ def serve(  # noqa: PLR0913  # the last ones are named
     lower: LowerBroker,
     announce: Callable[[str], None],
     *,
+    slots: int | None = None,
     key: PeerKey | None = None,
     until_eof: bool = False,
 ) -> None:
-    """Take tasks from the broker at `endpoint` and run them at the lower one, until a signal."""
+    """Take tasks from the broker at `endpoint` and run them at the lower one, until a signal.
+
+    The slots and resources follow those of the lower broker's workers. `slots` are fixed.
+    """
     with closing(lower), Host(until_eof=until_eof) as host:
         spool = OutputSpool(host.clock.monotonic_ns)
         runner = host.add_resource(ForwardRunner(lower, spool))
         wire = host.add_socket(sockets.connect(endpoint, key, counts=True))
         channel = Channel(wire, host.clock)
-        forwards = structs.replace(settings, forwards=True)
-        loop = NativeWorkerLoop(forwards, channel, runner, host.clock, spool=spool)
+        loop = ForwardLoop(settings, channel, runner, host.clock, spool=spool)
         loop.on_ended = runner.cancel_ended
-        worker = SocketWorker(loop, channel, runner, forwards, announce)
+        runner.on_capacity = lambda one: loop.set_capacity(slots or one.slots, one.resources)
+        worker = SocketWorker(loop, channel, runner, settings, announce)
         worker.wire = wire
         host.run(worker)
 
 
-def capacity(lower: LowerBroker) -> tuple[int, Resources]:
-    """Return the slots and resources of all workers of the lower broker, as one worker's."""
-    slots, amounts = lower.capacity()
-    resources = tuple(
-        (name.encode(), read_memory(int(amount)) if name == "memory" else read_amount(amount))
-        for name, amount in sorted(amounts.items())
-        if amount
-    )
-    return slots or usable_cores(), resources
+def serve_wmp(  # noqa: PLR0913  # the last ones are named
+    managers: Sequence[str],
+    settings: WorkerSettings,
+    lower: LowerBroker,
+    announce: Callable[[str], None],
+    *,
+    slots: int | None = None,
+    key: PeerKey | None = None,
+    until_eof: bool = False,
+) -> None:
+    """Take tasks from WMP managers and run them at the lower broker, until a signal.
+
+    The slots follow those of the lower broker's workers. `slots` are fixed.
+    """
+    with closing(lower), Host(until_eof=until_eof) as host:
+        runner = host.add_resource(ForwardRunner(lower, None))
+        wires = [host.add_socket(sockets.connect(one, key)) for one in managers]
+        names = [upper_label(one) for one in managers]
+        loop = WmpWorkerLoop(settings, wires, runner, host.clock, names=names)
+        loop.on_ended = runner.cancel_ended
+        if slots is None:
+            runner.on_capacity = lambda one: loop.set_slots(one.slots)
+        host.run(WmpWorker(loop, wires, runner, shown(settings.name), announce))

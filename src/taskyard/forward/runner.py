@@ -1,8 +1,9 @@
 """A worker's runner that submits its jobs to a lower broker and returns their results.
 
-Two threads do what blocks: one submits and cancels tasks, one fetches the results of those that are
-settled. The loop's thread owns the list of jobs and the output spool. A queue between them is
-bounded, so that a long output is read from one broker only as fast as the other takes it.
+Threads do what blocks: one submits and cancels tasks, one fetches the results of those that are
+settled, one follows the capacity of the lower broker. The loop's thread owns the list of jobs and
+the output spool. A queue between them is bounded, so that a long output is read from one broker
+only as fast as the other takes it.
 
 A job that the worker stops is left to run at the lower broker, where its next attempt finds it.
 Only a job whose task has ended at the upper broker is cancelled there.
@@ -21,19 +22,27 @@ from msgspec import Struct
 
 from taskyard.core.events import Outcome
 from taskyard.core.output import Stream
-from taskyard.errors import ClientClosed, TaskFailed, TaskyardError, UserError
+from taskyard.errors import (
+    ClientClosed,
+    NoBroker,
+    OutputRemoved,
+    Refused,
+    TaskFailed,
+    TaskyardError,
+    UserError,
+)
 from taskyard.net.signals import Waker
 from taskyard.wire.payloads import EXEC
 from taskyard.worker.jobs import Job, JobResult, cut_reason
-from taskyard.worker.programs import SpooledOutput
+from taskyard.worker.programs import ProgramOutput, SpooledOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future as AnyFuture
     from typing import Any
 
     from taskyard.core.runs import Run
-    from taskyard.forward.lower import LowerBroker
+    from taskyard.forward.lower import Capacity, LowerBroker
     from taskyard.worker.spool import OutputSpool
 
 #: Parts of outputs between the threads.
@@ -42,6 +51,9 @@ PARTS_MAX: Final = 4
 #: Jobs submitted in one message.
 JOBS_PER_MESSAGE_MAX: Final = 1000
 
+#: How often the capacity of the lower broker is requested.
+CAPACITY_SECONDS: Final = 5.0
+
 
 class OutputPart(Struct):
     """A part of a job's output."""
@@ -49,6 +61,8 @@ class OutputPart(Struct):
     job: Job
     stream: Stream
     data: bytes
+    #: Bytes that the lower broker did not keep.
+    lost: int = 0
 
 
 class Settled(Struct):
@@ -59,16 +73,23 @@ class Settled(Struct):
     #: The result or the reason. None: it is the output.
     text: bytes | None
     run: Run | None = None
+    #: The length of a result of which the text is only a part. 0: it is whole.
+    bytes_total: int = 0
 
 
 class ForwardRunner:
     """Runs jobs at a lower broker."""
 
-    def __init__(self, lower: LowerBroker, spool: OutputSpool) -> None:
+    #: Called with the capacity of the lower broker when it has changed.
+    on_capacity: Callable[[Capacity], None] | None = None
+
+    def __init__(self, lower: LowerBroker, spool: OutputSpool | None) -> None:
+        """`spool` takes the output of programs. Without one, its end goes with their results."""
         self._lower = lower
         self._spool = spool
         #: Jobs without a result, with their output so far.
-        self._jobs: dict[tuple[bytes, int], tuple[Job, SpooledOutput]] = {}
+        self._jobs: dict[tuple[bytes, int], tuple[Job, ProgramOutput | SpooledOutput]] = {}
+        self._capacity: queue.SimpleQueue[Capacity] = queue.SimpleQueue()
         self._waker = Waker()
         #: Jobs to start, or to cancel. None: the end.
         self._calls: queue.SimpleQueue[tuple[bool, Job] | None] = queue.SimpleQueue()
@@ -78,9 +99,11 @@ class ForwardRunner:
         #: A part that the spool had no room for.
         self._kept: OutputPart | Settled | None = None
         self._is_closed = False
+        self._closed = threading.Event()
+        targets = {"submit": self._submit, "fetch": self._fetch, "capacity": self._follow_capacity}
         self._threads = [
             threading.Thread(target=target, name=f"forward-{name}", daemon=True)
-            for name, target in (("submit", self._submit), ("fetch", self._fetch))
+            for name, target in targets.items()
         ]
         for thread in self._threads:
             thread.start()
@@ -88,7 +111,8 @@ class ForwardRunner:
     # The loop's thread.
 
     def start(self, job: Job) -> None:
-        self._jobs[job.key] = (job, SpooledOutput(self._spool, job))
+        spool = self._spool
+        self._jobs[job.key] = (job, ProgramOutput() if spool is None else SpooledOutput(spool, job))
         self._calls.put((True, job))
 
     def stop(self, name: bytes, attempt: int) -> None:
@@ -96,10 +120,19 @@ class ForwardRunner:
         self._jobs.pop((name, attempt), None)
 
     def cancel_ended(self, keys: Sequence[tuple[bytes, int]]) -> None:
-        """Cancel the tasks of jobs that have ended at the upper broker."""
+        """Cancel the tasks of jobs that have ended at the upper broker.
+
+        A task that another attempt has taken over goes on.
+        """
         for key in keys:
-            if key in self._jobs:
-                self._calls.put((False, self._jobs[key][0]))
+            if key not in self._jobs:
+                continue
+            job = self._jobs[key][0]
+            attempts = [
+                one for one in self.running() if (one.name, one.manager) == (job.name, job.manager)
+            ]
+            if len(attempts) == 1:
+                self._calls.put((False, job))
 
     def run_so_far(self, _name: bytes, _attempt: int) -> None:
         """Return nothing: the lower broker measures."""
@@ -124,11 +157,12 @@ class ForwardRunner:
     def turn(self) -> list[JobResult]:
         """Take output and results from the threads. Return the results."""
         self._waker.clear()
-        done: list[JobResult] = []
+        self._use_capacity()
+        spool, done = self._spool, list[JobResult]()
         while (arrived := self._next()) is not None:
-            if self._spool.is_full() and isinstance(arrived, OutputPart):
+            if spool is not None and spool.is_full() and isinstance(arrived, OutputPart):
                 self._kept = arrived
-                self._spool.pause(self._waker.wake)
+                spool.pause(self._waker.wake)
                 break
             if arrived.job.key not in self._jobs:
                 continue  # stopped
@@ -137,6 +171,13 @@ class ForwardRunner:
             else:
                 done.append(self._result(arrived))
         return done
+
+    def _use_capacity(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                capacity = self._capacity.get_nowait()
+                if self.on_capacity is not None:
+                    self.on_capacity(capacity)
 
     def _next(self) -> OutputPart | Settled | None:
         kept, self._kept = self._kept, None
@@ -148,8 +189,11 @@ class ForwardRunner:
 
     def _add(self, part: OutputPart) -> None:
         output = self._jobs[part.job.key][1]
+        if part.lost:
+            output.add_lost(part.stream, part.lost)
         add = output.add_stdout if part.stream is Stream.STDOUT else output.add_stderr
-        add(part.data)
+        if part.data:
+            add(part.data)
 
     def _result(self, settled: Settled) -> JobResult:
         job, output = self._jobs.pop(settled.job.key)
@@ -159,7 +203,7 @@ class ForwardRunner:
         else:
             done = output.done(job)
             if settled.text is not None:
-                done.text, done.result_bytes_total = settled.text, 0
+                done.text, done.result_bytes_total = settled.text, settled.bytes_total
         done.run = settled.run
         return done
 
@@ -168,6 +212,7 @@ class ForwardRunner:
         if self._is_closed:
             return
         self._is_closed = True
+        self._closed.set()
         self._calls.put(None)
         self._settled.put(None)
         self._lower.close()
@@ -247,13 +292,38 @@ class ForwardRunner:
 
     def _fetch_result(self, job: Job, future: AnyFuture[Any]) -> None:
         outcome, text = _outcome(future, self._lower.endpoint)
-        if outcome is not Outcome.DONE or job.service == EXEC:
-            for stream in Stream:
-                for data in self._lower.output(job, stderr=stream is Stream.STDERR):
-                    self._pass_on(OutputPart(job, stream, data))
-        elif text is None:
-            text = self._lower.result(job)
-        self._pass_on(Settled(job, outcome, text, self._lower.run(job)))
+        bytes_total = 0
+        streams = [*Stream]
+        if outcome is Outcome.DONE:
+            kept = self._lower.result(job)
+            if not kept.in_file:  # stdout may be there, too, with stderr
+                text, bytes_total = kept.text, kept.bytes_total
+                streams = [Stream.STDERR] if job.service == EXEC or kept.has_stderr else []
+        try:
+            for stream in streams:
+                self._fetch_output(job, stream)
+        except OutputRemoved:
+            if outcome is Outcome.DONE:  # head and tail are left
+                text, bytes_total = kept.text, kept.bytes_total
+        run = self._lower.run(job)
+        self._pass_on(Settled(job, outcome, text, run, bytes_total))
+
+    def _fetch_output(self, job: Job, stream: Stream) -> None:
+        """Pass on a stream of a task. Raises `OutputRemoved`."""
+        for data, lost in self._lower.output(job, stderr=stream is Stream.STDERR):
+            self._pass_on(OutputPart(job, stream, data, lost))
+
+    def _follow_capacity(self) -> None:
+        """Request the capacity of the lower broker until the end. Pass on changes."""
+        known: Capacity | None = None
+        with suppress(ClientClosed):
+            while not self._closed.wait(CAPACITY_SECONDS):
+                with suppress(NoBroker, Refused):  # reported by the client
+                    capacity = self._lower.capacity()
+                    if capacity is not None and capacity != known:
+                        known = capacity
+                        self._capacity.put(capacity)
+                        self._waker.wake()
 
     def _pass_on(self, arrived: OutputPart | Settled) -> None:
         """Pass something to the loop, and wait while it has no room."""

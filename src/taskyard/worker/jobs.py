@@ -37,6 +37,8 @@ class Job(Struct, frozen=True):
     resources: Resources = ()
     #: When its task was submitted, by the broker's clock. 0: only known to workers that forward.
     submitted_ns: int = 0
+    #: The name of the WMP manager that it belongs to. "": it has none.
+    manager: str = ""
 
     @property
     def key(self) -> tuple[bytes, int]:
@@ -141,8 +143,12 @@ class Tail:
         if len(self._kept) > 2 * self.bytes_max:
             del self._kept[: -self.bytes_max]
 
+    def add_lost(self, count: int) -> None:
+        """Count bytes that are not there."""
+        self.bytes_total += count
+
     def is_cut(self) -> bool:
-        return self.bytes_total > self.bytes_max
+        return self.bytes_total > min(self.bytes_max, len(self._kept))
 
     def value(self) -> bytes:
         return bytes(self._kept[-self.bytes_max :])

@@ -54,6 +54,12 @@ class ProgramOutput:
     def add_stderr(self, chunk: bytes) -> None:
         self.output.add(chunk)
 
+    def add_lost(self, stream: Stream, count: int) -> None:
+        """Count bytes of a stream that are not there."""
+        self.output.add_lost(count)
+        if stream is Stream.STDOUT:
+            self.result.add_lost(count)
+
     def treat_output_as_result(self) -> bool:
         return self.output.bytes_total == self.result.bytes_total and not self.result.is_cut()
 
@@ -82,6 +88,10 @@ class SpooledOutput:
         self._stdout = spool.stream(job, Stream.STDOUT)
         self._stderr = spool.stream(job, Stream.STDERR)
         self.add_stdout, self.add_stderr = self._stdout.add, self._stderr.add
+
+    def add_lost(self, stream: Stream, count: int) -> None:
+        """Count bytes of a stream that are not there."""
+        (self._stdout if stream is Stream.STDOUT else self._stderr).bytes_lost += count
 
     def done(self, job: Job) -> JobResult:
         """Return the result of a program that succeeded."""

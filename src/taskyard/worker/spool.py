@@ -41,14 +41,16 @@ class SpooledStream:
     """A stream of one attempt: its head and tail, and the bytes that are not sent yet."""
 
     __slots__ = (
-        *("_head", "_spool", "_tail", "_unacked", "bytes_acked", "bytes_sent", "bytes_total"),
-        *("due_ns", "ended", "job", "refused", "stream"),
+        *("_head", "_spool", "_tail", "_unacked", "bytes_acked", "bytes_lost", "bytes_sent"),
+        *("bytes_total", "due_ns", "ended", "job", "refused", "stream"),
     )
 
     def __init__(self, spool: OutputSpool, job: Job, stream: Stream) -> None:
         self.job = job
         self.stream = stream
         self.bytes_total = 0
+        #: Bytes that are missing from the stream: it was truncated before it came here.
+        self.bytes_lost = 0
         #: The program has ended, so nothing is added.
         self.ended = False
         #: Bytes that the broker has acknowledged, or was sent.
@@ -129,9 +131,10 @@ class SpooledStream:
     def kept(self) -> Result:
         """Return the whole stream, or head and tail with its length."""
         if self._tail is None:
-            return Result(bytes(self._head))
+            bytes_whole = self.bytes_total + self.bytes_lost if self.bytes_lost else 0
+            return Result(bytes(self._head), bytes_whole)
         text = bytes(self._head) + self._tail.value()
-        return Result(text, self.bytes_total, not self.refused)
+        return Result(text, self.bytes_total + self.bytes_lost, not self.refused)
 
     def end_text(self) -> bytes:
         """Return the end of the stream."""

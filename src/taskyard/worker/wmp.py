@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import MonotonicClock, Transport
     from taskyard.net.sockets import ZmqSocket
+    from taskyard.wire.wmp.managers import Route
     from taskyard.worker.jobs import JobResult, Runner
     from taskyard.worker.settings import WorkerSettings
 
@@ -59,7 +60,10 @@ EXIT_LINGER_MS: Final = 500
 class WmpWorkerLoop:
     """One worker. Takes its connections, runner and clock as arguments."""
 
-    def __init__(
+    #: Called with running tasks that have ended at their managers, before they are stopped.
+    on_ended: Callable[[Sequence[tuple[bytes, int]]], None] | None = None
+
+    def __init__(  # noqa: PLR0913  # the last ones are named
         self,
         settings: WorkerSettings,
         connections: Sequence[Transport],
@@ -67,10 +71,15 @@ class WmpWorkerLoop:
         clock: MonotonicClock,
         *,
         new_output: Callable[[], list[tuple[Job, bytes]]] | None = None,
+        names: Sequence[str] = (),
     ) -> None:
-        """`new_output` returns the output of running tasks since its last call."""
+        """`new_output` returns the output of running tasks since its last call.
+
+        `names` are those of the connections, for managers that send no name.
+        """
         self._new_output = new_output
         self._connections = list(connections)
+        self._names = names or [str(number) for number in range(len(self._connections))]
         self._runner = runner
         self._clock = clock
         now_ns = clock.monotonic_ns()
@@ -82,6 +91,7 @@ class WmpWorkerLoop:
             incarnation=settings.incarnation,
             heartbeat_ns=settings.heartbeat_ns,
             replaces=settings.replaces,
+            forwards=settings.forwards,
         )
         self.worker = wmp_peer.Worker(me, len(self._connections), now_ns)
         #: The time of the last message on each connection. None: never.
@@ -111,6 +121,10 @@ class WmpWorkerLoop:
         if self._new_output is not None and self.worker.working:
             times.append(self._progress_due_ns)
         return min((time for time in times if time is not None), default=None)
+
+    def set_slots(self, slots: int) -> None:
+        """Use another number of slots from now on."""
+        self._run_actions(self.worker.set_slots(slots, self._clock.monotonic_ns()))
 
     def shut_down(self) -> None:
         """Take no more tasks, return those not started, and exit after the rest."""
@@ -161,6 +175,8 @@ class WmpWorkerLoop:
             if isinstance(action, wmp_peer.Send):
                 self._connections[action.wire].send(action.frames)  # the peer resends lost messages
             elif isinstance(action, wmp_peer.Stop):
+                if action.ended and self.on_ended is not None:
+                    self.on_ended([(action.name, action.attempt)])
                 self._runner.stop(action.name, action.attempt)
             else:
                 self._runner.start(
@@ -168,8 +184,14 @@ class WmpWorkerLoop:
                         *(action.name, action.attempt, action.service, action.payload),
                         time_limit_ns=action.time_limit_ns,
                         slots=action.slots,
+                        submitted_ns=action.submitted_ns,
+                        manager=action.owner or self._route_name(action.route),
                     )
                 )
+
+    def _route_name(self, route: Route) -> str:
+        """Return a name for a manager that sends none: its connection and the relays behind it."""
+        return ".".join(map(str, (self._names[route.wire], *route.back)))
 
 
 class WmpWorker:

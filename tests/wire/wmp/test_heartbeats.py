@@ -115,8 +115,8 @@ def test_listed_task_that_is_not_held_is_cancelled() -> None:
     done(manager, "a", "ok")
     replies = ping(manager, [["a", 1], ["never", 3]])
     assert replies == [
-        Sent("CANCEL", {"task": "a", "attempt": 1, "manager": ME}),
-        Sent("CANCEL", {"task": "never", "attempt": 3, "manager": ME}),
+        Sent("CANCEL", {"task": "a", "attempt": 1, "manager": ME, "ended": True}),
+        Sent("CANCEL", {"task": "never", "attempt": 3, "manager": ME, "ended": True}),
         pong(),
     ]
 

@@ -66,7 +66,7 @@ def test_manager_that_sends_its_name_late_or_a_new_one_is_the_same() -> None:
     bench.give("a")
     bench.receive("PONG", worker="w", manager="m")
     assert bench.receive("CANCEL", task="a", attempt=1, manager="renamed") != []
-    assert bench.stopped == [Stop(b"a", 1)]
+    assert bench.stopped == [Stop(b"a", 1, ended=True)]
 
 
 def test_two_routes_to_one_manager_are_merged() -> None:

@@ -51,6 +51,9 @@ class Bench:
     def leave(self) -> list[tuple[int, Sent]]:
         return self._sort(self.worker.leave(self.now_ns))
 
+    def set_slots(self, slots: int) -> list[tuple[int, Sent]]:
+        return self._sort(self.worker.set_slots(slots, self.now_ns))
+
     def wake(self, wire: int = 0, **more: Any) -> list[tuple[int, Sent]]:
         return self.receive("WAKE", wire, service="default", **more)
 
@@ -322,8 +325,45 @@ def test_cancelled_task_is_stopped_and_reported() -> None:
     bench.give("a", manager="m")
     said = bench.receive("CANCEL", task="a", attempt=1)
     assert said == [(0, reported("a", "cancelled", manager="m")), (0, READY)]
-    assert bench.stopped == [Stop(b"a", 1)]
+    assert bench.stopped == [Stop(b"a", 1, ended=True)]
     assert bench.done(b"a") == []
+
+
+def test_manager_with_times_of_submission_sends_whether_a_cancelled_task_has_ended() -> None:
+    bench = Bench(slots=2, forwards=True)
+    bench.quiet()
+    assert bench.wake() == [(0, give(forwards=True))]
+    bench.give("a", manager="m", submitted_ns=7)
+    start = Start(b"a", 1, b"default", b"payload", owner="m", submitted_ns=7)
+    assert bench.started == [start]
+    bench.receive("CANCEL", task="a", attempt=1)
+    assert bench.stopped == [Stop(b"a", 1)]
+    bench.give("b", manager="m", submitted_ns=7)
+    bench.receive("CANCEL", task="b", attempt=1, ended=True)
+    assert bench.stopped == [Stop(b"b", 1, ended=True)]
+
+
+def test_task_with_the_name_of_another_managers_is_refused_and_the_slot_rests() -> None:
+    bench = Bench(wires=2, slots=3)
+    bench.quiet()
+    for wire in (0, 1):
+        bench.wake(wire)
+    bench.give("a", "1")
+    said = bench.give("a", "2", wire=1, manager="n")
+    assert said[0] == (1, reported("a", "refused", manager="n"))
+    assert bench.worker.slots_free == 1
+    bench.later(peer.REST_NS)
+    assert bench.worker.slots_free == 2
+
+
+def test_other_slots_are_sent_with_the_next_ready() -> None:
+    bench = Bench(slots=1)
+    bench.quiet()
+    bench.wake()
+    bench.give("a")
+    (_, ready), *_ = bench.set_slots(3)
+    assert (ready.command, ready.headers["slots"]) == ("READY", 3)
+    assert bench.worker.slots_free == 2
 
 
 def test_cancel_of_an_unknown_task_is_ignored() -> None:

@@ -169,6 +169,15 @@ def test_give_with_other_services_changes_them() -> None:
     assert manager.send("GIVE", headers, route=b"w")[-1].command == "TAKE"
 
 
+def test_take_of_a_worker_that_forwards_has_the_time_of_submission() -> None:
+    manager = Manager()
+    manager.ready()
+    manager.submit(b"a")
+    headers = {"worker": "w", "request": 1, "forwards": True}
+    (take,) = manager.send("GIVE", headers, route=b"w")
+    assert take.headers["submitted_ns"] == manager.task(b"a").terms.submitted_ns > 0
+
+
 # WAKE without a thundering herd.
 
 
@@ -346,6 +355,7 @@ def test_lock_is_repeated_as_received() -> None:
 def test_task_of_another_dialect_is_cancelled_at_its_worker() -> None:
     manager = holding(b"a")
     replies = manager.handle([CancelRequested(0, b"client", Scope(names=(b"a",)))])
-    assert replies == [Sent("CANCEL", {"task": "a", "attempt": 1, "manager": ME})]
+    headers = {"task": "a", "attempt": 1, "manager": ME, "ended": True}
+    assert replies == [Sent("CANCEL", headers)]
     assert done(manager, "a", "cancelled") == []
     assert manager.task(b"a").state is TaskState.CANCELLED

@@ -108,6 +108,8 @@ class Give(Struct, omit_defaults=True):
     back: Back | None = None
     #: The process that sends it, as in its READY.
     incarnation: Number | None = None
+    #: The worker forwards tasks to another broker, and needs the time of their submission.
+    forwards: bool = False
 
 
 class Take(Struct, omit_defaults=True):
@@ -125,6 +127,8 @@ class Take(Struct, omit_defaults=True):
     #: Slots that it takes in the worker.
     slots: Annotated[int, Meta(ge=1, le=SLOTS_MAX)] = 1
     back: Back | None = None
+    #: When it was submitted, for workers that forward. 0: unknown.
+    submitted_ns: Number = 0
 
 
 class No(Struct, omit_defaults=True):
@@ -171,6 +175,8 @@ class Cancel(Struct, omit_defaults=True):
     attempt: Number
     manager: str | None = None
     back: Back | None = None
+    #: The task has ended. Otherwise another worker may hold it, or the manager does not send this.
+    ended: bool = False
 
 
 class _WorkerHeartbeat(Struct, omit_defaults=True):

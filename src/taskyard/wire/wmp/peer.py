@@ -17,7 +17,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Malformed
@@ -91,6 +91,8 @@ class Settings(Struct, frozen=True):
     heartbeat_ns: int = SECOND_NS
     #: Its supervisor saw all processes of its id end, from this incarnation on. 0: no supervisor.
     replaces: int = 0
+    #: It submits its tasks to another broker.
+    forwards: bool = False
 
 
 class Send(Struct):
@@ -110,6 +112,12 @@ class Start(Struct):
     #: 0: no limit.
     time_limit_ns: int = 0
     slots: int = 1
+    #: The manager that owns it. None: it has no name.
+    owner: str | None = None
+    #: The route that it came by.
+    route: Route = Route(0)
+    #: When it was submitted. 0: only some managers send it, to workers that forward.
+    submitted_ns: int = 0
 
 
 class Stop(Struct):
@@ -117,6 +125,8 @@ class Stop(Struct):
 
     name: bytes
     attempt: int
+    #: It has ended at its manager. Otherwise another worker may hold it.
+    ended: bool = False
 
 
 Action: TypeAlias = Send | Start | Stop
@@ -138,6 +148,8 @@ class Held(Struct):
     bytes_total: int = 0
     sent_ns: int = 0
     sent_count: int = 0
+    #: Its manager sends whether a task that it stops has ended.
+    is_end_sent: bool = False
 
     @property
     def key(self) -> Key:
@@ -260,6 +272,12 @@ class Worker:
             self._send_to(held.manager, message)
         return self._taken()
 
+    def set_slots(self, slots: int, now_ns: int) -> list[Action]:
+        """Use another number of slots from now on."""
+        self._settings = structs.replace(self._settings, slots=slots)
+        self._on_slot_free(now_ns)
+        return self._taken()
+
     @property
     def heartbeat_ns(self) -> int:
         """The longest interval of its heartbeats to a manager."""
@@ -319,7 +337,8 @@ class Worker:
         request = str(next(self._lock_numbers))
         self._locks[request] = now_ns + LOCK_NS
         services = [text_of(one) for one in self._settings.services]
-        self._send(route, wmp.Give(self._id, request, services or None))
+        give = wmp.Give(self._id, request, services or None, forwards=self._settings.forwards)
+        self._send(route, give)
 
     def _take(self, manager: Manager, message: wmp.Take, payload: bytes, now_ns: int) -> None:
         self._locks.pop(str(message.request), None)
@@ -331,15 +350,19 @@ class Worker:
         if known is not None or self.leaving or self.slots_free <= 0:
             held.status = "refused"
             self._report(held, now_ns)
+            if known is not None:  # another manager's, of the same name
+                self._rest(now_ns)
         else:
+            held.is_end_sent = message.submitted_ns > 0
             self._held[held.key] = held
             manager.held[held.key] = None
             self._slots_used += held.slots
             self._raise_ping_rate(manager, message.lease_ms * _MILLISECOND_NS, now_ns)
-            limit_ns = message.time_limit_ms * _MILLISECOND_NS
-            self._actions.append(
-                Start(name, message.attempt, service, payload, limit_ns, message.slots)
-            )
+            start = Start(name, message.attempt, service, payload)
+            start.time_limit_ns = message.time_limit_ms * _MILLISECOND_NS
+            start.slots, start.submitted_ns = message.slots, message.submitted_ns
+            start.owner, start.route = message.manager, manager.route or start.route
+            self._actions.append(start)
         self._on_slot_free(now_ns)
 
     def _raise_ping_rate(self, manager: Manager, lease_ns: int, now_ns: int) -> None:
@@ -360,7 +383,8 @@ class Worker:
         if at_work:
             held.status = "cancelled"
             self._slots_used -= held.slots
-            self._actions.append(Stop(*held.key))
+            ended = message.ended or not held.is_end_sent
+            self._actions.append(Stop(*held.key, ended=ended))
             self._report(held, now_ns)
             self._on_slot_free(now_ns)
 

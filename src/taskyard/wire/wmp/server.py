@@ -113,6 +113,8 @@ class PendingReply(Struct):
     facts: WorkerFacts | None = None
     #: A PING, which gets a PONG.
     is_ping: bool = False
+    #: GIVE: the worker forwards its tasks.
+    forwards: bool = False
 
 
 class Settings(Struct, frozen=True):
@@ -252,6 +254,7 @@ class Wmp:
             peer.facts = structs.replace(peer.facts, services=services)
             result.append(events.WorkerRegistered(0, sender.worker, peer.facts))
         number, parks = self._issue(sender, message.request), False
+        self._pending[number].forwards = message.forwards
         requested = events.TasksRequested(0, sender.worker, 1, parks, number, sender.incarnation)
         return [*result, requested]
 
@@ -344,6 +347,7 @@ class Wmp:
                 manager=self._manager,
                 time_limit_ms=-(-terms.time_limit_ns // _MILLISECOND_NS),
                 slots=terms.slots,
+                submitted_ns=terms.submitted_ns if pending.forwards else 0,
             )
             sent.append(_reply(pending, take, effect.payloads[index] or name))
         return sent
@@ -380,11 +384,11 @@ class Wmp:
         return [_reply(pending, pong)]
 
     def _stop(self, effect: effects.Stop) -> list[Reply]:
-        return [
-            reply
-            for name, attempt in zip(effect.names, effect.attempts, strict=True)
-            for reply in self._to(effect.worker, wmp.Cancel(text_of(name), attempt, self._manager))
-        ]
+        sent: list[Reply] = []
+        for name, attempt, ended in zip(effect.names, effect.attempts, effect.ended, strict=True):
+            cancel = wmp.Cancel(text_of(name), attempt, self._manager, ended=ended)
+            sent += self._to(effect.worker, cancel)
+        return sent
 
     def _answer_due(self, effect: effects.ReplyDue) -> list[Reply]:
         pending = self._pending.pop(effect.request, None)
