@@ -143,7 +143,12 @@ def test_running_task_of_a_foreign_manager_is_taken_over(forwarder: Forwarder) -
     forwarder.runner.start(foreign(b"x"))
     forwarder.until_submitted("@their%2Fmanager/job")
     with forwarding(forwarder.broker) as second:
-        done = second.run(foreign(b"x", attempt=2))
+        second.runner.start(foreign(b"x", attempt=2))
+        second.runner.start(command("true", name=b"c/next"))
+        second.until_submitted("c@up/next")  # after the first was found
+        second.runner.stop(b"c/next", 1)
+        with second.broker.worker({"echo": lambda payload: payload}):
+            done = second.result()
         assert (done.outcome, done.text) == (Outcome.DONE, b"x")
         (attempt,) = second.client.show("@their%2Fmanager/job")["attempts"]
         assert attempt["attempt"] == 1

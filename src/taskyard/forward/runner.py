@@ -294,16 +294,15 @@ class ForwardRunner:
         outcome, text = _outcome(future, self._lower.endpoint)
         bytes_total = 0
         streams = [*Stream]
-        if outcome is Outcome.DONE:
-            kept = self._lower.result(job)
-            if not kept.in_file:  # stdout may be there, too, with stderr
-                text, bytes_total = kept.text, kept.bytes_total
-                streams = [Stream.STDERR] if job.service == EXEC or kept.has_stderr else []
+        kept = self._lower.result(job) if outcome is Outcome.DONE else None
+        if kept is not None and not kept.in_file:  # stdout may be there, too, with stderr
+            text, bytes_total = kept.text, kept.bytes_total
+            streams = [Stream.STDERR] if job.service == EXEC or kept.has_stderr else []
         try:
             for stream in streams:
                 self._fetch_output(job, stream)
         except OutputRemoved:
-            if outcome is Outcome.DONE:  # head and tail are left
+            if kept is not None:  # head and tail are left
                 text, bytes_total = kept.text, kept.bytes_total
         run = self._lower.run(job)
         self._pass_on(Settled(job, outcome, text, run, bytes_total))
