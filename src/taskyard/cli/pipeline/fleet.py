@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from taskyard.cli.pipeline.group import SparkCommand, master_option
 from taskyard.client import discovery
 from taskyard.errors import ExitCode
 from taskyard.settings.keys import SLOTS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @click.command(
@@ -60,23 +63,24 @@ def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  
     They run until the broker drains or the command is interrupted. Then their running tasks are
     killed and go to other workers. If an executor is lost, Spark restarts its workers elsewhere. On
     a cluster, the executors need Taskyard installed and a broker that they can reach: --listen
-    dwork=tcp://… with keys.
+    dwork=tcp://… with keys. With several brokers, each worker works for all of them, until all
+    drain.
     """
     from taskyard.pipeline.jobs import fleet as job  # noqa: PLC0415  # imports Spark
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415
 
-    endpoint = discovery.endpoint(
+    found = discovery.find(
         cli_context.brokers, cli_context.state, settings=cli_context.settings()
-    )
-    job.check(workers, given["master"], endpoint)
+    ).endpoints()
+    for endpoint in found:
+        job.check(workers, given["master"], endpoint)
     cli_context.info(f"starting Spark ({given['master']})")
     with session_scope("taskyard pipeline fleet", given["master"], conf=job.CONF) as spark:
         cores = job.cores_of(spark)
         slots = f"{format_count(workers, 'worker')} of {format_count(given['slots'], 'slot')}"
-        cli_context.info(
-            f"{slots} for the broker at {endpoint}, {_print_free_cores(cores - workers)}"
-        )
-        left = job.run(spark, workers, _options(cli_context, endpoint, given))
+        brokers = f"the broker{'s' if len(found) > 1 else ''} at {', '.join(found)}"
+        cli_context.info(f"{slots} for {brokers}, {_print_free_cores(cores - workers)}")
+        left = job.run(spark, workers, _options(cli_context, found, given))
     if cli_context.as_json:
         print_document(PipelineFleetDocument(workers=left))
     else:
@@ -90,11 +94,13 @@ def _print_free_cores(free: int) -> str:
     return f"{format_count(free, 'core')} of Spark unused"
 
 
-def _options(cli_context: CliContext, endpoint: str, given: dict[str, Any]) -> list[str]:
+def _options(cli_context: CliContext, brokers: Sequence[str], given: dict[str, Any]) -> list[str]:
     """Return the options of each worker."""
-    options = ["--broker", endpoint, "--slots", str(given["slots"])]
-    key = cli_context.key or cli_context.settings().broker.key
-    if key is not None:
+    options = ["--slots", str(given["slots"])]
+    for broker in brokers:
+        options += ["--broker", broker]
+    configured = cli_context.settings().broker.key
+    for key in cli_context.keys or (() if configured is None else (configured,)):
         options += ["--key", str(key)]
     for service in given["services"]:
         options += ["--service", service]
