@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from taskyard.client.discovery import Brokers
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -37,7 +39,7 @@ class Executor(concurrent.futures.Executor):
 
     def __init__(  # noqa: PLR0913  # all but the first are named
         self,
-        broker: str | None = None,
+        broker: Brokers = None,
         *,
         state: str | Path | None = None,
         workers: int | None = None,
@@ -47,6 +49,8 @@ class Executor(concurrent.futures.Executor):
         timeout: float | None = None,
     ) -> None:
         """Connect to a broker by its endpoint or its state directory, or start one.
+
+        Of several brokers, one chosen by a hash runs all calls.
 
         Without `broker` and `state`, it starts a broker and `workers` processes (1) with `slots`
         calls at once each (one per core). They end with the executor. `max_workers` is the standard
