@@ -138,6 +138,12 @@ class OtherBroker(Refused):
         super().__init__(text, self.code, names)
 
 
+class SeveralBrokers(UserError):
+    """A request needs one broker, and several are given."""
+
+    code = "several-brokers"
+
+
 class UnknownName(UserError):
     """A task, campaign, service, lane, worker or key of that name does not exist."""
 

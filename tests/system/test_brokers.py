@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import signal
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
+from taskyard.cli import connection
 from taskyard.client.aio import AsyncClient
 from taskyard.client.client import Client
 from taskyard.client.futures import Future, as_completed
-from taskyard.client.requests import full_name
-from taskyard.errors import NoBroker, OtherBroker
+from taskyard.client.requests import full_name, scope_of
+from taskyard.errors import NoBroker, OtherBroker, SeveralBrokers
 from tests.kit.processes import Broker, Running, marks, run_here, until
+from tests.worker.agents_harness import shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,12 +47,13 @@ class Brokers:
     def restart(self, number: int) -> None:
         self.running[number] = self._start(("first", "second")[number])
 
-    def start_worker(self) -> None:
+    def start_worker(self, *options: str) -> Running:
         """Start a worker of two slots for both, and await both."""
-        words = ("worker", "--until-eof", "--slots", "2", "--name", "w", "--broker")
+        words = ("worker", "--until-eof", "--slots", "2", "--name", "w", *options, "--broker")
         worker = Running(self.directory, *words, ",".join(self.endpoints))
         self._stack.enter_context(worker)
         assert {worker.error_line().rpartition(" ")[2] for _ in range(2)} == {*self.endpoints}
+        return worker
 
     def call(self, verb: str, *words: str) -> tuple[int, str, str]:
         given = [part for one in self.endpoints for part in ("--broker", one)]
@@ -174,3 +179,131 @@ def test_commands_go_over_all_brokers(brokers: Brokers) -> None:
     brokers.kill(1)
     with pytest.raises(NoBroker, match="none of them answers"):
         Client(brokers.endpoints, timeout=0.2, report=lambda _line: None)
+
+
+def test_broker_that_refuses_connections_is_left_out_at_once(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers.kill(1)
+    # Longer than the test may take.
+    monkeypatch.setattr(connection, "FIRST_ANSWER_SECONDS", 1000.0)
+    code, out, err = brokers.call("submit", "--json", "--", "true")
+    assert (code, err.count("left out")) == (0, 1)
+    name = msgspec.json.decode(out)["name"]
+    code, out, err = brokers.call("list")
+    assert (code, out.count(name), err.count("\n")) == (0, 1, 1)
+    assert f"broker at {brokers.endpoints[1]}: no answer, left out" in err
+    assert brokers.call("cancel", name)[:2] == (0, "cancelled 1 task\n")
+    assert brokers.call("wait", name)[0] == 5
+    code, _, err = brokers.call("wait")
+    assert (code, "(the request is for all brokers)" in err) == (3, True)
+    code, _, err = brokers.call("submit", "--name", "new", "--", "true")
+    assert (code, "may have it" in err) == (3, True)
+
+    async def count() -> int:
+        async with AsyncClient(brokers.endpoints, connect_timeout=1000.0) as client:
+            return sum((await client.status())["counts"].values())
+
+    assert asyncio.run(count()) == 1
+
+
+def test_records_of_a_campaign_are_followed_at_its_broker(brokers: Brokers) -> None:
+    with Client(brokers.endpoints) as client:
+        here, there = brokers.campaigns(client)
+        for name in (here, there):
+            client.submit(["true"], name="x", campaign=name)
+        client.for_campaign(here).show(f"{here}/x")  # submitted
+        scope = scope_of(campaign=there)
+        (record,) = next(client.follow(0, scope)).records
+        assert (record["names"], record["broker"]) == ([f"{there}/x"], brokers.endpoints[1])
+        with pytest.raises(SeveralBrokers, match="each broker has its own numbers"):
+            next(client.follow(0))
+    code, _, err = brokers.call("watch", "--json", "--since", "0")
+    assert (code, msgspec.json.decode(err)["error"]["code"]) == (2, "several-brokers")
+
+    async def follow() -> None:
+        async with AsyncClient(brokers.endpoints) as client:
+            campaign = client.campaign(there)
+            assert (await campaign.status())["ready"] == 1
+            assert [view["name"] async for view in campaign.tasks()] == ["x"]
+            async for batch in client.follow(0, scope):
+                assert [one["broker"] for one in batch.records] == [brokers.endpoints[1]]
+                break
+            async for _ in client.follow():  # of both, from now on
+                break
+            assert await campaign.cancel() == 1
+            with pytest.raises(SeveralBrokers):
+                await anext(client.follow(0))
+
+    asyncio.run(asyncio.wait_for(follow(), 60))
+
+
+def test_brokers_share_the_gpus_of_a_worker(brokers: Brokers) -> None:
+    brokers.start_worker("--gpus", "3,5")
+    with Client(brokers.endpoints) as client:
+        script = "echo $CUDA_VISIBLE_DEVICES >> marks; until [ -e gate ]; do sleep 0.02; done"
+        options: dict[str, Any] = {"gpus": 1, "cpus": 0, "cwd": str(brokers.directory)}
+        futures = [
+            client.submit(["sh", "-c", script], name=name, campaign=campaign, **options)
+            for campaign in brokers.campaigns(client)
+            for name in ("x", "y")
+        ]
+        until(lambda: len(marks(brokers.directory)) == 2, "two tasks run")
+        (brokers.directory / "gate").touch()
+        for future in futures:
+            future.result(60)
+    found = marks(brokers.directory)
+    assert (sorted(found[:2]), {*found[2:]} <= {"3", "5"}, len(found)) == (["3", "5"], True, 4)
+
+
+def test_agents_of_both_brokers_run_in_one_worker(brokers: Brokers) -> None:
+    agent = shlex.join(shell('report "$payload" ok'))
+    brokers.start_worker("--service", "s", "--agent", agent)
+    with Client(brokers.endpoints) as client:
+        names = brokers.campaigns(client)
+        futures = [
+            client.submit(one.encode(), name="x", campaign=one, service="s") for one in names
+        ]
+        assert [future.result(60).decode() for future in futures] == names
+
+
+QUICK = ("--heartbeat", "200ms", "--lease", "1s")
+
+
+def test_worker_whose_name_one_broker_gives_away_works_for_the_other(brokers: Brokers) -> None:
+    worker = brokers.start_worker(*QUICK)
+    words = ("worker", "--until-eof", "--slots", "1", "--name", "w", *QUICK)
+    with (
+        Running(brokers.directory, *words, "--broker", brokers.endpoints[1]) as successor,
+        Client(brokers.endpoints) as client,
+    ):
+        worker.send(signal.SIGSTOP)
+        while not (line := successor.error_line()).endswith("holds its name now"):
+            assert line
+        worker.send(signal.SIGCONT)
+        while not (line := worker.error_line()).endswith("works for the others only"):
+            assert line
+        assert f"broker at {brokers.endpoints[1]}: " in line
+        for campaign in brokers.campaigns(client):
+            client.submit(["true"], name="x", campaign=campaign).result(60)
+        slots = {one["broker"]: one["slots"] for one in client.workers()}
+        assert slots == dict(zip(brokers.endpoints, (2, 1), strict=True))
+
+
+def test_worker_whose_name_is_taken_at_one_broker_works_for_the_other(brokers: Brokers) -> None:
+    words = ("worker", "--until-eof", "--slots", "1", "--name", "w", *QUICK)
+    with (
+        Running(brokers.directory, *words, "--broker", brokers.endpoints[1]) as holder,
+        Client(brokers.endpoints) as client,
+        ExitStack() as stack,
+    ):
+        assert " works for the broker at " in holder.error_line()
+        both = ",".join(brokers.endpoints)
+        worker = stack.enter_context(Running(brokers.directory, *words, "--broker", both))
+        while "is held by another process" not in (line := worker.error_line()):
+            assert line
+        for campaign in brokers.campaigns(client):
+            client.submit(["true"], name="x", campaign=campaign).result(60)
+        holder.terminate()
+        while not (line := worker.error_line()).endswith("holds its name now"):
+            assert line

@@ -147,6 +147,10 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "A task waits for a task or a campaign of another broker in the list.",
             "Submit it to that broker, with the tasks that it waits for in one campaign.",
         ),
+        "several-brokers": Explanation(
+            "The command or request takes one broker, and several are given.",
+            "Give one `--broker`, or a campaign that one of them has.",
+        ),
         "timed-out": Explanation(
             "A timeout passed.",
             "Wait longer. `taskyard why NAME` explains what a task waits for.",

@@ -19,7 +19,7 @@ from taskyard.cli.format import escape_line, format_date, format_duration
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document, print_view
 from taskyard.cli.scopes import target_options, to_scope
-from taskyard.errors import ExitCode, UserError
+from taskyard.errors import ExitCode, SeveralBrokers, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,8 @@ def watch(
 
     Prints a line per task with time, event, name, attempt, worker and reason. With --json, prints a
     document per line, each a record of the journal with its number in `record`. Continues after a
-    restart of the broker without gaps or repetitions.
+    restart of the broker without gaps or repetitions. With several brokers, --since needs a
+    --campaign: each broker has its own numbers.
 
     Exits with 130 when interrupted. With --until-settled, exits like `taskyard wait`: 0 if all
     tasks are done, 1 if one failed, 5 if tasks were cancelled.
@@ -97,7 +98,7 @@ def watch(
     if until_settled and (values["service"] or values["lane"] or values["match"]):
         raise UserError("--until-settled excludes --service, --lane and --match")
     if until_settled and not values["campaign"] and has_several_brokers(cli_context):
-        raise UserError("--until-settled: needs --campaign or one broker")
+        raise SeveralBrokers("--until-settled: needs --campaign or one broker")
     cli_context.interrupt_message = "interrupted; the tasks continue"
     with connect_client(cli_context) as client:
         if not until_settled:

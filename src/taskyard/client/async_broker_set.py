@@ -11,12 +11,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from taskyard.client import campaigns, commands, discovery, fan_out, requests
 from taskyard.client import output as output_requests
 from taskyard.client.aio import AsyncClient
 from taskyard.client.async_futures import AsyncFuture, LoopBridge
+from taskyard.client.campaigns import AsyncCampaign
 from taskyard.client.client import TIMEOUT_SECONDS
 from taskyard.client.results import settle_future
 from taskyard.client.routes import Routes
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 
     from taskyard.client.campaigns import AsyncBundle
     from taskyard.client.environment import Variables
-    from taskyard.client.exchanges import Awaited
+    from taskyard.client.exchanges import Awaited, Exchange
     from taskyard.client.outbox import PendingTask
+    from taskyard.client.record_stream import RecordBatch
     from taskyard.client.routes import Fan, Routine
     from taskyard.client.session import Session
     from taskyard.core.model import Submission
@@ -210,12 +212,18 @@ class AsyncBrokerSet(AsyncClient):
 
     async def _run_fan(self, fan: Fan) -> dict[int, Any]:
         """Return the values of exchanges, or the errors that they raised."""
-        runs = [self._members[one]._run_query(fan[one]) for one in fan]  # noqa: SLF001  # its parts
-        values = await asyncio.gather(*runs, return_exceptions=True)
-        for value in values:
+        unknown = [one for one in fan if not self._members[one]._session.has_answered]  # noqa: SLF001  # its parts
+        probes = [
+            asyncio.to_thread(discovery.is_refused, self.routes.endpoints[one]) for one in unknown
+        ]
+        values = self.routes.refused(dict(zip(unknown, await asyncio.gather(*probes), strict=True)))
+        asked = [one for one in fan if one not in values]
+        runs = [self._members[one]._run_query(fan[one]) for one in asked]  # noqa: SLF001  # its parts
+        found = await asyncio.gather(*runs, return_exceptions=True)
+        for value in found:
             if isinstance(value, BaseException) and not isinstance(value, TaskyardError):
                 raise value
-        return dict(zip(fan, values, strict=True))
+        return values | dict(zip(asked, found, strict=True))
 
     # Made from routines, as in BrokerSet.
 
@@ -290,12 +298,12 @@ class AsyncBrokerSet(AsyncClient):
         found = [await self._members[number].futures_of(campaign) for number in numbers]
         return [future for futures in found for future in futures]
 
-    def campaign(self, name: str) -> NoReturn:
-        """Raise `UserError`: the broker of a campaign has to be awaited."""
-        raise UserError(
-            f"campaign {name!r}: of several brokers (use `(await client.for_campaign(NAME))"
-            ".campaign(NAME)`)"
-        )
+    def campaign(self, name: str) -> AsyncCampaign:
+        """Return an object for a campaign's tasks, present and future.
+
+        Its requests raise `NoBroker` if the campaign is new and a broker does not answer.
+        """
+        return RoutedCampaign(self, name)
 
     async def tasks(
         self, scope: Scope | None = None, match: str = "", *, measured: bool = False
@@ -327,7 +335,50 @@ class AsyncBrokerSet(AsyncClient):
                     break
                 some, following = await self._members[number]._run_query(page(following))  # noqa: SLF001  # a part of it
 
-    def follow(self, since: int | None = None, scope: Scope | None = None) -> NoReturn:
-        """Raise `UserError`: records are followed at one broker."""
-        del since, scope
-        raise UserError("follow: takes one broker")
+    async def follow(
+        self, since: int | None = None, scope: Scope | None = None
+    ) -> AsyncIterator[RecordBatch]:
+        """Yield batches of records from now on, as `BrokerSet.follow` does."""
+        await self.placed()
+        campaign = None if scope is None or scope.campaign is None else shown(scope.campaign)
+        numbers = await self.run_routine(self.routes.followed(since, campaign))
+        batches: asyncio.Queue[RecordBatch | TaskyardError] = asyncio.Queue(1)
+
+        async def follow(number: int) -> None:
+            try:
+                async for batch in self._members[number].follow(since, scope):
+                    batch.records = fan_out.labelled(self.routes, number, batch.records)
+                    await batches.put(batch)
+            except TaskyardError as error:
+                await batches.put(error)
+
+        tasks = [asyncio.create_task(follow(number)) for number in numbers]
+        try:
+            while True:
+                batch = await batches.get()
+                if isinstance(batch, TaskyardError):
+                    raise batch
+                yield batch
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+class RoutedCampaign(AsyncCampaign):
+    """A campaign at one of several brokers, which each request finds first."""
+
+    def __init__(self, brokers: AsyncBrokerSet, name: str) -> None:
+        self._client = self._brokers = brokers
+        self._run = self._run_there
+        self.name = name
+
+    async def _run_there(self, exchange: Exchange[_T]) -> _T:
+        member = await self._brokers.for_campaign(self.name)
+        return await member._run_query(exchange)  # noqa: SLF001  # a part of the set
+
+    def __repr__(self) -> str:
+        return f"<AsyncCampaign {self.name!r} of {self._brokers.broker}>"
+
+    def _repr_html_(self) -> str:
+        """Return HTML for a notebook, a box for each broker. Never raises."""
+        return self._brokers._repr_html_()  # a part of it

@@ -20,6 +20,7 @@ from taskyard.client.client import TIMEOUT_SECONDS, Client
 from taskyard.client.futures import Future
 from taskyard.client.routes import Routes
 from taskyard.core.events import Scope, UnknownPolicy
+from taskyard.core.model import shown
 from taskyard.errors import TaskyardError, UserError
 
 if TYPE_CHECKING:
@@ -163,8 +164,12 @@ class BrokerSet(Client):
 
     def _run_fan(self, fan: Fan) -> dict[int, Any]:
         """Return the values of exchanges, or the errors that they raised."""
-        runs = [partial(self._members[one]._run_query, fan[one]) for one in fan]  # noqa: SLF001  # its parts
-        return dict(zip(fan, run_together(runs), strict=True))
+        unknown = [one for one in fan if not self._members[one]._session.has_answered]  # noqa: SLF001  # its parts
+        probes = [partial(discovery.is_refused, self.routes.endpoints[one]) for one in unknown]
+        values = self.routes.refused(dict(zip(unknown, run_together(probes), strict=True)))
+        asked = [one for one in fan if one not in values]
+        runs = [partial(self._members[one]._run_query, fan[one]) for one in asked]  # noqa: SLF001  # its parts
+        return values | dict(zip(asked, run_together(runs), strict=True))
 
     # Made from routines, as `Client` is from exchanges.
 
@@ -341,24 +346,24 @@ class BrokerSet(Client):
                 yield from fan_out.labelled(self.routes, number, views)
 
     def follow(self, since: int | None = None, scope: Scope | None = None) -> Iterator[RecordBatch]:
-        """Yield batches of all brokers' records from now on, without end.
+        """Yield batches of records from now on, without end.
 
-        Raises `UserError` for `since`: each broker numbers its own records.
+        With a campaign in the scope, these are of its broker, else of all brokers. Raises
+        `SeveralBrokers` for `since` if there are several: each numbers its own records.
         """
-        if since is not None:
-            raise UserError(f"record {since}: each broker has its own numbers (give one broker)")
-        self.check_brokers()
+        campaign = None if scope is None or scope.campaign is None else shown(scope.campaign)
+        numbers = self.run_routine(self.routes.followed(since, campaign))
         batches: SimpleQueue[RecordBatch | TaskyardError] = SimpleQueue()
 
         def follow(number: int) -> None:
             try:
-                for batch in self._members[number].follow(scope=scope):
+                for batch in self._members[number].follow(since, scope):
                     batch.records = fan_out.labelled(self.routes, number, batch.records)
                     batches.put(batch)
             except TaskyardError as error:
                 batches.put(error)
 
-        for number in self.routes.numbers:
+        for number in numbers:
             name = f"taskyard-follow-{number}"
             threading.Thread(target=follow, args=(number,), name=name, daemon=True).start()
         while True:

@@ -8,10 +8,11 @@ environment, and one in the environment over an endpoint in the file.
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from taskyard.errors import UnusableKey, UserError
+from taskyard.errors import NoBroker, SeveralBrokers, UnusableKey, UserError
 from taskyard.net import endpoints
 from taskyard.settings.files import InvalidSettings
 from taskyard.settings.loader import load
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 #: One or several endpoints, each perhaps a list with commas.
 Brokers: TypeAlias = "str | Sequence[str] | None"
+
+#: How long a connection may take to be refused. A reply of the system takes one round trip.
+PROBE_SECONDS: Final = 0.5
 
 #: One or several key files.
 KeyFiles: TypeAlias = "str | Path | Sequence[str | Path] | None"
@@ -47,10 +51,10 @@ class BrokerLocation(NamedTuple):
         return self.brokers or (endpoints.native_endpoint(self.state),)
 
     def endpoint(self) -> str:
-        """Return the endpoint to connect to. Raises `UserError` for several brokers."""
+        """Return the endpoint to connect to. Raises `SeveralBrokers`."""
         found = self.endpoints()
         if len(found) > 1:
-            raise UserError(f"brokers {', '.join(found)}: this takes one broker")
+            raise SeveralBrokers(f"brokers {', '.join(found)}: this takes one broker")
         return found[0]
 
 
@@ -93,7 +97,7 @@ def endpoint(
     environment: Mapping[str, str] = os.environ,
     settings: Settings | None = None,
 ) -> str:
-    """Return the endpoint to connect to. Raises `UserError` for several brokers."""
+    """Return the endpoint to connect to. Raises `SeveralBrokers`."""
     return find(broker, state, environment, settings).endpoint()
 
 
@@ -158,6 +162,29 @@ def keys_for(
         )
     files = dict(zip(remote, keys, strict=False))
     return [key_for(one, files[one]) if one in files else None for one in found]
+
+
+def is_refused(endpoint: str) -> bool:
+    """Return whether no process listens at an endpoint. False if that is not known quickly."""
+    place = endpoints.parse_peer(endpoint)
+    try:
+        if isinstance(place, endpoints.Tcp):
+            socket.create_connection((place.host, place.port), PROBE_SECONDS).close()
+        else:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(PROBE_SECONDS)
+                probe.connect(place.path)
+    except (ConnectionRefusedError, FileNotFoundError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def refused_error(endpoint: str, key: PeerKey | None = None) -> NoBroker:
+    """Return the error for an endpoint where no process listens."""
+    hint = connection_hint(endpoint, key)
+    return NoBroker(f"broker at {endpoint}: connection refused ({hint})")
 
 
 def connection_hint(endpoint: str, key: PeerKey | None) -> str:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from taskyard.client import record_stream, requests
+from taskyard.client import discovery, record_stream, requests
 from taskyard.client.exchanges import Exchange, Query, checked_reply
-from taskyard.errors import NoBroker, TaskyardError, UnknownName, UserError
+from taskyard.errors import NoBroker, SeveralBrokers, TaskyardError, UnknownName, UserError
 from taskyard.wire.native import peer
 
 _T = TypeVar("_T")
@@ -126,6 +126,16 @@ class Routes:
             raise NoBroker(f"{self._names(silent)}: no answer (the request is for all brokers)")
         return answered(values)
 
+    def refused(self, probes: Mapping[int, bool]) -> dict[int, Any]:
+        """Return an error for each broker that refuses connections, by the probes of some.
+
+        If all brokers do, return none: they may be starting, and are asked as usual.
+        """
+        refused = [number for number, is_refused in probes.items() if is_refused]
+        if len(refused) == len(self.endpoints):
+            return {}
+        return {one: discovery.refused_error(self.endpoints[one]) for one in refused}
+
     def on(self, number: int, exchange: Exchange[_T]) -> Routine[_T]:
         """Run an exchange with one broker."""
         values = yield {number: exchange}
@@ -227,6 +237,23 @@ class Routes:
                 f"{self._names(silent)} does not answer"
             )
         return self.numbers
+
+    def followed(self, since: int | None, campaign: str | None) -> Routine[Sequence[int]]:
+        """Return the brokers whose records to follow: those of a campaign, or all.
+
+        Raises `SeveralBrokers` if there are several and a number of a record is given. Raises
+        `NoBroker` if one of them does not answer.
+        """
+        numbers: Sequence[int] = self.numbers
+        if campaign is not None:
+            numbers = yield from self.brokers_with(campaign)
+        if since is not None and len(numbers) > 1:
+            raise SeveralBrokers(
+                f"record {since}: each broker has its own numbers (give one broker, or a campaign "
+                "that one of them has)"
+            )
+        yield from self.all_answers(lambda _: requests.acknowledged(), numbers)
+        return numbers
 
     # Tasks.
 
