@@ -175,7 +175,7 @@ def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path)
         (["--dialect", "smtp"], "unknown dialect 'smtp'"),
         (
             ["--dialect", "wmp", "--key", "a", "--key", "b"],
-            "--key: 2 files, but this command uses one",
+            "2 keys, but 1 broker over TCP (give --key for each of them, in the same order)",
         ),
         (
             ["--dialect", "ping-pong", "--broker", "ipc://a", "--broker", "ipc://b"],

@@ -149,7 +149,7 @@ def test_random_name_goes_to_a_broker_that_answers() -> None:
 def test_each_broker_has_its_own_key() -> None:
     remote = ["tcp://127.0.0.1:1", "ipc:///a", "tcp://127.0.0.1:2"]
     assert discovery.keys_for(remote, environment={}) == [None, None, None]
-    with pytest.raises(UnusableKey, match="number of keys: 1, but 2 brokers have a TCP endpoint"):
+    with pytest.raises(UnusableKey, match="1 key, but 2 brokers over TCP"):
         discovery.keys_for(remote, ["one.key"])
     with pytest.raises(UnusableKey, match=r"first\.key"):
         discovery.keys_for(remote, ["first.key", "second.key"])

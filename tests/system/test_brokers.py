@@ -17,11 +17,13 @@ from taskyard.client.client import Client
 from taskyard.client.futures import Future, as_completed
 from taskyard.client.requests import full_name, scope_of
 from taskyard.errors import NoBroker, OtherBroker, SeveralBrokers
+from taskyard.net.keyring import Keyring
+from taskyard.wire.roles import Role
 from tests.kit.processes import Broker, Running, marks, run_here, until
 from tests.worker.agents_harness import shell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from taskyard.client.async_futures import AsyncFuture
@@ -61,12 +63,17 @@ class Brokers:
 
     def campaigns(self, client: Client) -> list[str]:
         """Return the name of a new campaign for each broker."""
-        names: dict[str, str] = {}
-        for number in range(100):
-            names.setdefault(client.for_campaign(f"c{number}").broker, f"c{number}")
-            if len(names) == len(self.endpoints):
-                break
-        return [names[endpoint] for endpoint in self.endpoints]
+        return _one_for_each(client, self.endpoints)
+
+
+def _one_for_each(client: Client, endpoints: Sequence[str]) -> list[str]:
+    """Return the name of a campaign for each broker."""
+    names: dict[str, str] = {}
+    for number in range(100):
+        names.setdefault(client.for_campaign(f"c{number}").broker, f"c{number}")
+        if len(names) == len(endpoints):
+            break
+    return [names[endpoint] for endpoint in endpoints]
 
 
 @pytest.fixture
@@ -307,3 +314,60 @@ def test_worker_whose_name_is_taken_at_one_broker_works_for_the_other(brokers: B
         holder.terminate()
         while not (line := worker.error_line()).endswith("holds its name now"):
             assert line
+
+
+class SecureBroker:
+    """A broker that requires keys, and invitations to it."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        directory.mkdir()
+        self._directory = directory
+        Keyring(directory / ".taskyard").create("owner", Role.ADMIN, directory / "owner.key")
+        listen = ("--listen", "dwork=tcp://127.0.0.1:0", "--listen", "wmp=tcp://127.0.0.1:0")
+        found = stack.enter_context(Broker(directory, "--secure", *listen)).endpoints[1:]
+        self.endpoints = dict(zip(("dwork", "wmp"), found, strict=True))
+
+    def invite(self, dialect: str, name: str, roles: str = "worker,producer") -> str:
+        """Return the file of a new invitation."""
+        words = ("keys", "invite", roles, name, "--dialect", dialect, "--broker")
+        code, _, err = run_here(self._directory, *words, self.endpoints[dialect])
+        assert code == 0, err
+        return str(self._directory / f"{name}.invite")
+
+
+def repeated(option: str, values: Iterable[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
+
+
+def test_invitations_and_keys_of_several_brokers(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        both = [SecureBroker(tmp_path / name, stack) for name in ("first", "second")]
+        native = [one.invite("dwork", "native") for one in both]
+        wmp = [one.invite("wmp", "wmp") for one in both]
+        above = [one.invite("wmp", "above", "relay,worker") for one in both]
+        brokers = [one.endpoints["dwork"] for one in both]
+        client = stack.enter_context(Client(brokers, key=native))
+        code, out, err = run_here(tmp_path, "status", "--json", *repeated("--invite", native))
+        assert (code, err) == (0, "")
+        assert [one["broker"] for one in msgspec.json.decode(out)["brokers"]] == brokers
+        mixed = repeated("--invite", [native[0], wmp[1]])
+        for refused in (["rr", "client", *repeated("--invite", wmp)], ["worker", *mixed]):
+            assert run_here(tmp_path, *refused)[0] == 2
+        upstreams = repeated("--to", [one.endpoints["wmp"] for one in both])
+        relay_words = ("relay", "--until-eof", "--listen", "tcp://127.0.0.1:0", *upstreams)
+        relay = stack.enter_context(Running(tmp_path, *relay_words, *repeated("--key", above)))
+        behind = ["--dialect", "wmp", "--broker", relay.line().rpartition(" ")[2]]
+        for number, options in enumerate(
+            (repeated("--invite", native), repeated("--invite", wmp), behind)
+        ):
+            words = ("worker", "--until-eof", "--slots", "2", "--service", f"s{number}")
+            with Running(tmp_path, *words, "--command", "cat", *options, stderr=None):
+                futures = [
+                    client.for_campaign(campaign).submit(
+                        campaign.encode(), campaign=campaign, service=f"s{number}"
+                    )
+                    for campaign in _one_for_each(client, brokers)
+                ]
+                assert [one.result(60) for one in futures] == [
+                    one.campaign.encode() for one in futures
+                ]

@@ -326,13 +326,40 @@ key_option = click.option(
 )
 
 
-def _accept_invitation(context: click.Context, _option: click.Parameter, given: str | None) -> None:
-    """Read an invitation, before the options that replace parts of it."""
-    if given is None or context.resilient_parsing:
+def _accept_invitation(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> None:
+    """Read invitations, before the options that replace parts of them."""
+    if not given or context.resilient_parsing:
         return
     from taskyard.net import invitations  # noqa: PLC0415  # not needed by `--help`
 
-    context.ensure_object(CliContext).invitation = invitations.read(given)
+    cli_context = context.ensure_object(CliContext)
+    if len(given) == 1:
+        cli_context.invitation = invitations.read(given[0])
+        return
+    if not any(one.name == "brokers" for one in context.command.params):
+        raise click.BadParameter(f"{len(given)} are given, but it takes one", context, option)
+    found = _read_invitations(context, option, given)
+    cli_context.keys = tuple(map(Path, given))
+    places = [one.endpoints[0] for one in found]
+    context.default_map = {"brokers": places, "dialect": found[0].dialect}
+
+
+def _read_invitations(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> "list[Invitation]":
+    """Read the invitations of several brokers. All must be files, and of one dialect."""
+    from taskyard.net import invitations  # noqa: PLC0415  # not needed by `--help`
+
+    if "-" in given:
+        raise click.BadParameter("give files", context, option)
+    found = [invitations.read(one) for one in given]
+    if len(dialects := dict.fromkeys(one.dialect for one in found)) > 1:
+        raise click.BadParameter(f"they are for dialects {' and '.join(dialects)}", context, option)
+    if len({one.endpoints[0] for one in found}) < len(found):
+        raise click.BadParameter(f"two are for {found[0].endpoints[0]}", context, option)
+    return found
 
 
 #: For workers, which keep the invitation's key in memory.
@@ -341,27 +368,33 @@ invite_option = click.option(
     metavar="FILE",
     is_eager=True,
     expose_value=False,
+    multiple=True,
     callback=_accept_invitation,
-    help="Connect as in this invitation of `taskyard keys invite`. - reads a line of stdin.",
+    help="Connect as in this invitation of `taskyard keys invite`. - reads a line of stdin. "
+    "Repeatable for several brokers.",
 )
 
 
-def _use_invitation(context: click.Context, option: click.Parameter, given: str | None) -> None:
-    """Use the endpoint and key of an invitation file, unless --broker and --key are given."""
-    if given is None or context.resilient_parsing:
+def _use_invitation(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> None:
+    """Use the endpoints and keys of invitation files, unless --broker and --key are given."""
+    if not given or context.resilient_parsing:
         return
-    if given == "-":
+    if "-" in given:
         raise click.BadParameter("give a file", context, option)
-    _accept_invitation(context, option, given)
-    cli_context = context.ensure_object(CliContext)
-    found = cli_context.invitation
-    if found is None or found.dialect != "dwork":
+    found = _read_invitations(context, option, given)
+    if found[0].dialect != "dwork":
         raise click.BadParameter(
-            f"{given} is for the dialect {found and found.dialect}, this command needs dwork",
+            f"{given[0]} is for the dialect {found[0].dialect}, this command needs dwork",
             context,
             option,
         )
-    cli_context.brokers, cli_context.keys = (found.endpoints[0],), (Path(given),)
+    cli_context = context.ensure_object(CliContext)
+    if len(found) == 1:
+        cli_context.invitation = found[0]
+    cli_context.brokers = tuple(one.endpoints[0] for one in found)
+    cli_context.keys = tuple(map(Path, given))
 
 
 client_invite_option = click.option(
@@ -370,8 +403,9 @@ client_invite_option = click.option(
     metavar="FILE",
     is_eager=True,
     expose_value=False,
+    multiple=True,
     callback=_use_invitation,
-    help="Connect as in this invitation of `taskyard keys invite`.",
+    help="Connect as in this invitation of `taskyard keys invite`. Repeatable for several brokers.",
 )
 
 broker_timeout_option = click.option(

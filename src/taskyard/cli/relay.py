@@ -82,6 +82,8 @@ def relay(
     `--listen wmp=ENDPOINT`. Relays can be chained, those of WMP up to eight, and run side by side.
     A relay has no state, so it can be killed and restarted without losing tasks.
 
+    With several --to, each broker that requires a key needs a --key, in the same order.
+
     When ready, it prints `listening DIALECT ENDPOINT`. It waits for brokers that are not running.
     SIGTERM and Ctrl-C stop it.
     """
@@ -95,8 +97,12 @@ def relay(
     for one in above:
         for place in set(below) & set(one):
             raise UserError(f"--to {place}: the relay's own --listen endpoint")
+    upstream_keys: tuple[PeerKey | None, ...] = ()
+    if len(cli_context.keys) > 1 and len(above) > 1:
+        upstream_keys = tuple(discovery.keys_for([one[0] for one in above], cli_context.keys))
+        cli_context.keys = cli_context.keys[:1]
     key = _key(cli_context, [place for one in above for place in one])
-    options = RelayOptions(dialect, below, above, key, keyring)
+    options = RelayOptions(dialect, below, above, key, keyring, upstream_keys=upstream_keys)
     serve(options, click.echo, until_eof=until_eof)
 
 

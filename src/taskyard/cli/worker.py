@@ -372,8 +372,7 @@ def _forward(
     is_native = values.dialect == "dwork"
     if len(found) > 1 and is_native:
         raise UserError("--forward-to: a forwarder works for one --broker")
-    key = next((one for one in keys if one is not None), None)
-    name = name_for_key(key, values.name)
+    name = _name_for_keys(keys, values.name)
     services = values.services
     if is_native and not services:
         services = _default_services(cli_context, allow_pickle=values.allow_pickle)
@@ -382,11 +381,11 @@ def _forward(
     slots, resources = capacity or (usable_cores(), ())
     chosen = structs.replace(values, slots=values.slots or slots)
     settings = structs.replace(chosen.settings(services, name, resources), forwards=True)
-    more: Any = {"slots": values.slots, "key": key, "until_eof": values.until_eof}
+    more: Any = {"slots": values.slots, "until_eof": values.until_eof}
     if is_native:
-        process.serve(found[0], settings, lower, cli_context.info, **more)
+        process.serve(found[0], settings, lower, cli_context.info, key=keys[0], **more)
     else:
-        process.serve_wmp(found, settings, lower, cli_context.info, **more)
+        process.serve_wmp(found, settings, lower, cli_context.info, keys=keys, **more)
 
 
 def _connect_lower(
@@ -423,7 +422,7 @@ def _run_ping_pong_worker(cli_context: CliContext, values: WorkerOptions) -> Non
 
     slots = values.slots or usable_cores()
     (endpoint,) = _endpoints(cli_context, values)
-    key = _key(cli_context, [endpoint])
+    (key,) = _keys(cli_context, [endpoint])
     check_workers_key(key)
     ping_pong.serve(
         *(endpoint, runner_for, cli_context.info),
@@ -438,25 +437,33 @@ def _run_wmp_worker(cli_context: CliContext, values: WorkerOptions) -> None:
     from taskyard.worker import wmp  # noqa: PLC0415  # only for this dialect
 
     found = _endpoints(cli_context, values)
-    key = _key(cli_context, found)
+    keys = _keys(cli_context, found)
     if values.forward_to is not None:
-        _forward(cli_context, values, found, [key])
+        _forward(cli_context, values, found, keys)
         return
-    settings = values.settings(values.services, name_for_key(key, values.name))
+    settings = values.settings(values.services, _name_for_keys(keys, values.name))
     wmp.serve(
         *(found, settings, values.allow, cli_context.info),
-        key=key,
+        keys=keys,
         **values.runner_options(),
     )
 
 
-def _key(cli_context: CliContext, found: Sequence[str]) -> PeerKey | None:
-    """Return the key for endpoints, if one of them is over TCP and a key is given."""
-    if cli_context.key is None and cli_context.invitation is not None:
-        return cli_context.invitation.key
+def _name_for_keys(keys: Sequence[PeerKey | None], name: str | None) -> str | None:
+    """Return the name under which all keys let this worker run. Raises `UserError`."""
+    for key in keys:
+        name = name_for_key(key, name)
+    return name
+
+
+def _keys(cli_context: CliContext, found: Sequence[str]) -> list[PeerKey | None]:
+    """Return the key for each endpoint over TCP: one for all, or one for each."""
+    if not cli_context.keys and cli_context.invitation is not None:
+        return [cli_context.invitation.key] * len(found)
     settings = cli_context.settings()
-    keys = [discovery.key_for(one, cli_context.key, settings=settings) for one in found]
-    return next((key for key in keys if key is not None), None)
+    if len(cli_context.keys) > 1:
+        return discovery.keys_for(found, cli_context.keys, settings=settings)
+    return [discovery.key_for(one, cli_context.key, settings=settings) for one in found]
 
 
 def _endpoints(cli_context: CliContext, values: WorkerOptions) -> list[str]:

@@ -12,6 +12,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from taskyard.core.model import counted
 from taskyard.errors import NoBroker, SeveralBrokers, UnusableKey, UserError
 from taskyard.net import endpoints
 from taskyard.settings.files import InvalidSettings
@@ -157,7 +158,7 @@ def keys_for(
         keys = () if configured is None else (configured,)
     if keys and len(keys) != len(remote):
         raise UnusableKey(
-            f"number of keys: {len(keys)}, but {len(remote)} brokers have a TCP endpoint (give "
+            f"{counted(len(keys), 'key')}, but {counted(len(remote), 'broker')} over TCP (give "
             "--key for each of them, in the same order)"
         )
     files = dict(zip(remote, keys, strict=False))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
@@ -99,7 +100,7 @@ def serve_wmp(  # noqa: PLR0913  # the last ones are named
     announce: Callable[[str], None],
     *,
     slots: int | None = None,
-    key: PeerKey | None = None,
+    keys: Sequence[PeerKey | None] = (),
     until_eof: bool = False,
 ) -> None:
     """Take tasks from WMP managers and run them at the lower broker, until a signal.
@@ -108,7 +109,8 @@ def serve_wmp(  # noqa: PLR0913  # the last ones are named
     """
     with closing(lower), Host(until_eof=until_eof) as host:
         runner = host.add_resource(ForwardRunner(lower, None))
-        wires = [host.add_socket(sockets.connect(one, key)) for one in managers]
+        pairs = zip_longest(managers, keys)
+        wires = [host.add_socket(sockets.connect(*pair)) for pair in pairs]
         names = [upper_label(one) for one in managers]
         loop = WmpWorkerLoop(settings, wires, runner, host.clock, names=names)
         loop.on_ended = runner.cancel_ended

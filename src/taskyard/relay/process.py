@@ -128,6 +128,8 @@ class RelayOptions(Struct, frozen=True):
     key: PeerKey | None = None
     #: The keys that peers need, each endpoint on TCP. None: none, so all are of this machine.
     keyring: Keyring | None = None
+    #: The key of each upstream in place of `key`. Empty: they have the same.
+    upstream_keys: tuple[PeerKey | None, ...] = ()
 
 
 def serve(
@@ -147,7 +149,10 @@ def serve(
 def _open_wmp(options: RelayOptions, host: Host, guard: Guard) -> LoggedRelay:
     below = sockets.listen_to_peers(options.endpoints[0], guard, options.keyring)
     host.add_socket(below)
-    above = [host.add_socket(sockets.connect(one, options.key)) for (one,) in options.upstreams]
+    places = [place for (place,) in options.upstreams]
+    keys = options.upstream_keys or [options.key] * len(places)
+    pairs = zip(places, keys, strict=True)
+    above = [host.add_socket(sockets.connect(*pair)) for pair in pairs]
     return LoggedRelay(Relay(below, above), host.clock, below.endpoint)
 
 

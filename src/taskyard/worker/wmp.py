@@ -9,6 +9,7 @@ The worker exits when all managers have dismissed it.
 from __future__ import annotations
 
 import logging
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core.events import Outcome
@@ -286,22 +287,23 @@ def serve(  # noqa: PLR0913  # the last ones are named
     allow: Sequence[str],
     announce: Callable[[str], None],
     *,
-    key: PeerKey | None = None,
+    keys: Sequence[PeerKey | None] = (),
     command: Sequence[str] | None = None,
     allow_pickle: bool = False,
     until_eof: bool = False,
 ) -> None:
     """Work for managers until a signal, or until all of them have dismissed this worker.
 
-    `announce` takes lines for the user. `command` runs tasks of services without a payload format.
-    Raises `NameLost` if a manager gave the name to another process, and `Refused` if the key is
-    refused.
+    `announce` takes lines for the user. `keys` are those of the endpoints. `command` runs tasks of
+    services without a payload format. Raises `NameLost` if a manager gave the name to another
+    process, and `Refused` if the key is refused.
     """
     with Host(until_eof=until_eof) as host:
         runner = host.add_resource(
             make_runner(settings.slots, host.clock, command, allow, allow_pickle=allow_pickle)
         )
-        connections = [host.add_socket(sockets.connect(one, key)) for one in endpoints]
+        pairs = zip_longest(endpoints, keys)
+        connections = [host.add_socket(sockets.connect(*pair)) for pair in pairs]
         loop = WmpWorkerLoop(
             settings, connections, runner, host.clock, new_output=runner.new_output
         )
