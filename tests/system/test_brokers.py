@@ -250,12 +250,15 @@ def test_brokers_share_the_gpus_of_a_worker(brokers: Brokers) -> None:
     with Client(brokers.endpoints) as client:
         script = "echo $CUDA_VISIBLE_DEVICES >> marks; until [ -e gate ]; do sleep 0.02; done"
         options: dict[str, Any] = {"gpus": 1, "cpus": 0, "cwd": str(brokers.directory)}
-        futures = [
-            client.submit(["sh", "-c", script], name=name, campaign=campaign, **options)
-            for campaign in brokers.campaigns(client)
-            for name in ("x", "y")
-        ]
-        until(lambda: len(marks(brokers.directory)) == 2, "two tasks run")
+        campaigns = brokers.campaigns(client)
+
+        def submit(name: str) -> list[Future]:
+            command = ["sh", "-c", script]
+            return [client.submit(command, name=name, campaign=one, **options) for one in campaigns]
+
+        futures = submit("x")
+        until(lambda: len(marks(brokers.directory)) == 2, "a task of each broker runs")
+        futures += submit("y")
         (brokers.directory / "gate").touch()
         for future in futures:
             future.result(60)
