@@ -312,6 +312,7 @@ def test_worker_whose_name_is_taken_at_one_broker_works_for_the_other(brokers: B
         worker = stack.enter_context(Running(brokers.directory, *words, "--broker", both))
         while "is held by another process" not in (line := worker.error_line()):
             assert line
+        assert f"worker w at {brokers.endpoints[1]}: " in line
         for campaign in brokers.campaigns(client):
             client.submit(["true"], name="x", campaign=campaign).result(60)
         holder.terminate()

@@ -57,8 +57,9 @@ class WorkerMonitor:
         self._channel = channel
         self._runner = runner
         self._settings = settings
-        self._name = shown(settings.name)
-        self._announcer = Announcer(self._name, announce)
+        #: Its name in logs, with the broker if there are several.
+        self.log_name = shown(settings.name)
+        self._announcer = Announcer(self.log_name, announce)
         self._refusal_logged = ""
         self._waits_for_name = False
         self.has_exited = False
@@ -87,12 +88,12 @@ class WorkerMonitor:
         if self._loop.name_lost:
             raise NameLost(self._loop.name_lost)
         if self._waits_for_name and not self._loop.waits_for_name:
-            logger.warning("worker %s: holds its name now", self._name)
+            logger.warning("worker %s: holds its name now", self.log_name)
         self._waits_for_name = self._loop.waits_for_name
         if self._loop.refusal != self._refusal_logged:
             self._refusal_logged = self._loop.refusal
             if self._refusal_logged:
-                logger.warning("worker %s: %s", self._name, self._refusal_logged)
+                logger.warning("worker %s: %s", self.log_name, self._refusal_logged)
 
     def _should_give_up(self) -> bool:
         """Return whether to exit without a reply: only reports and `Exit` are left to send."""
@@ -266,11 +267,12 @@ def _make_worker(
     wire = host.add_socket(sockets.connect(broker.endpoint, broker.key, counts=True))
     channel = Channel(wire, host.clock)
     loop = NativeWorkerLoop(settings, channel, runner, host.clock, rule_runner, spool=spool)
+    worker = SocketWorker(loop, channel, runner, settings, announce)
     if share is not None:
         runner.use_share(share)
         loop.use_share(share)
+        worker.log_name += f" at {broker.endpoint}"
     if rule_runner is not None:
         rule_runner.on_output = loop.set_progress
-    worker = SocketWorker(loop, channel, runner, settings, announce)
     worker.wire, worker.share = wire, share
     return worker
