@@ -31,6 +31,7 @@ VALUES: Final[dict[str, tuple[Any, Any]]] = {
     "url": (["tcp://127.0.0.1:1", "ipc:///a,b"], ("tcp://127.0.0.1:1", "ipc:///a,b")),
     "state": ("/var/yard", Path("/var/yard")),
     "key": ("/var/me.key", Path("/var/me.key")),
+    "invite": ("/var/me.invite", Path("/var/me.invite")),
     "dwork": (["tcp://127.0.0.1:1", "ipc:///a"], ("tcp://127.0.0.1:1", "ipc:///a")),
     "round-robin": ("tcp://127.0.0.1:6714", ("tcp://127.0.0.1:6714",)),
     "ping-pong": (["ipc:///back", "ipc:///front"], ("ipc:///back", "ipc:///front")),

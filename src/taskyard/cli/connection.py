@@ -84,7 +84,9 @@ class ReadOnlyClient(Protocol):
 
 def connect_client(cli_context: CliContext) -> Client:
     """Connect to the broker that the options name, or to all of them. Raises `NoBroker`."""
-    configured = cli_context.settings().broker.key
+    from taskyard.client.discovery import configured_key_file  # noqa: PLC0415
+
+    configured = configured_key_file(cli_context.settings())
     keys = cli_context.keys or (() if configured is None else (configured,))
     return connect_to(cli_context, broker_location(cli_context).endpoints(), keys)
 

@@ -4,6 +4,7 @@ An option either stores its value in the `CliContext`, so that it may stand befo
 command, or it takes its default from the settings.
 """
 
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from taskyard.client.environment import Variables
     from taskyard.net.invitations import Invitation
     from taskyard.settings.sections import Settings
+
+INVITE_VARIABLE: Final = "TASKYARD_INVITE"
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., object])
 
@@ -146,6 +149,20 @@ class CliContext:
             for warning in () if self.is_supervised else self._settings.unknown_variables:
                 self.info(f"taskyard: {warning}")
         return self._settings
+
+    def find_invitation(self) -> "Invitation | None":
+        """Return the invitation of --invite or of the settings. Raises `UserError`.
+
+        A line in the environment is removed from it: programs of tasks must not get the secret.
+        """
+        if self.invitation is not None:
+            return self.invitation
+        from taskyard.client import discovery  # noqa: PLC0415  # not needed by `--help`
+
+        found = discovery.configured_invitation(self.settings())
+        if not isinstance(self.settings().broker.invite, Path):
+            os.environ.pop(INVITE_VARIABLE, None)
+        return found
 
     def reload_settings(self) -> "Settings":
         """Read the settings again from the same file. Raises `InvalidSettings`."""
@@ -365,6 +382,8 @@ def _read_invitations(
 #: For workers, which keep the invitation's key in memory.
 invite_option = click.option(
     "--invite",
+    cls=SettingOption,
+    envvar=INVITE_VARIABLE,
     metavar="FILE",
     is_eager=True,
     expose_value=False,
@@ -399,6 +418,8 @@ def _use_invitation(
 
 client_invite_option = click.option(
     "--invite",
+    cls=SettingOption,
+    envvar=INVITE_VARIABLE,
     type=click.Path(),
     metavar="FILE",
     is_eager=True,

@@ -60,17 +60,31 @@ _LINES_MAX: Final = 1000
 _PRINT_SECONDS_MAX: Final = 1.0
 
 
-def _endpoint_option(command: CommandFunction) -> CommandFunction:
+def _choose_listen(context: click.Context, _option: click.Parameter, given: str | None) -> str:
+    """Return the endpoint of the server: the given one, or that of the settings."""
+    if given is not None or context.resilient_parsing:
+        return given or ""
+    return context.ensure_object(CliContext).settings().listen.get(_NAME, (ENDPOINT,))[0]
+
+
+def _choose_peer(context: click.Context, option: click.Parameter, given: str | None) -> str:
+    """Return the endpoint to connect to: also that of an invitation, or a listener's identity."""
+    if given is not None or context.resilient_parsing:
+        return given or ""
+    cli_context = context.ensure_object(CliContext)
+    settings = cli_context.settings()
+    invitation = cli_context.find_invitation()
+    if invitation is not None:
+        return _invited_endpoint(invitation)
+    for section in settings.listeners.values():
+        if section.dialect == _NAME and section.endpoint and section.identity is not None:
+            with suppress(UserError):  # it may be any text
+                return endpoints.peer_endpoint(section.identity)
+    return _choose_listen(context, option, given)
+
+
+def _endpoint_option(command: CommandFunction, choose: Callable[..., str]) -> CommandFunction:
     """Add --endpoint and -d."""
-
-    def choose(context: click.Context, _option: click.Parameter, given: str | None) -> str:
-        if given is not None or context.resilient_parsing:
-            return given or ""
-        invitation = context.ensure_object(CliContext).invitation
-        if invitation is not None:
-            return _invited_endpoint(invitation)
-        return context.ensure_object(CliContext).settings().listen.get(_NAME, (ENDPOINT,))[0]
-
     endpoint = click.option(
         "--endpoint",
         callback=choose,
@@ -89,6 +103,16 @@ def _endpoint_option(command: CommandFunction) -> CommandFunction:
     return debug(endpoint(command))
 
 
+def _listen_option(command: CommandFunction) -> CommandFunction:
+    """Add --endpoint and -d, for the server."""
+    return _endpoint_option(command, _choose_listen)
+
+
+def _peer_option(command: CommandFunction) -> CommandFunction:
+    """Add --endpoint and -d, for a worker or client."""
+    return _endpoint_option(command, _choose_peer)
+
+
 @click.group(no_args_is_help=True)
 def rr() -> None:
     """Run a round-robin server, worker or client with a prompt.
@@ -99,7 +123,7 @@ def rr() -> None:
 
 
 @rr.command(epilog=example("rr server -d 1"))
-@_endpoint_option
+@_listen_option
 @state_option
 @click.pass_obj
 def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> None:
@@ -217,7 +241,7 @@ def _stop() -> None:
 
 
 @rr.command(epilog=example("rr worker -d 5", "rr worker --command 'count=wc -c' --slots 4"))
-@_endpoint_option
+@_peer_option
 @click.option(
     "--command",
     "installed",
@@ -298,7 +322,7 @@ def _parse_commands(given: Sequence[str]) -> dict[bytes, list[str]]:
 
 
 @rr.command(epilog=example("rr client -d 1"))
-@_endpoint_option
+@_peer_option
 @key_option
 @invite_option
 @config_option
@@ -319,7 +343,7 @@ def client(cli_context: CliContext, endpoint: str, debug: int) -> None:
 
 def _invited_endpoint(invitation: Invitation) -> str:
     if invitation.dialect != _NAME:
-        raise UserError(f"--invite: it is for the dialect {invitation.dialect}, not {_NAME}")
+        raise UserError(f"invitation: it is for the dialect {invitation.dialect}, not {_NAME}")
     return invitation.endpoints[0]
 
 

@@ -271,15 +271,28 @@ def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401 
     If no broker is running, the worker waits for one. On SIGTERM or Ctrl-C it finishes its running
     tasks and exits 0. A second signal kills them and returns them to the broker.
     """
-    invitation = cli_context.invitation
-    if invitation is not None:
-        options["brokers"] = options["brokers"] or invitation.endpoints
-        options["dialect"] = options["dialect"] or invitation.dialect
-    options["dialect"] = options["dialect"] or "dwork"
+    _apply_invitation(cli_context, options)
     values = WorkerOptions(**options)
     _check(values)
     log_to_stderr(cli_context, "worker")
     _RUNNERS_BY_DIALECT[values.dialect](cli_context, values)
+
+
+def _apply_invitation(cli_context: CliContext, options: dict[str, Any]) -> None:
+    """Set the dialect and the endpoints that are not given. `discovery` finds those of dwork."""
+    is_given = cli_context.invitation is not None
+    is_sought = is_given or options["state"] is None
+    invitation = cli_context.find_invitation() if is_sought else None
+    usual = "dwork" if invitation is None else invitation.dialect
+    dialect = options["dialect"] = options["dialect"] or usual
+    if invitation is None or options["brokers"]:
+        return
+    if dialect != invitation.dialect:
+        raise UserError(
+            f"--dialect {dialect}: the invitation is for {invitation.dialect} (give --broker)"
+        )
+    if is_given or dialect != "dwork":
+        options["brokers"] = invitation.endpoints[: 1 if dialect == "ping-pong" else None]
 
 
 def _check(values: WorkerOptions) -> None:

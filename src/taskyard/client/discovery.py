@@ -1,8 +1,9 @@
 """Finds brokers and keys: from arguments, the environment, the settings file, or defaults.
 
-A nearer source wins. In one source, a broker's endpoint wins over a state directory. A state
-directory stands for its own broker, so one in the arguments wins over an endpoint in the
-environment, and one in the environment over an endpoint in the file.
+A nearer source wins. In one source, a broker's endpoint wins over an invitation, and both win over
+a state directory. A key file wins over an invitation. A state directory stands for its own broker,
+so one in the arguments wins over an endpoint in the environment, and one in the environment over an
+endpoint in the file.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from taskyard.settings.loader import load
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from taskyard.net.invitations import Invitation
     from taskyard.net.keys import PeerKey
     from taskyard.settings.sections import Settings
 
+
+#: The dialect of clients.
+NATIVE_DIALECT: Final = "dwork"
 
 #: One or several endpoints, each perhaps a list with commas.
 Brokers: TypeAlias = "str | Sequence[str] | None"
@@ -70,9 +75,41 @@ def locate(
     if state:
         return BrokerLocation(given, Path(state))
     settings = settings or load(environment=environment)
-    is_nearer = settings.source("broker.url") >= settings.source("broker.state")
-    named = given or (configured_endpoints(settings) if is_nearer else ())
-    return BrokerLocation(named, settings.broker.state)
+    return BrokerLocation(given or _named_endpoints(settings), settings.broker.state)
+
+
+def _named_endpoints(settings: Settings) -> tuple[str, ...]:
+    """Return the endpoints in the settings, unless a nearer source has a state directory."""
+    url, invite, state = (settings.source(f"broker.{name}") for name in ("url", "invite", "state"))
+    if invite > url and invite >= state:
+        return invited_endpoints(settings)
+    return configured_endpoints(settings) if url >= state else ()
+
+
+def invited_endpoints(settings: Settings) -> tuple[str, ...]:
+    """Return the first endpoint of the configured invitation. Raises `UserError`."""
+    found = configured_invitation(settings)
+    if found is None:
+        return ()
+    if found.dialect != NATIVE_DIALECT:
+        origin = settings.all["broker.invite"].origin
+        raise UnusableKey(
+            f"{origin}: the invitation is for the dialect {found.dialect}, this needs "
+            f"{NATIVE_DIALECT} (give another --broker or --state)"
+        )
+    return found.endpoints[:1]
+
+
+def configured_invitation(settings: Settings) -> Invitation | None:
+    """Return the invitation of the settings or the environment. Raises `UserError`."""
+    place = settings.broker.invite
+    if place is None:
+        return None
+    from taskyard.net import invitations  # noqa: PLC0415  # as in `key_for`
+
+    if isinstance(place, Path):
+        return invitations.read(str(place))
+    return invitations.read_line(settings.all["broker.invite"].origin.place, place.reveal())
 
 
 def peer_endpoints(broker: Brokers) -> tuple[str, ...]:
@@ -126,9 +163,25 @@ def key_for(
     """
     if not endpoint.startswith("tcp://"):
         return None
-    path = Path(key) if key else (settings or load(environment=environment)).broker.key
+    if key:
+        return _read_key(Path(key))
+    settings = settings or load(environment=environment)
+    path = configured_key_file(settings)
     if path is None:
-        return None
+        invitation = configured_invitation(settings)
+        return None if invitation is None else invitation.key
+    return _read_key(path)
+
+
+def configured_key_file(settings: Settings) -> Path | None:
+    """Return the key file of the settings. It may be an invitation's. None: there is no file."""
+    key, invite = settings.broker.key, settings.broker.invite
+    if settings.source("broker.invite") > settings.source("broker.key"):
+        return invite if isinstance(invite, Path) else None
+    return key
+
+
+def _read_key(path: Path) -> PeerKey:
     from taskyard.net import keys  # noqa: PLC0415  # most calls have no key, and shell completion must be fast
 
     return keys.read_peer_key(path)
@@ -154,7 +207,7 @@ def keys_for(
     if len(found) == 1 and len(keys) <= 1:
         return [key_for(found[0], next(iter(keys), None), environment, settings)]
     if remote and not keys:
-        configured = (settings or load(environment=environment)).broker.key
+        configured = configured_key_file(settings or load(environment=environment))
         keys = () if configured is None else (configured,)
     if keys and len(keys) != len(remote):
         raise UnusableKey(

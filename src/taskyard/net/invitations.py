@@ -15,6 +15,7 @@ from msgspec import Struct
 from taskyard.errors import UnusableKey, UserError
 from taskyard.net import endpoints, keys
 from taskyard.net.keys import PeerKey, Secret
+from taskyard.settings.kinds import INVITATION_PREFIX
 from taskyard.wire.roles import Role
 
 #: Endpoints in one invitation.
@@ -57,7 +58,7 @@ def format_file(invitation: Invitation) -> str:
         f"# An invitation to a Taskyard broker as {invitation.name} "
         f"({', '.join(invitation.roles)}).\n"
         "# Keep it private, mode 0600. Use it with --invite FILE, such as `taskyard worker "
-        "--invite FILE`.\n"
+        "--invite FILE`,\n# or TASKYARD_INVITE=FILE.\n"
         f"{format_line(invitation)}\n"
     )
 
@@ -70,10 +71,10 @@ def _reveal(value: object) -> str:
 
 def read(place: str) -> Invitation:
     """Read an invitation from a file, or a line of stdin if `place` is `-`. Raise UserError."""
-    if place.startswith(keys.INVITATION_PREFIX):
+    if place.startswith(INVITATION_PREFIX):
         raise UnusableKey(
-            "--invite: other users can see the options of a process (give a file, or - and the "
-            "line on stdin)"
+            "--invite: other users can see the options of a process (give a file, or set "
+            "TASKYARD_INVITE to the line)"
         )
     shown = "stdin" if place == STDIN else place
     try:
@@ -83,15 +84,24 @@ def read(place: str) -> Invitation:
             f"{place}: invitation not found (create one on the broker's machine with "
             "`taskyard keys invite`)"
         ) from None
+    return _parse_from(shown, content)
+
+
+def read_line(origin: str, line: str) -> Invitation:
+    """Read an invitation from its line. `origin` is named in errors. Raise UserError."""
+    return _parse_from(origin, line.encode(errors="replace"))
+
+
+def _parse_from(origin: str, content: bytes) -> Invitation:
     try:
         return _parse(content.decode())
     except ValueError:
         # Without the cause, which could reveal the content.
         raise UnusableKey(
-            f"{shown}: not a valid invitation (create one with `taskyard keys invite`)"
+            f"{origin}: not a valid invitation (create one with `taskyard keys invite`)"
         ) from None
     except UserError as error:
-        raise UnusableKey(f"{shown}: {error}") from error
+        raise UnusableKey(f"{origin}: {error}") from error
 
 
 def _parse(text: str) -> Invitation:

@@ -22,6 +22,7 @@ from zmq.utils import z85
 from taskyard.errors import UnusableKey, UserError
 from taskyard.journal.files import PRIVATE_FILE, sync_directory
 from taskyard.settings import toml
+from taskyard.settings.kinds import INVITATION_PREFIX
 from taskyard.wire.roles import Role, check_roles
 
 #: Key names become prefixes of worker names, before a `/`, and appear in tables and messages.
@@ -37,9 +38,6 @@ FILE_BYTES_MAX: Final = 16_384
 
 #: Characters of the hash: enough to distinguish keys, and to compare by telephone.
 _FINGERPRINT_CHARACTERS: Final = 16
-
-#: The beginning of an invitation's line, with the version of its format.
-INVITATION_PREFIX: Final = "taskyard-invite-1:"
 
 _GROUP_AND_OTHERS: Final = 0o077
 

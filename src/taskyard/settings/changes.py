@@ -22,7 +22,7 @@ NAMED_MAX: Final = 8
 _APPLIED_LIVE: Final = ("broker.workers_max", "output.quota", "output.keep")
 
 #: Keys for clients, which a broker ignores.
-_OF_CLIENTS: Final = ("broker.url", "broker.key")
+_OF_CLIENTS: Final = ("broker.url", "broker.key", "broker.invite")
 
 _RULES: Final = (f"{DEFAULTS}.", f"{SERVICE}.")
 

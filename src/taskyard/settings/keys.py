@@ -141,6 +141,15 @@ KEYS: Final = (
     ),
     _key(
         "broker",
+        "invite",
+        kinds.INVITATION,
+        None,
+        "An invitation of `taskyard keys invite`: endpoint, dialect and key in one.",
+        environment="TASKYARD_INVITE",
+        unset="none",
+    ),
+    _key(
+        "broker",
         "workers_max",
         kinds.integer(0, _WORKERS_MAX),
         0,

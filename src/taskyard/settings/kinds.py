@@ -53,6 +53,9 @@ _CLASS_OF_GLOB = re.compile(r"\[!?[^]]+]")
 #: More GPUs than one machine has.
 GPUS_MAX: Final = 10_000
 
+#: The beginning of an invitation's line, with the version of its format.
+INVITATION_PREFIX: Final = "taskyard-invite-1:"
+
 #: The longest routing id of ZeroMQ.
 IDENTITY_BYTES_MAX: Final = 255
 
@@ -71,6 +74,22 @@ class Rate(Struct, frozen=True):
     def interval_ns(self) -> int:
         """The average time between two tasks."""
         return UNITS_NS[self.unit] // self.tasks
+
+
+class InvitationLine:
+    """The line of an invitation, from the environment. Its `repr` does not show the secret."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """Return the line. Only for its parser."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "(a line)"
 
 
 def _identity(value: Any) -> Any:  # noqa: ANN401  # any value
@@ -126,6 +145,11 @@ def _endpoint_list(text: str) -> list[str]:
     return _NEXT_ENDPOINT.split(text.strip())
 
 
+def _invitation(text: str) -> object:
+    """Return a file's name, or the line itself. Only a variable may have a line."""
+    return InvitationLine(text.strip()) if text.strip().startswith(INVITATION_PREFIX) else text
+
+
 def _boolean(text: str) -> object:
     return {"true": True, "false": False}.get(text, text)
 
@@ -147,6 +171,14 @@ def _read_file(value: object) -> Path:
     if not text or "\0" in text:
         raise InvalidValue(f"must be a file, such as ./my.key, not {shown(text)}")
     return Path(text)
+
+
+def _read_invitation(value: object) -> Path | InvitationLine:
+    if isinstance(value, InvitationLine):
+        return value
+    if isinstance(value, str) and value.strip().startswith(INVITATION_PREFIX):
+        raise InvalidValue("must be a file (only the environment may have the line itself)")
+    return _read_file(value)
 
 
 def _read_endpoint(value: object) -> str:
@@ -373,6 +405,13 @@ DIRECTORY: Final = Kind(
     "a directory", _read_directory, str, rebased=lambda path, directory: directory / path
 )
 FILE: Final = Kind("a file", _read_file, str, rebased=lambda path, directory: directory / path)
+INVITATION: Final = Kind(
+    "a file, in the variable also a line",
+    _read_invitation,
+    str,
+    _invitation,
+    lambda invite, directory: directory / invite,
+)
 ENDPOINTS: Final = Kind(
     "an endpoint, or a list of them", _read_endpoints, _one_or_list, _texts, _all_from_directory
 )

@@ -15,7 +15,7 @@ from msgspec import Struct
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.resources import Resources
 from taskyard.settings.keys import Key
-from taskyard.settings.kinds import Rate
+from taskyard.settings.kinds import InvitationLine, Rate
 
 #: The default unit of `retries`, also of a task's own.
 INTERVAL_NS: Final = SECOND_NS
@@ -61,6 +61,7 @@ class BrokerSection(Struct, frozen=True):
     url: tuple[str, ...] | None
     state: Path
     key: Path | None
+    invite: Path | InvitationLine | None
     workers_max: int
 
 

@@ -99,7 +99,7 @@ def _options(cli_context: CliContext, brokers: Sequence[str], given: dict[str, A
     options = ["--slots", str(given["slots"])]
     for broker in brokers:
         options += ["--broker", broker]
-    configured = cli_context.settings().broker.key
+    configured = discovery.configured_key_file(cli_context.settings())
     for key in cli_context.keys or (() if configured is None else (configured,)):
         options += ["--key", str(key)]
     for service in given["services"]:

@@ -21,6 +21,7 @@ from taskyard.cli.pipeline.documents import BadRow, PipelineLoadDocument, Pipeli
 from taskyard.cli.pipeline.group import SparkCommand, master_option
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.task_options import TaskKey
+from taskyard.client import discovery
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal
@@ -198,7 +199,7 @@ def _key_file(cli_context: CliContext, client: Client) -> Path | None:
     endpoints = broker_location(cli_context).endpoints()
     remote = [one for one in endpoints if one.startswith("tcp://")]
     keys = dict(zip(remote, cli_context.keys, strict=False))
-    return keys.get(client.broker) or cli_context.settings().broker.key
+    return keys.get(client.broker) or discovery.configured_key_file(cli_context.settings())
 
 
 def _report_rejects(
