@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from taskyard.cli.daemon_options import check_dialect
+from taskyard.cli.daemon_options import DIALECT_SIDES, check_dialect
 from taskyard.cli.documents import (
     KeyRecord,
     KeysInviteDocument,
@@ -201,8 +201,8 @@ def _invited_endpoint(
 def _invite_hint(entry: KeyEntry, dialect: str, path: Path | None) -> str:
     file = "-" if path is None else shlex.quote(path.name)
     if Role.RELAY in entry.roles:
-        places = "--listen DIALECT=tcp://127.0.0.1:PORT --to DIALECT=tcp://HOST:PORT"
-        return f"taskyard relay {places.replace('DIALECT', dialect)} --key {file}"
+        place = ",".join(["tcp://127.0.0.1:PORT"] * DIALECT_SIDES[dialect])
+        return f"taskyard relay --listen {dialect}={place} --invite {file}"
     if dialect == "round-robin":
         return f"taskyard rr {'worker' if Role.WORKER in entry.roles else 'client'} --invite {file}"
     return f"taskyard {'worker' if Role.WORKER in entry.roles else 'status'} --invite {file}"

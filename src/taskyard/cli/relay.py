@@ -14,6 +14,7 @@ from taskyard.cli.daemon_options import (
 from taskyard.cli.options import (
     CliContext,
     config_option,
+    invite_option,
     key_option,
     quiet_option,
     verbose_option,
@@ -24,7 +25,9 @@ from taskyard.errors import UnusableEndpoint, UnusableKey, UserError
 from taskyard.net import endpoints
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey
-from taskyard.relay.process import WMP, RelayOptions, serve
+from taskyard.relay.process import ROUND_ROBIN, WMP, RelayOptions, serve
+from taskyard.settings import kinds
+from taskyard.settings.values import InvalidValue
 
 
 @click.command(
@@ -42,12 +45,20 @@ from taskyard.relay.process import WMP, RelayOptions, serve
     "--to",
     "upstreams",
     multiple=True,
-    required=True,
     metavar="[DIALECT=]ENDPOINT",
+    show_default="from --invite",
     help="A broker, or another relay, with the same dialect. Repeatable for wmp. Keep the order "
     "across restarts.",
 )
 @key_option
+@invite_option
+@click.option(
+    "--identity",
+    metavar="TEXT",
+    show_default="the endpoint of --listen",
+    help="Address by which round-robin peers send to the relay: the endpoint that they connect "
+    "to. Required with the address 0.0.0.0 or [::].",
+)
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
@@ -60,11 +71,12 @@ from taskyard.relay.process import WMP, RelayOptions, serve
 @verbose_option
 @quiet_option
 @click.pass_obj
-def relay(
+def relay(  # noqa: PLR0913  # click's options
     cli_context: CliContext,
     *,
     listen: str,
     upstreams: tuple[str, ...],
+    identity: str | None,
     state: Path | None,
     until_eof: bool,
 ) -> None:
@@ -72,7 +84,8 @@ def relay(
 
     Programs that can't use keys connect to a relay as to a broker, in their own dialect: dwork,
     ping-pong, round-robin or wmp. The relay connects to the broker with --key. Its peers can do
-    what the key allows, and every program of this machine can be a peer.
+    what the key allows, and every program of this machine can be a peer. --invite replaces --to and
+    --key.
 
     With --state the relay has keys of its own for its peers, which may then be on other machines.
     Create them with `taskyard keys new NAME --role worker --state DIR`. A peer of the relay can do
@@ -90,8 +103,10 @@ def relay(
     log_to_stderr(cli_context, "relay")
     dialect, places = _read("--listen", listen)
     below = tuple(map(endpoints.listen_endpoint, places))
+    address = _identity(dialect, below[0], identity)
     keyring = _keyring(below, state)
     above = tuple(_read_upstream(dialect, given) for given in upstreams)
+    above = above or (_invited_upstream(cli_context, dialect),)
     if len(above) > 1 and dialect != WMP:
         raise UserError(f"--to: a {dialect} relay has one broker")
     for one in above:
@@ -102,19 +117,63 @@ def relay(
         upstream_keys = tuple(discovery.keys_for([one[0] for one in above], cli_context.keys))
         cli_context.keys = cli_context.keys[:1]
     key = _key(cli_context, [place for one in above for place in one])
-    options = RelayOptions(dialect, below, above, key, keyring, upstream_keys=upstream_keys)
+    options = RelayOptions(
+        dialect, below, above, key, keyring, address, upstream_keys=upstream_keys
+    )
     serve(options, click.echo, until_eof=until_eof)
+
+
+def _identity(dialect: str, place: str, given: str | None) -> str:
+    """Return the routing id of a round-robin listener. Raise UserError. Empty: its endpoint."""
+    if dialect != ROUND_ROBIN:
+        if given is not None:
+            raise UserError(
+                f"--identity: only round-robin's peers address a relay, not {dialect}'s"
+            )
+        return ""
+    if given is None and endpoints.is_wildcard(endpoints.parse(place)):
+        raise UnusableEndpoint(
+            f"--listen {place}: peers address the relay by the endpoint that they connect to, and "
+            "no peer connects to this one (give --identity tcp://HOST:PORT)"
+        )
+    try:
+        return "" if given is None else kinds.IDENTITY.read(given)
+    except InvalidValue as error:
+        raise UserError(f"--identity {error}") from error
+
+
+def _invited_upstream(cli_context: CliContext, dialect: str) -> tuple[str, ...]:
+    """Return the broker of an invitation. Raise UserError if there is none for the dialect."""
+    invitation = cli_context.find_invitation()
+    if invitation is None:
+        raise UserError("no broker (give --to, or --invite)")
+    if invitation.dialect != dialect:
+        raise UserError(
+            f"invitation: it is for the dialect {invitation.dialect}, not {dialect} (give "
+            f"--listen {invitation.dialect}=ENDPOINT)"
+        )
+    sides = DIALECT_SIDES[dialect]
+    if len(invitation.endpoints) < sides:
+        raise UserError(
+            f"invitation: it has one endpoint of {dialect}, and a relay needs both (give --to "
+            f"{dialect}=BACKEND,FRONTEND)"
+        )
+    return invitation.endpoints[:sides]
 
 
 def _key(cli_context: CliContext, above: list[str]) -> PeerKey | None:
     """Return the relay's key. Raise UserError if one is needed and not given."""
+    if cli_context.key is None and cli_context.invitation is not None:
+        return cli_context.invitation.key
     found = {
         place: discovery.key_for(place, cli_context.key, settings=cli_context.settings())
         for place in above
     }
     for place, key in found.items():
         if key is None and endpoints.is_remote(endpoints.parse_peer(place)):
-            raise UnusableKey(f"--to {place}: on another machine, which needs a key (give --key)")
+            raise UnusableKey(
+                f"--to {place}: on another machine, which needs a key (give --key or --invite)"
+            )
     return next((key for key in found.values() if key is not None), None)
 
 

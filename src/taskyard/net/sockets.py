@@ -484,10 +484,21 @@ def listen(  # noqa: PLR0913  # the last ones are named
 
 
 def listen_to_peers(
-    endpoint: str, guard: Guard, keyring: Keyring | None = None, *, is_named: bool = False
+    endpoint: str,
+    guard: Guard,
+    keyring: Keyring | None = None,
+    *,
+    is_named: bool = False,
+    identity: str = "",
 ) -> PeerListener:
     """Open a listener that records the connection of each message, like `listen`."""
-    listener = listen(endpoint, keyring, is_named=is_named, guard=guard, kind=PeerListener)
+    listener = listen(
+        *(endpoint, keyring),
+        is_named=is_named,
+        identity=identity,
+        guard=guard,
+        kind=PeerListener,
+    )
     if isinstance(listener, CurvePeerListener) and keyring is not None:
         listener.keyring = keyring
     return cast("PeerListener", listener)

@@ -128,6 +128,8 @@ class RelayOptions(Struct, frozen=True):
     key: PeerKey | None = None
     #: The keys that peers need, each endpoint on TCP. None: none, so all are of this machine.
     keyring: Keyring | None = None
+    #: The routing id of a round-robin listener. Empty: its endpoint.
+    identity: str = ""
     #: The key of each upstream in place of `key`. Empty: they have the same.
     upstream_keys: tuple[PeerKey | None, ...] = ()
 
@@ -173,7 +175,9 @@ def _open_gateway(options: RelayOptions, host: Host, guard: Guard) -> GatewayPro
     kind = NamedConnector if is_named else Connector
     gateways = []
     for endpoint, upstream in zip(options.endpoints, options.upstreams[0], strict=True):
-        below = sockets.listen_to_peers(endpoint, guard, options.keyring, is_named=is_named)
+        below = sockets.listen_to_peers(
+            endpoint, guard, options.keyring, is_named=is_named, identity=options.identity
+        )
         host.add_socket(below)
         gateway = Gateway(below, kind(host, upstream, options.key), host.clock)
         host.callback(gateway.close)
