@@ -219,6 +219,7 @@ def test_state_of_another_ring_is_another_broker(keys: Keys) -> None:
 
 # Invitations.
 
+NAMED = '[listen.a]\ndialect = "round-robin"'
 TO = ("--broker", "tcp://head.example:6125")
 
 
@@ -262,15 +263,21 @@ def test_invitation_is_printed_as_a_line_on_request(keys: Keys) -> None:
     [
         ('dwork = "tcp://192.0.2.1:6125"', "dwork", "tcp://192.0.2.1:6125"),
         ('dwork = ["tcp://127.0.0.1:1", "tcp://192.0.2.1:2"]', "dwork", "tcp://192.0.2.1:2"),
-        ('wmp = "tcp://0.0.0.0:6014"', "wmp", f"tcp://{gethostname()}:6014"),
         (
             'ping-pong = ["tcp://192.0.2.1:2", "tcp://192.0.2.1:1"]',
             "ping-pong",
             "tcp://192.0.2.1:2",
         ),
-        ('dwork = "tcp://127.0.0.1:6125"', "dwork", None),
-        ('dwork = "tcp://192.0.2.1:0"', "dwork", None),
-        ('dwork = "tcp://192.0.2.1:1"', "wmp", None),
+        (
+            '[listen.lab]\ndialect = "wmp"\nendpoint = "tcp://192.0.2.1:1"',
+            "wmp",
+            "tcp://192.0.2.1:1",
+        ),
+        (
+            f'{NAMED}\nendpoint = "tcp://0.0.0.0:1"\nidentity = "tcp://head.example:1"',
+            "round-robin",
+            "tcp://head.example:1",
+        ),
     ],
 )
 def test_endpoint_of_an_invitation_is_a_remote_one_of_the_settings(
@@ -278,12 +285,63 @@ def test_endpoint_of_an_invitation_is_a_remote_one_of_the_settings(
 ) -> None:
     (keys.directory / "taskyard.toml").write_text(f"[listen]\n{listen}\n")
     outcome = keys("invite", "worker", "gpu", "--dialect", dialect)
-    if endpoint is None:
-        assert outcome.code == 2
-        assert f"{dialect}: no endpoint for other machines in [listen]" in outcome.err
-        assert Keyring(keys.directory / ".taskyard").entries() == []
-    else:
-        assert f"connects:  to {dialect} at {endpoint}" in outcome.err
+    assert f"connects:  to {dialect} at {endpoint}\n" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("listen", "dialect", "message"),
+    [
+        ('dwork = "tcp://127.0.0.1:1"', "dwork", "other machines can't reach tcp://127.0.0.1:1"),
+        ('dwork = "tcp://192.0.2.1:0"', "dwork", "other machines can't reach tcp://192.0.2.1:0"),
+        ('dwork = "tcp://192.0.2.1:1"', "wmp", "no broker is running with such a listener, and"),
+        (
+            'wmp = "tcp://0.0.0.0:6014"',
+            "wmp",
+            f"that the peer reaches, such as --broker tcp://{gethostname()}:6014",
+        ),
+    ],
+)
+def test_invitation_without_an_endpoint_for_others_is_refused(
+    keys: Keys, listen: str, dialect: str, message: str
+) -> None:
+    (keys.directory / "taskyard.toml").write_text(f"[listen]\n{listen}\n")
+    outcome = keys("invite", "worker", "gpu", "--dialect", dialect)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert message in outcome.err
+    assert Keyring(keys.directory / ".taskyard").entries() == []
+
+
+def test_invitation_of_a_ping_pong_relay_has_both_endpoints(keys: Keys) -> None:
+    both = '[listen]\nping-pong = ["tcp://192.0.2.1:2", "tcp://192.0.2.1:1"]\n'
+    (keys.directory / "taskyard.toml").write_text(both)
+    words = ("--dialect", "ping-pong")
+    outcome = keys("invite", "producer,worker,relay", "site", *words)
+    place = "tcp://127.0.0.1:PORT"
+    assert outcome.err.splitlines()[:2] == [
+        "connects:  to ping-pong at tcp://192.0.2.1:2,tcp://192.0.2.1:1",
+        f"use it:    taskyard relay --listen ping-pong={place},{place} --invite site.invite",
+    ]
+    client = keys("invite", "producer", "client", *words)
+    assert "connects:  to ping-pong at tcp://192.0.2.1:1\n" in client.err
+    refused = keys("invite", "worker,relay", "x", *words, *TO)
+    assert "expected BACKEND,FRONTEND of ping-pong" in refused.err
+
+
+def test_endpoint_of_an_invitation_is_that_of_the_running_broker(keys: Keys) -> None:
+    (keys.directory / "taskyard.toml").write_text('[listen]\nwmp = "tcp://192.0.2.1:1"\n')
+    keys("new", "first", "--role", "admin")
+    options = ("--listen", "dwork=tcp://127.0.0.1:0", "--listen", "wmp=tcp://0.0.0.0:0")
+    with Broker(keys.directory, *options) as broker:
+        near = keys("invite", "worker", "gpu")
+        assert f"dwork: other machines can't reach {broker.endpoints[1]} (give" in near.err
+        far = keys("invite", "worker", "gpu", "--dialect", "wmp")
+        port = broker.endpoints[2].rpartition(":")[2]
+        assert f"--broker tcp://{gethostname()}:{port}" in far.err
+        broker.kill()
+    # A killed broker leaves the file, and it does not count.
+    assert (keys.directory / ".taskyard" / "endpoints.json").exists()
+    outcome = keys("invite", "worker", "gpu", "--dialect", "wmp")
+    assert "connects:  to wmp at tcp://192.0.2.1:1\n" in outcome.err
 
 
 @pytest.mark.parametrize(

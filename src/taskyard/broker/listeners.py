@@ -17,6 +17,7 @@ from taskyard.broker.dialect_servers import BUILDERS, ListenerOptions, random_bi
 from taskyard.broker.transport import DialectRouter
 from taskyard.errors import UnusableEndpoint
 from taskyard.net import sockets
+from taskyard.process.endpoint_file import OpenListener
 from taskyard.settings.sections import ListenSection
 from taskyard.wire.dialect import DIALECTS_MAX
 from taskyard.wire.native.pending import PLAIN_LEASE_NS
@@ -51,6 +52,7 @@ class Listener(Struct):
     dialect: str
     sockets: list[ZmqSocket]
     name: str = ""
+    identity: str = ""
 
     def __str__(self) -> str:
         endpoints = ",".join(wire.endpoint for wire in self.sockets)
@@ -99,7 +101,7 @@ class Listeners:
         if notice := options.notice():
             logger.info(notice)
         numbers = self._dialect_numbers(name, options)
-        listener = Listener(section.dialect, [], options.name)
+        listener = Listener(section.dialect, [], options.name, section.identity or "")
         self._open.append(listener)
         for number, place in zip(numbers, places, strict=True):
             is_secure = name != NATIVE and requires_keys(place, secure=secure)
@@ -147,6 +149,14 @@ class Listeners:
     def ready_lines(self) -> list[str]:
         """Return a line for each listener, printed when the broker is ready."""
         return [f"listening {listener}" for listener in self._open]
+
+    def listed(self) -> list[OpenListener]:
+        """Return the open listeners beside the native socket, for other processes."""
+        return [
+            OpenListener(one.dialect, tuple(wire.endpoint for wire in one.sockets), one.identity)
+            for one in self._open
+            if one.dialect != NATIVE
+        ]
 
     def dialect(self) -> Dialect:
         """Return the dialect of the transport: the only one, or a router over all."""

@@ -45,6 +45,7 @@ from taskyard.net.guard import Guard
 from taskyard.net.host import CountLog, Host
 from taskyard.net.memory import return_memory
 from taskyard.net.signals import STOP_SIGNALS, Terminal
+from taskyard.process import endpoint_file
 from taskyard.settings import changes
 from taskyard.settings import rules as settings_rules
 from taskyard.settings.sections import ListenSection
@@ -174,6 +175,7 @@ def serve(
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
+        stack.enter_context(endpoint_file.listed(settings.state, listeners.listed()))
         for line in listeners.ready_lines():
             announce(line)
         rejection_logs = (

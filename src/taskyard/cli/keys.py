@@ -5,7 +5,6 @@ request, by `keys invite --line`.
 """
 
 import shlex
-import socket
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +19,7 @@ from taskyard.cli.documents import (
     KeysNewDocument,
     KeysRevokeDocument,
 )
+from taskyard.cli.invited_endpoints import invited_endpoints
 from taskyard.cli.options import (
     CliContext,
     json_option,
@@ -30,14 +30,11 @@ from taskyard.cli.options import (
 from taskyard.cli.output import example, moment_cell, print_document, print_table
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
-from taskyard.net import endpoints, invitations
+from taskyard.net import invitations
 from taskyard.net.invitations import Invitation
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import KeyEntry, PeerKey, create_key_file
 from taskyard.wire.roles import Role
-
-#: Addresses that stand for all of a machine.
-_ALL_ADDRESSES: Final = ("0.0.0.0", "::")  # noqa: S104 - compared
 
 _ROLES: Final = [role.value for role in Role]
 
@@ -108,8 +105,8 @@ def _usage_hint(entry: KeyEntry, path: Path) -> str:
 @click.option(
     "--broker",
     metavar="URL",
-    show_default="from [listen] in the settings",
-    help="Endpoint that the peer connects to.",
+    show_default="of the running broker, or from [listen] in the settings",
+    help="Endpoint that the peer connects to. For a relay of ping-pong: BACKEND,FRONTEND.",
 )
 @click.option("--dialect", default="dwork", show_default=True, metavar="D", help="Its dialect.")
 @click.option(
@@ -135,12 +132,15 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
     roles, name, dialect = _read_roles(given["roles"]), given["name"], given["dialect"]
     if given["line"] and given["out"] is not None:
         raise UserError("--line and --out exclude each other")
-    endpoint = _invited_endpoint(cli_context, check_dialect(dialect), roles, given["broker"])
+    places = invited_endpoints(
+        *(given["broker"], check_dialect(dialect), roles),
+        *(cli_context.settings(), given["state"]),
+    )
     path = None if given["line"] else given["out"] or Path(f"{name}.invite")
     issued: list[Invitation] = []
 
     def deliver(key: PeerKey) -> None:
-        issued.append(invitations.invite(key, dialect, (endpoint,)))
+        issued.append(invitations.invite(key, dialect, places))
         if path is not None:
             create_key_file(path, invitations.format_file(issued[0]))
 
@@ -155,13 +155,13 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
             file=None if path is None else str(path),
             line=line,
             dialect=dialect,
-            endpoints=[endpoint],
+            endpoints=[*places],
             key=_record(entry),
         )
         print_document(document)
         return
     click.echo(line or f"{path}: invitation of {name} ({_roles_text(entry)}), the only copy")
-    cli_context.info(f"connects:  to {dialect} at {endpoint}")
+    cli_context.info(f"connects:  to {dialect} at {','.join(places)}")
     cli_context.info(f"use it:    {_invite_hint(entry, dialect, path)}")
     state = shlex.quote(str(given["state"]))
     cli_context.info(f"revoke it: taskyard keys revoke {name} --state {state}")
@@ -174,38 +174,21 @@ def _read_roles(given: str) -> list[Role]:
         raise UserError(f"role {given!r}: must be of {', '.join(_ROLES)}") from None
 
 
-def _invited_endpoint(
-    cli_context: CliContext, dialect: str, roles: list[Role], given: str | None
-) -> str:
-    """Return the endpoint that a peer connects to: the given one, or that of the settings."""
-    if given is not None:
-        place = endpoints.parse_peer(given)
-        if not isinstance(place, endpoints.Tcp):
-            raise UserError(f"--broker {given}: must be a TCP endpoint, as in tcp://HOST:PORT")
-        return str(place)
-    found = cli_context.settings().listen.get(dialect, ())
-    if dialect == "ping-pong" and found:  # workers use the backend, clients the frontend
-        found = found[:1] if Role.WORKER in roles else found[1:]
-    for one in found:
-        place = endpoints.parse(one)
-        if isinstance(place, endpoints.Tcp) and place.port and endpoints.is_remote(place):
-            is_any = place.host in _ALL_ADDRESSES
-            host = socket.gethostname() if is_any else place.host
-            return endpoints.peer_endpoint(f"tcp://{host}:{place.port}") if is_any else str(place)
-    raise UserError(
-        f"{dialect}: no endpoint for other machines in [listen] of the settings (give --broker "
-        "tcp://HOST:PORT)"
-    )
-
-
 def _invite_hint(entry: KeyEntry, dialect: str, path: Path | None) -> str:
-    file = "-" if path is None else shlex.quote(path.name)
+    """Return the command that uses an invitation. A line is better passed by the environment."""
+    is_worker = Role.WORKER in entry.roles
     if Role.RELAY in entry.roles:
         place = ",".join(["tcp://127.0.0.1:PORT"] * DIALECT_SIDES[dialect])
-        return f"taskyard relay --listen {dialect}={place} --invite {file}"
-    if dialect == "round-robin":
-        return f"taskyard rr {'worker' if Role.WORKER in entry.roles else 'client'} --invite {file}"
-    return f"taskyard {'worker' if Role.WORKER in entry.roles else 'status'} --invite {file}"
+        command = f"relay --listen {dialect}={place}"
+    elif dialect == "round-robin":
+        command = f"rr {'worker' if is_worker else 'client'}"
+    elif is_worker or dialect == "dwork":
+        command = "worker" if is_worker else "status"
+    else:
+        return f"by a program that speaks {dialect}, with the key in it"
+    if path is None:
+        return f"TASKYARD_INVITE=LINE taskyard {command}"
+    return f"taskyard {command} --invite {shlex.quote(path.name)}"
 
 
 @keys.command("list", epilog=example("keys list --json"))
