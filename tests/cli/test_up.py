@@ -160,6 +160,26 @@ def test_down_stops_a_broker_and_workers_that_were_started_alone(tmp_path: Path)
         assert (first.end()[0], second.end()[0]) == (0, 0)
 
 
+def test_invalid_settings_do_not_stop_down_and_status_of_a_given_state(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker:
+        (tmp_path / "taskyard.toml").write_text("[broker]\nsate = 1\n")
+        wrong = "unknown setting broker.sate (did you mean state?)"
+        for verb in ("status", "down"):
+            code, out, err = run_here(tmp_path, verb)
+            assert (code, out, wrong in err) == (2, "", True)
+        given = ("--state", ".taskyard")
+        for verb in ("status", "down"):
+            code, _, err = run_here(tmp_path, verb, *given, "--config", "taskyard.toml")
+            assert (code, wrong in err) == (2, True)
+        for verb in ("status", "down"):
+            code, _, err = run_here(tmp_path, verb, *given)
+            assert code == 0
+            assert f"taskyard: settings ignored: taskyard.toml:2: {wrong}\n" in err
+        assert broker.end()[0] == 0
+    code, out, err = run_here(tmp_path, "status", *given)  # offline
+    assert (code, out[:7], "settings ignored" in err) == (0, "0 tasks", True)
+
+
 def test_down_where_nothing_runs_exits_3(tmp_path: Path) -> None:
     code, out, err = run_here(tmp_path, "down")
     assert (code, out) == (3, "")

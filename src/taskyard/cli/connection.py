@@ -142,8 +142,11 @@ def local_state(cli_context: CliContext) -> Path:
 def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
     """Connect to the broker, or open the state directory read-only if no broker runs on it.
 
-    Raises `NoBroker` at once if there is no such directory.
+    A given state directory needs no settings, so invalid ones are ignored with a warning. Raises
+    `NoBroker` at once if there is no such directory.
     """
+    if cli_context.state is not None and not cli_context.brokers:
+        cli_context.ignore_invalid_settings()
     location = broker_location(cli_context)
     broker, state = location.broker, location.state
     if broker is None and not state.absolute().exists():  # raises in a deleted directory

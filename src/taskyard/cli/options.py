@@ -150,6 +150,22 @@ class CliContext:
                 self.info(f"taskyard: {warning}")
         return self._settings
 
+    def ignore_invalid_settings(self) -> None:
+        """Use the defaults if the settings are invalid, with a warning.
+
+        For commands that need a state directory only, when it is given. A given settings file must
+        be valid: raises `InvalidSettings`.
+        """
+        from taskyard.settings.loader import InvalidSettings, defaults  # noqa: PLC0415
+
+        try:
+            self.settings()
+        except InvalidSettings as bad:
+            if self.config is not None:
+                raise
+            self.warn(f"settings ignored: {bad}")
+            self._settings = defaults()
+
     def find_invitation(self) -> "Invitation | None":
         """Return the invitation of --invite or of the settings. Raises `UserError`.
 
@@ -294,8 +310,9 @@ def setting_option(
     def choose(context: click.Context, _option: click.Parameter, given: object) -> object:
         if context.resilient_parsing:
             return given
-        settings = context.ensure_object(CliContext).settings()
-        return settings.value(path) if given in (None, ()) else given
+        if given not in (None, ()):
+            return given
+        return context.ensure_object(CliContext).settings().value(path)
 
     more.setdefault("envvar", "TASKYARD_" + re.sub(r"\W", "_", path.upper()))
     return click.option(*names, cls=SettingOption, callback=choose, **more)

@@ -277,6 +277,7 @@ def down(cli_context: CliContext, *, state: Path, timeout: int) -> ExitCode | No
         "interrupted; the broker stops when the running tasks are done (`taskyard "
         "down` waits for it)"
     )
+    cli_context.ignore_invalid_settings()  # they are loaded already unless --state is given
     holders = {name: pid for name in (UP_FILE, LOCK_FILE) if (pid := lock_holder(state / name))}
     if not holders:
         raise NoBroker(f"no broker is running on {state} (give --state)")

@@ -70,6 +70,11 @@ def load(
     raise InvalidSettings(first + rest)
 
 
+def defaults() -> Settings:
+    """Return the settings without a file, variables and flags."""
+    return _Loader(Document(None, {}, {}), {}, {}).settings()
+
+
 def problems(
     config: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> tuple[list[str], Settings | None]:
