@@ -68,6 +68,20 @@ def test_way_down_and_up_again_are_the_same_through_a_chain() -> None:
     assert headers_of(sent) == {"worker": "w", "request": 1}
 
 
+@pytest.mark.parametrize("headers", [[], [b""], [b"{}"]])
+def test_ready_without_headers_reaches_the_managers_which_give_the_reason(
+    headers: list[bytes],
+) -> None:
+    relay = Forwarder(2)
+    message = [b"id", b"hop", b"", b"WMP01", b"\x01", *headers]
+    assert relay.up(message) == [(0, message), (1, message)]
+    bye = relay.down(1, [b"id", b"hop", *frames("BYE", {"reason": "why"})])
+    assert bye is not None
+    assert headers_of(bye) == {"reason": "why", "back": [1]}
+    assert relay.up([b"id", b"", b"WMP01", b"\x03"]) == []  # no other command
+    assert relay.malformed == 1
+
+
 def test_longer_path_is_dropped_and_counted() -> None:
     relay = Forwarder(1)
     hops = [b"%d" % number for number in range(9)]

@@ -59,6 +59,8 @@ class Forwarder:
         try:
             return self._up(frames)
         except Malformed:
+            if wmp.is_empty_ready(frames):  # managers reply with the reason
+                return self._to_all(frames)
             self.malformed += 1
             return []
 

@@ -127,7 +127,7 @@ NASTY: list[list[bytes]] = [
     [b"", b"WMP01", b"\x01\x01", b'{"worker":"w"}'],
     [b"", b"WMP01", b"\x0c", b'{"worker":"w"}'],
     [b"", b"WMP01", b"READY", b'{"worker":"w"}'],
-    [b"", b"WMP01", b"\x01"],
+    [b"", b"WMP01", b"\x03"],
     frames("WAKE", {"service": "default"}),
     frames("TAKE", {"request": 1, "task": "a", "attempt": 1, "service": "x", "lease_ms": 1}),
     frames("NO", {"request": 1}),

@@ -164,13 +164,15 @@ def test_after_a_restart_a_worker_with_heartbeats_keeps_its_tasks() -> None:
     assert later.task(b"a").state is TaskState.LEASED
 
 
-@pytest.mark.parametrize("headers", [b"", b"{}", b" { } "])
+@pytest.mark.parametrize("headers", [[], [b""], [b"{}"], [b" { } "]])
 @pytest.mark.parametrize("path", [[], [b"lower", b"worker"]])
-def test_ready_without_headers_gets_bye_with_a_reason(headers: bytes, path: list[bytes]) -> None:
+def test_ready_without_headers_gets_bye_with_a_reason(
+    headers: list[bytes], path: list[bytes]
+) -> None:
     manager = Manager()
     manager.submit(b"a")
     before = ledger_fingerprint(manager.scheduler.ledger)
-    said = manager.take([b"", b"WMP01", b"\x01", headers], b"route", path)
+    said = manager.take([b"", b"WMP01", b"\x01", *headers], b"route", path)
     assert said == [Sent("BYE", {"reason": wmp.EMPTY_READY, "manager": ME})]
     assert manager.sent[0][:2] == (b"route", path)
     assert manager.dialect.malformed == 1

@@ -47,6 +47,9 @@ REQUEST_CHARACTERS_MAX: Final = 255
 #: A delimiter, a version, a command and headers.
 _FIXED_FRAMES: Final = 4
 
+#: A message whose headers are missing.
+_NO_HEADERS_FRAMES: Final = 3
+
 #: The distance from the delimiter to the headers.
 HEADERS_AFTER: Final = 3
 
@@ -345,9 +348,13 @@ def decode(frames: Sequence[bytes], sender: Side) -> tuple[tuple[bytes, ...], An
 
 
 def is_empty_ready(frames: Sequence[bytes]) -> bool:
-    """Return whether a message is a READY without headers, as in the draft."""
+    """Return whether a message is a READY without headers, as in the draft.
+
+    The frame of the headers may be missing as well.
+    """
+    is_short = [*frames[-_NO_HEADERS_FRAMES:]] == [b"", VERSION, READY]
     try:
-        _, command, headers = split_frames(frames, Side.WORKER)
+        _, command, headers = split_frames([*frames, b""] if is_short else frames, Side.WORKER)
     except Malformed:
         return False
     return command == READY and b"".join(headers.split()) in (b"", b"{}")
