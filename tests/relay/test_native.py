@@ -165,3 +165,14 @@ def test_refused_key_ends_the_relay() -> None:
     world.above.connected, world.above.is_refused = False, True
     with pytest.raises(Refused):
         world.turn(SECOND_NS)
+
+
+def test_relay_whose_key_is_revoked_ends_with_the_reason() -> None:
+    world = World()
+    error = Q(type=Q.Error, code=b"malformed", reason=b"?")
+    world.above.arrived.append([b"", error.SerializeToString()])
+    world.turn()
+    error = Q(type=Q.Error, code=b"forbidden", reason=b"key 'r' was revoked")
+    world.above.arrived.append([b"", error.SerializeToString()])
+    with pytest.raises(Refused, match=r"relay: key 'r' was revoked \(ask"):
+        world.turn()

@@ -10,7 +10,10 @@ import pytest
 import zmq
 
 from taskyard.cli.entry import run, taskyard
+from taskyard.errors import Refused
+from taskyard.relay.server import CHECK_NS, KeyCheck
 from tests.kit.processes import Running
+from tests.relay.kit import Clock
 from tests.wire.wmp.kit import Sent, frames, read
 
 if TYPE_CHECKING:
@@ -168,3 +171,33 @@ def test_wrong_options_are_refused(
     out, err = capsys.readouterr()
     assert out == ""
     assert reason in err
+
+
+class Manager:
+    """A socket with a key."""
+
+    is_refused = connected = False
+
+    def is_connected(self) -> bool:
+        return self.connected
+
+    def check_accepted(self, unanswered_ns: int) -> None:
+        if self.is_refused and unanswered_ns > 0:
+            raise Refused("revoked", "forbidden")
+
+
+def test_relay_ends_when_all_managers_refuse_its_key(caplog: pytest.LogCaptureFixture) -> None:
+    managers, clock = [Manager(), Manager()], Clock()
+    check = KeyCheck(managers, clock)
+    managers[0].is_refused = True
+    managers[1].connected = True
+    for _ in range(3):
+        clock.now_ns += CHECK_NS
+        check.run_if_due()
+    assert caplog.messages == ["revoked"]
+    managers[1].connected, managers[1].is_refused = False, True
+    check.run_if_due()  # not due
+    clock.now_ns += CHECK_NS
+    with pytest.raises(Refused, match="revoked"):
+        check.run_if_due()
+    assert KeyCheck([], clock).wake_at_ns() is None

@@ -20,7 +20,7 @@ import zmq
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal
-from taskyard.errors import Refused, UnusableKey, UserError
+from taskyard.errors import Refused, UnusableKey
 from taskyard.net.accepted import COUNTED_BYTES_MIN, Arrivals, Connection, Cutter, inode_of
 from taskyard.net.context import context, raise_file_limit
 from taskyard.net.endpoints import Ipc, SocketFile, Tcp, is_remote, open_listener, parse, parse_peer
@@ -38,6 +38,7 @@ from taskyard.net.options import (
     set_options,
     with_identity,
 )
+from taskyard.net.peer_keys import PeerKeys
 from taskyard.net.unread import COUNTED_BYTES_MIN as UNREAD_BYTES_MIN
 from taskyard.net.unread import Unread
 from taskyard.net.zap import require_keys
@@ -345,8 +346,8 @@ class CurvePeerListener(PeerListener):
 
     is_secure = True
 
-    #: The accepted keys. Set after it is opened.
-    keyring: Keyring
+    #: The keys of its peers. Set after it is opened.
+    keys: PeerKeys
 
     def _body_of(self, frame: zmq.Frame) -> bytes | None:
         self.user = _user_of(frame)
@@ -354,18 +355,25 @@ class CurvePeerListener(PeerListener):
 
     def receive(self) -> list[bytes] | None:
         while (frames := super().receive()) is not None:
-            if self._is_accepted():
+            if self.keys.accept(frames[0], self.connection, self.user):
                 return frames
             self.cut(self.connection)
         return None
 
-    def _is_accepted(self) -> bool:
-        """Return whether the key of the last message is valid, after a look at the directory."""
-        try:
-            peer = self.keyring.find(self.user)
-        except UserError:
-            return False
-        return peer is not None and bool(peer.roles)
+    def send(self, frames: Sequence[bytes]) -> bool:
+        connection = self.keys.connection(frames[0])
+        if self.keys.is_accepted(connection):
+            return super().send(frames)
+        self.cut(connection)
+        self.is_full = False
+        return False
+
+    def is_open(self, connection: tuple[int, int]) -> bool:
+        """Return whether a connection is still open. One with a revoked key is cut."""
+        if self.keys.is_accepted(connection):
+            return super().is_open(connection)
+        self.cut(connection)
+        return False
 
 
 def _user_of(frame: zmq.Frame) -> str:
@@ -500,7 +508,7 @@ def listen_to_peers(
         kind=PeerListener,
     )
     if isinstance(listener, CurvePeerListener) and keyring is not None:
-        listener.keyring = keyring
+        listener.keys = PeerKeys(keyring)
     return cast("PeerListener", listener)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Refusal, shown
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native.counts import ENVELOPES_MAX, RELAYED_MAX
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _Q: Final = pb.QueryMsg
+
+_FORBIDDEN: Final = Refusal.FORBIDDEN.value.encode()
 
 #: How long an unchanged heartbeat waits for others. A peer pings its broker after half a second
 #: without a reply.
@@ -97,6 +100,8 @@ class Condenser:
         self._unanswered: dict[int, list[Renewal]] = {}
         #: Messages from above that are no replies to a relay.
         self.malformed = 0
+        #: Why the broker refuses the relay's key. Empty: it does not.
+        self.refusal = ""
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -229,7 +234,7 @@ class Condenser:
             self.malformed += 1
             return []
         if query.type != _Q.Relay:
-            self.malformed += 1
+            self._note_refusal(query)
             return []
         deliveries = self._confirm(query) if query.HasField("request") else []
         for one in envelopes:
@@ -238,6 +243,12 @@ class Condenser:
                 self._note_reply(peer, one.message)
                 deliveries.append((peer.route, [b"", one.message]))
         return deliveries
+
+    def _note_refusal(self, query: pb.QueryMsg) -> None:
+        """Keep the reason if the broker refuses the relay's key. It may refuse other messages."""
+        self.malformed += 1
+        if query.type == _Q.Error and query.code == _FORBIDDEN:
+            self.refusal = shown(query.reason)
 
     def _note_reply(self, peer: Peer, message: bytes) -> None:
         """Keep the reply to a relayed heartbeat, unless it names tasks to stop."""

@@ -13,6 +13,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Refusal
+from taskyard.errors import Refused
 from taskyard.net.host import CountLog
 from taskyard.net.options import FRAME_BYTES_MAX
 from taskyard.relay.condenser import Condenser
@@ -188,11 +190,18 @@ class NativeRelay:
         return True
 
     def _down(self) -> bool:
+        """Deliver replies. Raise `Refused` if the broker refuses the key."""
         for _ in range(MESSAGES_PER_TURN):
             frames = self._above.receive()
             if frames is None:
                 return False
-            for route, message in self._condenser.down(frames):
+            deliveries = self._condenser.down(frames)
+            if self._condenser.refusal:
+                raise Refused(
+                    f"relay: {self._condenser.refusal} (ask the broker's operator for another key)",
+                    Refusal.FORBIDDEN.value,
+                )
+            for route, message in deliveries:
                 if route in self._connections and not self._below.send([route, *message]):
                     self._lose(route, is_full=self._below.is_full)
         return True

@@ -155,7 +155,8 @@ def _open_wmp(options: RelayOptions, host: Host, guard: Guard) -> LoggedRelay:
     keys = options.upstream_keys or [options.key] * len(places)
     pairs = zip(places, keys, strict=True)
     above = [host.add_socket(sockets.connect(*pair)) for pair in pairs]
-    return LoggedRelay(Relay(below, above), host.clock, below.endpoint)
+    keyed = [wire for wire, key in zip(above, keys, strict=True) if key is not None]
+    return LoggedRelay(Relay(below, above), host.clock, below.endpoint, keyed)
 
 
 def _open_native(options: RelayOptions, host: Host, guard: Guard) -> NativeRelay:
