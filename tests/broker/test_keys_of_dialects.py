@@ -23,6 +23,7 @@ from taskyard.net.keys import read_peer_key
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Waker
+from taskyard.settings.sections import ListenSection
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import roles
 from taskyard.wire.roles import PERMISSIONS, Role
@@ -30,7 +31,7 @@ from tests.kit.processes import until
 from tests.net.kit import PATIENCE_MS, PATIENCE_S, raw_connection, read_to_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from taskyard.core.events import Event
@@ -141,9 +142,12 @@ class RecordingAuthenticator(Authenticator):
 
 
 class Yard:
-    """A broker in a thread, with every dialect on a TCP socket, and a key of each kind."""
+    """A broker in a thread, with every dialect on a TCP socket, and a key of each kind.
 
-    def __init__(self, directory: Path, *, secure: bool = True) -> None:
+    If `named`, the listeners have tables in the settings, with names and a service of their own.
+    """
+
+    def __init__(self, directory: Path, *, secure: bool = True, named: bool = False) -> None:
         self.ring = Keyring(directory / "state")
         self._files = {name: directory / f"{name}.key" for name in KEYS}
         for name, allowed in KEYS.items():
@@ -152,7 +156,10 @@ class Yard:
         keyring = Keyring(self.ring.state)
         for name, count in (("dwork", 1), ("round-robin", 1), ("ping-pong", 2), ("wmp", 1)):
             places = ["tcp://127.0.0.1:0"] * count
-            self._listeners.open(name, places, keyring, secure=secure)
+            section = ListenSection(name, service="lab") if named else None
+            self._listeners.open(
+                f"lab-{name}" if named else name, places, keyring, secure=secure, section=section
+            )
         # A second one of round-robin, without keys.
         self._listeners.open("round-robin", ["tcp://127.0.0.1:0"])
         wires = self._listeners.sockets
@@ -239,8 +246,28 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
 
 def test_each_key_may_send_the_requests_of_its_roles_in_every_dialect(yard: Yard) -> None:
     """One test for the whole table, because each needs a broker with six keys."""
+    check_roles(yard, KEYS)
+
+
+def test_roles_hold_on_listeners_with_tables_of_their_own(tmp_path: Path) -> None:
+    with Yard(tmp_path, named=True) as yard:
+        check_roles(yard, "vw")
+        worker = yard.peer("wmp", "w")
+        worker.send_multipart(wmp(1, "w/2"))
+        yard.checked()
+        until(lambda: b"wmp@lab-wmp:w/2" in yard.workers())
+        facts = yard.ledger.workers[b"wmp@lab-wmp:w/2"].facts
+        assert facts is not None
+        assert facts.services == (b"lab",)
+        yard.ring.revoke("w")
+        worker.send_multipart(wmp(9, "w/2"))
+        assert yard.checked().is_forbidden
+
+
+def check_roles(yard: Yard, names: Iterable[str]) -> None:
+    """Send every request of the table with each key."""
     wrong = []
-    for name in KEYS:
+    for name in names:
         sockets = {one: yard.peer(one, name) for one in SOCKETS}
         for case in cases(f"{name}/1"):
             sockets[case.socket].send_multipart(case.frames)
@@ -323,6 +350,35 @@ def test_revoked_key_is_cut_off_in_every_dialect(yard: Yard) -> None:
     yard.checked()
     assert not backend.poll(200)  # no job for the revoked worker
     assert not rr.poll(0)
+
+
+#: A request that gets a reply, by socket.
+ANSWERED: Final = {
+    "dwork": dwork("OK"),
+    "round-robin": lmq(1, b"i"),
+    BACKEND: [b"", b"PING"],
+    FRONTEND: [b"", b"PONG"],  # refused with a reason
+    "wmp": wmp(9, "b/1"),
+}
+
+
+def test_peer_keeps_its_own_routing_id_against_others_in_every_dialect(yard: Yard) -> None:
+    """Peers with an id of their own are served over CURVE, and only the first one of each id."""
+    first, second = (
+        {name: yard.peer(name, key, b"mine") for name in SOCKETS} for key in ("b", "a")
+    )
+    for name, peer in first.items():
+        peer.send_multipart(ANSWERED[name])
+        assert peer.recv_multipart(), name
+        yard.checked()
+    for name, peer in second.items():
+        peer.send_multipart(ANSWERED[name])
+    assert yard.is_silent()
+    for name, peer in first.items():
+        peer.send_multipart(ANSWERED[name])
+        assert peer.recv_multipart(), name
+        yard.checked()
+    assert [name for name, peer in second.items() if peer.poll(0)] == []
 
 
 def test_second_peer_under_a_routing_id_in_use_is_not_served(yard: Yard) -> None:

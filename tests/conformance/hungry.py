@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tests.conformance import dwork_plain
-from tests.conformance.raw_sockets import Deadline, unique
+from tests.conformance.raw_sockets import KEYS, Deadline, unique
 from tests.conformance.skills import Job, Worker
 from tests.kit import processes
 
@@ -78,6 +78,7 @@ class HungryWorker(Worker):
             *("--broker", endpoint, "--service", "default", "--agent", agent),
             *("--slots", str(slots), "--name", self._name.decode()),
             *("--heartbeat", "200ms", "--lease", "1500ms"),
+            *(("--key", KEYS[endpoint].file) if endpoint in KEYS else ()),
         )
 
     def take_soon(self, seconds: float) -> Job | None:

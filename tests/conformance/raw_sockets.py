@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import time
 from itertools import count
+from typing import Final, NamedTuple
 
 import zmq
 
 _names = count(1)
+
+
+class CurveKey(NamedTuple):
+    """A key for an endpoint that requires one: its file and its content."""
+
+    file: str
+    secret: bytes
+    public: bytes
+    #: The broker's public key.
+    server: bytes
+
+
+#: The keys of endpoints that require one.
+KEYS: Final[dict[str, CurveKey]] = {}
 
 
 def unique(word: str = "") -> bytes:
@@ -32,6 +47,9 @@ class Bare:
         if self._kind == zmq.ROUTER:
             # A ROUTER addresses its peer by a name, which it needs before the first message.
             socket.setsockopt(zmq.CONNECT_ROUTING_ID, self._endpoint.encode())
+        if (key := KEYS.get(self._endpoint)) is not None:
+            socket.curve_secretkey, socket.curve_publickey = key.secret, key.public
+            socket.curve_serverkey = key.server
         socket.connect(self._endpoint)
         return socket
 

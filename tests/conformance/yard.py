@@ -10,8 +10,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from taskyard.net.keyring import Keyring
+from taskyard.net.keys import read_peer_key
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.roles import Role
 from tests.conformance import dwork_plain, hungry, native_extended, ping_pong, round_robin, wmp
+from tests.conformance.raw_sockets import KEYS, CurveKey
 from tests.kit import processes
 
 if TYPE_CHECKING:
@@ -110,11 +114,23 @@ class BrokerControl:
         self.requests.must(Q.OK, type=Q.Drain, **fields)
 
 
+def make_key(directory: Path) -> CurveKey:
+    """Create a key for peers of all kinds and names."""
+    file = directory / "peers.key"
+    roles = (Role.PRODUCER, Role.WORKER, Role.RELAY)
+    Keyring(directory / ".taskyard").create("peers", roles, file)
+    key = read_peer_key(file)
+    public = key.secret.public().encode()
+    return CurveKey(str(file), key.secret.reveal(), public, key.broker.encode())
+
+
 class Yard:
     """A broker and its peers. Close it, or use it in a `with`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, secure: bool = False) -> None:
+        """Start a broker. If it is `secure`, its peers use a key."""
         self._directory = directory
+        self._key = make_key(directory) if secure else None
         (directory / "taskyard.toml").write_text(SHORT_LEASES)
         self._places = {
             name: ",".join(["tcp://127.0.0.1:0"] * sides) for name, sides in DOORS.items()
@@ -125,10 +141,17 @@ class Yard:
     def _start(self) -> None:
         options = [f"{name}={places}" for name, places in self._places.items()]
         words = [word for option in options for word in ("--listen", option)]
+        words += [] if self._key is None else ["--secure"]
         self.broker = processes.Broker(self._directory, *words, stderr=None)
         # The same endpoints after a restart.
         self._places = dict(zip(self._places, self.broker.endpoints[1:], strict=True))
         self.control = BrokerControl(self.broker.endpoint)
+        for place in self._all_places():
+            if self._key is not None:
+                KEYS[place] = self._key
+
+    def _all_places(self) -> list[str]:
+        return [one for places in self._places.values() for one in places.split(",")]
 
     def restart(self) -> None:
         """Kill the broker, and restart it at the same endpoints."""
@@ -169,5 +192,7 @@ class Yard:
         for peer in peers:
             peer.close()
         self.control.requests.bare.close()
+        for place in self._all_places():
+            KEYS.pop(place, None)
         with self.broker:
             pass
