@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from taskyard.net import peer_keys
+from taskyard.net.context import context
 from taskyard.net.guard import Guard
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import read_peer_key
@@ -112,6 +113,32 @@ def test_second_peer_under_a_routing_id_in_use_is_not_served(yard: Yard) -> None
     assert yard.listener.send([b"same", b"", b"for the first"])
     assert arrived(first)[1:] == [b"", b"for the first"]
     assert not second.socket.poll(100, zmq.POLLIN)
+
+
+def test_peers_address_a_relay_by_its_identity() -> None:
+    with ExitStack() as stack:
+        guard = stack.enter_context(closing(Guard()))
+        listener = stack.enter_context(
+            closing(
+                listen_to_peers(
+                    "tcp://127.0.0.1:0", guard, is_named=True, identity="tcp://head.example:1"
+                )
+            )
+        )
+        peer = stack.enter_context(context().socket(zmq.ROUTER))
+        peer.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        peer.setsockopt(zmq.LINGER, 0)
+        peer.connect(listener.endpoint)
+
+        def is_sent() -> bool:
+            try:
+                peer.send_multipart([b"tcp://head.example:1", b"", b"hello"])
+            except zmq.ZMQError:  # not connected yet
+                return False
+            return True
+
+        until(is_sent)
+        assert arrived(listener)[1:] == [b"", b"hello"]
 
 
 def test_keys_are_remembered_of_the_newest_peers(
