@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.cli import round_robin
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.options import CliContext
 from taskyard.client import discovery
 from taskyard.errors import UserError
+from taskyard.net import sockets
 from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import Role
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PLACES = {
     "dwork": "tcp://head.example:6125",
@@ -27,7 +23,7 @@ PLACES = {
 
 
 @pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a directory with an invitation of each dialect, without `TASKYARD_*` variables."""
     monkeypatch.chdir(tmp_path)
     for name in [*os.environ]:
@@ -139,7 +135,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> str:
         found.append(endpoint)
         raise UserError("stop here")
 
-    monkeypatch.setattr(round_robin.sockets, "connect_by_name", connect)
+    monkeypatch.setattr(sockets, "connect_by_name", connect)
     assert run(taskyard, ["rr", *words]) == 2
     return found[0]
 

@@ -156,7 +156,8 @@ class CliContext:
         For commands that need a state directory only, when it is given. A given settings file must
         be valid: raises `InvalidSettings`.
         """
-        from taskyard.settings.loader import InvalidSettings, defaults  # noqa: PLC0415
+        from taskyard.settings.files import InvalidSettings  # noqa: PLC0415
+        from taskyard.settings.loader import defaults  # noqa: PLC0415
 
         try:
             self.settings()
