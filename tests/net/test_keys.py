@@ -301,6 +301,9 @@ def test_missing_or_irregular_key_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(UserError, match=r"pipe: not a valid key file"):
         read_peer_key(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir(mode=0o700)
+    with pytest.raises(UserError, match=r"folder: not a valid key file"):
+        read_peer_key(tmp_path / "folder")
     with pytest.raises(UserError, match=r"x: can't read key file: Not a directory"):
         read_peer_key(tmp_path / "pipe" / "x")
 

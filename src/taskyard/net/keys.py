@@ -252,12 +252,14 @@ def read_private(path: Path) -> bytes:
         raise
     except OSError as error:
         raise UnusableKey(f"{path}: can't read key file: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
+    try:  # a directory can be opened, but not as a file object
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > FILE_BYTES_MAX:
             raise _no_key(path)
         check_private(path, found, PRIVATE_FILE)
-        return file.read(FILE_BYTES_MAX)
+        return os.read(descriptor, FILE_BYTES_MAX)
+    finally:
+        os.close(descriptor)
 
 
 def check_private(path: Path, found: os.stat_result, mode: int) -> None:
