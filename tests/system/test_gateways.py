@@ -15,7 +15,7 @@ from taskyard.wire.roles import Role
 from tests.conformance.dwork_plain import PlainClient, PlainWorker
 from tests.conformance.ping_pong import BackendWorker, FrontendClient
 from tests.conformance.round_robin import RegisteredWorker, TrackingClient
-from tests.kit.processes import PATIENCE_SECONDS, Running, until
+from tests.kit.processes import PATIENCE_SECONDS, Running, run_here, until
 from tests.system.kit import Broker, count
 
 if TYPE_CHECKING:
@@ -49,17 +49,28 @@ class Yard:
     def relay(self, to: str = "", endpoint: str = "", key: str = "site.key") -> tuple[Running, str]:
         """Start a relay. Return it with its endpoint."""
         listen = f"{self.dialect}={endpoint or LISTEN[self.dialect]}"
-        words = ["--listen", listen, "--to", f"{self.dialect}={to or self.broker.endpoints[1]}"]
-        words += [] if to else ["--key", key]
+        words = ["--listen", listen]
+        if key.endswith(".key"):
+            words += ["--to", f"{self.dialect}={to or self.broker.endpoints[1]}"]
+            words += [] if to else ["--key", key]
+        else:
+            words += ["--invite", key]
         running = Running(self.directory, "relay", "--until-eof", *words)
         self.stack.enter_context(running)
         word, dialect, opened = running.line().split()
         assert (word, dialect) == ("listening", self.dialect)
         return running, opened
 
-    def restart(self, running: Running, endpoint: str) -> Running:
+    def invite(self) -> str:
+        """Return the file of an invitation for a relay."""
+        place = ("--dialect", self.dialect, "--broker", self.broker.endpoints[1])
+        code, _, _ = run_here(self.directory, "keys", "invite", "worker,relay", "invited", *place)
+        assert code == 0
+        return "invited.invite"
+
+    def restart(self, running: Running, endpoint: str, key: str = "site.key") -> Running:
         running.kill()
-        return self.relay(endpoint=endpoint)[0]
+        return self.relay(endpoint=endpoint, key=key)[0]
 
 
 @pytest.fixture
@@ -147,15 +158,16 @@ def test_native_peers_work_through_a_chain_of_relays_that_are_killed(
     assert (tally.submitted, tally.done, tally.completed_twice) == (20, 20, 0)
 
 
-def test_wmp_workers_work_through_a_relay_with_a_key(tmp_path: Path, stack: ExitStack) -> None:
+def test_wmp_workers_work_through_an_invited_relay(tmp_path: Path, stack: ExitStack) -> None:
     yard = Yard(tmp_path, "wmp", stack)
-    relay, endpoint = yard.relay()
+    invitation = yard.invite()
+    relay, endpoint = yard.relay(key=invitation)
     words = ("worker", "--dialect", "wmp", "--broker", endpoint, "--until-eof", "--slots", "2")
     stack.enter_context(Running(tmp_path, *words, "--command", "cat"))
     names = [b"t%d" % number for number in range(20)]
     yard.owner.create(Submission(names, names, [Terms(dialect=b"test")]))
     until(lambda: yard.owner.status()["counts"]["done"] >= 5, "some tasks are done")
-    relay = yard.restart(relay, endpoint)
+    relay = yard.restart(relay, endpoint, invitation)
     until(lambda: yard.owner.status()["counts"]["done"] == 20, "all tasks are done")
     assert [yard.owner.result_bytes(name.decode()) for name in names] == names
     assert relay.terminate()[0] == 0
@@ -174,7 +186,8 @@ def test_relay_can_not_do_more_than_its_key(tmp_path: Path, stack: ExitStack) ->
     stack.enter_context(Running(tmp_path, *words, "crew/1"))
     until(lambda: [one["name"] for one in yard.owner.workers()] == ["crew/1"], "one worker")
     yard.ring.revoke("crew")
-    relay.kill()
+    code, _, err = relay.end()  # with the next heartbeat
+    assert (code, "relay: key 'crew' was revoked" in err) == (2, True)
     relay, _ = yard.relay(endpoint=endpoint, key="crew.key")
     code, _, err = relay.end()
     assert (code, "key 'crew' is unknown or revoked" in err) == (2, True)
