@@ -57,7 +57,9 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
         yield Yard(tmp_path, stack)
 
 
-def test_peer_with_a_revoked_key_receives_nothing_and_is_cut(yard: Yard) -> None:
+def test_peer_with_a_revoked_key_receives_nothing_and_is_cut(
+    yard: Yard, caplog: pytest.LogCaptureFixture
+) -> None:
     first, second = yard.peer("a"), yard.peer("b")
     routes, connections = {}, {}
     for name, peer in (("a", first), ("b", second)):
@@ -72,6 +74,7 @@ def test_peer_with_a_revoked_key_receives_nothing_and_is_cut(yard: Yard) -> None
     assert first.receive() is None
     assert not yard.listener.is_open(connections["a"])
     assert yard.listener.is_open(connections["b"])
+    assert caplog.messages == ["peers with the revoked key a are disconnected"]
 
 
 def test_idle_peer_with_a_revoked_key_is_cut_at_the_next_check(yard: Yard) -> None:

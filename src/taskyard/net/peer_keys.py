@@ -35,6 +35,8 @@ class PeerKeys:
         self._users: dict[Connection, str] = {}
         #: Why all keys are refused. Empty if the keys were read.
         self._problem = ""
+        #: Revoked keys that were logged.
+        self._reported: set[str] = set()
 
     def accept(self, route: bytes, connection: Connection, user: str) -> bool:
         """Return whether a peer may send. Its key is remembered if so."""
@@ -73,4 +75,10 @@ class PeerKeys:
             self._problem = str(error)
             return False
         self._problem = ""
-        return peer is not None and bool(peer.roles)
+        if peer is not None and peer.roles:
+            return True
+        if user not in self._reported:
+            self._reported.add(user)
+            name = "a removed key" if peer is None else f"the revoked key {peer.name}"
+            logger.warning("peers with %s are disconnected", name)
+        return False
