@@ -171,7 +171,7 @@ def test_invalid_settings_do_not_stop_down_and_status_of_a_given_state(tmp_path:
         for verb in ("status", "down"):
             code, _, err = run_here(tmp_path, verb, *given, "--config", "taskyard.toml")
             assert (code, wrong in err) == (2, True)
-        for verb in ("status", "down"):
+        for verb in ("status", "list", "down"):
             code, _, err = run_here(tmp_path, verb, *given)
             assert code == 0
             assert f"taskyard: settings ignored: taskyard.toml:2: {wrong}\n" in err

@@ -126,7 +126,14 @@ def broker_location(cli_context: CliContext) -> BrokerLocation:
 
 def has_several_brokers(cli_context: CliContext) -> bool:
     """Return whether the options or the settings name several brokers: tables have their names."""
+    _ignore_unneeded_settings(cli_context)
     return len(broker_location(cli_context).brokers) > 1
+
+
+def _ignore_unneeded_settings(cli_context: CliContext) -> None:
+    """Ignore invalid settings in a command that reads a given state directory."""
+    if cli_context.state is not None and not cli_context.brokers:
+        cli_context.ignore_invalid_settings()
 
 
 def local_state(cli_context: CliContext) -> Path:
@@ -145,8 +152,7 @@ def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
     A given state directory needs no settings, so invalid ones are ignored with a warning. Raises
     `NoBroker` at once if there is no such directory.
     """
-    if cli_context.state is not None and not cli_context.brokers:
-        cli_context.ignore_invalid_settings()
+    _ignore_unneeded_settings(cli_context)
     location = broker_location(cli_context)
     broker, state = location.broker, location.state
     if broker is None and not state.absolute().exists():  # raises in a deleted directory
