@@ -253,7 +253,7 @@ def test_check_of_a_file_that_is_not_there_is_wrong(
     "words",
     [
         ["status"],
-        ["status", "--state", "elsewhere"],
+        ["status", "--state", "elsewhere", "--config", "taskyard.toml"],
         ["list", "--broker", "tcp://127.0.0.1:1"],
         ["submit", "--", "true"],
         ["broker"],

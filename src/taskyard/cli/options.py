@@ -311,9 +311,12 @@ def setting_option(
     def choose(context: click.Context, _option: click.Parameter, given: object) -> object:
         if context.resilient_parsing:
             return given
-        if given not in (None, ()):
+        cli_context = context.ensure_object(CliContext)
+        is_given = given not in (None, ())
+        if is_given and cli_context.config is None:
             return given
-        return context.ensure_object(CliContext).settings().value(path)
+        settings = cli_context.settings()  # a given settings file must be valid
+        return given if is_given else settings.value(path)
 
     more.setdefault("envvar", "TASKYARD_" + re.sub(r"\W", "_", path.upper()))
     return click.option(*names, cls=SettingOption, callback=choose, **more)
