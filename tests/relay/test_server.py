@@ -11,6 +11,9 @@ import zmq
 
 from taskyard.cli.entry import run, taskyard
 from taskyard.errors import Refused
+from taskyard.net import sockets
+from taskyard.net.host import Host
+from taskyard.net.sockets import PeerListener, listen_to_peers
 from taskyard.relay.server import CHECK_NS, KeyCheck
 from tests.kit.processes import Running
 from tests.relay.kit import Clock
@@ -201,3 +204,18 @@ def test_relay_ends_when_all_managers_refuse_its_key(caplog: pytest.LogCaptureFi
     with pytest.raises(Refused, match="revoked"):
         check.run_if_due()
     assert KeyCheck([], clock).wake_at_ns() is None
+
+
+def test_round_robin_relay_listens_under_its_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[object] = []
+
+    def listen(*given: Any, **more: Any) -> PeerListener:
+        listener = listen_to_peers(*given, **more)
+        found.append(listener.socket.getsockopt(zmq.ROUTING_ID))
+        return listener
+
+    monkeypatch.setattr(sockets, "listen_to_peers", listen)
+    monkeypatch.setattr(Host, "run", lambda *_given: None)
+    words = ["--listen", f"round-robin={ANY}", "--to", "round-robin=tcp://127.0.0.1:1"]
+    assert run(taskyard, ["relay", *words, "--identity", "tcp://head.example:1"]) == 0
+    assert found == [b"tcp://head.example:1"]
