@@ -21,6 +21,7 @@ from taskyard.core.events import (
     TimePassed,
     WorkerHeartbeat,
     WorkerLost,
+    WorkerReconnected,
 )
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import CRASHES_MAX, SECOND_NS
@@ -347,6 +348,120 @@ def test_slots_that_were_kept_before_a_restart_are_free_at_the_deadline() -> Non
     assert yard.later(10) == [LeasesEnded(b"w", [], [], 1)]
     assert yard.records == [SlotsFreed(TEN_NS, b"w", 1)]
     assert yard.scheduler.ledger.workers[b"w"].slots_free == 2
+
+
+# New connections.
+
+
+def reconnected_lease(**facts: Any) -> Yard:
+    """Return a yard with a lease of a worker that has reconnected and can't list its tasks."""
+    yard = Yard()
+    yard.join(b"w", slots_total=2, lease_timeout_ns=TEN_NS, restart_lease_ns=TEN_NS, **facts)
+    yard.submit(b"a")
+    yard.take(b"w")
+    yard.handle(WorkerReconnected(0, b"w"))
+    return yard
+
+
+def test_lease_of_a_worker_that_reconnected_ends_despite_heartbeats_and_more_connections() -> None:
+    yard = reconnected_lease()
+    for _ in range(9):
+        yard.later(1)
+        yard.handle(WorkerHeartbeat(0, b"w"))
+        yard.handle(WorkerReconnected(0, b"w"))
+    assert yard.state(b"a") is LEASED
+    assert yard.later(1) == [LeasesEnded(b"w", [b"a"], [1], 0)]
+    assert yard.records == [Returned(TEN_NS, b"w", [b"a"], [1], ReturnReason.UNLISTED)]
+    assert (yard[b"a"].losses, yard.scheduler.ledger.workers[b"w"].slots_free) == (0, 2)
+    assert missing(yard.finish(b"w", b"a", attempts=[1])) == [b"a"]
+
+
+def test_result_of_a_worker_that_reconnected_counts_until_the_deadline() -> None:
+    yard = reconnected_lease()
+    yard.later(9)
+    assert missing(yard.finish(b"w", b"a", attempts=[1])) == []
+    assert yard.state(b"a") is DONE
+    assert yard.later(100) == []
+
+
+def test_each_lease_has_the_deadline_of_the_first_connection_after_it() -> None:
+    yard = reconnected_lease()
+    yard.later(4)
+    yard.submit(b"b")
+    yard.take(b"w")
+    yard.handle(WorkerReconnected(0, b"w"))
+    yard.later(6)
+    assert (yard.state(b"a"), yard.state(b"b")) == (READY, LEASED)
+    yard.handle(WorkerHeartbeat(0, b"w"))
+    yard.later(4)
+    assert yard.state(b"b") is READY
+
+
+def test_lease_granted_on_the_new_connection_has_no_deadline() -> None:
+    yard = reconnected_lease()
+    yard.submit(b"b")
+    yard.take(b"w")
+    for _ in range(12):
+        yard.later(1)
+        yard.handle(WorkerHeartbeat(0, b"w"))
+    assert (yard.state(b"a"), yard.state(b"b")) == (READY, LEASED)
+
+
+def test_worker_that_lists_a_task_after_it_reconnected_keeps_it() -> None:
+    yard = reconnected_lease(heartbeat_ns=SECOND_NS)
+    yard.later(1)
+    yard.heartbeat(b"w", (b"a", 1), heartbeat_ns=SECOND_NS)
+    for _ in range(12):
+        yard.later(1)
+        yard.handle(WorkerHeartbeat(0, b"w"))
+    assert yard.state(b"a") is LEASED
+
+
+def test_task_with_a_longer_lease_gives_a_worker_that_reconnected_that_time() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=1, lease_timeout_ns=TEN_NS, restart_lease_ns=TEN_NS)
+    yard.submit(b"a", lease_ns=3 * TEN_NS)
+    yard.take(b"w")
+    yard.handle(WorkerReconnected(0, b"w"))
+    yard.later(29)
+    yard.handle(WorkerHeartbeat(0, b"w"))
+    assert yard.state(b"a") is LEASED
+    yard.later(1)
+    assert yard.state(b"a") is READY
+
+
+def test_worker_that_is_lost_after_it_reconnected_is_charged() -> None:
+    yard = reconnected_lease()
+    yard.handle(WorkerLost(0, b"w"))
+    assert (yard.state(b"a"), yard[b"a"].losses) == (READY, 1)
+
+
+def test_another_process_does_not_reconnect_for_the_holder_of_a_name() -> None:
+    yard = reconnected_lease(incarnation=1)
+    yard.submit(b"b")
+    yard.take(b"w")
+    yard.handle(WorkerReconnected(0, b"w", incarnation=2))
+    yard.handle(WorkerReconnected(0, b"nobody"))
+    for _ in range(12):
+        yard.later(1)
+        yard.handle(WorkerHeartbeat(0, b"w"))
+    assert yard.state(b"b") is LEASED
+
+
+def test_slots_kept_at_a_new_connection_are_freed_by_as_many_as_stay_kept() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=4, restart_lease_ns=TEN_NS, always_ready=True)
+    yard.submit(b"a", b"b", b"c")
+    yard.finish(b"w", b"a", keeps_slots=True)
+    yard.handle(WorkerReconnected(0, b"w"))
+    yard.later(5)
+    yard.finish(b"w", b"b", keeps_slots=True)
+    yard.finish(b"w", b"c", keeps_slots=True)
+    yard.handle(WorkerReconnected(0, b"w"))
+    yard.handle(SlotFreed(0, b"w"))
+    assert yard.later(5) == [LeasesEnded(b"w", [], [], 1)]
+    assert yard.later(5) == [LeasesEnded(b"w", [], [], 1)]
+    assert yard.scheduler.ledger.workers[b"w"].slots_free == 4
 
 
 def test_recovered_long_lease_extends_the_timeout_of_its_worker() -> None:

@@ -50,8 +50,8 @@ class Context:
         self.timeouts: list[tuple[int, bytes]] = []
         #: When this process recovered, and the last record of the process before it.
         self.resumed_ns = self.resumed_record = 0
-        #: (when, worker): when leases of a former process end. May be early, never late.
-        self.restart_deadlines: list[tuple[int, bytes]] = []
+        #: (when, worker): when uncertain leases end. May be early, never late.
+        self.lease_deadlines: list[tuple[int, bytes]] = []
         #: (when, worker): when a woken worker that has requested nothing is passed over.
         self.wakes: list[tuple[int, bytes]] = []
         #: Subscriptions (client, request) by task, and by campaign.
@@ -117,19 +117,12 @@ class Context:
             worker.timeout_check_ns = check_ns
             heappush(self.timeouts, (check_ns, worker.name))
 
-    def leases_before_restart(self, worker: Worker) -> list[Lease]:
-        """Return the worker's leases that a former process of the broker granted."""
-        last = self.resumed_record
-        return [lease for number, lease in worker.leases.items() if number <= last]
-
-    def restart_deadline_ns(self, worker: Worker) -> int:
-        """Return when the worker's leases of a former process end. 0: they have no deadline."""
-        lease_ns = worker.facts.restart_lease_ns
-        has_any = worker.slots_kept_before or self.leases_before_restart(worker)
-        return self.resumed_ns + lease_ns if lease_ns and has_any else 0
-
-    def schedule_restart_deadline(self, worker: Worker) -> None:
-        """Schedule the end of the worker's leases of a former process, if it has any."""
-        deadline_ns = self.restart_deadline_ns(worker)
+    def schedule_deadline(self, worker: Worker) -> None:
+        """Schedule the end of the worker's uncertain leases, if it has any."""
+        deadline_ns = worker.deadline_ns
         if deadline_ns:
-            heappush(self.restart_deadlines, (deadline_ns, worker.name))
+            heappush(self.lease_deadlines, (deadline_ns, worker.name))
+
+    def is_before_restart(self, lease: Lease) -> bool:
+        """Return whether a former process of the broker granted a lease."""
+        return lease.number <= self.resumed_record

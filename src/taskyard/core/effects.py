@@ -475,7 +475,7 @@ class Stop(Effect):
 
 
 class LeasesEnded(Effect):
-    """To a worker that can't list held tasks: its leases of a former broker process ended."""
+    """To a worker that has not listed its tasks: uncertain leases ended at their deadline."""
 
     worker: bytes
     names: list[bytes]

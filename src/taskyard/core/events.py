@@ -247,6 +247,14 @@ class WorkerUnreachable(Event):
     worker: bytes
 
 
+class WorkerReconnected(Event):
+    """A message of a worker came by a new connection. Messages on the former one may be lost."""
+
+    worker: bytes
+    #: The process that sent it. None: any.
+    incarnation: int | None = None
+
+
 class WaitEnded(Event):
     """A worker's request for tasks ended without tasks. It gets `NoWork`."""
 

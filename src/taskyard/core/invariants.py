@@ -6,6 +6,7 @@ tests and the simulator, which call it only now and then at large sizes.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from operator import invert
 from typing import TYPE_CHECKING
 
@@ -365,16 +366,19 @@ def _check_volatile(context: Context) -> None:
             _require(scheduled, f"no timely check of the heartbeats of {worker.name!r}")
         if worker.state is WorkerState.PARKED and worker.slots_free > 0:
             _check_parked_lists(ledger, worker)
-        _check_restart(context, worker)
+        _check_uncertain(context, worker)
 
 
-def _check_restart(context: Context, worker: Worker) -> None:
-    """Check that every lease with a restart deadline has a timer."""
-    deadline_ns = context.restart_deadline_ns(worker)
-    times = [at_ns for at_ns, name in context.restart_deadlines if name == worker.name]
+def _check_uncertain(context: Context, worker: Worker) -> None:
+    """Check that every uncertain lease has a timer, and that uncertain slots are kept ones."""
+    deadline_ns = worker.deadline_ns
+    times = [at_ns for at_ns, name in context.lease_deadlines if name == worker.name]
     scheduled = not deadline_ns or any(at_ns <= deadline_ns for at_ns in times)
-    _require(scheduled, f"older leases of {worker.name!r} never end")
-    _require(worker.slots_kept_before <= len(worker.slots_kept), f"old slots of {worker.name!r}")
+    _require(scheduled, f"uncertain leases of {worker.name!r} never end")
+    counts = [0, *(count for _, count in worker.slots_uncertain)]
+    is_rising = all(before < after for before, after in pairwise(counts))
+    kept = len(worker.slots_kept)
+    _require(is_rising and counts[-1] <= kept, f"uncertain slots of {worker.name!r}")
 
 
 def _check_reservations(ledger: Ledger) -> None:

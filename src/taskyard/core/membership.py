@@ -66,13 +66,13 @@ def worker_registered(context: Context, event: events.WorkerRegistered) -> None:
     if worker is not None and worker.facts.incarnation != facts.incarnation:
         assignment.cancel_wake(context.ledger, worker)
         assignment.close_request(context, worker)
-        end_restart_leases(context, worker)
+        _end_restart_leases(context, worker)
         _lose_worker(context, worker, ReturnReason.RESTARTED)
         context.emit(WorkerLeft(context.at_ns, event.worker, b"restarted"))
         worker = None
     if worker is None or worker.facts != facts:
         context.emit(WorkerJoined(context.at_ns, event.worker, facts))
-        context.schedule_restart_deadline(context.ledger.workers[event.worker])
+        context.schedule_deadline(context.ledger.workers[event.worker])
     joined = context.ledger.workers[event.worker]
     if worker is None and facts.queue_order is QueueOrder.LIFO:
         context.top_count -= 1
@@ -174,6 +174,7 @@ def _compare_held(
     if worker is None:
         return None
     _return_unlisted(context, worker, listed_as, event)
+    _confirm_listed(worker, listed_as)
     mark = heartbeat_mark(context, worker)
     return None if has_zombies or mark.tasks != len(listed_as) else mark
 
@@ -220,6 +221,15 @@ def _return_unlisted(
     return_tasks(context, worker, lost, ReturnReason.UNLISTED)
     if lost:
         on_slot_free(context, worker)
+
+
+def _confirm_listed(worker: Worker, listed_as: dict[bytes, int]) -> None:
+    """Make uncertain leases certain whose tasks the worker lists."""
+    for lease in worker.leases.values():
+        if lease.uncertain_ns is not None and all(
+            listed_as.get(task.name) == task.attempt for task in lease.tasks if task.lease is lease
+        ):
+            lease.uncertain_ns = None
 
 
 def _should_have_arrived(
@@ -292,11 +302,21 @@ def worker_unreachable(context: Context, event: events.WorkerUnreachable) -> Non
     context.ledger.unreserve(worker)
 
 
+def worker_reconnected(context: Context, event: events.WorkerReconnected) -> None:
+    """Give the leases of before a deadline: their messages may be lost, and heartbeats of a worker
+    that can't list its tasks would extend them for good."""
+    worker = context.ledger.workers.get(event.worker)
+    if worker is None or event.incarnation not in (None, worker.facts.incarnation):
+        return
+    if worker.doubt(context.now_ns):
+        context.schedule_deadline(worker)
+
+
 def expire_worker(context: Context, worker: Worker, reason: bytes = b"silent") -> None:
     """Remove a worker that timed out, and requeue its tasks."""
     assignment.cancel_wake(context.ledger, worker)
     assignment.close_request(context, worker)
-    end_restart_leases(context, worker)
+    _end_restart_leases(context, worker)
     held = worker.held()
     _lose_worker(context, worker, None)
     if worker.contested_until_ns:
@@ -306,20 +326,46 @@ def expire_worker(context: Context, worker: Worker, reason: bytes = b"silent") -
         context.emit(WorkerLeft(context.at_ns, worker.name, reason))
 
 
-def end_restart_leases(context: Context, worker: Worker) -> None:
-    """Return a worker's tasks that a former broker process leased to it, without a charge.
+def end_uncertain_leases(context: Context, worker: Worker) -> None:
+    """Return a worker's tasks whose uncertain leases have reached their deadline, and free slots.
 
-    Only for workers that can't list held tasks: a lost assignment or report would keep its slot.
+    Without a charge: an assignment or a report was lost. A worker that lists its tasks has no
+    uncertain leases for long.
     """
-    if not context.restart_deadline_ns(worker):
+    now_ns, lease_ns = context.now_ns, worker.facts.restart_lease_ns
+    leases = [one for one in worker.leases.values() if 0 < worker.deadline_of(one) <= now_ns]
+    over = [count for since_ns, count in worker.slots_uncertain if since_ns + lease_ns <= now_ns]
+    _end_leases(context, worker, leases, max(over, default=0))
+
+
+def _end_restart_leases(context: Context, worker: Worker) -> None:
+    """Return the tasks of a lost worker that a former broker process leased to it, without a
+    charge. Only for workers whose leases have a deadline: such a task may not have arrived."""
+    if worker.facts.restart_lease_ns:
+        leases = [
+            lease
+            for lease in worker.leases.values()
+            if lease.uncertain_ns is not None and context.is_before_restart(lease)
+        ]
+        kept = worker.slots_uncertain[-1][1] if worker.slots_uncertain else 0
+        _end_leases(context, worker, leases, kept)
+
+
+def _end_leases(context: Context, worker: Worker, leases: list[Lease], slots_kept: int) -> None:
+    """Return the tasks of leases without a charge, and free so many kept slots."""
+    if not (leases or slots_kept):
         return
-    leases = context.leases_before_restart(worker)
-    tasks = [task for lease in leases for task in lease.tasks if task.lease is lease]
-    kept, worker.slots_kept_before = worker.slots_kept_before, 0
-    ended = LeasesEnded(worker.name, *_columns(tasks), kept)
-    return_tasks(context, worker, tasks, ReturnReason.BROKER_RESTARTED)
-    if kept:
-        context.emit(SlotsFreed(context.at_ns, worker.name, kept))
+    before: list[Task] = []
+    since: list[Task] = []
+    for lease in leases:
+        tasks = [task for task in lease.tasks if task.lease is lease]
+        (before if context.is_before_restart(lease) else since).extend(tasks)
+    ended = LeasesEnded(worker.name, *_columns([*before, *since]), slots_kept)
+    return_tasks(context, worker, before, ReturnReason.BROKER_RESTARTED)
+    return_tasks(context, worker, since, ReturnReason.UNLISTED)
+    if slots_kept:
+        context.emit(SlotsFreed(context.at_ns, worker.name, slots_kept))
+        worker.limit_uncertain_slots(slots_kept)
     context.send(ended)
 
 

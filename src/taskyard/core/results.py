@@ -458,5 +458,5 @@ def slot_freed(context: Context, event: events.SlotFreed) -> None:
     if worker is None or not worker.slots_kept:
         return
     context.emit(SlotsFreed(context.at_ns, event.worker, 1))
-    worker.slots_kept_before = min(worker.slots_kept_before, len(worker.slots_kept))
+    worker.limit_uncertain_slots()
     membership.on_slot_free(context, worker)

@@ -82,12 +82,12 @@ class Scheduler:
         for worker in self.ledger.workers.values():
             worker.last_seen_ns = now_ns
             worker.lease_ns_max = 0
-            worker.slots_kept_before = len(worker.slots_kept)
+            worker.doubt(now_ns)
             for lease in worker.leases.values():
                 lease.assigned_ns = now_ns
                 worker.lease_ns_max = max(worker.lease_ns_max, lease.lease_ns)
             context.schedule_timeout(worker)
-            context.schedule_restart_deadline(worker)
+            context.schedule_deadline(worker)
 
     def wake_at_ns(self) -> int | None:
         """Return when `TimePassed` is due, by the monotonic clock. None: nothing is scheduled."""
@@ -131,6 +131,7 @@ _DECIDERS: dict[type, Callable[[Context, Any], None]] = {
     events.WorkerExited: membership.worker_exited,
     events.WorkerLost: membership.worker_lost,
     events.WorkerUnreachable: membership.worker_unreachable,
+    events.WorkerReconnected: membership.worker_reconnected,
     events.TasksRequested: assignment.tasks_requested,
     events.WaitEnded: assignment.wait_ended,
     events.TasksReported: results.tasks_reported,

@@ -25,7 +25,7 @@ _UNSETTLED = (BLOCKED, DELAYED, READY, LEASED)
 def next_ns(context: Context) -> int | None:
     """Return when the next timer is due, by the monotonic clock, or None."""
     ledger = context.ledger
-    heaps = (context.timeouts, context.wakes, context.restart_deadlines, context.debounce_heap)
+    heaps = (context.timeouts, context.wakes, context.lease_deadlines, context.debounce_heap)
     times = [heap[0][0] for heap in heaps if heap]
     if ledger.rate_timers.times_ns:
         times.append(ledger.rate_timers.times_ns[0])
@@ -66,7 +66,7 @@ def _follow_wall_clock(context: Context) -> None:
 
 def time_passed(context: Context, _event: events.Event) -> None:
     _follow_wall_clock(context)
-    _end_leases_before(context)
+    _end_uncertain(context)
     _expire_workers(context)
     _end_wakes(context)
     _end_debounce(context)
@@ -146,21 +146,20 @@ def _end_lane_debounce(ledger: Ledger, lane: Lane) -> None:
         ledger.mark_dirty(lane)
 
 
-def _end_leases_before(context: Context) -> None:
-    """End leases of a former broker process that have reached their deadline."""
-    deadlines = context.restart_deadlines
+def _end_uncertain(context: Context) -> None:
+    """End uncertain leases that have reached their deadline."""
+    deadlines = context.lease_deadlines
     while deadlines and deadlines[0][0] <= context.now_ns:
         worker = context.ledger.workers.get(heappop(deadlines)[1])
-        deadline_ns = 0 if worker is None else context.restart_deadline_ns(worker)
+        deadline_ns = 0 if worker is None else worker.deadline_ns
         if worker is None or not deadline_ns:
             continue
-        if deadline_ns > context.now_ns:  # its facts have changed
-            context.schedule_restart_deadline(worker)
-            continue
-        membership.end_restart_leases(context, worker)
-        context.schedule_timeout(worker)  # its timeout may be shorter now
-        if worker.last_seen_ns > context.resumed_ns:
-            membership.on_slot_free(context, worker)
+        if deadline_ns <= context.now_ns:  # else its facts or leases have changed
+            membership.end_uncertain_leases(context, worker)
+            context.schedule_timeout(worker)  # its timeout may be shorter now
+            if worker.last_seen_ns > context.resumed_ns:
+                membership.on_slot_free(context, worker)
+        context.schedule_deadline(worker)
 
 
 def _expire_workers(context: Context) -> None:

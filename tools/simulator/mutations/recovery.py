@@ -14,7 +14,7 @@ from simulator.mutations.registry import DECIDERS, mutation, no_op, patched, pat
 from taskyard.broker.turn import Broker
 from taskyard.core import apply, events, membership, records, timers
 from taskyard.core.context import Context
-from taskyard.core.entities import Worker
+from taskyard.core.entities import Lease, Worker
 from taskyard.core.ledger import Ledger
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.snapshots.restorer import Restorer
@@ -225,20 +225,20 @@ def lease_returned_at_restart() -> Iterator[None]:
 @mutation
 def restart_leases_never_end() -> Iterator[None]:
     """Keep leases of before a restart for good if the worker can't list its tasks."""
-    with patched(Context, "schedule_restart_deadline", no_op):
+    with patched(Context, "schedule_deadline", no_op):
         yield
 
 
 @mutation
 def heartbeats_extend_restart_leases() -> Iterator[None]:
     """Extend leases of before a restart by heartbeats of a worker that can't list its tasks."""
-    sound = Context.restart_deadline_ns
+    sound = Worker.deadline_of
 
-    def restart_deadline_ns(self: Context, worker: Worker) -> int:
-        deadline_ns = sound(self, worker)
-        return deadline_ns and deadline_ns + worker.last_seen_ns - self.resumed_ns
+    def deadline_of(self: Worker, lease: Lease) -> int:
+        deadline_ns = sound(self, lease)
+        return deadline_ns and deadline_ns + self.last_seen_ns - (lease.uncertain_ns or 0)
 
-    with patched(Context, "restart_deadline_ns", restart_deadline_ns):
+    with patched(Worker, "deadline_of", deadline_of):
         yield
 
 
@@ -250,7 +250,7 @@ def slots_leak_after_restart() -> Iterator[None]:
     def resume(self: Scheduler, now_ns: int) -> None:
         sound(self, now_ns)
         for worker in self.ledger.workers.values():
-            worker.slots_kept_before = 0
+            worker.slots_uncertain = []
 
     with patched(Scheduler, "resume", resume):
         yield
