@@ -37,6 +37,9 @@ class Echo:
 
     cut = disconnected
 
+    def reconnected(self, route: bytes, now_ns: int) -> Sequence[Event]:
+        return [ReplyDue(now_ns, self.prefix + route, 0)]
+
     def wake_at_ns(self) -> int | None:
         return self.wakes_ns
 
@@ -53,6 +56,7 @@ def test_message_goes_to_the_dialect_of_its_socket(board: DialectRouter) -> None
     assert board.receive(b"\0x", [b""], 5) == [ReplyDue(5, b"\0x", 1)]
     assert board.receive(b"\1x", [b""], 5) == [ReplyDue(5, b"b:\1x", 1)]
     assert board.disconnected(b"\3x") == board.cut(b"\3x") == [ReplyDue(0, b"a:\3x", 0)]
+    assert board.reconnected(b"\3x", 5) == [ReplyDue(5, b"a:\3x", 0)]
 
 
 def test_peer_of_a_message_is_passed_to_its_dialect() -> None:

@@ -43,6 +43,9 @@ class NumbersHarness:
         self.decoding_ns = 0
         #: The authenticated peers of the messages.
         self.taken: list[AuthenticatedPeer | None] = []
+        #: The connection of the messages, and the routes whose connection was renewed.
+        self.connection = (1, 1)
+        self.renewed: list[bytes] = []
         self._inbox: list[list[bytes]] = []
         self.port = SocketTransport(
             self, [cast("ZmqSocket", self)], cast("Poller", self), self, authenticator
@@ -67,6 +70,9 @@ class NumbersHarness:
 
     def is_readable(self) -> bool:
         return bool(self._inbox)
+
+    def connection_of_last(self) -> tuple[int, int]:
+        return self.connection
 
     def send(self, frames: Sequence[bytes]) -> bool:
         route, body = frames
@@ -109,6 +115,11 @@ class NumbersHarness:
         return [ClientDisconnected(0, route)]
 
     cut = disconnected
+
+    def reconnected(self, route: bytes, now_ns: int) -> Sequence[Event]:
+        self.renewed.append(route)
+        del now_ns
+        return ()
 
     def wake_at_ns(self) -> int | None:
         return None

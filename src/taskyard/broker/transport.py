@@ -12,6 +12,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from taskyard.broker.connections import Connections
 from taskyard.broker.turn import CatchUp
 from taskyard.core.events import WorkerHeartbeat
 from taskyard.core.limits import SECOND_NS
@@ -111,6 +112,9 @@ class DialectRouter:
     def cut(self, route: bytes) -> Sequence[Event]:
         return self._dialect_of_socket[route[0]].cut(route)
 
+    def reconnected(self, route: bytes, now_ns: int) -> Sequence[Event]:
+        return self._dialect_of_socket[route[0]].reconnected(route, now_ns)
+
     def flush(self) -> Sequence[Reply]:
         """Return replies that the first dialect has collected. Others collect none."""
         return () if self._collecting is None else self._collecting.flush()
@@ -171,6 +175,7 @@ class SocketTransport:
         self._poller = poller
         #: Replies that peers have not accepted yet, in order.
         self._backlogs: dict[bytes, Backlog] = {}
+        self._connections = Connections()
         self._retry_at_ns = 0
         self._catch_up = CatchUp()
         #: When messages were received last, and whether to pause before the next.
@@ -232,6 +237,8 @@ class SocketTransport:
                 messages += 1
                 bytes_taken += sum(map(len, frames))
                 route = number + frames[0]
+                if self._connections.is_renewed(route, wire.connection_of_last):
+                    events += self._dialect.reconnected(route, now_ns)
                 if wire.is_secure:
                     events += self._receive_authenticated(wire.user, route, frames[1:], now_ns)
                 elif route not in self._backlogs:

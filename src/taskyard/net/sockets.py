@@ -76,6 +76,8 @@ class ZmqSocket:
         self.user = ""
         #: After a failed `send`: True if the peer does not read, False if it is not connected.
         self.is_full = False
+        #: The descriptor of the connection of the last message, on a listener with a guard.
+        self.descriptor = 0
         #: For the poller.
         self.socket = socket
         self._file = file
@@ -144,9 +146,10 @@ class ZmqSocket:
             self._pass_over(frame)
             return None
         if self._arrivals is not None:
-            self._arrivals.note(frame.get(_DESCRIPTOR))
+            self.descriptor = descriptor = frame.get(_DESCRIPTOR)
+            self._arrivals.note(descriptor)
             if len(body) >= COUNTED_BYTES_MIN:
-                self._arrivals.note_bytes(frame.get(_DESCRIPTOR), len(body))
+                self._arrivals.note_bytes(descriptor, len(body))
         return body
 
     def _pass_over(self, frame: zmq.Frame) -> None:
@@ -238,10 +241,19 @@ class ZmqSocket:
             return False
         return True
 
+    def connection_of_last(self) -> tuple[int, int]:
+        """Return the connection of the last message: its descriptor and the inode of its socket,
+        which differ for any two open connections. The inode is 0 if it was closed by now."""
+        return self.descriptor, inode_of(self.descriptor)
+
     def fileno(self) -> int:
         """Return ZeroMQ's event descriptor. Poll it with `Poller` only: it is edge-triggered,
         so a message may be there although it is not readable."""
         return self.socket.FD
+
+    def send_after_close(self, wait_ms: int) -> None:
+        """Let ZeroMQ send what is queued for so long after `close`."""
+        self.socket.setsockopt(zmq.LINGER, wait_ms)
 
     def close(self) -> None:
         """Close now. A second call, or a call in a forked child, does nothing.

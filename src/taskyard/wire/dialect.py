@@ -39,6 +39,16 @@ _DIALECTS: Final = tuple(prefix[:-1] for prefix in (ROUND_ROBIN, PING_PONG, WMP)
 _RESERVED: Final = re.compile(b"(?:%s)(?:@[^:]*)?:" % b"|".join(_DIALECTS))
 
 
+#: The first byte of routing ids that ZeroMQ assigns, each to one connection only.
+_ASSIGNED: Final = b"\0"
+
+
+def chose_its_id(route: bytes) -> bool:
+    """Return whether the peer of a route chose its routing id, so that it keeps its route on a new
+    connection."""
+    return route[1:2] != _ASSIGNED
+
+
 def listener_prefix(prefix: bytes, listener: bytes) -> bytes:
     """Return the prefix of workers at a listener with a name of its own: `ping-pong@render:`.
 
@@ -95,6 +105,12 @@ class Dialect(Protocol):
 
     def cut(self, route: bytes) -> Sequence[Event]:
         """Drop the requests of a route whose key was revoked, or that another key uses now."""
+        ...
+
+    def reconnected(self, route: bytes, now_ns: int) -> Sequence[Event]:
+        """Note that the next message of a route comes by a new connection. Messages on the old one
+        may be lost, in both directions. Only of peers that choose their routing id: ZeroMQ assigns
+        each new connection another one."""
         ...
 
     def wake_at_ns(self) -> int | None: ...

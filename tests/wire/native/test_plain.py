@@ -78,6 +78,17 @@ def test_plain_worker_keeps_its_tasks_for_ten_minutes_after_a_restart() -> None:
     assert counter.hex(COMPLETE_A) == OK
 
 
+def test_plain_worker_that_reconnects_under_its_id_keeps_its_tasks_for_ten_minutes() -> None:
+    counter = Counter()
+    counter.hex(CREATE_A)
+    assert steal(counter) == ["A"]
+    counter.handle(counter.dialect.reconnected(b"peer", counter.now_ns))
+    counter.pass_time(599 * SECOND_NS)
+    assert state(counter, "A") is TaskState.LEASED
+    counter.pass_time(SECOND_NS)
+    assert state(counter, "A") is TaskState.READY
+
+
 def test_published_bytes_are_sent_exactly() -> None:
     counter = Counter()
     assert counter.hex(CREATE_A) == OK

@@ -38,6 +38,62 @@ def ping(harness: Harness, seconds: int, *identities: bytes) -> None:
             assert harness.worker(identity, PING) == [[PONG]]
 
 
+# New connections of workers that chose their id.
+
+
+CHOSEN = b"own-id"
+
+
+def reconnected(harness: Harness) -> Harness:
+    harness.handle(harness.board.reconnected(BACKEND + CHOSEN, harness.now_ns))
+    return harness
+
+
+def test_job_lost_with_its_connection_goes_to_the_next_worker_after_the_lease_time() -> None:
+    harness = reconnected(at_work(identity=CHOSEN))
+    ping(harness, 30, CHOSEN)
+    reconnected(harness)
+    ping(harness, 29, CHOSEN)
+    harness.worker(W2, READY)
+    assert harness.to_worker(W2) == []
+    harness.later(1)
+    assert harness.to_worker(W2) == [[b"job"]]
+    (task,) = harness.scheduler.ledger.tasks.values()
+    assert (task.attempt, task.losses) == (2, 0)
+
+
+def test_worker_whose_job_may_be_lost_gets_no_reply_until_it_sends_ready() -> None:
+    harness = reconnected(at_work(identity=CHOSEN))
+    ping(harness, 59, CHOSEN)
+    harness.later(1)
+    assert harness.worker(CHOSEN, PING) == []
+    assert harness.worker(CHOSEN, READY) == [[PONG], [b"job"]]
+
+
+def test_result_on_a_new_connection_counts_until_the_lease_time() -> None:
+    harness = reconnected(at_work(identity=CHOSEN))
+    ping(harness, 59, CHOSEN)
+    assert harness.worker(CHOSEN, b"result") == []
+    assert harness.to_client(b"c") == [[b"result"]]
+    ping(harness, 100, CHOSEN)
+
+
+def test_late_result_of_a_worker_that_reconnected_is_stale_and_it_gets_the_next_job() -> None:
+    harness = reconnected(at_work(identity=CHOSEN))
+    ping(harness, 59, CHOSEN)
+    harness.later(1)
+    assert harness.worker(CHOSEN, b"result") == [[PONG], [b"job"]]
+    assert harness.backend.stale == 1
+
+
+def test_restarted_process_under_the_id_of_a_worker_is_charged() -> None:
+    harness = reconnected(at_work(identity=CHOSEN))
+    harness.worker(CHOSEN, READY)
+    harness.later(60)
+    (task,) = harness.scheduler.ledger.tasks.values()
+    assert task.losses == 1
+
+
 # Words.
 
 

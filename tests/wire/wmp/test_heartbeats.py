@@ -231,7 +231,7 @@ def test_drained_worker_gets_bye_when_it_holds_nothing() -> None:
 def test_manager_that_shuts_down_accepts_no_worker() -> None:
     manager = holding(b"a")
     manager.dialect.leaving = True
-    (rejected,) = manager.dialect.receive(b"r", frames("READY", {"worker": "new"}), 1)
+    _, rejected = manager.dialect.receive(b"r", frames("READY", {"worker": "new"}), 1)
     text = "the manager is shutting down"
     assert rejected == RequestRejected(0, b"r", 129, Refusal.SHUTTING_DOWN, text)
     bye = Sent("BYE", {"worker": "new", "reason": text, "manager": ME})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core.events import CancelRequested, Scope, WorkerRegistered
+from taskyard.core.events import CancelRequested, Scope, WorkerReconnected, WorkerRegistered
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import WorkerFacts
 from taskyard.core.records import Finished
@@ -96,15 +96,21 @@ def test_ready_has_the_facts_of_a_worker() -> None:
     events = Wmp(1, ME, lambda: 0).receive(
         b"r", frames("READY", {"worker": "w", "slots": 3, "services": ["x", "y", "x"]}), 5
     )
-    facts = WorkerFacts((b"x", b"y"), 3, wmp.SILENCE_NS, 0, wants_wake=True, dialect=b"wmp")
-    assert events[0] == WorkerRegistered(0, b"wmp:w", facts)
+    facts = WorkerFacts(
+        *((b"x", b"y"), 3, wmp.SILENCE_NS, 0),
+        wants_wake=True,
+        dialect=b"wmp",
+        restart_lease_ns=wmp.SILENCE_NS,
+    )
+    assert events[0] == WorkerReconnected(0, b"wmp:w", 0)
+    assert events[1] == WorkerRegistered(0, b"wmp:w", facts)
     plain = Wmp(1, ME, lambda: 0).receive(b"r", frames("READY", {"worker": "w"}), 5)
-    assert isinstance(plain[0], WorkerRegistered)
-    assert (plain[0].facts.services, plain[0].facts.slots_total) == ((b"default",), 0)
+    assert isinstance(plain[1], WorkerRegistered)
+    assert (plain[1].facts.services, plain[1].facts.slots_total) == ((b"default",), 0)
 
 
 def test_requests_have_the_numbers_of_the_dialect() -> None:
-    (asked,) = Wmp(3, ME, lambda: 0).receive(b"r", frames("GIVE", {"worker": "w", "request": 1}), 5)
+    _, asked = Wmp(3, ME, lambda: 0).receive(b"r", frames("GIVE", {"worker": "w", "request": 1}), 5)
     assert getattr(asked, "request", 0) == next(request_numbers(3))
 
 
@@ -359,3 +365,57 @@ def test_task_of_another_dialect_is_cancelled_at_its_worker() -> None:
     assert replies == [Sent("CANCEL", headers)]
     assert done(manager, "a", "cancelled") == []
     assert manager.task(b"a").state is TaskState.CANCELLED
+
+
+# New connections.
+
+
+def test_task_lost_with_its_connection_returns_if_its_worker_never_lists_tasks() -> None:
+    for slots in (0, 1):
+        manager = Manager()
+        manager.ready(slots=slots)
+        manager.submit(b"a")
+        manager.given()
+        for second in range(15):
+            assert manager.task(b"a").state is TaskState.LEASED, (slots, second)
+            manager.send("PING", {"worker": "w"}, route=b"another route")
+            manager.pass_time(SECOND_NS)
+        assert manager.task(b"a").state is TaskState.READY
+        assert manager.task(b"a").losses == 0
+
+
+def test_worker_that_keeps_its_route_on_a_new_connection_has_a_deadline() -> None:
+    manager = Manager()
+    manager.ready()
+    manager.submit(b"a")
+    manager.given()
+    manager.handle(manager.dialect.reconnected(b"w", manager.now_ns))
+    for _ in range(15):
+        manager.send("PING", {"worker": "w"}, route=b"w")
+        manager.pass_time(SECOND_NS)
+    assert manager.task(b"a").state is TaskState.READY
+
+
+def test_task_that_is_listed_on_a_new_connection_stays_leased() -> None:
+    manager = Manager()
+    manager.ready()
+    manager.submit(b"a")
+    manager.given()
+    manager.send("PING", {"worker": "w", "held": [["a", 1]]}, route=b"another route")
+    for _ in range(30):
+        manager.send("PING", {"worker": "w"}, route=b"another route")
+        manager.pass_time(SECOND_NS)
+    assert manager.task(b"a").state is TaskState.LEASED
+
+
+def test_known_routes_by_several_relays_are_no_new_connections() -> None:
+    manager = Manager()
+    for relay in (b"1", b"2"):
+        manager.send("READY", {"worker": "w", "slots": 1}, route=relay, path=[b"p"])
+    manager.submit(b"a")
+    manager.send("GIVE", {"worker": "w", "request": 1}, route=b"1", path=[b"p"])
+    for _ in range(15):
+        for relay in (b"1", b"2"):
+            manager.send("PING", {"worker": "w"}, route=relay, path=[b"p"])
+        manager.pass_time(SECOND_NS)
+    assert manager.task(b"a").state is TaskState.LEASED

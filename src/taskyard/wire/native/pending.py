@@ -16,7 +16,7 @@ from taskyard.core import effects, events
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS, TASKS_MAX
 from taskyard.core.model import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.dialect import TaskDefaults, request_numbers
+from taskyard.wire.dialect import TaskDefaults, chose_its_id, request_numbers
 from taskyard.wire.native.counts import TooMany
 from taskyard.wire.native.frames import DIALECT, FACTS_CACHE_BYTES_MAX
 
@@ -31,6 +31,9 @@ FACTS_MAX: Final = 50_000
 #: How long a plain worker keeps a task after a restart of the broker. It may have lost the task,
 #: and can't report that.
 PLAIN_LEASE_NS: Final = 600 * SECOND_NS
+
+#: Plain workers whose routes are kept. A worker beyond them is not noticed when it reconnects.
+PLAIN_WORKERS_MAX: Final = 10_000
 
 #: Requests of one route that may wait at once.
 WAITING_MAX: Final = 1000
@@ -146,6 +149,8 @@ class PendingRequests:
         self._numbers = request_numbers(dialect)
         #: The last facts of each worker, so that the scheduler gets each of them once.
         self.facts: dict[bytes, KnownWorker] = {}
+        #: The plain worker behind each route that its peer chose, the latest ones.
+        self.plain_workers: dict[bytes, bytes] = {}
         #: Tasks that a worker should stop, for the reply to its heartbeat.
         self.stops: dict[bytes, effects.Stop] = {}
         #: Waiting requests by route.
@@ -271,6 +276,15 @@ class PendingRequests:
         registration = events.WorkerRegistered(0, worker, facts, message.ahead, replaces)
         self.facts[worker] = KnownWorker(registration, raw)
         return registration
+
+    def note_plain_worker(self, route: bytes, worker: bytes) -> None:
+        """Keep the name of a plain worker by its route, if a new connection can have that route."""
+        if not chose_its_id(route):
+            return
+        self.plain_workers.pop(route, None)
+        self.plain_workers[route] = worker
+        if len(self.plain_workers) > PLAIN_WORKERS_MAX:
+            del self.plain_workers[next(iter(self.plain_workers))]
 
     # Time.
 

@@ -122,6 +122,8 @@ def _steal(pending: PendingRequests, incoming: Request) -> Sequence[events.Event
     wait_ns = _wait_ns(query)
     if wait_ns:
         pending.check_waiting(incoming.route)
+    if not incoming.extended:
+        pending.note_plain_worker(incoming.route, worker)
     result = pending.register_worker(worker, facts, query.worker)
     number = pending.add(
         incoming,

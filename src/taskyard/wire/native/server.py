@@ -189,6 +189,13 @@ class NativeServer:
 
     cut = disconnected
 
+    def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
+        """Doubt the tasks of a plain worker: the reply to its Steal may be lost. Other workers list
+        their tasks."""
+        del now_ns
+        worker = self._pending.plain_workers.get(route)
+        return [] if worker is None else [events.WorkerReconnected(0, worker)]
+
     def wake_at_ns(self) -> int | None:
         """Return when to call `time_passed`."""
         return self._pending.wake_at_ns()

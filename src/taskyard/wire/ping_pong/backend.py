@@ -24,7 +24,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, WorkerFacts
 from taskyard.wire import roles
-from taskyard.wire.dialect import PING_PONG, request_numbers
+from taskyard.wire.dialect import PING_PONG, chose_its_id, request_numbers
 from taskyard.wire.ping_pong.frames import (
     DIALECT,
     DISCONNECT,
@@ -98,6 +98,9 @@ class Peer(Struct, eq=False):
     #: WORKING: it sent READY, so it may be another process with the same id. Its messages do not
     #: renew its lease.
     is_doubted: bool = False
+    #: WORKING and OWING: it has reconnected under its own id, so its job or the result may be lost.
+    #: Its messages do not renew its lease either.
+    has_reconnected: bool = False
     #: The last message sent to it is its job.
     is_last_sent: bool = False
     #: When its timeout is checked next. 0: never.
@@ -106,6 +109,11 @@ class Peer(Struct, eq=False):
     @property
     def is_registered(self) -> bool:
         return self.standing in REGISTERED
+
+    @property
+    def is_renewed(self) -> bool:
+        """Whether a message renews its lease."""
+        return not (self.is_doubted or self.has_reconnected)
 
 
 class Backend:
@@ -179,7 +187,7 @@ class Backend:
 
     def _receive(self, peer: Peer, frames: Sequence[bytes]) -> list[events.Event]:
         peer.is_last_sent = False
-        if not peer.is_doubted:
+        if peer.is_renewed:
             peer.last_seen_ns = self._now_ns
         word = frames[1]
         if peer.standing is DISMISSED or (self.leaving and not peer.is_registered):
@@ -236,12 +244,15 @@ class Backend:
         return [pong]
 
     def _is_ignored(self, peer: Peer) -> bool:
-        """Return whether a peer has been on probation for too long to get a reply."""
+        """Return whether a peer has been on probation for too long to get a reply, or owes a job
+        that may never have arrived. Without a reply it connects anew and sends READY."""
+        if peer.standing is OWING:
+            return peer.has_reconnected and not peer.is_doubted
         since_ns = self._now_ns - peer.since_ns
         return peer.standing is PROBATION and since_ns >= self._settings.expire_ns
 
     def _is_ready(self, peer: Peer) -> list[events.Event]:
-        if peer.standing is WORKING and _chose_its_id(peer.route):
+        if peer.standing is WORKING and chose_its_id(peer.route):
             peer.is_doubted = True
         pong = self._pong(peer)
         is_busy = peer.is_registered or self._is_crossing(peer)
@@ -250,7 +261,7 @@ class Backend:
     def _is_crossing(self, peer: Peer) -> bool:
         """Return whether a READY may have been sent before the job that its worker owes. The result
         would be read as that of the next job."""
-        if peer.standing is not OWING or _chose_its_id(peer.route):
+        if peer.standing is not OWING or chose_its_id(peer.route):
             return False
         return self._now_ns - peer.given_ns < peer.lease_ns
 
@@ -266,7 +277,7 @@ class Backend:
         )
         if outcome is not Outcome.DONE:
             report.outcomes, report.random_bits = [outcome], self._random_bits()
-        peer.standing, peer.is_doubted = WAITING, False
+        peer.standing, peer.is_doubted, peer.has_reconnected = WAITING, False, False
         peer.last_seen_ns = self._now_ns
         return [report, *self._register_worker(peer)] if was_owing else [report]
 
@@ -283,7 +294,7 @@ class Backend:
     def _pong(self, peer: Peer, *count: bytes) -> events.Event:
         """Return a PONG, and a heartbeat to the core if it is from a registered worker."""
         number = self._number((peer.route, [b"", PONG, *count]))
-        if peer.is_registered and not peer.is_doubted:
+        if peer.is_registered and peer.is_renewed:
             return events.WorkerHeartbeat(0, peer.name, request=number)
         return events.ReplyDue(0, peer.route, number)
 
@@ -296,7 +307,7 @@ class Backend:
         """Register a worker, so that it gets jobs. The core's timeout is a little longer than ours.
         It applies after a restart."""
         self._incarnation += 1
-        peer.standing, peer.is_doubted = WAITING, False
+        peer.standing, peer.is_doubted, peer.has_reconnected = WAITING, False, False
         peer.last_seen_ns = self._now_ns
         facts = WorkerFacts(
             services=self._settings.services,
@@ -388,6 +399,16 @@ class Backend:
         """Remove the worker of a route whose key was revoked, or that another key uses now."""
         return self._lose(self._peers.get(route), b"its key is no longer valid", is_charged=False)
 
+    def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
+        """Give the job of a worker that kept its id a deadline. The job may be lost, or its result,
+        and then pings would renew it for good."""
+        result = self._begin(now_ns)
+        peer = self._peers.get(route)
+        if peer is not None and peer.standing is WORKING and peer.is_renewed:
+            peer.has_reconnected, peer.last_seen_ns = True, now_ns
+            self._watch(peer)
+        return result
+
     def _lose(self, peer: Peer | None, reason: bytes, *, is_charged: bool) -> list[events.Event]:
         if peer is None:
             return []
@@ -440,14 +461,16 @@ class Backend:
         if peer.standing is WAITING:
             return peer.last_seen_ns + self._settings.expire_ns
         if peer.standing is WORKING:
-            is_prompt = peer.is_pinging and not peer.is_doubted
+            is_prompt = peer.is_pinging and peer.is_renewed
             return peer.last_seen_ns + (peer.pinging_lease_ns if is_prompt else peer.lease_ns)
         return peer.last_seen_ns + FORGET_NS
 
     def _end_wait(self, peer: Peer) -> list[events.Event]:
         if peer.standing is WORKING:
             peer.standing = OWING
-            return [events.WorkerLost(0, peer.name)]
+            if peer.is_doubted or not peer.has_reconnected:
+                return [events.WorkerLost(0, peer.name)]
+            return [events.WorkerLost(0, peer.name, b"no result on its connection", charged=False)]
         if peer.standing is WAITING:
             peer.standing = AWAY
             # A job that is assigned in this very turn is not charged.
@@ -481,11 +504,6 @@ def _job_of(effect: effects.Assign) -> bytes:
     payload = effect.payloads[0]
     is_own = effect.terms[0].dialect == DIALECT
     return payload if payload or is_own else effect.names[0]
-
-
-def _chose_its_id(route: bytes) -> bool:
-    """Return whether the peer chose its id. ZeroMQ's own begin with a zero byte and are unique."""
-    return route[1:2] != b"\0"
 
 
 def name_of(route: bytes, secret: bytes = b"", prefix: bytes = PING_PONG) -> bytes:

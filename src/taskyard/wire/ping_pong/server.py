@@ -178,6 +178,11 @@ class Frontend:
 
     cut = disconnected
 
+    def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
+        """Do nothing: a client whose reply was lost sends its job again."""
+        del route, now_ns
+        return []
+
     def wake_at_ns(self) -> int | None:
         """Return None: no request has a deadline."""
         return None

@@ -38,8 +38,9 @@ class Lease(Struct, eq=False):
     lease_ns: int
     #: The lease has ended in the scheduler, but the worker still has the message.
     is_void: bool = False
-    #: A former process of the server assigned it.
-    is_recalled: bool = False
+    #: Since when it, its RESPONSE or its INCREMENT may be lost: a former process of the server
+    #: assigned it, or the worker has reconnected. None: neither.
+    uncertain_ns: int | None = None
     #: A recalled EXEC: the beginning of its RESPONSE if that process sent it as TRACKEXEC.
     tracked_key: tuple[tuple[bytes, ...], bytes] | None = None
 
@@ -67,8 +68,9 @@ class Peer(Struct, eq=False):
     is_cut: bool = False
     #: It has not registered since this process began.
     is_recalled: bool = False
-    #: It held messages when the server restarted, and an INCREMENT may be for any of them. So it is
-    #: sent no EXEC, which an INCREMENT settles, until it registers with none of them left.
+    #: It held messages when the server restarted or it reconnected, and an INCREMENT may be for any
+    #: of them. So it is sent no EXEC, which an INCREMENT settles, until it registers with none of
+    #: them left.
     is_unsure: bool = False
     #: Messages that it holds, oldest first.
     leases: dict[bytes, Lease] = field(default_factory=dict)
@@ -100,10 +102,10 @@ class Peer(Struct, eq=False):
     def oldest_untracked(self) -> Lease | None:
         """Return the EXEC that an INCREMENT settles, or None if there is none or it is ambiguous.
 
-        A restart may have lost the assignment of any recalled lease, or its RESPONSE.
+        The message of an uncertain lease may be lost, or its RESPONSE.
         """
         oldest = next((lease for lease in self.leases.values() if lease.key is None), None)
-        if oldest is not None and oldest.is_recalled and len(self.leases) > 1:
+        if oldest is not None and oldest.uncertain_ns is not None and len(self.leases) > 1:
             return None
         return oldest
 

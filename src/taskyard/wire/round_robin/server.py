@@ -401,6 +401,14 @@ class RoundRobin:
             del self._pending[number]
         return self.disconnected(route)
 
+    def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
+        """Doubt the messages that a worker holds: an original worker does not register again."""
+        result = self._begin(now_ns)
+        peer = self._table.get(route[1:])
+        if peer is None or (peer.route and peer.route != route):  # another socket has its id
+            return result
+        return result + self._table.reconnected(peer)
+
     # Time.
 
     def wake_at_ns(self) -> int | None:

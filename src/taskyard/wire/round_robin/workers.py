@@ -64,8 +64,8 @@ class WorkerTable:
         self._named: dict[bytes, Peer] = {}
         #: (when, identity) of timeouts to check. An entry may be early, never late.
         self._timeouts: list[tuple[int, bytes]] = []
-        #: When the slots of recalled messages become free in any case. 0: there are none.
-        self._recall_ends_ns = 0
+        #: (when, identity): when slots of uncertain messages become free in any case.
+        self._slot_deadlines: list[tuple[int, bytes]] = []
         #: Events that effects have caused. They go to the scheduler before all others.
         self.overdue: list[events.Event] = []
         self.now_ns = 0
@@ -125,9 +125,32 @@ class WorkerTable:
         peer.slots = slots
         peer.is_registered, peer.is_dismissed = True, False
         peer.is_recalled = peer.has_left = False
-        peer.is_unsure = any(lease.is_recalled for lease in peer.all())
+        peer.is_unsure = any(lease.uncertain_ns is not None for lease in peer.all())
         self._watch(peer)
         return [self._registration(peer)]
+
+    def reconnected(self, peer: Peer) -> list[events.Event]:
+        """Doubt the messages that a worker holds: they were on its former connection. They end at
+        their deadline, unless it registers anew before."""
+        if not peer.is_registered:
+            return []
+        self._doubt(peer)
+        return [events.WorkerReconnected(0, peer.name)]
+
+    def _doubt(self, peer: Peer) -> None:
+        for lease in peer.all():
+            peer.is_unsure = True
+            if lease.uncertain_ns is None:
+                lease.uncertain_ns = self.now_ns
+                heappush(self._slot_deadlines, (self._deadline_ns(lease), peer.identity))
+
+    def _deadline_ns(self, lease: Lease) -> int:
+        """Return when the scheduler ends an uncertain lease."""
+        return (lease.uncertain_ns or 0) + max(self._restart_lease_ns, lease.lease_ns)
+
+    @property
+    def _restart_lease_ns(self) -> int:
+        return max(self._settings.expire_ns, self._settings.lease_ns)
 
     def has_room_for(self, identity: bytes) -> bool:
         """Return whether a worker can be added. If the table is full, drop one that left."""
@@ -239,7 +262,7 @@ class WorkerTable:
         return replies
 
     def end(self, effect: effects.LeasesEnded) -> None:
-        """Free the slots of leases from before a restart. A late RESPONSE to one is recognised."""
+        """Free the slots of uncertain leases that ended. A late RESPONSE to one is recognised."""
         peer = self._named.get(effect.worker)
         if peer is None:
             return
@@ -252,19 +275,25 @@ class WorkerTable:
             peer.answered.remove(lease)
         peer.freed_early = min(peer.freed_early, len(peer.leases))
 
-    def _forget_void(self) -> list[events.Event]:
-        """Free the slots of recalled messages that were cancelled since the restart."""
-        result = []
-        for peer in self._peers.values():
-            void = [lease for lease in peer.all() if lease.is_void and lease.is_recalled]
-            for lease in void:
-                if peer.leases.pop(lease.name, None) is None:
-                    peer.answered.remove(lease)
-            if void:
-                peer.is_unsure = True
-                peer.freed_early = min(peer.freed_early, len(peer.leases))
-                result += [self._registration(peer)] if peer.is_registered else []
-        return result
+    def _forget_void(self, peer: Peer) -> list[events.Event]:
+        """Free the slots of uncertain messages that were cancelled, at their deadline."""
+        void = [
+            lease
+            for lease in peer.all()
+            if lease.is_void
+            and lease.uncertain_ns is not None
+            and self._deadline_ns(lease) <= self.now_ns
+        ]
+        for lease in void:
+            if peer.leases.get(lease.name) is lease:
+                del peer.leases[lease.name]
+            else:
+                peer.answered.remove(lease)
+        if not void:
+            return []
+        peer.is_unsure = True
+        peer.freed_early = min(peer.freed_early, len(peer.leases))
+        return [self._registration(peer)] if peer.is_registered else []
 
     def stop(self, effect: effects.Stop) -> None:
         """Void cancelled messages. The worker can't be stopped, so they keep their slots."""
@@ -325,15 +354,13 @@ class WorkerTable:
             + max(settings.heartbeat_ns, LIFE_NS),
             always_ready=True,
             dialect=lmq.DIALECT,
-            restart_lease_ns=max(settings.expire_ns, settings.lease_ns),
+            restart_lease_ns=self._restart_lease_ns,
             queue_order=QueueOrder.LIFO,
         )
         return events.WorkerRegistered(0, peer.name, facts, peer.ahead())
 
     def recall(self, holdings: Sequence[effects.WorkerTasks]) -> None:
         """Restore the workers of a former process from the scheduler's state."""
-        restart_lease_ns = max(self._settings.expire_ns, self._settings.lease_ns)
-        self._recall_ends_ns = self.now_ns + restart_lease_ns if holdings else 0
         for holding in holdings:
             identity = identity_of(holding.worker, self._settings.prefix)
             if identity is None:
@@ -346,8 +373,8 @@ class WorkerTable:
                 lease = lease_of(name, attempt, terms, envelope_of(terms, envelope))
                 peer.leases[name] = lease
             peer.answered.extend(Lease(b"", 0, None, slots, 0) for slots in holding.slots_kept)
+            self._doubt(peer)
             for lease in peer.all():
-                lease.is_recalled = peer.is_unsure = True
                 lease.tracked_key = ((), lmq.foreign_id(lease.name, lease.attempt))
             self._watch(self._remember(peer))
 
@@ -368,17 +395,15 @@ class WorkerTable:
     def wake_at_ns(self) -> int | None:
         if self.overdue:
             return 0
-        if not self._timeouts:
-            return self._recall_ends_ns or None
-        timeout_ns = self._timeouts[0][0]
-        return min(timeout_ns, self._recall_ends_ns) if self._recall_ends_ns else timeout_ns
+        heaps = (self._timeouts, self._slot_deadlines)
+        return min((heap[0][0] for heap in heaps if heap), default=None)
 
     def time_passed(self, ping: Callable[[bytes], events.Event]) -> list[events.Event]:
         """Ping silent workers with `ping`, and return events for those that timed out."""
         result: list[events.Event] = []
-        if 0 < self._recall_ends_ns <= self.now_ns:
-            self._recall_ends_ns = 0
-            result += self._forget_void()
+        while self._slot_deadlines and self._slot_deadlines[0][0] <= self.now_ns:
+            peer = self._peers.get(heappop(self._slot_deadlines)[1])
+            result += [] if peer is None else self._forget_void(peer)
         while self._timeouts and self._timeouts[0][0] <= self.now_ns:
             at_ns, identity = heappop(self._timeouts)
             peer = self._peers.get(identity)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
@@ -41,6 +41,9 @@ FORGET_NS: Final = 4 * SILENCE_NS
 
 #: Workers whose routes are kept, those with the latest messages.
 PEERS_MAX: Final = 10_000
+
+#: Routes of a worker that are kept, the latest ones. It has one by each relay.
+ROUTES_MAX: Final = 16
 
 #: Bounds of the heartbeat interval that a worker may promise.
 HEARTBEAT_NS_MIN: Final = SECOND_NS // 10
@@ -87,6 +90,8 @@ class Peer(Struct):
     incarnation: int | None = None
     #: The incarnation that sent the newest list of tasks, and the number of that list.
     newest_list: tuple[int | None, int] = (None, 0)
+    #: The routes and paths of its messages, the earliest first. A new one is a new connection.
+    routes: dict[tuple[bytes, tuple[bytes, ...]], None] = field(default_factory=dict)
 
 
 class Sender(Struct):
@@ -207,7 +212,8 @@ class Wmp:
                 return [events.RequestRejected(0, route, self._issue(sender), *refusal)]
         if getattr(message, "manager", None) not in (None, self._manager):
             raise Malformed("the message is for another manager")
-        return self._HANDLERS[type(message)](self, sender, message, payload)
+        found = self._reconnection(sender)
+        return found + self._HANDLERS[type(message)](self, sender, message, payload)
 
     def _ready(self, sender: Sender, message: wmp.Ready, _payload: bytes) -> list[events.Event]:
         if self.leaving and sender.worker not in self._peers:
@@ -232,9 +238,8 @@ class Wmp:
         return [registered, heartbeat, requested]
 
     def _facts(self, message: wmp.Ready) -> WorkerFacts:
-        """Return the facts of a worker. One that declares neither slots nor heartbeats is taken for
-        a worker of the draft, which can't list its tasks."""
-        lists_tasks = message.slots is not None or message.heartbeat_ms > 0
+        """Return the facts of a worker. A list of its tasks keeps them on a new connection and
+        after a restart. A worker that sends none has a deadline."""
         return WorkerFacts(
             services=_services(message.services) or self._services,
             slots_total=message.slots or 0,
@@ -242,7 +247,7 @@ class Wmp:
             incarnation=message.incarnation,
             wants_wake=True,
             dialect=b"wmp",
-            restart_lease_ns=0 if lists_tasks else self._lease_timeout_ns,
+            restart_lease_ns=self._lease_timeout_ns,
             heartbeat_ns=_heartbeat_ns(message.heartbeat_ms) if message.incarnation else 0,
         )
 
@@ -457,6 +462,24 @@ class Wmp:
 
     cut = disconnected
 
+    def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
+        """Doubt the tasks of workers behind a route, whose messages may be lost."""
+        del now_ns
+        return [
+            events.WorkerReconnected(0, worker, self._peers[worker].incarnation)
+            for worker in self._behind.get(route, ())
+        ]
+
+    def _reconnection(self, sender: Sender) -> list[events.Event]:
+        """Return an event if a message is the first by its route. Without a routing id of its own
+        or behind a relay, a worker gets another route with each connection."""
+        peer = self._peers.get(sender.worker)
+        if peer is not None and (
+            (sender.route, sender.path) in peer.routes or self._is_newcomer(sender)
+        ):
+            return []
+        return [events.WorkerReconnected(0, sender.worker, sender.incarnation)]
+
     def wake_at_ns(self) -> int | None:
         """Return when to ping the next silent worker."""
         for attended_ns in self._attended_ns.values():
@@ -505,6 +528,9 @@ class Wmp:
             self._unlist(sender.worker, peer.route)
             self._behind.setdefault(sender.route, {})[sender.worker] = None
         peer.route, peer.path, peer.last_seen_ns = sender.route, sender.path, sender.now_ns
+        peer.routes[sender.route, sender.path] = None
+        if len(peer.routes) > ROUTES_MAX:
+            del peer.routes[next(iter(peer.routes))]
         if sender.incarnation is not None:
             peer.incarnation = sender.incarnation
         self._put_last(sender.worker, sender.now_ns)
