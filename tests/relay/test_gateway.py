@@ -21,6 +21,8 @@ class Upstream:
         self.sent: list[list[bytes]] = []
         self.arrived: list[list[bytes]] = []
         self.count = 1
+        self.wait_ms = 0
+        self.is_up = True
         self.refuses = self.is_refused = self.is_closed = False
 
     def receive(self) -> list[bytes] | None:
@@ -33,6 +35,12 @@ class Upstream:
 
     def connections(self) -> int:
         return self.count
+
+    def is_connected(self) -> bool:
+        return self.is_up
+
+    def send_after_close(self, wait_ms: int) -> None:
+        self.wait_ms = wait_ms
 
     def check_accepted(self, unanswered_ns: int) -> None:
         if self.is_refused and unanswered_ns > 0:
@@ -137,10 +145,27 @@ def test_renewed_connection_of_a_named_peer_stays_open() -> None:
     world.gateway.turn()
     world.pass_time()
     assert (world.below.open, upstream.is_closed) == (set(), False)
+    upstream.is_up = False
     world.below.say(2, b"", b"again", route=b"peer-1")  # before the next check
     world.pass_time()
     assert upstream.sent == [[b"broker", b"", b"a"], [b"broker", b"", b"again"]]
     assert len(world.above.all) == 1
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_peer_that_reconnects_under_its_id_gets_a_new_connection_above(*, is_named: bool) -> None:
+    world = World(is_named=is_named)
+    world.below.say(1, b"", b"a", route=b"me")
+    world.below.say(1, b"", b"b", route=b"me")
+    world.below.say(2, b"", b"c", route=b"me")
+    world.below.arrived.append(((1, 0), [b"me", b"", b"d"]))  # read after its connection ended
+    world.gateway.turn()
+    assert world.above.states() == [True, False]
+    first, second = world.above.all
+    assert first.wait_ms > 0
+    assert [one.sent[-1][-1] for one in (first, second)] == [b"b", b"d"]
+    world.pass_time()
+    assert world.above.states() == [True, False]
 
 
 def test_named_connection_that_the_broker_does_not_serve_is_opened_again() -> None:

@@ -37,6 +37,9 @@ CHECK_NS: Final = SECOND_NS
 #: The messages of a peer that has left are kept this long while the broker is not reached.
 UNSENT_NS_MAX: Final = 30 * SECOND_NS
 
+#: The messages of a peer that has reconnected are sent within this time on its former connection.
+SEND_MS_MAX: Final = 1_000
+
 #: A connection under a peer's own routing id that never got a message is opened again after this
 #: time. The broker does not serve it while it still has the connection of a killed relay.
 UNANSWERED_NS_MAX: Final = 5 * SECOND_NS
@@ -75,6 +78,10 @@ class Upstream(Protocol):
     def send(self, frames: Sequence[bytes]) -> bool: ...
 
     def connections(self) -> int: ...
+
+    def is_connected(self) -> bool: ...
+
+    def send_after_close(self, wait_ms: int) -> None: ...
 
     def check_accepted(self, unanswered_ns: int) -> None: ...
 
@@ -166,10 +173,13 @@ class Gateway(Generic[AnyUpstream]):
     def _link(self, route: bytes, connection: Connection) -> Link[AnyUpstream] | None:
         """Return the link of a peer, a new one if need be. None: there are too many."""
         link = self._links.get(route)
-        if link is not None:
-            # A peer that reconnected under its own routing id keeps its connection above.
-            link.connection = connection
+        if link is not None and not self._is_another(link, connection):
             return link
+        if link is not None:
+            # The peer has reconnected under its own routing id, and messages to it may be lost. The
+            # broker has rules for that, so it gets a new connection as well.
+            link.upstream.send_after_close(SEND_MS_MAX)
+            self._close(link)
         if len(self._links) >= PEERS_MAX:
             self.refused += 1
             self._below.cut(connection)
@@ -177,6 +187,15 @@ class Gateway(Generic[AnyUpstream]):
         link = Link(route, connection, self._connector.open(route))
         self._links[route] = self._by_upstream[id(link.upstream)] = link
         return link
+
+    def _is_another(self, link: Link[AnyUpstream], connection: Connection) -> bool:
+        """Return whether a peer's connection is another one than the link has, and the broker would
+        not notice that. One that is not connected to the broker will notice."""
+        is_closed = not connection[1]  # a message that was read after its connection ended
+        if is_closed or link.connection == connection:
+            return False
+        link.connection = connection
+        return link.upstream.is_connected()
 
     def _send_up(self, link: Link[AnyUpstream], frames: Sequence[bytes]) -> None:
         now_ns = self._clock.monotonic_ns()

@@ -58,6 +58,7 @@ class BoundedSocket:
         self.connections = wire.connections
         self.is_connected = wire.is_connected
         self.check_accepted = wire.check_accepted
+        self.send_after_close = wire.send_after_close
 
     def send(self, frames: Sequence[bytes]) -> bool:
         return self.wire.send_within(self._unread, frames)
