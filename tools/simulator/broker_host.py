@@ -15,6 +15,7 @@ from simulator import listeners
 from simulator.checkers import Violation
 from simulator.disk import Crashed, SimIndex, SimStore
 from simulator.network import Message
+from taskyard.broker.connections import Connections
 from taskyard.broker.turn import Broker
 from taskyard.core import invariants
 from taskyard.core.effects import Effect
@@ -41,6 +42,10 @@ INVARIANTS_TURNS: Final = 32
 RECEIVED_MAX: Final = 50
 
 
+def _connection_of(message: Message) -> tuple[int, int]:
+    return 0, message.connection
+
+
 class BrokerHost:
     """The broker's machine. Implements `broker.turn.EventTransport` and `network.BrokerInbox`."""
 
@@ -50,6 +55,7 @@ class BrokerHost:
         self._broker: Broker | None = None
         #: The dialects of the running broker.
         self._listeners: DialectRouter = listeners.open_all(world.plan, self._random_bits)
+        self._connections = Connections()
         self._idle = False
         #: Only the run that was scheduled last counts.
         self._run_number = 0
@@ -95,6 +101,8 @@ class BrokerHost:
         events: list[Event] = []
         for one in arrived:
             if isinstance(one, Message):
+                if self._connections.is_renewed(one.route, partial(_connection_of, one)):
+                    events += self._listeners.reconnected(one.route, now_ns)
                 events += self._listeners.receive(one.route, one.frames, now_ns)
             else:
                 events.append(one)
@@ -159,6 +167,7 @@ class BrokerHost:
         world.checker.on_recovered(ledger)
         self._compare(ledger)
         self._listeners = listeners.open_all(world.plan, self._random_bits)
+        self._connections = Connections()
         outputs = world.checker.outputs.files
         self._broker = Broker(
             Scheduler(ledger), self, self.store, world.clock, self._index, outputs=outputs

@@ -33,6 +33,8 @@ class Message(Struct, frozen=True):
     frames: tuple[bytes, ...]
     #: The events that the peer meant to send, for the checkers.
     sent_events: tuple[Event, ...] = ()
+    #: The number of the connection that it came by.
+    connection: int = 0
 
 
 class Receiver(Protocol):
@@ -55,8 +57,10 @@ class BrokerInbox(Protocol):
 class Link:
     """A link between a socket of the broker and one connection of a peer."""
 
-    def __init__(self, peer: Receiver, route: bytes, *, reports_breaks: bool) -> None:
+    def __init__(self, peer: Receiver, route: bytes, number: int, *, reports_breaks: bool) -> None:
         self.peer = peer
+        #: The number of the connection.
+        self.number = number
         #: The socket's number, and the socket's id for this connection.
         self.route = route
         self.reports_breaks = reports_breaks
@@ -98,7 +102,8 @@ class Network:
         self._connections += 1
         given = b"\0" + self._connections.to_bytes(4, "big")
         route = bytes([listener]) + (identity or given)
-        link = self.links[route] = Link(peer, route, reports_breaks=reports_breaks)
+        number = self._connections
+        link = self.links[route] = Link(peer, route, number, reports_breaks=reports_breaks)
         return link
 
     def disconnect(self, link: Link) -> None:
@@ -110,7 +115,7 @@ class Network:
         self, link: Link, frames: Sequence[bytes], sent_events: tuple[Event, ...] = ()
     ) -> None:
         if link.open and not link.cut_to_broker:
-            self._carry(link, Message(link.route, tuple(frames), sent_events), 0)
+            self._carry(link, Message(link.route, tuple(frames), sent_events, link.number), 0)
 
     def to_peer(self, route: bytes, frames: Sequence[bytes], leaves_ns: int) -> bool:
         """Send a message. Return False if the peer is gone and that was noticed."""

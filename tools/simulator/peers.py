@@ -138,14 +138,19 @@ class Peer:
 
     def link_broke(self, link: Link) -> None:
         if self.alive and link is self._link:
-            again = self.reconnect_silently if link.lost_broker else self.reconnect
-            self._do(self.process, again)
+            is_silent = link.lost_broker or self.keeps_id
+            self._do(self.process, self.reconnect_silently if is_silent else self.reconnect)
 
     def reconnect(self) -> None:
         self.connect()
 
+    @property
+    def keeps_id(self) -> bool:
+        """Whether its socket reconnects under its own id, and the peer does not notice."""
+        return False
+
     def reconnect_silently(self) -> None:
-        """Connect again after the broker went down."""
+        """Connect again after the broker went down, or in a socket with its own id."""
         self.reconnect()
 
     @property

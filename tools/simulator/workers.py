@@ -413,6 +413,10 @@ class AlwaysReadyWorker(Worker):
         self.taken_before_restart, self.taken = [*self.taken_before_restart, *self.taken], []
         self.send_heartbeat()
 
+    @property
+    def keeps_id(self) -> bool:
+        return self.stays
+
     def transmit(self, frames: Sequence[bytes], sent_events: tuple[Event, ...]) -> None:
         """Send a message, or drop it without a connection, as a ROUTER does."""
         if self.world.host.up or not self.stays:

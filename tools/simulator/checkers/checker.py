@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from simulator.checkers.connections import ConnectionChecker, kept_ns
 from simulator.checkers.ledger import compare
 from simulator.checkers.messages import MessageChecker
 from simulator.checkers.replies import ReplyChecker
@@ -115,6 +116,7 @@ class Checker:
         self.messages = MessageChecker(self.model, self.submissions)
         self.replies = ReplyChecker(self.model, self.submissions)
         self.outputs = OutputChecker()
+        self.connections = ConnectionChecker(self.model)
         #: When the broker last received a message of each worker.
         self._last_seen_by_worker: dict[bytes, int] = {}
         #: When the broker last received a message of each process, by name and incarnation.
@@ -164,6 +166,8 @@ class Checker:
         self._turn = []
         for one in arrived:
             self._turn += one.sent_events if isinstance(one, Message) else [one]
+            if isinstance(one, Message):
+                self.connections.on_message(one, now_ns)
         self._lists = []
         self._lost_workers = {}
         self.model.ahead = {**self.model.ahead_last}
@@ -260,6 +264,7 @@ class Checker:
         self._turn = []
         self._draining, self._drain_next = {}, {}
         self._cut = {}
+        self.connections.broker_down()
         self._contested_until_ns, self._refunds_due = {}, {}
         self.model.lease_times_ns = {}
 
@@ -407,11 +412,15 @@ class Checker:
             if lease_timeout_ns and now_ns > ends_ns:
                 raise Violation("late", f"{name!r} sent nothing since {seen_ns}: {worker_model}")
             self._check_leaked(name, worker_model)
+            self.connections.check_leaked(name, worker_model, now_ns - LATE_NS_MAX)
 
     def _check_leaked(self, name: bytes, worker_model: WorkerModel) -> None:
         """Require that a worker without held tasks keeps no slot of before a restart for long."""
-        lease_ns, up_ns = worker_model.facts.restart_lease_ns, self._up_ns or 0
-        if not lease_ns or self._timeline.now_ns <= up_ns + lease_ns + LATE_NS_MAX:
+        up_ns = self._up_ns or 0
+        lease_ns = kept_ns(worker_model)
+        can_list = name.startswith(dialect.WMP)  # and has, as `_check_unlisted` requires
+        is_over = self._timeline.now_ns > up_ns + lease_ns + LATE_NS_MAX
+        if not worker_model.facts.restart_lease_ns or can_list or not is_over:
             return
         old = [
             task_model.name
@@ -462,6 +471,12 @@ class Checker:
         reason = record.reason
         if reason is ReturnReason.BROKER_RESTARTED:
             self._check_restarted(record)
+            return
+        if reason is ReturnReason.UNLISTED and self.connections.has_ended(
+            record.worker,
+            zip(record.names, record.attempts, strict=True),
+            self._timeline.now_ns,
+        ):
             return
         if record.worker.startswith(_TIMED_OUT_BY_DIALECT) and reason is not ReturnReason.LEFT:
             if not self._is_lost_by_dialect(record.worker) and self.messages.was_sent(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from simulator.mutations.registry import mutation, patched, patched_item
+from taskyard.broker.connections import Connections
 from taskyard.core import effects, events, faults, submission
 from taskyard.core.entities import Worker
 from taskyard.core.events import Outcome
@@ -293,4 +294,22 @@ def response_with_wrong_id() -> Iterator[None]:
         return sound(self, structs.replace(effect, request=first))
 
     with patched(RoundRobin, "_settle", settle):
+        yield
+
+
+@mutation
+def new_connection_not_noticed() -> Iterator[None]:
+    """Let heartbeats on a new connection extend the lease of a message lost with the old one."""
+    with patched(Connections, "is_renewed", lambda *_arguments: False):
+        yield
+
+
+@mutation
+def increment_settles_lost_message() -> Iterator[None]:
+    """Take an INCREMENT on a new connection for that of a message lost with the old one."""
+
+    def reconnected(_self: WorkerTable, peer: Any) -> Any:
+        return [events.WorkerReconnected(0, peer.name)] if peer.is_registered else []
+
+    with patched(WorkerTable, "reconnected", reconnected):
         yield
