@@ -11,6 +11,7 @@ from collections import deque
 from heapq import heappush
 from typing import TYPE_CHECKING, Final
 
+from taskyard.core import deadlines
 from taskyard.core.apply import apply
 from taskyard.core.effects import UnknownWorker
 from taskyard.core.limits import SECOND_NS, WARNINGS_MAX
@@ -119,7 +120,7 @@ class Context:
 
     def schedule_deadline(self, worker: Worker) -> None:
         """Schedule the end of the worker's uncertain leases, if it has any."""
-        deadline_ns = worker.deadline_ns
+        deadline_ns = deadlines.next_ns(worker)
         if deadline_ns:
             heappush(self.lease_deadlines, (deadline_ns, worker.name))
 

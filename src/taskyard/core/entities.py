@@ -287,45 +287,6 @@ class Worker(Struct, eq=False):
         lease_timeout_ns = self.lease_timeout_ns
         return self.last_seen_ns + lease_timeout_ns if lease_timeout_ns else 0
 
-    def doubt(self, now_ns: int) -> bool:
-        """Mark its leases and kept slots as uncertain. Return False if all are already."""
-        certain = [lease for lease in self.leases.values() if lease.uncertain_ns is None]
-        for lease in certain:
-            lease.uncertain_ns = now_ns
-        known = self.slots_uncertain[-1][1] if self.slots_uncertain else 0
-        if len(self.slots_kept) > known:
-            self.slots_uncertain.append((now_ns, len(self.slots_kept)))
-        return bool(certain) or len(self.slots_kept) > known
-
-    def limit_uncertain_slots(self, freed: int = 0) -> None:
-        """Reduce the counts of uncertain slots by slots that were freed at a deadline, and to the
-        number of slots that are still kept."""
-        counts: dict[int, int] = {}
-        for since_ns, count in self.slots_uncertain:
-            left = min(count - freed, len(self.slots_kept))
-            if left > 0:
-                counts.setdefault(left, since_ns)  # of equal ones the earliest decides
-        self.slots_uncertain = [(since_ns, count) for count, since_ns in counts.items()]
-
-    def deadline_of(self, lease: Lease) -> int:
-        """Return when an uncertain lease ends, even with heartbeats. 0: it has no deadline.
-
-        A task with a longer lease than its worker gives its worker that time.
-        """
-        if lease.uncertain_ns is None or not self.facts.restart_lease_ns:
-            return 0
-        asked_ns = lease.lease_ns if lease.lease_ns > self.facts.lease_timeout_ns else 0
-        return lease.uncertain_ns + max(self.facts.restart_lease_ns, asked_ns)
-
-    @property
-    def deadline_ns(self) -> int:
-        """The next deadline of its uncertain leases and slots. 0: there is none."""
-        lease_ns = self.facts.restart_lease_ns
-        times = [self.deadline_of(lease) for lease in self.leases.values()]
-        if lease_ns:
-            times += [since_ns + lease_ns for since_ns, _ in self.slots_uncertain]
-        return min((time_ns for time_ns in times if time_ns), default=0)
-
     def held(self) -> list[Task]:
         """Return the tasks that it holds, oldest lease first."""
         return [

@@ -10,7 +10,7 @@ from itertools import pairwise
 from operator import invert
 from typing import TYPE_CHECKING
 
-from taskyard.core import lane_rates
+from taskyard.core import deadlines, lane_rates
 from taskyard.core.demand_queues import DemandQueue
 from taskyard.core.graph import AwaitedNames
 from taskyard.core.holds import rate_allowance
@@ -371,7 +371,7 @@ def _check_volatile(context: Context) -> None:
 
 def _check_uncertain(context: Context, worker: Worker) -> None:
     """Check that every uncertain lease has a timer, and that uncertain slots are kept ones."""
-    deadline_ns = worker.deadline_ns
+    deadline_ns = deadlines.next_ns(worker)
     times = [at_ns for at_ns, name in context.lease_deadlines if name == worker.name]
     scheduled = not deadline_ns or any(at_ns <= deadline_ns for at_ns in times)
     _require(scheduled, f"uncertain leases of {worker.name!r} never end")

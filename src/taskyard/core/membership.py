@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
-from taskyard.core import assignment, heartbeats, subscriptions, worker_names
+from taskyard.core import assignment, deadlines, heartbeats, subscriptions, worker_names
 from taskyard.core.effects import (
     HeartbeatAck,
     LeasesEnded,
@@ -174,7 +174,7 @@ def _compare_held(
     if worker is None:
         return None
     _return_unlisted(context, worker, listed_as, event)
-    _confirm_listed(worker, listed_as)
+    deadlines.confirm(worker, listed_as)
     mark = heartbeat_mark(context, worker)
     return None if has_zombies or mark.tasks != len(listed_as) else mark
 
@@ -221,15 +221,6 @@ def _return_unlisted(
     return_tasks(context, worker, lost, ReturnReason.UNLISTED)
     if lost:
         on_slot_free(context, worker)
-
-
-def _confirm_listed(worker: Worker, listed_as: dict[bytes, int]) -> None:
-    """Make uncertain leases certain whose tasks the worker lists."""
-    for lease in worker.leases.values():
-        if lease.uncertain_ns is not None and all(
-            listed_as.get(task.name) == task.attempt for task in lease.tasks if task.lease is lease
-        ):
-            lease.uncertain_ns = None
 
 
 def _should_have_arrived(
@@ -308,7 +299,7 @@ def worker_reconnected(context: Context, event: events.WorkerReconnected) -> Non
     worker = context.ledger.workers.get(event.worker)
     if worker is None or event.incarnation not in (None, worker.facts.incarnation):
         return
-    if worker.doubt(context.now_ns):
+    if deadlines.doubt(worker, context.now_ns):
         context.schedule_deadline(worker)
 
 
@@ -333,7 +324,9 @@ def end_uncertain_leases(context: Context, worker: Worker) -> None:
     uncertain leases for long.
     """
     now_ns, lease_ns = context.now_ns, worker.facts.restart_lease_ns
-    leases = [one for one in worker.leases.values() if 0 < worker.deadline_of(one) <= now_ns]
+    leases = [
+        one for one in worker.leases.values() if 0 < deadlines.of_lease(worker, one) <= now_ns
+    ]
     over = [count for since_ns, count in worker.slots_uncertain if since_ns + lease_ns <= now_ns]
     _end_leases(context, worker, leases, max(over, default=0))
 
@@ -365,7 +358,7 @@ def _end_leases(context: Context, worker: Worker, leases: list[Lease], slots_kep
     return_tasks(context, worker, since, ReturnReason.UNLISTED)
     if slots_kept:
         context.emit(SlotsFreed(context.at_ns, worker.name, slots_kept))
-        worker.limit_uncertain_slots(slots_kept)
+        deadlines.limit_slots(worker, slots_kept)
     context.send(ended)
 
 

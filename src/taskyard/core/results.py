@@ -10,6 +10,7 @@ from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from taskyard.core import (
+    deadlines,
     identity,
     membership,
     runs,
@@ -458,5 +459,5 @@ def slot_freed(context: Context, event: events.SlotFreed) -> None:
     if worker is None or not worker.slots_kept:
         return
     context.emit(SlotsFreed(context.at_ns, event.worker, 1))
-    worker.limit_uncertain_slots()
+    deadlines.limit_slots(worker)
     membership.on_slot_free(context, worker)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from taskyard.core import (
     assignment,
     commands,
+    deadlines,
     events,
     expiry,
     membership,
@@ -82,7 +83,7 @@ class Scheduler:
         for worker in self.ledger.workers.values():
             worker.last_seen_ns = now_ns
             worker.lease_ns_max = 0
-            worker.doubt(now_ns)
+            deadlines.doubt(worker, now_ns)
             for lease in worker.leases.values():
                 lease.assigned_ns = now_ns
                 worker.lease_ns_max = max(worker.lease_ns_max, lease.lease_ns)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from taskyard.core import assignment, expiry, lane_queues, membership, subscriptions
+from taskyard.core import assignment, deadlines, expiry, lane_queues, membership, subscriptions
 from taskyard.core.limits import TIMER_TASKS_MAX
 from taskyard.core.records import CameDue, ReportedLate
 from taskyard.core.states import BLOCKED, DELAYED, LEASED, READY, WOKEN, WorkerCause
@@ -148,10 +148,10 @@ def _end_lane_debounce(ledger: Ledger, lane: Lane) -> None:
 
 def _end_uncertain(context: Context) -> None:
     """End uncertain leases that have reached their deadline."""
-    deadlines = context.lease_deadlines
-    while deadlines and deadlines[0][0] <= context.now_ns:
-        worker = context.ledger.workers.get(heappop(deadlines)[1])
-        deadline_ns = 0 if worker is None else worker.deadline_ns
+    heap = context.lease_deadlines
+    while heap and heap[0][0] <= context.now_ns:
+        worker = context.ledger.workers.get(heappop(heap)[1])
+        deadline_ns = 0 if worker is None else deadlines.next_ns(worker)
         if worker is None or not deadline_ns:
             continue
         if deadline_ns <= context.now_ns:  # else its facts or leases have changed

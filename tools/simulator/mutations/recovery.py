@@ -12,7 +12,7 @@ from msgspec import structs
 from simulator.clock import SimClock
 from simulator.mutations.registry import DECIDERS, mutation, no_op, patched, patched_item
 from taskyard.broker.turn import Broker
-from taskyard.core import apply, events, membership, records, timers
+from taskyard.core import apply, deadlines, events, membership, records, timers
 from taskyard.core.context import Context
 from taskyard.core.entities import Lease, Worker
 from taskyard.core.ledger import Ledger
@@ -232,13 +232,13 @@ def restart_leases_never_end() -> Iterator[None]:
 @mutation
 def heartbeats_extend_restart_leases() -> Iterator[None]:
     """Extend leases of before a restart by heartbeats of a worker that can't list its tasks."""
-    sound = Worker.deadline_of
+    sound = deadlines.of_lease
 
-    def deadline_of(self: Worker, lease: Lease) -> int:
-        deadline_ns = sound(self, lease)
-        return deadline_ns and deadline_ns + self.last_seen_ns - (lease.uncertain_ns or 0)
+    def of_lease(worker: Worker, lease: Lease) -> int:
+        deadline_ns = sound(worker, lease)
+        return deadline_ns and deadline_ns + worker.last_seen_ns - (lease.uncertain_ns or 0)
 
-    with patched(Worker, "deadline_of", deadline_of):
+    with patched(deadlines, "of_lease", of_lease):
         yield
 
 
