@@ -379,9 +379,10 @@ def test_task_lost_with_its_connection_returns_if_its_worker_never_lists_tasks()
         for second in range(15):
             assert manager.task(b"a").state is TaskState.LEASED, (slots, second)
             manager.send("PING", {"worker": "w"}, route=b"another route")
-            manager.pass_time(SECOND_NS)
+            sent = manager.pass_time(SECOND_NS)
         assert manager.task(b"a").state is TaskState.READY
         assert manager.task(b"a").losses == 0
+        assert sent == [Sent("PING", {"worker": "w", "ready": False, "manager": ME})]
 
 
 def test_worker_that_keeps_its_route_on_a_new_connection_has_a_deadline() -> None:

@@ -374,6 +374,16 @@ class Wmp:
             peer.facts = None
         return self._unlock(self._pending.pop(effect.request, None))
 
+    def _ended(self, effect: effects.LeasesEnded) -> list[Reply]:
+        """Void the READY of a worker whose tasks may never have arrived. It waits for them, and
+        sends READY again when a PING shows that there is none."""
+        peer = self._peers.get(effect.worker)
+        if peer is None:
+            return []
+        peer.facts = None
+        ping = wmp.ManagerPing(self._id(effect.worker), ready=False, manager=self._manager)
+        return [_reply(peer, ping)]
+
     def _heard(self, effect: effects.HeartbeatAck) -> list[Reply]:
         pending = self._pending.pop(effect.request, None)
         if pending is None:
@@ -423,6 +433,7 @@ class Wmp:
         effects.NoWork: _nothing,
         effects.Shutdown: _dismiss,
         effects.UnknownWorker: _stranger,
+        effects.LeasesEnded: _ended,
         effects.HeartbeatAck: _heard,
         effects.Stop: _stop,
         effects.ReplyDue: _answer_due,
