@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from taskyard.broker import transport
+from taskyard.broker import connections, transport
 from taskyard.broker.transport import PAUSE_AFTER_NS, PAUSE_EVENTS_MAX, RETRY_NS
 from taskyard.core.effects import CommandAck
 from taskyard.core.events import ClientDisconnected, Event, StatsRequested, WorkerHeartbeat
@@ -49,6 +49,41 @@ def test_answers_that_a_peer_does_not_take_are_kept_in_order() -> None:
     harness.now_ns += RETRY_NS
     harness.turn()
     assert harness.received == [(b"slow", number) for number in (1, 2, 3, 4, 5)]
+
+
+def test_new_connection_of_a_peer_with_its_own_id_is_noticed() -> None:
+    harness = Harness()
+    harness.turn(b"quick", 1, 2)
+    assert harness.renewed == []
+    for connection, renewed in (
+        ((1, 2), 1),  # another socket with the descriptor
+        ((1, 2), 1),
+        ((1, 0), 1),  # a message that was read after its connection had ended
+        ((2, 3), 2),
+    ):
+        harness.connection = connection
+        harness.turn(b"quick", 3)
+        assert harness.renewed == [b"\x00quick"] * renewed
+
+
+def test_connections_of_assigned_ids_are_not_compared() -> None:
+    harness = Harness()
+    harness.room[b"\x00abcd"] = 10
+    for number in (1, 2):
+        harness.connection = (number, number)
+        harness.turn(b"\x00abcd", number)
+    assert harness.renewed == []
+
+
+def test_number_of_compared_connections_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "ROUTES_MAX", 2)
+    harness = Harness()
+    for route in (b"a", b"b", b"c"):
+        harness.deliver(route, 1)
+    harness.connection = (9, 9)
+    for route in (b"a", b"c"):
+        harness.deliver(route, 1)
+    assert harness.renewed == [b"\x00c"]
 
 
 def test_requests_of_a_peer_that_does_not_read_are_ignored() -> None:
