@@ -160,6 +160,8 @@ class NetworkSoak:
         local = "tcp://127.0.0.1"
         yield self._plain("plain-dwork", "dwork_worker", f"{local}:7301", "careful")
         yield self._plain("plain-rr", "lmq_worker", f"{local}:7302", "careful")
+        # It does not notice that it was reconnected, and registers once.
+        yield self._plain("original-rr", "lmq_worker", f"{local}:7302", "original")
         yield self._plain("plain-pong", "ping_pong_worker", f"{local}:7303")
         yield self._plain("plain-wmp", "wmp_worker", f"{local}:7305")
 
