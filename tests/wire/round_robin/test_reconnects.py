@@ -94,7 +94,7 @@ def test_slot_of_a_cancelled_message_on_a_lost_connection_is_free_after_a_minute
     harness = with_message()
     (name,) = harness.scheduler.ledger.tasks
     reconnect(harness)
-    harness.handle([CancelRequested(0, b"c", Scope(names=[name]))])
+    harness.handle([CancelRequested(0, b"c", Scope(names=(name,)))])
     pong(harness, 59, W1)
     assert harness.free(W1) == 0
     pong(harness, 1, W1)

@@ -375,7 +375,7 @@ def test_task_lost_with_its_connection_returns_if_its_worker_never_lists_tasks()
         manager = Manager()
         manager.ready(slots=slots)
         manager.submit(b"a")
-        manager.given()
+        sent = manager.given()
         for second in range(15):
             assert manager.task(b"a").state is TaskState.LEASED, (slots, second)
             manager.send("PING", {"worker": "w"}, route=b"another route")
