@@ -161,14 +161,15 @@ def wmp(endpoint: str, *, slots: bool = True) -> Careless:
 
     def reply(frames: list[bytes]) -> list[list[bytes]]:
         headers = json.loads(frames[3])
+        back = {name: headers[name] for name in ("back",) if name in headers}
         if headers.get("ready") is False:
             return [hello]
         if frames[2] == b"\x02":  # WAKE
-            return [message(3, request=1)]
+            return [message(3, request=1, **back)]
         if frames[2] != b"\x04":  # TAKE
             return []
         names = {name: headers[name] for name in ("task", "attempt")}
-        return [message(6, (b"result",), status="ok", **names)]
+        return [message(6, (b"result",), status="ok", **names, **back)]
 
     hello = message(1, slots=1) if slots else message(1)
     # A worker of the draft sends READY whenever it is idle.
@@ -253,18 +254,20 @@ def test_message_lost_with_its_connection_is_sent_again_although_heartbeats_go_o
     assert task.result() == (b"" if dialect == "dwork" else b"result")
 
 
+@pytest.mark.parametrize("dialect", ["round-robin", "wmp"])
 @pytest.mark.parametrize("place", ["before the relay", "behind the relay"])
 def test_message_lost_with_a_connection_of_a_relay_is_sent_again(
-    place: str, tmp_path: Path, stack: ExitStack
+    place: str, dialect: str, tmp_path: Path, stack: ExitStack
 ) -> None:
-    yard = Yard(tmp_path, "round-robin", stack)
+    yard = Yard(tmp_path, dialect, stack)
     if place == "before the relay":
         proxy = yard.proxy(yard.relay(yard.endpoint))
         endpoint = proxy.endpoint
     else:
         proxy = yard.proxy(yard.endpoint)
         endpoint = yard.relay(proxy.endpoint)
-    worker = stack.enter_context(closing(round_robin(endpoint)))
+    _, make = WORKERS[dialect]
+    worker = stack.enter_context(closing(make(endpoint)))
     task = yard.lose_message(proxy, worker)
     worker.work(task.done)
     assert task.result() == b"result"
@@ -278,6 +281,8 @@ def test_ping_pong_job_lost_with_its_connection_goes_to_another_worker(
     worker = stack.enter_context(closing(ping_pong(proxy.endpoint)))
     task = yard.lose_message(proxy, worker)
     other = stack.enter_context(closing(ping_pong(yard.endpoint)))
-    threading.Thread(target=other.work, args=(task.done,), daemon=True).start()
+    thread = threading.Thread(target=other.work, args=(task.done,), daemon=True)
+    thread.start()
     worker.work(task.done)
+    thread.join()
     assert task.result() == b"result"

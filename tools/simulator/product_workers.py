@@ -291,6 +291,8 @@ class RelayProgram(SimProcess):
         #: The network between the relay and its workers.
         self.network = Network(world.timeline, world.rng, world.faults, self)
         self._arrived: deque[Message] = deque()
+        #: The connection of the last message.
+        self.connection = (0, 0)
 
     @property
     def up(self) -> bool:
@@ -322,6 +324,7 @@ class RelayProgram(SimProcess):
         if not self._arrived:
             return None
         incoming = self._arrived.popleft()
+        self.connection = (0, incoming.connection)
         return [incoming.route[1:], *incoming.frames]
 
     def send(self, frames: Sequence[bytes]) -> bool:

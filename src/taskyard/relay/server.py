@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Malformed, Refused
 from taskyard.net.host import CountLog
+from taskyard.net.protocols import Transport
 from taskyard.wire.wmp import frames as wmp
 from taskyard.wire.wmp.frames import Side
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from msgspec import Raw
 
-    from taskyard.net.protocols import MonotonicClock, Transport
+    from taskyard.net.protocols import MonotonicClock
 
 logger = logging.getLogger("taskyard.relay")
 
@@ -34,6 +35,10 @@ CHECK_NS: Final = SECOND_NS
 #: Log lines with the number of new drops and the total.
 UNDELIVERED_TEXT: Final = "undeliverable messages: %d new, %d since the start"
 MALFORMED_TEXT: Final = "messages malformed or with too long a path: %d new, %d since the start"
+
+#: The first byte of routes that ZeroMQ assigns. They have 5 bytes.
+_ASSIGNED: Final = b"\0"
+_INODE_BYTES: Final = 8
 
 #: Sent to all managers. Those that are not concerned ignore it.
 _TO_ALL: Final = (wmp.READY, wmp.BYE)
@@ -110,10 +115,33 @@ def _with_headers(frames: Sequence[bytes], at: int, values: dict[str, Raw]) -> l
     return [*frames[:headers], wmp.encode_raw_headers(values), *frames[headers + 1 :]]
 
 
+class Listener(Transport, Protocol):
+    """The side of the peers: `net.sockets.PeerListener`."""
+
+    #: The connection of the last message: its descriptor and the inode of its socket.
+    connection: tuple[int, int]
+
+
+def hop_of(route: bytes, connection: tuple[int, int]) -> bytes:
+    """Return the first hop of a path: the route, and for a peer that chose it the connection.
+
+    So a new connection has a new path. ZeroMQ's own routes have a zero byte first, and are shorter.
+    """
+    if route.startswith(_ASSIGNED):
+        return route
+    return _ASSIGNED + connection[1].to_bytes(_INODE_BYTES, "big") + route
+
+
+def route_of(hop: bytes) -> bytes:
+    """Return the route of a hop."""
+    marked = 1 + _INODE_BYTES
+    return hop[marked:] if hop.startswith(_ASSIGNED) and len(hop) > marked else hop
+
+
 class Relay:
     """One listener below, any number of sockets above."""
 
-    def __init__(self, below: Transport, above: Sequence[Transport]) -> None:
+    def __init__(self, below: Listener, above: Sequence[Transport]) -> None:
         self._below = below
         self._above = list(above)
         self._forwarder = Forwarder(len(self._above))
@@ -136,6 +164,7 @@ class Relay:
             frames = self._below.receive()
             if frames is None:
                 return False
+            frames[0] = hop_of(frames[0], self._below.connection)
             for number, message in self._forwarder.up(frames):
                 self.undelivered += not self._above[number].send(message)
         return True
@@ -147,6 +176,7 @@ class Relay:
                 return False
             message = self._forwarder.down(number, frames)
             if message is not None:
+                message[0] = route_of(message[0])
                 self.undelivered += not self._below.send(message)
         return True
 
