@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simulator.mutations.registry import mutation, mutation_for_kinds, patched
+from taskyard.broker.connections import Connections
 from taskyard.broker.output_store import OutputMemory, key_of
 from taskyard.client.watches import Watches
 from taskyard.core import membership
@@ -203,14 +204,18 @@ def ping_pong_new_socket_not_ready() -> Iterator[None]:
 
 @mutation_for_kinds("round-robin")
 def round_robin_reconnect_not_noticed() -> Iterator[None]:
-    """Keep a message for ever that was lost with its connection."""
+    """Keep a message for ever that was lost with its connection, if the server does not notice that
+    either, as the original one."""
     sound = round_robin_peer.Worker.check_reconnected
 
     def notice(self: round_robin_peer.Worker, now_ns: int, connections: int) -> Any:
         self._connections = 1 << 30
         return sound(self, now_ns, connections)
 
-    with patched(round_robin_peer.Worker, "check_reconnected", notice):
+    with (
+        patched(round_robin_peer.Worker, "check_reconnected", notice),
+        patched(Connections, "is_renewed", lambda *_arguments: False),
+    ):
         yield
 
 
