@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 
 from taskyard.core import heartbeats
-from taskyard.core.effects import HeartbeatAck, Refused
-from taskyard.core.events import ExplainRequested, WorkerHeartbeat, WorkerRegistered
+from taskyard.core.effects import Effect, HeartbeatAck, HeartbeatsAck, Refused
+from taskyard.core.events import (
+    ExplainRequested,
+    HeartbeatsRepeated,
+    RulesSet,
+    WorkerHeartbeat,
+    WorkerRegistered,
+)
 from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, SECOND_NS
-from taskyard.core.model import WorkerFacts
+from taskyard.core.model import HeartbeatMark, WorkerFacts
 from taskyard.core.records import LeaseExpired, Returned, ReturnReason, WorkerLeft, WorkerReplaced
 from tests.core.kit import Yard
 
@@ -33,6 +39,8 @@ class Crowd(Yard):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.workers = 1
+        #: Of the last reply.
+        self.mark = HeartbeatMark(0, 0, 0, 0)
         policy = heartbeats.interval_ns
         monkeypatch.setattr(heartbeats, "interval_ns", lambda _, lease: policy(self.workers, lease))
         self.handle(WorkerRegistered(0, b"w", facts()))
@@ -46,7 +54,14 @@ class Crowd(Yard):
         event.follows, event.incarnation = True, 1
         ack = self.handle(event)[-1]
         assert isinstance(ack, HeartbeatAck)
+        self.mark = ack.mark or self.mark
         return ack.heartbeat_ns / SECOND_NS
+
+    def repeat(self, held: list[tuple[bytes, int]]) -> list[Effect]:
+        """Send a heartbeat with an interval of 1 s again. Return the effects."""
+        last = WorkerHeartbeat(0, b"w", held, SECOND_NS, follows=True, incarnation=1)
+        last.registration = WorkerRegistered(0, b"w", facts())
+        return self.handle(HeartbeatsRepeated(0, [(last, self.mark, 8, 0)]))
 
     def contest(self) -> None:
         """Let another process try to register the name."""
@@ -205,3 +220,56 @@ def test_heartbeat_of_a_long_interval_is_not_late(crowd: Crowd) -> None:
         crowd.later(seconds)
         (found,) = crowd.handle(ExplainRequested(0, b"client", b"a", 1))
         assert found.explanation.reason.value == code  # type: ignore[attr-defined]
+
+
+def test_repeated_heartbeat_renews_the_lease(crowd: Crowd) -> None:
+    crowd.beat(1)
+    crowd.later(14)
+    ledger = crowd.scheduler.ledger
+    ack = HeartbeatsAck(8, [8], [SECOND_NS], ledger.record, ledger.rule_table.version)
+    assert crowd.repeat([(b"a", 1)]) == [ack]
+    crowd.later(14)
+    assert crowd.records == []
+
+
+def test_repeated_heartbeat_gets_a_changed_interval(crowd: Crowd) -> None:
+    crowd.beat(1)
+    crowd.workers = CROWD
+    (ack,) = crowd.repeat([(b"a", 1)])
+    assert isinstance(ack, HeartbeatAck)
+    assert (ack.request, ack.heartbeat_ns) == (8, 5 * SECOND_NS)
+
+
+def test_repeated_heartbeat_gets_the_version_of_changed_rules(crowd: Crowd) -> None:
+    crowd.beat(1)
+    crowd.handle(RulesSet(0, (), workers_max=9))
+    (ack,) = crowd.repeat([(b"a", 1)])
+    assert isinstance(ack, HeartbeatAck)
+    assert ack.rules_version == crowd.scheduler.ledger.rule_table.version
+    assert ack.rules_version != crowd.mark.rules_version
+
+
+def test_repeated_heartbeat_of_another_process_is_refused(crowd: Crowd) -> None:
+    crowd.beat(1)
+    crowd.handle(WorkerRegistered(0, b"w", facts(2), replaces=1))
+    crowd.handle(WorkerHeartbeat(0, b"w", [], SECOND_NS, 9, incarnation=2, follows=True))
+    crowd.mark = crowd.mark._replace(lease=0, tasks=0)
+    (refused,) = crowd.repeat([])
+    assert isinstance(refused, Refused)
+    assert refused.request == 8
+
+
+def test_repeated_heartbeat_registers_a_lost_worker(crowd: Crowd) -> None:
+    crowd.beat(1)
+    crowd.later(16)
+    assert b"w" not in crowd.scheduler.ledger.workers
+    (ack,) = crowd.repeat([])
+    assert isinstance(ack, HeartbeatAck)
+    assert b"w" in crowd.scheduler.ledger.workers
+
+
+def test_repeated_heartbeat_shortens_the_timeout_of_a_contested_name(crowd: Crowd) -> None:
+    crowd.beat(1)
+    crowd.contest()
+    assert crowd.repeat([(b"a", 1)])
+    assert crowd.is_lost_after(3)

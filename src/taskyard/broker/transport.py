@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.broker.connections import Connections
 from taskyard.broker.turn import CatchUp
-from taskyard.core.events import WorkerHeartbeat
+from taskyard.core.events import HeartbeatsRepeated, WorkerHeartbeat
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.unread import COUNTED_BYTES_MIN, Unread
 from taskyard.wire.dialect import DIALECTS_MAX, collecting
@@ -63,9 +63,15 @@ PAUSE_EVENTS_MAX: Final = 32
 def _are_few_heartbeats(events: Sequence[Event]) -> bool:
     """Return whether all events are heartbeats, of which none is urgent, and more may share a
     turn."""
-    return 0 < len(events) < PAUSE_EVENTS_MAX and all(
-        type(event) is WorkerHeartbeat for event in events
-    )
+    count = 0
+    for event in events:
+        if type(event) is HeartbeatsRepeated:
+            count += len(event.heartbeats)
+        elif type(event) is WorkerHeartbeat:
+            count += 1
+        else:
+            return False
+    return 0 < count < PAUSE_EVENTS_MAX
 
 
 class DialectRouter:

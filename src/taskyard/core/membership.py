@@ -13,6 +13,7 @@ from msgspec import structs
 from taskyard.core import assignment, deadlines, heartbeats, subscriptions, worker_names
 from taskyard.core.effects import (
     HeartbeatAck,
+    HeartbeatsAck,
     LeasesEnded,
     Refused,
     RenewalAck,
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Lease, Task, Worker
     from taskyard.core.model import WorkerFacts
     from taskyard.core.runs import RunColumns
+
+#: Stands for workers that don't use the broker's interval.
+_OWN_INTERVAL: Final = (-1, -1)
 
 #: A worker's interval may differ by this share of it until its next heartbeat in full.
 INTERVAL_SHARE: Final = 4
@@ -205,6 +209,45 @@ def heartbeats_renewed(context: Context, event: events.HeartbeatsRenewed) -> Non
         if not (is_same and _has_good_interval(workers, worker)):
             changed.append(index)
     context.send(RenewalAck(event.request, context.ledger.record, changed))
+
+
+def heartbeats_repeated(context: Context, event: events.HeartbeatsRepeated) -> None:
+    """Note that workers are alive. Handle a heartbeat in full if its reply would differ."""
+    ledger, intervals_ns = context.ledger, dict[tuple[int, int], int]()
+    rules, count = ledger.rule_table.version, len(ledger.workers)
+    ack = HeartbeatsAck(0, [], [], ledger.record, rules)
+    for last, mark, request, seen in event.heartbeats:
+        worker = ledger.workers.get(last.worker)
+        if worker is not None and _is_same(worker, last, mark, rules):
+            facts = worker.facts
+            key = (facts.lease_timeout_ns, facts.heartbeat_ns) if last.follows else _OWN_INTERVAL
+            wanted_ns = intervals_ns.get(key)
+            if wanted_ns is None:
+                wanted_ns = _wanted_interval_ns(count, facts) if last.follows else 0
+                intervals_ns[key] = wanted_ns
+            if worker.heartbeat_requested_ns == wanted_ns:
+                worker.last_seen_ns = context.now_ns
+                ack.requests.append(request)
+                ack.heartbeats_ns.append(wanted_ns)
+                continue
+        worker_heartbeat(context, structs.replace(last, request=request, seen=seen))
+    if ack.requests:
+        ack.request = ack.requests[0]
+        context.send(ack)
+
+
+def _is_same(worker: Worker, last: events.WorkerHeartbeat, mark: HeartbeatMark, rules: int) -> bool:
+    """Return whether a worker's repeated heartbeat is about the same process, leases and rules."""
+    leases = worker.leases
+    if worker.facts.incarnation != mark.incarnation or rules != mark.rules_version:
+        return False
+    if leases or mark.lease:
+        tasks = sum(lease.tasks_left for lease in leases.values())
+        if next(reversed(leases), 0) != mark.lease or tasks != mark.tasks:
+            return False
+    if worker.facts.always_ready or last.trouble not in (None, worker.trouble):
+        return False
+    return not last.follows or worker.heartbeat_used_ns == last.heartbeat_ns
 
 
 def _return_unlisted(

@@ -19,6 +19,7 @@ from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import TaskDefaults, chose_its_id, request_numbers
 from taskyard.wire.native.counts import TooMany
 from taskyard.wire.native.frames import DIALECT, FACTS_CACHE_BYTES_MAX
+from taskyard.wire.native.repeats import Repeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -88,14 +89,19 @@ class PendingRequest(Struct):
     notice: effects.Settled | None = None
     #: Complete with a Steal in it: tasks that the worker did not hold.
     missing: tuple[bytes, ...] = ()
+    #: Heartbeat: itself, and its worker when it arrived. None: it can't be recognized again.
+    repeat: Repeat | None = None
+    known: KnownWorker | None = None
 
 
-class KnownWorker(Struct, frozen=True):
+class KnownWorker(Struct, eq=False):
     """The last facts of a worker."""
 
     registration: events.WorkerRegistered
     #: The message with the facts, to recognize a repetition. b"": it is too long, or there is none.
     raw: bytes
+    #: Its last heartbeat with these facts, if the next one may be equal.
+    repeat: Repeat | None = None
 
     @property
     def facts(self) -> WorkerFacts:
@@ -186,6 +192,14 @@ class PendingRequests:
         if entry.deadline_ns:
             self._waiting.setdefault(incoming.route, {})[number] = None
             heappush(self._ends, (entry.deadline_ns, number))
+        return number
+
+    def add_heartbeat(self, route: bytes, request: int, known: KnownWorker) -> int:
+        """Add a heartbeat that is equal to the worker's last one, and return its number."""
+        number = next(self._numbers)
+        self.entries[number] = PendingRequest(
+            route, _Q.Heartbeat, request, extended=True, repeat=known.repeat, known=known
+        )
         return number
 
     def next_number(self) -> int:

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from taskyard.core import effects, events
 from taskyard.core.model import Refusal
 from taskyard.errors import Malformed
@@ -27,12 +29,14 @@ from taskyard.wire.native.counts import TooMany, check_counts, check_lengths, ou
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import (
     PLAIN_LEASE_NS,
+    RELAYED,
     PendingRequest,
     PendingRequests,
     PlainPeers,
     Request,
 )
 from taskyard.wire.native.relays import Relays
+from taskyard.wire.native.repeats import Repeat, encode_acks, worker_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +74,9 @@ class NativeServer:
     ) -> None:
         self._pending = PendingRequests(broker, random_bits, dialect, plain_lease_ns)
         self._relays = Relays()
+        #: The event of repeated heartbeats that more of them can join. Any other message ends it,
+        #: so that messages of a peer stay in order.
+        self._repeated: events.HeartbeatsRepeated | None = None
         #: Malformed messages, for the log and the statistics.
         self.malformed = 0
         #: Requests that a peer's roles do not allow, for the log.
@@ -97,6 +104,11 @@ class NativeServer:
     ) -> Sequence[events.Event]:
         """Decode a message into events. Never raises. Without a `peer` it came by a socket without
         keys, where everything is allowed."""
+        if len(frames) == _FRAMES and not frames[0]:
+            repeated = self._receive_repeated(route, frames[1], peer)
+            if repeated is not None:
+                return repeated
+        self._repeated = None
         incoming = Request(route, _UNREADABLE, extended=False, now_ns=now_ns)
         try:
             query = self._parse(incoming, _body(frames))
@@ -107,12 +119,47 @@ class NativeServer:
                     return self._refuse(incoming, *denial)
             if query.type == _Q.Relay:
                 return self._receive_relayed(incoming, peer)
-            return native_requests.decode_request(self._pending, incoming)
+            found = native_requests.decode_request(self._pending, incoming)
         except Malformed as malformed:
             self.malformed += 1
             is_too_many = isinstance(malformed, TooMany)
             refusal = Refusal.TOO_MANY if is_too_many else Refusal.MALFORMED
             return self._refuse(incoming, refusal, str(malformed))
+        if query.type == _Q.Heartbeat:
+            self._keep_heartbeat(route, frames[-1], found[-1])
+        return found
+
+    def _receive_repeated(
+        self, route: bytes, body: bytes, peer: roles.AuthenticatedPeer | None
+    ) -> Sequence[events.Event] | None:
+        """Return the events of a heartbeat that is equal to the last one. None: it is decoded."""
+        name = worker_of(body)
+        known = self._pending.facts.get(name) if name else None
+        repeat = None if known is None or route[0] & RELAYED else known.repeat
+        if known is None or repeat is None or repeat.mark is None or name in self._pending.stops:
+            return None
+        if peer is not None and roles.refusal(peer, roles.DWORK, _Q.Heartbeat, name) is not None:
+            return None
+        numbers = repeat.match(body)
+        if numbers is None:
+            return None
+        request = self._pending.add_heartbeat(route, numbers[0], known)
+        heartbeat = (repeat.event, repeat.mark, request, numbers[1])
+        if self._repeated is not None:
+            self._repeated.heartbeats.append(heartbeat)
+            return ()
+        self._repeated = events.HeartbeatsRepeated(0, [heartbeat])
+        return [self._repeated]
+
+    def _keep_heartbeat(self, route: bytes, body: bytes, event: events.Event) -> None:
+        """Keep a heartbeat with its request, to recognize the next one if it is equal."""
+        if not isinstance(event, events.WorkerHeartbeat):
+            return
+        entry, known = self._pending.entries[event.request], self._pending.facts[event.worker]
+        entry.known = known
+        if known.raw and not route[0] & RELAYED and worker_of(body) == event.worker:
+            last = structs.replace(event, registration=known.registration)
+            entry.repeat = Repeat(body, last)
 
     def _receive_relayed(
         self, incoming: Request, peer: roles.AuthenticatedPeer | None
@@ -158,6 +205,9 @@ class NativeServer:
         """Encode the replies to an effect, mostly one. `flush` returns those to relayed peers."""
         if isinstance(effect, effects.RenewalAck):
             return self._relays.acknowledge(effect, self._pending.broker)
+        self._repeated = None
+        if isinstance(effect, effects.HeartbeatsAck):
+            return self._acknowledge_repeated(effect)
         if isinstance(effect, effects.HeartbeatAck):
             self._note_heartbeat(effect)
         return self._relays.collect(native_replies.replies_to(self._pending, effect))
@@ -166,6 +216,17 @@ class NativeServer:
         entry = self._pending.entries.get(effect.request)
         if entry is not None:
             self._relays.note_heartbeat(entry.route, effect)
+            if entry.known is not None:
+                entry.known.repeat = entry.repeat
+            if entry.repeat is not None:
+                entry.repeat.mark = effect.mark
+
+    def _acknowledge_repeated(self, effect: effects.HeartbeatsAck) -> list[Reply]:
+        """Encode the replies to repeated heartbeats. None of them is relayed."""
+        entries = [*map(self._pending.entries.pop, effect.requests)]
+        requests = [entry.request or 0 for entry in entries]
+        bodies = encode_acks(effect, requests, effect.heartbeats_ns, self._pending.broker)
+        return [(entry.route, [b"", body]) for entry, body in zip(entries, bodies, strict=True)]
 
     def flush(self) -> list[Reply]:
         """Return the replies to relayed peers since the last call. Call it at the end of a turn."""
