@@ -18,6 +18,7 @@ from bench.dialects import suite as dialects
 from bench.pipeline import suite as pipeline_suite
 from bench.settings import Settings
 from bench.table import TableLine
+from taskyard.errors import UserError
 
 #: The width of the table in a file.
 _FILE_WIDTH: Final = 110
@@ -48,6 +49,20 @@ repeats_option = click.option(
     type=click.IntRange(min=1),
     help="Runs of each case.",
 )
+
+
+def _numbers(_context: click.Context, option: click.Parameter, text: str) -> list[int]:
+    """Read numbers that are separated by commas."""
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: not a list of numbers such as 100,1000") from error
+    low = 0 if option.name == "relays" else 1
+    if min(numbers) < low:
+        raise click.BadParameter(f"{text!r}: a number is below {low}")
+    return numbers
+
+
 json_option = click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write the figures to this file."
 )
@@ -155,18 +170,55 @@ def commands_command(repeats: int, python: str, json_file: Path | None, *, quick
 
 
 @main.command("heartbeats")
-@repeats_option
+@click.option(
+    "--workers",
+    default=",".join(map(str, heartbeats.WORKERS)),
+    show_default=True,
+    callback=_numbers,
+    help="Numbers of workers.",
+)
+@click.option(
+    "--relays",
+    default=",".join(map(str, heartbeats.RELAYS)),
+    show_default=True,
+    callback=_numbers,
+    help="Numbers of relays between workers and broker. 0: the workers connect to the broker.",
+)
+@click.option("--busy", is_flag=True, help="Each worker runs a task that does not end.")
+@click.option(
+    "--repeats",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Windows of 20 s for each case.",
+)
 @click.option("--quick", is_flag=True, help="Use small numbers, to see whether it runs.")
 @click.option("--profile", is_flag=True, help="Print where the broker spends its time.")
 @json_option
-def heartbeats_command(repeats: int, json_file: Path | None, *, quick: bool, profile: bool) -> None:
-    """Measure a broker with 100, 1,000 and 10,000 idle workers: CPU, memory and reply time.
+def heartbeats_command(  # noqa: PLR0913  # one an option
+    workers: list[int],
+    relays: list[int],
+    repeats: int,
+    json_file: Path | None,
+    *,
+    busy: bool,
+    quick: bool,
+    profile: bool,
+) -> None:
+    """Measure a broker with many connected workers: CPU, memory and reply time.
 
-    Example: ./yard bench heartbeats --json heartbeats.json
+    The workers have default settings and wait for tasks. All cases take five minutes.
+
+    Example: ./yard bench heartbeats --workers 10000 --relays 0,10 --json heartbeats.json
     """
     settings = Settings(_progress_to_stderr(), repeats, quick, profile=profile)
     suite = "heartbeats --quick" if quick else "heartbeats"
-    _finish(suite, heartbeats.run(settings), json_file)
+    cases = [heartbeats.Case(count, number, busy) for number in relays for count in workers]
+    try:
+        lines = heartbeats.run(settings, cases)
+    except UserError as error:
+        raise click.ClickException(str(error)) from error
+    _finish(suite, lines, json_file)
 
 
 @main.command("steady")

@@ -1,6 +1,7 @@
-"""Idle workers as one process: `python -m … ENDPOINT FIRST COUNT`.
+"""Workers as one process: `python -m … FIRST COUNT ENDPOINT…`.
 
-Each worker is the product's loop with its own socket, and parks. Prints a line when all of them
+Each worker is the product's loop with its own socket. It waits for tasks, and a task that it gets
+never ends. The workers connect to the endpoints in turn. Prints a line when all of them
 have registered, and runs until its stdin ends. Sockets don't count their connections: that takes
 two more descriptors for each, and only matters after a reconnect.
 """
@@ -33,17 +34,20 @@ _EVENTS_MAX: Final = 1024
 _STDIN: Final = 0
 
 
-class IdleRunner:
-    """Implements `RuleAwareRunner` for a worker that gets no tasks."""
+class EndlessRunner:
+    """Implements `RuleAwareRunner` with tasks that take no CPU time and never end."""
 
     agent_error = b""
     malformed = overfeed_max = 0
 
+    def __init__(self) -> None:
+        self._jobs: dict[tuple[bytes, int], Job] = {}
+
     def start(self, job: Job) -> None:
-        raise RuntimeError(f"unexpected task {job.name!r}")
+        self._jobs[job.key] = job
 
     def stop(self, name: bytes, attempt: int) -> None:
-        """Do nothing: there are no tasks."""
+        self._jobs.pop((name, attempt), None)
 
     def run_so_far(self, _name: bytes, _attempt: int) -> Run | None:
         return None
@@ -52,7 +56,7 @@ class IdleRunner:
         return []
 
     def running(self) -> list[Job]:
-        return []
+        return [*self._jobs.values()]
 
     def unstarted(self) -> list[Job]:
         return []
@@ -67,15 +71,15 @@ class IdleRunner:
         return 0
 
     def set_rules(self, clauses: Sequence[Rule]) -> None:
-        """Do nothing: there are no tasks."""
+        """Do nothing: no task depends on them."""
 
 
 class Crowd:
-    """Idle workers with default settings, in one thread."""
+    """Workers with default settings, in one thread."""
 
-    def __init__(self, endpoint: str, stack: ExitStack) -> None:
+    def __init__(self, endpoints: Sequence[str], stack: ExitStack) -> None:
         raise_file_limit()
-        self._endpoint, self._stack = endpoint, stack
+        self._endpoints, self._stack = endpoints, stack
         self._clock = SystemClock()
         self._epoll = stack.enter_context(closing(select.epoll()))
         self._epoll.register(_STDIN, select.EPOLLIN)
@@ -85,9 +89,10 @@ class Crowd:
 
     def add(self, number: int) -> None:
         """Connect one more worker."""
-        wire = self._stack.enter_context(closing(sockets.connect(self._endpoint)))
+        endpoint = self._endpoints[number % len(self._endpoints)]
+        wire = self._stack.enter_context(closing(sockets.connect(endpoint)))
         clock, channel = self._clock, Channel(wire, self._clock)
-        runner = IdleRunner()
+        runner = EndlessRunner()
         settings = WorkerSettings(
             *(b"crowd-%d" % number, (b"exec", b"call"), 1),
             incarnation=number + 1,
@@ -129,9 +134,9 @@ class Crowd:
         return sum(channel.was_connected for _, _, channel in self._members.values())
 
 
-def main(endpoint: str, first: int, count: int) -> None:
+def main(first: int, count: int, endpoints: Sequence[str]) -> None:
     with ExitStack() as stack:
-        crowd = Crowd(endpoint, stack)
+        crowd = Crowd(endpoints, stack)
         for number in range(count):
             crowd.add(first + number)
             if (number + 1) % TOGETHER == 0 or number + 1 == count:
@@ -143,4 +148,4 @@ def main(endpoint: str, first: int, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
