@@ -42,7 +42,11 @@ class Crowd(Yard):
         #: Of the last reply.
         self.mark = HeartbeatMark(0, 0, 0, 0)
         policy = heartbeats.interval_ns
+        idle = heartbeats.idle_interval_ns
         monkeypatch.setattr(heartbeats, "interval_ns", lambda _, lease: policy(self.workers, lease))
+        monkeypatch.setattr(
+            heartbeats, "idle_interval_ns", lambda _, lease: idle(self.workers, lease)
+        )
         self.handle(WorkerRegistered(0, b"w", facts()))
         self.submit(b"a")
         assert self.take(b"w") == [b"a"]
@@ -106,6 +110,25 @@ def test_interval_by_workers_and_lease(workers: int, lease_s: float, seconds: fl
     assert not lease_ns or HEARTBEATS_PER_LEASE_MIN * found_ns <= lease_ns
 
 
+@pytest.mark.parametrize(
+    ("workers", "lease_s", "seconds"),
+    [
+        (1, 15, 1),
+        (2_500, 15, 5),
+        (5_000, 15, 10),
+        (10_000, 15, 15),
+        (10_000, 60, 20),
+        (100_000, 600, 60),
+        (100_000, 0, 60),
+        (1, 0.9, 0.3),
+        (10_000, 0.9, 0.9),
+    ],
+)
+def test_interval_without_tasks(workers: int, lease_s: float, seconds: float) -> None:
+    lease_ns = int(lease_s * SECOND_NS)
+    assert heartbeats.idle_interval_ns(workers, lease_ns) == int(seconds * SECOND_NS)
+
+
 def test_more_workers_never_shorten_the_interval() -> None:
     found = [heartbeats.interval_ns(workers, LEASE_NS) for workers in range(1, 4_000)]
     assert found == sorted(found)
@@ -130,6 +153,18 @@ def test_request_never_exceeds_the_longest_interval_of_the_worker(crowd: Crowd) 
     crowd.handle(WorkerRegistered(0, b"w", facts(heartbeat_ns=4 * SECOND_NS)))
     crowd.workers = CROWD
     assert crowd.beat(1) == 4
+
+
+@pytest.mark.parametrize(("rest_s", "seconds"), [(0, 5), (3, 5), (12, 12), (60, 15)])
+def test_longer_interval_without_tasks_needs_consent(
+    rest_s: int, seconds: int, crowd: Crowd
+) -> None:
+    crowd.workers = 10_000
+    event = WorkerHeartbeat(0, b"w", [], SECOND_NS, 7, incarnation=1, follows=True)
+    event.rest_ns = rest_s * SECOND_NS
+    ack = crowd.handle(event)[-1]
+    assert isinstance(ack, HeartbeatAck)
+    assert ack.heartbeat_ns == seconds * SECOND_NS
 
 
 def test_longer_interval_counts_from_the_reply_on(crowd: Crowd) -> None:

@@ -522,12 +522,76 @@ def test_worker_uses_the_interval_of_the_last_reply(monkeypatch: pytest.MonkeyPa
     assert heartbeats_in(harness, 20) == (20, 0)
 
 
-def test_interval_is_at_most_a_third_of_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interval_with_tasks_is_at_most_a_third_of_the_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     harness = WorkerHarness()
-    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: 60 * SECOND_NS)
+    harness.create(b"a")
     harness.turn()
+    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: 60 * SECOND_NS)
+    assert heartbeats_in(harness, 1) == (1, 0)
     assert harness.loop.wake_at_ns() <= harness.now_ns + 5 * SECOND_NS
     assert heartbeats_in(harness, 60) == (12, 0)
+
+
+def crowded_harness(monkeypatch: pytest.MonkeyPatch) -> WorkerHarness:
+    """Return an idle worker among so many that its interval is as long as its lease."""
+    harness = WorkerHarness()
+    harness.turn()
+    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: 5 * SECOND_NS)
+    monkeypatch.setattr(heartbeats, "idle_interval_ns", lambda *_: 15 * SECOND_NS)
+    assert heartbeats_in(harness, 1) == (1, 0)
+    assert heartbeats_in(harness, 60) == (4, 0)
+    return harness
+
+
+def test_idle_worker_with_a_long_interval_stays_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = crowded_harness(monkeypatch)
+    worker = harness.scheduler.ledger.workers[b"w"]
+    assert worker.lease_timeout_ns == 45 * SECOND_NS
+    assert heartbeats_in(harness, 300) == (20, 0)
+    assert harness.scheduler.ledger.workers[b"w"] is worker
+
+
+def test_first_task_shortens_the_interval_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = crowded_harness(monkeypatch)
+    assert heartbeats_in(harness, 13) == (0, 0)
+    harness.create(b"a")
+    harness.turn()
+    assert harness.sent_kinds == [peer.STEAL, peer.HEARTBEAT]
+    assert heartbeats_in(harness, 60) == (12, 0)
+    assert harness.scheduler.ledger.workers[b"w"].heartbeat_ns == 5 * SECOND_NS
+    harness.runner.finish()
+    harness.turn()
+    assert harness.state(b"a") is TaskState.DONE
+    assert heartbeats_in(harness, 5) == (1, 0)
+    assert heartbeats_in(harness, 60) == (4, 0)
+
+
+@pytest.mark.parametrize("seconds", [0, 15, 30])  # until the next check of its timeout
+def test_task_of_a_worker_that_died_idle_is_lost_a_lease_after_its_assignment(
+    seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = crowded_harness(monkeypatch)
+    heartbeats_in(harness, seconds)
+    harness.pass_time(13 * SECOND_NS)
+    harness.create(b"a")
+    assert harness.state(b"a") is TaskState.LEASED
+    harness.pass_time(15 * SECOND_NS - 1)
+    assert harness.state(b"a") is TaskState.LEASED
+    harness.pass_time(1)
+    assert harness.state(b"a") is not TaskState.LEASED
+    assert not harness.scheduler.ledger.workers
+
+
+def test_shorter_interval_shortens_the_timeout_of_an_idle_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = crowded_harness(monkeypatch)
+    monkeypatch.setattr(heartbeats, "idle_interval_ns", lambda *_: SECOND_NS)
+    assert heartbeats_in(harness, 20) != (0, 0)
+    harness.pass_time(15 * SECOND_NS)
+    assert not harness.scheduler.ledger.workers
 
 
 def test_worker_with_a_fixed_interval_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:

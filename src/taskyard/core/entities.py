@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from taskyard.core.limits import EXCLUSIVE, HEARTBEATS_MISSED_MAX, PROGRESS_BYTES_MAX
+from taskyard.core.limits import (
+    EXCLUSIVE,
+    HEARTBEATS_MISSED_MAX,
+    HEARTBEATS_PER_LEASE_MIN,
+    PROGRESS_BYTES_MAX,
+)
 from taskyard.core.model import EndedTask, shown
 from taskyard.core.queues import Queue
 from taskyard.core.states import (
@@ -234,6 +239,10 @@ class Worker(Struct, eq=False):
     #: has sent no heartbeat to this process of the broker.
     heartbeat_used_ns: int = 0
     heartbeat_requested_ns: int = 0
+    #: The interval that it accepts while it has no tasks, in its last heartbeat. 0: none.
+    rest_ns: int = 0
+    #: When it got its first task after a time of rare heartbeats. 0: there was none.
+    leased_ns: int = 0
 
     def turn(self, cause: WorkerCause) -> None:
         """Change the worker's state. Nothing else assigns it."""
@@ -274,8 +283,11 @@ class Worker(Struct, eq=False):
 
     @property
     def lease_timeout_ns(self) -> int:
-        """Time without a message before it is lost. 0: no limit. Shorter for a contested name."""
+        """Time without a message before it is lost. 0: no limit. Shorter for a contested name, and
+        longer without tasks if its heartbeats are rare."""
         allowed_ns = max(self.facts.lease_timeout_ns, self.lease_ns_max)
+        if allowed_ns and not self.leases and self.is_rarely_seen:
+            allowed_ns = max(allowed_ns, HEARTBEATS_PER_LEASE_MIN * self.heartbeat_ns)
         if not self.contested_until_ns:
             return allowed_ns
         missed_ns = (HEARTBEATS_MISSED_MAX + 1) * self.heartbeat_ns
@@ -285,7 +297,13 @@ class Worker(Struct, eq=False):
     def timeout_at_ns(self) -> int:
         """When it is lost unless it sends a message. 0: never."""
         lease_timeout_ns = self.lease_timeout_ns
-        return self.last_seen_ns + lease_timeout_ns if lease_timeout_ns else 0
+        since_ns = max(self.last_seen_ns, self.leased_ns)
+        return since_ns + lease_timeout_ns if lease_timeout_ns else 0
+
+    @property
+    def is_rarely_seen(self) -> bool:
+        """Whether its heartbeats are rarer than its leases allow, because it had no tasks."""
+        return self.heartbeat_ns > self.facts.heartbeat_ns > 0
 
     def held(self) -> list[Task]:
         """Return the tasks that it holds, oldest lease first."""

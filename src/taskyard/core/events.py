@@ -212,6 +212,8 @@ class WorkerHeartbeat(Event):
     follows: bool = False
     #: How to register it if it has timed out. None: it must register itself.
     registration: WorkerRegistered | None = None
+    #: It has no tasks, and accepts an interval of up to this until it gets some. 0: it does not.
+    rest_ns: int = 0
 
 
 class HeartbeatsRenewed(Event):

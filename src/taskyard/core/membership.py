@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from taskyard.core.model import WorkerFacts
     from taskyard.core.runs import RunColumns
 
-#: Stands for workers that don't use the broker's interval.
-_OWN_INTERVAL: Final = (-1, -1)
-
 #: A worker's interval may differ by this share of it until its next heartbeat in full.
 INTERVAL_SHARE: Final = 4
 
@@ -141,21 +138,31 @@ def _set_interval(context: Context, worker: Worker, event: events.WorkerHeartbea
 
     A longer interval that the worker has not confirmed is requested again: it may be on its way.
     """
-    worker.heartbeat_used_ns = event.heartbeat_ns
+    former_ns, worker.heartbeat_used_ns = worker.heartbeat_ns, event.heartbeat_ns
+    worker.rest_ns = event.rest_ns
     if event.request:
         workers, facts = len(context.ledger.workers), worker.facts
-        wanted_ns = _wanted_interval_ns(workers, facts)
+        wanted_ns = _wanted_interval_ns(workers, facts, event.rest_ns)
         requested_ns = worker.heartbeat_requested_ns
+        if not event.rest_ns:  # with tasks a worker limits its interval by itself
+            requested_ns = min(requested_ns, heartbeats.longest_ns(facts.lease_timeout_ns))
         is_confirmed = event.heartbeat_ns >= requested_ns
         worker.heartbeat_requested_ns = wanted_ns if is_confirmed else max(wanted_ns, requested_ns)
-    if worker.contested_until_ns:
+    if worker.heartbeat_ns < former_ns:
         context.schedule_timeout(worker)  # its timeout may be shorter now
 
 
-def _wanted_interval_ns(workers: int, facts: WorkerFacts) -> int:
-    """Return the interval for a worker that follows the broker's, among so many workers."""
+def _wanted_interval_ns(workers: int, facts: WorkerFacts, rest_ns: int) -> int:
+    """Return the interval for a worker that follows the broker's, among so many workers.
+
+    `rest_ns` is the interval that it accepts without tasks. 0: it has some.
+    """
     wanted_ns = heartbeats.interval_ns(workers, facts.lease_timeout_ns)
-    return min(wanted_ns, facts.heartbeat_ns or wanted_ns)
+    wanted_ns = min(wanted_ns, facts.heartbeat_ns or wanted_ns)
+    if not rest_ns:
+        return wanted_ns
+    idle_ns = heartbeats.idle_interval_ns(workers, facts.lease_timeout_ns)
+    return max(wanted_ns, min(idle_ns, rest_ns))
 
 
 def _has_good_interval(workers: int, worker: Worker) -> bool:
@@ -163,7 +170,7 @@ def _has_good_interval(workers: int, worker: Worker) -> bool:
     requested_ns = worker.heartbeat_requested_ns
     if not requested_ns:
         return True
-    wanted_ns = _wanted_interval_ns(workers, worker.facts)
+    wanted_ns = _wanted_interval_ns(workers, worker.facts, worker.rest_ns)
     return abs(wanted_ns - requested_ns) * INTERVAL_SHARE <= requested_ns
 
 
@@ -213,18 +220,19 @@ def heartbeats_renewed(context: Context, event: events.HeartbeatsRenewed) -> Non
 
 def heartbeats_repeated(context: Context, event: events.HeartbeatsRepeated) -> None:
     """Note that workers are alive. Handle a heartbeat in full if its reply would differ."""
-    ledger, intervals_ns = context.ledger, dict[tuple[int, int], int]()
+    ledger, intervals_ns = context.ledger, dict[tuple[int, int, int], int]()
     rules, count = ledger.rule_table.version, len(ledger.workers)
     ack = HeartbeatsAck(0, [], [], ledger.record, rules)
     for last, mark, request, seen in event.heartbeats:
         worker = ledger.workers.get(last.worker)
         if worker is not None and _is_same(worker, last, mark, rules):
-            facts = worker.facts
-            key = (facts.lease_timeout_ns, facts.heartbeat_ns) if last.follows else _OWN_INTERVAL
-            wanted_ns = intervals_ns.get(key)
-            if wanted_ns is None:
-                wanted_ns = _wanted_interval_ns(count, facts) if last.follows else 0
-                intervals_ns[key] = wanted_ns
+            facts, wanted_ns = worker.facts, 0
+            if last.follows:
+                key = (facts.lease_timeout_ns, facts.heartbeat_ns, last.rest_ns)
+                wanted_ns = intervals_ns.get(key, 0)
+                if not wanted_ns:
+                    wanted_ns = _wanted_interval_ns(count, facts, last.rest_ns)
+                    intervals_ns[key] = wanted_ns
             if worker.heartbeat_requested_ns == wanted_ns:
                 worker.last_seen_ns = context.now_ns
                 ack.requests.append(request)

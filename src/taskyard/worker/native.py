@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 #: How long a `Steal` may wait at the broker.
-STEAL_WAIT_NS: Final = 30 * SECOND_NS
+STEAL_WAIT_NS: Final = 60 * SECOND_NS
 
 #: Delay before the next `Steal` after the machine had no room for a process, or after the broker
 #: refused a request. Otherwise the same task would come back at once.
@@ -51,6 +51,9 @@ REFUSED_RETRY_NS: Final = SECOND_NS
 
 #: How often to refresh the rules of a broker that does not send their version.
 RULES_REFRESH_NS: Final = 2 * SECOND_NS
+
+#: The longest time without a reply until a ping, because the next heartbeat is expected to be one.
+PING_DELAY_NS_MAX: Final = 2 * OVERDUE_NS
 
 #: The shortest interval of heartbeats that a broker may set.
 HEARTBEAT_NS_MIN: Final = SECOND_NS // 100
@@ -277,7 +280,8 @@ class NativeWorkerLoop:
             self.on_ended([key for key, state in states if state is TaskState.CANCELLED])
         self._stop(stopped)
         if reply.heartbeat_ns and self.settings.heartbeat_ns == AUTO:
-            longest_ns = heartbeats.longest_ns(self.settings.lease_timeout_ns)
+            longest = heartbeats.longest_ns if self._held else heartbeats.idle_longest_ns
+            longest_ns = longest(self.settings.lease_timeout_ns)
             self._set_heartbeat(max(HEARTBEAT_NS_MIN, min(reply.heartbeat_ns, longest_ns)))
             self._heartbeat_due_ns = self._heartbeat_sent_ns + self.heartbeat_ns
         self._rules_version_newest = reply.rules_version
@@ -287,7 +291,15 @@ class NativeWorkerLoop:
     def _set_heartbeat(self, heartbeat_ns: int) -> None:
         """Set the interval. A heartbeat is a ping too, so the channel pings only if one is late."""
         self.heartbeat_ns = heartbeat_ns
-        self._channel.ping_ns = PING_NS + min(heartbeat_ns, OVERDUE_NS)
+        self._channel.ping_ns = PING_NS + min(heartbeat_ns, PING_DELAY_NS_MAX)
+
+    def _shorten_heartbeat(self) -> None:
+        """Return to an interval that renews leases. Without tasks it may have been longer."""
+        longest_ns = heartbeats.longest_ns(self.settings.lease_timeout_ns)
+        if self._held and self.heartbeat_ns > longest_ns and self.settings.heartbeat_ns == AUTO:
+            self._set_heartbeat(longest_ns)
+            due_ns = self._heartbeat_sent_ns + longest_ns
+            self._heartbeat_due_ns = min(self._heartbeat_due_ns, due_ns)
 
     def _on_name_refused(self, reply: Reply) -> None:
         """Stop running tasks: they belong to another process, or to none any more."""
@@ -378,6 +390,7 @@ class NativeWorkerLoop:
         fresh = [job for job in jobs if job.key not in self._held]
         for job in fresh:
             self._held[job.key] = (job.service, job.lane)
+        self._shorten_heartbeat()
         if self.stopping:
             self._return_tasks(fresh, b"the worker shuts down")
         else:
@@ -555,6 +568,9 @@ class NativeWorkerLoop:
         heartbeat_ns, seen = self.heartbeat_ns, self._seen
         malformed = 0 if self._rule_runner is None else self._rule_runner.malformed
         more: dict[str, Any] = {"seen": seen, "trouble": agent_error, "malformed": malformed}
+        if not held and self.settings.heartbeat_ns == AUTO:
+            longest_ns = heartbeats.idle_longest_ns(self.settings.lease_timeout_ns)
+            more["rest_ns"] = min(longest_ns, heartbeats.INTERVAL_NS_MAX)
         number = self._channel.request(
             lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns, **more)
         )

@@ -367,8 +367,10 @@ def heartbeat(  # noqa: PLR0913  # one a field
     seen: int | None = None,
     trouble: bytes | None = None,
     malformed: int = 0,
+    rest_ns: int = 0,
 ) -> bytes:
-    """Encode a Heartbeat. `trouble` is why agents can't be started. None leaves it unchanged."""
+    """Encode a Heartbeat. `trouble` is why agents can't be started. None leaves it unchanged.
+    `rest_ns` is the longest interval that a worker without tasks accepts."""
     query = _Q(type=HEARTBEAT, request=request, location=location, heartbeat_ns=heartbeat_ns)
     query.worker.CopyFrom(worker)
     query.batch.SetInParent()
@@ -380,6 +382,8 @@ def heartbeat(  # noqa: PLR0913  # one a field
         query.trouble = trouble
     if malformed:
         query.malformed = malformed
+    if rest_ns:
+        query.wait_ms = rest_ns // _MILLISECOND_NS
     return query.SerializeToString()
 
 

@@ -241,6 +241,8 @@ def _heartbeat(pending: PendingRequests, incoming: Request) -> Sequence[events.E
         event.trouble = query.trouble
     event.malformed = min(query.malformed, NUMBER_MAX)
     event.follows = bool(heartbeat_ns) and not query.worker.heartbeat_ns
+    if event.follows and not held:
+        event.rest_ns = _wait_ns(query)
     if known is None:
         return [registration, event]
     event.registration = registration
