@@ -55,7 +55,7 @@ def test_broker_killed_while_a_thousand_requests_wait(tmp_path: Path) -> None:
     with ExitStack() as stack:
         broker = stack.enter_context(Broker(tmp_path))
         client = stack.enter_context(Client(broker.endpoint))
-        crowd = Crowd([broker.endpoint], stack)
+        crowd = Crowd(broker.endpoint, stack)
 
         def parked() -> bool:
             crowd.turn()

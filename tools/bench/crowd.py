@@ -141,7 +141,8 @@ def main(first: int, count: int, endpoints: Sequence[str]) -> None:
             crowd.add(first + number)
             if (number + 1) % TOGETHER == 0 or number + 1 == count:
                 while crowd.registered() <= number:
-                    crowd.turn()
+                    if crowd.turn():
+                        return
         print("ready", flush=True)
         while not crowd.turn():
             pass

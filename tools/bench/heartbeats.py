@@ -79,8 +79,9 @@ class Case(Struct, frozen=True):
     @property
     def settle_s(self) -> float:
         """How long it takes until all workers use their final interval."""
-        lease_timeout_ns = WorkerSettings(b"", (), 1).lease_timeout_ns
-        interval_ns = heartbeats.interval_ns(self.workers, lease_timeout_ns)
+        lease_timeout_ns = WorkerSettings(b"", (), 1, incarnation=1).lease_timeout_ns
+        interval_of = heartbeats.interval_ns if self.is_busy else heartbeats.idle_interval_ns
+        interval_ns = interval_of(self.workers, lease_timeout_ns)
         return 2 * interval_ns / SECOND_NS + SETTLE_S
 
 
@@ -159,7 +160,9 @@ def measure(settings: Settings, case: Case) -> list[CrowdRun]:
             crowd.line()
         settings.say(f"{case.name} are connected")
         _request_for(bench.endpoint, settle_s)
-        return [meter.window(window_s) for _ in settings.times()]
+        runs = [meter.window(window_s) for _ in settings.times()]
+        settings.say(f"{case.name}: {runs[-1].core_percent:.1f} % of a core")
+        return runs
 
 
 def _start_relay(stack: ExitStack, bench: BrokerBench, number: int) -> tuple[Process, str]:
