@@ -124,7 +124,7 @@ def lease(context: Context, worker: Worker, count: int) -> bool:
     names = [task.name for task in tasks]
     attempts = [task.attempt + 1 for task in tasks]
     lease_ns = _lease_ns(worker, tasks)
-    is_rarely_seen = not worker.leases and worker.is_rarely_seen
+    is_rarely_seen = not worker.leases and worker.heartbeat_ns > worker.facts.heartbeat_ns
     context.emit(Leased(context.at_ns, worker.name, names, attempts, lease_ns), tasks)
     if is_rarely_seen:
         worker.leased_ns = context.now_ns  # its last heartbeat may be older than a lease

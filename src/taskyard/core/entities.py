@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from taskyard.core.limits import (
-    EXCLUSIVE,
-    HEARTBEATS_MISSED_MAX,
-    HEARTBEATS_PER_LEASE_MIN,
-    PROGRESS_BYTES_MAX,
-)
+from taskyard.core.limits import EXCLUSIVE, HEARTBEATS_MISSED_MAX, PROGRESS_BYTES_MAX
 from taskyard.core.model import EndedTask, shown
 from taskyard.core.queues import Queue
 from taskyard.core.states import (
@@ -283,27 +278,20 @@ class Worker(Struct, eq=False):
 
     @property
     def lease_timeout_ns(self) -> int:
-        """Time without a message before it is lost. 0: no limit. Shorter for a contested name, and
-        longer without tasks if its heartbeats are rare."""
+        """Time without a message before it is lost. 0: no limit. Shorter for a contested name."""
         allowed_ns = max(self.facts.lease_timeout_ns, self.lease_ns_max)
-        if allowed_ns and not self.leases and self.is_rarely_seen:
-            allowed_ns = max(allowed_ns, HEARTBEATS_PER_LEASE_MIN * self.heartbeat_ns)
+        missed_ns = (HEARTBEATS_MISSED_MAX + 1) * self.heartbeat_ns
+        if allowed_ns and self.heartbeat_ns > self.facts.heartbeat_ns and not self.leases:
+            allowed_ns = max(allowed_ns, missed_ns)
         if not self.contested_until_ns:
             return allowed_ns
-        missed_ns = (HEARTBEATS_MISSED_MAX + 1) * self.heartbeat_ns
         return min(allowed_ns or missed_ns, missed_ns)
 
     @property
     def timeout_at_ns(self) -> int:
         """When it is lost unless it sends a message. 0: never."""
         lease_timeout_ns = self.lease_timeout_ns
-        since_ns = max(self.last_seen_ns, self.leased_ns)
-        return since_ns + lease_timeout_ns if lease_timeout_ns else 0
-
-    @property
-    def is_rarely_seen(self) -> bool:
-        """Whether its heartbeats are rarer than its leases allow, because it had no tasks."""
-        return self.heartbeat_ns > self.facts.heartbeat_ns > 0
+        return max(self.last_seen_ns, self.leased_ns) + lease_timeout_ns if lease_timeout_ns else 0
 
     def held(self) -> list[Task]:
         """Return the tasks that it holds, oldest lease first."""

@@ -42,7 +42,7 @@ def interval_ns(workers: int, lease_timeout_ns: int) -> int:
 def idle_interval_ns(workers: int, lease_timeout_ns: int) -> int:
     """Return the interval for a worker without tasks, like `interval_ns`."""
     shortest_ns = interval_ns(workers, lease_timeout_ns)
-    return max(shortest_ns, min(_spread_ns(workers), idle_longest_ns(lease_timeout_ns)))
+    return max(shortest_ns, min(_spread_ns(workers), longest_ns(lease_timeout_ns, is_idle=True)))
 
 
 def _spread_ns(workers: int) -> int:
@@ -51,11 +51,7 @@ def _spread_ns(workers: int) -> int:
     return min(spread_ns, INTERVAL_NS_MAX)
 
 
-def longest_ns(lease_timeout_ns: int) -> int:
-    """Return the longest interval that a timeout allows. 0 is no timeout."""
-    return lease_timeout_ns // HEARTBEATS_PER_LEASE_MIN or INTERVAL_NS_MAX
-
-
-def idle_longest_ns(lease_timeout_ns: int) -> int:
-    """Return the longest interval of a worker without tasks."""
-    return IDLE_FACTOR * longest_ns(lease_timeout_ns)
+def longest_ns(lease_timeout_ns: int, *, is_idle: bool = False) -> int:
+    """Return the longest interval that a timeout allows, with tasks or without. 0 is no timeout."""
+    interval_ns = lease_timeout_ns // HEARTBEATS_PER_LEASE_MIN or INTERVAL_NS_MAX
+    return min(IDLE_FACTOR * interval_ns, INTERVAL_NS_MAX) if is_idle else interval_ns

@@ -8,7 +8,6 @@ again every few seconds.
 One report and one `Steal` are in flight at a time. Tasks that finish meanwhile go into the next
 report, which carries the next `Steal`. While enough tasks are queued here, a report waits a moment
 for more tasks to finish. The channel resends unacknowledged requests.
-Takes its channel, runner and clock as arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from taskyard.core import heartbeats, runs
 from taskyard.core.events import Outcome
 from taskyard.core.identity import split
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS, STREAM_BYTES_MAX
-from taskyard.core.model import Result, WorkerFacts, counted
+from taskyard.core.model import Result, counted
 from taskyard.core.states import TaskState
 from taskyard.net.channel import OVERDUE_NS, PING_NS, Channel
 from taskyard.wire.native import peer
@@ -51,9 +50,6 @@ REFUSED_RETRY_NS: Final = SECOND_NS
 
 #: How often to refresh the rules of a broker that does not send their version.
 RULES_REFRESH_NS: Final = 2 * SECOND_NS
-
-#: The longest time without a reply until a ping, because the next heartbeat is expected to be one.
-PING_DELAY_NS_MAX: Final = 2 * OVERDUE_NS
 
 #: The shortest interval of heartbeats that a broker may set.
 HEARTBEAT_NS_MIN: Final = SECOND_NS // 100
@@ -280,8 +276,8 @@ class NativeWorkerLoop:
             self.on_ended([key for key, state in states if state is TaskState.CANCELLED])
         self._stop(stopped)
         if reply.heartbeat_ns and self.settings.heartbeat_ns == AUTO:
-            longest = heartbeats.longest_ns if self._held else heartbeats.idle_longest_ns
-            longest_ns = longest(self.settings.lease_timeout_ns)
+            lease_ns, is_idle = self.settings.lease_timeout_ns, not self._held
+            longest_ns = heartbeats.longest_ns(lease_ns, is_idle=is_idle)
             self._set_heartbeat(max(HEARTBEAT_NS_MIN, min(reply.heartbeat_ns, longest_ns)))
             self._heartbeat_due_ns = self._heartbeat_sent_ns + self.heartbeat_ns
         self._rules_version_newest = reply.rules_version
@@ -291,15 +287,14 @@ class NativeWorkerLoop:
     def _set_heartbeat(self, heartbeat_ns: int) -> None:
         """Set the interval. A heartbeat is a ping too, so the channel pings only if one is late."""
         self.heartbeat_ns = heartbeat_ns
-        self._channel.ping_ns = PING_NS + min(heartbeat_ns, PING_DELAY_NS_MAX)
+        self._channel.ping_ns = PING_NS + min(heartbeat_ns, 2 * OVERDUE_NS)
 
     def _shorten_heartbeat(self) -> None:
         """Return to an interval that renews leases. Without tasks it may have been longer."""
         longest_ns = heartbeats.longest_ns(self.settings.lease_timeout_ns)
         if self._held and self.heartbeat_ns > longest_ns and self.settings.heartbeat_ns == AUTO:
             self._set_heartbeat(longest_ns)
-            due_ns = self._heartbeat_sent_ns + longest_ns
-            self._heartbeat_due_ns = min(self._heartbeat_due_ns, due_ns)
+            self._heartbeat_due_ns = self._heartbeat_sent_ns + longest_ns
 
     def _on_name_refused(self, reply: Reply) -> None:
         """Stop running tasks: they belong to another process, or to none any more."""
@@ -419,17 +414,7 @@ class NativeWorkerLoop:
     # Requests to the broker.
 
     def _make_worker_message(self) -> peer.WorkerMessage:
-        settings = self.settings
-        facts = WorkerFacts(
-            services=settings.services,
-            slots_total=settings.slots,
-            lease_timeout_ns=settings.lease_timeout_ns,
-            incarnation=settings.incarnation,
-            host=settings.host,
-            pid=settings.pid,
-            heartbeat_ns=settings.heartbeat_ns,
-            resources=settings.resources,
-        )
+        settings, facts = self.settings, self.settings.facts()
         # Overfed tasks of a lane take no slots.
         overfed = settings.slots * self._overfeed_max
         ahead = self._prefetch.count + overfed
@@ -569,8 +554,7 @@ class NativeWorkerLoop:
         malformed = 0 if self._rule_runner is None else self._rule_runner.malformed
         more: dict[str, Any] = {"seen": seen, "trouble": agent_error, "malformed": malformed}
         if not held and self.settings.heartbeat_ns == AUTO:
-            longest_ns = heartbeats.idle_longest_ns(self.settings.lease_timeout_ns)
-            more["rest_ns"] = min(longest_ns, heartbeats.INTERVAL_NS_MAX)
+            more["rest_ns"] = heartbeats.longest_ns(self.settings.lease_timeout_ns, is_idle=True)
         number = self._channel.request(
             lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns, **more)
         )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from taskyard.core.limits import NAME_BYTES_MAX, SECOND_NS
+from taskyard.core.model import WorkerFacts
 from taskyard.errors import UnusableKey, UserError
 from taskyard.wire.roles import AuthenticatedPeer, Role, may_act_as, with_article
 
@@ -50,6 +51,19 @@ class WorkerSettings(Struct, frozen=True):
     resources: Resources = ()
     #: It submits its tasks to another broker.
     forwards: bool = False
+
+    def facts(self) -> WorkerFacts:
+        """Return the facts that the broker gets."""
+        return WorkerFacts(
+            services=self.services,
+            slots_total=self.slots,
+            lease_timeout_ns=self.lease_timeout_ns,
+            incarnation=self.incarnation,
+            host=self.host,
+            pid=self.pid,
+            heartbeat_ns=self.heartbeat_ns,
+            resources=self.resources,
+        )
 
 
 def default_name() -> bytes:

@@ -503,6 +503,9 @@ def _facts(pending: PendingRequests, incoming: Request, worker: bytes) -> Worker
         if known is None or pending.is_plain_worker(known.facts):
             return UNREGISTERED_FACTS
         return known.facts
+    repeated = _known_worker(pending, incoming.query)
+    if repeated is not None:
+        return repeated.facts
     raw = incoming.query.worker.SerializeToString()
     return decode_facts(raw) if len(raw) > FACTS_CACHE_BYTES_MAX else cached_facts(raw)
 
