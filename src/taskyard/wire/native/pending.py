@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from taskyard.wire.dialect import Reply
 
-#: Workers whose facts are kept, with a kilobyte each at most. Most workers leave without an Exit.
+#: Workers whose facts and last heartbeat are kept, with a few kilobytes each at most. Most workers
+#: leave without an Exit.
 FACTS_MAX: Final = 50_000
 
 #: How long a plain worker keeps a task after a restart of the broker. It may have lost the task,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _Q: Final = pb.QueryMsg
 
 #: Longer heartbeats are decoded: a copy of the last one is kept for each worker.
-REPEAT_BYTES_MAX: Final = 4096
+REPEAT_BYTES_MAX: Final = 1024
 
 # Protobuf's encoding: the types of fields, and the bit that a number continues.
 _VARINT: Final = 0
@@ -43,6 +43,7 @@ _START: Final = _TYPE + bytes([_FIELDS["location"].number << 3 | _DELIMITED])
 class Repeat(Struct, gc=False, eq=False):
     """A worker's last heartbeat."""
 
+    #: Empty once it was split.
     body: bytes
     event: WorkerHeartbeat
     #: Of the reply to it. None: the reply has not been made.
@@ -54,6 +55,7 @@ class Repeat(Struct, gc=False, eq=False):
         """Return `request` and `seen` of an equal heartbeat. None: it differs otherwise."""
         if self.parts is None:
             self.parts = _split(self.body) or (b"", b"", b"")
+            self.body = b""
         head, middle, tail = self.parts
         if not head or not body.startswith(head):
             return None
