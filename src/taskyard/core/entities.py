@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 
 from taskyard.core.limits import EXCLUSIVE, HEARTBEATS_MISSED_MAX, PROGRESS_BYTES_MAX
-from taskyard.core.model import EndedTask, shown
+from taskyard.core.model import EndedTask, TaskProgress
 from taskyard.core.queues import Queue
 from taskyard.core.states import (
     BUSY,
@@ -119,20 +119,6 @@ class Campaign(Struct, gc=False, eq=False):
     truncated: int = 0
     #: Tasks that ended and were submitted again. `counts` has each of their generations.
     restarted: int = 0
-
-
-class TaskProgress(Struct, gc=False):
-    """The latest progress of a running task, as its worker reported it."""
-
-    #: From 0 to 100. -1: unknown.
-    percent: int = -1
-    #: The last line of the latest text.
-    text: bytes = b""
-
-    def __str__(self) -> str:
-        """Return it for users: `40 %, copying`."""
-        percent = "" if self.percent < 0 else f"{self.percent} %"
-        return ", ".join(part for part in (percent, shown(self.text)) if part)
 
 
 class Lease(Struct, gc=False, eq=False):

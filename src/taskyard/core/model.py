@@ -328,3 +328,17 @@ def truncate_reason(reason: bytes) -> bytes:
 def truncated_result_reason(kept: bytes, bytes_total: int) -> bytes:
     """Return the reason for refusing a truncated result."""
     return b"result truncated: only the last %d of %d bytes are kept" % (len(kept), bytes_total)
+
+
+class TaskProgress(Struct, gc=False):
+    """The latest progress of a running task, as its worker reported it."""
+
+    #: From 0 to 100. -1: unknown.
+    percent: int = -1
+    #: The last line of the latest text.
+    text: bytes = b""
+
+    def __str__(self) -> str:
+        """Return it for users: `40 %, copying`."""
+        percent = "" if self.percent < 0 else f"{self.percent} %"
+        return ", ".join(part for part in (percent, shown(self.text)) if part)

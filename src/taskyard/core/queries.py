@@ -34,7 +34,6 @@ from taskyard.core.effects import (
     WorkerTasks,
     WorkerView,
 )
-from taskyard.core.entities import TaskProgress
 from taskyard.core.explain import explain, explain_lane
 from taskyard.core.limits import (
     AFTER_SHOWN_MAX,
@@ -48,7 +47,7 @@ from taskyard.core.limits import (
     TASKS_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
-from taskyard.core.model import DIGEST_BYTES, Refusal
+from taskyard.core.model import DIGEST_BYTES, Refusal, TaskProgress
 from taskyard.core.rules import compile_glob
 from taskyard.core.runs import Attempt
 from taskyard.core.states import BLOCKED, DELAYED, DONE, FAILED
