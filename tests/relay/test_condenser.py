@@ -114,6 +114,24 @@ def test_each_peer_has_requests_of_its_own_that_wait() -> None:
     assert [one.batch.name[:] for _, one in replies[1:]] == [[b"t1"], [b"t2"]]
 
 
+def test_request_after_one_that_got_no_task_waits_for_others() -> None:
+    relayed = Relayed()
+    names = (b"v", b"w")
+    for name in names:
+        assert relayed.ask(name, peer.steal(5, name, FACTS, 1)).type == Q.NotFound
+    relayed.above.clear()
+    for name in names:
+        relayed.up(name, peer.steal(6, name, FACTS, 1, SECOND_NS))
+        assert relayed.run() == []
+    assert relayed.above == []
+    assert relayed.run(HEARTBEAT_DELAY_NS) == []
+    assert [len(one.envelope) for one in relayed.above] == [2]
+    relayed.up(b"c", submitted(b"t"))
+    assert kinds(relayed.run()) == [(b"c", "OK", 1), (b"v", "Transfer", 6)]
+    relayed.up(b"v", peer.steal(7, b"v", FACTS, 1))  # it got a task
+    assert kinds(relayed.run()) == [(b"v", "NotFound", 7)]
+
+
 def test_peer_that_left_gets_no_task() -> None:
     relayed = Relayed()
     for name in (b"v", b"w"):

@@ -30,8 +30,8 @@ _Q: Final = pb.QueryMsg
 
 _FORBIDDEN: Final = Refusal.FORBIDDEN.value.encode()
 
-#: How long an unchanged heartbeat waits for others. A peer pings its broker after half a second
-#: without a reply.
+#: How long an unchanged heartbeat, or a Steal after one that got no task, waits for others. A peer
+#: pings its broker after half a second without a reply.
 HEARTBEAT_DELAY_NS: Final = SECOND_NS // 5
 
 #: Bytes of one message above. A longer one of a peer goes alone.
@@ -48,6 +48,10 @@ HEARTBEAT_BYTES_MAX: Final = 64 << 10
 
 #: A QueryMsg of type Heartbeat begins with these bytes, as all encoders write fields in order.
 _HEARTBEAT: Final = _Q(type=_Q.Heartbeat).SerializeToString()
+
+#: The same for a request for tasks, and for the reply that there are none.
+_STEAL: Final = _Q(type=_Q.Steal).SerializeToString()
+_NO_TASK: Final = _Q(type=_Q.NotFound).SerializeToString()
 
 #: A peer's message, or the reply to it: an empty frame and a QueryMsg.
 _FRAMES: Final = 2
@@ -68,6 +72,8 @@ class Peer(Struct, eq=False):
     reply: pb.QueryMsg | None = None
     #: Renewals since that reply.
     renewals: int = 0
+    #: Its last Steal got no task, so the next one can wait for messages of other peers.
+    is_idle: bool = False
 
 
 class Renewal(Struct):
@@ -89,11 +95,12 @@ class Condenser:
         # Numbers are not used again, so late replies never reach another peer.
         self._numbers = count(1)
         self._requests = count(1)
-        #: Messages to send, and peers that have left.
+        #: Messages to send, whether one of them can't wait, and peers that have left.
         self._envelopes: list[bytes] = []
+        self._is_urgent = False
         self._envelope_bytes = 0
         self._gone: list[int] = []
-        #: Heartbeats to send, by peer number, and since when the first waits.
+        #: Heartbeats to send, by peer number, and since when the first message waits.
         self._renewals: dict[int, Renewal] = {}
         self._waiting_since_ns = 0
         #: Those that were sent, by request.
@@ -117,12 +124,17 @@ class Condenser:
         # The broker replies with an error to an empty message.
         is_valid = len(frames) == _FRAMES and not frames[0]
         message = frames[1] if is_valid else b""
+        if not (self._renewals or self._envelopes):
+            self._waiting_since_ns = now_ns
         if message.startswith(_HEARTBEAT) and len(message) <= HEARTBEAT_BYTES_MAX:
-            self._take_heartbeat(peer, message, now_ns)
+            self._take_heartbeat(peer, message)
+        elif peer.is_idle and message.startswith(_STEAL):
+            peer.is_idle = False
+            self._relay(peer, message, is_urgent=False)
         else:
             self._relay(peer, message)
 
-    def _take_heartbeat(self, peer: Peer, message: bytes, now_ns: int) -> None:
+    def _take_heartbeat(self, peer: Peer, message: bytes) -> None:
         try:
             query = parse(_Q, message)
         except Malformed:
@@ -136,8 +148,6 @@ class Condenser:
             former = self._renewals.get(peer.number)
             if former is not None:
                 self._relay(peer, former.message)  # it has a reply of its own
-            if not self._renewals:
-                self._waiting_since_ns = now_ns
             self._renewals[peer.number] = Renewal(peer, request, message, plain)
             return
         self._expect_reply(peer, plain, request)
@@ -147,7 +157,8 @@ class Condenser:
         """Note a heartbeat that is relayed. It can be renewed after the reply to it."""
         peer.heartbeat, peer.request, peer.reply, peer.renewals = heartbeat, request, None, 0
 
-    def _relay(self, peer: Peer, message: bytes) -> None:
+    def _relay(self, peer: Peer, message: bytes, *, is_urgent: bool = True) -> None:
+        self._is_urgent |= is_urgent
         envelope = pb.Envelope(peer=peer.number, message=message).SerializeToString()
         self._envelopes.append(envelope)
         self._envelope_bytes += len(envelope)
@@ -166,6 +177,7 @@ class Condenser:
         self._by_number.clear()
         self._envelopes.clear()
         self._envelope_bytes = 0
+        self._is_urgent = False
         self._gone.clear()
         self._renewals.clear()
         self._unanswered.clear()
@@ -174,9 +186,9 @@ class Condenser:
 
     def wake_at_ns(self, not_before_ns: int) -> int | None:
         """Return when messages are to be sent, given the time until which they collect."""
-        if self._envelopes or self._gone:
+        if self._is_urgent or self._gone:
             return not_before_ns
-        if self._renewals:
+        if self._renewals or self._envelopes:
             return max(not_before_ns, self._waiting_since_ns + HEARTBEAT_DELAY_NS)
         return None
 
@@ -195,6 +207,7 @@ class Condenser:
         if not self.is_due(now_ns, now_ns):
             return
         self._envelope_bytes = 0
+        self._is_urgent = False
         query = _Q(type=_Q.Relay)
         query.gone.extend(self._gone[:RELAYED_MAX])
         del self._gone[:RELAYED_MAX]
@@ -252,6 +265,8 @@ class Condenser:
 
     def _note_reply(self, peer: Peer, message: bytes) -> None:
         """Keep the reply to a relayed heartbeat, unless it names tasks to stop."""
+        if message.startswith(_NO_TASK):
+            peer.is_idle = True
         if not peer.request or not message.startswith(_HEARTBEAT):
             return
         try:
