@@ -33,6 +33,8 @@ MODULE: Final = "tests.pipeline.python_daemon"
 REQUEST_BYTES_MAX: Final = 1 << 20
 
 PACKAGES: Final = ("pyspark.sql.worker", "taskyard", "pyspark_taskyard")
+#: The package `deltalake` starts a thread, so the modules that import it are left out.
+THREADED: Final = "taskyard.pipeline.store."
 MODULES: Final = ("pandas", "pyarrow.parquet", "pyspark.daemon", "pyspark.worker")
 
 
@@ -77,7 +79,7 @@ def serve(listening: socket.socket) -> NoReturn:
 def modules_of(package: str) -> Iterator[str]:
     path = importlib.import_module(package).__path__
     for module in pkgutil.walk_packages(path, f"{package}."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith("__main__") and not module.name.startswith(THREADED):
             yield module.name
 
 
