@@ -182,6 +182,8 @@ def _invite_hint(entry: KeyEntry, dialect: str, path: Path | None) -> str:
         command = f"relay --listen {dialect}={place}"
     elif dialect == "round-robin":
         command = f"rr {'worker' if is_worker else 'client'}"
+    elif is_worker and dialect == "ping-pong":
+        command = "worker --command PROGRAM"
     elif is_worker or dialect == "dwork":
         command = "worker" if is_worker else "status"
     else:
