@@ -331,6 +331,8 @@ class WorkerView(Struct, gc=False):
     #: Its named resources, in total and those that no task has.
     resources_total: Resources = ()
     resources_free: Resources = ()
+    #: It submits its tasks to another broker.
+    forwards: bool = False
 
 
 class WorkerList(Effect):

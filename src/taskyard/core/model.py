@@ -223,6 +223,8 @@ class WorkerFacts(Struct, array_like=True, frozen=True):
     queue_order: QueueOrder = QueueOrder.LEAST_RECENTLY_USED
     #: Named resources beside its slots, in total. It gets no task that needs another one.
     resources: Resources = ()
+    #: It submits its tasks to another broker.
+    forwards: bool = False
 
 
 class Replaced(Struct, array_like=True):

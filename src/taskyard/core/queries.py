@@ -344,6 +344,7 @@ def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
         malformed=worker.malformed,
         resources_total=facts.resources,
         resources_free=tuple(worker.resources_free.items()),
+        forwards=facts.forwards,
     )
 
 

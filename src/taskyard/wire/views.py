@@ -272,6 +272,8 @@ class Worker(BrokerPart):
     agent_error: str
     #: Lines of its agents that are neither report nor comment.
     malformed: int
+    #: It submits its tasks to another broker.
+    forwards: bool
 
 
 class Lane(BrokerPart):
@@ -521,6 +523,7 @@ def worker(view: effects.WorkerView) -> Worker:
         lease_timeout=seconds(view.lease_timeout_ns),
         agent_error=shown(view.trouble),
         malformed=view.malformed,
+        forwards=view.forwards,
     )
 
 

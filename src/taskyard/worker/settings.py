@@ -63,6 +63,7 @@ class WorkerSettings(Struct, frozen=True):
             pid=self.pid,
             heartbeat_ns=self.heartbeat_ns,
             resources=self.resources,
+            forwards=self.forwards,
         )
 
 

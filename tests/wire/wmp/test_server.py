@@ -184,6 +184,12 @@ def test_take_of_a_worker_that_forwards_has_the_time_of_submission() -> None:
     assert take.headers["submitted_ns"] == manager.task(b"a").terms.submitted_ns > 0
 
 
+def test_worker_that_forwards_is_marked() -> None:
+    manager = Manager()
+    manager.ready(forwards=True)
+    assert manager.scheduler.ledger.workers[b"wmp:w"].facts.forwards
+
+
 # WAKE without a thundering herd.
 
 

@@ -530,6 +530,7 @@ def decode_facts(raw: bytes) -> WorkerFacts:
         pid=min(worker.pid, NUMBER_MAX),
         heartbeat_ns=min(heartbeat_ns, NUMBER_MAX),
         resources=_decode_resources(worker.resources),
+        forwards=worker.forwards,
     )
 
 

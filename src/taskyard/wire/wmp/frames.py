@@ -91,6 +91,8 @@ class Ready(Struct, omit_defaults=True):
     replaces: Number = 0
     #: The interval of its PINGs. 0: it does not promise any.
     heartbeat_ms: Number = 0
+    #: The worker forwards tasks to another broker.
+    forwards: bool = False
 
 
 class Wake(Struct, omit_defaults=True):

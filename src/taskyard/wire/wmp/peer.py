@@ -477,6 +477,7 @@ class Worker:
     def _send_ready(self, now_ns: int) -> None:
         settings = self._settings
         message = wmp.Ready(self._id, settings.slots, incarnation=settings.incarnation)
+        message.forwards = settings.forwards
         if settings.incarnation:
             message.replaces = settings.replaces
             longest_ns = settings.heartbeat_ns or HEARTBEAT_NS_MAX

@@ -206,6 +206,7 @@ class Wmp:
             dialect=b"wmp",
             restart_lease_ns=self._lease_timeout_ns,
             heartbeat_ns=_heartbeat_ns(message.heartbeat_ms) if message.incarnation else 0,
+            forwards=message.forwards,
         )
 
     def _give(self, sender: Sender, message: wmp.Give, _payload: bytes) -> list[events.Event]:
