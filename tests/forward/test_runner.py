@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,11 +15,12 @@ from taskyard.core.output import Stream
 from taskyard.forward import runner as runner_module
 from taskyard.forward.lower import Capacity, LowerBroker, upper_label
 from taskyard.forward.runner import ForwardRunner
+from taskyard.wire.native import peer
 from taskyard.wire.payloads import encode_call, encode_command
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.programs import ProgramOutput
 from taskyard.worker.spool import OutputSpool
-from tests.kit.processes import marks
+from tests.kit.processes import marks, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,6 +111,34 @@ def test_refused_task_fails_alone(forwarder: Forwarder) -> None:
     assert done.outcome is Outcome.FAILED
     assert done.text.startswith(b"refused by ipc://")
     assert forwarder.run(command("echo", "good")).text == b"good\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "campaign"),
+    [
+        (b"c@up/a", b"c@up"),
+        (b"c@up@other/a", b"c@up@other"),
+        (b"@up/c/a", b""),  # from a WMP manager
+        (b"c@LOWER/a", b"c@LOWER"),
+        (b"c@1@2@3@4@5@6@7@8/a", b"c@1@2@3@4@5@6@7@8"),
+    ],
+)
+def test_task_in_a_loop_is_returned(
+    forwarder: Forwarder, name: bytes, campaign: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    label = upper_label(forwarder.client.broker).encode()
+    name, campaign = (one.replace(b"LOWER", label) for one in (name, campaign))
+    for attempt in (1, 2):
+        forwarder.runner.start(Job(name, attempt, b"echo", b"x", campaign=campaign))
+        done = forwarder.result()
+        assert (done.outcome, done.text[:16]) == (Outcome.REFUSED, b"forwarding loop:")
+    assert forwarder.broker.run_all() == []
+    assert caplog.text.count("forwarding loop: ") == 1
+
+
+def test_names_with_a_label_are_no_loop(forwarder: Forwarder) -> None:
+    job = Job(b"c@upper/a@up", 1, b"echo", b"x", campaign=b"c@upper", submitted_ns=7)
+    assert forwarder.run(job).text == b"x"
 
 
 def test_next_attempt_takes_the_result_of_a_lost_one(forwarder: Forwarder) -> None:
@@ -235,6 +265,27 @@ def test_capacity_is_passed_on_when_it_changes(
             time.sleep(0.01)
             one.runner.turn()
     assert [capacity.slots for capacity in found] == [1]
+
+
+def test_capacity_leaves_forwarders_out_unless_there_are_no_others(
+    forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, lower = forwarder.client, LowerBroker(forwarder.client, "up")
+    worker_message = peer.worker_message
+
+    def has_workers(total: int) -> bool:
+        return len(client.workers()) == total
+
+    with ExitStack() as stack:
+        for forwards, workers, total, slots in ((True, 2, 2, 1), (False, 3, 5, 3)):
+            message = partial(worker_message, forwards=forwards)
+            monkeypatch.setattr(peer, "worker_message", message)
+            for _ in range(workers):
+                stack.enter_context(forwarder.broker.worker())
+            until(partial(has_workers, total), "the workers are there")
+            capacity = lower.capacity()
+            assert capacity is not None
+            assert capacity.slots == slots
 
 
 def test_label_is_the_address_or_a_hash_of_the_socket() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -42,6 +43,9 @@ _DIGEST_CHARACTERS: Final = 6
 
 #: Bytes of the hash that distinguishes tasks without a time of submission.
 _PAYLOAD_DIGEST_BYTES: Final = 16
+
+#: Brokers that a task may pass, like the relays of a message.
+HOPS_MAX: Final = 8
 
 #: Characters of a manager's name that stay in a campaign. `/` separates campaign and task.
 _SAFE: Final = ":@ +,;=()[]!"
@@ -104,6 +108,22 @@ class LowerBroker:
         if not job.manager:
             return self._label
         return self._manager_prefix + quote(job.manager, safe=_SAFE, errors="surrogatepass")
+
+    def loop_text(self, job: Job) -> str:
+        """Return why a job must not be forwarded: it was at one of the two brokers before.
+
+        The labels in its campaign are the brokers that it has passed. A task of a WMP manager has
+        them in its name. "": it may be forwarded.
+        """
+        # A manager sends no campaign. All but the last part of the name is one.
+        passed = shown(job.campaign) or shown(job.name).rpartition("/")[0]
+        path = passed.replace("/", "@") + "@"
+        for label in (self._label_of(job), upper_label(self.endpoint)):
+            if f"@{label}@" in path:
+                return f"forwarding loop: {passed!r} has passed {label} before"
+        if passed.count("@") >= HOPS_MAX:
+            return f"forwarding loop: {passed!r} has passed {HOPS_MAX} brokers"
+        return ""
 
     def submit(self, jobs: Sequence[Job]) -> list[Future]:
         """Submit jobs, or find the tasks of their earlier attempts. Return their futures.
@@ -193,9 +213,15 @@ class LowerBroker:
         return _run(attempts[-1], note.encode()) if attempts else None
 
     def capacity(self) -> Capacity | None:
-        """Return the slots and resources of all workers. None: there are none."""
+        """Return the slots and resources of all workers. None: there are none.
+
+        Forwarders are left out: in a loop, each would add the slots of the others. If there are no
+        other workers, the largest one counts.
+        """
         slots, amounts = 0, dict[str, float]()
-        for worker in self._client.workers():
+        workers = self._client.workers()
+        own = [one for one in workers if not one.get("forwards")]  # older brokers don't send it
+        for worker in own or sorted(workers, key=itemgetter("slots"))[-1:]:
             slots += worker["slots"]
             for name, amount in worker["resources"].items():
                 amounts[name] = amounts.get(name, 0) + amount

@@ -11,6 +11,7 @@ Only a job whose task has ended at the upper broker is cancelled there.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from concurrent.futures import CancelledError
@@ -45,11 +46,16 @@ if TYPE_CHECKING:
     from taskyard.forward.lower import Capacity, LowerBroker
     from taskyard.worker.spool import OutputSpool
 
+logger = logging.getLogger(__name__)
+
 #: Parts of outputs between the threads.
 PARTS_MAX: Final = 4
 
 #: Jobs submitted in one message.
 JOBS_PER_MESSAGE_MAX: Final = 1000
+
+#: Loops that are logged, each once.
+LOOPS_LOGGED_MAX: Final = 100
 
 #: How often the capacity of the lower broker is requested.
 CAPACITY_SECONDS: Final = 5.0
@@ -98,6 +104,8 @@ class ForwardRunner:
         self._arrived: queue.Queue[OutputPart | Settled] = queue.Queue(PARTS_MAX)
         #: A part that the spool had no room for.
         self._kept: OutputPart | Settled | None = None
+        #: The loops that were logged.
+        self._loops: set[str] = set()
         self._is_closed = False
         self._closed = threading.Event()
         targets = {"submit": self._submit, "fetch": self._fetch, "capacity": self._follow_capacity}
@@ -252,6 +260,7 @@ class ForwardRunner:
 
     def _submit_jobs(self, jobs: list[Job]) -> None:
         """Submit jobs together. If one is refused, submit each by itself."""
+        jobs = [job for job in jobs if not self._is_loop(job)]
         if not jobs:
             return
         try:
@@ -273,6 +282,20 @@ class ForwardRunner:
             return
         for job, future in zip(jobs, futures, strict=True):
             future.add_done_callback(partial(self._on_settled, job))
+
+    def _is_loop(self, job: Job) -> bool:
+        """Return whether a job was at one of the brokers before. Return its task if so.
+
+        Other workers of the upper broker can run it.
+        """
+        text = self._lower.loop_text(job)
+        if not text:
+            return False
+        if text not in self._loops and len(self._loops) < LOOPS_LOGGED_MAX:
+            self._loops.add(text)
+            logger.warning("%s (returned to the other workers of its broker)", text)
+        self._pass_on(Settled(job, Outcome.REFUSED, text.encode(errors="replace")))
+        return True
 
     def _on_settled(self, job: Job, future: AnyFuture[Any]) -> None:
         self._settled.put((job, future))
