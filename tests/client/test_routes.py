@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -107,6 +108,16 @@ def test_unknown_task_is_undecided_while_a_broker_is_silent() -> None:
     with pytest.raises(NoBroker, match=r"unknown task 'x' .* but the broker at .* does not answer"):
         brokers.run(brokers.routes.location("x"), lambda _: {})
     assert brokers.run(brokers.routes.location("y"), lambda _: {"y": {}}) == 1
+
+
+def test_unknown_dependency_is_undecided_while_a_broker_is_silent() -> None:
+    brokers = FakeBrokers(2)
+    brokers.silent = {1}
+    known = partial(fan_out.known_predecessors, brokers.routes, "e1", home=0)
+    assert brokers.run(known(names=["x"]), lambda _: {"x": None}) == {"x": None}
+    with pytest.raises(NoBroker, match=r"'e2/a' .* but the broker at .*1:1 does not answer"):
+        brokers.run(known(names=["x", "e2/a"]), lambda _: {"x": None}, lambda _: {})
+    assert brokers.run(known(names=["y"], may_wait=True), lambda _: {}) == {}
 
 
 def test_name_in_a_campaign_is_resolved_over_all_brokers() -> None:

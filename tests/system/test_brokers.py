@@ -122,6 +122,10 @@ def _check_without_second(brokers: Brokers, here: str, there: str) -> None:
     assert (code, "may have it" in err) == (3, True)
     code, _, err = brokers.call("wait", f"{there}/x")
     assert (code, "does not answer" in err) == (3, True)
+    file = brokers.directory / "waits.jsonl"
+    file.write_text(f'{{"name": "z", "argv": ["true"], "after": ["{there}/x"]}}\n')
+    code, _, err = brokers.call("load", str(file), "--campaign", here)
+    assert (code, f"broker at {brokers.endpoints[1]} does not answer" in err) == (3, True), err
 
 
 def test_async_client_places_tasks_in_their_order(brokers: Brokers) -> None:

@@ -283,8 +283,8 @@ def place(  # noqa: PLR0913  # those of a task
     """
     if campaign:
         home = yield from routes.home(campaign)
-        if after:
-            yield from known_predecessors(routes, campaign, after, home=home)
+        if after:  # some of them may be on their way
+            yield from known_predecessors(routes, campaign, after, home=home, may_wait=True)
     elif is_new and not after and not owners:
         return routes.any_home(name)
     else:
@@ -351,7 +351,8 @@ def create(
         home = yield from home_of(routes, submission)
     waits = unknown is UnknownPolicy.WAIT and not options.get("check_only")
     if waits or options.get("after_campaigns"):
-        yield from _check_dependencies(routes, home, submission, options.get("after_campaigns", ()))
+        campaigns = options.get("after_campaigns", ())
+        yield from _check_dependencies(routes, home, submission, campaigns, may_wait=waits)
     try:
         return (yield from routes.on(home, commands.create(submission, unknown, **options)))
     except Refused as refused:
@@ -361,38 +362,56 @@ def create(
 
 
 def _check_dependencies(
-    routes: Routes, home: int, submission: Submission, campaigns: Sequence[str] = ()
+    routes: Routes,
+    home: int,
+    submission: Submission,
+    campaigns: Sequence[str] = (),
+    *,
+    may_wait: bool = False,
 ) -> Routine[None]:
-    """Raise `OtherBroker` if tasks or campaigns that a batch waits for are at another broker."""
+    """Raise `OtherBroker` if tasks or campaigns that a batch waits for are at another broker.
+
+    With `may_wait`, tasks may be unknown.
+    """
     first = shown(spelling(submission.terms_of(0).campaign, submission.names[0]))
     own = {shown(name) for name in submission.names}
     after = {shown(one) for row in submission.after or () for one in row} - own
     if after:
         campaign = shown(submission.terms_of(0).campaign)
         known = yield from routes.on(home, commands.known_predecessors(campaign, [*after]))
-        yield from _check_elsewhere(routes, home, first, [one for one in after if one not in known])
+        missing = [one for one in after if one not in known]
+        yield from _check_elsewhere(routes, home, first, missing, may_wait=may_wait)
     for one in campaigns:
         numbers = yield from routes.brokers_with(one)
         if home not in numbers:
             raise other_broker_error(first, {one: routes.endpoints[numbers[0]]})
 
 
-def _check_elsewhere(routes: Routes, home: int, task: str, names: Sequence[str]) -> Routine[None]:
-    found = (yield from routes.elsewhere(home, names)) if names else {}
+def _check_elsewhere(
+    routes: Routes, home: int, task: str, names: Sequence[str], *, may_wait: bool
+) -> Routine[None]:
+    found = (yield from routes.elsewhere(home, names, may_wait=may_wait)) if names else {}
     if found:
         raise other_broker_error(task, found)
 
 
 def known_predecessors(
-    routes: Routes, campaign: str, names: Sequence[str], *, home: int | None = None
+    routes: Routes,
+    campaign: str,
+    names: Sequence[str],
+    *,
+    home: int | None = None,
+    may_wait: bool = False,
 ) -> Routine[dict[str, None]]:
     """Return those names in `after` that a task of this campaign could wait for now.
 
-    Raises `OtherBroker` if one of the others is a task of another broker.
+    Raises `OtherBroker` if one of the others is a task of another broker, and `NoBroker` if a
+    broker that does not answer may have it. With `may_wait`, it may be unknown.
     """
     if home is None:
         home = yield from routes.home(campaign)
     known = yield from routes.on(home, commands.known_predecessors(campaign, names))
     missing = [name for name in names if name not in known]
-    yield from _check_elsewhere(routes, home, spelling(campaign, "…"), missing)
+    task = spelling(campaign, "…")
+    yield from _check_elsewhere(routes, home, task, missing, may_wait=may_wait)
     return known

@@ -318,16 +318,25 @@ class Routes:
         self._report_silent(silent_of(values))
         return [merged[name][0] for name in names]
 
-    def elsewhere(self, home: int, names: Sequence[str]) -> Routine[dict[str, str]]:
-        """Return those of the names that are tasks of other brokers, with their endpoints."""
+    def elsewhere(
+        self, home: int, names: Sequence[str], *, may_wait: bool = False
+    ) -> Routine[dict[str, str]]:
+        """Return those of the names that are tasks of other brokers, with their endpoints.
+
+        Raises `NoBroker` if none is found and a broker does not answer: that one may have them.
+        With `may_wait`, names may be unknown, and such a broker is left out.
+        """
         others = [one for one in self.numbers if one != home]
-        found = answered((yield from self.ask(lambda _: requests.existing(names), others)))
-        return {
+        values = yield from self.ask(lambda _: requests.existing(names), others)
+        found = {
             name: self.endpoints[number]
-            for number, views in found.items()
+            for number, views in answered(values).items()
             for name in names
             if name in views and requests.full_name(views[name]) == name
         }
+        if not found and not may_wait and silent_of(values):
+            self._check_known(names, silent_of(values))
+        return found
 
 
 def silent_of(values: Mapping[int, object]) -> list[int]:
