@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from taskyard.core.effects import Accepted, Assign
-from taskyard.core.events import DrainRequested, ReplyDue, RequestRejected, WorkerHeartbeat
+from taskyard.core.events import (
+    CancelRequested,
+    DrainRequested,
+    ReplyDue,
+    RequestRejected,
+    Scope,
+    WorkerHeartbeat,
+)
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, Refusal, Submission, Terms, WorkerFacts
@@ -92,6 +99,49 @@ def test_restarted_process_under_the_id_of_a_worker_is_charged() -> None:
     harness.later(60)
     (task,) = harness.scheduler.ledger.tasks.values()
     assert task.losses == 1
+
+
+@pytest.mark.parametrize("is_noticed", [True, False])
+@pytest.mark.parametrize("crosses", [True, False])
+def test_restarted_process_gets_no_reply_after_the_lease_time_until_it_sends_ready(
+    *, crosses: bool, is_noticed: bool
+) -> None:
+    harness = at_work(identity=CHOSEN)
+    if crosses:
+        harness.worker(CHOSEN, READY)
+    if is_noticed:
+        reconnected(harness)
+    assert harness.worker(CHOSEN, READY) == [[PONG]]
+    ping(harness, 59, CHOSEN)
+    harness.later(1)
+    assert harness.worker(CHOSEN, PING) == []
+    reconnected(harness)
+    assert harness.worker(CHOSEN, READY) == [[PONG], [b"job"]]
+    ping(harness, 100, CHOSEN)
+    harness.worker(CHOSEN, b"result")
+    assert harness.to_client(b"c") == [[b"result"]]
+
+
+def test_restarted_process_gets_a_job_by_ready_after_that_of_the_former_was_cancelled() -> None:
+    harness = reconnected(at_work(identity=CHOSEN))
+    harness.worker(CHOSEN, READY)
+    harness.handle([CancelRequested(0, b"x", Scope())])
+    harness.client(b"d", b"other")
+    assert harness.worker(CHOSEN, PING) == []
+    assert harness.worker(CHOSEN, READY) == [[PONG], [b"other"]]
+
+
+def test_late_result_of_a_worker_whose_ready_crossed_its_job_is_not_that_of_the_next() -> None:
+    harness = at_work(identity=CHOSEN)
+    harness.worker(CHOSEN, READY)
+    harness.later(60)
+    harness.client(b"d", b"other")
+    harness.worker(W2, READY)
+    assert harness.worker(CHOSEN, PING) == []
+    assert harness.worker(CHOSEN, b"late") == [[PONG], [b"other"]]
+    assert harness.to_client(b"d") == []
+    harness.worker(CHOSEN, b"result")
+    assert harness.to_client(b"d") == [[b"result"]]
 
 
 # Words.

@@ -95,8 +95,8 @@ class Peer(Struct, eq=False):
     pinging_lease_ns: int = 0
     #: WORKING: it pings, so the shorter timeout applies.
     is_pinging: bool = False
-    #: WORKING: it sent READY, so it may be another process with the same id. Its messages do not
-    #: renew its lease.
+    #: WORKING and OWING: it sent READY, so it may be another process with the same id. Its messages
+    #: do not renew its lease.
     is_doubted: bool = False
     #: WORKING and OWING: it has reconnected under its own id, so its job or the result may be lost.
     #: Its messages do not renew its lease either.
@@ -245,9 +245,10 @@ class Backend:
 
     def _is_ignored(self, peer: Peer) -> bool:
         """Return whether a peer has been on probation for too long to get a reply, or owes a job
-        that may never have arrived. Without a reply it connects anew and sends READY."""
+        that it may not have. Without a reply it connects anew and sends READY. An earlier READY
+        is not enough, because it may have crossed the job that the peer still runs."""
         if peer.standing is OWING:
-            return peer.has_reconnected and not peer.is_doubted
+            return not peer.is_renewed
         since_ns = self._now_ns - peer.since_ns
         return peer.standing is PROBATION and since_ns >= self._settings.expire_ns
 
