@@ -13,6 +13,7 @@ trap '' PIPE    # a write to a closed connection fails, and does not end this pr
 
 host=${1:?usage: ping_pong_worker.bash HOST PORT}
 port=${2:?usage: ping_pong_worker.bash HOST PORT}
+part_limit=3 # seconds for the next byte of a handshake or of a message that has begun
 
 # Convert text without control characters to escapes, into the variable `escaped`.
 escape() {
@@ -46,10 +47,14 @@ send_message() {
     printf '%b' "$frames" 2> /dev/null >&3
 }
 
-# Read one byte into the variable `byte`, as a number. A zero byte ends the `read` with success.
+# Read one byte into the variable `byte`, as a number. It must arrive within `limit` seconds. A zero
+# byte ends the `read` with success. A status above 128 means that time is up, but `read` may have
+# taken a byte nevertheless, which counts. It is not seen if it is zero, but no message begins so.
 read_byte() {
-    local character
-    IFS= read -r -d '' -n 1 -u 3 "$@" character 2> /dev/null || return
+    local limit=$1 character='' status
+    IFS= read -r -d '' -n 1 -u 3 -t "$limit" character 2> /dev/null
+    status=$?
+    [[ $status -eq 0 || -n $character ]] || return "$status"
     printf -v byte '%d' "'$character"
     ((byte &= 255, 1))
 }
@@ -59,29 +64,31 @@ read_bytes() {
     local left=$1 code byte
     data=''
     while ((left-- > 0)); do
-        read_byte || return
+        read_byte "$part_limit" || return 1
         printf -v code '\\x%02x' "$byte"
         data+=$code
     done
 }
 
-# Read a frame into `flags` and `data`. Options of `read`, as a time limit, apply to its first byte.
+# Read a frame into `flags` and `data`. The time limit in seconds applies to its first byte. A frame
+# that stops after it can't be resumed: the status is 1, as at the end of the connection.
 read_frame() {
     local byte size=0 count
-    read_byte "$@" || return
+    read_byte "$1" || return
     flags=$byte
     ((count = flags & 2 ? 8 : 1))
     while ((count-- > 0)); do
-        read_byte || return
+        read_byte "$part_limit" || return 1
         ((size = size << 8 | byte))
     done
     read_bytes "$size"
 }
 
-# Read a message into `data`: the content of its last frame.
+# Read a message into `data`: the content of its last frame. The time limit in seconds applies to its
+# first byte.
 read_message() {
-    read_frame "$@" || return
-    while ((flags & 1)); do read_frame || return; done
+    read_frame "$1" || return
+    while ((flags & 1)); do read_frame "$part_limit" || return 1; done
 }
 
 # Connect, and do the handshake of ZMTP with the mechanism NULL.
@@ -91,7 +98,7 @@ open_connection() {
     printf -v zeros '\\x00%.0s' {1..48}
     printf '%b' '\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00NULL'"$zeros" >&3
     printf '%b' '\x04\x1c\x05READY'"$property" >&3
-    read_bytes 64 && read_frame # the same from the broker: its greeting, and its READY
+    read_bytes 64 && read_frame "$part_limit" # the same from the broker: its greeting, and its READY
 }
 
 # Return in `data` the result of the job there: small letters become capitals.
@@ -116,7 +123,7 @@ while true; do
     timeouts=0
     open_connection && send_message "$ready" || { sleep 0.2; continue; }
     while ((timeouts < 3)); do
-        read_message -t 1
+        read_message 1
         status=$?
         if ((status > 128)); then # nothing for a second
             ((timeouts += 1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -197,6 +198,59 @@ def test_example_without_curve_connects_to_a_relay(tmp_path: Path) -> None:
         relay = Running(tmp_path, "relay", "--listen", listen, *options, stderr=None)
         ((_, endpoint),) = stack.enter_context(relay).read_endpoints(1)
         check_run(yard, example, example.words(tmp_path, endpoint), tmp_path)
+
+
+class BackendModel:
+    """The broker's side of ping-pong on a TCP socket, byte by byte."""
+
+    def __init__(self, server: socket.socket, stack: ExitStack) -> None:
+        connection, _ = server.accept()
+        self._connection = stack.enter_context(connection)
+        self._connection.settimeout(20)
+        self._bytes = stack.enter_context(self._connection.makefile("rb"))
+
+    def shake_hands(self) -> None:
+        """Exchange greetings, and get the worker's READY."""
+        greeting = b"\xff" + bytes(8) + b"\x7f\3\0NULL" + bytes(48)
+        ready = b"\5READY\x0bSocket-Type\0\0\0\6ROUTER"
+        self.send(greeting + b"\4" + bytes([len(ready)]) + ready)
+        self._bytes.read(64 + 2 + 28)
+        assert self.receive() == b"READY"
+
+    def send(self, data: bytes) -> None:
+        self._connection.sendall(data)
+
+    def receive(self) -> bytes:
+        """Return the content of the next message, or nothing at the end of the connection."""
+        head = self._bytes.read(4)
+        return self._bytes.read(head[3]) if head else b""
+
+
+def test_bash_worker_survives_late_bytes_and_connections_that_stop(tmp_path: Path) -> None:
+    text = (PEERS / "ping_pong_worker.bash").read_text()
+    assert "part_limit=3 " in text
+    script = tmp_path / "worker.bash"
+    script.write_text(text.replace("part_limit=3 ", "part_limit=0.5 "))
+    # Each `read` reports that its time is up, although it has taken a byte.
+    late = '() { builtin read "$@" || return; [[ -z $character ]] || return 142; }'
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as stack:
+        server.settimeout(20)
+        port = server.getsockname()[1]
+        environment = os.environ | {"BASH_FUNC_read%%": late}
+        words = ("bash", str(script), "127.0.0.1", str(port))
+        worker = stack.enter_context(subprocess.Popen(words, env=environment))
+        stack.callback(worker.kill)
+        BackendModel(server, stack)  # it sends no greeting
+        backend = BackendModel(server, stack)
+        backend.shake_hands()
+        backend.send(b"\1\0\0\3job")
+        assert backend.receive() == b"JOB"
+        backend.send(b"\1\0\0\3jo")
+        assert backend.receive() == b""
+        backend = BackendModel(server, stack)
+        backend.shake_hands()
+        backend.send(b"\1\0\0\4EXIT")
+        assert worker.wait(20) == 0
 
 
 def test_every_example_peer_is_run() -> None:
