@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from taskyard.campaign.line_names import line_name
 from tests.cli.yard import Caller
 
@@ -77,6 +79,19 @@ def test_any_returns_the_first_settled_task_with_its_exit_code(call: Caller) -> 
     call("cancel", "never")
     assert call("wait", "--any", "never").code == 5
     assert call("wait", "--any", "--campaign", "any", "--match", "works").out == "any/works\n"
+
+
+@pytest.mark.parametrize("command", ["wait", "list", "cancel", "watch", "why", "results", "submit"])
+def test_second_campaign_is_refused(command: str, call: Caller) -> None:
+    outcome = call(command, "--campaign", "e1", "--campaign", "e2")
+    assert outcome.code == 2
+    assert "--campaign: takes one value, got 2 (e1, e2)" in outcome.err
+
+
+def test_repeated_campaign_is_one(call: Caller) -> None:
+    call.submit("twice", campaign="same")
+    outcome = call("wait", "--campaign", "same", "--campaign", "same")
+    assert outcome == (0, "", "campaign same: 1 task: 1 done\n")
 
 
 def test_unknown_names_are_not_waited_for(call: Caller) -> None:

@@ -18,7 +18,7 @@ from taskyard.cli.documents import CleanDocument
 from taskyard.cli.format import format_count
 from taskyard.cli.options import DURATION, SIZE, CliContext, broker_options
 from taskyard.cli.output import example, print_document
-from taskyard.cli.scopes import check_campaign
+from taskyard.cli.scopes import OnceOption, check_campaign
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
 from taskyard.errors import UserError
@@ -49,6 +49,7 @@ _UNIT: Final = 1024
 )
 @click.option(
     "--campaign",
+    cls=OnceOption,
     metavar="NAME",
     help="Only output of this campaign.",
     shell_complete=complete_campaign,

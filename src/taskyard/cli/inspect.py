@@ -41,7 +41,7 @@ from taskyard.cli.output import (
     print_view,
 )
 from taskyard.cli.progress import format_counts
-from taskyard.cli.scopes import campaign_option, with_service_of_lane
+from taskyard.cli.scopes import OnceOption, campaign_option, with_service_of_lane
 from taskyard.cli.slow_tasks import SLOWEST_SEARCHED_MAX, format_slowest, slowest_tasks
 from taskyard.cli.wait import FAILURES_LISTED_MAX
 from taskyard.core.limits import LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
@@ -75,6 +75,7 @@ _STATUS_ROWS_MAX: Final = 20
 )
 @click.option(
     "--campaign",
+    cls=OnceOption,
     metavar="NAME",
     help="Explain the failures of this campaign, and name its slowest tasks.",
     shell_complete=complete_campaign,

@@ -25,6 +25,7 @@ from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import CliContext, broker_options, progress_option
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar
+from taskyard.cli.scopes import OnceOption
 from taskyard.cli.task_options import TaskKey, environment_options
 from taskyard.cli.wait import report, wait_for, wait_target
 from taskyard.core.events import UnknownPolicy
@@ -90,6 +91,7 @@ def _read_format(context: click.Context, _: click.Parameter, value: str | None) 
 @click.option("--dry-run", is_flag=True, help="Only check the file. Needs no broker.")
 @click.option(
     "--campaign",
+    cls=OnceOption,
     type=TaskKey("name", "NAME"),
     help="Name of the campaign. The file name without suffix if omitted.",
 )

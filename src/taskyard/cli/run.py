@@ -45,6 +45,7 @@ from taskyard.cli.run_policy import (
     run_policy_options,
 )
 from taskyard.cli.run_report import RunEnd, RunOptions, print_report, resume_command
+from taskyard.cli.scopes import OnceOption
 from taskyard.cli.stalls import StallWarning
 from taskyard.cli.task_options import environment_options
 from taskyard.cli.wait import wait_target
@@ -100,6 +101,7 @@ _OPTION_GROUPS: Final = {
 @resource_options
 @click.option(
     "--campaign",
+    cls=OnceOption,
     metavar="NAME",
     help="Name of the campaign. The file name without suffix if omitted.",
 )

@@ -12,6 +12,8 @@ from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taskyard.cli.connection import ReadOnlyClient
     from taskyard.cli.options import CommandFunction
     from taskyard.core.events import Scope
@@ -24,14 +26,32 @@ _STATES: Final = [state.name.lower() for state in TaskState]
 #: The options that choose tasks, for messages.
 STATE_FLAGS: Final = "--campaign, --service, --lane, --match, --only or --failed"
 
+
+class OnceOption(click.Option):
+    """An option that is refused with several values, of which click would take the last."""
+
+    def __init__(self, names: Sequence[str], **more: Any) -> None:  # noqa: ANN401  # click options
+        super().__init__(names, multiple=True, **more)
+
+    def process_value(self, ctx: click.Context, value: object) -> Any:  # noqa: ANN401  # click's
+        """Return the only value, or None."""
+        values = list(dict.fromkeys(super().process_value(ctx, value)))
+        if len(values) > 1 and not ctx.resilient_parsing:
+            given = ", ".join(escape_line(str(one)) for one in values)
+            raise click.UsageError(f"{self.opts[0]}: takes one value, got {len(values)} ({given})")
+        return values[-1] if values else None
+
+
 service_option = click.option(
     "--service",
+    cls=OnceOption,
     metavar="SERVICE",
     help="Only tasks of this service.",
     shell_complete=complete_service,
 )
 campaign_option = click.option(
     "--campaign",
+    cls=OnceOption,
     metavar="NAME",
     help="Only tasks of this campaign.",
     shell_complete=complete_campaign,
@@ -57,9 +77,18 @@ def scope_options(command: CommandFunction) -> CommandFunction:
 def target_options(command: CommandFunction) -> CommandFunction:
     """Add options for campaign, service, lane and name."""
     for option in (
-        click.option("--match", metavar="TEXT", help="Only tasks whose name contains this text."),
         click.option(
-            "--lane", metavar="LANE", help="Only tasks of this lane.", shell_complete=complete_lane
+            "--match",
+            cls=OnceOption,
+            metavar="TEXT",
+            help="Only tasks whose name contains this text.",
+        ),
+        click.option(
+            "--lane",
+            cls=OnceOption,
+            metavar="LANE",
+            help="Only tasks of this lane.",
+            shell_complete=complete_lane,
         ),
         service_option,
         campaign_option,

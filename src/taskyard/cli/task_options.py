@@ -19,11 +19,12 @@ from taskyard.campaign.task_spec import KEYS
 from taskyard.campaign.values import InvalidValue, from_cell, shown
 from taskyard.cli.completion import complete_name
 from taskyard.cli.options import CliContext, CommandFunction
+from taskyard.cli.scopes import OnceOption
 from taskyard.core.model import Refusal
 from taskyard.errors import Refused, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from taskyard.client.environment import Variables
 
@@ -219,13 +220,21 @@ _CALL: Final = click.option(
 _BODY: Final = click.option("--payload", metavar="TEXT|@FILE", help="Payload for all recipients.")
 
 
+def _plain_option(
+    flag: str, kind: click.ParamType[Any], text: str
+) -> Callable[[CommandFunction], CommandFunction]:
+    """Return an option of `_OPTIONS`. A task has one campaign, so a second one is refused."""
+    cls = OnceOption if flag == "--campaign" else click.Option
+    return click.option(flag, cls=cls, type=kind, help=text, show_default=_DEFAULTS.get(flag))
+
+
 def task_options(
     command: CommandFunction, texts: Mapping[str, str] | None = None
 ) -> CommandFunction:
     """Add the options of a task except its name. `texts` replaces the help of some."""
     for flag, kind, text in _OPTIONS:
         own = (texts or {}).get(flag, text)
-        command = click.option(flag, type=kind, help=own, show_default=_DEFAULTS.get(flag))(command)
+        command = _plain_option(flag, kind, own)(command)
     files = (_OUTPUTS, _INPUTS)
     variables = (_NO_ENV, _ENV_ALL, _ENV)
     work = (_AFTER, _WAIT_FOR_UNKNOWN, _PAYLOAD, _CALL)
@@ -245,9 +254,7 @@ def bundle_options(command: CommandFunction) -> CommandFunction:
     """Add the options of tasks with a plain payload."""
     for flag, kind, text in _OPTIONS:
         if flag != "--cwd":
-            command = click.option(flag, type=kind, help=text, show_default=_DEFAULTS.get(flag))(
-                command
-            )
+            command = _plain_option(flag, kind, text)(command)
     for option in (_RESOURCE, _AFTER, _WAIT_FOR_UNKNOWN, _BODY):
         command = option(command)
     return command

@@ -35,6 +35,7 @@ from taskyard.cli.output import (
     write_lines,
     write_result,
 )
+from taskyard.cli.scopes import OnceOption
 from taskyard.errors import (
     ClientClosed,
     ExitCode,
@@ -104,6 +105,7 @@ def result(cli_context: CliContext, name: str, output: str | None) -> ExitCode:
 @click.command(epilog=example("results --campaign thumbs", "results --campaign thumbs --json"))
 @click.option(
     "--campaign",
+    cls=OnceOption,
     metavar="NAME",
     required=True,
     help="The campaign.",

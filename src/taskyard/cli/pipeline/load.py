@@ -20,6 +20,7 @@ from taskyard.cli.output import example, print_document
 from taskyard.cli.pipeline.documents import BadRow, PipelineLoadDocument, PipelineLoadDryRunDocument
 from taskyard.cli.pipeline.group import SparkCommand, master_option
 from taskyard.cli.progress import ProgressBar
+from taskyard.cli.scopes import OnceOption
 from taskyard.cli.task_options import TaskKey
 from taskyard.client import discovery
 from taskyard.core.events import UnknownPolicy
@@ -55,6 +56,7 @@ _NAMES_SHOWN: Final = 6
 @click.option("--dry-run", is_flag=True, help="Only check the files. Needs no broker.")
 @click.option(
     "--campaign",
+    cls=OnceOption,
     type=TaskKey("name", "NAME"),
     help="Name of the campaign. The file name without suffix if omitted.",
 )

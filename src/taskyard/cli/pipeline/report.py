@@ -25,6 +25,7 @@ from taskyard.cli.pipeline.documents import (
     ReportBroker,
 )
 from taskyard.cli.pipeline.group import SparkCommand, master_option, states_option
+from taskyard.cli.scopes import OnceOption
 from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -39,7 +40,10 @@ def history_options(command: Any) -> Any:  # noqa: ANN401  # click's decorator
     for option in (
         config_option,
         click.option(
-            "--campaign", metavar="NAME", help="Only this campaign. All campaigns if omitted."
+            "--campaign",
+            cls=OnceOption,
+            metavar="NAME",
+            help="Only this campaign. All campaigns if omitted.",
         ),
         click.option(
             "--history",
