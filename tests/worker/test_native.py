@@ -11,7 +11,7 @@ from taskyard.core.events import Outcome, Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState
-from taskyard.errors import UserError
+from taskyard.errors import Refused, UserError
 from taskyard.net.channel import Channel
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
@@ -476,6 +476,23 @@ def test_worker_that_lost_its_name_has_the_reason() -> None:
     harness.now_ns += SECOND_NS
     harness.turn()
     assert harness.loop.name_lost == "why"
+
+
+def test_worker_whose_key_is_refused_stops_tasks_and_ends() -> None:
+    harness = WorkerHarness()
+    harness.create(b"a")
+    harness.turn()
+    refuse(harness, peer.FORBIDDEN)
+    harness.now_ns += SECOND_NS
+    harness.turn()
+    assert (harness.runner.stopped, harness.loop.held) == ([(b"a", 1)], 0)
+    settings = harness.loop.settings
+    monitor = WorkerMonitor(
+        harness.loop, Channel(harness, harness), harness.runner, settings, _ignore_line
+    )
+    with pytest.raises(Refused, match=r"worker \S+: why") as refused:
+        monitor.after_turn("here")
+    assert refused.value.code == "forbidden"
 
 
 def test_worker_that_waits_for_its_name_can_exit() -> None:

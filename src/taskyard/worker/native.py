@@ -81,6 +81,8 @@ class NativeWorkerLoop:
     waits_for_name = False
     #: Why the broker gave the name to another process for good. Empty otherwise.
     name_lost = ""
+    #: Why the broker refuses the key for good: it was revoked, or has no fitting role.
+    forbidden = ""
     #: Why the broker refuses requests. Empty while it does not.
     refusal = ""
     #: Take no more tasks, and exit when none is held.
@@ -246,8 +248,8 @@ class NativeWorkerLoop:
 
     def _on_reply(self, reply: Reply) -> None:
         number = reply.request
-        if reply.kind == peer.ERROR and reply.code in (peer.NAME_HELD, peer.NAME_LOST):
-            self._on_name_refused(reply)
+        if reply.kind == peer.ERROR and reply.code in peer.EXCLUDED:
+            self._on_excluded(reply)
         if number == self._exit_request:
             self.has_exited = True
         elif number in self._heartbeats:
@@ -296,10 +298,12 @@ class NativeWorkerLoop:
             self._set_heartbeat(longest_ns)
             self._heartbeat_due_ns = self._heartbeat_sent_ns + longest_ns
 
-    def _on_name_refused(self, reply: Reply) -> None:
+    def _on_excluded(self, reply: Reply) -> None:
         """Stop running tasks: they belong to another process, or to none any more."""
         if reply.code == peer.NAME_LOST:
             self.name_lost = reply.reason
+        elif reply.code == peer.FORBIDDEN:
+            self.forbidden = reply.reason
         self.waits_for_name = True
         self._stop([*self._held])
 
@@ -316,8 +320,7 @@ class NativeWorkerLoop:
     def _on_rules(self, reply: Reply) -> None:
         """Pass the rules to the runner. A broker without rules replies with another kind."""
         self._rules_request, self._has_rules = 0, True
-        self._rules_due_ns = NEVER_NS
-        self._rules_version = reply.version
+        self._rules_due_ns, self._rules_version = NEVER_NS, reply.version
         self._schedule_rules(RULES_REFRESH_NS)
         if self._rule_runner is None or reply.kind != peer.RULES:
             return
@@ -429,11 +432,8 @@ class NativeWorkerLoop:
 
     def _tasks_wanted(self) -> int:
         """Return how many tasks to request. The broker adds overfed tasks of a lane unasked."""
-        if (
-            self.stopping
-            or not self._has_rules
-            or self._clock.monotonic_ns() < self._backoff_until_ns
-        ):
+        is_closed = self.stopping or not self._has_rules
+        if is_closed or self._clock.monotonic_ns() < self._backoff_until_ns:
             return 0
         return max(0, self._slots() + self._waiting_max() - self._unfinished_count())
 

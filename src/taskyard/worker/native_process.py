@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import shown
+from taskyard.core.model import Refusal, shown
 from taskyard.errors import NameLost, Refused
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
@@ -67,7 +67,8 @@ class WorkerMonitor:
     def after_turn(self, endpoint: str) -> None:
         """Announce and log changes of the turn.
 
-        Raises `NameLost` if the broker gave the name to another process.
+        Raises `NameLost` if the broker gave the name to another process, `Refused` if it refuses
+        the key.
         """
         missing = self._channel.unanswered_ns() > BROKER_MISSING_NS
         connected = self._channel.was_connected and not missing
@@ -87,6 +88,10 @@ class WorkerMonitor:
     def _log_refusal(self) -> None:
         if self._loop.name_lost:
             raise NameLost(self._loop.name_lost)
+        if self._loop.forbidden:
+            raise Refused(
+                f"worker {self.log_name}: {self._loop.forbidden}", Refusal.FORBIDDEN.value
+            )
         if self._waits_for_name and not self._loop.waits_for_name:
             logger.warning("worker %s: holds its name now", self.log_name)
         self._waits_for_name = self._loop.waits_for_name

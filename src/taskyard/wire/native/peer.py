@@ -50,6 +50,10 @@ RULES, EDIT = _Q.Rules, _Q.Edit
 
 #: Codes of refusals: another process has the worker's name, or got it for good.
 NAME_HELD, NAME_LOST = Refusal.NAME_HELD.value, Refusal.NAME_LOST.value
+#: The key was revoked, or its role does not allow the request.
+FORBIDDEN = Refusal.FORBIDDEN.value
+#: A worker with such a refusal has no tasks any more.
+EXCLUDED: Final = (NAME_HELD, NAME_LOST, FORBIDDEN)
 
 _UNKNOWN: Final = {
     UnknownPolicy.REFUSE: _Q.Refuse,
