@@ -164,7 +164,7 @@ class AsyncClient:
 
     async def __aenter__(self) -> Self:
         try:
-            await self.status()
+            await self._run_query(requests.first_answer())
         except BaseException:
             await self.close(CLOSE_ON_ERROR_SECONDS)
             raise

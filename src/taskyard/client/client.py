@@ -99,7 +99,7 @@ class Client(BlockingRunner):
         options: dict[str, Any] = {"timeout": timeout, "connect_timeout": connect_timeout}
         self._start_session(endpoint, key_found, **options, report=report, env=env)
         try:
-            self.status()
+            self._run_query(requests.first_answer())
         except BaseException:
             self.close()
             raise

@@ -20,7 +20,7 @@ from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
 from taskyard.core.states import TaskState
-from taskyard.errors import TaskFailed, TimedOut, UnknownName, UserError
+from taskyard.errors import Refused, TaskFailed, TimedOut, UnknownName, UserError
 from taskyard.wire.native import peer
 
 if TYPE_CHECKING:
@@ -85,6 +85,19 @@ def _document(kind: int, name: str | None = None, timeout: float | None = None) 
 def status(timeout: float | None = None) -> Exchange[dict[str, Any]]:
     """Return counts of tasks by state, campaigns, services and workers."""
     return dict((yield from _document(peer.STATS, timeout=timeout)))
+
+
+def first_answer() -> Exchange[None]:
+    """Wait until the broker answers. Raises `Refused` if it refuses the key itself.
+
+    A key that may not see the status may be meant for other requests. Their refusals name them.
+    """
+    try:
+        yield from status()
+    except Refused as refused:
+        if refused.code != peer.FORBIDDEN:
+            raise
+        yield from acknowledged()  # any key may
 
 
 def workers(timeout: float | None = None) -> Exchange[list[dict[str, Any]]]:
