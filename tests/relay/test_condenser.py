@@ -307,6 +307,18 @@ def test_chains_beyond_the_limit_are_refused() -> None:
     assert Q.FromString(reply).reason.startswith(b"a chain of more than 8 relays")
 
 
+def test_message_between_relays_in_a_loop_is_dropped() -> None:
+    chain = [Condenser(), Condenser()]
+    chain[0].up(b"p", [b"", peer.query(1, peer.OK)], SECOND_NS)
+    hops = 0
+    while messages := [*chain[hops % 2].take(SECOND_NS)]:
+        hops += 1
+        assert hops <= relays.DEPTH_MAX
+        for one in messages:
+            chain[hops % 2].up(b"other", one, SECOND_NS)
+    assert (hops, chain[0].looped + chain[1].looped) == (relays.DEPTH_MAX, 1)
+
+
 def test_peers_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relays, "PEERS_MAX", 2)
     broker = Counter()

@@ -22,6 +22,7 @@ from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native.counts import ENVELOPES_MAX, RELAYED_MAX
 from taskyard.wire.native.frames import parse
+from taskyard.wire.native.relays import DEPTH_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,6 +53,12 @@ _HEARTBEAT: Final = _Q(type=_Q.Heartbeat).SerializeToString()
 #: The same for a request for tasks, and for the reply that there are none.
 _STEAL: Final = _Q(type=_Q.Steal).SerializeToString()
 _NO_TASK: Final = _Q(type=_Q.NotFound).SerializeToString()
+
+#: The same for a message of a relay.
+_RELAY: Final = _Q(type=_Q.Relay).SerializeToString()
+
+#: A message in an envelope begins before this byte.
+_HEAD_BYTES: Final = 16
 
 #: A peer's message, or the reply to it: an empty frame and a QueryMsg.
 _FRAMES: Final = 2
@@ -107,6 +114,8 @@ class Condenser:
         self._unanswered: dict[int, list[Renewal]] = {}
         #: Messages from above that are no replies to a relay.
         self.malformed = 0
+        #: Messages that have passed too many relays.
+        self.looped = 0
         #: Why the broker refuses the relay's key. Empty: it does not.
         self.refusal = ""
 
@@ -116,7 +125,14 @@ class Condenser:
     # Messages of peers.
 
     def up(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> None:
-        """Take a message of a peer. `take` returns it to be sent."""
+        """Take a message of a peer. `take` returns it to be sent.
+
+        Drops a message that has passed `DEPTH_MAX` relays. Between relays in a loop it would
+        circulate for ever, and a broker would refuse it.
+        """
+        if frames[-1].startswith(_RELAY) and _is_deep(frames[-1], DEPTH_MAX):
+            self.looped += 1
+            return
         peer = self._peers.get(route)
         if peer is None:
             peer = Peer(route, next(self._numbers))
@@ -294,3 +310,17 @@ class Condenser:
             reply.request, reply.seen = one.request, query.seen
             deliveries.append((peer.route, [b"", reply.SerializeToString()]))
         return deliveries
+
+
+def _is_deep(message: bytes, depth: int) -> bool:
+    """Return whether a relay's message has passed this many relays or more."""
+    if depth == 1:
+        return True
+    try:
+        query = parse(_Q, message)
+        # An envelope is decoded only if its message may be of a relay.
+        found = [parse(pb.Envelope, raw) for raw in query.envelope if _RELAY in raw[:_HEAD_BYTES]]
+    except Malformed:
+        return False  # the broker replies with an error
+    inner = (one.message for one in found if one.message.startswith(_RELAY))
+    return any(_is_deep(one, depth - 1) for one in inner)

@@ -18,7 +18,7 @@ from taskyard.errors import Refused
 from taskyard.net.host import CountLog
 from taskyard.net.options import FRAME_BYTES_MAX
 from taskyard.relay.condenser import Condenser
-from taskyard.wire.native.relays import PEERS_MAX
+from taskyard.wire.native.relays import DEPTH_MAX, PEERS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,6 +48,10 @@ REFUSED_TEXT: Final = (
     f"peers disconnected, over {PEERS_MAX} or with too long a message: %d new, %d since the start"
 )
 CUT_TEXT: Final = "peers disconnected that did not read: %d new, %d since the start"
+LOOP_TEXT: Final = (
+    f"messages dropped that have passed {DEPTH_MAX} relays (do --to options form a loop?): %d new, "
+    "%d since the start"
+)
 MALFORMED_TEXT: Final = "messages of the broker that are no replies: %d new, %d since the start"
 
 
@@ -97,6 +101,7 @@ class NativeRelay:
         self._logs = (
             CountLog(lambda: self.refused, clock, logger, REFUSED_TEXT),
             CountLog(lambda: self.cut, clock, logger, CUT_TEXT),
+            CountLog(lambda: self._condenser.looped, clock, logger, LOOP_TEXT),
             CountLog(lambda: self._condenser.malformed, clock, logger, MALFORMED_TEXT),
         )
 
