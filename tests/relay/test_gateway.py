@@ -214,6 +214,27 @@ def test_peers_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert world.below.open == {(1, 1001)}
 
 
+def test_gateway_whose_probe_comes_back_forwards_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "PROBE_LINKS", 2)
+    world = World(is_named=True)
+    world.below.say(1, b"", b"a")
+    world.below.say(2, b"", b"b")
+    world.gateway.turn()
+    (probe,) = world.above.all[2].sent
+    assert probe[:2] == [b"broker", gateway_module.PROBE]
+    world.below.say(3, *probe[1:])
+    world.below.say(4, b"", b"c")
+    world.gateway.turn()
+    assert (world.gateway.loops, world.gateway.peers, len(world.above.all)) == (1, 0, 3)
+    world.pass_time()
+    world.pass_time()
+    assert world.above.states() == [True] * 3
+    world.pass_time(gateway_module.LOOP_NS)
+    world.below.say(4, b"", b"c")
+    world.gateway.turn()
+    assert world.gateway.peers == 1
+
+
 def test_refused_key_ends_the_relay() -> None:
     world = World()
     world.below.say(1, b"", b"a")

@@ -5,12 +5,15 @@ and the relay connects to the broker once for each of them. So the broker sees a
 there are, and the rules of a dialect about lost connections hold: if one side of a link
 disconnects, the other side is disconnected too. Messages pass unchanged.
 
-The gateway keeps no message and no state but its sockets. Does not decode messages.
+The gateway keeps no message and no state but its sockets. Does not decode messages. Relays whose
+upstreams form a loop would open connections for ever. If many are opened and none is answered, the
+gateway sends a probe. If that comes back, the gateway forwards nothing for some time.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
@@ -44,8 +47,24 @@ SEND_MS_MAX: Final = 1_000
 #: time. The broker does not serve it while it still has the connection of a killed relay.
 UNANSWERED_NS_MAX: Final = 5 * SECOND_NS
 
+#: Connections opened within `CHECK_NS` without any reply that make the gateway send a probe.
+PROBE_LINKS: Final = 100
+
+#: The first frame of a probe. The second is the gateway's token. Brokers drop it as malformed.
+PROBE: Final = b"taskyard-relay-probe"
+
+#: The route of a probe below. It has no routing id of its own above.
+PROBE_ROUTE: Final = b"\0probe"
+
+#: How long nothing is forwarded after a probe has come back.
+LOOP_NS: Final = 30 * SECOND_NS
+
 #: Log lines with the number of new events and the total.
 REFUSED_TEXT: Final = f"peers refused, over {PEERS_MAX}: %d new, %d since the start"
+LOOP_TEXT: Final = (
+    f"relays in a loop (check --to), nothing is forwarded for {LOOP_NS // SECOND_NS} s: %d new, "
+    "%d since the start"
+)
 CUT_TEXT: Final = "peers disconnected that did not read, or whose broker did not: %d new, %d in all"
 
 #: A connection: a descriptor and the inode of its socket.
@@ -132,6 +151,14 @@ class Gateway(Generic[AnyUpstream]):
         self._links: dict[bytes, Link[AnyUpstream]] = {}
         self._by_upstream: dict[int, Link[AnyUpstream]] = {}
         self._check_at_ns = clock.monotonic_ns() + CHECK_NS
+        #: Connections that were opened since the last check, unless one got a reply.
+        self._opened = 0
+        self._token = secrets.token_bytes(16)
+        self._probe: AnyUpstream | None = None
+        #: Until when nothing is forwarded.
+        self._closed_until_ns = 0
+        #: Probes that came back.
+        self.loops = 0
         #: Peers that were refused because there were too many.
         self.refused = 0
         #: Peers that were disconnected because a queue was full.
@@ -158,13 +185,17 @@ class Gateway(Generic[AnyUpstream]):
 
     def wake_at_ns(self) -> int | None:
         """Return when connections are checked. None: there are none."""
-        return self._check_at_ns if self._links else None
+        return self._check_at_ns if self._links or self._probe is not None else None
 
     def _up(self) -> bool:
         for _ in range(MESSAGES_PER_TURN):
             frames = self._below.receive()
             if frames is None:
                 return False
+            if frames[1:] == [PROBE, self._token]:
+                self._on_loop()
+            if self._clock.monotonic_ns() < self._closed_until_ns:
+                continue
             link = self._link(frames[0], self._below.connection)
             if link is not None:
                 self._send_up(link, frames[1:])
@@ -186,7 +217,23 @@ class Gateway(Generic[AnyUpstream]):
             return None
         link = Link(route, connection, self._connector.open(route))
         self._links[route] = self._by_upstream[id(link.upstream)] = link
+        self._opened += 1
+        if self._opened >= PROBE_LINKS and self._probe is None:
+            self._probe = self._connector.open(PROBE_ROUTE)
+            self._probe.send([*self._connector.address, PROBE, self._token])
         return link
+
+    def _on_loop(self) -> None:
+        """Disconnect all: the upstream leads back to this gateway."""
+        self.loops += 1
+        self._closed_until_ns = self._clock.monotonic_ns() + LOOP_NS
+        for link in [*self._links.values()]:
+            self._drop(link)
+
+    def _end_probe(self) -> None:
+        if self._probe is not None:
+            self._connector.close(self._probe)
+            self._probe = None
 
     def _is_another(self, link: Link[AnyUpstream], connection: Connection) -> bool:
         """Return whether a peer's connection is another one than the link has, and the broker would
@@ -213,7 +260,7 @@ class Gateway(Generic[AnyUpstream]):
             frames = link.upstream.receive()
             if frames is None or (self._is_renewed(link) and not self._connector.is_named):
                 return
-            link.is_answered, link.unanswered_ns = True, 0
+            link.is_answered, link.unanswered_ns, self._opened = True, 0, 0
             if not self._below.send([link.route, *frames[skipped:]]):
                 self.cut += self._below.is_full
                 self._drop(link)
@@ -243,6 +290,9 @@ class Gateway(Generic[AnyUpstream]):
         """Close links of peers that have left. Raise `Refused` if the broker refuses the key."""
         now_ns = self._clock.monotonic_ns()
         self._check_at_ns = now_ns + CHECK_NS
+        if not self._opened:
+            self._end_probe()
+        self._opened = 0
         for link in [*self._links.values()]:
             if link.unanswered_ns:
                 link.upstream.check_accepted(now_ns - link.unanswered_ns)
@@ -264,6 +314,7 @@ class Gateway(Generic[AnyUpstream]):
 
     def close(self) -> None:
         """Close all connections above."""
+        self._end_probe()
         for link in [*self._links.values()]:
             self._close(link)
 
@@ -281,6 +332,7 @@ class GatewayProgram:
         self._logs = (
             CountLog(total(lambda one: one.refused), clock, logger, REFUSED_TEXT),
             CountLog(total(lambda one: one.cut), clock, logger, CUT_TEXT),
+            CountLog(total(lambda one: one.loops), clock, logger, LOOP_TEXT),
         )
 
     def turn(self) -> bool:
