@@ -160,6 +160,15 @@ def test_peers_beyond_the_limit_and_long_messages_are_refused(
     assert world.above.peers() == [[1]]
 
 
+def test_missing_broker_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.turn()
+    world.above.connected = False
+    for _ in range(3):
+        world.turn(native_module.MISSING_NS - 1)
+    assert caplog.messages == [native_module.MISSING_TEXT]
+
+
 def test_refused_key_ends_the_relay() -> None:
     world = World()
     world.above.connected, world.above.is_refused = False, True
