@@ -339,7 +339,8 @@ class Client(BlockingRunner):
         """Yield the tasks of a scope in the order of their submission, page by page.
 
         With `measured`, each has the measurements of its latest attempt: `started`, `duration`,
-        `cpu_seconds`, `memory_max`, `exit_status`, `signal` and `host`. This takes longer.
+        `cpu_seconds`, `memory_max`, `exit_status`, `signal`, `host` and `worker_last`. This takes
+        longer.
         """
         page = partial(requests.tasks_page, scope or Scope(), match, measured=measured)
         some, cursor = self._run_query(page())

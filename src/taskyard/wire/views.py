@@ -104,6 +104,8 @@ class MeasuredTask(Task):
     host: str | UnsetType | None = UNSET
     cpu_seconds: float | UnsetType | None = UNSET
     memory_max: int | UnsetType | None = UNSET
+    #: The worker of the attempt. `worker` is that of a leased task only.
+    worker_last: str | UnsetType | None = UNSET
 
 
 class Attempt(Document):
@@ -392,6 +394,7 @@ def measured_task(view: effects.TaskView) -> MeasuredTask:
         host=last.host,
         cpu_seconds=last.cpu_seconds,
         memory_max=last.memory_max,
+        worker_last=last.worker or None,
     )
 
 
