@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import runpy
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from taskyard import testing
-from taskyard.client.requests import TaskResult
+from taskyard.core.model import Result
 from taskyard.core.states import TaskState
-from taskyard.errors import TimedOut, UserError
-from taskyard.pipeline.jobs import map_rows as job
-from taskyard.spark import map_rows
+from taskyard.errors import TaskFailed, UnknownName, UserError
+from taskyard.pipeline.jobs.row_outcomes import MapTarget, Settled, outcome_function
+from taskyard.spark import backfill, dead_letters, map_rows
 from tests.kit.processes import Broker, Worker
 from tests.test_docs_commands import SPARK, Block, blocks, compared, without_spark
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
-
-    from taskyard.client.client import Client
 
 
 def test_function_gets_the_columns_of_its_row(spark: SparkSession) -> None:
@@ -57,7 +56,6 @@ def test_function_gets_the_columns_of_its_row(spark: SparkSession) -> None:
     assert json.loads(rows[7]["result"]) == {"id": 7, "a": "x7", "b": None}
     assert (rows[7]["name"], rows[7]["state"], rows[7]["attempts"]) == ("7", "done", 1)
     assert rows[7]["worker"]
-    assert rows[7]["seconds"] >= 0
 
 
 def programs(page: str) -> list[tuple[Block, Block]]:
@@ -93,10 +91,84 @@ def test_command_gets_the_values_of_its_row(spark: SparkSession) -> None:
     assert bad["reason"].startswith("exit status 3")
 
 
-def test_timeout_is_raised(spark: SparkSession) -> None:
+def test_rows_that_have_not_settled_in_time_come_with_their_state(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(1,)], "id int")
-    with testing.broker() as broker, pytest.raises(TimedOut):
-        map_rows(frame, argv=["true"], key="id", campaign="c", broker=broker.endpoint, timeout=0.1)
+    with testing.broker() as broker:
+        to: dict[str, Any] = {"key": "id", "campaign": "c", "broker": broker.endpoint}
+        (row,) = map_rows(frame, argv=["true"], timeout=0.1, **to).collect()
+    assert (row["key"], row["state"], row["result"], row["attempts"]) == (1, "ready", None, 0)
+
+
+def test_options_come_from_columns(spark: SparkSession) -> None:
+    frame = spark.createDataFrame(
+        [("a", 5, "gold"), ("b", -1, "free")], "k string, n int, t string"
+    )
+    with testing.broker() as broker, broker.client() as client:
+        to: dict[str, Any] = {"key": "k", "campaign": "c", "broker": broker.endpoint}
+        map_rows(frame, argv=["true"], lane="{t}/{k}", priority=F.col("n"), slots=2, **to)
+        views = [client.show(f"c/{name}") for name in "ab"]
+    assert [(one["lane"], one["priority"], one["slots"]) for one in views] == [
+        ("gold/a", 5, 2),
+        ("free/b", -1, 2),
+    ]
+
+
+def test_outcomes_are_yielded_before_the_last_task_settles() -> None:
+    with testing.broker() as broker, broker.client() as client:
+        for name in ("quick", "slow"):
+            client.submit("builtins:len", name=name, campaign="c", args=[name], service=name)
+        target = MapTarget(broker.endpoint, None, "c")
+        names = ["slow", "quick", "quick"]
+        rows = pa.record_batch({"key": names, "name": names, "task": [f"c/{one}" for one in names]})
+        found = outcome_function(target, 60)([rows])
+        broker.run_all({"quick": lambda _payload: b"5"})
+        first = next(found)
+        assert first["key"].to_pylist() == ["quick", "quick"]
+        assert first["result"].to_pylist() == ["5", "5"]
+        broker.run_all({"slow": lambda _payload: b"4"})
+        assert [batch["key"].to_pylist() for batch in found] == [["slow"]]
+
+
+def test_partition_that_runs_again_reads_the_same_tasks() -> None:
+    with testing.broker() as broker, broker.client() as client:
+        target = MapTarget(broker.endpoint, None, "c")
+        rows = pa.record_batch({"key": ["a"], "name": ["a"], "task": ["c/a"]})
+        with pytest.raises(UnknownName, match="unknown task 'c/a'"):
+            next(outcome_function(target, 60)([rows]))
+        client.submit("builtins:len", name="a", campaign="c", args=["x"])
+        assert broker.run_all() == ["c/a"]
+        read = [[*outcome_function(target, 60)([rows])] for _ in range(2)]
+        assert read[0] == read[1]
+        assert broker.run_all() == []
+
+
+def test_failed_rows_are_dead_letters_until_they_are_run_again(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(1, "a"), (2, "b"), (3, "a")], "id int, host string")
+    fail = {"call": lambda _payload: (_ for _ in ()).throw(TaskFailed("HTTP 503"))}
+    with testing.broker() as broker:
+        to: dict[str, Any] = {"key": "id", "campaign": "c", "broker": broker.endpoint}
+        done = map_rows(frame, call="builtins:dict", lane="{host}", **to)
+        broker.run_all(fail)
+        dead = dead_letters(frame, **to)
+        rows = sorted(dead.collect())
+        assert [(row["key"], row["lane"], row["reason"], row["attempts"]) for row in rows] == [
+            (1, "a", "HTTP 503", 1),
+            (2, "b", "HTTP 503", 1),
+            (3, "a", "HTTP 503", 1),
+        ]
+        assert rows[0]["row"].asDict() == {"id": 1, "host": "a"}
+        again = backfill(frame, where="row.host = 'a' and reason like '%503'", **to)
+        assert sorted(broker.run_all()) == ["c/1", "c/3"]
+        assert sorted((row["key"], row["state"], row["attempts"]) for row in again.collect()) == [
+            (1, "done", 2),
+            (3, "done", 2),
+        ]
+        assert [row["key"] for row in dead.collect()] == [2]
+        assert {row["key"]: row["state"] for row in done.collect()} == {
+            1: "done",
+            2: "failed",
+            3: "done",
+        }
 
 
 def test_invalid_arguments_are_refused_before_submission(spark: SparkSession) -> None:
@@ -108,31 +180,19 @@ def test_invalid_arguments_are_refused_before_submission(spark: SparkSession) ->
         map_rows(frame, argv=["echo", "{name}"], key="id", **to)
     with pytest.raises(UserError, match="unknown column 'k'"):
         map_rows(frame, argv=["true"], key="k", **to)
+    with pytest.raises(UserError, match="rate: not an option of a task"):
+        map_rows(frame, argv=["true"], key="id", rate="5/s", **to)
+    with pytest.raises(UserError, match="unknown column 'host'"):
+        map_rows(frame, argv=["true"], key="id", lane="{host}", **to)
     with pytest.raises(UserError, match="campaign: a name is required"):
         map_rows(frame, argv=["true"], key="id", campaign="", broker="ipc:///nowhere")
 
 
-class FakeClient:
-    """A client of a broker with three tasks."""
-
-    def results(self, _names: list[str]) -> dict[str, TaskResult]:
-        return {
-            "whole": TaskResult(TaskState.DONE, b"all"),
-            "cut": TaskResult(TaskState.DONE, b"end", 9),
-            "bad": TaskResult(TaskState.FAILED, b"why"),
-        }
-
-    def existing(self, _names: list[str]) -> dict[str, dict[str, Any]]:
-        states = {"whole": "done", "cut": "done", "bad": "failed"}
-        return {name: {"state": state, "attempt": 1} for name, state in states.items()}
-
-
 def test_truncated_result_is_replaced_by_a_reason() -> None:
-    batch = pa.record_batch({"task": ["whole", "cut", "bad"]})
-    fetched = job._fetched(cast("Client", FakeClient()), batch)  # noqa: SLF001
-    assert fetched["result"].to_pylist() == ["all", None, None]
-    assert fetched["reason"].to_pylist() == [
+    assert Settled.of(TaskState.DONE, Result(b"all")) == (TaskState.DONE, b"all", b"")
+    assert Settled.of(TaskState.FAILED, Result(b"why")) == (TaskState.FAILED, None, b"why")
+    assert Settled.of(TaskState.DONE, Result(b"end", 9)) == (
+        TaskState.DONE,
         None,
-        "result truncated: only the last 3 of 9 bytes are kept",
-        "why",
-    ]
+        b"result truncated: only the last 3 of 9 bytes are kept",
+    )
