@@ -36,7 +36,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    words = [sys.executable, EXAMPLE / "server.py", "--log", tmp_path / "requests.log"]
+    words = [sys.executable, str(EXAMPLE / "server.py"), "--log", str(tmp_path / "requests.log")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         monkeypatch.setenv("ENRICH_PORT", server.stdout.readline().strip())

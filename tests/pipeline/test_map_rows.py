@@ -105,12 +105,14 @@ def test_options_come_from_columns(spark: SparkSession) -> None:
     )
     with testing.broker() as broker, broker.client() as client:
         to: dict[str, Any] = {"key": "k", "campaign": "c", "broker": broker.endpoint}
-        map_rows(frame, argv=["true"], lane="{t}/{k}", priority=F.col("n"), slots=2, **to)
+        more = {"priority": "{n}", "retries": F.length("t") - 3, "slots": 2}
+        map_rows(frame, argv=["true"], lane="{t}/{k}", **more, **to)
         views = [client.show(f"c/{name}") for name in "ab"]
     assert [(one["lane"], one["priority"], one["slots"]) for one in views] == [
         ("gold/a", 5, 2),
         ("free/b", -1, 2),
     ]
+    assert [len(one["retry_delays"]) for one in views] == [1, 1]
 
 
 def test_outcomes_are_yielded_before_the_last_task_settles() -> None:
@@ -120,7 +122,7 @@ def test_outcomes_are_yielded_before_the_last_task_settles() -> None:
         target = MapTarget(broker.endpoint, None, "c")
         names = ["slow", "quick", "quick"]
         rows = pa.record_batch({"key": names, "name": names, "task": [f"c/{one}" for one in names]})
-        found = outcome_function(target, 60)([rows])
+        found = outcome_function(target, None)([rows])
         broker.run_all({"quick": lambda _payload: b"5"})
         first = next(found)
         assert first["key"].to_pylist() == ["quick", "quick"]
