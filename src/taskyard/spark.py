@@ -38,6 +38,7 @@ def map_rows(  # noqa: PLR0913  # all but the first are keywords
     state: str | None = None,
     key_file: str | None = None,
     timeout: float | None = None,
+    measured: bool = True,
     **options: Any,  # noqa: ANN401  # the keys of a task, checked there
 ) -> DataFrame:
     """Submit a task for each row, and return a frame that yields their outcomes as they settle.
@@ -53,12 +54,14 @@ def map_rows(  # noqa: PLR0913  # all but the first are keywords
     result (text: the output of a program, or the return value of a function as JSON), reason,
     attempts, worker and seconds. It is not cached: each use waits for the tasks and reads their
     outcomes. A partition waits for `timeout` seconds at most. Rows that have not settled by then
-    come with their present state.
+    come with their present state. Without `measured` there are no worker and seconds, and the
+    broker has less to read.
     """
-    target = map_target(broker, state, key_file, campaign)
+    reading = {"timeout": timeout, "measured": measured}
+    target = map_target(broker, state, key_file, campaign, **reading)
     work = {"call": call, "arguments": arguments, "argv": argv}
     job.submit(job.tasks_of(df, key, work, options), target)
-    return job.outcomes(job.keys_of(df, key, target), target, timeout)
+    return job.outcomes(job.keys_of(df, key, target), target)
 
 
 def dead_letters(  # noqa: PLR0913  # all but the first are keywords
@@ -88,11 +91,13 @@ def backfill(  # noqa: PLR0913  # all but the first are keywords
     state: str | None = None,
     key_file: str | None = None,
     timeout: float | None = None,
+    measured: bool = True,
 ) -> DataFrame:
     """Retry the tasks of failed rows: all, or those that fulfil a condition on `dead_letters`.
 
     The tasks are the same ones, and their attempts count on. Returns when they are to run again.
     The frame has a row for each of them, and is that of `map_rows`.
     """
-    target = map_target(broker, state, key_file, campaign)
-    return job.outcomes(job.backfill(df, key, target, where), target, timeout)
+    reading = {"timeout": timeout, "measured": measured}
+    target = map_target(broker, state, key_file, campaign, **reading)
+    return job.outcomes(job.backfill(df, key, target, where), target)

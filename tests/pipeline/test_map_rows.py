@@ -105,7 +105,7 @@ def test_options_come_from_columns(spark: SparkSession) -> None:
     )
     with testing.broker() as broker, broker.client() as client:
         to: dict[str, Any] = {"key": "k", "campaign": "c", "broker": broker.endpoint}
-        more = {"priority": "{n}", "retries": F.length("t") - 3, "slots": 2}
+        more: dict[str, Any] = {"priority": "{n}", "retries": F.length("t") - 3, "slots": 2}
         map_rows(frame, argv=["true"], lane="{t}/{k}", **more, **to)
         views = [client.show(f"c/{name}") for name in "ab"]
     assert [(one["lane"], one["priority"], one["slots"]) for one in views] == [
@@ -122,7 +122,7 @@ def test_outcomes_are_yielded_before_the_last_task_settles() -> None:
         target = MapTarget(broker.endpoint, None, "c")
         names = ["slow", "quick", "quick"]
         rows = pa.record_batch({"key": names, "name": names, "task": [f"c/{one}" for one in names]})
-        found = outcome_function(target, None)([rows])
+        found = outcome_function(target)([rows])
         broker.run_all({"quick": lambda _payload: b"5"})
         first = next(found)
         assert first["key"].to_pylist() == ["quick", "quick"]
@@ -136,10 +136,10 @@ def test_partition_that_runs_again_reads_the_same_tasks() -> None:
         target = MapTarget(broker.endpoint, None, "c")
         rows = pa.record_batch({"key": ["a"], "name": ["a"], "task": ["c/a"]})
         with pytest.raises(UnknownName, match="unknown task 'c/a'"):
-            next(outcome_function(target, 60)([rows]))
+            next(outcome_function(target)([rows]))
         client.submit("builtins:len", name="a", campaign="c", args=["x"])
         assert broker.run_all() == ["c/a"]
-        read = [[*outcome_function(target, 60)([rows])] for _ in range(2)]
+        read = [[*outcome_function(target)([rows])] for _ in range(2)]
         assert read[0] == read[1]
         assert broker.run_all() == []
 
@@ -159,7 +159,8 @@ def test_failed_rows_are_dead_letters_until_they_are_run_again(spark: SparkSessi
             (3, "a", "HTTP 503", 1),
         ]
         assert rows[0]["row"].asDict() == {"id": 1, "host": "a"}
-        again = backfill(frame, where="row.host = 'a' and reason like '%503'", **to)
+        again = backfill(frame, where="row.host = 'a' and reason like '%503'", measured=False, **to)
+        assert again.columns[-2:] == ["reason", "attempts"]
         assert sorted(broker.run_all()) == ["c/1", "c/3"]
         assert sorted((row["key"], row["state"], row["attempts"]) for row in again.collect()) == [
             (1, "done", 2),

@@ -133,12 +133,13 @@ def keys_of(frame: DataFrame, key: str, target: MapTarget) -> DataFrame:
     )
 
 
-def outcomes(keys: DataFrame, target: MapTarget, timeout: float | None) -> DataFrame:
+def outcomes(keys: DataFrame, target: MapTarget) -> DataFrame:
     """Return the outcome of each task in a frame of `keys_of`, read when the frame is used."""
     schema = _with_columns(keys, OUTCOME_FIELDS)
-    return keys.mapInArrow(outcome_function(target, timeout), schema).select(
+    return keys.mapInArrow(outcome_function(target), schema).select(
         *("key", "name", F.lit(target.campaign).alias("campaign")),
-        *("state", "result", "reason", "attempts", "worker", "seconds"),
+        *("state", "result", "reason", "attempts"),
+        *(("worker", "seconds") if target.measured else ()),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -58,50 +59,68 @@ FAILED_FIELDS: Final = pa.schema(
 )
 
 
+#: Returns tasks by their full names.
+_ViewReader: TypeAlias = Callable[[list[str]], dict[str, dict[str, Any]]]
+
+
 class MapTarget(Struct, frozen=True):
     """The broker's address and the campaign, as sent to the partitions."""
 
     broker: str
     key: str | None
     campaign: str
+    #: Seconds that a partition waits for its tasks. None: without limit.
+    timeout: float | None = None
+    #: Read `worker` and `seconds` of the latest attempts too.
+    measured: bool = True
 
     def client(self) -> Client:
         return Client(self.broker, key=self.key, connect_timeout=CONNECT_TIMEOUT_SECONDS)
 
 
-def map_target(broker: str | None, state: str | None, key: str | None, campaign: str) -> MapTarget:
+def map_target(
+    broker: str | None,
+    state: str | None,
+    key: str | None,
+    campaign: str,
+    **reading: Any,  # noqa: ANN401  # the last fields
+) -> MapTarget:
     """Find the broker by the rules of every client. Raises UserError without a campaign."""
     if not campaign:
         raise UserError("campaign: a name is required (tasks are named CAMPAIGN/KEY)")
-    return MapTarget(discovery.endpoint(broker, state), key, campaign)
+    return MapTarget(discovery.endpoint(broker, state), key, campaign, **reading)
 
 
 def outcome_function(
-    target: MapTarget, timeout: float | None
+    target: MapTarget,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function of a partition. Its rows have `key`, `name` and `task`."""
 
     def outcomes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        timeout = target.timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         found = [batch for batch in batches if batch.num_rows]
         if found:
             with target.client() as client:
-                yield from _outcomes(client, pa.Table.from_batches(found), deadline)
+                reader = partial(_views, client, measured=target.measured)
+                yield from _outcomes(client, reader, pa.Table.from_batches(found), deadline)
 
     return outcomes
 
 
-def _outcomes(client: Client, rows: pa.Table, deadline: float | None) -> Iterator[pa.RecordBatch]:
+def _outcomes(
+    client: Client, read_views: _ViewReader, rows: pa.Table, deadline: float | None
+) -> Iterator[pa.RecordBatch]:
     """Yield rows with their outcomes as they settle, and at the deadline those that have not."""
     places: dict[str, list[int]] = {}
     for place, name in enumerate(rows["task"].to_pylist()):
         places.setdefault(name, []).append(place)
     for settled in settled_tasks(client, [*places], deadline):
-        views = _views(client, [*settled])
+        views = read_views([*settled])
         outcomes = {name: _outcome(one, views[name]) for name, one in settled.items()}
         yield _batch(rows, {name: places.pop(name) for name in settled}, outcomes)
     for some in portions([*places], ROWS_PER_BATCH) if places else ():
-        outcomes = {name: _open(view) for name, view in _views(client, some).items()}
+        outcomes = {name: _open(view) for name, view in read_views(some).items()}
         yield _batch(rows, {name: places[name] for name in some}, outcomes)
 
 
@@ -124,9 +143,9 @@ def _chosen(
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*chosen.schema, *fields]))
 
 
-def _views(client: Client, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Return tasks with their latest attempts. Raises `UnknownName`."""
-    found = {full_name(view): view for view in client.tasks(scope_of(names), measured=True)}
+def _views(client: Client, names: list[str], *, measured: bool) -> dict[str, dict[str, Any]]:
+    """Return tasks, `measured` with their latest attempts. Raises `UnknownName`."""
+    found = {full_name(view): view for view in client.tasks(scope_of(names), measured=measured)}
     _check_known(names, found)
     return {name: found[name] for name in names}
 
