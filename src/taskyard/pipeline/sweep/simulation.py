@@ -1,4 +1,4 @@
-"""The simulation of one point of the grid: pooled and fast, or worker by worker.
+"""The simulation of one point of the grid: pooled and fast, lane by lane, or worker by worker.
 
 In a pooled simulation all workers form one pool that reports in batches. Equal workers are one
 large worker to the scheduler, as long as nothing counts them: every task needs one slot, no limit
@@ -9,6 +9,7 @@ to the nanosecond, whenever that is reported.
 
 If the order of tasks can't matter, the pool also prefetches tasks, as real workers do, and reports
 when it has none left. `per_worker` simulates without these shortcuts, and a test compares the two.
+Lanes that are run as a whole are simulated by `lane_runs`, at any number of workers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from heapq import heappop, heappush, heapreplace
 from time import process_time_ns
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from taskyard.core.model import WorkerFacts
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import UserError
 from taskyard.pipeline.sweep.grid import Forecast, Point
+from taskyard.pipeline.sweep.lane_runs import LaneRunSimulation, has_lane_runs
 from taskyard.pipeline.sweep.per_worker import WorkerSimulation, uniform_workers
 from taskyard.pipeline.sweep.workload import submissions
 
@@ -45,6 +47,9 @@ ORDER_SHARE: Final = 20
 
 #: Ends within a mean run divided by this are reported together.
 WINDOW_SHARE: Final = 2
+
+#: One run of a campaign, in one of three ways.
+AnySimulation: TypeAlias = "PooledSimulation | LaneRunSimulation | WorkerSimulation"
 
 _POOL_NAME: Final = b"pool"
 
@@ -283,8 +288,10 @@ class PooledSimulation:
 def simulate(workload: Workload, time_bounds: CampaignBounds, point: Point) -> Forecast:
     """Simulate the campaign on the workers of a point."""
     begin_ns = process_time_ns()
-    run: PooledSimulation | WorkerSimulation
-    if can_pool(workload, time_bounds, point):
+    run: AnySimulation
+    if has_lane_runs(workload, point):
+        run = LaneRunSimulation(workload, point)
+    elif can_pool(workload, time_bounds, point):
         window_ns = time_bounds.work_ns // max(1, time_bounds.tasks) // WINDOW_SHARE
         run = PooledSimulation(workload, point, prefetch_of(time_bounds, point), window_ns)
     else:
@@ -302,9 +309,7 @@ def replay(workload: Workload) -> Forecast:
     return _forecast(run, workload, max(1, slots_total), begin_ns)
 
 
-def _forecast(
-    run: PooledSimulation | WorkerSimulation, workload: Workload, slots_total: int, begin_ns: int
-) -> Forecast:
+def _forecast(run: AnySimulation, workload: Workload, slots_total: int, begin_ns: int) -> Forecast:
     ready_ns = np.array(run.ready_ns, dtype=np.int64)
     waits_ns = np.array(run.begun_ns, dtype=np.int64) - ready_ns
     for number, wait_ns in run.lane_wait_ns.items():
