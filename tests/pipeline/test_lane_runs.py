@@ -12,7 +12,7 @@ from taskyard.errors import UserError
 from taskyard.pipeline.sweep.grid import Point
 from taskyard.pipeline.sweep.lane_runs import LaneRunSimulation, has_lane_runs
 from taskyard.pipeline.sweep.per_worker import WorkerSimulation, uniform_workers
-from taskyard.pipeline.sweep.workload import Setback, TaskKind, Workload
+from taskyard.pipeline.sweep.workload import Setback, SettingsRules, TaskKind, Workload
 
 
 def lanes(sizes: list[int], run_ns: list[int]) -> Workload:
@@ -86,6 +86,7 @@ def test_request_divides_no_lane(monkeypatch: pytest.MonkeyPatch) -> None:
         {"kinds": [TaskKind(slots=2)]},
         {"kinds": [TaskKind(due_ns=1)]},
         {"kinds": [TaskKind(b"x"), TaskKind(b"y")]},
+        {"rules": SettingsRules(workers_max=1)},
     ],
 )
 def test_lane_runs_are_not_used_if_tasks_could_join_or_leave(change: dict[str, object]) -> None:

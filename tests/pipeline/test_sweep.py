@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from taskyard.core.events import RulesSet
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.errors import UserError
 from taskyard.pipeline.sweep import conclusions, simulation
 from taskyard.pipeline.sweep.from_file import workload_of_file
@@ -27,6 +29,7 @@ from taskyard.pipeline.sweep.workload import (
     campaign_bounds,
     decode_workload,
     encode_workload,
+    settings_rules,
 )
 
 if TYPE_CHECKING:
@@ -186,6 +189,35 @@ def test_rules_are_the_schedulers_own() -> None:
     assert forecast(workload, 8, "broker_workers_max=4").makespan_ns == 3 * SECOND_NS
 
 
+def test_rates_are_the_schedulers_own() -> None:
+    workload = Workload([b"%d" % n for n in range(12)], [1] * 12)
+    assert forecast(workload, 8, "rate=2/s").makespan_ns == pytest.approx(5.5 * SECOND_NS, rel=0.01)
+    workload.lanes = [b"x"] * 6 + [b"y"] * 6
+    slow = forecast(workload, 8, "lane_rate=2/s").makespan_ns
+    assert slow == pytest.approx(2.5 * SECOND_NS, rel=0.01)
+
+
+def test_rules_of_the_settings_apply_and_a_policy_changes_all_of_them() -> None:
+    options = LaneOptions(workers_max=1, expiry_ns=1, is_held=True)
+    rules = settings_rules(RulesSet(0, rules=(Rule(b"disk", b"default/x", options),)))
+    lanes = [b"x"] * 4 + [b"y"] * 4
+    workload = Workload([b"%d" % n for n in range(8)], [SECOND_NS] * 8, lanes=lanes, rules=rules)
+    policy = "lane_workers_max=4"
+    assert forecast(workload, 8).makespan_ns == 4 * SECOND_NS
+    assert forecast(workload, 8, policy, "workers_max=0").makespan_ns == SECOND_NS
+    assert forecast(workload, 8, policy).makespan_ns == 4 * SECOND_NS  # x has one worker
+    text = conclusions.sentences(workload, campaign_bounds(workload), [])[-1]
+    assert text == "The limits and rates of the settings apply: disk."
+    assert decode_workload(encode_workload(workload)) == workload
+
+
+def test_settings_without_limits_change_nothing() -> None:
+    retried = LaneOptions(retry_delays_ns=(1,), command=b"agent")
+    assert settings_rules(RulesSet(0, rules=(Rule(b"s", b"s/*", retried),))) is None
+    assert settings_rules(RulesSet(0, workers_max=3)) is not None
+    assert settings_rules(RulesSet(0, defaults=LaneOptions(overfeed=1))) is not None
+
+
 def test_replay_has_the_workers_of_the_measured_run() -> None:
     workload = Workload([b"%d" % n for n in range(4)], [2 * SECOND_NS] * 4)
     services = workload.services
@@ -205,6 +237,8 @@ def test_pool_is_only_used_if_single_workers_do_not_matter() -> None:
     assert not simulation.can_pool(plain, shape, Point(2, 1, ("overfeed=1",)))
     wide = Workload([b"a"], [1], [TaskKind(slots=2)])
     assert not simulation.can_pool(wide, campaign_bounds(wide), Point(2, 1))
+    assert not simulation.can_pool(plain, shape, Point(2, 1, ("rate=1/s",)))
+    assert not simulation.can_pool(plain, shape, Point(2, 1, ("lane_rate=1/s",)))
     laned = lanes(40, 2)
     assert not simulation.can_pool(laned, campaign_bounds(laned), Point(2, 1))
     assert simulation.prefetch_of(campaign_bounds(chains(40, 20)), Point(8, 1)) == 0
@@ -253,7 +287,10 @@ def test_policies_give_every_combination() -> None:
     assert points[-1].rules()[0].overfeed == 3
 
 
-@pytest.mark.parametrize("pair", ["speed=3", "overfeed", "overfeed=x", "order=best", "overfeed="])
+@pytest.mark.parametrize(
+    "pair",
+    ["speed=3", "overfeed", "overfeed=x", "order=best", "overfeed=", "rate=3", "lane_rate=0/s"],
+)
 def test_invalid_policy_is_refused(pair: str) -> None:
     with pytest.raises(UserError, match="--policy"):
         grid([1], [1], [pair])
@@ -334,6 +371,19 @@ def test_measured_run_is_kept_and_time_before_its_start_is_the_gap() -> None:
     )
     assert made.run_ns == [3 * SECOND_NS, SECOND_NS]
     assert made.gap_ns == SECOND_NS
+
+
+def test_wait_for_a_rate_is_no_part_of_the_gap() -> None:
+    times = [("a", 0, 1, 2, 3), ("b", 7, 8, 9, 10)]
+    made = history(
+        [{"task": name} for name, *_ in times],
+        [
+            {"task": name, "leased": leased, "settled": settled, "ready": 0}
+            | {"started": started, "run_ns": (ended - started) * SECOND_NS}
+            for name, leased, started, ended, settled in times
+        ],
+    )
+    assert made.gap_ns == 2 * SECOND_NS  # 1 s to report, 1 s to start
 
 
 def test_gap_is_the_time_from_a_free_slot_to_the_next_lease() -> None:

@@ -14,6 +14,7 @@ from taskyard.cli.pipeline.documents import PipelineSweepDocument, SweepPoint
 from taskyard.cli.pipeline.group import SparkCommand, master_option
 from taskyard.cli.pipeline.report import HistoryLocation, history_location, history_options
 from taskyard.errors import UserError
+from taskyard.settings.rules import to_rules_set
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +49,10 @@ _POINTS_PRINTED_MAX: Final = 60
     "policies",
     multiple=True,
     metavar="NAME=VALUES",
-    help="Rules to vary: lane_workers_max, workers_max, broker_workers_max, overfeed, order.",
+    help=(
+        "Rules to vary, in every section of the settings: lane_workers_max, workers_max, "
+        "broker_workers_max, overfeed, rate, lane_rate, order."
+    ),
 )
 @click.option(
     "--run-time",
@@ -73,20 +77,24 @@ def sweep(cli_context: CliContext, /, master: str, **values: Any) -> None:  # no
 
     Runs the broker's scheduler in simulated time for every combination of the given numbers. The
     workload is a past campaign with its graph, measured run times and overheads, or FILE if its run
-    times are known (WfCommons, sleeps, time limits or --run-time). Prints the makespan, the
+    times are known (WfCommons, sleeps, time limits or --run-time). The limits and rates of the
+    settings apply. Prints the makespan, the
     utilisation, the waiting times and the limiting factor. For a past campaign, also prints the
     error of the simulation. Tasks of several brokers are simulated at one.
     """
     from taskyard.pipeline.jobs import sweep as job  # noqa: PLC0415  # imports Spark
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415
     from taskyard.pipeline.sweep.grid import grid, read_numbers  # noqa: PLC0415
+    from taskyard.pipeline.sweep.workload import settings_rules  # noqa: PLC0415
 
     workers = read_numbers(values["workers"], "--workers")
     points = grid(workers, read_numbers(values["slots"], "--slots"), values["policies"])
     location = _history_location(cli_context, values)
     cli_context.info(f"starting Spark on {master}")
     with session_scope("taskyard sweep", master) as spark:
-        sweep_result = job.sweep(spark, _workload(spark, location, values), points)
+        workload = _workload(spark, location, values)
+        workload.rules = settings_rules(to_rules_set(cli_context.settings()))
+        sweep_result = job.sweep(spark, workload, points)
     cli_context.info(job.speed_text(sweep_result))
     table = job.table_of(sweep_result, values["price"])
     page = None if values["out"] is None else job.write(sweep_result, table, values["out"])

@@ -69,6 +69,10 @@ def sentences(
             f"{format_count(workload.estimated_count, 'task')} had not run yet. Their run time is "
             "the median of their service."
         )
+    if workload.rules is not None:
+        names = [shorten_name(rule.name.decode()) for rule in workload.rules.rules]
+        sections = f": {', '.join(names)}" if names else ""
+        texts.append(f"The limits and rates of the settings apply{sections}.")
     if workload.broker_count > 1:
         texts.append(
             f"The tasks of {format_count(workload.broker_count, 'broker')} are simulated at one, "

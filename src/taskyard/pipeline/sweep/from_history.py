@@ -3,7 +3,7 @@
 Works on Arrow tables of the datasets `tasks`, `attempts`, `edges` and `workers`. An attempt that
 its worker measured takes as long as it ran. Others are known only by their leases. A worker that
 prefetches holds leases without a free slot, so these count from when a slot was free. The cost of
-broker and wire is the time from a free slot to the next start in it, while a task was ready.
+broker and wire is the time from a free slot to the next start in it, without waits at the broker.
 
 Tasks of several brokers become one workload. Names of tasks, workers and lanes are then preceded by
 the broker's, because brokers do not share them.
@@ -92,24 +92,40 @@ def with_start_times(attempts: pa.Table, workers: pa.Table) -> TimedAttempts:
     slots: dict[str, int] = {}
     for name, count in zip(*_columns(workers, "worker", "slots"), strict=True):
         slots[name] = max(slots.get(name, 0), count or _SLOTS_ANY)
-    freed_ns: dict[str, list[int]] = {}
+    #: By worker: when slots were free, and when the broker had the report on that.
+    freed_ns: dict[str, list[tuple[int, int]]] = {}
     gaps_ns: list[int] = []
     found = list(_attempts(attempts))
     for one in found:
         running = freed_ns.setdefault(one.worker, [])
         one.begun_ns = one.started_ns or one.leased_ns
         if len(running) >= slots.get(one.worker, 1):
-            free_ns = heappop(running)
-            if one.ready_ns is not None and not one.lane:
-                gaps_ns.append(max(0, one.begun_ns - max(free_ns, one.ready_ns)))
+            free_ns, reported_ns = heappop(running)
+            gap_ns = _gap_ns(one, free_ns, reported_ns)
+            if gap_ns is not None:
+                gaps_ns.append(gap_ns)
             if one.started_ns is None:
                 one.begun_ns = max(free_ns, one.leased_ns)
         one.freed_ns = one.settled_ns
         if one.started_ns is not None:
             one.freed_ns = one.started_ns + (one.run_ns or 0)
         if one.freed_ns is not None:
-            heappush(running, one.freed_ns)
+            heappush(running, (one.freed_ns, one.settled_ns or one.freed_ns))
     return TimedAttempts(found, int(median(gaps_ns)) if gaps_ns else 0)
+
+
+def _gap_ns(attempt: Attempt, free_ns: int, reported_ns: int) -> int | None:
+    """Return the cost of broker and wire before an attempt in a slot, or None if it is unknown.
+
+    Of a measured attempt, the time from the report to the lease does not count: the scheduler
+    leases at once, unless the task was not ready yet, or a limit or rate held it back.
+    """
+    if attempt.started_ns is not None:
+        waited_ns = max(0, attempt.leased_ns - max(free_ns, reported_ns))
+        return max(0, attempt.started_ns - free_ns - waited_ns)
+    if attempt.ready_ns is None or attempt.lane:
+        return None
+    return max(0, attempt.begun_ns - max(free_ns, attempt.ready_ns))
 
 
 def _attempts(table: pa.Table) -> Iterator[Attempt]:

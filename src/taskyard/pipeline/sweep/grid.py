@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import re
 from itertools import product
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from msgspec import Struct, structs
 
+from taskyard.core.events import RulesSet
 from taskyard.core.rules import LaneOptions
 from taskyard.errors import UserError
+from taskyard.pipeline.sweep.workload import SettingsRules
+from taskyard.settings.kinds import RATE
+from taskyard.settings.values import InvalidValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,14 +42,26 @@ class Point(Struct, frozen=True):
 
     def rules(self) -> tuple[LaneOptions, int]:
         """Return the rules of every service, and the limit of workers over all services."""
-        rules, workers_max = LaneOptions(), 0
+        made = self.rules_set(None)
+        return made.defaults, made.workers_max
+
+    def rules_set(self, base: SettingsRules | None) -> RulesSet:
+        """Return the event that sets the rules: those of the settings with this point's changes.
+
+        A change applies to every section of the settings.
+        """
+        base = SettingsRules() if base is None else base
+        changes: dict[str, object] = {}
         for pair in self.policy:
             name, _, text = pair.partition("=")
-            if name == "broker_workers_max":
-                workers_max = int(text)
-            else:
-                rules = structs.replace(rules, **POLICIES[name](text))
-        return rules, workers_max
+            changes |= POLICIES[name](text)
+        workers_max = changes.pop("broker_workers_max", base.workers_max)
+        rules = [
+            structs.replace(rule, options=structs.replace(rule.options, **changes))
+            for rule in base.rules
+        ]
+        defaults = structs.replace(base.defaults, **changes)
+        return RulesSet(0, tuple(rules), defaults, cast("int", workers_max))
 
 
 class Forecast(Struct, frozen=True):
@@ -77,6 +93,16 @@ def _number(field: str) -> Callable[[str], dict[str, object]]:
     return read
 
 
+def _rate(field: str) -> Callable[[str], dict[str, object]]:
+    def read(text: str) -> dict[str, object]:
+        try:
+            return {f"{field}_interval_ns": RATE.read(text).interval_ns}
+        except InvalidValue as error:
+            raise UserError(f"--policy {field}={text}: {error}") from None
+
+    return read
+
+
 def _order(text: str) -> dict[str, object]:
     if text not in ("age", "random"):
         raise UserError(f"--policy order={text}: not age or random")
@@ -89,6 +115,8 @@ POLICIES: Final[dict[str, Callable[[str], dict[str, object]]]] = {
     "workers_max": _number("workers_max"),
     "broker_workers_max": _number("broker_workers_max"),
     "overfeed": _number("overfeed"),
+    "rate": _rate("rate"),
+    "lane_rate": _rate("lane_rate"),
     "order": _order,
 }
 

@@ -44,14 +44,14 @@ def has_lane_runs(workload: Workload, point: Point) -> bool:
     defaults: one worker for each lane, no other limit. A worker with several slots continues only
     with the lane that it began last, so these need a slot for every lane.
     """
-    if point.rules() != (LaneOptions(), 0) or len(workload.services) > 1 or not workload.lanes:
+    if workload.rules is not None or point.rules() != (LaneOptions(), 0):
         return False
     if workload.after is not None or workload.setbacks or any(workload.arrivals_ns or ()):
         return False
-    if any(kind.slots > 1 or kind.due_ns for kind in workload.kinds):
+    if len({kind.service for kind in workload.kinds}) > 1:
         return False
-    sizes = Counter(workload.lanes)
-    if b"" in sizes:
+    sizes = Counter(workload.lanes or [b""])
+    if b"" in sizes or any(kind.slots > 1 or kind.due_ns for kind in workload.kinds):
         return False
     longest = max(sizes.values())
     if point.slots_total >= len(sizes):

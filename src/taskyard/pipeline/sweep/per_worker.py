@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from taskyard.core.effects import Assign, Refused
 from taskyard.core.events import (
     Outcome,
-    RulesSet,
     TasksReported,
     TimePassed,
     WorkerExited,
@@ -49,9 +48,9 @@ class WorkerSimulation:
 
     def __init__(self, workload: Workload, point: Point, stays: list[Stay]) -> None:
         self._workload = workload
-        rules, workers_max = point.rules()
+        rules_set = point.rules_set(workload.rules)
         self._scheduler = Scheduler()
-        self._scheduler.handle(RulesSet(0, defaults=rules, workers_max=workers_max))
+        self._scheduler.handle(rules_set)
         self._numbers = {name: number for number, name in enumerate(workload.names)}
         self._dependents = workload.dependents()
         self._setbacks = {number: deque(them) for number, them in workload.setbacks.items()}
@@ -60,7 +59,8 @@ class WorkerSimulation:
         self._arrivals = _arrivals(workload, stays)
         #: When each lane is free at the worker that is overfed with it.
         self._lane_free_ns: dict[tuple[bytes, bytes], int] = {}
-        self._is_overfed = bool(rules.overfeed) and workload.lanes is not None
+        options = [rules_set.defaults, *(rule.options for rule in rules_set.rules)]
+        self._is_overfed = workload.lanes is not None and any(one.overfeed for one in options)
         self._ends: list[tuple[int, _Held]] = []
         #: The current attempt of each task.
         self._attempts = [0] * len(workload.names)

@@ -59,7 +59,9 @@ _NEVER_NS: Final = 1 << 63
 def can_pool(workload: Workload, time_bounds: CampaignBounds, point: Point) -> bool:
     """Return whether a pool behaves like its workers, because nothing counts them."""
     rules, workers_max = point.rules()
-    if workers_max or rules.workers_max or rules.overfeed:
+    if workload.rules is not None or workers_max or rules.workers_max or rules.overfeed:
+        return False
+    if rules.rate_interval_ns or rules.lane_rate_interval_ns:
         return False
     if time_bounds.lane_ns and not _order_is_irrelevant(time_bounds, point):
         return False  # a worker continues with its lane

@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
-from taskyard.core.events import SubmitRequested, UnknownPolicy
+from taskyard.core.events import RulesSet, SubmitRequested, UnknownPolicy
 from taskyard.core.limits import TASKS_PER_MESSAGE_MAX
 from taskyard.core.model import Submission, Terms
+from taskyard.core.rules import LaneOptions, Rule
 
 #: The client that submits in a simulation.
 CLIENT: Final = b"sweep"
@@ -51,6 +52,36 @@ class Stay(Struct, frozen=True, array_like=True):
     is_lost: bool = False
 
 
+class SettingsRules(Struct, frozen=True, array_like=True):
+    """The rules of a broker, as far as they decide when a task is leased."""
+
+    rules: tuple[Rule, ...] = ()
+    defaults: LaneOptions = LaneOptions()
+    workers_max: int = 0
+
+
+#: Options that decide when a task is leased. The others act on failures, on old tasks or in agents,
+#: and a workload has their effects as it has run times.
+_LEASE_OPTIONS: Final = (
+    *("workers_max", "lane_workers_max", "overfeed", "rate_interval_ns", "lane_rate_interval_ns"),
+    *("weight", "is_random", "debounce_ns"),
+)
+
+
+def settings_rules(rules_set: RulesSet) -> SettingsRules | None:
+    """Return the rules of the settings for a simulation, or None if they are the defaults."""
+    rules = tuple(
+        structs.replace(rule, options=_lease_options(rule.options)) for rule in rules_set.rules
+    )
+    made = SettingsRules(rules, _lease_options(rules_set.defaults), rules_set.workers_max)
+    plain = all(rule.options == LaneOptions() for rule in rules)
+    return None if plain and structs.replace(made, rules=()) == SettingsRules() else made
+
+
+def _lease_options(options: LaneOptions) -> LaneOptions:
+    return LaneOptions(**{name: getattr(options, name) for name in _LEASE_OPTIONS})
+
+
 class Workload(Struct, array_like=True):
     """The tasks of a campaign by number, in order of submission."""
 
@@ -79,6 +110,8 @@ class Workload(Struct, array_like=True):
     estimated_count: int = 0
     #: Brokers that had the tasks.
     broker_count: int = 1
+    #: The rules of the settings. None: the defaults.
+    rules: SettingsRules | None = None
 
     def kind(self, number: int) -> TaskKind:
         return self.kinds[0 if self.kind_at is None else self.kind_at[number]]
