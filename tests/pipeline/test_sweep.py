@@ -218,6 +218,12 @@ def test_settings_without_limits_change_nothing() -> None:
     assert settings_rules(RulesSet(0, defaults=LaneOptions(overfeed=1))) is not None
 
 
+def test_messages_of_one_time_are_submitted_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskyard.pipeline.sweep.workload.TASKS_PER_MESSAGE_MAX", 2)
+    run = one_by_one(Workload([b"%d" % n for n in range(6)], [SECOND_NS] * 6), Point(1, 1))
+    assert run.begun_ns == [number * SECOND_NS for number in range(6)]
+
+
 def test_replay_has_the_workers_of_the_measured_run() -> None:
     workload = Workload([b"%d" % n for n in range(4)], [2 * SECOND_NS] * 4)
     services = workload.services

@@ -175,5 +175,6 @@ def _arrivals(workload: Workload, stays: list[Stay]) -> list[Event]:
         if stay.left_ns:
             goes = WorkerLost if stay.is_lost else WorkerExited
             events.append(goes(stay.left_ns, stay.name))
+    events.reverse()  # a stable sort keeps this order of events at the same time
     events.sort(key=lambda event: event.now_ns, reverse=True)
     return events
