@@ -1,4 +1,4 @@
-"""Hand-written histories: events with a clock in seconds and consecutive record numbers.
+"""Hand-written histories as frames and files, and their guarantees.
 
 Several logs can share one sequence of numbers and so one frame: Spark takes as long for many rows
 as for few.
@@ -6,28 +6,35 @@ as for few.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from itertools import count
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from taskyard.journal import history, parquet_file
-from taskyard.pipeline.datasets import EDGES, EVENTS
+from taskyard.journal import history
 from taskyard.pipeline.jobs.report import count_guarantees
 from taskyard.pipeline.placement import placed_tasks
 from taskyard.pipeline.session import cache
 from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.steps import steps
 from taskyard.pipeline.transforms.tasks import tasks_without_graph
+from tests.pipeline.event_log import (
+    SECOND_NS,
+    START,
+    START_NS,
+    EventLog,
+    arrow_table,
+    at,
+    measured,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from taskyard.pipeline.transforms.guarantees import Guarantees
+
+__all__ = ["SECOND_NS", "SMALL", "START", "START_NS", "EventLog", "at", "guarantees", "measured"]
 
 #: Spark's settings for frames of a few rows, without code generation.
 SMALL = {
@@ -35,93 +42,6 @@ SMALL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-
-SECOND_NS = 1_000_000_000
-START = datetime(2026, 3, 1, 12, tzinfo=UTC)
-START_NS = int(START.timestamp()) * SECOND_NS
-
-
-def at(seconds: float) -> datetime:
-    """Return a time of the log's clock, without a zone, as Spark returns times."""
-    return (START + timedelta(seconds=seconds)).replace(tzinfo=None)
-
-
-def measured(started: float, seconds: float, **more: object) -> dict[str, object]:
-    """Return the columns of an event that ends a measured attempt."""
-    started_ns = START_NS + round(started * SECOND_NS)
-    return {"started_ns": started_ns, "run_ns": round(seconds * SECOND_NS), "host": "h", **more}
-
-
-class EventLog:
-    """Events and edges of a history, in order."""
-
-    def __init__(self, campaign: str = "c", numbers: count[int] | None = None) -> None:
-        self.campaign, self.service = campaign, "exec"
-        self.events: list[dict[str, object]] = []
-        self.edges: list[dict[str, object]] = []
-        self._record = 0
-        self._numbers = count(1) if numbers is None else numbers
-        self._attempts: dict[str, int] = {}
-
-    def add(self, seconds: float, kind: str, task: str | None = None, **more: object) -> None:
-        self._record = next(self._numbers)
-        self._row(seconds, kind, task, more)
-
-    def _row(self, seconds: float, kind: str, task: str | None, more: dict[str, object]) -> None:
-        own: dict[str, object] = {}
-        if task is not None:
-            own = {"task": task, "campaign": self.campaign, "service": self.service, "lane": ""}
-            own |= {"priority": 0, "attempt": self._attempts.get(task, 0)}
-        self.events.append(
-            {
-                "sequence": self._record,
-                "record": self._record,
-                "time": START + timedelta(seconds=seconds),
-                "time_ns": START_NS + round(seconds * SECOND_NS),
-                "kind": kind,
-                **own,
-                **more,
-            }
-        )
-
-    def submit(self, seconds: float, task: str, *after: str, due: float | None = None) -> None:
-        """Add a submission, and a `ready` event if the task need not wait."""
-        when = None if due is None else START + timedelta(seconds=due)
-        self.add(seconds, "submitted", task, due=when, payload_bytes=5, slots=1, dialect="native")
-        self.wait_for(task, *after)
-        if not after and due is None:
-            self.ready(seconds, task, "submitted")
-
-    def wait_for(self, task: str, *after: str) -> None:
-        place = {"sequence": self._record, "record": self._record}
-        self.edges += [{**place, "task": task, "after": one} for one in after]
-
-    def ready(self, seconds: float, task: str, reason: str = "released") -> None:
-        """Add a `ready` event of the record before it."""
-        self._row(seconds, "ready", task, {"reason": reason})
-
-    def lease(self, seconds: float, task: str, worker: str = "w") -> None:
-        self._attempts[task] = self._attempts.get(task, 0) + 1
-        self.add(seconds, "leased", task, worker=worker, dialect="native")
-
-    def finish(self, seconds: float, task: str, worker: str = "w") -> None:
-        self.add(seconds, "finished", task, worker=worker, result_bytes=7)
-
-    def fail(self, seconds: float, task: str, reason: str, *, own_fault: bool = True) -> None:
-        self.add(seconds, "failed", task, worker="w", reason=reason, own_fault=own_fault)
-
-    def run(self, task: str, leased: float, finished: float, worker: str = "w") -> None:
-        self.lease(leased, task, worker)
-        self.finish(finished, task, worker)
-
-    def join(self, seconds: float, worker: str, incarnation: int = 1, slots: int = 1) -> None:
-        self.add(
-            seconds, "worker_joined", worker=worker, incarnation=incarnation, slots=slots,
-            dialect="native", services=["exec"],
-        )  # fmt: skip
-
-    def frames(self, spark: SparkSession) -> tuple[DataFrame, DataFrame]:
-        return EVENTS.frame(spark, self.events), EDGES.frame(spark, self.edges)
 
 
 def write_part(state: Path, first: int, last: int, *logs: EventLog) -> None:
@@ -133,10 +53,7 @@ def write_part(state: Path, first: int, last: int, *logs: EventLog) -> None:
         rows_of["edges"] += log.edges
     for table, path in history.HistoryPart(first, last).paths(state, history.PARQUET).items():
         rows = [row for row in rows_of[table] if first <= int(str(row["sequence"])) <= last]
-        columns = {
-            name: [row.get(name) for row in rows] for name in parquet_file.TABLES[table].names
-        }
-        pq.write_table(pa.table(columns, schema=parquet_file.TABLES[table]), path)
+        pq.write_table(arrow_table(table, rows), path)
 
 
 def guarantees(events: DataFrame, edges: DataFrame) -> Guarantees:
