@@ -62,7 +62,7 @@ class BrokerHost:
         self._turns_at_once = 0
         self._turned_ns = -1
         self._turns = 0
-        self.store = SimStore(world.rng, world.faults, world.checker.row_durable)
+        self.store = SimStore(world.rng, world.faults, world.row_durable)
         self.restarts = 0
         #: The settings, which a broker receives before anything else.
         self._rules = RulesSet(0, world.plan.clauses, workers_max=world.plan.broker_workers_max)

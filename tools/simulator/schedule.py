@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from simulator.clients import RequestMaker
     from simulator.mutations import Mutation
+    from taskyard.journal.chain import Row
 
 #: Beyond the longest delay after the faults: all messages arrive within this.
 SETTLE_NS: Final = SECOND_NS // 2
@@ -74,15 +75,19 @@ def run(
     invariants: bool = True,
     say: Callable[[str], None] | None = None,
     kinds: Sequence[str] = plan.WORKER_KINDS,
+    on_row: Callable[[Row], None] | None = None,
 ) -> ScheduleResult:
-    """Run the schedule of a seed, with workers of these kinds."""
+    """Run the schedule of a seed, with workers of these kinds.
+
+    `on_row` gets each row of the journal when it is durable.
+    """
     drawn = plan.draw(seed, kinds)
     if say is not None:
         for line in drawn.lines():
             say(line)
     # The loops log warnings. Without a handler Python would print them.
     logging.getLogger("taskyard").addHandler(_SILENT)
-    world = World(drawn, BrokerHost, invariants=invariants, say=say)
+    world = World(drawn, BrokerHost, invariants=invariants, say=say, on_row=on_row)
     checker, text = "", ""
     try:
         with compared_choices(), _short_intervals():

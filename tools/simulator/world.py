@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from simulator.plan import Plan
     from taskyard.core.events import RulesSet
     from taskyard.core.ledger import Ledger
+    from taskyard.journal.chain import Row
 
 _encode_into = msgspec.msgpack.Encoder().encode_into
 
@@ -62,8 +63,10 @@ class World:
         *,
         invariants: bool = True,
         say: Callable[[str], None] | None = None,
+        on_row: Callable[[Row], None] | None = None,
     ) -> None:
         self.plan = plan
+        self._on_row = on_row
         self.faults = plan.faults
         self.rng = Random(plan.seed + _RNG_SEED_OFFSET)
         self.invariants = invariants
@@ -112,6 +115,12 @@ class World:
         _encode_into((now_ns, what, thing, frames), self._traced, -1)
         if self._say is not None:
             self._say(f"{now_ns / SECOND_NS:.6f} {what} {short_text(thing)}")
+
+    def row_durable(self, row: Row) -> None:
+        """Check a row of the journal that no crash can lose any more."""
+        self.checker.row_durable(row)
+        if self._on_row is not None:
+            self._on_row(row)
 
     def digest(self) -> str:
         return hashlib.sha256(self._traced + self.host.store.head.chain).hexdigest()
