@@ -1,0 +1,135 @@
+"""The fold of one share: carried steps and new events in, rows and carried steps out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
+
+from taskyard.pipeline.fold.attempts import Leases, attempts
+from taskyard.pipeline.fold.buckets import MINUTE_NS, SCOPE, buckets_of, scoped
+from taskyard.pipeline.fold.changes import run_changes, step_changes, worker_changes
+from taskyard.pipeline.fold.columns import Flags, Ints, combined, constant, grouped
+from taskyard.pipeline.fold.steps import COLUMNS, Carried, Steps
+from taskyard.pipeline.fold.tasks import Generations, generations, tasks_without_graph
+
+_GENERATIONS: Final = pa.schema(
+    [("campaign", pa.string()), ("task", pa.string()), ("generations", pa.int64())]
+)
+
+
+class FoldedShare(Struct, frozen=True):
+    """The result of a fold."""
+
+    #: Rows to append: nothing changes them any more.
+    attempts: pa.Table
+    tasks: pa.Table
+    #: Rows that replace all rows of this kind of the share.
+    attempts_open: pa.Table
+    tasks_open: pa.Table
+    #: Changes to add to those of earlier folds, and the changes of open attempts.
+    buckets: pa.Table
+    buckets_open: pa.Table
+    carried: Carried
+    #: Steps of names that were never submitted, or not since they ended. They make no task.
+    unplaced: int
+
+
+def nothing_carried(events: pa.Schema) -> Carried:
+    """Return the state before the first fold of events with these columns."""
+    steps = pa.schema([events.field(name) for name in COLUMNS]).empty_table()
+    return Carried(steps, _GENERATIONS.empty_table())
+
+
+def fold_share(
+    events: pa.Table, broker: str, carried: Carried | None = None, bucket_ns: int = MINUTE_NS
+) -> FoldedShare:
+    """Fold new events of a share. Events that an earlier fold has seen are skipped."""
+    before = nothing_carried(events.schema) if carried is None else carried
+    new = events.select(COLUMNS).filter(pc.greater(events["record"], before.record))
+    whole = pa.concat_tables([before.steps, new]) if len(before.steps) else new
+    steps = Steps(whole, before.generations)
+    leases = Leases(steps)
+    found = generations(steps)
+    is_new = _is_new(leases, before.record)
+    made, known = attempts(leases, broker), tasks_without_graph(steps, leases, found, broker)
+    is_task = found.is_task
+    last = pc.max(events["record"]).as_py() if len(events) else 0
+    return FoldedShare(
+        attempts=made.filter(pa.array(is_new)),
+        tasks=known.filter(pa.array(is_task & found.is_final)),
+        attempts_open=made.filter(pa.array(~leases.is_final)),
+        tasks_open=known.filter(pa.array(is_task & ~found.is_final)),
+        buckets=_buckets(
+            leases, np.flatnonzero(steps.record > before.record), is_new, broker, bucket_ns
+        ),
+        buckets_open=_buckets(leases, np.empty(0, np.int64), ~leases.is_final, broker, bucket_ns),
+        carried=_carried(steps, found, max(before.record, last)),
+        unplaced=int((steps.submission < 0).sum()),
+    )
+
+
+def _is_new(leases: Leases, record: int) -> Flags:
+    """Return whether each attempt became final after a record."""
+    return leases.is_final & (leases.steps.record[leases.next_rows] > record)
+
+
+def _buckets(leases: Leases, rows: Ints, is_chosen: Flags, broker: str, bucket_ns: int) -> pa.Table:
+    """Return the buckets of some steps and some leases."""
+    steps, chosen = leases.steps, np.flatnonzero(is_chosen)
+    queues, queue_of = _queues(steps, broker)
+    changes = [step_changes(steps, rows, queue_of), *run_changes(leases, chosen, queue_of)]
+    of_campaigns = scoped(buckets_of(changes, queues, bucket_ns))
+    workers = leases.text("worker")
+    places = worker_places(workers.values, broker)
+    codes = np.where(workers.codes < 0, len(workers.values), workers.codes)
+    of_workers = buckets_of(worker_changes(leases, chosen, codes), places, bucket_ns)
+    return pa.concat_tables([of_campaigns, of_workers])
+
+
+def _queues(steps: Steps, broker: str) -> tuple[pa.Table, Ints]:
+    """Return a row for each campaign, service and lane, and the row of each step."""
+    campaigns = steps.campaigns.at(steps.name)
+    services, lanes = steps.text("service"), steps.text("lane")
+    groups = grouped(combined(campaigns.codes, services.codes, lanes.codes))
+    firsts = np.zeros(groups.count, np.int64)
+    firsts[groups.of_row] = np.arange(steps.count)
+    columns = {
+        "broker": constant(broker, groups.count),
+        "scope": constant("lane", groups.count),
+        "campaign": campaigns.at(firsts).arrow,
+        "service": services.at(firsts).arrow,
+        "lane": lanes.at(firsts).arrow,
+        "worker": pa.nulls(groups.count, pa.string()),
+    }
+    return pa.table(columns), groups.of_row
+
+
+def worker_places(names: pa.Array, broker: str) -> pa.Table:
+    """Return a row for each worker, and a last one for attempts without a worker."""
+    whole = pa.concat_arrays([names, pa.nulls(1, pa.string())])
+    columns = {name: pa.nulls(len(whole), pa.string()) for name in SCOPE}
+    columns |= {
+        "broker": constant(broker, len(whole)),
+        "scope": constant("worker", len(whole)),
+        "worker": whole,
+    }
+    return pa.table(columns)
+
+
+def _carried(steps: Steps, found: Generations, record: int) -> Carried:
+    """Return the steps of all generations that are not final."""
+    begins = found.begins[~found.is_final]
+    names = steps.name[begins]
+    before = steps.generation[begins] - found.is_task[~found.is_final]
+    columns = [
+        steps.campaigns.at(names).arrow.cast(pa.string()),
+        steps.tasks.at(names).arrow.cast(pa.string()),
+        pa.array(before),
+    ]
+    table = pa.Table.from_arrays(columns, schema=_GENERATIONS)
+    kept = steps.events_of(found.is_in_open(steps.count))
+    return Carried(kept, table.filter(pc.greater(table["generations"], 0)), record)

@@ -1,0 +1,102 @@
+"""Histories of simulated schedules for the tests of the fold, and their tables in one form."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from msgspec import Struct
+
+from simulator.histories import History, history_of
+from simulator.schedule import run
+from taskyard.pipeline.fold.buckets import add_up
+from taskyard.pipeline.fold.columns import plain
+from taskyard.pipeline.fold.schemas import ATTEMPTS, BUCKETS, TASKS_WITHOUT_GRAPH, WORKERS
+from taskyard.pipeline.fold.share import fold_share
+from taskyard.pipeline.fold.stays import fold_stays
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskyard.journal.chain import Row
+
+BROKER = "b"
+SECOND_NS = 1_000_000_000
+
+Rows = list[dict[str, Any]]
+
+
+@cache
+def journal(seed: int) -> tuple[Row, ...]:
+    """Return the rows that the schedule of a seed wrote."""
+    rows: list[Row] = []
+    assert run(seed, invariants=False, on_row=rows.append).good
+    return tuple(rows)
+
+
+@cache
+def history(seed: int, share: float = 1.0) -> History:
+    """Return the history of the first part of a schedule. A part leaves tasks open."""
+    rows = journal(seed)
+    return history_of([*rows[: max(1, int(len(rows) * share))]])
+
+
+class Folded(Struct):
+    """All rows of a history, as a reader sees them after one or several folds."""
+
+    attempts: Rows
+    tasks: Rows
+    workers: Rows
+    buckets: Rows
+
+
+def fold_in_parts(events: pa.Table, cuts: Sequence[int] = ()) -> Folded:
+    """Fold a history in parts that end before these rows, and keep rows as a writer would."""
+    carried = stays_carried = None
+    appended: dict[str, list[pa.Table]] = {"attempts": [], "tasks": [], "workers": []}
+    buckets: list[pa.Table] = []
+    replaced: dict[str, pa.Table] = {}
+    for first, last in zip((0, *cuts), (*cuts, len(events)), strict=True):
+        # Some rows are given again, as when a run is repeated.
+        part = events.slice(max(0, first - 20), last - max(0, first - 20))
+        found = fold_share(part, BROKER, carried, SECOND_NS)
+        stays = fold_stays(
+            events.slice(first, last - first),
+            found.attempts,
+            found.attempts_open,
+            BROKER,
+            stays_carried,
+        )
+        carried, stays_carried = found.carried, stays.carried
+        for name, table in (
+            ("attempts", found.attempts),
+            ("tasks", found.tasks),
+            ("workers", stays.workers),
+        ):
+            appended[name].append(table)
+        buckets.append(found.buckets)
+        replaced = {
+            "attempts": found.attempts_open,
+            "tasks": found.tasks_open,
+            "workers": stays.workers_open,
+            "buckets": found.buckets_open,
+        }
+    whole = add_up([*buckets, replaced["buckets"]])
+    return Folded(
+        *(
+            table_rows([*appended[name], replaced[name]], schema)
+            for name, schema in (
+                ("attempts", ATTEMPTS),
+                ("tasks", TASKS_WITHOUT_GRAPH),
+                ("workers", WORKERS),
+            )
+        ),
+        table_rows([whole], BUCKETS),
+    )
+
+
+def table_rows(tables: list[pa.Table], schema: pa.Schema) -> Rows:
+    """Return rows of tables as dictionaries, sorted."""
+    whole = pa.concat_tables([plain(table, schema) for table in tables])
+    return sorted(whole.to_pylist(), key=str)

@@ -1,0 +1,202 @@
+"""Compare the tables of the fold with those of `pipeline history`, column by column.
+
+    python tools/compare_fold.py [SCHEDULES] [--start SEED]
+
+Writes the histories of simulated schedules as one state, runs the job on Spark and the fold, and
+prints the differences of each table. Exits with 1 if there are any but those in `EXPECTED`.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from msgspec import Struct
+
+from simulator.histories import history
+from taskyard.journal.history import FOLDER, PARQUET, HistoryPart
+from taskyard.journal.parquet_file import EDGES, EVENTS
+from taskyard.pipeline.fold.buckets import MINUTE_NS
+from taskyard.pipeline.fold.columns import plain
+from taskyard.pipeline.fold.histograms import bins
+from taskyard.pipeline.fold.metrics import metrics
+from taskyard.pipeline.fold.places import placed_tasks
+from taskyard.pipeline.fold.schemas import ATTEMPTS
+from taskyard.pipeline.fold.share import fold_share
+from taskyard.pipeline.fold.stays import fold_stays
+
+BROKER: Final = "compared"
+
+#: A second, so that the short schedules have many intervals.
+SECOND_NS: Final = 1_000_000_000
+
+#: Columns that identify a row.
+KEYS: Final = {
+    "attempts": ("campaign", "task", "attempt", "leased_record"),
+    "tasks": ("campaign", "task", "generation"),
+    "workers": ("worker", "stay"),
+    "critical_path": ("campaign", "position"),
+    "metrics": ("scope", "campaign", "service", "lane", "worker", "bucket"),
+}
+
+#: Rows of both tables that differ on purpose, by the old and the new row.
+EXPECTED: Final[dict[str, Callable[[dict[str, Any] | None, dict[str, Any] | None], bool]]] = {
+    # A lease before a worker's first start: no slots were found there, and no rows up to the start.
+    "metrics": lambda old, new: (
+        new is not None
+        and new["scope"] == "worker"
+        and new["running"] == new["busy_ns"] == 0
+        and (old is None or old["utilisation"] is None)
+    ),
+}
+
+#: Percentiles have the same rank, and come from the middle of their bin.
+_BINNED: Final = tuple(f"{name}_{part}_ns" for name in ("wait", "run") for part in ("p50", "p95"))
+
+
+class Tables(Struct, frozen=True):
+    """The tables of one history, by name."""
+
+    by_name: dict[str, pa.Table]
+
+
+def merged(seeds: Iterable[int]) -> tuple[pa.Table, pa.Table]:
+    """Return the events and edges of some schedules as one history. Names get a prefix."""
+    events, edges, last = [EVENTS.empty_table()], [EDGES.empty_table()], 0
+    for seed in seeds:
+        found = history(seed)
+        prefix = f"s{seed} "
+        events.append(_moved(found.events, last, prefix, ("campaign", "task", "worker")))
+        edges.append(_moved(found.edges, last, prefix, ("task", "after")))
+        last = max(pc.max(events[-1][name]).as_py() for name in ("sequence", "record"))
+    return pa.concat_tables(events), pa.concat_tables(edges)
+
+
+def _moved(table: pa.Table, last: int, prefix: str, names: tuple[str, ...]) -> pa.Table:
+    columns = {name: table[name] for name in table.column_names}
+    for name in names:
+        columns[name] = pc.binary_join_element_wise(prefix, columns[name], "")
+    for name in ("sequence", "record"):
+        columns[name] = pc.add(columns[name], last)
+    return pa.table(columns, schema=table.schema)
+
+
+def fold_tables(events: pa.Table, edges: pa.Table, bucket_ns: int = MINUTE_NS) -> Tables:
+    """Return all tables of a history by the fold, as one share."""
+    folded = fold_share(events, BROKER, bucket_ns=bucket_ns)
+    attempts = pa.concat_tables(
+        [plain(one, ATTEMPTS) for one in (folded.attempts, folded.attempts_open)]
+    )
+    tasks = pa.concat_tables([folded.tasks, folded.tasks_open]).unify_dictionaries()
+    placed = placed_tasks(tasks, edges)
+    stays = fold_stays(events, folded.attempts, folded.attempts_open, BROKER)
+    workers = pa.concat_tables([stays.workers, stays.workers_open]).unify_dictionaries()
+    found = metrics([folded.buckets, folded.buckets_open], workers, bucket_ns)
+    return Tables(
+        {
+            "attempts": attempts,
+            "tasks": placed.tasks,
+            "workers": workers,
+            "critical_path": placed.critical_path,
+            "metrics": found,
+        }
+    )
+
+
+def job_tables(events: pa.Table, edges: pa.Table, directory: Path) -> Tables:
+    """Return all tables of a history by `pipeline history`, with intervals of a second."""
+    from taskyard.pipeline import tables  # noqa: PLC0415  # Spark is only for the comparison
+    from taskyard.pipeline.datasets import DATASETS  # noqa: PLC0415
+    from taskyard.pipeline.jobs.history import HistoryJob  # noqa: PLC0415
+    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
+    from taskyard.pipeline.transforms import metrics as old_metrics  # noqa: PLC0415
+
+    # The shortest width that has enough intervals is used. Spark counts in 64 bits for the second.
+    old_metrics.WIDTHS_SECONDS = (1, 10)  # type: ignore[misc]
+    old_metrics.BUCKETS_MAX = 10_000_000  # type: ignore[misc]
+    state, out = directory / "state", directory / "tables"
+    (state / FOLDER).mkdir(parents=True)
+    paths = HistoryPart(1, pc.max(events["sequence"]).as_py()).paths(state, PARQUET)
+    pq.write_table(events, paths["events"])
+    pq.write_table(edges, paths["edges"])
+    with session_scope("compare", "local[2]") as spark:
+        job = HistoryJob(state, out)
+        try:
+            job.run(spark)
+        finally:
+            job.close()
+        return Tables({name: tables.read(spark, out, DATASETS[name]).toArrow() for name in KEYS})
+
+
+def differences(name: str, old: pa.Table, new: pa.Table) -> list[str]:
+    """Describe the differences between two tables. Columns that only the fold has are left out."""
+    missing = [column for column in old.column_names if column not in new.column_names]
+    found = [f"{name}: no column {column}" for column in missing]
+    columns = [column for column in old.column_names if column not in missing]
+    old_rows, new_rows = (_by_key(name, table, columns) for table in (old, new))
+    is_expected = EXPECTED.get(name, lambda _old, _new: False)
+    for key in [*old_rows, *(key for key in new_rows if key not in old_rows)]:
+        one, other = old_rows.get(key), new_rows.get(key)
+        if one == other or is_expected(one, other):
+            continue
+        if one is None or other is None:
+            found.append(f"{name} {key}: only in the {'fold' if one is None else 'old table'}")
+            continue
+        found += [
+            f"{name} {key}: {column} is {other[column]}, was {one[column]}"
+            for column in columns
+            if one[column] != other[column]
+        ]
+    return found
+
+
+def _by_key(name: str, table: pa.Table, columns: list[str]) -> dict[Any, dict[str, Any]]:
+    whole = table.select(columns)
+    for column in _BINNED if name == "metrics" else ():
+        values = whole[column].combine_chunks()
+        numbers = bins(values.fill_null(0).to_numpy(zero_copy_only=False))
+        binned = pc.if_else(values.is_valid(), pa.array(numbers), pa.scalar(None, pa.int64()))
+        whole = whole.set_column(whole.schema.get_field_index(column), column, binned)
+    rows = whole.to_pylist()
+    for row in rows:
+        for column, value in row.items():
+            if isinstance(value, list) and value and isinstance(value[0], tuple):
+                row[column] = dict(value)
+    found = {tuple(row[key] for key in KEYS[name]): row for row in rows}
+    if len(found) != len(rows):
+        raise ValueError(f"{name}: rows share a key")
+    return found
+
+
+def compare(old: Tables, new: Tables) -> list[str]:
+    """Describe all differences between the tables of a history."""
+    return [
+        line for name in KEYS for line in differences(name, old.by_name[name], new.by_name[name])
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Compare the tables of simulated schedules. Return 1 if they differ."""
+    parser = argparse.ArgumentParser(prog="compare_fold.py", description=__doc__)
+    parser.add_argument("schedules", nargs="?", type=int, default=60)
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    options = parser.parse_args(arguments)
+    events, edges = merged(range(options.start, options.start + options.schedules))
+    with tempfile.TemporaryDirectory(prefix="taskyard-compare-") as directory:
+        old = job_tables(events, edges, Path(directory))
+    new = fold_tables(events, edges, SECOND_NS)
+    found = compare(old, new)
+    for line in found:
+        print(line)
+    rows = {name: len(table) for name, table in old.by_name.items()}
+    print(f"{len(events)} events, {len(edges)} edges, rows {rows}: {len(found)} differences")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
