@@ -10,9 +10,11 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -57,6 +59,9 @@ EXPECTED: Final[dict[str, Callable[[dict[str, Any] | None, dict[str, Any] | None
 
 #: Percentiles have the same rank, and come from the middle of their bin.
 _BINNED: Final = tuple(f"{name}_{part}_ns" for name in ("wait", "run") for part in ("p50", "p95"))
+
+
+Rows = list[dict[str, Any]]
 
 
 class Tables(Struct, frozen=True):
@@ -133,44 +138,45 @@ def job_tables(events: pa.Table, edges: pa.Table, directory: Path) -> Tables:
         return Tables({name: tables.read(spark, out, DATASETS[name]).toArrow() for name in KEYS})
 
 
-def differences(name: str, old: pa.Table, new: pa.Table) -> list[str]:
+def differences(name: str, old: Rows, new: Rows) -> list[str]:
     """Describe the differences between two tables. Columns that only the fold has are left out."""
-    missing = [column for column in old.column_names if column not in new.column_names]
-    found = [f"{name}: no column {column}" for column in missing]
-    columns = [column for column in old.column_names if column not in missing]
-    old_rows, new_rows = (_by_key(name, table, columns) for table in (old, new))
+    found: list[str] = []
+    old_rows, new_rows = (_by_key(name, rows) for rows in (old, new))
     is_expected = EXPECTED.get(name, lambda _old, _new: False)
     for key in [*old_rows, *(key for key in new_rows if key not in old_rows)]:
         one, other = old_rows.get(key), new_rows.get(key)
-        if one == other or is_expected(one, other):
+        if is_expected(one, other):
             continue
         if one is None or other is None:
             found.append(f"{name} {key}: only in the {'fold' if one is None else 'old table'}")
             continue
         found += [
-            f"{name} {key}: {column} is {other[column]}, was {one[column]}"
-            for column in columns
-            if one[column] != other[column]
+            f"{name} {key}: {column} is {other.get(column, 'missing')}, was {value}"
+            for column, value in one.items()
+            if column not in other or value != other[column]
         ]
     return found
 
 
-def _by_key(name: str, table: pa.Table, columns: list[str]) -> dict[Any, dict[str, Any]]:
-    whole = table.select(columns)
-    for column in _BINNED if name == "metrics" else ():
-        values = whole[column].combine_chunks()
-        numbers = bins(values.fill_null(0).to_numpy(zero_copy_only=False))
-        binned = pc.if_else(values.is_valid(), pa.array(numbers), pa.scalar(None, pa.int64()))
-        whole = whole.set_column(whole.schema.get_field_index(column), column, binned)
-    rows = whole.to_pylist()
-    for row in rows:
-        for column, value in row.items():
-            if isinstance(value, list) and value and isinstance(value[0], tuple):
-                row[column] = dict(value)
-    found = {tuple(row[key] for key in KEYS[name]): row for row in rows}
+def _by_key(name: str, rows: Rows) -> dict[Any, dict[str, Any]]:
+    plain_rows = [
+        {column: _plain_value(column, value) for column, value in row.items()} for row in rows
+    ]
+    found = {tuple(row[key] for key in KEYS[name]): row for row in plain_rows}
     if len(found) != len(rows):
         raise ValueError(f"{name}: rows share a key")
     return found
+
+
+def _plain_value(column: str, value: Any) -> Any:  # noqa: ANN401  # values of any column
+    """Return a value as both sides have it: Spark's times are naive, Arrow's maps are lists."""
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None)
+    if isinstance(value, list) and value and isinstance(value[0], tuple):
+        return dict(value)
+    if column in _BINNED and value is not None:
+        return int(bins(np.array([value]))[0])
+    return value
 
 
 def compare(old: Tables, new: Tables) -> list[str]:

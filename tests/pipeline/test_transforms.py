@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from compare_fold import differences, fold_tables
 from taskyard.pipeline.datasets import ATTEMPTS, CRITICAL_PATH, TASKS, WORKERS
 from taskyard.pipeline.placement import tasks_from_steps
 from taskyard.pipeline.session import cache
@@ -56,6 +57,9 @@ class Computed:
             "workers": WORKERS.check(workers(events, made)).collect(),
             "paths": CRITICAL_PATH.check(critical_path(known)).collect(),
         }
+
+    def all_rows(self, table: str) -> list[dict[str, Any]]:
+        return [row.asDict() for row in self._tables[table]]
 
     def attempts(self, campaign: str, *columns: str) -> Rows:
         return self.rows("attempts", campaign, "task", "attempt", *columns)
@@ -397,6 +401,23 @@ def test_stay_ends_when_the_worker_leaves_or_its_process_changes(computed: Compu
         (2, None),
         (3, 4 / 5),
     ]
+
+
+def test_fold_makes_the_same_tables(computed: Computed) -> None:
+    folded = fold_tables(*computed.whole.tables()).by_name
+    for table, of_fold in (
+        ("attempts", "attempts"),
+        ("tasks", "tasks"),
+        ("workers", "workers"),
+        ("paths", "critical_path"),
+    ):
+        old, new = computed.all_rows(table), folded[of_fold].to_pylist()
+        assert old
+        assert differences(of_fold, old, new) == []
+    first = old[0]
+    for column in first:
+        assert differences("critical_path", [first], [first | {column: "changed"}]), column
+    assert len(differences("critical_path", old, old[1:])) == 1
 
 
 def test_guarantees_hold_in_correct_histories(small_spark: SparkSession) -> None:

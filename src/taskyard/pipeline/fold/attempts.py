@@ -42,17 +42,17 @@ class Leases:
 
     def column(self, name: str) -> Number:
         """Return a number of each lease."""
-        return self.steps.number(name).at(self.rows)
+        return self.steps.number(name, self.rows)
 
     def ending(self, name: str) -> Number:
         """Return a number of the step after each lease. Null without one."""
-        return self.steps.number(name).at(self.next_rows).where(self.is_final)
+        return self.steps.number(name, self.next_rows).where(self.is_final)
 
     def text(self, name: str) -> Text:
-        return self.steps.text(name).at(self.rows)
+        return self.steps.text(name, self.rows)
 
     def ending_text(self, name: str) -> Text:
-        return self.steps.text(name).at(self.next_rows).where(self.is_final)
+        return self.steps.text(name, self.next_rows).where(self.is_final)
 
     @cached_property
     def leased_ns(self) -> Ints:

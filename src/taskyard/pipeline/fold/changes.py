@@ -46,7 +46,7 @@ def step_changes(steps: Steps, rows: Ints, place: Ints) -> Changes:
     """Return the changes that some steps make to their campaign. Each step has a place."""
     kind, last_kind = steps.kind[rows], steps.last_kind[rows]
     was_leased = last_kind == KINDS.index("leased")
-    own_fault = steps.number("own_fault").at(rows).is_true
+    own_fault = steps.number("own_fault", rows).is_true
     is_setback = _IS_FAILED[kind] | ((kind == _POSTPONED) & own_fault)
     is_ready = steps.state[rows] == STATE_NAMES.index("READY")
     amounts: dict[str, Array] = {
@@ -55,7 +55,7 @@ def step_changes(steps: Steps, rows: Ints, place: Ints) -> Changes:
     amounts["failed"] = _IS_FAILED[kind]
     amounts["retries"] = was_leased & _IS_RETRY[kind]
     amounts["depth_change"] = is_ready.astype(np.int64) - _IS_READY[last_kind]
-    reason = _reasons(steps.text("reason").at(rows), is_setback)
+    reason = _reasons(steps.text("reason", rows), is_setback)
     return Changes(steps.time_ns[rows], place[rows], amounts, reason=reason)
 
 

@@ -137,6 +137,13 @@ def plain(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+def kept(table: pa.Table, is_kept: Flags) -> pa.Table:
+    """Return the flagged rows of a table. A table of all rows is not copied."""
+    if is_kept.all():
+        return table
+    return table.filter(pa.array(is_kept)) if is_kept.any() else table.slice(0, 0)
+
+
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if not pa.types.is_dictionary(column.type):
         return column
@@ -182,6 +189,12 @@ def grouped(keys: Ints) -> Groups:
         return Groups((np.cumsum(is_used) - 1)[keys], np.flatnonzero(is_used))
     found, of_row = np.unique(keys, return_inverse=True)
     return Groups(of_row, found)
+
+
+def distinct(values: Ints) -> Ints:
+    """Return each value once, sorted. Sorting is quicker here than the hashes of `np.unique`."""
+    found = np.sort(values)
+    return found[is_first(found)]
 
 
 def combined(*columns: Ints) -> Ints:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from taskyard.pipeline.fold.columns import INT_MAX, Flags, Ints, Number, is_last
+from taskyard.pipeline.fold.columns import INT_MAX, Flags, Ints, Number, distinct, is_last
 from taskyard.pipeline.fold.links import Links
 from taskyard.pipeline.fold.steps import FINAL, STATE_NAMES, state_codes
 
@@ -138,7 +138,7 @@ def place(nodes: Nodes, links: Links) -> Placed:
         target, source = followers.of(frontier)
         walk.propagate(source, target)
         np.subtract.at(waits, target, 1)
-        frontier = np.unique(target[waits[target] == 0])
+        frontier = distinct(target[waits[target] == 0])
     is_blocked = nodes.state == _BLOCKED
     is_delayed = is_blocked & nodes.is_timed & ~walk.has_open
     return Placed(

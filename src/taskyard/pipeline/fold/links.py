@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from taskyard.pipeline.fold.columns import Ints, number
+from taskyard.pipeline.fold.columns import Ints, distinct, number
 
 
 class Links(Struct, frozen=True):
@@ -29,7 +29,7 @@ class TaskIndex:
 
     def __init__(self, names: pa.ChunkedArray, records: Ints) -> None:
         self._names = pc.unique(names)
-        self._records = np.unique(records)
+        self._records = distinct(records)
         keys = self._keys(self._codes(names), records)
         self._order = np.argsort(keys, kind="stable")
         self._sorted = keys[self._order]
@@ -69,7 +69,7 @@ def links(tasks: pa.Table, edges: pa.Table) -> Links:
     waiting = index.places(edges["task"], records)
     before = index.places(edges["after"], records, or_first=True)
     is_known = (waiting >= 0) & (before >= 0) & (before != waiting)
-    keys = np.unique(waiting[is_known] * len(tasks) + before[is_known])
+    keys = distinct(waiting[is_known] * len(tasks) + before[is_known])
     unknown = waiting[(waiting >= 0) & (before < 0)]
     count = max(len(tasks), 1)
     return Links(keys // count, keys % count, unknown)

@@ -12,7 +12,15 @@ from msgspec import Struct
 from taskyard.pipeline.fold.attempts import Leases, attempts
 from taskyard.pipeline.fold.buckets import MINUTE_NS, SCOPE, buckets_of, scoped
 from taskyard.pipeline.fold.changes import run_changes, step_changes, worker_changes
-from taskyard.pipeline.fold.columns import Flags, Ints, combined, constant, grouped
+from taskyard.pipeline.fold.columns import (
+    Flags,
+    Ints,
+    combined,
+    constant,
+    grouped,
+    kept,
+    number,
+)
 from taskyard.pipeline.fold.steps import COLUMNS, Carried, Steps
 from taskyard.pipeline.fold.tasks import Generations, generations, tasks_without_graph
 
@@ -49,7 +57,8 @@ def fold_share(
 ) -> FoldedShare:
     """Fold new events of a share. Events that an earlier fold has seen are skipped."""
     before = nothing_carried(events.schema) if carried is None else carried
-    new = events.select(COLUMNS).filter(pc.greater(events["record"], before.record))
+    records = number(events["record"]).values
+    new = kept(events.select(COLUMNS), records > before.record)
     whole = pa.concat_tables([before.steps, new]) if len(before.steps) else new
     steps = Steps(whole, before.generations)
     leases = Leases(steps)
@@ -57,12 +66,12 @@ def fold_share(
     is_new = _is_new(leases, before.record)
     made, known = attempts(leases, broker), tasks_without_graph(steps, leases, found, broker)
     is_task = found.is_task
-    last = pc.max(events["record"]).as_py() if len(events) else 0
+    last = int(records.max()) if len(records) else 0
     return FoldedShare(
-        attempts=made.filter(pa.array(is_new)),
-        tasks=known.filter(pa.array(is_task & found.is_final)),
-        attempts_open=made.filter(pa.array(~leases.is_final)),
-        tasks_open=known.filter(pa.array(is_task & ~found.is_final)),
+        attempts=kept(made, is_new),
+        tasks=kept(known, is_task & found.is_final),
+        attempts_open=kept(made, ~leases.is_final),
+        tasks_open=kept(known, is_task & ~found.is_final),
         buckets=_buckets(
             leases, np.flatnonzero(steps.record > before.record), is_new, broker, bucket_ns
         ),
@@ -131,5 +140,5 @@ def _carried(steps: Steps, found: Generations, record: int) -> Carried:
         pa.array(before),
     ]
     table = pa.Table.from_arrays(columns, schema=_GENERATIONS)
-    kept = steps.events_of(found.is_in_open(steps.count))
-    return Carried(kept, table.filter(pc.greater(table["generations"], 0)), record)
+    open_steps = steps.events_of(found.is_in_open(steps.count))
+    return Carried(open_steps, table.filter(pc.greater(table["generations"], 0)), record)

@@ -26,6 +26,7 @@ from taskyard.pipeline.fold.columns import (
     grouped,
     is_first,
     is_last,
+    kept,
     maxima_before,
     number,
     running_sums,
@@ -121,12 +122,12 @@ def fold_stays(
     is_over = ~is_last(walk.workers.codes) | number(rows["left"]).is_known
     is_final = is_over & ~has_open & (walk.stays > 0)
     return FoldedStays(
-        rows.filter(pa.array(is_final)),
-        rows.filter(pa.array(~is_final)),
+        kept(rows, is_final),
+        kept(rows, ~is_final),
         CarriedStays(
-            members.filter(pa.array(~is_final[walk.group_of(0, len(members))])),
+            kept(members, ~is_final[walk.group_of(0, len(members))]),
             _merged(done, walk.group_of(len(members), len(members) + len(done)), is_final),
-            _counted(rows.filter(pa.array(is_final)), before.before),
+            _counted(kept(rows, is_final), before.before),
         ),
     )
 

@@ -23,6 +23,7 @@ from taskyard.pipeline.fold.columns import (
     combined,
     grouped,
     is_first,
+    kept,
     number,
     running_sums,
     text,
@@ -101,9 +102,9 @@ class Steps:
         codes = pc.index_in(kinds.values, pa.array(KINDS, pa.string())).fill_null(NO_KIND)
         kind = codes.to_numpy(zero_copy_only=False).astype(np.int8)[kinds.codes]
         is_step = (kind != NO_KIND) & _is_valid(events["campaign"]) & _is_valid(events["task"])
-        if not is_step.all():
-            events, kind = events.filter(pa.array(is_step)), kind[is_step]
-        self._events = events
+        self._events = events = kept(events, is_step)
+        kind = kind[is_step]
+        #: Columns of the events, in the order of the journal.
         self._columns: dict[str, Text | Number] = {}
         records = number(events["record"]).values
         campaigns, tasks = text(events["campaign"]), text(events["task"])
@@ -175,19 +176,19 @@ class Steps:
         ]
         return pa.concat_arrays(parts) if parts else full
 
-    def number(self, name: str) -> Number:
-        """Return a column of integers in the order of the steps."""
+    def number(self, name: str, rows: Ints | None = None) -> Number:
+        """Return a column of integers: of these steps, or of all, in their order."""
         found = self._columns.get(name)
         if not isinstance(found, Number):
-            found = self._columns[name] = number(self._events[name]).at(self._order)
-        return found
+            found = self._columns[name] = number(self._events[name])
+        return found.at(self._order if rows is None else self._order[rows])
 
-    def text(self, name: str) -> Text:
-        """Return a column of strings in the order of the steps."""
+    def text(self, name: str, rows: Ints | None = None) -> Text:
+        """Return a column of strings: of these steps, or of all, in their order."""
         found = self._columns.get(name)
         if not isinstance(found, Text):
-            found = self._columns[name] = text(self._events[name]).at(self._order)
-        return found
+            found = self._columns[name] = text(self._events[name])
+        return found.at(self._order if rows is None else self._order[rows])
 
     def events_of(self, is_wanted: Flags) -> pa.Table:
         """Return the events of these rows, in the order of the journal."""

@@ -154,9 +154,9 @@ def tasks_without_graph(steps: Steps, leases: Leases, found: Generations, broker
         "ready": ready_ns.times,
         "leased": found.firsts(steps.time_ns, is_lease).times,
         "ended": Number(steps.time_ns[lasts], is_ended).times,
-        "due": steps.number("due").at(begins).micros,
-        "worker": steps.text("worker").at(last_lease).where(last_lease >= 0).arrow,
-        "reason": steps.text("reason").at(lasts).where(is_failed).arrow,
+        "due": steps.number("due", begins).micros,
+        "worker": steps.text("worker", last_lease).where(last_lease >= 0).arrow,
+        "reason": steps.text("reason", lasts).where(is_failed).arrow,
         "blocked_ns": _blocked_ns(ready_ns, submitted_ns).arrow,
         "wait_ns": found.sums(lease_sums.wait_ns),
         "queued_ns": found.sums(lease_sums.queued_ns),
@@ -164,8 +164,8 @@ def tasks_without_graph(steps: Steps, leases: Leases, found: Generations, broker
         "run_last_ns": Number(lease_sums.run_ns[last_run], last_run >= 0).arrow,
         "result_bytes": found.largest(size.values, is_finish & size.is_known).arrow,
     }
-    columns |= {name: steps.number(name).at(begins).arrow for name in _NUMBERS}
-    columns |= {name: steps.text(name).at(begins).arrow for name in _TEXTS}
+    columns |= {name: steps.number(name, begins).arrow for name in _NUMBERS}
+    columns |= {name: steps.text(name, begins).arrow for name in _TEXTS}
     return pa.table(columns)
 
 
