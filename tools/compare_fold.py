@@ -1,15 +1,17 @@
 """Compare the tables of the fold with those of `pipeline history`, column by column.
 
     python tools/compare_fold.py [SCHEDULES] [--start SEED]
+    python tools/compare_fold.py --state DIR
 
-Writes the histories of simulated schedules as one state, runs the job on Spark and the fold, and
-prints the differences of each table. Exits with 1 if there are any but those in `EXPECTED`.
+Takes the histories of simulated schedules as one, or the exported history of a state. Runs the job
+on Spark and the fold, and prints the differences of each table. Exits with 1 if there are any but
+those of `is_expected`.
 """
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -21,14 +23,12 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from simulator.histories import history
-from taskyard.journal.history import FOLDER, PARQUET, HistoryPart
-from taskyard.journal.parquet_file import EDGES, EVENTS
+from taskyard.journal.history import FOLDER, PARQUET, HistoryPart, parts
+from taskyard.journal.parquet_file import EDGES, EVENTS, TABLES, read_table
 from taskyard.pipeline.fold.buckets import MINUTE_NS
-from taskyard.pipeline.fold.columns import plain
 from taskyard.pipeline.fold.histograms import bins
 from taskyard.pipeline.fold.metrics import metrics
 from taskyard.pipeline.fold.places import placed_tasks
-from taskyard.pipeline.fold.schemas import ATTEMPTS
 from taskyard.pipeline.fold.share import fold_share
 from taskyard.pipeline.fold.stays import fold_stays
 
@@ -46,22 +46,25 @@ KEYS: Final = {
     "metrics": ("scope", "campaign", "service", "lane", "worker", "bucket"),
 }
 
-#: Rows of both tables that differ on purpose, by the old and the new row.
-EXPECTED: Final[dict[str, Callable[[dict[str, Any] | None, dict[str, Any] | None], bool]]] = {
-    # A lease before a worker's first start: no slots were found there, and no rows up to the start.
-    "metrics": lambda old, new: (
-        new is not None
-        and new["scope"] == "worker"
-        and new["running"] == new["busy_ns"] == 0
-        and (old is None or old["utilisation"] is None)
-    ),
-}
-
 #: Percentiles have the same rank, and come from the middle of their bin.
 _BINNED: Final = tuple(f"{name}_{part}_ns" for name in ("wait", "run") for part in ("p50", "p95"))
 
 
 Rows = list[dict[str, Any]]
+
+
+def is_expected(name: str, old: dict[str, Any] | None, new: dict[str, Any] | None) -> bool:
+    """Return whether two rows differ on purpose, if they do.
+
+    Before a worker's first start, a lease alone made a row without slots, and none up to the start.
+    """
+    return (
+        name == "metrics"
+        and new is not None
+        and new["scope"] == "worker"
+        and new["running"] == new["busy_ns"] == 0
+        and (old is None or old["utilisation"] is None)
+    )
 
 
 class Tables(Struct, frozen=True):
@@ -82,6 +85,17 @@ def merged(seeds: Iterable[int]) -> tuple[pa.Table, pa.Table]:
     return pa.concat_tables(events), pa.concat_tables(edges)
 
 
+def read_state(state: Path) -> tuple[pa.Table, pa.Table]:
+    """Return the events and edges in the history files of a state."""
+    whole, _ = parts(state)
+    files = [part.paths(state) for part in whole]
+    events, edges = (
+        pa.concat_tables([TABLES[table].empty_table(), *(read_table(one[table]) for one in files)])
+        for table in ("events", "edges")
+    )
+    return events, edges
+
+
 def _moved(table: pa.Table, last: int, prefix: str, names: tuple[str, ...]) -> pa.Table:
     columns = {name: table[name] for name in table.column_names}
     for name in names:
@@ -94,9 +108,7 @@ def _moved(table: pa.Table, last: int, prefix: str, names: tuple[str, ...]) -> p
 def fold_tables(events: pa.Table, edges: pa.Table, bucket_ns: int = MINUTE_NS) -> Tables:
     """Return all tables of a history by the fold, as one share."""
     folded = fold_share(events, BROKER, bucket_ns=bucket_ns)
-    attempts = pa.concat_tables(
-        [plain(one, ATTEMPTS) for one in (folded.attempts, folded.attempts_open)]
-    )
+    attempts = pa.concat_tables([folded.attempts, folded.attempts_open]).unify_dictionaries()
     tasks = pa.concat_tables([folded.tasks, folded.tasks_open]).unify_dictionaries()
     placed = placed_tasks(tasks, edges)
     stays = fold_stays(events, folded.attempts, folded.attempts_open, BROKER)
@@ -122,7 +134,7 @@ def job_tables(events: pa.Table, edges: pa.Table, directory: Path) -> Tables:
     from taskyard.pipeline.transforms import metrics as old_metrics  # noqa: PLC0415
 
     # The shortest width that has enough intervals is used. Spark counts in 64 bits for the second.
-    old_metrics.WIDTHS_SECONDS = (1, 10)  # type: ignore[misc]
+    old_metrics.WIDTHS_SECONDS = (1, 10)  # type: ignore[misc, assignment]
     old_metrics.BUCKETS_MAX = 10_000_000  # type: ignore[misc]
     state, out = directory / "state", directory / "tables"
     (state / FOLDER).mkdir(parents=True)
@@ -142,10 +154,9 @@ def differences(name: str, old: Rows, new: Rows) -> list[str]:
     """Describe the differences between two tables. Columns that only the fold has are left out."""
     found: list[str] = []
     old_rows, new_rows = (_by_key(name, rows) for rows in (old, new))
-    is_expected = EXPECTED.get(name, lambda _old, _new: False)
     for key in [*old_rows, *(key for key in new_rows if key not in old_rows)]:
         one, other = old_rows.get(key), new_rows.get(key)
-        if is_expected(one, other):
+        if is_expected(name, one, other):
             continue
         if one is None or other is None:
             found.append(f"{name} {key}: only in the {'fold' if one is None else 'old table'}")
@@ -191,8 +202,10 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="compare_fold.py", description=__doc__)
     parser.add_argument("schedules", nargs="?", type=int, default=60)
     parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--state", type=Path, help="a state directory, in place of schedules")
     options = parser.parse_args(arguments)
-    events, edges = merged(range(options.start, options.start + options.schedules))
+    seeds = range(options.start, options.start + options.schedules)
+    events, edges = merged(seeds) if options.state is None else read_state(options.state)
     with tempfile.TemporaryDirectory(prefix="taskyard-compare-") as directory:
         old = job_tables(events, edges, Path(directory))
     new = fold_tables(events, edges, SECOND_NS)

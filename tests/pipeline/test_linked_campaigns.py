@@ -13,9 +13,12 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from msgspec import Struct, field
 
+from compare_fold import differences, fold_tables, read_state
 from taskyard.core import graph, records
 from taskyard.core.effects import Accepted
 from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
@@ -24,7 +27,7 @@ from taskyard.core.states import TaskState
 from taskyard.journal import compaction, history, parquet_file, recovery
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline import session, tables
-from taskyard.pipeline.datasets import CRITICAL_PATH, EDGES, EVENTS, TASKS
+from taskyard.pipeline.datasets import CRITICAL_PATH, EDGES, EVENTS, METRICS, TASKS
 from taskyard.pipeline.jobs import report
 from taskyard.pipeline.jobs.history import HistoryJob, HistoryResult
 from taskyard.pipeline.layout import campaign_key, folder
@@ -412,6 +415,29 @@ def test_scenario_has_the_expected_links(linked_history: LinkedHistory) -> None:
     ]
     assert foreign
     assert len(linked_history.stuck) > 5
+
+
+def test_fold_makes_the_tables_of_the_job(linked_history: LinkedHistory) -> None:
+    events, edges = read_state(linked_history.state)
+    out = linked_history.state.parent / "tables"
+    folded = fold_tables(events, edges).by_name
+    for name in ("attempts", "tasks", "workers", "critical_path"):
+        assert differences(name, read_rows(out / name), folded[name].to_pylist()) == []
+    old = read_rows(out / METRICS.name)
+    for width_ns in {row["bucket_ns"] for row in old}:
+        mine = [row for row in old if row["bucket_ns"] == width_ns]
+        scopes = {(row["scope"], row["campaign"]) for row in mine}
+        rows = fold_tables(events, edges, width_ns).by_name["metrics"].to_pylist()
+        new = [row for row in rows if (row["scope"], row["campaign"]) in scopes]
+        assert differences("metrics", mine, new) == []
+
+
+def read_rows(table: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table, without its partitions."""
+    files = sorted(table.rglob("*.parquet"))
+    whole = pa.concat_tables([pq.read_table(file, partitioning=None) for file in files])
+    rows: list[dict[str, Any]] = whole.to_pylist()
+    return rows
 
 
 def test_tables_of_two_runs_follow_dependencies_across_campaigns(

@@ -414,6 +414,7 @@ def test_fold_makes_the_same_tables(computed: Computed) -> None:
         old, new = computed.all_rows(table), folded[of_fold].to_pylist()
         assert old
         assert differences(of_fold, old, new) == []
+    old = computed.all_rows("paths")
     first = old[0]
     for column in first:
         assert differences("critical_path", [first], [first | {column: "changed"}]), column

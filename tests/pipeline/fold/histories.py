@@ -83,15 +83,14 @@ def fold_in_parts(events: pa.Table, cuts: Sequence[int] = ()) -> Folded:
             "buckets": found.buckets_open,
         }
     whole = add_up([*buckets, replaced["buckets"]])
+
+    def rows_of(name: str, schema: pa.Schema) -> Rows:
+        return table_rows([*appended[name], replaced[name]], schema)
+
     return Folded(
-        *(
-            table_rows([*appended[name], replaced[name]], schema)
-            for name, schema in (
-                ("attempts", ATTEMPTS),
-                ("tasks", TASKS_WITHOUT_GRAPH),
-                ("workers", WORKERS),
-            )
-        ),
+        rows_of("attempts", ATTEMPTS),
+        rows_of("tasks", TASKS_WITHOUT_GRAPH),
+        rows_of("workers", WORKERS),
         table_rows([whole], BUCKETS),
     )
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections import Counter
 from random import Random
-from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +15,7 @@ from taskyard.core.states import TaskState
 from taskyard.pipeline.fold.buckets import add_up
 from taskyard.pipeline.fold.places import placed_tasks
 from taskyard.pipeline.fold.schemas import ATTEMPTS, BUCKETS, TASKS_WITHOUT_GRAPH
-from taskyard.pipeline.fold.share import fold_share
+from taskyard.pipeline.fold.share import fold_share, share_numbers
 from tests.pipeline.event_log import EventLog, at
 from tests.pipeline.fold.histories import (
     BROKER,
@@ -25,6 +24,9 @@ from tests.pipeline.fold.histories import (
     history,
     table_rows,
 )
+
+#: The shares of four that the first names have.
+FIRST_SHARES = [2, 0, 1, 2, 3, 0, 1, 2]
 
 #: Schedules with losses, retries, cancellations, expired tasks and edges.
 SEEDS = (2, 3, 4, 5, 6, 7, 11, 13, 18, 21)
@@ -82,9 +84,7 @@ def test_folds_of_parts_equal_one_fold(seed: int) -> None:
 def test_shares_of_a_history_add_up_to_it(seed: int) -> None:
     events = history(seed).events
     whole = fold_share(events, BROKER, bucket_ns=SECOND_NS)
-    share_of = pa.array(
-        [crc32(name.encode()) % 3 if name else 0 for name in events["task"].to_pylist()]
-    )
+    share_of = pa.array(share_numbers(events["task"], 3))
     shares = [
         fold_share(events.filter(pc.equal(share_of, share)), BROKER, bucket_ns=SECOND_NS)
         for share in range(3)
@@ -99,6 +99,15 @@ def test_shares_of_a_history_add_up_to_it(seed: int) -> None:
         assert table_rows(parts, schema) == table_rows([getattr(whole, name)], schema)
     added = add_up(share.buckets for share in shares)
     assert table_rows([added], BUCKETS) == table_rows([add_up([whole.buckets])], BUCKETS)
+
+
+def test_share_of_a_name_is_fixed_and_shares_are_even() -> None:
+    names = [*(f"c/task-{number}" for number in range(1000)), "", None, "ü"]
+    found = share_numbers(pa.chunked_array([names[:10], names[10:]], pa.string()), 4).tolist()
+    assert min(Counter(found).values()) > 200
+    assert found[:8] == FIRST_SHARES, "tables on disk are divided by it"
+    parts = [share_numbers(pa.chunked_array([[name]], pa.string()), 4).tolist() for name in names]
+    assert [share for (share,) in parts] == found
 
 
 def generations_log() -> EventLog:

@@ -11,6 +11,7 @@ from taskyard.pipeline.fold.columns import plain
 from taskyard.pipeline.fold.schemas import WORKERS
 from taskyard.pipeline.fold.share import fold_share
 from taskyard.pipeline.fold.stays import FoldedStays, fold_stays
+from taskyard.pipeline.fold.steps import Carried
 from tests.pipeline.event_log import EventLog, at
 from tests.pipeline.fold.histories import BROKER, SECOND_NS
 
@@ -64,7 +65,8 @@ def test_busy_time_counts_each_moment_once(seed: int) -> None:
     for begin, end in spans:
         busy.update(range(begin, end))
     events, _ = log.tables()
-    carried = stays = None
+    carried: Carried | None = None
+    stays: FoldedStays | None = None
     for first in range(0, len(events), 10):
         folded = fold_share(events.slice(first, 10), BROKER, carried)
         before = None if stays is None else stays.carried

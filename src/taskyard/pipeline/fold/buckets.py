@@ -156,7 +156,8 @@ def buckets_of(changes: Sequence[Changes], places: pa.Table, bucket_ns: int) -> 
     at = np.concatenate([one.at_ns for one in changes]) // bucket_ns
     first = int(at.min()) if len(at) else 0
     span = int(at.max()) - first + 1 if len(at) else 1
-    groups = grouped(np.concatenate([one.place for one in changes]) * span + at - first)
+    places_of = np.concatenate([one.place for one in changes]).astype(np.int64)
+    groups = grouped(places_of * span + at - first)
     begins_ns = (groups.keys % span + first) * bucket_ns
     sums = _Sums(groups.count)
     done = 0

@@ -31,7 +31,7 @@ _KEYS_PER_ROW_MAX: Final = 8
 class Text(Struct, frozen=True):
     """A column of strings: a code for each row, -1 for null, and the string of each code."""
 
-    codes: Ints
+    codes: Array
     values: pa.Array
 
     def at(self, rows: Array) -> Text:
@@ -76,7 +76,8 @@ class Number(Struct, frozen=True):
     @property
     def is_true(self) -> Flags:
         """Return whether each row is known and not 0."""
-        return self.is_known & (self.values != 0)
+        is_set: Flags = self.values != 0
+        return is_set if self.known is None else is_set & self.known
 
     @property
     def arrow(self) -> pa.Array:
@@ -103,13 +104,13 @@ def text(column: pa.ChunkedArray | pa.Array) -> Text:
     """Read a column of strings, plain or coded."""
     whole = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
     if not len(whole):
-        return Text(np.empty(0, np.int64), pa.array([], pa.string()))
+        return Text(np.empty(0, np.int32), pa.array([], pa.string()))
     if pa.types.is_dictionary(whole.type):
         chunks = whole.unify_dictionaries().chunks
     else:
         chunks = pc.dictionary_encode(whole).chunks  # they share their strings
     codes = [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in chunks]
-    return Text(np.concatenate(codes).astype(np.int64), chunks[0].dictionary.cast(pa.string()))
+    return Text(np.concatenate(codes), chunks[0].dictionary.cast(pa.string()))
 
 
 def number(column: pa.ChunkedArray | pa.Array) -> Number:
@@ -197,7 +198,7 @@ def distinct(values: Ints) -> Ints:
     return found[is_first(found)]
 
 
-def combined(*columns: Ints) -> Ints:
+def combined(*columns: Array) -> Ints:
     """Return one key for each row from several columns of -1 and more. They sort like the rows."""
     keys = np.zeros(len(columns[0]), np.int64)
     size = 1

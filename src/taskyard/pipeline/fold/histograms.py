@@ -24,14 +24,16 @@ def bins(durations_ns: Ints) -> Ints:
     """Return the bin of each duration. A negative one counts as 0."""
     values = np.maximum(durations_ns, 0)
     _, exponents = np.frexp(values.astype(np.float64))
-    shifts = np.maximum(exponents.astype(np.int64) - _BITS - 1, 0)
-    return _BINS * shifts + (values >> shifts)
+    shifts: Ints = np.maximum(exponents.astype(np.int64) - _BITS - 1, 0)
+    found: Ints = _BINS * shifts + (values >> shifts)
+    return found
 
 
 def middles(numbers: Ints) -> Ints:
     """Return the duration in the middle of each bin."""
     shifts = np.maximum(numbers // _BINS - 1, 0)
-    return ((numbers - _BINS * shifts) << shifts) + ((np.int64(1) << shifts) >> 1)
+    found: Ints = ((numbers - _BINS * shifts) << shifts) + ((np.int64(1) << shifts) >> 1)
+    return found
 
 
 def percentile(rows: Ints, numbers: Ints, counts: Ints, row_count: int, share: float) -> Number:

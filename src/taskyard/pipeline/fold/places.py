@@ -7,17 +7,25 @@ could have been with any number of workers. Owns the rows. `graph` walks.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
 from taskyard.pipeline.fold import graph
-from taskyard.pipeline.fold.columns import Ints, Number, Text, number, text
-from taskyard.pipeline.fold.graph import Chains, Nodes, Placed
+from taskyard.pipeline.fold.columns import INT_MAX, Flags, Ints, Number, Text, number, text
+from taskyard.pipeline.fold.graph import Chains, Nodes
 from taskyard.pipeline.fold.links import links
 from taskyard.pipeline.fold.schemas import COUNTS, CRITICAL_PATH
 from taskyard.pipeline.fold.steps import STATE_NAMES
+
+#: The columns of a task that the walk needs.
+NODE: Final = (
+    *("campaign", "task", "generation", "submitted", "submitted_record", "state", "due"),
+    *("run_last_ns", "attempts", "ended"),
+)
 
 
 class PlacedTasks(Struct, frozen=True):
@@ -29,29 +37,65 @@ class PlacedTasks(Struct, frozen=True):
     is_final: pa.Array
 
 
+class Places:
+    """The places of all tasks of linked campaigns, found by one walk."""
+
+    def __init__(self, nodes: pa.Table, edges: pa.Table) -> None:
+        pairs = links(nodes, edges)
+        submitted = number(nodes["submitted"])
+        self._campaigns = text(nodes["campaign"])
+        self._placed = graph.place(
+            Nodes(
+                state=_state_codes(nodes["state"]),
+                submitted_ns=submitted.values * 1000,
+                duration_ns=number(nodes["run_last_ns"]).filled(0),
+                is_timed=number(nodes["due"]).is_known,
+            ),
+            pairs,
+        )
+        ended = number(nodes["ended"])
+        # A task that was never leased was cancelled or has expired. It took no time.
+        was_leased = number(nodes["attempts"]).values > 0
+        ended_ns = Number(ended.values * 1000, ended.is_known & was_leased)
+        codes = self._campaigns.codes
+        self._ways = graph.chains(codes, submitted.values * 1000, ended_ns, pairs)
+        #: The first submission of each campaign.
+        self._first_us = np.full(len(self._campaigns.values), INT_MAX)
+        np.minimum.at(self._first_us, codes, submitted.values)
+
+    @property
+    def is_final(self) -> pa.Array:
+        return pa.array(self._placed.is_final)
+
+    def columns(self) -> dict[str, pa.Array]:
+        """Return the columns that the walk adds to tasks. `state` replaces the one before."""
+        placed, ways, campaigns = self._placed, self._ways, self._campaigns
+        is_own = campaigns.codes[ways.node] == ways.campaign
+        position = np.zeros(len(placed.state), np.int64)
+        position[ways.node[is_own]] = ways.position[is_own]
+        return {
+            "state": Text(placed.state, pa.array(STATE_NAMES)).arrow,
+            "is_behind_failure": pa.array(placed.is_behind_failure),
+            "waits_for": pa.array(placed.waits_for),
+            "level": placed.level.arrow,
+            "path_ns": pa.array(placed.path_ns),
+            "critical_position": Number(position, position > 0).arrow,
+            "critical_elsewhere": _elsewhere(ways, ~is_own, campaigns, len(position)),
+            "earliest_end": Number(placed.earliest_ns).times,
+        }
+
+    def critical_path(self, tasks: pa.Table) -> pa.Table:
+        """Return the critical path of every campaign in which a task has ended."""
+        return _critical_path(tasks, self._ways, self._campaigns, self._first_us)
+
+
 def placed_tasks(tasks: pa.Table, edges: pa.Table) -> PlacedTasks:
     """Place all tasks of linked campaigns. `tasks` has the columns of their own steps."""
-    pairs = links(tasks, edges)
-    submitted_ns = number(tasks["submitted"]).values * 1000
-    nodes = Nodes(
-        state=_state_codes(tasks["state"]),
-        submitted_ns=submitted_ns,
-        duration_ns=number(tasks["run_last_ns"]).filled(0),
-        is_timed=number(tasks["due"]).is_known,
-    )
-    placed = graph.place(nodes, pairs)
-    campaigns = text(tasks["campaign"])
-    ended = number(tasks["ended"])
-    # A task that was never leased was cancelled or has expired. It took no time.
-    was_leased = number(tasks["attempts"]).values > 0
-    ended_ns = Number(ended.values * 1000, ended.is_known & was_leased)
-    ways = graph.chains(campaigns.codes, submitted_ns, ended_ns, pairs)
-    whole = _with_places(tasks, placed, ways, campaigns)
-    first_us = np.full(len(campaigns.values), np.iinfo(np.int64).max)
-    np.minimum.at(first_us, campaigns.codes, submitted_ns // 1000)
-    return PlacedTasks(
-        whole, _critical_path(whole, ways, campaigns, first_us), pa.array(placed.is_final)
-    )
+    places = Places(tasks, edges)
+    whole = tasks.drop_columns(["state"])
+    for name, column in places.columns().items():
+        whole = whole.append_column(name, column)
+    return PlacedTasks(whole, places.critical_path(whole), places.is_final)
 
 
 def _state_codes(column: pa.ChunkedArray) -> Ints:
@@ -61,29 +105,7 @@ def _state_codes(column: pa.ChunkedArray) -> Ints:
     return codes
 
 
-def _with_places(tasks: pa.Table, placed: Placed, ways: Chains, campaigns: Text) -> pa.Table:
-    is_own = campaigns.codes[ways.node] == ways.campaign
-    position = np.zeros(len(tasks), np.int64)
-    position[ways.node[is_own]] = ways.position[is_own]
-    columns = {
-        "state": Text(placed.state, pa.array(STATE_NAMES)).arrow,
-        "is_behind_failure": pa.array(placed.is_behind_failure),
-        "waits_for": pa.array(placed.waits_for),
-        "level": placed.level.arrow,
-        "path_ns": pa.array(placed.path_ns),
-        "critical_position": Number(position, position > 0).arrow,
-        "critical_elsewhere": _elsewhere(ways, ~is_own, campaigns, len(tasks)),
-        "earliest_end": Number(placed.earliest_ns).times,
-    }
-    whole = tasks.drop_columns(["state"])
-    for name, column in columns.items():
-        whole = whole.append_column(name, column)
-    return whole
-
-
-def _elsewhere(
-    ways: Chains, is_wanted: np.ndarray[tuple[int], np.dtype[np.bool_]], campaigns: Text, count: int
-) -> pa.Array:
+def _elsewhere(ways: Chains, is_wanted: Flags, campaigns: Text, count: int) -> pa.Array:
     """Return the positions of each task in the paths of other campaigns, null for most."""
     rows = np.flatnonzero(is_wanted)
     rows = rows[np.argsort(ways.node[rows], kind="stable")]

@@ -24,6 +24,9 @@ from taskyard.pipeline.fold.columns import (
 from taskyard.pipeline.fold.steps import COLUMNS, Carried, Steps
 from taskyard.pipeline.fold.tasks import Generations, generations, tasks_without_graph
 
+#: An odd number, so that its powers keep all 64 bits.
+_HASH_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
+
 _GENERATIONS: Final = pa.schema(
     [("campaign", pa.string()), ("task", pa.string()), ("generations", pa.int64())]
 )
@@ -44,6 +47,30 @@ class FoldedShare(Struct, frozen=True):
     carried: Carried
     #: Steps of names that were never submitted, or not since they ended. They make no task.
     unplaced: int
+
+
+def share_numbers(names: pa.ChunkedArray, count: int) -> Ints:
+    """Return the share of each task, from 0 to below the count, by a hash of its name.
+
+    The hash is the same on every machine and in every version.
+    """
+    strings = pa.concat_arrays(
+        [pa.array([], pa.large_string()), *names.cast(pa.large_string()).chunks]
+    )
+    offsets = np.frombuffer(strings.buffers()[1], np.int64)[
+        strings.offset : strings.offset + len(strings) + 1
+    ]
+    data = np.frombuffer(strings.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+    lengths = np.diff(offsets)
+    # Each byte counts by its place.
+    places = np.arange(len(data)) - np.repeat(offsets[:-1] - offsets[0], lengths)
+    powers = np.cumprod(np.full(int(lengths.max(initial=0)), _HASH_FACTOR))
+    weights = (data + np.uint64(1)) * powers[places]
+    totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(weights)])
+    ends = offsets - offsets[0]
+    mixed = (totals[ends[1:]] - totals[ends[:-1]]) ^ lengths.astype(np.uint64)
+    found: Ints = ((mixed >> np.uint64(32)) % np.uint64(count)).astype(np.int64)
+    return found
 
 
 def nothing_carried(events: pa.Schema) -> Carried:

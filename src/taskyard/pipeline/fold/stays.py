@@ -91,7 +91,8 @@ class FoldedStays(Struct, frozen=True):
 
 _BEFORE: Final = pa.schema([("worker", pa.string()), ("stays", pa.int64())])
 
-_MEMBER_COLUMNS: Final = (
+#: Columns of an event about a worker that a stay needs.
+MEMBER_COLUMNS: Final = (
     *("worker", "record", "time_ns", "kind", "incarnation", "dialect", "services", "slots"),
     "reason",
 )
@@ -109,7 +110,7 @@ def fold_stays(
     A stay is final if the worker left or was replaced, and none of its attempts is open.
     """
     is_member = pc.is_in(events["kind"], pa.array(["worker_joined", "worker_left"]))
-    members = events.select(_MEMBER_COLUMNS).filter(is_member)
+    members = events.select(MEMBER_COLUMNS).filter(is_member)
     before = CarriedStays(members.slice(0, 0), WORK.empty_table(), _BEFORE.empty_table())
     before = before if carried is None else carried
     members = pa.concat_tables([before.members, members])

@@ -72,6 +72,9 @@ COLUMNS: Final = (
     *("started_ns", "run_ns", "exit_status", "signal", "host", "cpu_ns", "memory_max_bytes"),
 )
 
+#: Columns of few strings. Read as codes, they take a tenth of the time.
+CODED: Final = ("campaign", "kind", "worker", "dialect", "service", "lane", "reason", "host")
+
 
 def kind_flags(*kinds: str) -> Flags:
     """Return a table of the kinds, by code, in which these are set."""

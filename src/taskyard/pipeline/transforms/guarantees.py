@@ -10,7 +10,7 @@ import msgspec
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from taskyard.pipeline.transforms.steps import ENDED
+from taskyard.pipeline.fold.steps import ENDED
 
 _KEY: Final = ("campaign", "task", "generation")
 

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from taskyard.pipeline.datasets import METRICS
-from taskyard.pipeline.transforms.steps import STATES
+from taskyard.pipeline.fold.steps import STATES
 
 _SECOND_NS: Final = 1_000_000_000
 

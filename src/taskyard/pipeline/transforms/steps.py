@@ -13,30 +13,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from taskyard.pipeline.datasets import ATTEMPTS
-
-#: The state after a step, by its kind. BLOCKED stands for any wait: a `ready` event of the same
-#: record follows if the task only waits for a worker.
-STATES: Final = {
-    "submitted": "BLOCKED",
-    "extended": "BLOCKED",
-    "returned": "BLOCKED",
-    "expired": "READY",
-    "due": "READY",
-    "retried": "BLOCKED",
-    "ready": "READY",
-    "leased": "LEASED",
-    "postponed": "DELAYED",
-    "finished": "DONE",
-    "failed": "FAILED",
-    "aged": "FAILED",
-    "cancelled": "CANCELLED",
-}
-
-#: The ways an attempt can end.
-OUTCOMES: Final = ("finished", "failed", "postponed", "returned", "expired", "cancelled")
-
-#: States that no task leaves by itself.
-ENDED: Final = ("DONE", "FAILED", "CANCELLED")
+from taskyard.pipeline.fold.steps import OUTCOMES, STATES
 
 #: Columns that measure a run. The event that ends the attempt has them.
 RUN_COLUMNS: Final = (

@@ -12,7 +12,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from taskyard.pipeline.datasets import CRITICAL_PATH, TASKS, TASKS_WITHOUT_GRAPH
-from taskyard.pipeline.transforms.steps import ENDED, OUTCOMES, name_in, queued_ns, run_ns
+from taskyard.pipeline.fold.steps import ENDED, OUTCOMES
+from taskyard.pipeline.transforms.steps import name_in, queued_ns, run_ns
 
 #: Reasons of a return that mean that the worker was lost. For others the worker returned the task.
 _LOSSES: Final = ("unlisted", "left", "restarted", "broker_restarted")
