@@ -123,6 +123,32 @@ def spark_attempts(state: str) -> Cost:
     return took.cost
 
 
+def fold(state: str) -> Cost:
+    """Measure the fold without Spark, from history files to tables on disk, in this process."""
+    import pyarrow as pa  # noqa: PLC0415  # of an extra
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    from compare_fold import fold_tables  # noqa: PLC0415  # as above
+    from taskyard.pipeline.fold.stays import MEMBER_COLUMNS  # noqa: PLC0415
+    from taskyard.pipeline.fold.steps import CODED, COLUMNS  # noqa: PLC0415
+
+    history, out = Path(state) / FOLDER, Path(state) / "folded"
+    out.mkdir(exist_ok=True)
+
+    def read(table: str, columns: list[str], coded: tuple[str, ...] = ()) -> pa.Table:
+        files = sorted(history.glob(f"{table}-*.parquet"))
+        return pa.concat_tables(
+            [pq.read_table(file, columns=columns, read_dictionary=[*coded]) for file in files]
+        )
+
+    with CostMeter() as took:
+        events = read("events", [*dict.fromkeys(COLUMNS + MEMBER_COLUMNS)], CODED)
+        edges = read("edges", ["record", "task", "after"])
+        for name, table in fold_tables(events, edges).by_name.items():
+            pq.write_table(table, out / f"{name}.parquet", compression="zstd")
+    return took.cost
+
+
 def command(directory: str, *words: str) -> Cost:
     """Measure a `taskyard` command with the start and the end of its session. It writes to `out`
     in the directory, which must not exist."""
@@ -179,6 +205,7 @@ def sweep(shape: str, tasks: str) -> Speed:
 CASES: Final[dict[str, Callable[..., Cost | SubmitCosts | Speed]]] = {
     "duckdb attempts": duckdb_attempts,
     "spark attempts": spark_attempts,
+    "fold": fold,
     "command": command,
     "submit": submit,
     "sweep": sweep,

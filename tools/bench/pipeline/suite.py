@@ -83,7 +83,11 @@ def history(settings: Settings, directory: Path) -> list[TableLine]:
     settings.say(f"the history of {tasks:,} tasks to all datasets")
     pipeline_data.write(directory / "state", tasks)
     words = ("history", "--state", "state", "--out", "out")
-    return _command_lines(settings, directory, words, "history, all datasets", HISTORY_CPU_S)
+    alone = [run_case(Cost, "fold", str(directory / "state")) for _ in settings.times()]
+    return [
+        *_command_lines(settings, directory, words, "history, all datasets", HISTORY_CPU_S),
+        table_line("  the fold alone, without Spark", "CPU s", [cost.cpu_s for cost in alone]),
+    ]
 
 
 def report(settings: Settings, directory: Path) -> list[TableLine]:
