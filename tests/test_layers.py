@@ -58,7 +58,10 @@ PLANTED_OUTSIDE = {
         ("journal/planted.py", "import zmq", "journal.planted -> zmq"),
         ("broker/planted_1.py", "from zmq import Poller", "broker.planted_1 -> zmq"),
     ],
-    SPARK: [("client/planted.py", "import pyspark", "client.planted -> pyspark")],
+    SPARK: [
+        ("client/planted.py", "import pyspark", "client.planted -> pyspark"),
+        ("pipeline/fold/planted.py", "import pyspark", "pipeline.fold.planted -> pyspark"),
+    ],
     ARROW: [
         ("broker/planted_2.py", "import pyarrow.parquet", "broker.planted_2 -> pyarrow"),
         ("core/planted_8.py", "import pyarrow", "core.planted_8 -> pyarrow"),
