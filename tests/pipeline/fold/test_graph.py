@@ -162,6 +162,12 @@ def test_chains_equal_plain_python(seed: int) -> None:
             ]
         expected += [(campaign, at, node) for at, node in enumerate(way[::-1], start=1)]
     ended = Number(ints(ends), ints(ends) >= 0)
-    found = chains(ints(graph.campaigns), ints(graph.submitted_ns), ended, links(graph.pairs))
+    found = chains(
+        ints(graph.campaigns),
+        ints(graph.submitted_ns),
+        ended,
+        links(graph.pairs),
+        lambda rows: int(rows.min()),
+    )
     rows = zip(found.campaign.tolist(), found.position.tolist(), found.node.tolist(), strict=True)
     assert list(rows) == expected

@@ -194,3 +194,22 @@ def test_fold_needs_no_spark() -> None:
         f"from taskyard.pipeline.fold import {modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_critical_path_does_not_depend_on_the_order_of_rows() -> None:
+    """Of tasks that ended together, the one that was submitted first counts, then by name."""
+    log = EventLog()
+    log.submit(0, "late")
+    for name in ("b", "a"):
+        log.submit(1, name)
+        log.lease(2, name)
+    log.lease(2, "late")
+    for name in ("b", "a", "late"):
+        log.finish(3, name)
+    events, edges = log.tables()
+    tasks = fold_share(events, BROKER).tasks
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        placed = placed_tasks(tasks.take(order), edges)
+        assert placed.critical_path["task"].to_pylist() == ["late"]
+    rest = tasks.filter(pc.not_equal(tasks["task"], "late"))
+    assert placed_tasks(rest, edges).critical_path["task"].to_pylist() == ["b"]

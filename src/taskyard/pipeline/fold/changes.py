@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from msgspec import Struct, field
 
 from taskyard.pipeline.fold.attempts import Leases
-from taskyard.pipeline.fold.columns import Array, Flags, Ints, Number, Text, text
+from taskyard.pipeline.fold.columns import Array, Flags, Ints, Number, Text, number, text
 from taskyard.pipeline.fold.steps import KINDS, STATE_NAMES, STATES, Steps, kind_flags
 
 #: Reasons are cut here. A map keyed by whole tracebacks would be no summary.
@@ -59,70 +59,54 @@ def step_changes(steps: Steps, rows: Ints, place: Ints) -> Changes:
     return Changes(steps.time_ns[rows], place[rows], amounts, reason=reason)
 
 
-class _Runs(Struct, frozen=True):
-    """When chosen leases began, started and ended, by the best known time."""
-
-    leased_ns: Ints
-    start_ns: Ints
-    end_ns: Ints
-    run_ns: Number
-    #: It ran, or it is open and may be running. A lost attempt counts as not running.
-    is_running: Flags
-    is_settled: Flags
-
-
-def _runs(leases: Leases, chosen: Ints) -> _Runs:
+def run_changes(leases: Leases, chosen: Ints, place: Ints) -> list[Changes]:
+    """Return the changes that runs of some leases make to their campaign. Each step has a place."""
     settled = leases.is_settled[chosen]
     leased_ns = leases.leased_ns[chosen]
     start_ns = leased_ns + leases.queued_ns.at(chosen).where(settled).filled(0)
     run_ns = leases.run_ns.at(chosen).where(settled)
-    settled_ns = leases.settled_ns.at(chosen).values
-    # The table of attempts has this time to the microsecond.
-    over_ns = np.where(settled, settled_ns // 1000 * 1000, start_ns)
-    end_ns = np.where(run_ns.is_known, start_ns + run_ns.values, over_ns)
-    return _Runs(leased_ns, start_ns, end_ns, run_ns, run_ns.is_known | ~settled, settled)
-
-
-def run_changes(leases: Leases, chosen: Ints, place: Ints) -> list[Changes]:
-    """Return the changes that runs of some leases make to their campaign. Each step has a place."""
-    found = _runs(leases, chosen)
     at = place[leases.rows[chosen]]
-    on, ran = np.flatnonzero(found.is_running), np.flatnonzero(found.run_ns.is_known)
+    # An open attempt may be running. A lost one counts as not running.
+    on, ran = np.flatnonzero(run_ns.is_known | ~settled), np.flatnonzero(run_ns.is_known)
     return [
-        Changes(found.leased_ns, at, wait_ns=leases.wait_ns.at(chosen)),
-        Changes(found.start_ns[on], at[on], running=np.ones(len(on), np.int64)),
+        Changes(leased_ns, at, wait_ns=leases.wait_ns.at(chosen)),
+        Changes(start_ns[on], at[on], running=np.ones(len(on), np.int64)),
         Changes(
-            found.end_ns[ran],
+            start_ns[ran] + run_ns.values[ran],
             at[ran],
             running=np.full(len(ran), -1),
-            run_ns=Number(found.run_ns.values[ran]),
+            run_ns=Number(run_ns.values[ran]),
         ),
     ]
 
 
-def worker_changes(leases: Leases, chosen: Ints, place: Ints) -> list[Changes]:
-    """Return the changes that some attempts make to their worker. Each lease has a place."""
-    found = _runs(leases, chosen)
-    at = place[chosen]
-    running = found.is_running.astype(np.int64)
-    ends = np.flatnonzero(found.is_settled)
-    kind = leases.next_kind[chosen][ends]
-    own_fault = leases.ending("own_fault").at(chosen[ends]).is_true
-    is_setback = (kind == KINDS.index("failed")) | ((kind == _POSTPONED) & own_fault)
+def worker_changes(attempts: pa.Table, place: Ints) -> list[Changes]:
+    """Return the changes that attempts make to their worker. Each attempt has a place."""
+    leased_ns = number(attempts["leased_ns"]).values
+    start_ns = leased_ns + number(attempts["queued_ns"]).filled(0)
+    run_ns, settled = number(attempts["run_ns"]), number(attempts["settled"])
+    # Without a run time, an attempt ends when it is settled.
+    over_ns = np.where(settled.is_known, settled.values * 1000, start_ns)
+    end_ns = np.where(run_ns.is_known, start_ns + run_ns.values, over_ns)
+    running = (run_ns.is_known | ~settled.is_known).astype(np.int64)
+    ends = np.flatnonzero(settled.is_known)
+    outcome = text(attempts["outcome"]).at(ends)
+    own_fault = number(attempts["own_fault"]).at(ends).is_true
+    is_setback = outcome.is_any(("failed",)) | (outcome.is_any(("postponed",)) & own_fault)
     amounts: dict[str, Array] = {
-        name: kind == KINDS.index(name) for name in ("finished", "failed", "cancelled")
+        name: outcome.is_any((name,)) for name in ("finished", "failed", "cancelled")
     }
-    amounts["retries"] = _IS_RETRY[kind]
+    amounts["retries"] = outcome.is_any(("postponed", "returned", "expired"))
     return [
-        Changes(found.leased_ns, at, wait_ns=leases.wait_ns.at(chosen)),
-        Changes(found.start_ns, at, {"leased": np.ones(len(at), bool)}, running=running),
+        Changes(leased_ns, place, wait_ns=number(attempts["wait_ns"])),
+        Changes(start_ns, place, {"leased": np.ones(len(place), bool)}, running=running),
         Changes(
-            found.end_ns[ends],
-            at[ends],
+            end_ns[ends],
+            place[ends],
             amounts,
             running=-running[ends],
-            reason=_reasons(leases.ending_text("reason").at(chosen[ends]), is_setback),
-            run_ns=found.run_ns.at(ends),
+            reason=_reasons(text(attempts["reason"]).at(ends), is_setback),
+            run_ns=run_ns.at(ends),
         ),
     ]
 

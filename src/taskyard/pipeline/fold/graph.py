@@ -6,12 +6,13 @@ that are linked by an edge must be there. A join for every level would take minu
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
 from msgspec import Struct
 
-from taskyard.pipeline.fold.columns import INT_MAX, Flags, Ints, Number, distinct, is_last
+from taskyard.pipeline.fold.columns import INT_MAX, Array, Flags, Ints, Number, distinct, is_first
 from taskyard.pipeline.fold.links import Links
 from taskyard.pipeline.fold.steps import FINAL, STATE_NAMES, state_codes
 
@@ -161,33 +162,42 @@ class Chains(Struct, frozen=True):
     node: Ints
 
 
-def chains(campaign: Ints, submitted_ns: Ints, ended_ns: Number, links: Links) -> Chains:
+#: Chooses one of several tasks that ended at the same time, whatever their order is.
+FirstOf = Callable[[Ints], int]
+
+
+def chains(
+    campaign: Array, submitted_ns: Ints, ended_ns: Number, links: Links, first_of: FirstOf
+) -> Chains:
     """Find the chain of tasks that decided when each campaign ended.
 
     The walk goes back from the campaign's last task. Each step takes the task that ended last among
     those waited for. It may be of another campaign, unless it ended before this campaign's first
-    submission. Of tasks that ended at the same time the first counts.
+    submission.
     """
     befores = neighbours(links.waiting, links.before, len(campaign))
-    size = int(campaign.max()) + 1 if len(campaign) else 0
-    begins_ns = np.full(size, INT_MAX)
+    begins_ns = np.full(int(campaign.max(initial=-1)) + 1, INT_MAX)
     np.minimum.at(begins_ns, campaign, submitted_ns)
     ends_ns = ended_ns.filled(-1)
+
+    def last_of(nodes: Ints) -> int:
+        lasts = nodes[ends_ns[nodes] == ends_ns[nodes].max()]
+        return int(lasts[0]) if len(lasts) == 1 else first_of(lasts)
+
     found: list[tuple[int, list[int]]] = []
-    for group, last in _last_nodes(campaign, ended_ns):
-        way = {last: None}
-        node = last
-        while True:
+    is_in_way = np.zeros(len(campaign), bool)
+    for group, ended in _ended_nodes(campaign, ended_ns):
+        way: list[int] = []
+        candidates = ended
+        while len(candidates):
+            node = last_of(candidates)
+            way.append(node)
+            is_in_way[node] = True
             places = befores.found[befores.starts[node] : befores.starts[node + 1]]
             is_later = (campaign[places] == group) | (ends_ns[places] > begins_ns[group])
-            kept = [
-                one for one in places[is_later & (ends_ns[places] >= 0)].tolist() if one not in way
-            ]
-            if not kept:
-                break
-            node = max(kept, key=lambda one: int(ends_ns[one]))
-            way[node] = None
-        found.append((group, list(way)[::-1]))
+            candidates = places[is_later & ~is_in_way[places] & (ends_ns[places] >= 0)]
+        is_in_way[way] = False
+        found.append((group, way[::-1]))
     lengths = [len(way) for _, way in found]
     return Chains(
         np.repeat([group for group, _ in found], lengths).astype(np.int64),
@@ -196,9 +206,10 @@ def chains(campaign: Ints, submitted_ns: Ints, ended_ns: Number, links: Links) -
     )
 
 
-def _last_nodes(campaign: Ints, ended_ns: Number) -> list[tuple[int, int]]:
-    """Return the task of each campaign that ended last, the first of several."""
+def _ended_nodes(campaign: Array, ended_ns: Number) -> Iterator[tuple[int, Ints]]:
+    """Yield the tasks of each campaign that have ended, campaign by campaign."""
     ended = np.flatnonzero(ended_ns.is_known)
-    order = ended[np.lexsort((-ended, ended_ns.values[ended], campaign[ended]))]
-    lasts = order[is_last(campaign[order])]
-    return list(zip(campaign[lasts].tolist(), lasts.tolist(), strict=True))
+    order = ended[np.argsort(campaign[ended], kind="stable")]
+    begins = np.flatnonzero(is_first(campaign[order]))
+    for nodes in np.split(order, begins[1:]) if len(order) else ():
+        yield int(campaign[nodes[0]]), nodes

@@ -27,6 +27,32 @@ from taskyard.pipeline.fold.schemas import BUCKETS, COUNTS, METRICS
 
 _SECOND_NS: Final = 1_000_000_000
 
+#: Widths of an interval in seconds, all of them round.
+WIDTHS_SECONDS: Final = (
+    1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 21_600, 43_200, 86_400,
+    604_800, 2_592_000,
+)  # fmt: skip
+
+#: A chart does not show more points than this.
+BUCKETS_MAX: Final = 240
+
+
+def chart_width_ns(span_ns: int) -> int:
+    """Return the width of the intervals in a chart of a time span."""
+    widths = (seconds * _SECOND_NS for seconds in WIDTHS_SECONDS)
+    fitting = (width for width in widths if span_ns <= width * BUCKETS_MAX)
+    return next(fitting, WIDTHS_SECONDS[-1] * _SECOND_NS)
+
+
+def divisor_ns(width_ns: int) -> int:
+    """Return the largest width that divides this one and all wider ones.
+
+    Buckets of that width can be resampled for the whole, if only a part of a span is known.
+    """
+    wider = [one for one in WIDTHS_SECONDS if one * _SECOND_NS >= width_ns]
+    fitting = [one for one in WIDTHS_SECONDS if not any(other % one for other in wider)]
+    return max(fitting) * _SECOND_NS
+
 
 def metrics(tables: list[pa.Table], workers: pa.Table, bucket_ns: int) -> pa.Table:
     """Return metrics from buckets: those that were added up, and those of open attempts.

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from taskyard.pipeline.fold import graph
 from taskyard.pipeline.fold.columns import INT_MAX, Flags, Ints, Number, Text, number, text
-from taskyard.pipeline.fold.graph import Chains, Nodes
+from taskyard.pipeline.fold.graph import Chains, FirstOf, Nodes
 from taskyard.pipeline.fold.links import links
 from taskyard.pipeline.fold.schemas import COUNTS, CRITICAL_PATH
 from taskyard.pipeline.fold.steps import STATE_NAMES
@@ -58,7 +58,7 @@ class Places:
         was_leased = number(nodes["attempts"]).values > 0
         ended_ns = Number(ended.values * 1000, ended.is_known & was_leased)
         codes = self._campaigns.codes
-        self._ways = graph.chains(codes, submitted.values * 1000, ended_ns, pairs)
+        self._ways = graph.chains(codes, submitted.values * 1000, ended_ns, pairs, _first_of(nodes))
         #: The first submission of each campaign.
         self._first_us = np.full(len(self._campaigns.values), INT_MAX)
         np.minimum.at(self._first_us, codes, submitted.values)
@@ -84,9 +84,29 @@ class Places:
             "earliest_end": Number(placed.earliest_ns).times,
         }
 
-    def critical_path(self, tasks: pa.Table) -> pa.Table:
-        """Return the critical path of every campaign in which a task has ended."""
-        return _critical_path(tasks, self._ways, self._campaigns, self._first_us)
+    @property
+    def chained(self) -> Ints:
+        """The row of each task in a critical path, path by path. A task may be in several."""
+        return self._ways.node
+
+    def critical_path(self, chained: pa.Table) -> pa.Table:
+        """Return the critical path of every campaign in which a task has ended.
+
+        The rows are those of `chained`, with all their columns.
+        """
+        return _critical_path(chained, self._ways, self._campaigns, self._first_us)
+
+
+def _first_of(nodes: pa.Table) -> FirstOf:
+    """Return a function that chooses the task that was submitted first, then by name."""
+    records, names = number(nodes["submitted_record"]).values, nodes["task"]
+
+    def first_of(rows: Ints) -> int:
+        tied = rows[records[rows] == records[rows].min()]
+        texts = names.take(pa.array(tied)).to_pylist()
+        return int(tied[texts.index(min(texts))])
+
+    return first_of
 
 
 def placed_tasks(tasks: pa.Table, edges: pa.Table) -> PlacedTasks:
@@ -95,7 +115,8 @@ def placed_tasks(tasks: pa.Table, edges: pa.Table) -> PlacedTasks:
     whole = tasks.drop_columns(["state"])
     for name, column in places.columns().items():
         whole = whole.append_column(name, column)
-    return PlacedTasks(whole, places.critical_path(whole), places.is_final)
+    chained = whole.take(pa.array(places.chained))
+    return PlacedTasks(whole, places.critical_path(chained), places.is_final)
 
 
 def _state_codes(column: pa.ChunkedArray) -> Ints:
@@ -116,9 +137,8 @@ def _elsewhere(ways: Chains, is_wanted: Flags, campaigns: Text, count: int) -> p
     return pc.if_else(pa.array(lengths > 0), maps, pa.scalar(None, COUNTS))
 
 
-def _critical_path(tasks: pa.Table, ways: Chains, campaigns: Text, first_us: Ints) -> pa.Table:
+def _critical_path(rows: pa.Table, ways: Chains, campaigns: Text, first_us: Ints) -> pa.Table:
     """Split the time of each task in a path. The sum over a path is the makespan."""
-    rows = tasks.take(pa.array(ways.node))
     is_begin = ways.position == 1
     ended_us = number(rows["ended"]).values
     started_us = np.where(is_begin, first_us[ways.campaign], np.roll(ended_us, 1))
@@ -133,7 +153,7 @@ def _critical_path(tasks: pa.Table, ways: Chains, campaigns: Text, first_us: Int
         "after": rows["task"].take(pa.array(previous, mask=previous < 0)),
         "started": Number(started_us).micros,
     }
-    return pa.table({name: columns[name] for name in CRITICAL_PATH.names})
+    return pa.table({name: columns[name] for name in CRITICAL_PATH.names if name in columns})
 
 
 def _times(rows: pa.Table, started_us: Ints, ended_us: Ints) -> dict[str, Ints]:

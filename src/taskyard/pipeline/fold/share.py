@@ -20,6 +20,7 @@ from taskyard.pipeline.fold.columns import (
     grouped,
     kept,
     number,
+    text,
 )
 from taskyard.pipeline.fold.steps import COLUMNS, Carried, Steps
 from taskyard.pipeline.fold.tasks import Generations, generations, tasks_without_graph
@@ -94,15 +95,19 @@ def fold_share(
     made, known = attempts(leases, broker), tasks_without_graph(steps, leases, found, broker)
     is_task = found.is_task
     last = int(records.max()) if len(records) else 0
+    ended, still_open = kept(made, is_new), kept(made, ~leases.is_final)
+    rows, none = np.flatnonzero(steps.record > before.record), np.empty(0, np.int64)
+    buckets = _campaign_buckets(leases, rows, is_new, broker, bucket_ns)
+    open_buckets = _campaign_buckets(leases, none, ~leases.is_final, broker, bucket_ns)
     return FoldedShare(
-        attempts=kept(made, is_new),
+        attempts=ended,
         tasks=kept(known, is_task & found.is_final),
-        attempts_open=kept(made, ~leases.is_final),
+        attempts_open=still_open,
         tasks_open=kept(known, is_task & ~found.is_final),
-        buckets=_buckets(
-            leases, np.flatnonzero(steps.record > before.record), is_new, broker, bucket_ns
+        buckets=pa.concat_tables([buckets, worker_buckets(ended, broker, bucket_ns)]),
+        buckets_open=pa.concat_tables(
+            [open_buckets, worker_buckets(still_open, broker, bucket_ns)]
         ),
-        buckets_open=_buckets(leases, np.empty(0, np.int64), ~leases.is_final, broker, bucket_ns),
         carried=_carried(steps, found, max(before.record, last)),
         unplaced=int((steps.submission < 0).sum()),
     )
@@ -113,17 +118,29 @@ def _is_new(leases: Leases, record: int) -> Flags:
     return leases.is_final & (leases.steps.record[leases.next_rows] > record)
 
 
-def _buckets(leases: Leases, rows: Ints, is_chosen: Flags, broker: str, bucket_ns: int) -> pa.Table:
-    """Return the buckets of some steps and some leases."""
+def _campaign_buckets(
+    leases: Leases, rows: Ints, is_chosen: Flags, broker: str, bucket_ns: int
+) -> pa.Table:
+    """Return the buckets of campaigns, services and lanes from some steps and some leases."""
     steps, chosen = leases.steps, np.flatnonzero(is_chosen)
     queues, queue_of = _queues(steps, broker)
     changes = [step_changes(steps, rows, queue_of), *run_changes(leases, chosen, queue_of)]
-    of_campaigns = scoped(buckets_of(changes, queues, bucket_ns))
-    workers = leases.text("worker")
-    places = worker_places(workers.values, broker)
-    codes = np.where(workers.codes < 0, len(workers.values), workers.codes)
-    of_workers = buckets_of(worker_changes(leases, chosen, codes), places, bucket_ns)
-    return pa.concat_tables([of_campaigns, of_workers])
+    return scoped(buckets_of(changes, queues, bucket_ns))
+
+
+def worker_buckets(attempts: pa.Table, broker: str, bucket_ns: int) -> pa.Table:
+    """Return the buckets of workers from some of their attempts."""
+    workers = text(attempts["worker"])
+    # The last place is for attempts without a worker.
+    names = pa.concat_arrays([workers.values, pa.nulls(1, pa.string())])
+    columns = {name: pa.nulls(len(names), pa.string()) for name in SCOPE}
+    columns |= {
+        "broker": constant(broker, len(names)),
+        "scope": constant("worker", len(names)),
+        "worker": names,
+    }
+    place = np.where(workers.codes < 0, len(workers.values), workers.codes)
+    return buckets_of(worker_changes(attempts, place), pa.table(columns), bucket_ns)
 
 
 def _queues(steps: Steps, broker: str) -> tuple[pa.Table, Ints]:
@@ -142,18 +159,6 @@ def _queues(steps: Steps, broker: str) -> tuple[pa.Table, Ints]:
         "worker": pa.nulls(groups.count, pa.string()),
     }
     return pa.table(columns), groups.of_row
-
-
-def worker_places(names: pa.Array, broker: str) -> pa.Table:
-    """Return a row for each worker, and a last one for attempts without a worker."""
-    whole = pa.concat_arrays([names, pa.nulls(1, pa.string())])
-    columns = {name: pa.nulls(len(whole), pa.string()) for name in SCOPE}
-    columns |= {
-        "broker": constant(broker, len(whole)),
-        "scope": constant("worker", len(whole)),
-        "worker": whole,
-    }
-    return pa.table(columns)
 
 
 def _carried(steps: Steps, found: Generations, record: int) -> Carried:
