@@ -5,9 +5,10 @@ by path, so on a cluster all machines must see them there. Knows where rows go, 
 day, and nothing of DataFrames or of what the rows mean.
 """
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -23,6 +24,9 @@ from taskyard.pipeline.layout import DAY, KEY, NO_DAY, campaign_key, row_range
 from taskyard.pipeline.session import is_small
 
 ShareResult = TypeVar("ShareResult")
+
+#: The columns of a frame of pickled shares, and of their results.
+_SHARE: Final = "number int, share binary"
 
 #: Kinds of events that add edges.
 _EDGE_KINDS: Final = ("submitted", "extended", "returned")
@@ -105,8 +109,18 @@ def run_shares(
     """Run all shares in the executors, or here if the history is small."""
     if is_small(spark) or not shares:
         return [share() for share in shares]
-    return spark.sparkContext.parallelize(shares, len(shares)).map(_run_share).collect()
+    rows = [(number, pickle.dumps(share)) for number, share in enumerate(shares)]
+    # One row for each partition. Ranges of numbers keep them apart.
+    frame = spark.createDataFrame(rows, _SHARE).repartitionByRange(len(rows), "number")
+    done = frame.mapInArrow(_run_batches, _SHARE).collect()
+    return [pickle.loads(row["share"]) for row in sorted(done, key=lambda row: row["number"])]  # noqa: S301  # our own
 
 
-def _run_share(share: Callable[[], Any]) -> Any:  # noqa: ANN401  # each share has its own result
-    return share()
+def _run_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run the shares in batches, and return their results in place of them."""
+    for batch in batches:
+        shares = [pickle.loads(share) for share in batch["share"].to_pylist()]  # noqa: S301  # as above
+        results = [pickle.dumps(share()) for share in shares]
+        yield pa.RecordBatch.from_arrays(
+            [batch["number"], pa.array(results, pa.binary())], names=["number", "share"]
+        )

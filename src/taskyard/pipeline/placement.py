@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from taskyard.pipeline.datasets import EDGES, PLACED_TASKS, TASKS, Dataset
+from taskyard.pipeline.datasets import CRITICAL_PATH, EDGES, PLACED_TASKS, TASKS
 from taskyard.pipeline.fold.columns import plain
 from taskyard.pipeline.fold.places import NODE, Places
 from taskyard.pipeline.layout import folder
 from taskyard.pipeline.session import is_small
+from taskyard.pipeline.shares import arrow_schema, write_rows
 from taskyard.pipeline.transforms.links import linked_campaigns, links
 from taskyard.pipeline.transforms.tasks import tasks_with_places, tasks_without_graph
 
@@ -34,15 +35,11 @@ _PLACED_SCHEMA: Final = StructType([TASKS.schema[name] for name in (*_KEY, *PLAC
 Function = Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame]
 
 
-def _arrow_schema(dataset: Dataset, names: Iterable[str]) -> pa.Schema:
-    return to_arrow_schema(StructType([dataset.schema[name] for name in names]), timezone="UTC")
-
-
-_NODE_ARROW: Final = _arrow_schema(TASKS, NODE)
-_PLACED_ARROW: Final = _arrow_schema(TASKS, PLACED_TASKS)
+_NODE_ARROW: Final = arrow_schema(TASKS, NODE)
+_PLACED_ARROW: Final = arrow_schema(TASKS, PLACED_TASKS)
 
 #: The columns of an edge that the walk needs.
-_EDGE_ARROW: Final = _arrow_schema(EDGES, ("task", "after", "record"))
+_EDGE_ARROW: Final = arrow_schema(EDGES, ("task", "after", "record"))
 
 
 def tasks_from_steps(task_steps: DataFrame, edges: DataFrame) -> DataFrame:
@@ -125,22 +122,34 @@ class GraphPlacement(msgspec.Struct, frozen=True):
     without_graph: Path
     edges: Path
     tasks: Path
+    number: int = 0
 
     def __call__(self) -> None:
         files = _files(self.without_graph, self.keys)
         if not files:
             return  # there are events, but no submission
         edges = _read(_files(self.edges, self.keys), _EDGE_ARROW)
-        found = _places(_read(files, _NODE_ARROW), edges)
-        done = 0
+        places = Places(_read(files, _NODE_ARROW), edges)
+        found = plain(pa.table(places.columns()), _PLACED_ARROW)
+        chained = np.sort(places.chained)
+        done, parts = 0, []
         for file in files:
             table = pq.read_table(file, partitioning=None)
-            _write(
-                table.drop_columns(["state"]),
-                found.slice(done, len(table)),
-                self.tasks / file.relative_to(self.without_graph),
-            )
+            part = found.slice(done, len(table))
+            whole = _whole_tasks(table.drop_columns(["state"]), part)
+            path = self.tasks / file.relative_to(self.without_graph)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(whole, path, compression="zstd")
+            mine = chained[(chained >= done) & (chained < done + len(table))]
+            parts.append(whole.take(pa.array(mine - done)))
             done += len(table)
+        self._write_paths(places, pa.concat_tables(parts))
+
+    def _write_paths(self, places: Places, rows: pa.Table) -> None:
+        """Write the critical paths. `rows` are their tasks in the order of the files."""
+        order = np.argsort(np.argsort(places.chained, kind="stable"), kind="stable")
+        made = places.critical_path(rows.take(pa.array(order)))
+        write_rows(CRITICAL_PATH, [made], self.tasks.parent, self.number)
 
 
 def _files(table: Path, keys: tuple[str, ...]) -> list[Path]:
@@ -152,11 +161,9 @@ def _read(files: list[Path], schema: pa.Schema) -> pa.Table:
     return pa.concat_tables([schema.empty_table(), *(table.cast(schema) for table in tables)])
 
 
-def _write(without_graph: pa.Table, placed: pa.Table, path: Path) -> None:
-    schema = to_arrow_schema(TASKS.schema, timezone="UTC")
+def _whole_tasks(without_graph: pa.Table, placed: pa.Table) -> pa.Table:
+    schema = arrow_schema(TASKS)
     columns = {
         name: table[name] for table in (without_graph, placed) for name in table.column_names
     }
-    whole = pa.table({name: columns[name] for name in schema.names}).cast(schema)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(whole, path, compression="zstd")
+    return pa.table({name: columns[name] for name in schema.names}).cast(schema)

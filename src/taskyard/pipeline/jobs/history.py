@@ -12,14 +12,13 @@ campaigns, are in place. Spark's own checkpoint may lag behind, which only costs
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from taskyard.errors import StateLocked
 from taskyard.journal import compaction, schema
@@ -36,32 +35,20 @@ from taskyard.pipeline.datasets import (
     TASKS,
     TASKS_WITHOUT_GRAPH,
     WORKERS,
-    Dataset,
 )
 from taskyard.pipeline.files import PartSplit, run_shares
 from taskyard.pipeline.layout import (
-    DAY,
-    KEY,
     NO_CAMPAIGN,
     campaign_key,
     spark_read_path,
     spark_write_path,
 )
 from taskyard.pipeline.placement import GraphPlacement, linked
-from taskyard.pipeline.session import SMALL_BYTES, cache_if_small, tune_session
+from taskyard.pipeline.session import SMALL_BYTES, tune_session
+from taskyard.pipeline.shares import CampaignMetrics, WorkersFold, fold_shares
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.tables import StepCallback, Tables
 from taskyard.pipeline.transforms.links import edges_by_name, linked_campaigns
-from taskyard.pipeline.transforms.metrics import (
-    campaign_sums,
-    campaign_times,
-    metrics_table,
-    worker_sums,
-    worker_times,
-)
-from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
-from taskyard.pipeline.transforms.tasks import critical_path, tasks_without_graph
-from taskyard.pipeline.transforms.workers import workers
 
 #: History files in one batch. Each has up to 4,000,000 events.
 FILES_PER_BATCH: Final = 8
@@ -71,15 +58,6 @@ KEYS_PER_CHUNK: Final = 500
 
 #: Spark skips files that are much older than the newest. None is here.
 _FILE_AGE_MAX: Final = "36500d"
-
-#: The time whose day a row is stored under.
-_DAY_OF: Final = {
-    "attempts": "leased",
-    "tasks_without_graph": "submitted",
-    "workers": "joined",
-    "metrics": "bucket",
-    "critical_path": "started",
-}
 
 
 class HistoryResult(msgspec.Struct):
@@ -239,40 +217,30 @@ class HistoryJob:
     def _compute(self, spark: SparkSession, groups: list[list[str]]) -> None:
         """Compute all tables of linked campaigns from all their events."""
         keys = [key for group in groups for key in group]
-        stage = _StagedTables(spark, self._tables, self._on_step, self._tables.campaigns(keys))
-        events = tables.read_keys(spark, self._tables.out, EVENTS, keys)
-        task_steps = cache_if_small(steps(events.where(f.col("campaign").isNotNull())))
-        attempts = stage(ATTEMPTS, attempts_from_steps(task_steps))
-        known = self._place_in_graph(stage, tasks_without_graph(task_steps), groups)
-        sums = cache_if_small(campaign_sums(task_steps, attempts))
-        stage(METRICS, metrics_table(sums, campaign_times(task_steps, attempts)))
-        stage(CRITICAL_PATH, critical_path(known))
+        staged, out = self._tables.new_staging(), self._tables.out
+        run_shares(spark, [*fold_shares(keys, out / EVENTS.name, staged)])
+        self._on_step(f"{ATTEMPTS.name} staged")
+        without_graph, edges = staged / TASKS_WITHOUT_GRAPH.name, out / EDGES.name
+        shares = [
+            GraphPlacement(tuple(group), without_graph, edges, staged / TASKS.name, number)
+            for number, group in enumerate(groups)
+        ]
+        run_shares(spark, shares)
+        self._on_step(f"{TASKS.name} staged")
+        run_shares(spark, [CampaignMetrics(staged)])
+        self._on_step(f"{METRICS.name} staged")
         for dataset in (ATTEMPTS, TASKS, METRICS, CRITICAL_PATH):
-            stage.swap(dataset, keys)
+            self._tables.swap(staged, dataset.name, keys)
         self._tables.clear_stale(keys)
         self._on_step("campaigns unmarked")
 
-    def _place_in_graph(
-        self, stage: "_StagedTables", without_graph: DataFrame, groups: list[list[str]]
-    ) -> DataFrame:
-        """Add the places of tasks in the graph of linked campaigns."""
-        stage(TASKS_WITHOUT_GRAPH, without_graph)
-        edges = self._tables.out / EDGES.name
-        source_table = stage.directory / TASKS_WITHOUT_GRAPH.name
-        target_table = stage.directory / TASKS.name
-        shares = [GraphPlacement(tuple(keys), source_table, edges, target_table) for keys in groups]
-        return stage.write_shares(TASKS, shares)
-
     def _compute_workers(self, spark: SparkSession) -> None:
         """Compute the tables without a campaign, workers and their metrics, from all attempts."""
-        stage = _StagedTables(spark, self._tables, self._on_step, [None])
-        events = tables.read_keys(spark, self._tables.out, EVENTS, [NO_CAMPAIGN])
-        attempts = tables.read_keys(spark, self._tables.out, ATTEMPTS)
-        stays = stage(WORKERS, workers(events, attempts))
-        sums = cache_if_small(worker_sums(attempts, stays))
-        stage(METRICS, metrics_table(sums, worker_times(attempts)))
+        staged, out = self._tables.new_staging(), self._tables.out
+        run_shares(spark, [WorkersFold(out / EVENTS.name, out / ATTEMPTS.name, staged)])
+        self._on_step(f"{WORKERS.name} staged")
         for dataset in (WORKERS, METRICS):
-            stage.swap(dataset, [NO_CAMPAIGN])
+            self._tables.swap(staged, dataset.name, [NO_CAMPAIGN])
         self._tables.clear_stale([NO_CAMPAIGN])
         self._on_step("all unmarked")
 
@@ -287,41 +255,3 @@ def _chunks(groups: list[list[str]]) -> Iterator[list[list[str]]]:
             chunk = []
     if chunk:
         yield chunk
-
-
-class _StagedTables:
-    """Tables that are written to a staging directory, read back, then swapped in."""
-
-    def __init__(
-        self, spark: SparkSession, held: Tables, on_step: StepCallback, campaigns: list[str | None]
-    ) -> None:
-        self._spark, self._tables, self._on_step = spark, held, on_step
-        self.directory = held.new_staging()
-        #: Keys are computed once for each name. A digest for every row would take longer than
-        #: everything else.
-        pairs = [(name, campaign_key(name)) for name in campaigns if name is not None]
-        self._keys = spark.createDataFrame(pairs, f"campaign string, {KEY} string")
-
-    def __call__(self, dataset: Dataset, frame: DataFrame) -> DataFrame:
-        """Stage the rows of a frame under their key and day, and read them back."""
-        day = tables.day_column(f.col(_DAY_OF[dataset.name]))
-        placed, key = dataset.check(frame), f.lit(NO_CAMPAIGN)
-        if "campaign" in dataset.names:
-            placed = placed.join(f.broadcast(self._keys), on="campaign", how="left")
-            key = f.coalesce(KEY, key)
-        path = spark_write_path(self.directory / dataset.name)
-        rows = placed.select(*dataset.names, key.alias(KEY), day.alias(DAY))
-        rows.write.partitionBy(KEY, DAY).parquet(path)
-        return self._staged(dataset)
-
-    def write_shares(self, dataset: Dataset, shares: Sequence[Callable[[], None]]) -> DataFrame:
-        """Stage the files that shares of the work write, and read them back."""
-        run_shares(self._spark, shares)
-        return self._staged(dataset)
-
-    def _staged(self, dataset: Dataset) -> DataFrame:
-        self._on_step(f"{dataset.name} staged")
-        return tables.read_keys(self._spark, self.directory, dataset)
-
-    def swap(self, dataset: Dataset, keys: list[str]) -> None:
-        self._tables.swap(self.directory, dataset.name, keys)
