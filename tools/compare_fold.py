@@ -1,11 +1,11 @@
-"""Compare the tables of the fold with those of `pipeline history`, column by column.
+"""Compare the tables of the fold with those of Spark's transforms, column by column.
 
     python tools/compare_fold.py [SCHEDULES] [--start SEED]
     python tools/compare_fold.py --state DIR
 
-Takes the histories of simulated schedules as one, or the exported history of a state. Runs the job
-on Spark and the fold, and prints the differences of each table. Exits with 1 if there are any but
-those of `is_expected`.
+Takes the histories of simulated schedules as one, or the exported history of a state. Runs the
+transforms on Spark and the fold, and prints the differences of each table. Exits with 1 if there
+are any but those of `is_expected`.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from simulator.histories import history
-from taskyard.journal.history import FOLDER, PARQUET, HistoryPart, parts
+from taskyard.journal.history import parts
 from taskyard.journal.parquet_file import EDGES, EVENTS, TABLES, read_table
 from taskyard.pipeline.fold.buckets import MINUTE_NS
 from taskyard.pipeline.fold.histograms import bins
@@ -125,29 +125,43 @@ def fold_tables(events: pa.Table, edges: pa.Table, bucket_ns: int = MINUTE_NS) -
     )
 
 
-def job_tables(events: pa.Table, edges: pa.Table, directory: Path) -> Tables:
-    """Return all tables of a history by `pipeline history`, with intervals of a second."""
-    from taskyard.pipeline import tables  # noqa: PLC0415  # Spark is only for the comparison
-    from taskyard.pipeline.datasets import DATASETS  # noqa: PLC0415
-    from taskyard.pipeline.jobs.history import HistoryJob  # noqa: PLC0415
-    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
-    from taskyard.pipeline.transforms import metrics as old_metrics  # noqa: PLC0415
+def transform_tables(events: pa.Table, edges: pa.Table, directory: Path) -> Tables:
+    """Return all tables of a history by the transforms, with intervals of a second."""
+    from taskyard.pipeline import datasets  # noqa: PLC0415  # Spark is only for the comparison
+    from taskyard.pipeline.placement import tasks_from_steps  # noqa: PLC0415
+    from taskyard.pipeline.session import cache, session_scope  # noqa: PLC0415
+    from taskyard.pipeline.sources.history import frame  # noqa: PLC0415
+    from taskyard.pipeline.transforms import metrics as by_spark  # noqa: PLC0415
+    from taskyard.pipeline.transforms.steps import attempts_from_steps, steps  # noqa: PLC0415
+    from taskyard.pipeline.transforms.tasks import critical_path  # noqa: PLC0415
+    from taskyard.pipeline.transforms.workers import workers  # noqa: PLC0415
 
     # The shortest width that has enough intervals is used. Spark counts in 64 bits for the second.
-    old_metrics.WIDTHS_SECONDS = (1, 10)  # type: ignore[misc, assignment]
-    old_metrics.BUCKETS_MAX = 10_000_000  # type: ignore[misc]
-    state, out = directory / "state", directory / "tables"
-    (state / FOLDER).mkdir(parents=True)
-    paths = HistoryPart(1, pc.max(events["sequence"]).as_py()).paths(state, PARQUET)
-    pq.write_table(events, paths["events"])
-    pq.write_table(edges, paths["edges"])
+    by_spark.WIDTHS_SECONDS = (1, 10)  # type: ignore[misc, assignment]
+    by_spark.BUCKETS_MAX = 10_000_000  # type: ignore[misc]
+    files = {"events": directory / "events.parquet", "edges": directory / "edges.parquet"}
+    pq.write_table(events, files["events"])
+    pq.write_table(edges, files["edges"])
     with session_scope("compare", "local[2]") as spark:
-        job = HistoryJob(state, out)
-        try:
-            job.run(spark)
-        finally:
-            job.close()
-        return Tables({name: tables.read(spark, out, DATASETS[name]).toArrow() for name in KEYS})
+        all_events = frame(spark, datasets.EVENTS, [files["events"]])
+        task_steps = cache(steps(all_events.where("campaign is not null")))
+        made = cache(attempts_from_steps(task_steps))
+        known = cache(tasks_from_steps(task_steps, frame(spark, datasets.EDGES, [files["edges"]])))
+        stays = cache(workers(all_events, made))
+        of_campaigns = by_spark.metrics_table(
+            by_spark.campaign_sums(task_steps, made), by_spark.campaign_times(task_steps, made)
+        )
+        of_workers = by_spark.metrics_table(
+            by_spark.worker_sums(made, stays), by_spark.worker_times(made)
+        )
+        frames = {
+            "attempts": made,
+            "tasks": known,
+            "workers": stays,
+            "critical_path": critical_path(known),
+            "metrics": of_campaigns.unionByName(of_workers),
+        }
+        return Tables({name: one.toArrow() for name, one in frames.items()})
 
 
 def differences(name: str, old: Rows, new: Rows) -> list[str]:
@@ -207,7 +221,7 @@ def main(arguments: list[str]) -> int:
     seeds = range(options.start, options.start + options.schedules)
     events, edges = merged(seeds) if options.state is None else read_state(options.state)
     with tempfile.TemporaryDirectory(prefix="taskyard-compare-") as directory:
-        old = job_tables(events, edges, Path(directory))
+        old = transform_tables(events, edges, Path(directory))
     new = fold_tables(events, edges, SECOND_NS)
     found = compare(old, new)
     for line in found:
