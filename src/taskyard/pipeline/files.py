@@ -86,7 +86,8 @@ def _with_keys_and_days(
         names = codes.dictionary.to_pylist()
         seen.update(names)
         keys = pa.array(map(campaign_key, names), pa.string()).take(codes.indices)
-        days = pc.coalesce(batch.column("time").cast(pa.date32()).cast(pa.string()), NO_DAY)
+        dates = batch.column("time").cast(pa.date32()).dictionary_encode()
+        days = dates.dictionary.cast(pa.string()).take(dates.indices).fill_null(NO_DAY)
         yield batch.append_column(KEY, keys).append_column(DAY, days)
 
 

@@ -27,7 +27,7 @@ from taskyard.pipeline.datasets import (
     WORKERS,
     Dataset,
 )
-from taskyard.pipeline.fold.columns import INT_MAX, INT_MIN, constant, number, plain, text
+from taskyard.pipeline.fold.columns import INT_MAX, INT_MIN, Text, constant, number, plain, text
 from taskyard.pipeline.fold.metrics import chart_width_ns, divisor_ns, metrics
 from taskyard.pipeline.fold.schemas import BUCKETS
 from taskyard.pipeline.fold.share import fold_share, share_numbers, worker_buckets
@@ -42,7 +42,7 @@ EVENTS_PER_SHARE: Final = 4_000_000
 _ROWS_PER_BATCH: Final = 1_000_000
 
 #: The time whose day a row is stored under.
-DAY_OF: Final = {
+_DAY_OF: Final = {
     "attempts": "leased",
     "tasks_without_graph": "submitted",
     "workers": "joined",
@@ -87,8 +87,7 @@ class CampaignFold(Struct, frozen=True):
 
     def __call__(self) -> None:
         events = pa.concat_tables([*self._read()])
-        is_step = pc.is_in(events["kind"].cast(pa.string()), pa.array(KINDS))
-        spans = _spans(events.filter(is_step))
+        spans = _spans(events)
         if not len(spans):
             return  # there are campaigns, but no step in this part
         shortest = min(pc.subtract(spans["last"], spans["first"]).to_pylist())
@@ -139,10 +138,10 @@ def fold_shares(keys: Iterable[str], events: Path, staged: Path) -> Iterator[Cam
         yield CampaignFold(tuple(waiting), events, staged, number)
 
 
-def _spans(steps: pa.Table) -> pa.Table:
+def _spans(events: pa.Table) -> pa.Table:
     """Return the first and the last step of each campaign."""
-    campaigns, times_ns = text(steps["campaign"]), number(steps["time_ns"]).values
-    known = campaigns.codes >= 0
+    campaigns, times_ns = text(events["campaign"]), number(events["time_ns"]).values
+    known = (campaigns.codes >= 0) & text(events["kind"]).is_any(KINDS)
     first = np.full(len(campaigns.values), INT_MAX)
     last = np.full(len(campaigns.values), INT_MIN)
     np.minimum.at(first, campaigns.codes[known], times_ns[known])
@@ -235,14 +234,20 @@ def _read(dataset: Dataset, names: tuple[str, ...], files: list[Path]) -> pa.Tab
 
 def write_rows(dataset: Dataset, tables: list[pa.Table], staged: Path, share: int) -> None:
     """Write rows of a dataset to files by campaign and day."""
-    schema = arrow_schema(dataset)
-    rows = pa.concat_tables([plain(table, schema) for table in tables])
+    names = dataset.names
+    rows = pa.concat_tables([table.select(names) for table in tables]).unify_dictionaries()
     if not len(rows):
         return
-    days = rows[DAY_OF[dataset.name]].cast(pa.date32()).dictionary_encode().combine_chunks()
-    names = pc.fill_null(days.dictionary.cast(pa.string()), NO_DAY)
-    day = pc.fill_null(names.take(days.indices), NO_DAY)
-    whole = rows.append_column(KEY, _keys(dataset, rows)).append_column(DAY, day)
+    key, day = _keys(dataset, rows), _days(rows[_DAY_OF[dataset.name]])
+    if len(key.values) == len(day.values) == 1:
+        path = staged / dataset.name / folder(key.values[0].as_py()) / f"{DAY}={day.values[0]}"
+        path.mkdir(parents=True, exist_ok=True)
+        file = path / f"{share:06}-0.parquet"
+        pq.write_table(rows, file, compression="zstd", store_schema=False)
+        return
+    whole = plain(rows, arrow_schema(dataset))
+    for name, column in ((KEY, key), (DAY, day)):
+        whole = whole.append_column(name, column.arrow.cast(pa.string()))
     kind = ds.ParquetFileFormat()
     ds.write_dataset(
         whole,
@@ -258,11 +263,24 @@ def write_rows(dataset: Dataset, tables: list[pa.Table], staged: Path, share: in
     )
 
 
-def _keys(dataset: Dataset, rows: pa.Table) -> pa.Array:
+def _keys(dataset: Dataset, rows: pa.Table) -> Text:
     """Return the key of each row's campaign, computed once for each name."""
     if "campaign" not in dataset.names:
-        return constant(NO_CAMPAIGN, len(rows)).cast(pa.string())
+        return text(constant(NO_CAMPAIGN, len(rows)))
     campaigns = text(rows["campaign"])
-    keys = pa.array([*map(campaign_key, campaigns.values.to_pylist()), NO_CAMPAIGN], pa.string())
-    codes = np.where(campaigns.codes < 0, len(campaigns.values), campaigns.codes)
-    return keys.take(pa.array(codes))
+    keys = [campaign_key(name) for name in campaigns.values.to_pylist()]
+    return _filled(Text(campaigns.codes, pa.array(keys, pa.string())), NO_CAMPAIGN)
+
+
+def _days(times: pa.ChunkedArray) -> Text:
+    """Return the day of each time, formatted once for each day."""
+    return _filled(text(pc.dictionary_encode(times.cast(pa.date32()))), NO_DAY)
+
+
+def _filled(column: Text, value: str) -> Text:
+    """Return a column with a value in place of null."""
+    is_null = column.codes < 0
+    if not is_null.any():
+        return column
+    values = pa.concat_arrays([column.values, pa.array([value], pa.string())])
+    return Text(np.where(is_null, len(column.values), column.codes), values)
