@@ -27,8 +27,17 @@ from taskyard.pipeline.datasets import (
     WORKERS,
     Dataset,
 )
-from taskyard.pipeline.fold.columns import INT_MAX, INT_MIN, Text, constant, number, plain, text
-from taskyard.pipeline.fold.metrics import chart_width_ns, divisor_ns, metrics
+from taskyard.pipeline.fold.columns import (
+    INT_MAX,
+    INT_MIN,
+    Text,
+    constant,
+    kept,
+    number,
+    plain,
+    text,
+)
+from taskyard.pipeline.fold.metrics import WIDTHS_SECONDS, chart_width_ns, divisor_ns, metrics
 from taskyard.pipeline.fold.schemas import BUCKETS
 from taskyard.pipeline.fold.share import fold_share, share_numbers, worker_buckets
 from taskyard.pipeline.fold.stays import MEMBER_COLUMNS, fold_stays
@@ -88,18 +97,25 @@ class CampaignFold(Struct, frozen=True):
     def __call__(self) -> None:
         events = pa.concat_tables([*self._read()])
         spans = _spans(events)
-        if not len(spans):
-            return  # there are campaigns, but no step in this part
-        shortest = min(pc.subtract(spans["last"], spans["first"]).to_pylist())
-        bucket_ns = divisor_ns(chart_width_ns(shortest))
+        spans_ns = pc.subtract(spans["last"], spans["first"]).to_pylist()
+        widths = [divisor_ns(chart_width_ns(span_ns)) for span_ns in spans_ns]
+        # A long campaign has far too many of the buckets that a short one needs.
+        for place, bucket_ns in enumerate(sorted(set(widths))):
+            mine = spans.filter(pa.array([width == bucket_ns for width in widths]))
+            codes = text(events["campaign"])
+            is_mine = codes.is_any(tuple(mine["campaign"].to_pylist()))
+            number = self.number * len(WIDTHS_SECONDS) + place
+            self._fold(kept(events, is_mine), mine, bucket_ns, number)
+
+    def _fold(self, events: pa.Table, spans: pa.Table, bucket_ns: int, number: int) -> None:
+        """Fold campaigns with buckets of one width, and write files of this number."""
         folded = fold_share(events, "", bucket_ns=bucket_ns)
-        attempts = [folded.attempts, folded.attempts_open]
-        write_rows(ATTEMPTS, attempts, self.staged, self.number)
-        write_rows(TASKS_WITHOUT_GRAPH, [folded.tasks, folded.tasks_open], self.staged, self.number)
+        write_rows(ATTEMPTS, [folded.attempts, folded.attempts_open], self.staged, number)
+        write_rows(TASKS_WITHOUT_GRAPH, [folded.tasks, folded.tasks_open], self.staged, number)
         buckets = pa.concat_tables([folded.buckets, folded.buckets_open])
         mine = buckets.filter(pc.not_equal(buckets["scope"], "worker"))
         for name, table in ((_BUCKETS, mine), (_SPANS, spans)):
-            path = self.staged / name / f"{self.number:06}.parquet"
+            path = self.staged / name / f"{number:06}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(table, path)
 
@@ -108,6 +124,7 @@ class CampaignFold(Struct, frozen=True):
         types = {field.name: field.type for field in arrow_schema(EVENTS, COLUMNS)}
         types |= dict.fromkeys(CODED, _CODED_TYPE)
         schema = pa.schema([(name, types[name]) for name in COLUMNS])
+        yield schema.empty_table()
         for file in key_files(self.events, self.keys):
             source = pq.ParquetFile(file, read_dictionary=[*CODED])
             for batch in source.iter_batches(_ROWS_PER_BATCH, columns=[*COLUMNS]):
@@ -129,11 +146,11 @@ def fold_shares(keys: Iterable[str], events: Path, staged: Path) -> Iterator[Cam
                 yield CampaignFold((key,), events, staged, number, part, parts)
                 number += 1
             continue
-        waiting.append(key)
-        waiting_rows += rows
-        if waiting_rows >= EVENTS_PER_SHARE:
+        if waiting and waiting_rows + rows > EVENTS_PER_SHARE:
             yield CampaignFold(tuple(waiting), events, staged, number)
             number, waiting, waiting_rows = number + 1, [], 0
+        waiting.append(key)
+        waiting_rows += rows
     if waiting:
         yield CampaignFold(tuple(waiting), events, staged, number)
 
