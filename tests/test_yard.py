@@ -115,7 +115,7 @@ def test_every_requirement_is_among_the_constraints() -> None:
         *(one for extra in project["optional-dependencies"].values() for one in extra),
     ]
     pinned = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    names = [re.split(r"[<>=]", requirement)[0] for requirement in wanted]
+    names = [re.split(r"[\[<>=]", requirement)[0] for requirement in wanted]
     assert [name for name in names if name not in pinned] == []
 
 
