@@ -185,33 +185,6 @@ def test_zmailer_one_worker_finishes_the_first_lane_and_takes_the_second() -> No
     assert order == [b"a1", b"a2", b"a3", b"b1", b"b2"]
 
 
-def test_zmailer_each_slot_of_a_worker_finishes_its_lane_and_takes_the_next() -> None:
-    yard = Yard()
-    names = [b"%c%d" % (lane, number) for number in range(3) for lane in b"abcd"]
-    yard.submit(*names, lanes=[name[:1] for name in names], service=b"smtp")
-    yard.join(b"host", services=(b"smtp",), slots_total=2)
-    held = yard.take(b"host", 2)
-    order = list(held)
-    while held:
-        yard.finish(b"host", held.pop(0))
-        held += yard.take(b"host")
-        order += held[1:]
-    assert order == [
-        b"a0",
-        b"b0",
-        b"a1",
-        b"b1",
-        b"a2",
-        b"b2",
-        b"c0",
-        b"d0",
-        b"c1",
-        b"d1",
-        b"c2",
-        b"d2",
-    ]
-
-
 def test_zmailer_only_one_agent_is_on_a_thread() -> None:
     yard = Yard()
     yard.submit(b"a1", b"a2", b"b1", lanes=[b"a", b"a", b"b"], service=b"smtp")

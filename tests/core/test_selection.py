@@ -85,21 +85,6 @@ def test_worker_lets_other_lanes_have_their_turn_after_a_long_run() -> None:
     assert len(order) == count + 1
 
 
-def test_each_slot_leaves_its_lane_after_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "LANE_RUN_TASKS_MAX", 3)
-    yard = Yard()
-    names = [b"%c%d" % (lane, number) for number in range(5) for lane in b"ab"]
-    yard.submit(*names, b"c", lanes=[*(name[:1] for name in names), b"c"])
-    yard.join(b"w", slots_total=2)
-    held = yard.take(b"w", 2)
-    order = list(held)
-    while b"c" not in order:
-        yard.finish(b"w", held.pop(0))
-        held += yard.take(b"w")
-        order += held[1:]
-    assert order == [*names[:6], b"c"]
-
-
 def test_worker_does_not_go_on_with_a_lane_that_is_not_for_it_any_more() -> None:
     yard = Yard()
     yard.join(b"w")

@@ -162,9 +162,13 @@ class AsyncClient:
         finally:
             self._session.abandon()
 
+    async def _connect(self) -> None:
+        """Wait for the first answer of the broker."""
+        await self._run_query(requests.first_answer())
+
     async def __aenter__(self) -> Self:
         try:
-            await self._run_query(requests.first_answer())
+            await self._connect()
         except BaseException:
             await self.close(CLOSE_ON_ERROR_SECONDS)
             raise

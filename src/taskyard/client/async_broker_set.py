@@ -138,6 +138,10 @@ class AsyncBrokerSet(AsyncClient):
         routine = fan_out.home_of(self.routes, submission, is_new=is_new)
         return self._members[await self.run_routine(routine)]
 
+    async def _connect(self) -> None:
+        """Wait for the first answers of the brokers."""
+        await self.status()
+
     async def check_brokers(self) -> None:
         """Raise `NoBroker` unless all brokers answer: then an answer may be incomplete."""
         await self.run_routine(self.routes.all_answers(lambda _: requests.acknowledged()))

@@ -21,7 +21,7 @@ from taskyard.core.states import DRAINING, PARKED, WOKEN, WorkerCause
 if TYPE_CHECKING:
     from taskyard.core import events
     from taskyard.core.context import Context
-    from taskyard.core.entities import Lane, Lease, Service, Task, Worker
+    from taskyard.core.entities import Lease, Service, Task, Worker
     from taskyard.core.ledger import Ledger
 
 #: Everything that decides which tasks an idle worker could get.
@@ -117,8 +117,7 @@ def park(context: Context, worker: Worker, count: int) -> None:
 
 def lease(context: Context, worker: Worker, count: int) -> bool:
     """Lease up to `count` tasks to a worker. Return whether there were any."""
-    selection = _choose(context, worker, count)
-    tasks = selection.tasks
+    tasks = _choose(context, worker, count)
     if not tasks:
         return False
     names = [task.name for task in tasks]
@@ -138,17 +137,17 @@ def lease(context: Context, worker: Worker, count: int) -> bool:
     envelopes = [kept.get(name, b"") for name in names] if kept else None
     context.send(Assign(worker.name, *columns, context.at_ns, worker.open_request, envelopes))
     worker.open_request = 0
-    _update_worker(context, worker, selection.lanes_tried)
+    _update_worker(context, worker, tasks)
     return True
 
 
-def _choose(context: Context, worker: Worker, count: int) -> Selection:
+def _choose(context: Context, worker: Worker, count: int) -> list[Task]:
     """Choose tasks for a worker, and reserve workers for tasks that it has no room for."""
     selection = Selection(context.ledger, worker, count, context.now_ns)
-    selection.select()
+    tasks = selection.select()
     if selection.unfit:
         reservations.reserve(context.ledger, selection.unfit.values(), context.now_ns)
-    return selection
+    return tasks
 
 
 def lease_to_parked(context: Context, worker: Worker, _service: Service) -> bool:
@@ -169,17 +168,18 @@ def _lease_ns(worker: Worker, tasks: list[Task]) -> int:
     return lease_ns
 
 
-def _update_worker(context: Context, worker: Worker, lanes_tried: list[Lane]) -> None:
+def _update_worker(context: Context, worker: Worker, tasks: list[Task]) -> None:
     """Update the worker's volatile state after a lease."""
-    lease = worker.leases[context.ledger.record]
-    lease.assigned_ns = context.now_ns
+    worker.leases[context.ledger.record].assigned_ns = context.now_ns
     context.use_count += 1
     worker.last_used = context.use_count
     worker.service_next = (worker.service_next + 1) % len(worker.facts.services)
-    _count_lane_runs(worker, lease, lanes_tried)
+    lane = tasks[-1].lane
+    worker.lane_run = worker.lane_run + len(tasks) if lane is worker.lane else len(tasks)
+    worker.lane = lane
     rule_table = context.ledger.rule_table
     if rule_table.has_rates or rule_table.has_lane_rates:
-        _spend_rates(context, lease)
+        _spend_rates(context, worker.leases[context.ledger.record])
     waited = worker.state in (PARKED, WOKEN)
     cancel_wake(context.ledger, worker)  # it may have got a task of another service
     worker.turn(WorkerCause.ASSIGNED)
@@ -189,18 +189,6 @@ def _update_worker(context: Context, worker: Worker, lanes_tried: list[Lane]) ->
         return  # this task was its request
     elif worker.facts.wants_wake and waited and worker.slots_free > 0:
         park(context, worker, worker.tasks_wanted)  # it waits while it has free slots
-
-
-def _count_lane_runs(worker: Worker, lease: Lease, lanes_tried: list[Lane]) -> None:
-    """Count the tasks of a new lease. Lanes that were tried and gave none have ended their run."""
-    for lane in lanes_tried:
-        worker.lanes_freed.pop(lane, None)
-        if not lane.is_served_by(worker):
-            worker.lane_runs.pop(lane, None)
-    for lane, count in lease.counts:
-        if lane.name:
-            worker.lane_runs[lane] = worker.lane_runs.get(lane, 0) + count
-    worker.lane = lease.counts[-1][0]
 
 
 def _spend_rates(context: Context, lease: Lease) -> None:
@@ -333,7 +321,7 @@ def _wake(context: Context, worker: Worker, service: Service) -> bool:
     ready = sum(lane.ready for lane in service.in_rotation() if not lane.paused)
     if _count_woken(context, service) >= ready:
         return False
-    if not _choose(context, worker, worker.tasks_wanted).tasks:
+    if not _choose(context, worker, worker.tasks_wanted):
         return False
     worker.turn(WorkerCause.WOKEN)
     worker.listed_as = -1

@@ -198,11 +198,9 @@ class Worker(Struct, eq=False):
     #: The service that it was woken for, and when it is passed over.
     woken_for: bytes = b""
     wake_ends_ns: int = 0
-    #: The lane of its last lease, and lanes of tasks that have ended since.
+    #: The lane that it serves, and how many of its tasks it had in a row.
     lane: Lane | None = None
-    lanes_freed: dict[Lane, None] = field(default_factory=dict)
-    #: How many tasks in a row it had of each lane that it serves.
-    lane_runs: dict[Lane, int] = field(default_factory=dict)
+    lane_run: int = 0
     #: Index of the service to try first, so that its services take turns.
     service_next: int = 0
     #: Set while it is kept free for one task.

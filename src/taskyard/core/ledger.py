@@ -344,7 +344,6 @@ class Ledger:
         has_worker_limits = self.has_worker_limits
         for lane, count in counts:
             lane.leased -= count
-            worker.lanes_freed[lane] = None
             if lane.holder is not worker:
                 self._uncount_shared(lane, worker, count)
             elif not lane.leased:

@@ -1,7 +1,6 @@
 """Chooses the next tasks for a worker. Changes no durable state.
 
-A worker stays with the lanes of its tasks. Its other slots get the next lanes of its services in
-rotation.
+A worker stays with its lane if it has one, else it gets the next lane of its services in rotation.
 
 A task that lost workers is isolated step by step: the fewer losses it has left, the fewer tasks
 like it share a worker, and its last attempt runs alone. Tasks that do not fit the worker never keep
@@ -62,9 +61,8 @@ class Selection:
         #: negative: `slots_free` includes it already.
         self.extra = max(0, min(worker.prefetch, LEASE_TASKS_MAX - self.count))
         self.tasks: list[Task] = []
-        #: The worker's current lanes that were tried, and those of them that had a turn.
-        self.lanes_tried: list[Lane] = []
-        self.kept_lanes: dict[Lane, None] = {}
+        #: The lane that the worker stayed with, if any.
+        self.kept_lane: Lane | None = None
         #: Lanes of each rule that the worker begins to serve by this choice, for worker limits.
         self.begun: dict[ActiveRule, int] = {}
         #: Whether any worker limit is set, and whether the broker has one.
@@ -95,7 +93,8 @@ class Selection:
             if self.tasks or not self._keep_for(worker.reservation):
                 return self.tasks
         self._take_last_attempt()
-        self._continue_lanes()
+        if worker.lane is not None and worker.lane.ready and not self.closed:
+            self._continue_lane(worker.lane)
         for turn in range(len(services)):
             if self.closed or self.count <= 0:
                 break
@@ -116,28 +115,16 @@ class Selection:
         self.resources = free_beside(needed, free)
         return True
 
-    def _continue_lanes(self) -> None:
-        """Choose tasks of the lanes that the worker has just served: each slot keeps its lane."""
-        lanes = list(self.worker.lanes_freed)
-        if self.worker.lane is not None and self.worker.lane not in self.worker.lanes_freed:
-            lanes.append(self.worker.lane)
-        for lane in lanes:
-            if self.closed or self.count <= 0:
-                break
-            self.lanes_tried.append(lane)
-            if lane.ready:
-                self._continue_lane(lane)
-
     def _continue_lane(self, lane: Lane) -> None:
-        """Choose tasks of a lane that the worker served last, up to the length of a lane run."""
+        """Choose tasks of the lane that the worker served last, up to the length of a lane run."""
         service = lane.service
         offered = service.name in self.worker.facts.services
         if not offered or service.paused or lane.paused or not lane.name:
             return
         if not lane.lane_group.active_rule.is_simple and hold_reason(lane, self.now_ns):
             return
-        if self.worker.lane_runs.get(lane, 0) < LANE_RUN_TASKS_MAX:
-            self.kept_lanes[lane] = None
+        if self.worker.lane_run < LANE_RUN_TASKS_MAX:
+            self.kept_lane = lane
             chosen = len(self.tasks)
             self._take(lane)
             if len(service.lane_groups) > 1:
@@ -181,7 +168,7 @@ class Selection:
         plain = not (
             service.has_wide_tasks or service.suspects or self.reserved_payloads or overfed
         ) and (lane_tasks_max == 1 or not lane_group.active_rule.options.lane_rate_interval_ns)
-        kept_lanes, chosen, now_ns = self.kept_lanes, self.tasks, self.now_ns
+        kept_lane, chosen, now_ns = self.kept_lane, self.tasks, self.now_ns
         for _ in range(turns):
             lane = rotation.popleft()
             rate = lane.rate
@@ -193,7 +180,7 @@ class Selection:
                 lane_group.note_removed(lane)  # added again when it gets work or a lease ends
                 continue
             rotation.append(lane)
-            if lane in kept_lanes:
+            if lane is kept_lane:
                 continue
             if plain and not lane.leased and lane.name and lane.other_queues is None:
                 # The common case of many lanes: no worker serves it and no limit is counted.
@@ -231,7 +218,7 @@ class Selection:
                 self.ledger.rate_timers.add(lane, lane.rate)
                 continue
             rotation.append(lane)
-            if lane not in self.kept_lanes:
+            if lane is not self.kept_lane:
                 self._take(lane)
         return True
 
@@ -258,7 +245,7 @@ class Selection:
                 continue
             if lane.rate is not None and lane.rate.next_ns > self.now_ns:
                 self.ledger.rate_timers.add(lane, lane.rate)
-            elif lane not in self.kept_lanes and not hold_reason(lane, self.now_ns):
+            elif lane is not self.kept_lane and not hold_reason(lane, self.now_ns):
                 self._take(lane)
 
     def _rate_left(self, active_rule: ActiveRule) -> int:
