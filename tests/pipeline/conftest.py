@@ -91,3 +91,19 @@ def browser() -> Iterator[Browser]:
 
     with launched() as browser:
         yield browser
+
+
+@pytest.fixture(scope="session")
+def s3_variables() -> Iterator[dict[str, str]]:
+    from tests.pipeline.s3_server import served  # noqa: PLC0415  # most tests need none
+
+    with served() as variables:
+        yield variables
+
+
+@pytest.fixture
+def bucket(s3_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the URI of a directory in S3."""
+    for name, value in s3_variables.items():
+        monkeypatch.setenv(name, value)
+    return "s3://tables/history"

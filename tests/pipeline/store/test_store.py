@@ -21,7 +21,6 @@ from taskyard.pipeline.store.table_formats import Change
 from taskyard.pipeline.store.tables import TableStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 SCHEMA = pa.schema(
@@ -138,8 +137,11 @@ def test_vacuum_removes_what_no_version_lists(store: TableStore) -> None:
     add(store, "tasks", 99)  # left by a killed run
     store.commit({"tasks": Change(SCHEMA, [add(store, "tasks", 2)], frozenset({old.name}))}, MARK)
     assert store.vacuum(dt.timedelta(days=1)) == 0
+    assert numbers(reopened(store, run=1)) == [1], "kept"
     assert store.vacuum(dt.timedelta(0)) == 2
     assert numbers(reopened(store)) == [2]
+    with pytest.raises(UnusableFile, match="no tables of run 1"):
+        reopened(store, run=1)
 
 
 def test_statistics_of_files(tmp_path: Path) -> None:
@@ -172,30 +174,6 @@ def test_the_format_stays(store: TableStore) -> None:
     other = {"delta": "parquet", "parquet": "delta"}[store.manifest.format]
     with pytest.raises(UnusableFile, match=f"not {other}"):
         TableStore.create_or_open(store.out, other)
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """Run an S3 server, and yield the URI of a bucket."""
-    import boto3  # type: ignore[import-untyped]  # noqa: PLC0415  # slow to import
-    from moto.server import ThreadedMotoServer  # noqa: PLC0415
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    variables = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        boto3.client("s3").create_bucket(Bucket="tables")
-        yield "s3://tables/history"
-    server.stop()
 
 
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])

@@ -2,11 +2,13 @@
 
 import datetime as dt
 import uuid
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import fs
 
 from taskyard.errors import UnusableFile
 from taskyard.pipeline.store.location import Location
@@ -33,10 +35,17 @@ class DataFile(msgspec.Struct, frozen=True):
         return self.name.rsplit("-", 1)[0]
 
 
-def write_data_file(directory: Location, rows: pa.Table, prefix: str) -> DataFile:
-    """Write rows to a new file. Names are unique, so a retried share of work replaces nothing."""
+def new_name(prefix: str) -> str:
+    """Return a name that no other file has, so a retried share of work replaces nothing."""
+    return f"{prefix}-{uuid.uuid4().hex}.parquet"
+
+
+def write_data_file(
+    directory: Location, rows: pa.Table, prefix: str, name: str | None = None
+) -> DataFile:
+    """Write rows to a new file. A given name must be one of `new_name`."""
     system, path = directory.open()
-    name = f"{prefix}-{uuid.uuid4().hex}.parquet"
+    name = name or new_name(prefix)
     metadata: list[pq.FileMetaData] = []
     try:
         if directory.is_local:
@@ -54,6 +63,22 @@ def write_data_file(directory: Location, rows: pa.Table, prefix: str) -> DataFil
     except OSError as error:
         raise UnusableFile(f"{directory}: {error}") from error
     return DataFile(name, size_bytes, rows.num_rows, _delta_stats(metadata[0]))
+
+
+def copy_data_file(source: Path, directory: Location, prefix: str) -> DataFile:
+    """Copy a Parquet file as it is."""
+    system, path = directory.open()
+    name = new_name(prefix)
+    try:
+        if directory.is_local:
+            system.create_dir(path)
+        fs.copy_files(
+            str(source), f"{path}/{name}", fs.LocalFileSystem(), system, use_threads=False
+        )
+    except OSError as error:
+        raise UnusableFile(f"{directory}: {error}") from error
+    metadata = pq.read_metadata(source)
+    return DataFile(name, source.stat().st_size, metadata.num_rows, _delta_stats(metadata))
 
 
 def _delta_stats(metadata: pq.FileMetaData) -> str:

@@ -2,12 +2,13 @@
 
 import datetime as dt
 import time
+from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
-from taskyard.errors import StateLocked
+from taskyard.errors import StateLocked, UnusableFile
 from taskyard.pipeline.store.data_file import DataFile
 from taskyard.pipeline.store.location import Location
 from taskyard.pipeline.store.manifest import TableVersion
@@ -18,7 +19,13 @@ class DeltaFormat:
     """One Delta table. Other programs read it by its log."""
 
     def __init__(self, directory: Location) -> None:
+        if directory.is_local and "%" in directory.uri:  # its library decodes it twice
+            raise UnusableFile(
+                f"{directory}: a path with % can't have Delta tables (use another --out, or "
+                "--format parquet)"
+            )
         self._directory = directory
+        self._uri = Path(directory.uri).as_uri() if directory.is_local else directory.uri
         self._options = directory.storage_options()
 
     def files(self, version: TableVersion) -> list[DataFile]:
@@ -38,14 +45,18 @@ class DeltaFormat:
         wanted.update((file.name, file) for file in change.add)
         present = {file.name: file for file in _files(newest)}
         actions: list[AddAction | RemoveAction] = [
-            *(_add(file) for name, file in wanted.items() if name not in present),
+            *(_add(file, change.partition) for name, file in wanted.items() if name not in present),
             *(_remove(file) for name, file in present.items() if name not in wanted),
         ]
         _add_columns(newest, change)
         if actions:
             try:
                 newest.create_write_transaction(
-                    actions, "append", change.schema, commit_properties=commit
+                    actions,
+                    "append",
+                    change.schema,
+                    [*change.partition],
+                    commit_properties=commit,
                 )
             except CommitFailedError as error:
                 raise StateLocked(f"{self._directory}: another process is writing to it") from error
@@ -54,7 +65,7 @@ class DeltaFormat:
 
     def vacuum(
         self,
-        current: TableVersion,  # noqa: ARG002  # the log knows the versions
+        used: frozenset[str],  # noqa: ARG002  # the log knows the versions
         retention: dt.timedelta,
     ) -> int:
         hours = int(retention.total_seconds() // 3600)
@@ -64,13 +75,14 @@ class DeltaFormat:
         return len(removed)
 
     def _open(self, version: int | None = None) -> DeltaTable:
-        return DeltaTable(self._directory.uri, version, storage_options=self._options)
+        return DeltaTable(self._uri, version, storage_options=self._options)
 
     def _create(self, change: Change) -> DeltaTable:
         create_table_with_add_actions(
-            self._directory.uri,
+            self._uri,
             Schema.from_arrow(change.schema),
             [],
+            partition_by=[*change.partition],
             name=self._directory.uri.rsplit("/", 1)[-1],
             storage_options=self._options,
         )
@@ -96,8 +108,10 @@ def _files(table: DeltaTable) -> list[DataFile]:
     ]
 
 
-def _add(file: DataFile) -> AddAction:
-    return AddAction(file.name, file.size_bytes, {}, _now_ms(), data_change=True, stats=file.stats)
+def _add(file: DataFile, partition: dict[str, str]) -> AddAction:
+    return AddAction(
+        file.name, file.size_bytes, {**partition}, _now_ms(), data_change=True, stats=file.stats
+    )
 
 
 def _remove(file: DataFile) -> RemoveAction:

@@ -1,10 +1,14 @@
 """A directory of tables on a local disk or in S3, by its path or URI."""
 
+import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import fs
 
 from taskyard.errors import UnusableFile
@@ -58,6 +62,21 @@ class Location(msgspec.Struct, frozen=True):
             return None
         except OSError as error:
             raise UnusableFile(f"{self}/{name}: {_first_line(error)}") from error
+
+    def open_parquet(self, name: str, coded: Iterable[str] = ()) -> pq.ParquetFile:
+        """Open a Parquet file. Some columns of strings may be read as codes."""
+        system, path = self.open()
+        try:
+            source = system.open_input_file(f"{path}/{name}")
+            return pq.ParquetFile(source, read_dictionary=[*coded])
+        except (OSError, pa.ArrowInvalid) as error:
+            raise UnusableFile(f"{self}/{name}: {_first_line(error)}") from error
+
+    def remove(self) -> None:
+        """Remove the directory with everything in it."""
+        system, path = self.open()
+        with contextlib.suppress(FileNotFoundError):
+            system.delete_dir(path)
 
     def replace(self, name: str, content: bytes) -> None:
         """Write a file at once: a reader gets the old content or the new."""

@@ -1,5 +1,6 @@
 """The manifest: the version of every table after one run, and the journal rows it includes."""
 
+import datetime as dt
 from typing import Final
 
 import msgspec
@@ -10,6 +11,7 @@ from taskyard.pipeline.store.location import Location
 
 FILE_NAME: Final = "manifest.json"
 _EARLIER: Final = "_manifests"
+_SUFFIX: Final = ".json"
 
 #: Raised whenever the content or format of the tables changes. Other versions are refused.
 LAYOUT: Final = 5
@@ -26,6 +28,9 @@ class BrokerMark(msgspec.Struct, frozen=True):
     journal: str
     #: The last row, by its sequence.
     last: int
+    #: The last record of a task, and the time of the last event.
+    record: int = 0
+    time_ns: int = 0
 
 
 class TableVersion(msgspec.Struct, frozen=True):
@@ -69,5 +74,24 @@ def write_manifest(out: Location, manifest: Manifest) -> None:
     out.replace(FILE_NAME, content)
 
 
+def earlier_runs(out: Location, retention: dt.timedelta) -> tuple[list[int], list[int]]:
+    """List the runs that were current within the retention time, and those before."""
+    oldest = dt.datetime.now(dt.UTC) - retention
+    runs = sorted(
+        (int(entry.base_name.removesuffix(_SUFFIX)), entry.mtime)
+        for entry in out.child(_EARLIER).entries()
+        if entry.base_name.endswith(_SUFFIX)
+    )
+    # A run was current until the next one.
+    ends = [*(written for _, written in runs[1:]), dt.datetime.max.replace(tzinfo=dt.UTC)]
+    kept = [run for (run, _), end in zip(runs, ends, strict=True) if end is None or end >= oldest]
+    return kept, [run for run, _ in runs if run not in kept]
+
+
+def remove_manifest(out: Location, run: int) -> None:
+    system, path = out.open()
+    system.delete_file(f"{path}/{_earlier(run)}")
+
+
 def _earlier(run: int) -> str:
-    return f"{_EARLIER}/{run:06}.json"
+    return f"{_EARLIER}/{run:06}{_SUFFIX}"

@@ -18,6 +18,8 @@ class Change(msgspec.Struct, frozen=True):
     schema: pa.Schema
     add: list[DataFile] = []
     remove: frozenset[str] = frozenset()
+    #: Columns that no file has, with the value that they have in the files to add.
+    partition: dict[str, str] = {}
 
 
 class TableFormat(Protocol):
@@ -29,7 +31,7 @@ class TableFormat(Protocol):
         self, before: TableVersion | None, change: Change, properties: dict[str, str]
     ) -> TableVersion: ...
 
-    def vacuum(self, current: TableVersion, retention: dt.timedelta) -> int: ...
+    def vacuum(self, used: frozenset[str], retention: dt.timedelta) -> int: ...
 
 
 class ParquetTable:
@@ -50,8 +52,8 @@ class ParquetTable:
         kept = [file for file in before.files if file.name not in change.remove] if before else []
         return TableVersion(before.version + 1 if before else 0, [*kept, *change.add])
 
-    def vacuum(self, current: TableVersion, retention: dt.timedelta) -> int:
-        used = {file.name for file in current.files}
+    def vacuum(self, used: frozenset[str], retention: dt.timedelta) -> int:
+        """Remove files that no kept manifest lists. A new one may be of a run that goes on."""
         oldest = dt.datetime.now(dt.UTC) - retention
         system, _ = self._directory.open()
         old = [

@@ -5,7 +5,7 @@ have committed some tables, and its files are removed again by the next commit.
 """
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -19,12 +19,17 @@ from taskyard.pipeline.store.manifest import (
     PARQUET,
     BrokerMark,
     Manifest,
+    earlier_runs,
     read_manifest,
+    remove_manifest,
     write_manifest,
 )
 from taskyard.pipeline.store.table_formats import Change, ParquetTable, TableFormat
 
-#: Where a run keeps its lock on a local disk.
+#: Tables that only Taskyard reads are plain Parquet. Their names begin so.
+PRIVATE: Final = "_"
+
+#: Where a run keeps its lock on a local disk, and files until its end.
 WORK: Final = "_work"
 
 
@@ -38,7 +43,7 @@ class TableStore:
     def open(cls, out: Location, run: int | None = None) -> "TableStore":
         """Open tables to read them, as they are or as they were after an earlier run."""
         manifest = read_manifest(out, run)
-        if manifest is None:
+        if manifest is None or not manifest.tables:
             past = "" if run is None else f" of run {run}"
             raise UnusableFile(
                 f"{out}: no tables{past} found (create them with `taskyard pipeline history "
@@ -59,6 +64,11 @@ class TableStore:
             )
         return cls(out, manifest)
 
+    def begin(self) -> None:
+        """Mark the directory as one of tables, before its first files are written."""
+        if not self.manifest.run:
+            write_manifest(self.out, self.manifest)
+
     @property
     def table_names(self) -> list[str]:
         return sorted(self.manifest.tables)
@@ -71,16 +81,31 @@ class TableStore:
         version = self.manifest.tables.get(table)
         return [] if version is None else self._format(table).files(version)
 
+    def names(self, table: str) -> list[str]:
+        """List the names of the files of a table. Those of private tables keep their order."""
+        return [file.name for file in self.files(table)]
+
     def uris(self, table: str) -> list[str]:
         directory = self.directory(table)
         return [f"{directory}/{file.name}" for file in self.files(table)]
 
-    def commit(self, changes: Mapping[str, Change], brokers: Mapping[str, BrokerMark]) -> None:
-        """Commit the next version of the tables, then replace the manifest."""
+    def commit(
+        self,
+        changes: Mapping[str, Change],
+        brokers: Mapping[str, BrokerMark],
+        on_step: Callable[[str], None] = lambda _step: None,
+    ) -> None:
+        """Commit the next version of the tables, then replace the manifest.
+
+        A table without changes keeps its version.
+        """
         marks = {name: f"{mark.journal} {mark.last}" for name, mark in sorted(brokers.items())}
         tables = dict(self.manifest.tables)
         for name, change in changes.items():
+            if name in tables and not change.add and not change.remove:
+                continue
             tables[name] = self._format(name).commit(tables.get(name), change, marks)
+            on_step(f"{name} committed")
         manifest = msgspec.structs.replace(
             self.manifest,
             run=self.manifest.run + 1,
@@ -91,12 +116,23 @@ class TableStore:
         self.manifest = manifest
 
     def vacuum(self, retention: dt.timedelta) -> int:
-        """Remove files that no version within the retention time uses. Returns their number."""
-        versions = self.manifest.tables.items()
-        return sum(self._format(name).vacuum(version, retention) for name, version in versions)
+        """Remove files that no run within the retention time used. Returns their number.
+
+        Earlier runs can't be read any more.
+        """
+        kept, dropped = earlier_runs(self.out, retention)
+        manifests = [self.manifest, *(read_manifest(self.out, run) for run in kept)]
+        removed = 0
+        for name in self.manifest.tables:
+            versions = [one.tables.get(name) for one in manifests if one is not None]
+            used = frozenset(file.name for one in versions if one for file in one.files)
+            removed += self._format(name).vacuum(used, retention)
+        for run in dropped:
+            remove_manifest(self.out, run)
+        return removed
 
     def _format(self, table: str) -> TableFormat:
-        if self.manifest.format == PARQUET:
+        if self.manifest.format == PARQUET or table.startswith(PRIVATE):
             return ParquetTable(self.directory(table))
         return _delta_table(self.directory(table))
 
