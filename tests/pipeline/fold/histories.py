@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
@@ -12,7 +13,8 @@ from simulator.histories import History, history_of
 from simulator.schedule import run
 from taskyard.pipeline.fold.buckets import add_up
 from taskyard.pipeline.fold.columns import plain
-from taskyard.pipeline.fold.schemas import ATTEMPTS, BUCKETS, TASKS_WITHOUT_GRAPH, WORKERS
+from taskyard.pipeline.fold.places import Places
+from taskyard.pipeline.fold.schemas import ATTEMPTS, BUCKETS, PLACES, TASKS_WITHOUT_GRAPH, WORKERS
 from taskyard.pipeline.fold.share import fold_share
 from taskyard.pipeline.fold.stays import fold_stays
 
@@ -42,6 +44,19 @@ def history(seed: int, share: float = 1.0) -> History:
     return history_of([*rows[: max(1, int(len(rows) * share))]])
 
 
+def placed(settled: pa.Table, still_open: pa.Table, edges: pa.Table) -> tuple[Rows, Rows]:
+    """Return tasks with their places, and the critical paths, from a walk without memory."""
+    nodes = pa.concat_tables([settled, still_open]).unify_dictionaries()
+    is_settled = np.arange(len(nodes)) < len(settled)
+    places = Places(PLACES.empty_table(), nodes, is_settled, edges)
+    whole = nodes.drop_columns(["state"])
+    for name, column in places.columns().items():
+        whole = whole.append_column(name, column)
+    ways = places.chains([])
+    path = places.critical_path(ways, whole.take(pa.array(ways.node)))
+    return whole.to_pylist(), path.to_pylist()
+
+
 class Folded(Struct):
     """All rows of a history, as a reader sees them after one or several folds."""
 
@@ -60,7 +75,7 @@ def fold_in_parts(events: pa.Table, cuts: Sequence[int] = ()) -> Folded:
     for first, last in zip((0, *cuts), (*cuts, len(events)), strict=True):
         # Some rows are given again, as when a run is repeated.
         part = events.slice(max(0, first - 20), last - max(0, first - 20))
-        found = fold_share(part, BROKER, carried, SECOND_NS)
+        found = fold_share(part, BROKER, carried)
         stays = fold_stays(
             events.slice(first, last - first),
             found.attempts,

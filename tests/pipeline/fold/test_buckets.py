@@ -7,79 +7,91 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
-from taskyard.pipeline.fold.buckets import add_up, resampled
 from taskyard.pipeline.fold.histograms import ERROR_MAX, bins, middles, percentile
-from taskyard.pipeline.fold.metrics import metrics
-from taskyard.pipeline.fold.schemas import BUCKETS
+from taskyard.pipeline.fold.metrics import DAY_NS, day_metrics
+from taskyard.pipeline.fold.schemas import LEVELS
 from taskyard.pipeline.fold.share import FoldedShare, fold_share
 from taskyard.pipeline.fold.stays import FoldedStays, fold_stays
-from tests.pipeline.event_log import EventLog, at
-from tests.pipeline.fold.histories import BROKER, SECOND_NS, history, table_rows
+from tests.pipeline.event_log import START_NS, EventLog, at
+from tests.pipeline.fold.histories import BROKER, SECOND_NS
 
 
 def fold(events: pa.Table) -> tuple[FoldedShare, FoldedStays]:
-    found = fold_share(events, BROKER, bucket_ns=SECOND_NS)
+    found = fold_share(events, BROKER)
     return found, fold_stays(events, found.attempts, found.attempts_open, BROKER)
 
 
 def log_of_two() -> EventLog:
-    """Return a log of two tasks. One is done after three seconds, the other fails twice."""
+    """Return a log of two tasks. One is done after three minutes, the other fails twice."""
     log = EventLog()
     log.join(0, "w", slots=2)
     log.submit(0, "a")
-    log.submit(0.5, "b")
-    log.lease(1.5, "a")
-    log.lease(1.75, "b")
-    log.add(2, "postponed", "b", worker="w", reason=" busy\nsince noon", own_fault=True)
-    log.finish(4.5, "a")
-    log.add(6, "due", "b")
-    log.ready(6, "b", "due")
-    log.lease(6.25, "b")
-    log.fail(6.5, "b", "busy")
+    log.submit(30, "b")
+    log.lease(90, "a")
+    log.lease(105, "b")
+    log.add(120, "postponed", "b", worker="w", reason=" busy\nsince noon", own_fault=True)
+    log.finish(270, "a")
+    log.add(360, "due", "b")
+    log.ready(360, "b", "due")
+    log.lease(375, "b")
+    log.fail(390, "b", "busy")
     return log
 
 
 def rows_of(scope: str, *columns: str) -> list[tuple[Any, ...]]:
     folded, stays = fold(log_of_two().tables()[0])
     workers = pa.concat_tables([stays.workers, stays.workers_open])
-    table = metrics([folded.buckets, folded.buckets_open], workers, SECOND_NS)
-    rows = [row for row in table.to_pylist() if row["scope"] == scope]
+    found = day_metrics(
+        START_NS // DAY_NS, folded.buckets, LEVELS.empty_table(), workers, START_NS + DAY_NS
+    )
+    assert not len(found.levels)
+    rows = [row for row in found.metrics.to_pylist() if row["scope"] == scope]
     return [(row["bucket"].replace(tzinfo=None), *(row[name] for name in columns)) for row in rows]
 
 
-def test_each_interval_counts_its_steps_and_empty_ones_have_a_row() -> None:
+def test_minute_counts_its_steps_and_has_a_row_if_something_runs() -> None:
     columns = ("submitted", "leased", "finished", "failed", "retries", "depth", "running")
     assert rows_of("campaign", *columns) == [
         (at(0), 2, 0, 0, 0, 0, 2, 0),
-        (at(1), 0, 2, 0, 0, 0, 0, 2),
-        (at(2), 0, 0, 0, 0, 1, 0, 1),
-        (at(3), 0, 0, 0, 0, 0, 0, 1),
-        (at(4), 0, 0, 1, 0, 0, 0, 0),
-        (at(5), 0, 0, 0, 0, 0, 0, 0),
-        (at(6), 0, 1, 0, 1, 0, 0, 0),
+        (at(60), 0, 2, 0, 0, 0, 0, 2),
+        (at(120), 0, 0, 0, 0, 1, 0, 1),
+        (at(180), 0, 0, 0, 0, 0, 0, 1),
+        (at(240), 0, 0, 1, 0, 0, 0, 0),
+        (at(360), 0, 1, 0, 1, 0, 0, 0),
     ]
 
 
 def test_busy_time_utilisation_and_reasons() -> None:
-    busy = [row[1] / SECOND_NS for row in rows_of("campaign", "busy_ns")]
-    assert busy == [0, 0.75, 1, 1, 0.5, 0, 0.25]
+    busy = [row[1] / (60 * SECOND_NS) for row in rows_of("campaign", "busy_ns")]
+    assert busy == [0, 0.75, 1, 1, 0.5, 0.25]
     found = rows_of("worker", "utilisation", "depth")
-    assert found[0] == (at(1), 0.75 / 2, None)
+    assert found[0] == (at(60), 0.75 / 2, None)
     reasons = [row[1] for row in rows_of("campaign", "reasons")]
-    assert [reasons[2], reasons[3], reasons[6]] == [[("busy", 1)], None, [("busy", 1)]]
+    assert [reasons[2], reasons[3], reasons[5]] == [[("busy", 1)], None, [("busy", 1)]]
 
 
-@pytest.mark.parametrize("seed", [3, 7])
-def test_wider_buckets_equal_those_made_from_the_changes(seed: int) -> None:
-    events = history(seed, 0.7).events
-    narrow = fold_share(events, BROKER, bucket_ns=SECOND_NS)
-    wide = fold_share(events, BROKER, bucket_ns=5 * SECOND_NS)
-    for name in ("buckets", "buckets_open"):
-        made = resampled(getattr(narrow, name), 5 * SECOND_NS)
-        expected = add_up([getattr(wide, name)])
-        assert table_rows([made], BUCKETS) == table_rows([expected], BUCKETS)
+def test_open_attempt_runs_until_the_last_event_of_the_history() -> None:
+    """Levels are carried over midnight. A queue that only waits has no rows."""
+    log = EventLog()
+    log.submit(0, "waits")
+    log.submit(0, "a")
+    log.lease(0, "a")
+    folded, _ = fold(log.tables()[0])
+    buckets = pa.concat_tables([folded.buckets, folded.buckets_open])
+    day, workers = START_NS // DAY_NS, fold(log.tables()[0])[1].workers
+    last_ns = (day + 1) * DAY_NS + 90 * SECOND_NS
+    first = day_metrics(day, buckets, LEVELS.empty_table(), workers, last_ns)
+    assert len(first.metrics) == 3 * 12 * 60, "campaign, service and worker from noon on"
+    second = day_metrics(day + 1, buckets.slice(0, 0), first.levels, workers, last_ns)
+    columns = ["scope", "depth", "running", "busy_ns"]
+    assert second.metrics.select(columns).to_pylist() == [
+        dict(zip(columns, (scope, depth, 1, 60 * SECOND_NS), strict=True))
+        for scope, depth in (("campaign", 1), ("service", 1), ("worker", None))
+        for _ in range(2)
+    ]
+    third = day_metrics(day + 2, buckets.slice(0, 0), second.levels, workers, last_ns)
+    assert not len(third.metrics)
 
 
 def test_bins_are_ordered_and_close_to_their_values() -> None:

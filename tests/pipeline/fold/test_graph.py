@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from taskyard.pipeline.fold.columns import Ints, Number
-from taskyard.pipeline.fold.graph import KnownPlaces, Nodes, chains, place
+from taskyard.pipeline.fold.graph import Chained, KnownPlaces, Nodes, chains, last_before, place
 from taskyard.pipeline.fold.links import Links
 from taskyard.pipeline.fold.steps import STATE_NAMES
 
@@ -56,6 +56,7 @@ class RandomGraph:
             ints(self.submitted_ns),
             ints(self.durations_ns),
             np.array(self.timed),
+            np.array([state in ("DONE", "CANCELLED") for state in self.states]),
             known,
         )
 
@@ -137,7 +138,7 @@ def test_places_of_final_tasks_can_be_given(seed: int) -> None:
 
 
 def test_cycle_and_tasks_behind_it_have_no_level() -> None:
-    nodes = Nodes(ints([0, 0, 0, 0]), ints([0] * 4), ints([1, 2, 4, 8]), np.zeros(4, bool))
+    nodes = Nodes(ints([0, 0, 0, 0]), ints([0] * 4), ints([1, 2, 4, 8]), *np.zeros((2, 4), bool))
     found = place(nodes, links([(1, 0), (1, 2), (2, 1), (3, 2)]))
     assert found.level.is_known.tolist() == [True, False, False, False]
     assert not found.is_final.any()
@@ -155,19 +156,22 @@ def test_chains_equal_plain_python(seed: int) -> None:
         candidates = [node for node in own if ends[node] >= 0]
         while candidates:
             way.append(max(candidates, key=lambda node: (ends[node], -node)))
+            lasts = sorted((ends[node], -node) for node in graph.befores[way[-1]])[-1:]
             candidates = [
-                node
-                for node in graph.befores[way[-1]]
-                if ends[node] >= 0 and (node in own or ends[node] > begin_ns)
+                -node for end, node in lasts if end >= 0 and (-node in own or end > begin_ns)
             ]
         expected += [(campaign, at, node) for at, node in enumerate(way[::-1], start=1)]
     ended = Number(ints(ends), ints(ends) >= 0)
-    found = chains(
-        ints(graph.campaigns),
-        ints(graph.submitted_ns),
-        ended,
-        links(graph.pairs),
-        lambda rows: int(rows.min()),
-    )
+    begins = [
+        min(graph.submitted_ns[node] for node in range(graph.count) if graph.campaigns[node] == one)
+        for one in range(3)
+    ]
+
+    def first_of(rows: Ints) -> int:
+        return int(rows.min())
+
+    before = last_before(links(graph.pairs), ended, first_of)
+    tasks = Chained(ints(graph.campaigns), ended, before)
+    found = chains(tasks, ints(begins), ints([0, 1, 2]), first_of)
     rows = zip(found.campaign.tolist(), found.position.tolist(), found.node.tolist(), strict=True)
     assert list(rows) == expected

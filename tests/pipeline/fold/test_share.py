@@ -13,7 +13,6 @@ import pytest
 
 from taskyard.core.states import TaskState
 from taskyard.pipeline.fold.buckets import add_up
-from taskyard.pipeline.fold.places import placed_tasks
 from taskyard.pipeline.fold.schemas import ATTEMPTS, BUCKETS, TASKS_WITHOUT_GRAPH
 from taskyard.pipeline.fold.share import fold_share, share_numbers
 from tests.pipeline.event_log import EventLog, at
@@ -22,6 +21,7 @@ from tests.pipeline.fold.histories import (
     SECOND_NS,
     fold_in_parts,
     history,
+    placed,
     table_rows,
 )
 
@@ -38,11 +38,10 @@ def test_tasks_equal_the_ledger(seed: int, share: float) -> None:
     """The newest generation of each name has the ledger's state and its number of attempts."""
     found = history(seed, share)
     folded = fold_share(found.events, BROKER)
-    tasks = pa.concat_tables([folded.tasks, folded.tasks_open]).unify_dictionaries()
-    placed = placed_tasks(tasks, found.edges).tasks.to_pylist()
-    newest = {row["task"]: row for row in sorted(placed, key=lambda row: row["generation"])}
+    tasks, _ = placed(folded.tasks, folded.tasks_open, found.edges)
+    newest = {row["task"]: row for row in sorted(tasks, key=lambda row: row["generation"])}
     leases = Counter()  # type: Counter[str]
-    for row in placed:
+    for row in tasks:
         leases[row["task"]] += row["attempts"]
     ledger = {
         task.name.decode(errors="backslashreplace"): task for task in found.ledger.tasks.values()
@@ -83,12 +82,9 @@ def test_folds_of_parts_equal_one_fold(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS[:3])
 def test_shares_of_a_history_add_up_to_it(seed: int) -> None:
     events = history(seed).events
-    whole = fold_share(events, BROKER, bucket_ns=SECOND_NS)
+    whole = fold_share(events, BROKER)
     share_of = pa.array(share_numbers(events["task"], 3))
-    shares = [
-        fold_share(events.filter(pc.equal(share_of, share)), BROKER, bucket_ns=SECOND_NS)
-        for share in range(3)
-    ]
+    shares = [fold_share(events.filter(pc.equal(share_of, share)), BROKER) for share in range(3)]
     for name, schema in (
         ("attempts", ATTEMPTS),
         ("attempts_open", ATTEMPTS),
@@ -182,9 +178,7 @@ def test_empty_share_gives_empty_tables() -> None:
     found = fold_share(events, BROKER)
     for table in (found.attempts, found.tasks_open, found.buckets, found.carried.steps):
         assert not len(table)
-    placed = placed_tasks(found.tasks_open, edges)
-    assert not len(placed.tasks)
-    assert not len(placed.critical_path)
+    assert placed(found.tasks, found.tasks_open, edges) == ([], [])
 
 
 def test_fold_needs_no_spark() -> None:
@@ -209,7 +203,8 @@ def test_critical_path_does_not_depend_on_the_order_of_rows() -> None:
     events, edges = log.tables()
     tasks = fold_share(events, BROKER).tasks
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
-        placed = placed_tasks(tasks.take(order), edges)
-        assert placed.critical_path["task"].to_pylist() == ["late"]
+        _, path = placed(tasks.take(order), tasks.slice(0, 0), edges)
+        assert [row["task"] for row in path] == ["late"]
     rest = tasks.filter(pc.not_equal(tasks["task"], "late"))
-    assert placed_tasks(rest, edges).critical_path["task"].to_pylist() == ["b"]
+    _, path = placed(rest, tasks.slice(0, 0), edges)
+    assert [row["task"] for row in path] == ["b"]

@@ -151,23 +151,23 @@ def bin_entries(column: pa.ChunkedArray) -> Entries:
     return Entries(entries.rows, keys, entries.counts)
 
 
-def buckets_of(changes: Sequence[Changes], places: pa.Table, bucket_ns: int) -> pa.Table:
+def buckets_of(changes: Sequence[Changes], places: pa.Table) -> pa.Table:
     """Add up changes by place and interval. `places` has the columns that identify each place."""
-    at = np.concatenate([one.at_ns for one in changes]) // bucket_ns
+    at = np.concatenate([one.at_ns for one in changes]) // MINUTE_NS
     first = int(at.min()) if len(at) else 0
     span = int(at.max()) - first + 1 if len(at) else 1
     places_of = np.concatenate([one.place for one in changes]).astype(np.int64)
     groups = grouped(places_of * span + at - first)
-    begins_ns = (groups.keys % span + first) * bucket_ns
+    begins_ns = (groups.keys % span + first) * MINUTE_NS
     sums = _Sums(groups.count)
     done = 0
     for one in changes:
         mine = groups.of_row[done : done + len(one.at_ns)]
         done += len(one.at_ns)
-        _add_changes(sums, one, mine, begins_ns[mine] + bucket_ns)
+        _add_changes(sums, one, mine, begins_ns[mine] + MINUTE_NS)
     columns = {name: places[name].take(pa.array(groups.keys // span)) for name in SCOPE}
     columns["bucket"] = Number(begins_ns).times
-    columns["bucket_ns"] = pa.array(np.full(groups.count, bucket_ns))
+    columns["bucket_ns"] = pa.array(np.full(groups.count, MINUTE_NS))
     return plain(pa.table(columns | sums.columns()), BUCKETS)
 
 
@@ -231,21 +231,3 @@ def _replaced(buckets: pa.Table, scope: str, **columns: pa.Array) -> pa.Table:
     for name, column in columns.items():
         buckets = buckets.set_column(buckets.schema.get_field_index(name), name, column)
     return buckets
-
-
-def resampled(buckets: pa.Table, bucket_ns: int) -> pa.Table:
-    """Return buckets of a multiple of the width, exactly as if they were made from the changes."""
-    begins_ns = number(buckets["bucket"]).values * 1000
-    ends_ns = begins_ns + number(buckets["bucket_ns"]).values
-    wide_ns = begins_ns // bucket_ns * bucket_ns
-    rest_ns = wide_ns + bucket_ns - ends_ns
-    busy_ns = number(buckets["busy_ns"]).values
-    busy_ns = busy_ns + number(buckets["running_change"]).values * rest_ns
-    columns = {
-        "bucket": Number(wide_ns).times,
-        "bucket_ns": pa.array(np.full(len(buckets), bucket_ns)),
-        "busy_ns": pa.array(busy_ns),
-    }
-    for name, column in columns.items():
-        buckets = buckets.set_column(buckets.schema.get_field_index(name), name, column)
-    return add_up([buckets])

@@ -19,6 +19,9 @@ Flags: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Array: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
 
 TIME: Final = pa.timestamp("us", tz="UTC")
+
+#: Strings as codes.
+CODED_TYPE: Final = pa.dictionary(pa.int32(), pa.string())
 INT_MAX: Final = int(np.iinfo(np.int64).max)
 INT_MIN: Final = int(np.iinfo(np.int64).min)
 
@@ -121,6 +124,12 @@ def number(column: pa.ChunkedArray | pa.Array) -> Number:
     whole = whole.cast(pa.int64())
     known = whole.is_valid().to_numpy(zero_copy_only=False) if whole.null_count else None
     return Number(whole.fill_null(0).to_numpy(zero_copy_only=False), known)
+
+
+def codes_of(strings: pa.Array) -> pa.Array:
+    """Return strings as codes."""
+    coded = strings if pa.types.is_dictionary(strings.type) else strings.dictionary_encode()
+    return coded.cast(CODED_TYPE)
 
 
 def constant(value: str | None, count: int) -> pa.Array:

@@ -1,20 +1,21 @@
 """The walk along the graph of linked campaigns: Kahn's algorithm, a level at a time.
 
-Knows only numbers: a task is an index, and a link is a pair of indexes. All tasks of all campaigns
-that are linked by an edge must be there. A join for every level would take minutes.
+Knows only numbers: a task is an index, and a link is a pair of indexes. Tasks of all campaigns take
+part at once, because edges connect campaigns. Tasks whose place is known need no links of their
+own. A join for every level would take minutes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 from msgspec import Struct
 
-from taskyard.pipeline.fold.columns import INT_MAX, Array, Flags, Ints, Number, distinct, is_first
+from taskyard.pipeline.fold.columns import Array, Flags, Ints, Number, distinct, is_last
 from taskyard.pipeline.fold.links import Links
-from taskyard.pipeline.fold.steps import FINAL, STATE_NAMES, state_codes
+from taskyard.pipeline.fold.steps import STATE_NAMES, state_codes
 
 #: States from which a task reaches a worker without further action.
 RUNNABLE: Final = ("DELAYED", "READY", "LEASED")
@@ -43,6 +44,8 @@ class Nodes(Struct, frozen=True):
     duration_ns: Ints
     #: It was submitted with a due time.
     is_timed: Flags
+    #: No later event can change the task itself.
+    is_settled: Flags
     known: KnownPlaces | None = None
 
 
@@ -52,7 +55,7 @@ class Placed(Struct, frozen=True):
     state: Ints
     #: Blocked, and nothing before it can still run.
     is_behind_failure: Flags
-    #: It and all tasks before it are DONE or CANCELLED, so its place can't change any more.
+    #: It and all tasks before it are settled, so its place can't change any more.
     is_final: Flags
     waits_for: Ints
     #: The longest chain of tasks before it. Null if it is in a cycle or behind one.
@@ -106,7 +109,7 @@ class _Walk:
             flags[unknown] = True
         self._is_open = nodes.state != _DONE
         self._is_runnable = np.isin(nodes.state, state_codes(*RUNNABLE))
-        self._is_unsettled = ~np.isin(nodes.state, state_codes(*FINAL))
+        self._is_unsettled = ~nodes.is_settled
 
     def propagate(self, source: Ints, target: Ints) -> None:
         """Update tasks by the tasks before them, which have all their values."""
@@ -153,6 +156,32 @@ def place(nodes: Nodes, links: Links) -> Placed:
     )
 
 
+#: Chooses one of several tasks that ended at the same time, whatever their order is.
+FirstOf = Callable[[Ints], int]
+
+
+def last_before(links: Links, ended_ns: Number, first_of: FirstOf) -> Ints:
+    """Return the task that ended last among those that each task waits for, -1 if there is none."""
+    found = np.full(len(ended_ns.values), -1)
+    ends_ns = ended_ns.filled(-1)
+    rows = np.flatnonzero(ends_ns[links.before] >= 0)
+    waiting, before = links.waiting[rows], links.before[rows]
+    order = np.lexsort((ends_ns[before], waiting))
+    waiting, before = waiting[order], before[order]
+    found[waiting] = before  # the last of equal places is kept, which ended last
+    is_tied = ~is_last(waiting)
+    is_tied[:-1] &= ends_ns[before[:-1]] == ends_ns[before[1:]]
+    for node in distinct(waiting[is_tied]):
+        first, last = np.searchsorted(waiting, [node, node + 1])
+        found[node] = _last_of(before[first:last], ends_ns, first_of)
+    return found
+
+
+def _last_of(nodes: Ints, ends_ns: Ints, first_of: FirstOf) -> int:
+    lasts = nodes[ends_ns[nodes] == ends_ns[nodes].max()]
+    return int(lasts[0]) if len(lasts) == 1 else first_of(lasts)
+
+
 class Chains(Struct, frozen=True):
     """The critical path of each campaign: a row for each task in it, in order."""
 
@@ -162,54 +191,45 @@ class Chains(Struct, frozen=True):
     node: Ints
 
 
-#: Chooses one of several tasks that ended at the same time, whatever their order is.
-FirstOf = Callable[[Ints], int]
+class Chained(Struct, frozen=True):
+    """The columns of tasks that critical paths depend on."""
+
+    campaign: Array
+    #: Null for a task that was never leased. It took no time.
+    ended_ns: Number
+    #: See `last_before`.
+    before: Ints
 
 
-def chains(
-    campaign: Array, submitted_ns: Ints, ended_ns: Number, links: Links, first_of: FirstOf
-) -> Chains:
-    """Find the chain of tasks that decided when each campaign ended.
+def chains(tasks: Chained, begins_ns: Ints, wanted: Ints, first_of: FirstOf) -> Chains:
+    """Find the chain of tasks that decided when each of the wanted campaigns ended.
 
     The walk goes back from the campaign's last task. Each step takes the task that ended last among
     those waited for. It may be of another campaign, unless it ended before this campaign's first
     submission.
     """
-    befores = neighbours(links.waiting, links.before, len(campaign))
-    begins_ns = np.full(int(campaign.max(initial=-1)) + 1, INT_MAX)
-    np.minimum.at(begins_ns, campaign, submitted_ns)
-    ends_ns = ended_ns.filled(-1)
-
-    def last_of(nodes: Ints) -> int:
-        lasts = nodes[ends_ns[nodes] == ends_ns[nodes].max()]
-        return int(lasts[0]) if len(lasts) == 1 else first_of(lasts)
-
-    found: list[tuple[int, list[int]]] = []
-    is_in_way = np.zeros(len(campaign), bool)
-    for group, ended in _ended_nodes(campaign, ended_ns):
-        way: list[int] = []
-        candidates = ended
-        while len(candidates):
-            node = last_of(candidates)
+    ends_ns = tasks.ended_ns.filled(-1)
+    lasts_ns = np.full(len(begins_ns), -1)
+    np.maximum.at(lasts_ns, tasks.campaign, ends_ns)
+    is_wanted = np.zeros(len(begins_ns), bool)
+    is_wanted[wanted] = True
+    is_candidate = (ends_ns >= 0) & (ends_ns == lasts_ns[tasks.campaign])
+    candidates = np.flatnonzero(is_candidate & is_wanted[tasks.campaign])
+    ways: dict[int, list[int]] = {}
+    for group in distinct(tasks.campaign[candidates].astype(np.int64)).tolist():
+        mine = candidates[tasks.campaign[candidates] == group]
+        node = int(mine[0]) if len(mine) == 1 else first_of(mine)
+        way = ways[group] = [node]
+        seen = {node}
+        while (node := int(tasks.before[node])) >= 0 and node not in seen:
+            if tasks.campaign[node] != group and ends_ns[node] <= begins_ns[group]:
+                break
             way.append(node)
-            is_in_way[node] = True
-            places = befores.found[befores.starts[node] : befores.starts[node + 1]]
-            is_later = (campaign[places] == group) | (ends_ns[places] > begins_ns[group])
-            candidates = places[is_later & ~is_in_way[places] & (ends_ns[places] >= 0)]
-        is_in_way[way] = False
-        found.append((group, way[::-1]))
-    lengths = [len(way) for _, way in found]
+            seen.add(node)
+        way.reverse()
+    lengths = [len(way) for way in ways.values()]
     return Chains(
-        np.repeat([group for group, _ in found], lengths).astype(np.int64),
+        np.repeat([*ways], lengths).astype(np.int64),
         np.array([place for length in lengths for place in range(1, length + 1)], np.int64),
-        np.array([node for _, way in found for node in way], np.int64),
+        np.array([node for way in ways.values() for node in way], np.int64),
     )
-
-
-def _ended_nodes(campaign: Array, ended_ns: Number) -> Iterator[tuple[int, Ints]]:
-    """Yield the tasks of each campaign that have ended, campaign by campaign."""
-    ended = np.flatnonzero(ended_ns.is_known)
-    order = ended[np.argsort(campaign[ended], kind="stable")]
-    begins = np.flatnonzero(is_first(campaign[order]))
-    for nodes in np.split(order, begins[1:]) if len(order) else ():
-        yield int(campaign[nodes[0]]), nodes

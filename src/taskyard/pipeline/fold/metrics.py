@@ -1,6 +1,11 @@
-"""Metrics: the table of a chart from buckets. Changes become levels, histograms percentiles.
+"""Metrics: a row for each minute of a scope, from buckets. Changes become levels.
 
-Empty intervals have a row too, except in lanes, of which there may be a million.
+The table is made day by day. A day needs its own buckets, and the levels at its beginning: the
+queue depth and the running attempts of each scope. So later events change the days from their own
+on, and nothing before.
+
+A minute has a row if something happened in it, or if an attempt was running. So a queue that waits
+for weeks takes no rows.
 """
 
 from __future__ import annotations
@@ -10,104 +15,137 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
-from taskyard.pipeline.fold.buckets import EVENT_COUNTS, SCOPE, add_up, bin_entries, resampled
+from taskyard.pipeline.fold.buckets import EVENT_COUNTS, MINUTE_NS, SCOPE, add_up, bin_entries
 from taskyard.pipeline.fold.columns import (
     Ints,
     Number,
     combined,
     is_first,
+    is_last,
+    kept,
     number,
     plain,
     running_sums,
     text,
 )
 from taskyard.pipeline.fold.histograms import percentile
-from taskyard.pipeline.fold.schemas import BUCKETS, COUNTS, METRICS
+from taskyard.pipeline.fold.schemas import BUCKETS, COUNTS, LEVELS, METRICS
 
 _SECOND_NS: Final = 1_000_000_000
-
-#: Widths of an interval in seconds, all of them round.
-WIDTHS_SECONDS: Final = (
-    1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 21_600, 43_200, 86_400,
-    604_800, 2_592_000,
-)  # fmt: skip
-
-#: A chart does not show more points than this.
-BUCKETS_MAX: Final = 240
+DAY_NS: Final = 86_400 * _SECOND_NS
 
 
-def chart_width_ns(span_ns: int) -> int:
-    """Return the width of the intervals in a chart of a time span."""
-    widths = (seconds * _SECOND_NS for seconds in WIDTHS_SECONDS)
-    fitting = (width for width in widths if span_ns <= width * BUCKETS_MAX)
-    return next(fitting, WIDTHS_SECONDS[-1] * _SECOND_NS)
+class DayMetrics(Struct, frozen=True):
+    """The metrics of a day, and the levels at its end."""
+
+    metrics: pa.Table
+    levels: pa.Table
 
 
-def divisor_ns(width_ns: int) -> int:
-    """Return the largest width that divides this one and all wider ones.
+def days_of(buckets: pa.Table) -> Ints:
+    """Return the day of each bucket, as a number."""
+    return number(buckets["bucket"]).values * 1000 // DAY_NS
 
-    Buckets of that width can be resampled for the whole, if only a part of a span is known.
+
+def day_metrics(
+    day: int, buckets: pa.Table, levels: pa.Table, workers: pa.Table, last_ns: int
+) -> DayMetrics:
+    """Return the metrics of one day.
+
+    `buckets` are those of the day, `levels` those at its beginning. An attempt that is still open
+    runs until the last event of the history. `workers` are stays, which have the slots.
     """
-    wider = [one for one in WIDTHS_SECONDS if one * _SECOND_NS >= width_ns]
-    fitting = [one for one in WIDTHS_SECONDS if not any(other % one for other in wider)]
-    return max(fitting) * _SECOND_NS
+    end_ns = min((day + 1) * DAY_NS, last_ns // MINUTE_NS * MINUTE_NS + MINUTE_NS)
+    is_running = (number(levels["running"]).values > 0) & (day * DAY_NS < end_ns)
+    begun = _empty_rows(kept(levels, is_running), np.full(int(is_running.sum()), day * DAY_NS))
+    rows = add_up([buckets, begun])
+    rows = add_up([rows, _rows_between(rows, _Levels(rows, levels), end_ns)])
+    found = _Levels(rows, levels)
+    return DayMetrics(_metrics(rows, found, workers), found.at_end())
 
 
-def metrics(tables: list[pa.Table], workers: pa.Table, bucket_ns: int) -> pa.Table:
-    """Return metrics from buckets: those that were added up, and those of open attempts.
+class _Levels:
+    """The queue depth and the running attempts at the end of each row's interval."""
 
-    `workers` are stays, which have the slots. The width must be a multiple of the buckets'.
-    """
-    added = resampled(pa.concat_tables(tables), bucket_ns)
-    whole = add_up([added, _empty_intervals(added, bucket_ns)])
-    scope = combined(*(text(whole[name]).codes for name in SCOPE))
-    starts = is_first(scope)
-    running_change = number(whole["running_change"]).values
-    running = running_sums(running_change, starts)
-    busy_ns = number(whole["busy_ns"]).values + (running - running_change) * bucket_ns
-    is_worker = text(whole["scope"]).is_any(("worker",))
-    depth = running_sums(number(whole["depth_change"]).values, starts)
-    columns = {name: whole[name] for name in (*SCOPE, "bucket", "bucket_ns", *EVENT_COUNTS)}
+    def __init__(self, rows: pa.Table, before: pa.Table) -> None:
+        self._rows, self._before = rows, before
+        both = pa.concat_tables([rows.select(SCOPE), before.select(SCOPE)])
+        codes = combined(*(text(both[name]).codes for name in SCOPE))
+        values, places = np.unique(codes, return_inverse=True)
+        self.scope, self._scope_before = places[: len(rows)], places[len(rows) :]
+        self._count = len(values)
+        self.starts = is_first(self.scope)
+        self.running_change = number(rows["running_change"]).values
+        self.running = self._sums("running", self.running_change)
+        self.depth = self._sums("depth", number(rows["depth_change"]).values)
+
+    def _sums(self, name: str, changes: Ints) -> Ints:
+        base = np.zeros(self._count, np.int64)
+        base[self._scope_before] = number(self._before[name]).values
+        return running_sums(changes, self.starts) + base[self.scope]
+
+    def at_end(self) -> pa.Table:
+        """Return the levels after the last row of each scope, without those that are 0."""
+        ends = np.flatnonzero(is_last(self.scope))
+        seen = np.zeros(self._count, bool)
+        seen[self.scope] = True
+        others = kept(self._before, ~seen[self._scope_before])
+        columns = {name: self._rows[name].take(pa.array(ends)) for name in SCOPE}
+        columns |= {"depth": self.depth[ends], "running": self.running[ends]}
+        whole = pa.concat_tables([plain(pa.table(columns), LEVELS), others])
+        is_some = (number(whole["depth"]).values != 0) | (number(whole["running"]).values != 0)
+        return kept(whole, is_some)
+
+
+def _rows_between(rows: pa.Table, levels: _Levels, end_ns: int) -> pa.Table:
+    """Return an empty row for each minute without changes in which an attempt was running."""
+    begins_ns = number(rows["bucket"]).values * 1000
+    next_ns = np.append(begins_ns[1:], end_ns)
+    next_ns[is_last(levels.scope)] = end_ns
+    gaps = np.maximum(next_ns - begins_ns, MINUTE_NS) // MINUTE_NS - 1
+    gaps[levels.running <= 0] = 0
+    places = np.repeat(np.arange(len(rows)), gaps)
+    offsets = np.arange(len(places)) - np.repeat(np.cumsum(gaps) - gaps, gaps)
+    return _empty_rows(rows.take(pa.array(places)), begins_ns[places] + (offsets + 1) * MINUTE_NS)
+
+
+def _empty_rows(scopes: pa.Table, begins_ns: Ints) -> pa.Table:
+    """Return rows without changes."""
+    columns = {name: scopes[name] for name in SCOPE}
+    columns["bucket"] = Number(begins_ns).times
+    columns["bucket_ns"] = pa.array(np.full(len(begins_ns), MINUTE_NS))
+    return pa.table(
+        {field.name: columns.get(field.name, _zeros(field, len(begins_ns))) for field in BUCKETS}
+    )
+
+
+def _zeros(field: pa.Field, count: int) -> pa.Array:
+    if pa.types.is_map(field.type):
+        empty = pa.array([[]], field.type)
+        return empty.take(pa.array(np.zeros(count, np.int64)))
+    if field.name.endswith("_max_ns"):
+        return pa.nulls(count, pa.int64())
+    return pa.array(np.zeros(count, np.int64))
+
+
+def _metrics(rows: pa.Table, levels: _Levels, workers: pa.Table) -> pa.Table:
+    running = levels.running
+    busy_ns = number(rows["busy_ns"]).values + (running - levels.running_change) * MINUTE_NS
+    is_worker = text(rows["scope"]).is_any(("worker",))
+    columns = {name: rows[name] for name in (*SCOPE, "bucket", "bucket_ns", *EVENT_COUNTS)}
     columns |= {
-        "throughput": pa.array(number(whole["finished"]).values / (bucket_ns / _SECOND_NS)),
-        "depth": Number(depth, ~is_worker).arrow,
+        "throughput": pa.array(number(rows["finished"]).values / (MINUTE_NS / _SECOND_NS)),
+        "depth": Number(levels.depth, ~is_worker).arrow,
         "running": pa.array(running),
         "busy_ns": pa.array(busy_ns),
-        "utilisation": _utilisation(busy_ns, _slots(whole, workers), bucket_ns),
-        "reasons": _reasons(whole["reasons"]),
+        "utilisation": _utilisation(busy_ns, _slots(rows, workers)),
+        "reasons": _reasons(rows["reasons"]),
     }
     for name in ("wait", "run"):
-        columns |= _percentiles(whole, name)
+        columns |= _percentiles(rows, name)
     return plain(pa.table(columns), METRICS)
-
-
-def _empty_intervals(added: pa.Table, bucket_ns: int) -> pa.Table:
-    """Return an empty row for each interval between the first and the last of a scope."""
-    dense = added.filter(pc.not_equal(added["scope"], "lane"))
-    scope = combined(*(text(dense[name]).codes for name in SCOPE))
-    at = number(dense["bucket"]).values * 1000 // bucket_ns
-    # Rows are sorted by scope and time, so the gap after each is the way to the next.
-    gaps = np.zeros(len(dense), np.int64)
-    gaps[:-1] = np.where(scope[1:] == scope[:-1], at[1:] - at[:-1] - 1, 0)
-    rows = np.repeat(np.arange(len(dense)), gaps)
-    offsets = np.arange(len(rows)) - np.repeat(np.cumsum(gaps) - gaps, gaps)
-    columns = {name: dense[name].take(pa.array(rows)) for name in SCOPE}
-    columns["bucket"] = Number((at[rows] + 1 + offsets) * bucket_ns).times
-    columns["bucket_ns"] = pa.array(np.full(len(rows), bucket_ns))
-    return pa.table({field.name: columns.get(field.name, _zeros(field, rows)) for field in BUCKETS})
-
-
-def _zeros(field: pa.Field, rows: Ints) -> pa.Array:
-    if pa.types.is_map(field.type):
-        return (
-            pa.array([], field.type)
-            if not len(rows)
-            else pa.array([[]], field.type).take(pa.array(np.zeros(len(rows), np.int64)))
-        )
-    if field.name.endswith("_max_ns"):
-        return pa.nulls(len(rows), pa.int64())
-    return pa.array(np.zeros(len(rows), np.int64))
 
 
 def _slots(whole: pa.Table, workers: pa.Table) -> Ints:
@@ -120,8 +158,8 @@ def _slots(whole: pa.Table, workers: pa.Table) -> Ints:
     return found[names.codes]
 
 
-def _utilisation(busy_ns: Ints, slots: Ints, bucket_ns: int) -> pa.Array:
-    room_ns = slots * bucket_ns
+def _utilisation(busy_ns: Ints, slots: Ints) -> pa.Array:
+    room_ns = slots * MINUTE_NS
     return pa.array(busy_ns / np.maximum(room_ns, 1), pa.float64(), mask=room_ns <= 0)
 
 
@@ -140,5 +178,7 @@ def _percentiles(whole: pa.Table, name: str) -> dict[str, pa.Array]:
 def _reasons(column: pa.ChunkedArray) -> pa.Array:
     """Return null in place of an empty map."""
     whole = column.combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):
+        whole = whole.chunk(0)
     is_some = np.diff(whole.offsets.to_numpy()) > 0
     return pc.if_else(pa.array(is_some), whole, pa.scalar(None, COUNTS))

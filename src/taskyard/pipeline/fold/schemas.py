@@ -45,6 +45,30 @@ TASKS_WITHOUT_GRAPH: Final = _schema(
     queued_ns="int", run_ns="int", run_last_ns="int", payload_bytes="int", result_bytes="int",
 )  # fmt: skip
 
+#: Columns that follow from the place of a task in the graph. `state` may differ from its own.
+PLACED: Final = pa.schema(
+    [
+        ("state", pa.string()),
+        ("is_behind_failure", pa.bool_()),
+        ("waits_for", pa.int64()),
+        ("level", pa.int64()),
+        ("path_ns", pa.int64()),
+        ("earliest_end", TIME),
+    ]
+)
+
+#: Tasks with all their columns.
+TASKS: Final = pa.schema(
+    [*(field for field in TASKS_WITHOUT_GRAPH if field.name not in PLACED.names), *PLACED]
+)
+
+#: The places of tasks that are final, which later walks start from. They are numbered by row.
+PLACES: Final = _schema(
+    pa.field("is_done", pa.bool_()),
+    task="text", campaign="text", generation="int", submitted_record="int", submitted_us="int",
+    ended_us="int", level="int", path_ns="int", earliest_ns="int", before="int",
+)  # fmt: skip
+
 WORKERS: Final = _schema(
     pa.field("utilisation", pa.float64()),
     worker="text", stay="int", incarnation="int", dialect="text", services="text", slots="int",
@@ -82,6 +106,9 @@ METRICS: Final = pa.schema(
         pa.field("reasons", COUNTS),
     ]
 )
+
+#: The levels of each scope at the end of a day.
+LEVELS: Final = _schema(**_SCOPE, depth="int", running="int")
 
 CRITICAL_PATH: Final = _schema(
     campaign="text", position="int", task="text", name="text", generation="int", after="text",

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from taskyard.pipeline.fold.attempts import Leases, attempts
-from taskyard.pipeline.fold.buckets import MINUTE_NS, SCOPE, buckets_of, scoped
+from taskyard.pipeline.fold.buckets import SCOPE, buckets_of, scoped
 from taskyard.pipeline.fold.changes import run_changes, step_changes, worker_changes
 from taskyard.pipeline.fold.columns import (
     Flags,
@@ -28,7 +28,7 @@ from taskyard.pipeline.fold.tasks import Generations, generations, tasks_without
 #: An odd number, so that its powers keep all 64 bits.
 _HASH_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
 
-_GENERATIONS: Final = pa.schema(
+GENERATIONS: Final = pa.schema(
     [("campaign", pa.string()), ("task", pa.string()), ("generations", pa.int64())]
 )
 
@@ -77,12 +77,10 @@ def share_numbers(names: pa.ChunkedArray, count: int) -> Ints:
 def nothing_carried(events: pa.Schema) -> Carried:
     """Return the state before the first fold of events with these columns."""
     steps = pa.schema([events.field(name) for name in COLUMNS]).empty_table()
-    return Carried(steps, _GENERATIONS.empty_table())
+    return Carried(steps, GENERATIONS.empty_table())
 
 
-def fold_share(
-    events: pa.Table, broker: str, carried: Carried | None = None, bucket_ns: int = MINUTE_NS
-) -> FoldedShare:
+def fold_share(events: pa.Table, broker: str, carried: Carried | None = None) -> FoldedShare:
     """Fold new events of a share. Events that an earlier fold has seen are skipped."""
     before = nothing_carried(events.schema) if carried is None else carried
     records = number(events["record"]).values
@@ -97,17 +95,15 @@ def fold_share(
     last = int(records.max()) if len(records) else 0
     ended, still_open = kept(made, is_new), kept(made, ~leases.is_final)
     rows, none = np.flatnonzero(steps.record > before.record), np.empty(0, np.int64)
-    buckets = _campaign_buckets(leases, rows, is_new, broker, bucket_ns)
-    open_buckets = _campaign_buckets(leases, none, ~leases.is_final, broker, bucket_ns)
+    buckets = _campaign_buckets(leases, rows, is_new, broker)
+    open_buckets = _campaign_buckets(leases, none, ~leases.is_final, broker)
     return FoldedShare(
         attempts=ended,
         tasks=kept(known, is_task & found.is_final),
         attempts_open=still_open,
         tasks_open=kept(known, is_task & ~found.is_final),
-        buckets=pa.concat_tables([buckets, worker_buckets(ended, broker, bucket_ns)]),
-        buckets_open=pa.concat_tables(
-            [open_buckets, worker_buckets(still_open, broker, bucket_ns)]
-        ),
+        buckets=pa.concat_tables([buckets, worker_buckets(ended, broker)]),
+        buckets_open=pa.concat_tables([open_buckets, worker_buckets(still_open, broker)]),
         carried=_carried(steps, found, max(before.record, last)),
         unplaced=int((steps.submission < 0).sum()),
     )
@@ -118,17 +114,15 @@ def _is_new(leases: Leases, record: int) -> Flags:
     return leases.is_final & (leases.steps.record[leases.next_rows] > record)
 
 
-def _campaign_buckets(
-    leases: Leases, rows: Ints, is_chosen: Flags, broker: str, bucket_ns: int
-) -> pa.Table:
+def _campaign_buckets(leases: Leases, rows: Ints, is_chosen: Flags, broker: str) -> pa.Table:
     """Return the buckets of campaigns, services and lanes from some steps and some leases."""
     steps, chosen = leases.steps, np.flatnonzero(is_chosen)
     queues, queue_of = _queues(steps, broker)
     changes = [step_changes(steps, rows, queue_of), *run_changes(leases, chosen, queue_of)]
-    return scoped(buckets_of(changes, queues, bucket_ns))
+    return scoped(buckets_of(changes, queues))
 
 
-def worker_buckets(attempts: pa.Table, broker: str, bucket_ns: int) -> pa.Table:
+def worker_buckets(attempts: pa.Table, broker: str) -> pa.Table:
     """Return the buckets of workers from some of their attempts."""
     workers = text(attempts["worker"])
     # The last place is for attempts without a worker.
@@ -140,7 +134,7 @@ def worker_buckets(attempts: pa.Table, broker: str, bucket_ns: int) -> pa.Table:
         "worker": names,
     }
     place = np.where(workers.codes < 0, len(workers.values), workers.codes)
-    return buckets_of(worker_changes(attempts, place), pa.table(columns), bucket_ns)
+    return buckets_of(worker_changes(attempts, place), pa.table(columns))
 
 
 def _queues(steps: Steps, broker: str) -> tuple[pa.Table, Ints]:
@@ -171,6 +165,6 @@ def _carried(steps: Steps, found: Generations, record: int) -> Carried:
         steps.tasks.at(names).arrow.cast(pa.string()),
         pa.array(before),
     ]
-    table = pa.Table.from_arrays(columns, schema=_GENERATIONS)
+    table = pa.Table.from_arrays(columns, schema=GENERATIONS)
     open_steps = steps.events_of(found.is_in_open(steps.count))
     return Carried(open_steps, table.filter(pc.greater(table["generations"], 0)), record)

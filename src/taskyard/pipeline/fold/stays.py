@@ -89,7 +89,7 @@ class FoldedStays(Struct, frozen=True):
     carried: CarriedStays
 
 
-_BEFORE: Final = pa.schema([("worker", pa.string()), ("stays", pa.int64())])
+BEFORE: Final = pa.schema([("worker", pa.string()), ("stays", pa.int64())])
 
 #: Columns of an event about a worker that a stay needs.
 MEMBER_COLUMNS: Final = (
@@ -111,7 +111,7 @@ def fold_stays(
     """
     is_member = pc.is_in(events["kind"], pa.array(["worker_joined", "worker_left"]))
     members = events.select(MEMBER_COLUMNS).filter(is_member)
-    before = CarriedStays(members.slice(0, 0), WORK.empty_table(), _BEFORE.empty_table())
+    before = CarriedStays(members.slice(0, 0), WORK.empty_table(), BEFORE.empty_table())
     before = before if carried is None else carried
     members = pa.concat_tables([before.members, members])
     done = pa.concat_tables([before.work, work_of(ended)])
@@ -296,7 +296,7 @@ def _counted(final: pa.Table, before: pa.Table) -> pa.Table:
     stays = np.append(number(before["stays"]).values, number(final["stay"]).values)
     counts = np.zeros(len(worker.values), np.int64)
     np.maximum.at(counts, worker.codes, stays)
-    return pa.table({"worker": worker.values, "stays": counts}, schema=_BEFORE)
+    return pa.table({"worker": worker.values, "stays": counts}, schema=BEFORE)
 
 
 def _padded(values: Ints) -> Ints:
