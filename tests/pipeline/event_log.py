@@ -7,10 +7,13 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from taskyard.journal import parquet_file
+from taskyard.journal import history, parquet_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
 
 SECOND_NS = 1_000_000_000
@@ -111,3 +114,15 @@ def arrow_table(table: str, rows: list[dict[str, object]]) -> pa.Table:
     """Return rows of a table of the history. A missing column is null."""
     schema = parquet_file.TABLES[table]
     return pa.table({name: [row.get(name) for row in rows] for name in schema.names}, schema=schema)
+
+
+def write_part(state: Path, first: int, last: int, *logs: EventLog) -> None:
+    """Write a range of journal rows as a pair of history files."""
+    (state / history.FOLDER).mkdir(parents=True, exist_ok=True)
+    rows_of = {"events": [], "edges": []}  # type: dict[str, list[dict[str, object]]]
+    for log in logs:
+        rows_of["events"] += log.events
+        rows_of["edges"] += log.edges
+    for table, path in history.HistoryPart(first, last).paths(state, history.PARQUET).items():
+        rows = [row for row in rows_of[table] if first <= int(str(row["sequence"])) <= last]
+        pq.write_table(arrow_table(table, rows), path)

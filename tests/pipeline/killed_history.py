@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 
 from taskyard.pipeline.jobs.history import HistoryJob
-from taskyard.pipeline.session import session
-from tests.pipeline.scenarios import SMALL
 
 
 class Bomb:
@@ -26,9 +24,7 @@ class Bomb:
 
 
 def main(state: str, out: str, number: str) -> None:
-    HistoryJob(Path(state), Path(out), Bomb(int(number))).run(
-        session("tests", "local[2]", conf=SMALL)
-    )
+    HistoryJob(Path(state), Path(out), Bomb(int(number))).run()
 
 
 if __name__ == "__main__":

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
-
-from taskyard.journal import history
 from taskyard.pipeline.jobs.report import count_guarantees
 from taskyard.pipeline.placement import placed_tasks
 from taskyard.pipeline.session import cache
@@ -22,19 +19,27 @@ from tests.pipeline.event_log import (
     START,
     START_NS,
     EventLog,
-    arrow_table,
     at,
     measured,
+    write_part,
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame
 
     from taskyard.pipeline.transforms.guarantees import Guarantees
 
-__all__ = ["SECOND_NS", "SMALL", "START", "START_NS", "EventLog", "at", "guarantees", "measured"]
+__all__ = [
+    "SECOND_NS",
+    "SMALL",
+    "START",
+    "START_NS",
+    "EventLog",
+    "at",
+    "guarantees",
+    "measured",
+    "write_part",
+]
 
 #: Spark's settings for frames of a few rows, without code generation.
 SMALL = {
@@ -42,18 +47,6 @@ SMALL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-
-
-def write_part(state: Path, first: int, last: int, *logs: EventLog) -> None:
-    """Write a range of journal rows as a pair of history files."""
-    (state / history.FOLDER).mkdir(parents=True, exist_ok=True)
-    rows_of = {"events": [], "edges": []}  # type: dict[str, list[dict[str, object]]]
-    for log in logs:
-        rows_of["events"] += log.events
-        rows_of["edges"] += log.edges
-    for table, path in history.HistoryPart(first, last).paths(state, history.PARQUET).items():
-        rows = [row for row in rows_of[table] if first <= int(str(row["sequence"])) <= last]
-        pq.write_table(arrow_table(table, rows), path)
 
 
 def guarantees(events: DataFrame, edges: DataFrame) -> Guarantees:

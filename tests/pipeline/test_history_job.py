@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -11,44 +10,31 @@ import sys
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from taskyard.cli.entry import run, taskyard
 from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal.history import HistoryPart
-from taskyard.pipeline import session, tables
-from taskyard.pipeline.datasets import (
-    ATTEMPTS,
-    CRITICAL_PATH,
-    EDGES,
-    EVENTS,
-    METRICS,
-    TASKS,
-    WORKERS,
-)
+from taskyard.pipeline import tables
+from taskyard.pipeline.datasets import ATTEMPTS, EVENTS, TASKS, WORKERS
+from taskyard.pipeline.jobs import history as job_module
 from taskyard.pipeline.jobs.history import HistoryJob, HistoryResult
-from taskyard.pipeline.layout import campaign_key
 from taskyard.pipeline.sources import history as source
+from taskyard.pipeline.store.location import Location
+from taskyard.pipeline.store.tables import TableStore
+from tests.pipeline.event_log import EventLog, at, write_part
 from tests.pipeline.killed_history import Bomb
-from tests.pipeline.scenarios import SMALL, EventLog, at, write_part
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-TABLES = (EVENTS, EDGES, ATTEMPTS, TASKS, WORKERS, METRICS, CRITICAL_PATH)
+TABLES = ("events", "edges", "attempts", "tasks", "workers", "metrics", "critical_path")
 
-#: Names that would be unsafe or invalid as paths.
-ODD_NAMES = ("../../../evil", "", "A/b=c%2F", "a/b=c%2f", "campaign " * 60, "2024", "\u00fc \n*?[")
-
-#: The part and the step at which the job is killed: while files are moved.
-KILLED_PART = 2
-KILLED_AT = 5
-#: With --whole: errors raised for each part, and the number of steps to choose from.
-RAISES_A_PART = 3
-STEPS = 14
-SEED = 20
+#: A name that would be unsafe as a path.
+ODD_NAME = "../../../evil"
 
 
 class Raised(Exception):
@@ -60,45 +46,13 @@ class RaisingBomb(Bomb):
         raise Raised(step)
 
 
-class CopyingBomb(RaisingBomb):
-    """Copies the tables before it raises: the files that a kill at this step leaves."""
-
-    def __init__(self, number: int, out: Path, copy: Path) -> None:
-        super().__init__(number)
-        self._out, self._copy = out, copy
-
-    def go_off(self, step: str) -> None:
-        shutil.copytree(self._out, self._copy)
-        super().go_off(step)
-
-
-class StepBomb(RaisingBomb):
-    """Raises at a step of a given name."""
-
-    def __init__(self, step: str) -> None:
-        super().__init__(1)
-        self._step = step
-
-    def __call__(self, step: str) -> None:
-        if step == self._step:
-            super().__call__(step)
-
-
-#: Errors for each part: while rows are added, and while the tables of a campaign are replaced.
-BOMBS: list[list[Bomb]] = [
-    [StepBomb("a file of events moved")],
-    [],
-    [StepBomb("new tasks in place")],
-]
-
-
 def make_logs() -> list[EventLog]:
     """Return a campaign over all parts, one of the first part only, and workers.
 
     A task of the first campaign waits for one of the second.
     """
     numbers = count(1)
-    long, short = EventLog("long", numbers), EventLog(ODD_NAMES[0], numbers)
+    long, short = EventLog("long", numbers), EventLog(ODD_NAME, numbers)
     long.join(0, "w", slots=2)
     long.submit(0, "a")
     long.submit(0, "b", "a")
@@ -133,7 +87,7 @@ def make_state(state: Path, parts: int) -> Path:
 
 
 def make_tables(
-    spark: SparkSession, state: Path, out: Path, bomb: Bomb | None = None
+    state: Path, out: Path | str, bomb: Bomb | None = None, spark: SparkSession | None = None
 ) -> HistoryResult:
     job = HistoryJob(state, out, bomb or (lambda _step: None))
     try:
@@ -142,12 +96,14 @@ def make_tables(
         job.close()
 
 
-def contents(spark: SparkSession, out: Path) -> dict[str, list[str]]:
+def contents(out: Path) -> dict[str, list[str]]:
     """Return the rows of all tables, without the broker: that of a bare history is its path."""
-    return {
-        dataset.name: sorted(map(repr, tables.read(spark, out, dataset).drop("broker").collect()))
-        for dataset in TABLES
-    }
+    store = TableStore.open(Location.parse(out))
+    found = {}
+    for table in TABLES:
+        rows = [row for uri in store.uris(table) for row in pq.read_table(uri).to_pylist()]
+        found[table] = sorted(str({**row, "broker": ""}) for row in rows)
+    return found
 
 
 def files_of(directory: Path) -> dict[str, tuple[int, int]]:
@@ -164,15 +120,15 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def clean(spark: SparkSession, state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("clean") / "tables"
-    assert make_tables(spark, state, out) == HistoryResult(last=20, parts=3, campaigns=2)
+def clean(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("clean") / "odd [tables] {x} ü"
+    assert make_tables(state, out) == HistoryResult(last=20, parts=3, campaigns=2)
     return out
 
 
 @pytest.fixture(scope="module")
-def expected(spark: SparkSession, clean: Path) -> dict[str, list[str]]:
-    return contents(spark, clean)
+def expected(clean: Path) -> dict[str, list[str]]:
+    return contents(clean)
 
 
 def test_tables_have_the_history(spark: SparkSession, clean: Path) -> None:
@@ -199,16 +155,15 @@ def test_tables_have_the_history(spark: SparkSession, clean: Path) -> None:
 def test_tables_of_several_brokers_are_read_as_one(
     spark: SparkSession, clean: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(clean, tmp_path / "other")
-    origin = tmp_path / "other" / "_work" / "origin.json"
-    origin.write_text(origin.read_text().replace('"journal":""', '"journal":"south"'))
-    read = tables.read(spark, [clean, tmp_path / "other"], TASKS, "long")
-    rows = sorted((row["broker"], row["task"]) for row in read.collect())
-    brokers = (str(clean), "south")  # the path, if the journal is unknown
-    assert rows == [(broker, task) for broker in brokers for task in ("a", "b", "c")]
+    other = make_state(tmp_path / "other", 1)
+    make_tables(other, tmp_path / "tables")
+    read = tables.read(spark, [clean, tmp_path / "tables"], TASKS, "long")
+    rows = {(row["broker"], row["task"]) for row in read.collect()}
+    brokers = {broker for broker, _ in rows}
+    assert str(other) in brokers, "the path, if the journal is unknown"
+    assert rows == {(broker, task) for broker in brokers for task in ("a", "b", "c")}
 
 
-@pytest.mark.whole
 def test_tables_built_by_executors_are_the_same(
     spark: SparkSession,
     state: Path,
@@ -216,35 +171,19 @@ def test_tables_built_by_executors_are_the_same(
     expected: dict[str, list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Build all tables as for a large history, with Spark's code generation."""
-    large = spark.newSession()
-    for key in SMALL:
-        large.conf.set(key, "CODEGEN_ONLY" if key.endswith("factoryMode") else "true")
-    monkeypatch.setattr(session, "SMALL_BYTES", 0)
-    make_tables(large, state, tmp_path / "out")
-    assert contents(spark, tmp_path / "out") == expected
+    """Divide the history into shares as if it were large, and let Spark run them."""
+    monkeypatch.setattr(job_module, "STEPS_OF_ONE_SHARE", 0)
+    monkeypatch.setattr(job_module, "STEPS_PER_SHARE", 12)
+    make_tables(state, tmp_path / "out", spark=spark)
+    assert contents(tmp_path / "out") == expected
 
 
-def test_rows_are_stored_by_campaign_and_day_under_safe_paths(clean: Path) -> None:
-    folders = {
-        f"{path.parent.parent.parent.name} {path.parent.name}"
-        for path in clean.rglob("*.parquet")
-        if "_work" not in path.parts
-    }
-    second_day = {folder.split()[0] for folder in folders if folder.endswith("day=2026-03-02")}
-    assert second_day == {"events", "attempts", "workers", "metrics", "critical_path"}
-    keys = {path.name.removeprefix("campaign_key=") for path in clean.glob("*/campaign_key=*")}
-    assert keys == {
-        "evil-" + campaign_key(ODD_NAMES[0])[-12:],
-        campaign_key("long"),
-        "yard",
-    }
-
-
-def test_key_of_any_name_is_safe() -> None:
-    keys = [campaign_key(name) for name in (*ODD_NAMES, None)]
-    assert len(set(keys)) == len(keys)
-    assert all(len(key) < 60 and key.replace("-", "").isalnum() for key in keys)
+def test_earlier_runs_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
+    for parts in (1, 2):
+        make_state(tmp_path / "state", parts)
+        make_tables(tmp_path / "state", tmp_path / "out")
+    counts = [tables.read(spark, tmp_path / "out", EVENTS, run=run).count() for run in (1, 2)]
+    assert counts == [10, 18]
 
 
 def test_rerun_with_nothing_new_writes_nothing(
@@ -257,52 +196,43 @@ def test_rerun_with_nothing_new_writes_nothing(
     assert files_of(clean) == before
 
 
-@pytest.mark.timeout(900)  # many runs, five times slower on a busy machine
-def test_job_killed_many_times_gives_the_same_tables(
-    spark: SparkSession,
-    tmp_path: Path,
-    expected: dict[str, list[str]],
-    pytestconfig: pytest.Config,
-    monkeypatch: pytest.MonkeyPatch,
+def test_job_interrupted_at_any_step_gives_the_same_tables(
+    tmp_path: Path, expected: dict[str, list[str]]
 ) -> None:
-    """Parts are added one by one, and the job dies during each. With --whole it then succeeds.
-
-    A real kill costs a JVM, so there is one with --whole alone. Without it the job continues with a
-    copy of the files at that step. Other errors are raised at a step. The files are the same then,
-    because every step that changes a table is a rename or a removal by this process. The last part
-    is added by executors, and the tables are built by them, as for a large history.
-    """
+    """Parts are added one by one. The second one is interrupted at each step in turn."""
     state, out = tmp_path / "state", tmp_path / "out"
-    is_whole = pytestconfig.getoption("--whole")
     died: list[str] = []
-    for parts, bombs in enumerate(random_bombs() if is_whole else BOMBS, start=1):
+    for parts, steps in enumerate(([1, 5], count(1), [10]), start=1):
         make_state(state, parts)
-        if parts == len(SPANS):
-            monkeypatch.setattr(session, "SMALL_BYTES", 0)
-        died += [die(spark.newSession(), state, out, bomb) for bomb in bombs]
-        if parts == KILLED_PART and is_whole:
-            kill(state, out, KILLED_AT)
-        elif parts == KILLED_PART:
-            copy = tmp_path / "copy"
-            died.append(die(spark.newSession(), state, out, CopyingBomb(KILLED_AT, out, copy)))
-            out = copy
-        if is_whole:
-            make_tables(spark.newSession(), state, out)
-    make_tables(spark.newSession(), state, out)
-    assert all(died), died
-    assert contents(spark, out) == expected
-    assert make_tables(spark, state, out) == HistoryResult(last=20, parts=0, campaigns=0)
+        for number in steps:
+            step = die(state, out, RaisingBomb(number))
+            if not step:
+                break
+            died.append(step)
+    make_tables(state, out)
+    assert {"share done", "tasks committed", "files written"} <= {*died}
+    assert contents(out) == expected
+    assert make_tables(state, out) == HistoryResult(last=20, parts=0, campaigns=0)
 
 
-def random_bombs() -> list[list[Bomb]]:
-    rng = random.Random(SEED)
-    return [[RaisingBomb(rng.randrange(1, STEPS)) for _ in range(RAISES_A_PART)] for _ in SPANS]
+def test_job_that_is_killed_gives_the_same_tables(
+    tmp_path: Path, expected: dict[str, list[str]]
+) -> None:
+    state, out = make_state(tmp_path / "state", 3), tmp_path / "out"
+    for number in KILLED_AT:
+        kill(state, out, number)
+    make_tables(state, out)
+    assert contents(out) == expected
 
 
-def die(spark: SparkSession, state: Path, out: Path, bomb: Bomb) -> str:
+#: Steps at which the job is killed: files are copied, some tables are committed.
+KILLED_AT = (2, 6)
+
+
+def die(state: Path, out: Path, bomb: Bomb) -> str:
     """Return the step at which a run died, or "" if it ended before."""
     try:
-        make_tables(spark, state, out, bomb)
+        make_tables(state, out, bomb)
     except Raised as error:
         return str(error)
     return ""
@@ -322,7 +252,7 @@ def test_tables_of_another_state_are_refused(
 ) -> None:
     out = tmp_path / "out"
     monkeypatch.setattr(source, "identity", lambda _state: "one")
-    HistoryJob(state, out).close()
+    make_tables(state, out)
     monkeypatch.setattr(source, "identity", lambda _state: "another")
     with pytest.raises(UserError, match="tables of another journal"):
         HistoryJob(state, out)
@@ -339,6 +269,14 @@ def test_tables_of_another_version_are_refused(state: Path, tmp_path: Path) -> N
         HistoryJob(state, tmp_path)
 
 
+def test_path_that_delta_cannot_have_is_refused(state: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a path with % can't have Delta tables"):
+        make_tables(state, tmp_path / "100%20")
+    job = HistoryJob(state, tmp_path / "100%21", table_format="parquet")
+    assert job.run().parts == len(SPANS)
+    job.close()
+
+
 def test_second_writer_of_the_tables_is_refused(state: Path, tmp_path: Path) -> None:
     first = HistoryJob(state, tmp_path)
     with pytest.raises(UserError, match="another process is writing to it"):
@@ -347,10 +285,12 @@ def test_second_writer_of_the_tables_is_refused(state: Path, tmp_path: Path) -> 
     HistoryJob(state, tmp_path).close()
 
 
-def test_rows_from_other_files_are_refused(state: Path, tmp_path: Path) -> None:
-    (tmp_path / "out" / "_work" / "parts").mkdir(parents=True)
-    (tmp_path / "out" / "_work" / "parts" / "000000000001-000000000005").touch()
-    job = HistoryJob(state, tmp_path / "out")
+def test_rows_from_other_files_are_refused(tmp_path: Path) -> None:
+    state, out = make_state(tmp_path / "state", 1), tmp_path / "out"
+    make_tables(state, out)
+    shutil.rmtree(state)
+    write_part(state, 1, 14, *make_logs())
+    job = HistoryJob(state, out)
     with pytest.raises(UserError, match=r"rows 1..8 came from other history files"):
         job.plan()
     job.close()

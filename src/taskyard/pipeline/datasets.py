@@ -95,7 +95,7 @@ class Dataset(msgspec.Struct, frozen=True):
         return spark.createDataFrame(table, self.schema)
 
 
-#: The column that readers add to every table. No file has it: a file is of one broker.
+#: The column that every table also has. Copies of history files lack it: a file is of one broker.
 BROKER: Final = Column(
     "broker", STRING, "the id of the broker's journal; the path of a history without its journal"
 )
@@ -281,16 +281,6 @@ TASKS: Final = Dataset(
             "the longest chain of tasks up to its end by `run_last_ns`, over all campaigns",
         ),
         Column(
-            "critical_position",
-            LONG,
-            "its position in the critical path of its campaign; null if not in it",
-        ),
-        Column(
-            "critical_elsewhere",
-            COUNTS,
-            "its positions in the critical paths of other campaigns; null if in none",
-        ),
-        Column(
             "earliest_end",
             TIME,
             "when it could have ended with any number of workers and the same submissions",
@@ -305,8 +295,6 @@ PLACED_TASKS: Final = (
     "waits_for",
     "level",
     "path_ns",
-    "critical_position",
-    "critical_elsewhere",
     "earliest_end",
 )
 
@@ -350,7 +338,7 @@ WORKERS: Final = Dataset(
 
 METRICS: Final = Dataset(
     "metrics",
-    "an interval of a campaign, of one of its services or lanes, or of a worker",
+    "a minute of a campaign, of one of its services or lanes, or of a worker",
     (
         Column("scope", STRING, "`campaign`, `service`, `lane` or `worker`"),
         Column("campaign", STRING, "null for a worker"),
@@ -358,7 +346,7 @@ METRICS: Final = Dataset(
         Column("lane", STRING, "for scope `lane`; only named lanes"),
         Column("worker", STRING, "for scope `worker`"),
         Column("bucket", TIME, "when the interval begins"),
-        Column("bucket_ns", LONG, "its length, equal within a campaign and for all workers"),
+        Column("bucket_ns", LONG, "its length, one minute"),
         Column("submitted", LONG, "tasks submitted"),
         Column("leased", LONG, "attempts leased"),
         Column("finished", LONG, "tasks done"),

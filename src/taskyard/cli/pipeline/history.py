@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from msgspec import structs
 
 from taskyard.cli.format import format_count
 from taskyard.cli.options import (
+    DURATION,
     CliContext,
     config_option,
     json_option,
@@ -45,28 +47,43 @@ FOLDER = "tables"
 @states_option
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Directory of the tables. STATE/tables if omitted.",
+    help="Directory of the tables, or s3://BUCKET/PATH. STATE/tables if omitted.",
+)
+@click.option(
+    "--format",
+    "table_format",
+    type=click.Choice(["delta", "parquet"]),
+    help="Format of the tables, delta if omitted. Chosen by the first run.",
+)
+@click.option(
+    "--keep",
+    type=DURATION,
+    default="7d",
+    show_default=True,
+    help="Keep the tables of earlier runs that long. Older files are removed now and then.",
 )
 @master_option
 @json_option
 @verbose_option
 @quiet_option
 @click.pass_obj
-def history(
+def history(  # noqa: PLR0913  # one for each option
     cli_context: CliContext,
     states: tuple[Path, ...],
-    out: Path | None,
-    master: str,
+    out: str | None,
+    table_format: str | None,
     *,
+    keep: int,
+    master: str,
     as_json: bool,
 ) -> None:
     """Compute tables from the history, incrementally.
 
-    The tables are attempts, tasks, workers, metrics and critical path, as Parquet by campaign and
-    day (columns in docs/pipeline.md). Only new history is read, and only campaigns with new events
-    are recomputed. Safe to interrupt and run again.
+    The tables are attempts, tasks, workers, metrics and critical path, beside events and edges
+    (columns in docs/pipeline.md). Only new history is read. Rows that can't change any more are
+    appended once, and only the others are computed again. Readers see all tables of one run or of
+    the next, never a mixture. Safe to interrupt and run again.
 
     If no broker is running on the state, its journal is exported first. A running broker exports
     it from time to time, and the tables end there.
@@ -83,17 +100,24 @@ def history(
         source.require_state(state)
     source.require_distinct(states)
     are_complete = [job.export(state) for state in states]
-    places = [out or state / FOLDER for state in states]
+    places = [out or str(state / FOLDER) for state in states]
     with ExitStack() as stack:
         jobs = []
         for state, place in zip(states, places, strict=True):
-            jobs.append(job.HistoryJob(state, place))
+            jobs.append(
+                job.HistoryJob(
+                    state,
+                    place,
+                    table_format=table_format,
+                    keep=timedelta(microseconds=keep / 1000),
+                )
+            )
             stack.callback(jobs[-1].close)
         results = _run(cli_context, jobs, master)
     made = [
         StateHistory(
             state=str(state),
-            out=str(place),
+            out=place,
             row_last=result.last,
             parts=result.parts,
             campaigns=result.campaigns,
@@ -107,15 +131,19 @@ def history(
 
 
 def _run(cli_context: CliContext, jobs: list[HistoryJob], master: str) -> list[HistoryResult]:
-    """Run the jobs one by one in one session. All histories are checked before the first."""
+    """Run the jobs one by one in one session. All histories are checked before the first.
+
+    Little history takes less time than the start of Spark, so it is done here.
+    """
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415  # imports Spark
 
     plans = [one.plan() for one in jobs]
     if all(plan.is_empty for plan in plans):
         return [one.outcome(plan) for one, plan in zip(jobs, plans, strict=True)]
+    if not any(plan.needs_spark for plan in plans):
+        return [one.run() for one in jobs]
     cli_context.info(f"starting Spark on {master}")
-    are_small = all(one.is_small for one in jobs)
-    with session_scope("taskyard history", master, short_job=are_small) as spark:
+    with session_scope("taskyard history", master) as spark:
         return [one.run(spark) for one in jobs]
 
 
@@ -136,7 +164,6 @@ def _print(cli_context: CliContext, made: list[StateHistory], *, as_json: bool) 
             click.echo(f"no new history: the tables in {one.out} cover it up to row {one.row_last}")
         else:
             click.echo(
-                f"computed tables of {format_count(one.campaigns, 'campaign')} from "
-                f"{format_count(one.parts, 'new part')} of the history, up to row "
-                f"{one.row_last}: {one.out}"
+                f"added {format_count(one.parts, 'new part')} of the history with events of "
+                f"{format_count(one.campaigns, 'campaign')}, up to row {one.row_last}: {one.out}"
             )

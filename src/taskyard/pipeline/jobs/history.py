@@ -1,73 +1,90 @@
 """`pipeline history`: turn the exported history into tables, incrementally.
 
-A stream over STATE/history adds the rows of new files to `events` and `edges`, and marks their
-campaigns. All other tables of a marked campaign are then computed again from all its events. So an
-attempt that begins in one file and ends in another is complete. Campaigns that are linked to a
-marked one by a dependency are computed again too: whether a task can still run, its level and its
-critical path depend on them.
+A run takes the history files after the last one that the tables include, and the memory of the last
+run: whatever may still change. It appends rows that no later event can change, and replaces all
+others. So its cost depends on what is new or open, not on the whole history.
 
-A run that is killed can be repeated and gives the same tables. Files are named by their part, so a
-second try replaces the first. A campaign stays marked until its tables, and those of all linked
-campaigns, are in place. Spark's own checkpoint may lag behind, which only costs time.
+Steps write new files. The job commits them with the last journal row that they include, and
+replaces the manifest last. A run that is killed at any point leaves files that nobody reads. The
+next run starts again from the manifest, and gives the same tables.
 """
 
+from __future__ import annotations
+
 import contextlib
-from collections.abc import Iterator
+import datetime as dt
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow as pa
+from pyspark.sql import SparkSession
 
-from taskyard.errors import StateLocked
-from taskyard.journal import compaction, schema
-from taskyard.journal.history import FOLDER, PARQUET, ROWS, HistoryPart, part_of
+from taskyard.errors import StateLocked, UnusableFile, UserError
+from taskyard.journal import compaction, parquet_file, schema
+from taskyard.journal.history import HistoryPart, check_part
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.pipeline import tables
-from taskyard.pipeline.datasets import (
-    ATTEMPTS,
-    CRITICAL_PATH,
-    EDGES,
-    EVENTS,
-    METRICS,
-    TASKS,
-    TASKS_WITHOUT_GRAPH,
-    WORKERS,
-)
-from taskyard.pipeline.files import PartSplit, run_shares
-from taskyard.pipeline.layout import (
-    NO_CAMPAIGN,
-    campaign_key,
-    spark_read_path,
-    spark_write_path,
-)
-from taskyard.pipeline.placement import GraphPlacement, linked
-from taskyard.pipeline.session import SMALL_BYTES, tune_session
-from taskyard.pipeline.shares import CampaignMetrics, WorkersFold, fold_shares
+from taskyard.pipeline.fold import schemas
+from taskyard.pipeline.history.finish import Finish, FinishedFiles
+from taskyard.pipeline.history.fold_files import EventsFold, FoldedFiles
+from taskyard.pipeline.history.inputs import CopiedPart, PartCopy, StepsInput, StepsSplit
+from taskyard.pipeline.history.memory import MEMORY, Files, Memory
+from taskyard.pipeline.history.merge import FilesMerge, small_tail
+from taskyard.pipeline.share_runner import run_shares
 from taskyard.pipeline.sources import history as source
-from taskyard.pipeline.tables import StepCallback, Tables
-from taskyard.pipeline.transforms.links import edges_by_name, linked_campaigns
+from taskyard.pipeline.store.data_file import DataFile, new_name
+from taskyard.pipeline.store.location import Location
+from taskyard.pipeline.store.manifest import BrokerMark
+from taskyard.pipeline.store.table_formats import Change
+from taskyard.pipeline.store.tables import WORK, TableStore
 
-#: History files in one batch. Each has up to 4,000,000 events.
-FILES_PER_BATCH: Final = 8
+#: Steps that one share folds. Each takes up to a kilobyte of memory.
+STEPS_PER_SHARE: Final = 2_000_000
 
-#: Campaigns computed at a time, more if they are linked. Each is a directory in every table.
-KEYS_PER_CHUNK: Final = 500
+#: A run with fewer is one share.
+STEPS_OF_ONE_SHARE: Final = 5_000_000
 
-#: Spark skips files that are much older than the newest. None is here.
-_FILE_AGE_MAX: Final = "36500d"
+#: A run with fewer takes a few seconds, less than the start of Spark.
+STEPS_WITHOUT_SPARK: Final = 250_000
+
+#: How long files of earlier runs are kept, and after how many runs they are looked for.
+KEEP: Final = dt.timedelta(days=7)
+RUNS_PER_VACUUM: Final = 10
+
+#: Called with the name of each step. Tests interrupt the job there.
+StepCallback = Callable[[str], None]
+
+_BROKER: Final = pa.field("broker", pa.string())
+
+#: Tables of the history files, with their schemas. Their files have no column `broker`.
+_COPIED: Final = {
+    name: pa.schema([_BROKER, *(field.with_nullable(nullable=True) for field in table)])
+    for name, table in parquet_file.TABLES.items()
+}
+_DERIVED: Final = {
+    "attempts": schemas.ATTEMPTS,
+    "tasks": schemas.TASKS,
+    "workers": schemas.WORKERS,
+    "metrics": schemas.METRICS,
+    "critical_path": schemas.CRITICAL_PATH,
+}
+
+#: Prefixes of the names of files: replaced by every run, and never.
+_OPEN: Final = "open"
+_FINAL: Final = "final"
 
 
 class HistoryResult(msgspec.Struct):
-    """The result of one run. Without parts and campaigns, nothing was new."""
+    """The result of one run. Without parts, nothing was new."""
 
     #: The last journal row in the tables.
     last: int
     #: Pairs of history files that were new.
     parts: int
-    #: Campaigns whose tables were computed again.
+    #: Campaigns with new events.
     campaigns: int
 
 
@@ -76,11 +93,20 @@ class HistoryPlan(msgspec.Struct):
 
     whole: list[HistoryPart]
     new: list[HistoryPart]
-    stale_keys: list[str]
+    #: New events and steps of earlier runs, about.
+    steps: int
 
     @property
     def is_empty(self) -> bool:
-        return not self.new and not self.stale_keys
+        return not self.new
+
+    @property
+    def needs_spark(self) -> bool:
+        return self.steps > STEPS_WITHOUT_SPARK
+
+    @property
+    def shares(self) -> int:
+        return 1 if self.steps <= STEPS_OF_ONE_SHARE else -(-self.steps // STEPS_PER_SHARE)
 
 
 def export(state: Path) -> bool:
@@ -101,157 +127,229 @@ def export(state: Path) -> bool:
 
 
 class HistoryJob:
-    """One run. Holds the lock of the tables."""
+    """One run. Holds the lock of the tables, if they are on a local disk."""
 
-    def __init__(self, state: Path, out: Path, on_step: StepCallback = lambda _step: None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        out: Path | str,
+        on_step: StepCallback = lambda _step: None,
+        table_format: str | None = None,
+        keep: dt.timedelta = KEEP,
+    ) -> None:
         # Executors have other working directories.
-        self._state, self._on_step = state.absolute(), on_step
+        self._state, self._on_step, self._keep = state.absolute(), on_step, keep
+        self._out = Location.parse(out)
         self._whole = source.parts(state)
-        self._tables = Tables(out.absolute(), source.identity(state), on_step)
+        self._broker = source.broker_of(state)
+        self._lock = _lock(self._out)
+        try:
+            _check_version(self._out)
+            self._store = TableStore.create_or_open(self._out, table_format)
+            self._mark = self._find_mark()
+        except UserError:
+            self.close()
+            raise
+        #: Files that no later run needs. Executors of a killed run may still write to another.
+        self._scratch = self._out.child(WORK).child(uuid.uuid4().hex)
 
     def close(self) -> None:
-        self._tables.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def _find_mark(self) -> BrokerMark:
+        """Return the end of the last run. Raises UserError if it was of another journal."""
+        known, journal = self._store.manifest.brokers, source.identity(self._state)
+        for mark in known.values():
+            if mark.journal and journal and mark.journal != journal:
+                raise UnusableFile(
+                    f"{self._out}: tables of another journal (use another --out, or remove the "
+                    "directory)"
+                )
+            return mark
+        return BrokerMark(journal, 0)
 
     def plan(self) -> HistoryPlan:
-        self._tables.check_parts(self._whole)
-        known = self._tables.parts()
-        new = [part for part in self._whole if part not in known]
-        return HistoryPlan(self._whole, new, self._tables.stale_keys())
-
-    @property
-    def is_small(self) -> bool:
-        return self._size_bytes() <= SMALL_BYTES
-
-    def _size_bytes(self) -> int:
-        """Return the size of the whole history: a new file may belong to its oldest campaign."""
-        return source.size_bytes(self._state / FOLDER)
+        last = self._mark.last
+        for part in self._whole:
+            if part.first <= last < part.last:
+                raise UnusableFile(
+                    f"{self._out}: rows {part.first}..{last} came from other history files "
+                    "(remove the directory and run again)"
+                )
+        new = [part for part in self._whole if part.first > last]
+        if new and last and new[0].first > last + 1:
+            raise UnusableFile(
+                f"{self._out}: rows {last + 1}..{new[0].first - 1} are in no history file"
+            )
+        steps = sum(check_part(self._state, part) for part in new)
+        steps += sum(file.rows for file in self._store.files("_steps"))
+        return HistoryPlan(self._whole, new, steps)
 
     def outcome(self, plan: HistoryPlan, campaigns: int = 0) -> HistoryResult:
-        return HistoryResult(plan.whole[-1].last if plan.whole else 0, len(plan.new), campaigns)
+        last = max(self._mark.last, plan.whole[-1].last if plan.whole else 0)
+        return HistoryResult(last, len(plan.new), campaigns)
 
-    def run(self, spark: SparkSession) -> HistoryResult:
-        """Add new files, and compute all tables that depend on them."""
+    def run(self, spark: SparkSession | None = None) -> HistoryResult:
+        """Add new history files to the tables. Without a session, all runs in this process."""
         plan = self.plan()
         if plan.is_empty:
             return self.outcome(plan)
-        spark = tune_session(spark, self._size_bytes())
-        if plan.new:
-            self._ingest(spark)
-        stale_keys = [key for key in self._tables.stale_keys() if key != NO_CAMPAIGN]
-        groups = self._linked(spark, stale_keys)
-        for chunk in _chunks(groups):
-            self._compute(spark, chunk)
-        self._compute_workers(spark)
-        return self.outcome(plan, sum(map(len, groups)))
-
-    def _ingest(self, spark: SparkSession) -> None:
-        """Stream new files into the tables. Raises the error of a batch itself, not Spark's."""
-        errors: list[Exception] = []
-
-        def add_batch(batch: DataFrame, _number: int) -> None:
-            try:
-                self._add_batch(batch)
-            except Exception as error:
-                errors.append(error)
-                raise
-
-        # One row for each file, without its content.
-        reading = (
-            spark.readStream.format("binaryFile")
-            .schema("path string, modificationTime timestamp, length long, content binary")
-            .option("pathGlobFilter", f"events-*.{{{ROWS},{PARQUET}}}")
-            .option("maxFilesPerTrigger", FILES_PER_BATCH)
-            .option("maxFileAge", _FILE_AGE_MAX)
-            .load(spark_read_path(self._state / FOLDER))
-        )
-        query = (
-            reading.select("path")
-            .writeStream.foreachBatch(add_batch)
-            .option("checkpointLocation", spark_write_path(self._tables.checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
+        self._store.begin()
         try:
-            query.awaitTermination()
-        except StreamingQueryException:
-            if errors:
-                raise errors[0] from None
-            raise
+            parts = run_shares(
+                spark, [PartCopy(self._state, part, self._out) for part in plan.new], self._on_step
+            )
+            self._on_step("history copied")
+            memory = self._memory()
+            finish = Finish(
+                self._broker,
+                self._out,
+                memory,
+                self._files("tasks", _FINAL),
+                self._files("workers", _FINAL),
+                self._files("metrics"),
+                self._files("critical_path"),
+                _names(self._out.child("events"), [part.events for part in parts]),
+                _names(self._out.child("edges"), [part.edges for part in parts]),
+                self._mark.time_ns,
+            )
+            folds = self._folds(spark, plan, memory, finish.events)
+            if len(folds) == 1:
+                # Its tables stay in memory.
+                done = run_shares(spark, [_WholeRun(folds[0], finish)], self._on_step)[0]
+            else:
+                folded = run_shares(spark, folds, self._on_step)
+                self._on_step("events folded")
+                done = run_shares(spark, [_Rest(folded, finish)], self._on_step)[0]
+            self._on_step("files written")
+            self._merge(spark, done)
+            self._commit(plan, parts, done)
+        finally:
+            self._scratch.remove()
+        self._on_step("committed")
+        if self._store.manifest.run % RUNS_PER_VACUUM == 0:
+            self._store.vacuum(self._keep)
+        return self.outcome(plan, len(done.campaigns))
 
-    def _add_batch(self, batch: DataFrame) -> None:
-        """Move the rows of one batch of files into the tables.
+    def _memory(self) -> Memory:
+        names = {table: tuple(self._store.names(table)) for table in MEMORY}
+        return Memory(self._out, names)
 
-        The stream decides which files are new. It lists a file twice if its path could be a
-        pattern, and a part again after `journal export` has replaced its row files.
-        """
-        found = {part_of(Path(row.path).name) for row in batch.collect()} - {*self._tables.parts()}
-        parts = sorted(part for part in found if part is not None)
-        if not parts:
-            return
-        self._on_step("batch begun")
-        staged = self._tables.new_staging()
-        shares = [PartSplit(self._state, part, staged) for part in parts]
-        campaigns = {name for names in run_shares(batch.sparkSession, shares) for name in names}
-        self._on_step("batch staged")
-        self._tables.mark_stale([*campaigns, None])
-        self._on_step("campaigns marked")
-        self._tables.add(staged, (EVENTS.name, EDGES.name), parts)
+    def _files(self, table: str, prefix: str = "") -> Files:
+        """Return the files of a table whose names begin with a prefix."""
+        names = self._store.names(table)
+        return Files(
+            self._store.directory(table), tuple(name for name in names if name.startswith(prefix))
+        )
 
-    def _linked(self, spark: SparkSession, stale_keys: list[str]) -> list[list[str]]:
-        """Group the keys of marked campaigns with all campaigns linked to them.
-
-        A name that two campaigns use links both to a campaign that waits for it. That only costs
-        time.
-        """
-        table = self._tables.out / EDGES.name
-        if len(self._tables.keys()) == 1 or not table.is_dir():
-            return [[key] for key in stale_keys]
-        events = tables.read_keys(spark, self._tables.out, EVENTS)
-        reading = spark.read.schema("campaign string, after string")
-        edges = reading.option("recursiveFileLookup", "true").parquet(spark_read_path(table))
-        found = linked_campaigns(edges_by_name(edges, events)).collect()
-        pairs = [(campaign_key(one), campaign_key(other)) for one, other in found]
-        groups = linked([*pairs, *((key, key) for key in stale_keys)])
-        return [group for group in groups if not set(group).isdisjoint(stale_keys)]
-
-    def _compute(self, spark: SparkSession, groups: list[list[str]]) -> None:
-        """Compute all tables of linked campaigns from all their events."""
-        keys = [key for group in groups for key in group]
-        staged, out = self._tables.new_staging(), self._tables.out
-        run_shares(spark, [*fold_shares(keys, out / EVENTS.name, staged)])
-        self._on_step(f"{ATTEMPTS.name} staged")
-        without_graph, edges = staged / TASKS_WITHOUT_GRAPH.name, out / EDGES.name
-        shares = [
-            GraphPlacement(tuple(group), without_graph, edges, staged / TASKS.name, number)
-            for number, group in enumerate(groups)
+    def _folds(
+        self, spark: SparkSession | None, plan: HistoryPlan, memory: Memory, events: Files
+    ) -> list[EventsFold]:
+        """Return the shares of the fold. If there are several, their input is divided first."""
+        carried, record = memory["_steps"], self._mark.record
+        whole = EventsFold(self._broker, self._out, memory, StepsInput(carried, events), record)
+        if plan.shares == 1:
+            return [whole]
+        splits = [
+            StepsSplit(files, name, self._scratch.child("steps"), plan.shares)
+            for files in (carried, events)
+            for name in files.names
         ]
-        run_shares(spark, shares)
-        self._on_step(f"{TASKS.name} staged")
-        run_shares(spark, [CampaignMetrics(staged)])
-        self._on_step(f"{METRICS.name} staged")
-        for dataset in (ATTEMPTS, TASKS, METRICS, CRITICAL_PATH):
-            self._tables.swap(staged, dataset.name, keys)
-        self._tables.clear_stale(keys)
-        self._on_step("campaigns unmarked")
+        names = run_shares(spark, splits, self._on_step)
+        self._on_step("steps divided")
+        count = len(carried.names)
+        directory = self._scratch.child("steps")
+        divided = Files(directory, tuple(names[:count])), Files(directory, tuple(names[count:]))
+        return [
+            msgspec.structs.replace(
+                whole, steps=StepsInput(*divided, share), scratch=self._scratch.child("folded")
+            )
+            for share in range(plan.shares)
+        ]
 
-    def _compute_workers(self, spark: SparkSession) -> None:
-        """Compute the tables without a campaign, workers and their metrics, from all attempts."""
-        staged, out = self._tables.new_staging(), self._tables.out
-        run_shares(spark, [WorkersFold(out / EVENTS.name, out / ATTEMPTS.name, staged)])
-        self._on_step(f"{WORKERS.name} staged")
-        for dataset in (WORKERS, METRICS):
-            self._tables.swap(staged, dataset.name, [NO_CAMPAIGN])
-        self._tables.clear_stale([NO_CAMPAIGN])
-        self._on_step("all unmarked")
+    def _merge(self, spark: SparkSession | None, done: FinishedFiles) -> None:
+        """Merge small files of rows that never change again, if there are many.
+
+        Places and tasks are merged alike, because their rows belong together.
+        """
+        merges: list[FilesMerge] = []
+        tables: list[str] = []
+        for together in (("_places", "tasks"), ("attempts",), ("workers",)):
+            found = [*self._store.files(together[0]), *done.files[together[0]]]
+            small = small_tail([file for file in found if file.prefix == _FINAL])
+            names = tuple(file.name for file in small)
+            name = new_name(_FINAL)
+            for table in together if names else ():
+                files = Files(self._store.directory(table), names)
+                merges.append(FilesMerge(files, {**_DERIVED, **MEMORY}[table], name))
+                tables.append(table)
+        merged = run_shares(spark, merges, self._on_step)
+        for table, merge, file in zip(tables, merges, merged, strict=True):
+            old = {*merge.files.names}
+            kept = [one for one in done.files[table] if one.name not in old]
+            done.files[table] = [*kept, file]
+            done.merged[table] = old
+
+    def _commit(self, plan: HistoryPlan, parts: Sequence[CopiedPart], done: FinishedFiles) -> None:
+        """Commit all files with the rows that they include."""
+        copied = {
+            "events": [part.events for part in parts],
+            "edges": [part.edges for part in parts],
+        }
+        changes = {
+            name: Change(table, copied[name], partition={_BROKER.name: self._broker})
+            for name, table in _COPIED.items()
+        }
+        for name, table in {**_DERIVED, **MEMORY}.items():
+            add, replaced = done.files.get(name, []), done.replaced.get(name)
+            if replaced is None:
+                replaced = {one for one in self._store.names(name) if one.startswith(_OPEN)}
+            replaced |= done.merged.get(name, set())
+            changes[name] = Change(table, add, frozenset(replaced))
+        mark = BrokerMark(
+            self._mark.journal, plan.new[-1].last, max(self._mark.record, done.record), done.time_ns
+        )
+        self._store.commit(changes, {self._broker: mark}, self._on_step)
+        self._mark = mark
 
 
-def _chunks(groups: list[list[str]]) -> Iterator[list[list[str]]]:
-    """Divide groups into chunks of about `KEYS_PER_CHUNK` campaigns. A group stays whole."""
-    chunk: list[list[str]] = []
-    for group in groups:
-        chunk.append(group)
-        if sum(map(len, chunk)) >= KEYS_PER_CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+class _WholeRun(msgspec.Struct, frozen=True):
+    """All steps of a run in one process."""
+
+    fold: EventsFold
+    finish: Finish
+
+    def __call__(self) -> FinishedFiles:
+        return self.finish([self.fold()])
+
+
+class _Rest(msgspec.Struct, frozen=True):
+    """The steps after the fold."""
+
+    folded: list[FoldedFiles]
+    finish: Finish
+
+    def __call__(self) -> FinishedFiles:
+        return self.finish(self.folded)
+
+
+def _lock(out: Location) -> StateLock | None:
+    if not out.is_local:
+        return None
+    try:
+        return StateLock(Path(out.uri) / WORK)
+    except StateLocked as error:
+        raise StateLocked(f"{out}: another process is writing to it") from error
+
+
+def _check_version(out: Location) -> None:
+    """Refuse tables of earlier versions, which had no manifest."""
+    if out.is_local and (Path(out.uri) / WORK / "origin.json").exists():
+        raise UnusableFile(
+            f"{out}: tables of another version of Taskyard (remove the directory and run again)"
+        )
+
+
+def _names(directory: Location, files: Iterable[DataFile]) -> Files:
+    return Files(directory, tuple(file.name for file in files))

@@ -30,8 +30,9 @@ from taskyard.journal.history import HistoryPart, PartWriter
 from taskyard.journal.reader import JournalReader
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset, of_broker
-from taskyard.pipeline.files import run_shares
 from taskyard.pipeline.layout import spark_read_path
+from taskyard.pipeline.share_runner import run_shares
+from taskyard.pipeline.store.location import Location
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,8 +89,8 @@ def broker_of(directory: Path) -> str:
 
     That is the id of its journal, or the path of a history without its journal.
     """
-    if (directory / EVENTS.name).is_dir():
-        return tables.broker_of(directory)
+    if tables.are_tables(directory):
+        return tables.broker_of(Location.parse(directory))
     state = directory.parent if directory.name == history.FOLDER else directory
     return identity(state) or str(directory.resolve())
 
@@ -258,9 +259,11 @@ def read_directory(spark: SparkSession, directory: Path, scratch: Path) -> Histo
 
     It may be STATE, STATE/history, a copy of that, or the tables of `pipeline history`.
     """
-    if (directory / EVENTS.name).is_dir():
+    if tables.are_tables(directory):
         events, edges = (tables.read(spark, directory, one) for one in (EVENTS, EDGES))
-        return _of_broker(directory, events, edges)
+        return HistoryFrames(
+            events, edges, 0, tables.broker_of(Location.parse(directory)), str(directory)
+        )
     files = {table: _history_files(directory, table) for table in ("events", "edges")}
     if directory.name == history.FOLDER and files["events"]:
         places = [(directory.parent, parts(directory.parent))]

@@ -1,0 +1,128 @@
+"""Inputs of a run: copies of history files, divided by task if they are many.
+
+A share folds the events of some tasks. It would read every file whole to find them. So large files
+are divided once: a file with a row group for each share.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from msgspec import Struct
+
+from taskyard.journal import parquet_file
+from taskyard.journal.history import PARQUET, HistoryPart
+from taskyard.pipeline.fold.share import GENERATIONS, share_numbers
+from taskyard.pipeline.history.memory import STEPS, Files, Memory
+from taskyard.pipeline.store.data_file import DataFile, copy_data_file, new_name
+from taskyard.pipeline.store.location import Location
+
+#: More than any share of a file has.
+_ROWS_PER_GROUP: Final = 1 << 30
+
+#: The columns that identify the generations of a name.
+_NAME: Final = ("campaign", "task")
+
+
+class CopiedPart(Struct, frozen=True):
+    """The files of a part in the tables of events and edges."""
+
+    events: DataFile
+    edges: DataFile
+
+
+class PartCopy(Struct, frozen=True):
+    """Copies one pair of history files. Row files become Parquet files."""
+
+    state: Path
+    part: HistoryPart
+    out: Location
+
+    def __call__(self) -> CopiedPart:
+        paths = self.part.paths(self.state)
+        return CopiedPart(**{table: self._copy(table, path) for table, path in paths.items()})
+
+    def _copy(self, table: str, path: Path) -> DataFile:
+        prefix = f"{table}-{self.part.first:012}-{self.part.last:012}"
+        if path.suffix == f".{PARQUET}":
+            return copy_data_file(path, self.out.child(table), prefix)
+        with tempfile.TemporaryDirectory(prefix="taskyard-") as directory:
+            copy = Path(directory) / path.with_suffix(f".{PARQUET}").name
+            parquet_file.write(path, copy)
+            return copy_data_file(copy, self.out.child(table), prefix)
+
+
+class StepsSplit(Struct, frozen=True):
+    """Divides the steps of one file by task. Returns the name of the file that it writes."""
+
+    files: Files
+    name: str
+    scratch: Location
+    shares: int
+
+    def __call__(self) -> str:
+        system, path = self.scratch.open()
+        if self.scratch.is_local:
+            system.create_dir(path)
+        name = new_name("split")
+        schema = pa.schema([field.with_type(_plain(field.type)) for field in STEPS])
+        with (
+            system.open_output_stream(f"{path}/{name}") as sink,
+            pq.ParquetWriter(sink, schema, compression="zstd", store_schema=False) as writer,
+        ):
+            for share in self._divided():
+                writer.write_table(share.cast(schema), row_group_size=_ROWS_PER_GROUP)
+        return name
+
+    def _divided(self) -> Iterator[pa.Table]:
+        steps = self.files.read_one(self.name, STEPS)
+        numbers = share_numbers(steps["task"], self.shares)
+        order = np.argsort(numbers, kind="stable")
+        ends = np.searchsorted(numbers[order], np.arange(self.shares + 1))
+        for first, last in pairwise(ends):
+            yield steps.take(pa.array(order[first:last]))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+class StepsInput(Struct, frozen=True):
+    """The steps of one share: those that an earlier run carried, and new ones."""
+
+    carried: Files
+    new: Files
+    #: The files are divided, and this is the row group to read. None: whole files.
+    share: int | None = None
+
+    def read(self) -> tuple[pa.Table, pa.Table]:
+        return self._read(self.carried), self._read(self.new)
+
+    def _read(self, files: Files) -> pa.Table:
+        if self.share is None:
+            return files.read(STEPS)
+        tables = [files.read_group(name, self.share, STEPS) for name in files.names]
+        return pa.concat_tables([STEPS.empty_table(), *tables]).unify_dictionaries()
+
+
+def generations_before(new: pa.Table, memory: Memory) -> pa.Table:
+    """Return how many generations came before those that are carried or submitted now."""
+    listed = memory.read("_generations")
+    names = new["task"].filter(pc.equal(new["kind"], "submitted"))
+    if not len(names):
+        return listed
+    schema = pa.schema([GENERATIONS.field(name) for name in _NAME] + [("generation", pa.int64())])
+    final = pa.concat_tables(memory[table].read(schema) for table in ("_places", "_unplaced"))
+    is_again = pc.is_in(final["task"], value_set=pc.unique(names))
+    again = final.filter(is_again).group_by([*_NAME]).aggregate([("generation", "max")])
+    is_listed = pc.is_in(again["task"], value_set=pc.unique(listed["task"]))
+    again = again.filter(pc.invert(is_listed)).rename_columns(GENERATIONS.names)
+    return pa.concat_tables([listed, again.cast(GENERATIONS)])

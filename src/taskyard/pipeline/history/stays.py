@@ -1,0 +1,83 @@
+"""Stays of workers, from files to files: joins, exits and attempts in, workers out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
+
+from taskyard.pipeline.fold import schemas
+from taskyard.pipeline.fold.stays import CarriedStays, fold_stays
+from taskyard.pipeline.history.fold_files import FoldedFiles
+from taskyard.pipeline.history.memory import (
+    MEMBERS,
+    Files,
+    Memory,
+    coded,
+    in_schema,
+    selected,
+    write_rows,
+)
+from taskyard.pipeline.store.data_file import DataFile
+
+#: Columns of attempts that stays need.
+_WORKED: Final = (
+    *("worker", "leased_record", "leased_ns", "queued_ns", "run_ns", "wait_ns", "settled"),
+    *("outcome", "own_fault", "reason"),
+)
+_WORKED_SCHEMA: Final = coded(selected(schemas.ATTEMPTS, _WORKED))
+
+_MEMBER_KINDS: Final = ("worker_joined", "worker_left")
+
+
+class StayFiles(Struct):
+    """The files of workers: stays that are over, and those that may change."""
+
+    workers: list[DataFile]
+    workers_open: list[DataFile]
+    memory: dict[str, list[DataFile]]
+    #: Workers and slots of all stays that changed.
+    slots: pa.Table
+
+
+def write_stays(
+    broker: str, memory: Memory, workers: Files, events: Files, folded: Sequence[FoldedFiles]
+) -> StayFiles:
+    """Fold new joins and exits, and the attempts of this run."""
+    members = [_members(events, name) for name in events.names]
+    found = fold_stays(
+        pa.concat_tables([MEMBERS.empty_table(), *members]).unify_dictionaries(),
+        _worked(folded, "attempts"),
+        _worked(folded, "attempts_open"),
+        broker,
+        CarriedStays(memory.read("_members"), memory.read("_work"), memory.read("_stays")),
+    )
+    carried = found.carried
+    both = [in_schema(one, schemas.WORKERS) for one in (found.workers, found.workers_open)]
+    return StayFiles(
+        write_rows(workers.directory, found.workers, schemas.WORKERS, "final"),
+        write_rows(workers.directory, found.workers_open, schemas.WORKERS, "open"),
+        {
+            "_members": memory.write("_members", carried.members),
+            "_work": memory.write("_work", carried.work),
+            "_stays": memory.write("_stays", carried.before),
+        },
+        pa.concat_tables(both).select(["worker", "slots"]),
+    )
+
+
+def _members(events: Files, name: str) -> pa.Table:
+    """Read joins and exits of workers. They are few."""
+    kinds = events.read_one(name, selected(MEMBERS, ("kind",)))["kind"]
+    is_member = pc.is_in(kinds.cast(pa.string()), value_set=pa.array(_MEMBER_KINDS))
+    if not pc.any(is_member).as_py():
+        return MEMBERS.empty_table()
+    return events.read_one(name, MEMBERS).filter(is_member)
+
+
+def _worked(folded: Sequence[FoldedFiles], name: str) -> pa.Table:
+    tables = [in_schema(one.table(name, _WORKED), _WORKED_SCHEMA) for one in folded]
+    return pa.concat_tables([_WORKED_SCHEMA.empty_table(), *tables]).unify_dictionaries()
