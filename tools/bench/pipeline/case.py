@@ -113,40 +113,39 @@ def spark_attempts(state: str) -> Cost:
     out = Path(state) / "out"
     shutil.rmtree(out, ignore_errors=True)
     with CostMeter() as took:
-        from taskyard.pipeline.layout import spark_write_path  # noqa: PLC0415  # Spark is not for the peer's process
+        from bench.pipeline import attempts  # noqa: PLC0415  # Spark is not for the peer's process
         from taskyard.pipeline.session import session  # noqa: PLC0415
-        from taskyard.pipeline.sources import history  # noqa: PLC0415
-        from taskyard.pipeline.transforms.steps import attempts  # noqa: PLC0415
 
-        spark = session("bench", MASTER, short_job=False)
-        attempts(history.read(spark, Path(state), out).events).write.parquet(spark_write_path(out))
+        attempts.write(session("bench", MASTER), Path(state), out)
     return took.cost
 
 
 def fold(state: str) -> Cost:
-    """Measure the fold without Spark, from history files to tables on disk, in this process."""
-    import pyarrow as pa  # noqa: PLC0415  # of an extra
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
-    from compare_fold import fold_tables  # noqa: PLC0415  # as above
-    from taskyard.pipeline.fold.stays import MEMBER_COLUMNS  # noqa: PLC0415
-    from taskyard.pipeline.fold.steps import CODED, COLUMNS  # noqa: PLC0415
-
-    history, out = Path(state) / FOLDER, Path(state) / "folded"
-    out.mkdir(exist_ok=True)
-
-    def read(table: str, columns: list[str], coded: tuple[str, ...] = ()) -> pa.Table:
-        files = sorted(history.glob(f"{table}-*.parquet"))
-        return pa.concat_tables(
-            [pq.read_table(file, columns=columns, read_dictionary=[*coded]) for file in files]
-        )
-
+    """Measure `pipeline history` without Spark, in this process."""
+    out = Path(state).with_name("folded")
+    shutil.rmtree(out, ignore_errors=True)
     with CostMeter() as took:
-        events = read("events", [*dict.fromkeys(COLUMNS + MEMBER_COLUMNS)], CODED)
-        edges = read("edges", ["record", "task", "after"])
-        for name, table in fold_tables(events, edges).by_name.items():
-            pq.write_table(table, out / f"{name}.parquet", compression="zstd")
+        _make_tables(state, out)
     return took.cost
+
+
+def increment(state: str, tasks: str, after: str) -> Cost:
+    """Measure some tasks more, after a run that included all the others."""
+    from bench.pipeline import data as pipeline_data  # noqa: PLC0415  # as above
+
+    out = Path(state).with_name("folded")
+    pipeline_data.write(Path(state), int(tasks), after=int(after))
+    with CostMeter() as took:
+        _make_tables(state, out)
+    return took.cost
+
+
+def _make_tables(state: str, out: Path) -> None:
+    from taskyard.pipeline.jobs.history import HistoryJob  # noqa: PLC0415  # as above
+
+    job = HistoryJob(Path(state), out)
+    job.run()
+    job.close()
 
 
 def command(directory: str, *words: str) -> Cost:
@@ -206,6 +205,7 @@ CASES: Final[dict[str, Callable[..., Cost | SubmitCosts | Speed]]] = {
     "duckdb attempts": duckdb_attempts,
     "spark attempts": spark_attempts,
     "fold": fold,
+    "increment": increment,
     "command": command,
     "submit": submit,
     "sweep": sweep,

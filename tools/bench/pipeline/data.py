@@ -8,9 +8,10 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from taskyard.journal.history import FOLDER, PARQUET, HistoryPart
+from taskyard.journal.history import FOLDER, PARQUET, HistoryPart, parts
 from taskyard.journal.parquet_file import EDGES, EVENTS
 from taskyard.journal.row_file import ROWS_PER_BLOCK
 
@@ -26,13 +27,17 @@ _WAIT_NS: Final = 5_000_000
 _RUN_NS_MAX: Final = 50_000_000
 
 
-def write(state: Path, tasks: int, *, seed: int = 1) -> None:
-    """Write the history of one campaign, each task after up to two others."""
-    (state / FOLDER).mkdir(parents=True)
+def write(state: Path, tasks: int, *, after: int = 0, seed: int = 1) -> None:
+    """Write the history of one campaign, each task after up to two others.
+
+    `after` is the number of tasks that were written before. New tasks wait for some of them.
+    """
+    (state / FOLDER).mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    first = 1
-    for start in range(0, tasks, _TASKS_PER_PART):
-        ids = np.arange(start, min(start + _TASKS_PER_PART, tasks))
+    before, _ = parts(state)
+    first = before[-1].last + 1 if before else 1
+    for start in range(after, after + tasks, _TASKS_PER_PART):
+        ids = np.arange(start, min(start + _TASKS_PER_PART, after + tasks))
         records_a_kind = len(ids) // _TASKS_PER_RECORD + 1
         part = HistoryPart(first, first + EVENTS_PER_TASK * records_a_kind - 1)
         paths = part.paths(state, PARQUET)
@@ -42,7 +47,7 @@ def write(state: Path, tasks: int, *, seed: int = 1) -> None:
         ]
         events = pa.concat_tables(tables)
         pq.write_table(events, paths["events"], compression="zstd", row_group_size=ROWS_PER_BLOCK)
-        pq.write_table(_edges(ids, first, rng), paths["edges"], compression="zstd")
+        pq.write_table(_edges(ids, first, after, rng), paths["edges"], compression="zstd")
         first = part.last + 1
 
 
@@ -60,14 +65,14 @@ def _events(ids: np.ndarray, kind: str, record: int, rng: np.random.Generator) -
         "record": records,
         "time": pa.array(times_ns // 1000).cast(EVENTS.field("time").type),
         "time_ns": times_ns,
-        "kind": [kind] * count,
+        "kind": _constant(kind, count),
         "task": _names(ids),
         "attempt": np.full(count, int(is_attempt)),
-        "worker": [f"worker-{one % _WORKERS}" for one in ids] if is_attempt else None,
-        "dialect": ["native"] * count,
-        "campaign": ["bench"] * count,
-        "service": ["exec"] * count,
-        "lane": [""] * count,
+        "worker": _workers(ids) if is_attempt else None,
+        "dialect": _constant("native", count),
+        "campaign": _constant("bench", count),
+        "service": _constant("exec", count),
+        "lane": _constant("", count),
         "priority": np.zeros(count, dtype=np.int64),
         "payload_bytes": np.full(count, 20) if kind == "submitted" else None,
         "slots": np.full(count, 1) if kind == "submitted" else None,
@@ -75,7 +80,7 @@ def _events(ids: np.ndarray, kind: str, record: int, rng: np.random.Generator) -
     }
     if kind == "finished":
         columns |= {
-            "host": ["host"] * count,
+            "host": _constant("host", count),
             "started_ns": times_ns - runs_ns,
             "run_ns": runs_ns,
             "exit_status": np.zeros(count, dtype=np.int64),
@@ -87,9 +92,10 @@ def _events(ids: np.ndarray, kind: str, record: int, rng: np.random.Generator) -
     return pa.table(nulls | given, schema=EVENTS)
 
 
-def _edges(ids: np.ndarray, record: int, rng: np.random.Generator) -> pa.Table:
+def _edges(ids: np.ndarray, record: int, written: int, rng: np.random.Generator) -> pa.Table:
     tasks = np.repeat(ids, 2)
-    after = np.maximum(tasks - rng.integers(1, 1000, len(tasks)), ids[0])
+    first = 0 if written else ids[0]
+    after = np.maximum(tasks - rng.integers(1, 1000, len(tasks)), first)
     tasks, after = tasks[after < tasks], after[after < tasks]
     records = record + (tasks - ids[0]) // _TASKS_PER_RECORD
     columns = {
@@ -101,5 +107,15 @@ def _edges(ids: np.ndarray, record: int, rng: np.random.Generator) -> pa.Table:
     return pa.table(columns, schema=EDGES)
 
 
-def _names(ids: np.ndarray) -> list[str]:
-    return [f"task-{one:08}" for one in ids]
+def _names(ids: np.ndarray) -> pa.Array:
+    digits = pc.utf8_lpad(pa.array(ids).cast(pa.string()), 8, "0")
+    return pc.binary_join_element_wise("task-", digits, "")
+
+
+def _workers(ids: np.ndarray) -> pa.Array:
+    names = pa.array([f"worker-{one}" for one in range(_WORKERS)])
+    return names.take(pa.array(ids % _WORKERS))
+
+
+def _constant(value: str, count: int) -> pa.Array:
+    return pa.array([value]).take(pa.array(np.zeros(count, np.int64)))

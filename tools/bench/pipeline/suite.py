@@ -25,6 +25,7 @@ from bench.table import TableLine, table_line
 from bench.targets import (
     ATTEMPTS_OVER_DUCKDB,
     HISTORY_CPU_S,
+    INCREMENT_CPU_S,
     REPORT_CPU_S,
     SUBMITTED_ROWS_PER_SECOND,
     SWEPT_TASKS_PER_SECOND,
@@ -34,6 +35,7 @@ from taskyard.errors import ExitCode, UserError
 
 EVENTS: Final = 10_000_000
 TASKS: Final = 1_000_000
+MORE_TASKS: Final = 1_000
 ROWS: Final = 1_000_000
 SWEPT_TASKS: Final = 10_000
 
@@ -83,10 +85,17 @@ def history(settings: Settings, directory: Path) -> list[TableLine]:
     settings.say(f"the history of {tasks:,} tasks to all datasets")
     pipeline_data.write(directory / "state", tasks)
     words = ("history", "--state", "state", "--out", "out")
-    alone = [run_case(Cost, "fold", str(directory / "state")) for _ in settings.times()]
+    lines = _command_lines(settings, directory, words, "history, all datasets", HISTORY_CPU_S)
+    state = str(directory / "state")
+    alone = [run_case(Cost, "fold", state) for _ in settings.times()]
+    more = [
+        run_case(Cost, "increment", state, str(MORE_TASKS), str(tasks + number * MORE_TASKS))
+        for number, _ in enumerate(settings.times())
+    ]
     return [
-        *_command_lines(settings, directory, words, "history, all datasets", HISTORY_CPU_S),
-        table_line("  the fold alone, without Spark", "CPU s", [cost.cpu_s for cost in alone]),
+        *lines,
+        table_line("  without Spark", "CPU s", [cost.cpu_s for cost in alone]),
+        table_line("  1,000 tasks more", "CPU s", [cost.cpu_s for cost in more], INCREMENT_CPU_S),
     ]
 
 
