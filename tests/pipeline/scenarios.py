@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskyard.pipeline.jobs.broker_tables import fold_rows
 from taskyard.pipeline.jobs.report import count_guarantees
-from taskyard.pipeline.placement import placed_tasks
-from taskyard.pipeline.session import cache
-from taskyard.pipeline.transforms.links import links
-from taskyard.pipeline.transforms.steps import steps
-from taskyard.pipeline.transforms.tasks import tasks_without_graph
+from taskyard.pipeline.sources.history import HistoryFiles
 from tests.pipeline.event_log import (
     SECOND_NS,
     START,
@@ -25,7 +22,8 @@ from tests.pipeline.event_log import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
 
     from taskyard.pipeline.transforms.guarantees import Guarantees
 
@@ -49,14 +47,6 @@ SMALL = {
 }
 
 
-def guarantees(events: DataFrame, edges: DataFrame) -> Guarantees:
+def guarantees(spark: SparkSession, events: pa.Table, edges: pa.Table) -> Guarantees:
     """Count the guarantees of a history, as the report does."""
-    task_steps = cache(steps(events))
-    alone = cache(tasks_without_graph(task_steps))
-    between = cache(links(alone, edges))
-    placed = cache(placed_tasks(alone, between))
-    try:
-        return count_guarantees(events, task_steps, placed, between)
-    finally:
-        for frame in (task_steps, alone, between, placed):
-            frame.unpersist()
+    return count_guarantees(spark, fold_rows(HistoryFiles("broker", "/history"), events, edges))

@@ -16,11 +16,9 @@ from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
 from taskyard.pipeline.datasets import EDGES, EVENTS
-from taskyard.pipeline.placement import tasks_from_steps
-from taskyard.pipeline.session import cache
+from taskyard.pipeline.jobs.broker_tables import fold_files
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.transforms.guarantees import Guarantees
-from taskyard.pipeline.transforms.steps import steps
 from tests.journal.scenarios import WritingYard, rich_story
 from tests.pipeline.scenarios import guarantees
 
@@ -88,9 +86,11 @@ def test_files_and_later_rows_are_one_history(
 
 
 def test_states_equal_those_of_the_scheduler(
-    yard: WritingYard, frames: source.HistoryFrames
+    yard: WritingYard, state: Path, tmp_path: Path
 ) -> None:
-    known = tasks_from_steps(cache(steps(frames.events)), frames.edges).collect()
+    rows = fold_files(source.find(state, tmp_path)).rows
+    assert rows is not None
+    known = rows["tasks"].to_pylist()
     newest = {row["task"]: row for row in sorted(known, key=lambda row: row["submitted_record"])}
     held = {
         task.name.decode(errors="backslashreplace"): task.state.name
@@ -101,14 +101,16 @@ def test_states_equal_those_of_the_scheduler(
 
 
 def test_guarantees_agree_with_the_journals_audit(
-    yard: WritingYard, frames: source.HistoryFrames
+    yard: WritingYard, small_spark: SparkSession, state: Path, tmp_path: Path
 ) -> None:
     counting = Auditor()
     before = 0
     for row in yard.store.rows():
         counting.add(recovery.records_of(row, before))
         before = row.record_last
-    assert agrees_with_audit(guarantees(frames.events, frames.edges), counting.tally())
+    files = source.find(state, tmp_path)
+    found = guarantees(small_spark, files.read("events"), files.read("edges"))
+    assert agrees_with_audit(found, counting.tally())
 
 
 def agrees_with_audit(found: Guarantees, tally: AuditCounts) -> bool:

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec import Struct, field
+from taskyard.pipeline.placement import linked
 
-from compare_fold import differences, fold_tables, read_state
 from taskyard.core import graph, records
 from taskyard.core.effects import Accepted
 from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
@@ -27,16 +27,22 @@ from taskyard.core.states import TaskState
 from taskyard.journal import compaction, history, parquet_file, recovery
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline import session, tables
-from taskyard.pipeline.datasets import CRITICAL_PATH, EDGES, EVENTS, METRICS, TASKS
-from taskyard.pipeline.jobs import report
+from taskyard.pipeline.datasets import (
+    ATTEMPTS,
+    CRITICAL_PATH,
+    EDGES,
+    EVENTS,
+    METRICS,
+    TASKS,
+    WORKERS,
+)
+from taskyard.pipeline.fold.metrics import metrics
+from taskyard.pipeline.fold.whole import fold_whole
+from taskyard.pipeline.jobs import broker_tables, report
 from taskyard.pipeline.jobs.history import HistoryJob, HistoryResult
 from taskyard.pipeline.layout import campaign_key, folder
-from taskyard.pipeline.placement import linked
 from taskyard.pipeline.sources import history as source
-from taskyard.pipeline.transforms.steps import attempts
-from taskyard.pipeline.transforms.workers import workers
 from tests.journal.scenarios import WritingYard
-from tests.pipeline.scenarios import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -417,19 +423,45 @@ def test_scenario_has_the_expected_links(linked_history: LinkedHistory) -> None:
     assert len(linked_history.stuck) > 5
 
 
-def test_fold_makes_the_tables_of_the_job(linked_history: LinkedHistory) -> None:
-    events, edges = read_state(linked_history.state)
+#: Columns that identify a row of a table.
+KEYS = {
+    "attempts": ("campaign", "task", "attempt", "leased_record"),
+    "tasks": ("campaign", "task", "generation"),
+    "workers": ("worker", "stay"),
+    "critical_path": ("campaign", "position"),
+    "metrics": ("scope", "campaign", "service", "lane", "worker", "bucket"),
+}
+
+
+def test_fold_of_the_whole_makes_the_tables_of_the_job(
+    linked_history: LinkedHistory, tmp_path: Path
+) -> None:
+    files = source.find(linked_history.state, tmp_path)
+    events, edges = files.read("events"), files.read("edges")
     out = linked_history.state.parent / "tables"
-    folded = fold_tables(events, edges).by_name
+    folded = fold_whole(events, edges, "broker")
     for name in ("attempts", "tasks", "workers", "critical_path"):
-        assert differences(name, read_rows(out / name), folded[name].to_pylist()) == []
+        check_same(name, read_rows(out / name), getattr(folded, name).to_pylist())
     old = read_rows(out / METRICS.name)
     for width_ns in {row["bucket_ns"] for row in old}:
         mine = [row for row in old if row["bucket_ns"] == width_ns]
         scopes = {(row["scope"], row["campaign"]) for row in mine}
-        rows = fold_tables(events, edges, width_ns).by_name["metrics"].to_pylist()
+        again = fold_whole(events, edges, "broker", width_ns)
+        rows = metrics([again.buckets], again.workers, width_ns).to_pylist()
         new = [row for row in rows if (row["scope"], row["campaign"]) in scopes]
-        assert differences("metrics", mine, new) == []
+        check_same("metrics", mine, new)
+
+
+def check_same(name: str, old: list[dict[str, Any]], new: list[dict[str, Any]]) -> None:
+    """Check that two tables have the same rows, in the columns of the first."""
+    assert old
+    columns = [*old[0]]
+    tables_by_key = [
+        {tuple(row[key] for key in KEYS[name]): [row[one] for one in columns] for row in rows}
+        for rows in (old, new)
+    ]
+    assert len(tables_by_key[0]) == len(old) == len(new)
+    assert tables_by_key[0] == tables_by_key[1]
 
 
 def read_rows(table: Path) -> list[dict[str, Any]]:
@@ -483,16 +515,22 @@ def test_executors_follow_dependencies_across_campaigns(
     check_tasks(tables.read(spark, tmp_path / "tables", TASKS), linked_history)
 
 
+@pytest.mark.parametrize("is_large", [False, True])
 def test_report_counts_tasks_blocked_by_other_campaigns(
-    small_spark: SparkSession, linked_history: LinkedHistory, tmp_path: Path
+    small_spark: SparkSession,
+    linked_history: LinkedHistory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_large: bool,
 ) -> None:
-    read = source.read(small_spark, linked_history.state, tmp_path)
-    found = report.datasets([read], "C")
-    try:
-        facts = report.summarize(found)
-        check_paths(found.critical_path, linked_history, "C")
-    finally:
-        found.release()
+    """A large history is folded by the job of `pipeline history`, a small one in memory."""
+    monkeypatch.setattr(broker_tables, "FOLDED_BYTES_MAX", 0 if is_large else 1 << 30)
+    chosen = report.find_campaign([source.find(linked_history.state, tmp_path)], "C")
+    found = report.datasets(small_spark, chosen, tmp_path)
+    assert (found.rows(TASKS) is None) == is_large
+    facts = report.summarize(found)
+    check_paths(found.frame(CRITICAL_PATH), linked_history, "C")
     newest = {truth.task: truth for truth in linked_history.truth.nodes}
     assert (
         facts.number("blocked")
@@ -502,6 +540,21 @@ def test_report_counts_tasks_blocked_by_other_campaigns(
     assert facts.guarantees.blocked_behind_failure == len(linked_history.stuck)
     assert facts.guarantees.is_clean
     assert 0 < facts.number("floor_ns") <= facts.makespan_ns
+    check_workers(found)
+
+
+def check_workers(found: report.ReportDatasets) -> None:
+    """Check that the numbers of workers are those of the campaign, and less than all of them."""
+    attempts = [row for row in found.frame(ATTEMPTS).collect() if row["campaign"] == "C"]
+    whole = found.tables[0].arrow(found.spark, WORKERS, ["worker", "stay", "attempts"])
+    for stay in found.workers.to_pylist():
+        mine = [row for row in attempts if row["worker"] == stay["worker"]]
+        assert stay["attempts"] == len(mine)
+        assert stay["finished"] == sum(row["outcome"] == "finished" for row in mine)
+        assert stay["failed"] == sum(row["outcome"] == "failed" for row in mine)
+        assert stay["run_ns"] == sum(row["run_ns"] or 0 for row in mine)
+        assert stay["busy_ns"] == stay["run_ns"]  # one slot
+    assert 0 < sum(found.workers["attempts"].to_pylist()) < sum(whole["attempts"].to_pylist())
 
 
 def test_change_in_one_campaign_updates_only_linked_ones(linked_history: LinkedHistory) -> None:
@@ -518,19 +571,3 @@ def test_names_are_grouped_by_the_pairs_that_link_them() -> None:
     pairs = [("a", "b"), ("c", "d"), ("e", "e"), ("d", "b"), ("f", "g")]
     assert linked(pairs) == [["a", "b", "c", "d"], ["e"], ["f", "g"]]
     assert linked([]) == []
-
-
-def test_busy_time_of_a_worker_is_exact(spark: SparkSession) -> None:
-    log = EventLog()
-    log.join(0, "w", slots=2)
-    for name, leased_ns, ended_ns in (
-        ("a", 1_700, 4_300),
-        ("b", 4_100, 9_950),
-        ("c", 20_001, 20_002),
-    ):
-        log.submit(0, name)
-        log.lease(leased_ns / 1e9, name)
-        log.finish(ended_ns / 1e9, name)
-    events, _ = log.frames(spark)
-    (row,) = workers(events, attempts(events)).collect()
-    assert row["busy_ns"] == (9_950 - 1_700) + 1

@@ -26,7 +26,8 @@ from taskyard.journal import recovery, witness
 from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.reader import JournalReader
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.pipeline.datasets import CRITICAL_PATH
+from taskyard.pipeline import tables
+from taskyard.pipeline.datasets import CRITICAL_PATH, TASKS
 from taskyard.pipeline.jobs import history as history_job
 from taskyard.pipeline.jobs import report
 from taskyard.pipeline.report import charts, page, summary
@@ -37,8 +38,8 @@ from taskyard.pipeline.report.summary import BrokerSummary, ReportSummary
 from taskyard.pipeline.sources import history
 from taskyard.pipeline.transforms.guarantees import NO_TASKS
 from tests.journal.scenarios import BEGIN_NS, WritingYard
+from tests.kit.processes import campaign, run_here
 from tests.pipeline.browser import Opened, opened
-from tests.pipeline.scenarios import EventLog
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -203,18 +204,64 @@ def test_history_is_found_in_every_kind_of_directory(
         history.read_directory(spark, tmp_path, tmp_path / "scratch")
 
 
-def test_unknown_campaign_is_named(
-    small_spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--campaign", "weekly"], "unknown campaign 'weekly' (this history has <|script>"),
+        (["--history", "."], "--state and --history exclude each other"),
+        (["--state", "."], "histories of the same broker"),
+        (["--state", "/", "--tables", "t"], "not a state directory"),
+    ],
+)
+def test_input_errors_come_before_spark_starts(
+    words: list[str],
+    text: str,
+    state: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    log = EventLog("nightly")
-    log.submit(0, "a")
-    with pytest.raises(UserError, match=r"unknown campaign 'weekly' \(this history has nig"):
-        report.datasets([history.HistoryFrames(*log.frames(small_spark))], "weekly")
-    assert run(taskyard, ["pipeline", "report", "--state", str(tmp_path)]) == 2
-    assert "not a state directory" in capsys.readouterr().err
+    monkeypatch.chdir(state)
+    assert run(taskyard, ["report", "--state", str(state), *words]) == 2
+    err = capsys.readouterr().err
+    assert text in err
+    assert "starting Spark" not in err
+
+
+def test_tables_are_kept_for_the_next_report(
+    spark: SparkSession, document: dict[str, Any], state: Path, tmp_path: Path
+) -> None:
+    assert spark is not None
+    words = ["report", "--state", str(state), "--tables", "kept", "--campaign", CAMPAIGN]
+    code, text, _ = run_here(tmp_path, *words, "--json")
+    made = json.loads(text)
+    assert (code, made["summary"]) == (0, document["summary"])
+    assert made["guarantees"] == document["guarantees"]
+    assert tables.read(spark, tmp_path / "kept", TASKS).count() == 26
+    for name in ("workers", "critical_path"):
+        old, new = (
+            pq.read_table(Path(one) / f"{name}.parquet")
+            for one in (document["tables"], tmp_path / made["tables"])
+        )
+        assert old.select(sorted(old.column_names)) == new.select(sorted(new.column_names))
+
+
+def test_run_writes_a_report_at_the_end(spark: SparkSession, tmp_path: Path) -> None:
+    assert spark is not None
+    name = campaign(tmp_path, [{"name": "a", "argv": ["true"]}], "c.jsonl")
+    code, _, err = run_here(tmp_path, "run", name, "--workers", "1", "--report", "made")
+    assert (code, err.splitlines()[-1]) == (0, "report: made/report.html")
+    assert "Campaign c" in (tmp_path / "made" / report.PAGE).read_text()
 
 
 # Without Spark.
+
+
+def test_report_of_a_run_needs_a_state(tmp_path: Path) -> None:
+    name = campaign(tmp_path, [{"name": "a", "argv": ["true"]}])
+    words = ("run", name, "--broker", "tcp://127.0.0.1:1", "--report", "made")
+    code, _, err = run_here(tmp_path, *words)
+    assert code == 2
+    assert "--report: needs the state directory of the broker" in err
 
 
 def broker_summary(label: str, **changes: int) -> BrokerSummary:
@@ -278,6 +325,7 @@ def test_brokers_have_a_table_if_there_are_several() -> None:
 def test_critical_path_is_that_of_the_broker_that_ended_last() -> None:
     rows = [
         {"broker": broker, "ended": ended, "position": position}
+        | {"campaign": "c", "task_campaign": "c"}
         for broker, position, ended in (("n", 1, 3), ("s", 1, 5), ("n", 2, 4), ("s", 2, 9))
     ]
     found = report.last_path(pa.Table.from_pylist(rows))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.pipeline.datasets import EVENTS
+from taskyard.pipeline.datasets import ATTEMPTS
 from taskyard.pipeline.jobs import report
+from taskyard.pipeline.jobs.broker_tables import fold_files
 from taskyard.pipeline.report import summary
 from taskyard.pipeline.report.headline import lower_bound_ns
 from taskyard.pipeline.sources import history
-from taskyard.pipeline.transforms.steps import attempts
 from tests.journal.make_golden import GOLDEN
 from tests.kit.processes import run
 
@@ -58,12 +58,12 @@ def measured_run(
     (directory / "taskyard.toml").write_text(rules)
     code, *_ = run(directory, "run", "c.jsonl", "--workers", "1", "--slots", str(SLOTS))
     assert code == 1  # two tasks fail
-    found = history.read(small_spark, directory / ".taskyard", directory / "scratch")
-    datasets = report.datasets([found], "c")
-    rows = datasets.attempts.toArrow().to_pylist()
-    facts = report.summarize(datasets)
-    datasets.release()
-    return facts, rows
+    scratch = directory / "scratch"
+    chosen = report.find_campaign([history.find(directory / ".taskyard", scratch)], "c")
+    datasets = report.datasets(small_spark, chosen, scratch)
+    rows = datasets.rows(ATTEMPTS)
+    assert rows is not None
+    return report.summarize(datasets), rows.to_pylist()
 
 
 def test_campaign_takes_at_least_its_lower_bound(
@@ -106,11 +106,11 @@ def test_attempts_have_exit_status_and_resource_use(
     assert all(row["cpu_ns"] > 0 and row["host"] for row in rows)
 
 
-def test_history_of_an_earlier_version_is_read_without_measurements(
-    spark: SparkSession,
-) -> None:
-    path, *_ = (GOLDEN / "format-2" / "state" / "history").glob("events-*.parquet")
-    found = attempts(history.frame(spark, EVENTS, [path])).toArrow().to_pylist()
+def test_history_of_an_earlier_version_is_read_without_measurements() -> None:
+    folder = GOLDEN / "format-2" / "state" / "history"
+    tables = fold_files(history.find_directory(folder, folder)).rows
+    assert tables is not None
+    found = tables["attempts"].to_pylist()
     ran = [row for row in found if row["outcome"] == "finished"]
     assert ran
     for row in ran:

@@ -16,6 +16,7 @@ from taskyard.errors import UserError
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import TASKS
 from taskyard.pipeline.jobs import report, sweep
+from taskyard.pipeline.jobs.broker_tables import fold_files
 from taskyard.pipeline.sources import history
 from tests.kit.processes import run
 
@@ -79,13 +80,13 @@ def test_report_shows_both_brokers(
     assert [one["campaigns"] for one in found["brokers"]] == [["c"], ["c", "d"]]
     assert [one["guarantees"]["submitted"] for one in found["brokers"]] == [3, 4]
     assert (found["sound"], found["campaign"], found["guarantees"]["done"]) == (True, None, 6)
-    check_tables({name: read_table(tmp_path, name) for name in report.TABLES}, north, south)
+    check_tables({one.name: read_table(tmp_path, one.name) for one in report.TABLES}, north, south)
     names = {row["broker"]: row["worker"] for row in read_table(tmp_path, "workers")}
     workers = (f"north: {names[north]}", f"south: {names[south]}")
     page = (tmp_path / report.PAGE).read_text()
     for text in ("From 2 brokers: north, south.", 'id="section-brokers"', *workers):
         assert text in page
-    assert "It is the path at broker south, which ended last." in page
+    assert "It is the path of campaign d at broker south, which ended last." in page
 
 
 def read_table(directory: Path, name: str) -> Rows:
@@ -122,8 +123,9 @@ def test_tables_are_made_for_each_state(
 def test_sweep_of_both_brokers_keeps_their_names_apart(
     small_spark: SparkSession, states: dict[str, Path], tmp_path: Path
 ) -> None:
-    histories = history.read_all(small_spark, [*states.values()], tmp_path, are_states=True)
-    workload = sweep.workload_from_histories(histories, None)
+    files = history.find_all([*states.values()], tmp_path, are_states=True)
+    found = [fold_files(one) for one in files]
+    workload = sweep.workload_from_tables(small_spark, found, None)
     assert sorted(workload.names) == [
         *(b"north: c/first", b"north: c/of-north", b"north: c/second"),
         *(b"south: c/first", b"south: c/of-south", b"south: c/second", b"south: d/alone"),
@@ -133,9 +135,9 @@ def test_sweep_of_both_brokers_keeps_their_names_apart(
     assert {*(workload.lanes or ())} == {b"", b"north: one", b"south: one"}
     assert workload.arrivals_ns == sorted(workload.arrivals_ns or ())
     assert (workload.stays, workload.broker_count) == ([], 2)
-    assert sweep.workload_from_histories(histories, "d").names == [b"d/alone"]
+    assert sweep.workload_from_tables(small_spark, found, "d").names == [b"d/alone"]
     with pytest.raises(UserError, match="another one at each of the brokers north, south"):
-        sweep.workload_from_histories(histories, "c")
+        sweep.workload_from_tables(small_spark, found, "c")
 
 
 @pytest.mark.parametrize("command", ["history", "report", "sweep"])

@@ -178,6 +178,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "journal": LazyCommand(
         "taskyard.cli.journal:journal", "Check, export or compact a state directory."
     ),
+    "report": LazyCommand(
+        "taskyard.cli.pipeline.report:report", "Write an HTML report with charts, and tables."
+    ),
     "pipeline": LazyCommand(
         "taskyard.cli.pipeline.group:pipeline",
         "Run Spark jobs: load, history, report, sweep, fleet.",

@@ -79,7 +79,15 @@ _RESOURCES_HINT: Final = (
 #: The headings of the help. The options that most users need come first.
 _OPTION_GROUPS: Final = {
     "Common options": (
-        *("worker_slots", "campaign", "output", "max_failures", "timeout", "retry_failed_only"),
+        *(
+            "worker_slots",
+            "campaign",
+            "output",
+            "report",
+            "max_failures",
+            "timeout",
+            "retry_failed_only",
+        ),
         *("state", "json", "quiet", "progress"),
     ),
     "Input": ("form", "shell", "skip_bad", "replay", "speedup"),
@@ -114,6 +122,12 @@ _OPTION_GROUPS: Final = {
 )
 @click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
 @output_option
+@click.option(
+    "--report",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write an HTML report of the campaign to DIR at the end, as `taskyard report` does.",
+)
 @run_policy_options
 @environment_options
 @broker_options
@@ -131,6 +145,8 @@ def run(cli_context: CliContext, /, file: str, **values: Any) -> ExitCode:  # no
     """
     run_options, policy = _run_options(cli_context, file, values), RunPolicy.of(values)
     name, skip_bad = run_options.campaign, run_options.skip_bad
+    if values["report"] is not None:
+        _check_report(run_options)
     options = FileOptions(run_options.form, values["replay"], values["speedup"], name)
     loaded = read_or_report(cli_context, file, options, skip_bad=skip_bad)
     own = [values[key] for key in ("cpus", "memory", "gpus", "resources")]
@@ -150,6 +166,8 @@ def run(cli_context: CliContext, /, file: str, **values: Any) -> ExitCode:  # no
         seconds = time.monotonic() - began
         numbers = tasks.run_counts()
         code = print_report(run_options, service.client, seconds, end, numbers, loaded=loaded)
+    if values["report"] is not None:
+        code = _make_report(cli_context, run_options, values["report"]) or code
     stop_reason = str(end.stopped or "")
     policy.announce(
         cli_context, RunSummary(name, code, round(seconds, 3), numbers.counts, stop_reason)
@@ -306,7 +324,28 @@ def _write_output(
                 directory.write(name)
 
 
+def _make_report(cli_context: CliContext, run_options: RunOptions, out: Path) -> int:
+    """Write the report of the campaign. Return 0, or an exit code if a guarantee is broken."""
+    from taskyard.cli.pipeline.report import HistoryLocation, make_report  # noqa: PLC0415  # an extra
+    from taskyard.pipeline.jvm import end_jvm_on_signals  # noqa: PLC0415
+
+    location = HistoryLocation((Path(run_options.state),), are_states=True)
+    with end_jvm_on_signals():
+        path, facts = make_report(cli_context, location, run_options.campaign, out)
+    cli_context.info(f"report: {path}")
+    return 0 if facts.guarantees.is_clean else ExitCode.STATE_DAMAGED
+
+
 # Checks before the start.
+
+
+def _check_report(run_options: RunOptions) -> None:
+    """Raise `UserError` if no report can be made at the end."""
+    from taskyard.cli.pipeline.group import require_spark  # noqa: PLC0415  # not for every run
+
+    if not run_options.state:
+        raise UserError("--report: needs the state directory of the broker (use --state)")
+    require_spark()
 
 
 def _services(loaded: LoadedCampaign) -> tuple[str, ...]:

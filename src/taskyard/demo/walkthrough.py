@@ -214,13 +214,11 @@ def _build_report(
 
 
 def _draw(spark: SparkSession, paths: DemoDirectory) -> tuple[Guarantees, Path]:
-    with tempfile.TemporaryDirectory(prefix="taskyard-demo-") as scratch:
-        frames = source.read(spark, paths.state, Path(scratch))
-        found = report.datasets([frames], campaign.NAME)
-        try:
-            page, summary = report.write(found, paths.report, f"Made by Taskyard {__version__}.")
-        finally:
-            found.release()
+    with tempfile.TemporaryDirectory(prefix="taskyard-demo-") as name:
+        scratch = Path(name)
+        chosen = report.find_campaign([source.find(paths.state, scratch)], campaign.NAME)
+        found = report.datasets(spark, chosen, scratch)
+        page, summary = report.write(found, paths.report, f"Made by Taskyard {__version__}.")
     return summary.guarantees, page
 
 

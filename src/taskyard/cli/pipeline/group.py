@@ -6,6 +6,7 @@ completion are fast, and work without the extra `spark`.
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -40,25 +41,31 @@ COMMANDS: dict[str, LazyCommand] = {
 _NEEDED = ("pyspark", "pandas", "pyarrow")
 
 
+def require_spark() -> None:
+    """Raise NotInstalled if a package of the extra is missing."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise NotInstalled(f"{', '.join(missing)} not installed (`pip install 'taskyard[spark]'`)")
+
+
 class SparkCommand(click.Command):
     """A command that needs Spark. Without it, it raises a `UserError`."""
 
     def invoke(self, ctx: click.Context) -> object:
-        missing = [name for name in _NEEDED if find_spec(name) is None]
-        if missing:
-            raise NotInstalled(
-                f"{', '.join(missing)} not installed (`pip install 'taskyard[spark]'`)"
-            )
+        require_spark()
         from taskyard.pipeline.jvm import end_jvm_on_signals  # noqa: PLC0415  # not needed by `--help`
 
         with end_jvm_on_signals():
             return super().invoke(ctx)
 
 
+#: All cores of this machine.
+LOCAL_MASTER: Final = "local[*]"
+
 master_option = click.option(
     "--master",
     metavar="URL",
-    default="local[*]",
+    default=LOCAL_MASTER,
     help="Spark master: this machine, or a cluster as in spark://HOST:7077.",
 )
 

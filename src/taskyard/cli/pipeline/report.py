@@ -1,4 +1,4 @@
-"""`taskyard pipeline report`: options and output. The job is in `taskyard.pipeline`."""
+"""`taskyard report`, also under `pipeline`: options and output. The job is in `pipeline`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ from taskyard.cli.pipeline.documents import (
     PipelineReportDocument,
     ReportBroker,
 )
-from taskyard.cli.pipeline.group import SparkCommand, master_option, states_option
+from taskyard.cli.pipeline.group import (
+    LOCAL_MASTER,
+    SparkCommand,
+    master_option,
+    states_option,
+)
 from taskyard.cli.scopes import OnceOption
 from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from taskyard.pipeline.report.summary import BrokerSummary, ReportSummary
-    from taskyard.pipeline.sources.history import HistoryFrames
+    from taskyard.pipeline.sources.history import HistoryFiles
 
 
 def history_options(command: Any) -> Any:  # noqa: ANN401  # click's decorator
@@ -66,17 +69,11 @@ class HistoryLocation(Struct):
     #: False for directories of --history.
     are_states: bool
 
-    @property
-    def size_bytes(self) -> int:
+    def find(self, scratch: Path) -> list[HistoryFiles]:
+        """Find the files. Journal rows after them are copied to `scratch`."""
         from taskyard.pipeline.sources import history  # noqa: PLC0415  # it imports Spark
 
-        return sum(map(history.size_bytes, self.directories))
-
-    def read(self, spark: SparkSession, scratch: str) -> list[HistoryFrames]:
-        from taskyard.pipeline.sources import history  # noqa: PLC0415
-
-        place = Path(scratch)
-        return history.read_all(spark, self.directories, place, are_states=self.are_states)
+        return history.find_all(self.directories, scratch, are_states=self.are_states)
 
 
 def history_location(
@@ -97,9 +94,9 @@ def history_location(
 @click.command(
     cls=SparkCommand,
     epilog=example(
-        "pipeline report --out ./report",
-        "pipeline report --campaign nightly --json",
-        "pipeline report --state ./north/.taskyard --state ./south/.taskyard",
+        "report --out ./report",
+        "report --campaign nightly --json",
+        "report --state ./north/.taskyard --state ./south/.taskyard",
     ),
 )
 @history_options
@@ -109,6 +106,13 @@ def history_location(
     metavar="DIR",
     default="report",
     help="Directory for the report and the tables.",
+)
+@click.option(
+    "--tables",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Compute the tables in DIR as `pipeline history` does, and keep them for the next report. "
+    "For one state.",
 )
 @master_option
 @json_option
@@ -126,26 +130,59 @@ def report(cli_context: CliContext, /, out: Path, master: str, **values: Any) ->
     With several brokers, the report covers all of them, and shows which broker has a campaign or a
     worker.
     """
+    location = history_location(cli_context, values["states"], values["history"])
+    path, facts = make_report(
+        cli_context, location, values["campaign"], out, master=master, tables=values["tables"]
+    )
+    _print_result(path, facts, as_json=values["as_json"])
+    return ExitCode.OK if facts.guarantees.is_clean else ExitCode.STATE_DAMAGED
+
+
+def make_report(  # noqa: PLR0913  # options of a command
+    cli_context: CliContext,
+    location: HistoryLocation,
+    campaign: str | None,
+    out: Path,
+    *,
+    master: str = LOCAL_MASTER,
+    tables: Path | None = None,
+) -> tuple[Path, ReportSummary]:
+    """Write the report. Input errors are raised before Spark starts."""
     from taskyard.pipeline import session  # noqa: PLC0415  # it imports Spark
     from taskyard.pipeline.jobs import report as job  # noqa: PLC0415
 
-    location = history_location(cli_context, values["states"], values["history"])
-    size = location.size_bytes
-    cli_context.info(f"starting Spark on {master}")
-    with (
-        tempfile.TemporaryDirectory(prefix="taskyard-report-") as scratch,
-        session.session_scope(
+    with tempfile.TemporaryDirectory(prefix="taskyard-report-") as name:
+        scratch = Path(name)
+        files = _find(cli_context, location, scratch, tables)
+        chosen = job.find_campaign(files, campaign)
+        size = sum(one.size_bytes for one in files)
+        cli_context.info(f"starting Spark on {master}")
+        with session.session_scope(
             "taskyard report", master, short_job=size <= session.SMALL_BYTES
-        ) as spark,
-    ):
-        tune_session = session.tune_session(spark, size)
-        found = job.datasets(location.read(tune_session, scratch), values["campaign"])
-        try:
-            path, facts = job.write(found, out, f"Made by Taskyard {__version__}.")
-        finally:
-            found.release()
-    _print_result(path, facts, as_json=values["as_json"])
-    return ExitCode.OK if facts.guarantees.is_clean else ExitCode.STATE_DAMAGED
+        ) as spark:
+            tuned = session.tune_session(spark, size)
+            found = job.datasets(tuned, chosen, scratch, tables)
+            return job.write(found, out, f"Made by Taskyard {__version__}.")
+
+
+def _find(
+    cli_context: CliContext, location: HistoryLocation, scratch: Path, tables: Path | None
+) -> list[HistoryFiles]:
+    """Find the files of the report. With --tables, all rows must be in history files."""
+    from taskyard.pipeline.jobs import history as job  # noqa: PLC0415  # imports Spark
+    from taskyard.pipeline.sources import history  # noqa: PLC0415
+
+    if tables is None:
+        return location.find(scratch)
+    if not location.are_states or len(location.directories) > 1:
+        raise UserError("--tables: needs exactly one state (see `taskyard pipeline history`)")
+    (state,) = location.directories
+    if not job.export(state):
+        cli_context.info(
+            "a broker is running on this state: the report ends at its last export (omit --tables "
+            "to include later rows)"
+        )
+    return [history.find_directory(state, scratch)]
 
 
 def _print_result(path: Path, facts: ReportSummary, *, as_json: bool) -> None:

@@ -125,14 +125,19 @@ def _workload(
 ) -> Workload:
     from taskyard.pipeline import session  # noqa: PLC0415
     from taskyard.pipeline.jobs import sweep  # noqa: PLC0415
+    from taskyard.pipeline.jobs.broker_tables import make_tables  # noqa: PLC0415
     from taskyard.pipeline.sweep.from_file import workload_of_file  # noqa: PLC0415
 
     if location is None:
         return workload_of_file(values["file"], values["run_time"])
-    tune_session = session.tune_session(spark, location.size_bytes)
-    with tempfile.TemporaryDirectory(prefix="taskyard-sweep-") as scratch:
-        histories = location.read(tune_session, scratch)
-        return sweep.workload_from_histories(histories, values["campaign"])
+    with tempfile.TemporaryDirectory(prefix="taskyard-sweep-") as name:
+        found = []
+        for number, files in enumerate(location.find(Path(name))):
+            scratch = Path(name) / str(number)
+            scratch.mkdir(exist_ok=True)
+            tuned = session.tune_session(spark, files.size_bytes)
+            found.append(make_tables(tuned, files, scratch))
+        return sweep.workload_from_tables(spark, found, values["campaign"])
 
 
 def _print(table: pa.Table) -> None:

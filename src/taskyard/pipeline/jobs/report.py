@@ -1,11 +1,12 @@
 """`pipeline report`: one HTML page about one or several histories, with its tables beside it.
 
-Reads events and edges, calls the transforms, and collects only aggregates. So the page of a million
-tasks is as large as that of a hundred. Each table is written as Parquet and as CSV: one file, or a
-directory of files if the table is large.
+Takes attempts, tasks, workers and critical paths from the fold, and collects only aggregates of
+them. So the page of a million tasks is as large as that of a hundred. The guarantees are counted
+over events and edges, independently of the fold. Each table is written as Parquet and as CSV: one
+file, or a directory of files if the table is large.
 
-Brokers share neither names nor records. So datasets and guarantees are computed for each broker,
-and united with the column `broker`.
+Brokers share neither names nor records. So tables and guarantees are made for each broker, and
+united with the column `broker`.
 """
 
 from __future__ import annotations
@@ -21,41 +22,45 @@ from msgspec import Struct
 from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
-from taskyard.pipeline.datasets import BROKER, of_broker, united
-from taskyard.pipeline.placement import placed_tasks
+from taskyard.pipeline.datasets import (
+    ATTEMPTS,
+    BROKER,
+    CRITICAL_PATH,
+    EDGES,
+    EVENTS,
+    TASKS,
+    WORKERS,
+    Dataset,
+)
+from taskyard.pipeline.fold.stays import MEMBER_COLUMNS
+from taskyard.pipeline.jobs.broker_tables import BrokerTables, frame_of, make_tables, rows_of
 from taskyard.pipeline.report import page
 from taskyard.pipeline.report.charts import WORKERS_SHOWN_MAX
 from taskyard.pipeline.report.format import shorten_name
 from taskyard.pipeline.report.headline import page_of
+from taskyard.pipeline.report.stays import ATTEMPT_COLUMNS, with_work_of
 from taskyard.pipeline.report.summary import (
     BrokerSummary,
     ReportSummary,
     TimeSeries,
+    campaign_series,
+    distributions_of,
     interval_width,
-    over_time,
+    levels_of,
+    totals,
+    worker_runs_of,
+    worker_series,
 )
-from taskyard.pipeline.session import cache
-from taskyard.pipeline.sources.history import HistoryFrames, labels
-from taskyard.pipeline.transforms import summaries
-from taskyard.pipeline.transforms.guarantees import (
-    Guarantees,
-    broken_dependencies,
-    lost_tasks,
-    repeated_completions,
-    task_ends,
-    unknown_tasks,
-)
-from taskyard.pipeline.transforms.links import links
-from taskyard.pipeline.transforms.metrics import attempt_deltas, campaign_deltas
-from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
-from taskyard.pipeline.transforms.tasks import critical_path, tasks_without_graph
-from taskyard.pipeline.transforms.workers import workers
+from taskyard.pipeline.sources.history import HistoryFiles, labels
+from taskyard.pipeline.transforms import guarantees, summaries
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from taskyard.pipeline.transforms.guarantees import Guarantees
 
 PAGE: Final = "report.html"
 
@@ -65,116 +70,133 @@ ROWS_PER_FILE_MAX: Final = 2_000_000
 #: Campaigns that an error lists.
 _CAMPAIGNS_LISTED_MAX: Final = 10
 
+#: Columns that the aggregates need.
+_TASK_COLUMNS: Final = (
+    *("level", "state", "is_behind_failure", "service", "lane", "attempts", "failures", "losses"),
+    *("wait_ns", "run_ns", "submitted", "ended", "earliest_end", "waits_for"),
+)
+_ATTEMPT_COLUMNS: Final = (
+    *("broker", "service", "lane", "worker", "outcome", "reason", "wait_ns", "queued_ns"),
+    *("run_ns", "leased_ns", "leased_record", "settled"),
+)
+_STEP_COLUMNS: Final = ("broker", "campaign", "task", "record", "kind", "time_ns")
+_GUARANTEE_COLUMNS: Final = ("campaign", "task", "record", "kind", "worker", "due")
+
+
+class ReportHistory(Struct):
+    """The histories of a report, and its campaign. Found without Spark."""
+
+    files: list[HistoryFiles]
+    #: None: all campaigns together.
+    campaign: str | None
+    brokers: list[BrokerSummary]
+
+
+def find_campaign(files: Sequence[HistoryFiles], campaign: str | None) -> ReportHistory:
+    """Check the campaign of a report. A campaign of this name may be at several brokers.
+
+    Raises UserError if no history has it, or if none has any task.
+    """
+    names = labels([one.directory for one in files])
+    brokers = [
+        BrokerSummary(one.broker, label, one.directory, one.campaigns())
+        for one, label in zip(files, names, strict=True)
+    ]
+    every = sorted({name for one in brokers for name in one.campaigns})
+    if campaign is not None and campaign not in every:
+        raise UserError(_unknown_campaign(campaign, every))
+    if not every:
+        raise UserError("nothing to report: this history has no tasks")
+    if campaign is None and sum(len(one.campaigns) for one in brokers) == 1:
+        (campaign,) = every
+    return ReportHistory([*files], campaign, brokers)
+
 
 class ReportDatasets(Struct):
-    """The datasets of a report. Call `release` to free Spark's cache."""
+    """The tables of a report. Workers have the numbers of its campaign."""
 
+    spark: SparkSession
     campaign: str | None
-    #: Rows of the campaign, with the column `broker`. Workers are shared by all campaigns of a
-    #: broker.
-    task_steps: DataFrame
-    tasks: DataFrame
-    attempts: DataFrame
-    workers: DataFrame
-    critical_path: DataFrame
+    #: One for each broker, and those of them that have the campaign.
+    tables: list[BrokerTables]
+    own_tables: list[BrokerTables]
+    workers: pa.Table
     #: With guarantees that are counted over the whole history.
     brokers: list[BrokerSummary]
-    cached: list[DataFrame]
 
-    def release(self) -> None:
-        for frame in self.cached:
-            frame.unpersist()
+    def frame(self, dataset: Dataset, names: Sequence[str] | None = None) -> DataFrame:
+        """Return a table of the report's campaign, or some of its columns."""
+        return frame_of(self.spark, self.own_tables, dataset, self.campaign, names)
 
-
-def datasets(histories: Sequence[HistoryFrames], campaign: str | None) -> ReportDatasets:
-    """Compute the datasets of one campaign, or of all campaigns as one.
-
-    A campaign of this name may be at several brokers. Violations of guarantees are counted over the
-    whole histories.
-    """
-    names = labels([one.directory for one in histories])
-    known = [one.campaigns() for one in histories]
-    every = [name for names_of_one in known for name in names_of_one]
-    if campaign is None and len(every) == 1:
-        campaign = every[0]
-    elif campaign is not None and campaign not in every:
-        raise UserError(_unknown_campaign(campaign, sorted(set(every))))
-    return _united(
-        [
-            _broker_datasets(one, campaign, BrokerSummary(one.broker, label, one.directory, found))
-            for one, label, found in zip(histories, names, known, strict=True)
-        ]
-    )
+    def rows(self, dataset: Dataset) -> pa.Table | None:
+        """Return a table of the report's campaign if it is in memory."""
+        if dataset is WORKERS:
+            return self.workers
+        return rows_of(self.own_tables, dataset, self.campaign)
 
 
-def _united(parts: list[ReportDatasets]) -> ReportDatasets:
-    first, *others = parts
-    if not others:
-        return first
-    return ReportDatasets(
-        campaign=first.campaign,
-        **{name: united([getattr(one, name) for one in parts]) for name in ("task_steps", *TABLES)},
-        brokers=[broker for one in parts for broker in one.brokers],
-        cached=[frame for one in parts for frame in one.cached],
-    )
-
-
-def _broker_datasets(
-    history: HistoryFrames, campaign: str | None, broker: BrokerSummary
+def datasets(
+    spark: SparkSession,
+    found: ReportHistory,
+    scratch: Path,
+    tables: Path | None = None,
+    on_stage: Callable[[str], None] = lambda _stage: None,
 ) -> ReportDatasets:
-    """Compute the datasets of one broker."""
-    events, edges = history.events, history.edges
-    if campaign is None:
-        together = f.when(f.col("campaign").isNotNull(), f.lit(""))
-        events = events.withColumn("campaign", together)
-    task_steps = cache(steps(events))
-    attempts = cache(attempts_from_steps(task_steps))
-    without_graph = cache(tasks_without_graph(task_steps))
-    task_links = cache(links(without_graph, edges))
-    tasks = cache(placed_tasks(without_graph, task_links))
-    stays = cache(workers(events, attempts))
-    path = cache(critical_path(tasks))
-    own = f.lit(True) if campaign is None else f.col("campaign") == campaign  # noqa: FBT003  # Spark's
-    is_there = f.lit(campaign is None or campaign in broker.campaigns)
-    broker.guarantees = count_guarantees(events, task_steps, tasks, task_links)
-    return ReportDatasets(
-        campaign=campaign,
-        task_steps=of_broker(task_steps.where(own), history.broker),
-        tasks=of_broker(tasks.where(own), history.broker),
-        attempts=of_broker(attempts.where(own), history.broker),
-        workers=of_broker(stays.where(is_there), history.broker),
-        critical_path=of_broker(path.where(own), history.broker),
-        brokers=[broker],
-        cached=[task_steps, attempts, without_graph, task_links, tasks, stays, path],
-    )
+    """Make the tables of a report, and count its guarantees.
 
-
-def count_guarantees(
-    events: DataFrame, task_steps: DataFrame, tasks: DataFrame, task_links: DataFrame
-) -> Guarantees:
-    """Count how tasks ended, and every violation of a guarantee.
-
-    Each count is a query of its own: Spark takes twice as long to plan all of them as one.
+    `scratch` must exist until the report is written. With `tables`, the tables are kept there.
     """
-    lost = cache(lost_tasks(events, task_steps, tasks, task_links))
-    try:
-        rows = task_ends(tasks, lost).toArrow().to_pylist()
-    finally:
-        lost.unpersist()
-    ends = {row["end"]: row["count"] for row in rows}
-    return Guarantees(
-        submitted=sum(ends.values()),
-        done=ends.get("DONE", 0),
-        failed=ends.get("FAILED", 0),
-        cancelled=ends.get("CANCELLED", 0),
-        blocked_behind_failure=ends.get("blocked_behind_failure", 0),
-        unfinished=ends.get("unfinished", 0),
-        lost=ends.get("lost", 0),
-        completed_twice=repeated_completions(task_steps).count(),
-        dependencies_broken=broken_dependencies(task_steps, task_links).count(),
-        unknown=unknown_tasks(task_steps).count(),
-        stale_refused=events.where(f.col("kind") == "stale").count(),
-    )
+    made = []
+    for number, one in enumerate(found.files):
+        on_stage("computing the tables" if len(found.files) == 1 else f"tables of {one.directory}")
+        place = scratch / str(number)
+        place.mkdir(exist_ok=True)
+        made.append(make_tables(spark, one, place, tables))
+    on_stage("verifying the guarantees")
+    for broker_tables, broker in zip(made, found.brokers, strict=True):
+        broker.guarantees = count_guarantees(spark, broker_tables)
+    own = [
+        one
+        for one, broker in zip(made, found.brokers, strict=True)
+        if found.campaign is None or found.campaign in broker.campaigns
+    ]
+    workers = pa.concat_tables([_workers(spark, one, found.campaign) for one in own])
+    return ReportDatasets(spark, found.campaign, made, own, workers, found.brokers)
+
+
+def _workers(spark: SparkSession, one: BrokerTables, campaign: str | None) -> pa.Table:
+    """Return the stays of workers. With a campaign, their numbers count its work only."""
+    stays = one.arrow(spark, WORKERS, [*WORKERS.names, BROKER.name])
+    if campaign is None:
+        return stays
+    members = one.frame(spark, EVENTS) if one.rows is None else one.rows[EVENTS.name]
+    if not isinstance(members, pa.Table):
+        is_member = f.col("kind").isin("worker_joined", "worker_left")
+        members = members.where(is_member).select(*MEMBER_COLUMNS).toArrow()
+    attempts = rows_of([one], ATTEMPTS, campaign)
+    if attempts is None:
+        attempts = frame_of(spark, [one], ATTEMPTS, campaign, ATTEMPT_COLUMNS).toArrow()
+    return with_work_of(stays, members, attempts)
+
+
+def count_guarantees(spark: SparkSession, one: BrokerTables) -> Guarantees:
+    """Count how the tasks of a broker ended, and every violation of a guarantee.
+
+    One query, from events and edges alone. Only the tasks blocked by a failure come from the fold,
+    because they can only be found by a walk along the edges.
+    """
+    events = frame_of(spark, [one], EVENTS, names=_GUARANTEE_COLUMNS)
+    edges = frame_of(spark, [one], EDGES, names=("task", "after", "record"))
+    names = guarantees.names(events)
+    tasks = guarantees.task_counts(names, events)
+    both = tasks.crossJoin(guarantees.dependency_counts(names, edges))
+    (row,) = both.toArrow().to_pylist()
+    found = guarantees.counted(row, 0)
+    if not found.unfinished:
+        return found
+    blocked = ("task", "submitted_record", "is_behind_failure")
+    known = frame_of(spark, [one], TASKS, names=blocked)
+    return guarantees.counted(row, summaries.blocked_names(known).count())
 
 
 def _unknown_campaign(campaign: str, known: list[str]) -> str:
@@ -188,32 +210,61 @@ def _unknown_campaign(campaign: str, known: list[str]) -> str:
 
 def summarize(found: ReportDatasets) -> ReportSummary:
     """Collect the aggregates that the page shows."""
-    totals = summaries.totals(found.tasks).toArrow().to_pylist()[0]
-    attempts = _with_labels(found.attempts, found.brokers)
-    stays = _with_labels(found.workers, found.brokers).toArrow()
+    by_level = summaries.levels(found.frame(TASKS, _TASK_COLUMNS)).toArrow()
+    stays = found.workers
+    if len(found.brokers) > 1:
+        stays = _with_broker_labels(stays, found.brokers)
+    attempts = _with_labels(found.frame(ATTEMPTS, _ATTEMPT_COLUMNS), found.brokers)
+    counts = totals(by_level)
     summary = ReportSummary(
         campaign=found.campaign,
         brokers=found.brokers,
-        totals=totals,
+        totals=counts,
         over_time=TimeSeries(1, [], [], [], [], []),
         worker_times={},
         workers=stays,
-        worker_runs=summaries.runs_by_worker(attempts).toArrow(),
-        distributions=summaries.distributions(found.attempts).toArrow(),
-        lanes=summaries.lanes(attempts).toArrow(),
-        setbacks=summaries.setbacks(found.attempts).toArrow(),
-        levels=summaries.levels(found.tasks).toArrow(),
-        critical_path=last_path(found.critical_path.toArrow()),
+        worker_runs=_NO_ROWS,
+        distributions=_NO_ROWS,
+        # Most histories have neither lanes nor failures. A query takes longer than to look.
+        lanes=_rows(summaries.lanes(attempts), needed=bool(counts["laned"])),
+        setbacks=_rows(summaries.setbacks(attempts), needed=counts["attempts"] != counts["done"]),
+        levels=levels_of(by_level),
+        critical_path=last_path(_collected(found, CRITICAL_PATH)),
     )
-    began_ns, width_ns = summary.began_us * 1000, interval_width(summary.makespan_ns)
-    marks = campaign_deltas(found.task_steps, found.attempts)
-    summed = summaries.interval_sums(marks, began_ns, width_ns, ()).toArrow()
-    summary.over_time = over_time(summed, width_ns)
-    if len(stays.column("worker").unique()) <= WORKERS_SHOWN_MAX:
-        marks = attempt_deltas(attempts)
-        summed = summaries.interval_sums(marks, began_ns, width_ns, ("worker",)).toArrow()
-        summary.worker_times = _by_worker(summed, width_ns)
+    width_ns = interval_width(summary.makespan_ns)
+    are_shown = len(stays.column("worker").unique()) <= WORKERS_SHOWN_MAX
+    task_steps = summaries.steps(found.frame(EVENTS, _STEP_COLUMNS))
+    began_ns = summary.began_us * 1000
+    cells = summaries.cells(task_steps, attempts, began_ns, width_ns, by_worker=are_shown).toArrow()
+    summary.distributions, summary.worker_runs = distributions_of(cells), worker_runs_of(cells)
+    summary.over_time = campaign_series(cells, width_ns)
+    if are_shown:
+        summary.worker_times = worker_series(cells, width_ns)
     return summary
+
+
+#: In place of an aggregate that is not there yet.
+_NO_ROWS: Final = pa.table({})
+
+
+def _rows(frame: DataFrame, *, needed: bool) -> pa.Table:
+    """Collect an aggregate, or return it without rows if it is not needed."""
+    if needed:
+        return frame.toArrow()
+    return pa.table({name: pa.array([], pa.int64()) for name in frame.columns})
+
+
+def _collected(found: ReportDatasets, dataset: Dataset) -> pa.Table:
+    rows = found.rows(dataset)
+    return found.frame(dataset).toArrow() if rows is None else rows
+
+
+def _with_broker_labels(stays: pa.Table, brokers: list[BrokerSummary]) -> pa.Table:
+    """Put the broker's label before the name of each worker."""
+    label = {one.broker: one.label for one in brokers}
+    pairs = zip(stays[BROKER.name].to_pylist(), stays["worker"].to_pylist(), strict=True)
+    names = pa.array([f"{label[broker]}: {name}" for broker, name in pairs], pa.string())
+    return stays.set_column(stays.schema.get_field_index("worker"), "worker", names)
 
 
 def _with_labels(frame: DataFrame, brokers: list[BrokerSummary]) -> DataFrame:
@@ -237,53 +288,50 @@ def _with_labels(frame: DataFrame, brokers: list[BrokerSummary]) -> DataFrame:
 
 
 def last_path(paths: pa.Table) -> pa.Table:
-    """Select the critical path of the broker that ended last. Each broker has one."""
-    if len(paths.column(BROKER.name).unique()) <= 1:
+    """Select the critical path that ended last. Each campaign of each broker has one."""
+    keys = paths.select([BROKER.name, "campaign"]).group_by([BROKER.name, "campaign"])
+    if keys.aggregate([]).num_rows <= 1:
         return paths
-    last = pc.equal(paths.column("ended"), pc.max(paths.column("ended")))
-    broker = paths.filter(last).column(BROKER.name)[0]
-    return paths.filter(pc.equal(paths.column(BROKER.name), broker))
-
-
-def _by_worker(summed: pa.Table, width_ns: int) -> dict[str, TimeSeries]:
-    names = summed.column("worker").unique().to_pylist()
-    return {
-        name: over_time(summed.filter(pc.equal(summed.column("worker"), name)), width_ns)
-        for name in names
-    }
+    ends = paths.filter(pc.equal(paths.column("ended"), pc.max(paths.column("ended"))))
+    # A task of one campaign may be in the path of another one, which it ends for both.
+    last = ends.filter(pc.equal(ends["campaign"], ends["task_campaign"]))
+    (row, *_) = (last if len(last) else ends).select([BROKER.name, "campaign"]).to_pylist()
+    is_mine = [pc.equal(paths.column(name), value) for name, value in row.items()]
+    return paths.filter(pc.and_(*is_mine))
 
 
 def write(found: ReportDatasets, out: Path, footer: str) -> tuple[Path, ReportSummary]:
     """Write the page and the tables. Returns the path of the page and its summary."""
     summary = summarize(found)
-    if not summary.number("tasks"):
-        raise UserError("nothing to report: this history has no tasks")
     out.mkdir(parents=True, exist_ok=True)
     path = out / PAGE
     unfinished = path.with_name(PAGE + ".new")
     unfinished.write_text(page.render(page_of(summary, footer)), encoding="utf-8")
-    for name in TABLES:
-        _write_table(getattr(found, name), out / "tables", name)
+    for dataset in TABLES:
+        _write_table(found, dataset, out / "tables")
     unfinished.rename(path)
     return path, summary
 
 
 #: The tables that are written beside the page.
-TABLES: Final = ("tasks", "attempts", "workers", "critical_path")
+TABLES: Final = (TASKS, ATTEMPTS, WORKERS, CRITICAL_PATH)
 
 
-def _write_table(frame: DataFrame, directory: Path, name: str) -> None:
+def _write_table(found: ReportDatasets, dataset: Dataset, directory: Path) -> None:
     """Write one table in both formats. Lists and maps become text in CSV."""
     directory.mkdir(parents=True, exist_ok=True)
-    parquet, csv = directory / f"{name}.parquet", directory / f"{name}.csv"
+    parquet, csv = (directory / f"{dataset.name}.{suffix}" for suffix in ("parquet", "csv"))
     for path in (parquet, csv):
         _remove(path)
-    if frame.limit(ROWS_PER_FILE_MAX + 1).count() > ROWS_PER_FILE_MAX:
+    table = found.rows(dataset)
+    frame = None if table is not None else found.frame(dataset)
+    if frame is not None and frame.limit(ROWS_PER_FILE_MAX + 1).count() > ROWS_PER_FILE_MAX:
         frame.write.parquet(parquet.absolute().as_uri())
         flat = [_text(one.name, one.dataType.typeName()) for one in frame.schema.fields]
         frame.select(*flat).write.csv(csv.absolute().as_uri(), header=True)
         return
-    table = frame.toArrow()
+    if table is None:
+        table = _collected(found, dataset)
     pa.parquet.write_table(table, parquet, compression="zstd")
     pa.csv.write_csv(_flat(table), csv)
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 from msgspec import structs
-from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
-from taskyard.pipeline.placement import tasks_from_steps
+from taskyard.pipeline.datasets import ATTEMPTS, EDGES, TASKS, WORKERS
+from taskyard.pipeline.jobs.broker_tables import BrokerTables
 from taskyard.pipeline.report.format import format_duration, shorten_name
-from taskyard.pipeline.session import cache
-from taskyard.pipeline.sources.history import HistoryFrames, labels
+from taskyard.pipeline.sources.history import labels
 from taskyard.pipeline.sweep.conclusions import SweepResult, check_text, sentences
 from taskyard.pipeline.sweep.from_history import (
     COLUMNS,
@@ -37,14 +37,12 @@ from taskyard.pipeline.sweep.workload import (
     decode_workload,
     encode_workload,
 )
-from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
-from taskyard.pipeline.transforms.workers import workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 #: Shares per core. Several, because points differ in how long they take.
 SHARES_PER_CORE: Final = 4
@@ -84,50 +82,45 @@ def sweep(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> S
     return sweep_result
 
 
-def workload_from_histories(histories: Sequence[HistoryFrames], campaign: str | None) -> Workload:
-    """Build the workload of a past campaign, or of all campaigns of all histories together.
+def workload_from_tables(
+    spark: SparkSession, found: Sequence[BrokerTables], campaign: str | None
+) -> Workload:
+    """Build the workload of a past campaign, or of all campaigns of all brokers together.
 
     Raises UserError if several brokers have the campaign: it is another one at each.
     """
-    if len(histories) == 1:
-        (one,) = histories
-        return workload_of(**structs.asdict(history_tables(one.events, one.edges, campaign)))
-    names = labels([one.directory for one in histories])
+    if len(found) == 1:
+        (one,) = found
+        return workload_of(**structs.asdict(history_tables(spark, one, campaign)))
+    names = labels([one.files.directory for one in found])
     if campaign is None:
-        found = {
-            name: history_tables(one.events, one.edges, None)
-            for name, one in zip(names, histories, strict=True)
+        of_all = {
+            name: history_tables(spark, one, None) for name, one in zip(names, found, strict=True)
         }
-        return workload_of_brokers(found)
+        return workload_of_brokers(of_all)
     having = [
         (name, one)
-        for name, one in zip(names, histories, strict=True)
-        if campaign in one.campaigns()
+        for name, one in zip(names, found, strict=True)
+        if campaign in one.files.campaigns()
     ]
     if len(having) > 1:
         raise UserError(
             f"campaign {shorten_name(campaign)!r}: another one at each of the brokers "
             f"{', '.join(name for name, _ in having)} (give one of them)"
         )
-    return workload_from_histories([one for _, one in having] or histories[:1], campaign)
+    return workload_from_tables(spark, [one for _, one in having] or found[:1], campaign)
 
 
-def history_tables(events: DataFrame, edges: DataFrame, campaign: str | None) -> HistoryTables:
+def history_tables(spark: SparkSession, one: BrokerTables, campaign: str | None) -> HistoryTables:
     """Collect the tables of one broker. With a campaign, only its tasks."""
-    moves = cache(steps(events))
-    attempts = cache(attempts_from_steps(moves))
-    tasks = tasks_from_steps(moves, edges)
-    if campaign is not None:
-        tasks = tasks.where(f.col("campaign") == campaign)
-    frames = {
-        "tasks": tasks,
-        "attempts": attempts,
-        "edges": edges,
-        "workers": workers(events, attempts),
+    made = {
+        dataset.name: one.arrow(spark, dataset, COLUMNS[dataset.name])
+        for dataset in (ATTEMPTS, EDGES, WORKERS)
     }
-    return HistoryTables(
-        **{name: frame.select(*COLUMNS[name]).toArrow() for name, frame in frames.items()}
-    )
+    tasks = one.arrow(spark, TASKS, ("campaign", *COLUMNS[TASKS.name]))
+    if campaign is not None:
+        tasks = tasks.filter(pc.equal(tasks["campaign"], campaign))
+    return HistoryTables(tasks=tasks.drop_columns(["campaign"]), **made)
 
 
 def forecasts(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> list[Forecast]:

@@ -29,6 +29,8 @@ from taskyard.pipeline.report.summary import ReportSummary, busy_share, columns,
 from taskyard.pipeline.transforms.summaries import BINS_PER_DECADE
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from taskyard.pipeline.report.summary import TimeSeries
 
 #: The most workers, and steps of a chain, that fit as rows of a chart.
@@ -393,8 +395,7 @@ def critical_path(summary: ReportSummary) -> Section:
         return Section("critical-path", title, ["No task has ended yet."])
     parts = {name: [int_of(one) for one in columns(path, name)[0]] for name in _PARTS}
     paragraphs = [_path_text(path.num_rows, parts, summary.number("floor_ns"))]
-    if len(summary.campaign_brokers) > 1:
-        paragraphs += [_path_broker_text(summary, str(columns(path, "broker")[0][0]))]
+    paragraphs += _path_choice(summary, path)
     steps = range(path.num_rows)
     if path.num_rows > STEPS_SHOWN_MAX:
         longest = sorted(steps, key=lambda place: -sum(parts[name][place] for name in _PARTS))
@@ -434,13 +435,20 @@ _PARTS: Final = {
 }
 
 
-def _path_broker_text(summary: ReportSummary, broker: str) -> str:
-    """Name the broker whose critical path is shown."""
-    (label,) = [one.label for one in summary.brokers if one.broker == broker]
-    return (
-        f"It is the path at broker {shorten_name(label)}, which ended last. The table "
-        "critical_path has one for each broker."
-    )
+def _path_choice(summary: ReportSummary, path: pa.Table) -> list[str]:
+    """Name the campaign and the broker whose critical path is shown, if there are several."""
+    words = []
+    if summary.campaign is None:
+        name = shorten_name(str(columns(path, "campaign")[0][0]))
+        words.append(f"of campaign {name}" if name else "of the tasks without a campaign")
+    if len(summary.campaign_brokers) > 1:
+        broker = columns(path, "broker")[0][0]
+        (label,) = [one.label for one in summary.brokers if one.broker == broker]
+        words.append(f"at broker {shorten_name(label)}")
+    if not words:
+        return []
+    shown = f"It is the path {' '.join(words)}, which ended last."
+    return [f"{shown} The table critical_path has one for each campaign."]
 
 
 def _path_text(steps: int, parts: dict[str, list[int]], floor_ns: int) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Struct, structs
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.pipeline.transforms.guarantees import NO_TASKS, Guarantees
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 class BrokerSummary(Struct):
@@ -34,7 +33,7 @@ class ReportSummary(Struct):
     #: None: all campaigns together.
     campaign: str | None
     brokers: list[BrokerSummary]
-    #: The row of `summaries.totals`.
+    #: See `totals`.
     totals: dict[str, object]
     over_time: TimeSeries
     #: By worker, if there are few. With several brokers, names of workers and lanes begin with the
@@ -145,6 +144,73 @@ def over_time(table: pa.Table, width_ns: int) -> TimeSeries:
     return TimeSeries(
         width_ns, column("finished"), column("failed"), ready_counts, running, busy_ns
     )
+
+
+def totals(levels: pa.Table) -> dict[str, object]:
+    """Add up the levels of the graph: the counts, times and sums of all tasks."""
+    sums = ("tasks", "done", "failed", "cancelled", "blocked", "laned", "attempts", "failures")
+    found: dict[str, object] = {
+        name: pc.sum(levels[name]).as_py() or 0 for name in (*sums, "losses", "wait_ns", "run_ns")
+    }
+    found["submitted"] = pc.min(levels["submitted"]).as_py()
+    for name in ("ended", "earliest_end", "waits_for"):
+        found[name] = pc.max(levels[name]).as_py()
+    # The least time with any number of workers.
+    floor_us = micros(found["earliest_end"]) - micros(found["submitted"])
+    found["floor_ns"] = floor_us * 1000 if found["earliest_end"] is not None else None
+    found["services"] = len({name for names in levels["services"].to_pylist() for name in names})
+    return found
+
+
+def levels_of(levels: pa.Table) -> pa.Table:
+    """Return the counts of each level: `level`, `done`, `failed` or cancelled, and `open`."""
+    known = levels.filter(pc.is_valid(levels["level"]))
+    failed = pc.add(known["failed"], known["cancelled"])
+    is_open = pc.subtract(known["tasks"], pc.add(known["done"], failed))
+    columns = {"level": known["level"], "done": known["done"], "failed": failed, "open": is_open}
+    return pa.table(columns)
+
+
+def distributions_of(cells: pa.Table) -> pa.Table:
+    """Return the times of attempts by `service`, `phase` and `bin`."""
+    mine = cells.filter(pc.is_in(cells["kind"], pa.array(["wait", "queued", "run"])))
+    names = {"name": "service", "kind": "phase", "place": "bin"}
+    return mine.select(["name", "kind", "place", "count", "time_ns"]).rename_columns(
+        {**names, "count": "count", "time_ns": "time_ns"}
+    )
+
+
+def worker_runs_of(cells: pa.Table) -> pa.Table:
+    """Return the run time of each worker: `worker`, `run_ns`."""
+    mine = cells.filter(pc.equal(cells["kind"], "worker"))
+    return pa.table({"worker": mine["name"], "run_ns": mine["time_ns"]})
+
+
+def campaign_series(cells: pa.Table, width_ns: int) -> TimeSeries:
+    """Return the series of all tasks. Attempts that run are counted at their workers."""
+    steps = cells.filter(pc.equal(cells["kind"], "steps"))
+    work = cells.filter(pc.equal(cells["kind"], "work"))
+    nothing = pa.array([0] * len(work), pa.int64())
+    for name in ("finished", "failed"):
+        work = work.set_column(work.schema.get_field_index(name), name, nothing)
+    return over_time(_by_place(pa.concat_tables([steps, work])), width_ns)
+
+
+def worker_series(cells: pa.Table, width_ns: int) -> dict[str, TimeSeries]:
+    """Return the series of each worker."""
+    work = cells.filter(pc.equal(cells["kind"], "work"))
+    names = work["name"].unique().to_pylist()
+    return {
+        name: over_time(work.filter(pc.equal(work["name"], name)), width_ns)
+        for name in names
+        if name is not None
+    }
+
+
+def _by_place(cells: pa.Table) -> pa.Table:
+    names = ("finished", "failed", "depth", "running", "busy_ns")
+    summed = cells.group_by("place").aggregate([(name, "sum") for name in names])
+    return summed.rename_columns({"place": "place", **{f"{name}_sum": name for name in names}})
 
 
 def int_of(value: Any) -> int:  # noqa: ANN401  # a cell

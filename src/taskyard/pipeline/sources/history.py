@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from taskyard.core.apply import apply
 from taskyard.errors import JournalDamaged, UnusableFile, UnusableState, UserError
@@ -33,9 +35,10 @@ from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset, of_broker
 from taskyard.pipeline.layout import spark_read_path
 from taskyard.pipeline.share_runner import run_shares
 from taskyard.pipeline.store.location import Location
+from taskyard.pipeline.store.tables import TableStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -54,22 +57,58 @@ class HistoryFrames(msgspec.Struct, frozen=True):
     broker: str = ""
     directory: str = ""
 
+
+class HistoryFiles(msgspec.Struct, frozen=True):
+    """The files of one broker's history, found without Spark."""
+
+    #: As in the column `broker`.
+    broker: str
+    directory: str
+    #: History files of either kind, in order. None are needed beside `tables`.
+    events: list[Path] = []
+    edges: list[Path] = []
+    #: The last journal row that is included. 0 if there is none.
+    last: int = 0
+    #: The tables of `pipeline history`, if the directory has them.
+    tables: Path | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """The approximate size of the files to read."""
+        if self.tables is not None:
+            return size_bytes(self.tables)
+        return sum(path.stat().st_size for path in (*self.events, *self.edges))
+
+    def read(self, table: str) -> pa.Table:
+        """Read all rows of events or edges into memory."""
+        paths = self.events if table == EVENTS.name else self.edges
+        found = [parquet_file.read_table(path) for path in paths]
+        return pa.concat_tables([parquet_file.TABLES[table].empty_table(), *found])
+
     def campaigns(self) -> list[str]:
         """List the campaigns, "" for tasks outside any."""
-        submitted = self.events.where(f.col("kind") == "submitted")
-        named = submitted.select("campaign").distinct().toArrow()
-        return sorted(named.column("campaign").to_pylist())
+        found: set[str] = set()
+        for batch in _submissions(self):
+            submitted = batch.filter(pc.equal(batch["kind"], "submitted"))
+            found.update(pc.unique(submitted["campaign"]).to_pylist())
+        return sorted(found)
 
 
-def read_all(
-    spark: SparkSession, directories: Sequence[Path], scratch: Path, *, are_states: bool
-) -> list[HistoryFrames]:
-    """Read the histories of several brokers, each from a state or with `read_directory`."""
-    reader = read if are_states else read_directory
-    return [
-        reader(spark, directory, scratch / str(number))
-        for number, directory in enumerate(directories)
-    ]
+def _submissions(files: HistoryFiles) -> Iterator[pa.RecordBatch]:
+    """Read two columns of all events."""
+    names = ["kind", "campaign"]
+    for path in files.events:
+        yield from parquet_file.batches(path, names)
+    if files.tables is not None:
+        for path in TableStore.open(Location.parse(files.tables)).uris(EVENTS.name):
+            with pq.ParquetFile(path) as file:
+                yield from file.iter_batches(columns=names)
+
+
+def find_all(directories: Sequence[Path], scratch: Path, *, are_states: bool) -> list[HistoryFiles]:
+    """Find the histories of several brokers, each of a state or with `find_directory`."""
+    finder = find if are_states else find_directory
+    return [finder(one, scratch / str(number)) for number, one in enumerate(directories)]
 
 
 def require_distinct(directories: Sequence[Path]) -> None:
@@ -106,17 +145,28 @@ def labels(directories: Sequence[str]) -> list[str]:
     return [str(Path(*one)) for one in parts]
 
 
-def _of_broker(
-    directory: Path, events: DataFrame, edges: DataFrame, last: int = 0
-) -> HistoryFrames:
-    broker = broker_of(directory)
+def read(spark: SparkSession, state: Path, scratch: Path) -> HistoryFrames:
+    """Read the events and edges of a state: its history files, and the rows after them."""
+    return frames_of(spark, find(state, scratch), scratch)
+
+
+def frames_of(spark: SparkSession, files: HistoryFiles, scratch: Path) -> HistoryFrames:
+    """Read the events and edges of a history. Row files are first copied as Parquet."""
+    if files.tables is not None:
+        events, edges = (tables.read(spark, files.tables, one) for one in (EVENTS, EDGES))
+    else:
+        events, edges = _read_files(spark, files.events, files.edges, scratch)
     return HistoryFrames(
-        of_broker(events, broker), of_broker(edges, broker), last, broker, str(directory)
+        of_broker(events, files.broker),
+        of_broker(edges, files.broker),
+        files.last,
+        files.broker,
+        files.directory,
     )
 
 
-def read(spark: SparkSession, state: Path, scratch: Path) -> HistoryFrames:
-    """Read the events and edges of a state: its history files, and the rows after them."""
+def find(state: Path, scratch: Path) -> HistoryFiles:
+    """Find the files of a state. Rows after them are copied to `scratch`."""
     for attempt in range(1, _READ_TRIES_MAX + 1):
         try:
             whole = parts(state)
@@ -126,7 +176,7 @@ def read(spark: SparkSession, state: Path, scratch: Path) -> HistoryFrames:
                 raise
         else:
             places = [(state, whole), (scratch, [copied] if copied else [])]
-            return _of_broker(state, *_frames(spark, places, scratch))
+            return _files(state, places)
     raise AssertionError  # the last try raises
 
 
@@ -199,26 +249,21 @@ def export_tail(state: Path, whole: list[HistoryPart], scratch: Path) -> History
     return copied
 
 
-#: Events, edges, and the last journal row in them.
-_Frames = tuple[DataFrame, DataFrame, int]
-
-
-def _frames(
-    spark: SparkSession, places: list[tuple[Path, list[HistoryPart]]], scratch: Path
-) -> _Frames:
-    files: dict[str, list[Path]] = {"events": [], "edges": []}
+def _files(directory: Path, places: list[tuple[Path, list[HistoryPart]]]) -> HistoryFiles:
+    """Return the files of parts, which may be in several directories."""
+    found: dict[str, list[Path]] = {"events": [], "edges": []}
     last = 0
-    for directory, found in places:
-        for part in found:
+    for place, whole in places:
+        for part in whole:
             last = part.last
-            for table, path in part.paths(directory).items():
-                files[table].append(path)
-    return _read_files(spark, files["events"], files["edges"], scratch, last)
+            for table, path in part.paths(place).items():
+                found[table].append(path)
+    return HistoryFiles(broker_of(directory), str(directory), found["events"], found["edges"], last)
 
 
 def _read_files(
-    spark: SparkSession, events: list[Path], edges: list[Path], scratch: Path, last: int = 0
-) -> _Frames:
+    spark: SparkSession, events: list[Path], edges: list[Path], scratch: Path
+) -> tuple[DataFrame, DataFrame]:
     """Read history files of either kind. Row files are first copied as Parquet."""
     copies = {
         path: scratch / f"{path.stem}.{history.PARQUET}"
@@ -231,7 +276,6 @@ def _read_files(
     return (
         frame(spark, EVENTS, [copies.get(path, path) for path in events]),
         frame(spark, EDGES, [copies.get(path, path) for path in edges]),
-        last,
     )
 
 
@@ -255,27 +299,28 @@ def frame(spark: SparkSession, dataset: Dataset, files: list[Path]) -> DataFrame
 
 
 def read_directory(spark: SparkSession, directory: Path, scratch: Path) -> HistoryFrames:
-    """Read the history in a directory, without later rows of a journal.
+    """Read the history in a directory, without later rows of a journal."""
+    return frames_of(spark, find_directory(directory, scratch), scratch)
+
+
+def find_directory(directory: Path, _scratch: Path) -> HistoryFiles:
+    """Find the history in a directory, without later rows of a journal.
 
     It may be STATE, STATE/history, a copy of that, or the tables of `pipeline history`.
     """
     if tables.are_tables(directory):
-        events, edges = (tables.read(spark, directory, one) for one in (EVENTS, EDGES))
-        return HistoryFrames(
-            events, edges, 0, tables.broker_of(Location.parse(directory)), str(directory)
-        )
+        return HistoryFiles(broker_of(directory), str(directory), tables=directory)
     files = {table: _history_files(directory, table) for table in ("events", "edges")}
     if directory.name == history.FOLDER and files["events"]:
-        places = [(directory.parent, parts(directory.parent))]
-        return _of_broker(directory, *_frames(spark, places, scratch))
+        return _files(directory, [(directory.parent, parts(directory.parent))])
     if (directory / history.FOLDER).is_dir():
-        return _of_broker(directory, *_frames(spark, [(directory, parts(directory))], scratch))
+        return _files(directory, [(directory, parts(directory))])
     if not files["events"]:
         raise UnusableFile(
             f"{directory}: no history found (use the folder {history.FOLDER} of a state "
             "directory, or the output of `taskyard pipeline history`)"
         )
-    return _of_broker(directory, *_read_files(spark, files["events"], files["edges"], scratch))
+    return HistoryFiles(broker_of(directory), str(directory), files["events"], files["edges"])
 
 
 def _history_files(folder: Path, table: str) -> list[Path]:

@@ -1,18 +1,18 @@
 """The counts that prove the guarantees, from events and edges alone.
 
-Computed with joins and windows over the exported tables, independently of the scheduler and of the
-journal's own audit. A test compares the two. Tasks are counted by generation.
+Computed with a window and joins over the exported tables, independently of the scheduler, of the
+journal's own audit, and of the fold that makes the tables. A test compares the counts. Tasks are
+counted by generation.
 """
 
 from typing import Final
 
 import msgspec
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
-from taskyard.pipeline.fold.steps import ENDED
-
-_KEY: Final = ("campaign", "task", "generation")
+from taskyard.pipeline.fold.steps import ENDED, STATES
+from taskyard.pipeline.transforms.links import links
 
 
 class Guarantees(msgspec.Struct, frozen=True):
@@ -44,86 +44,140 @@ class Guarantees(msgspec.Struct, frozen=True):
 #: The counts of a history without tasks.
 NO_TASKS: Final = Guarantees(*(0 for _ in msgspec.structs.fields(Guarantees)))
 
+#: Columns of a name's generations that the counts need.
+_GENERATION: Final = (
+    *("submitted_record", "state", "is_timed", "worker", "last_record", "done_record", "leases"),
+)
 
-def task_ends(known: DataFrame, lost_rows: DataFrame) -> DataFrame:
-    """Count tasks by `end`: their final state, or the reason why they have none."""
-    marked = lost_rows.withColumn("is_lost", f.lit(1))
-    marked_tasks = known.join(marked, on=list(_KEY), how="left")
-    end = (
-        f.when(f.col("is_lost").isNotNull(), "lost")
-        .when(f.col("state").isin(*ENDED), f.col("state"))
-        .when(f.col("is_behind_failure"), "blocked_behind_failure")
-        .otherwise("unfinished")
+
+#: A record that no journal reaches.
+_NEVER: Final = (1 << 63) - 1
+
+
+def names(events: DataFrame) -> DataFrame:
+    """Collect all generations of each name: one row for each `task`.
+
+    `generations` is in the order of submission. `repeats` counts completions after the first of a
+    generation, `unknown` campaigns in which the name was never submitted, and `stale` refused
+    reports.
+    """
+    found = _generations(events)
+    known = f.when(f.col("generation") > 0, f.struct(*_GENERATION))
+    is_unknown = (f.col("generation") == 0) & (f.col("steps") > 0)
+    return found.groupBy("task").agg(
+        f.sort_array(f.collect_list(known)).alias("generations"),
+        f.sum(f.greatest(f.col("finished") - 1, f.lit(0))).alias("repeats"),
+        f.count_if(is_unknown).alias("unknown"),
+        f.sum("stale").alias("stale"),
     )
-    return marked_tasks.groupBy(end.alias("end")).count().select("end", "count")
 
 
-def lost_tasks(
-    events: DataFrame, task_steps: DataFrame, known: DataFrame, link_rows: DataFrame
-) -> DataFrame:
-    """Find the tasks that can never end."""
-    is_open = ~f.col("state").isin(*ENDED)
-    newest = f.max("submitted_record").over(Window.partitionBy("task"))
-    replaced = known.withColumn("newest", newest).where(
-        is_open & (f.col("submitted_record") < f.col("newest"))
+def _generations(events: DataFrame) -> DataFrame:
+    """Summarize the steps of each generation. Steps before the first submission are number 0."""
+    kind, record = f.col("kind"), f.col("record")
+    way = Window.partitionBy("campaign", "task").orderBy("record", kind == "ready")
+    so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    is_step, is_submission = kind != "stale", kind == "submitted"
+    chosen = events.where(kind.isin(*STATES, "stale"))
+    numbered = chosen.select(
+        *("campaign", "task", "record", "kind", "worker", "due"),
+        f.sum(is_submission.cast("long")).over(so_far).alias("generation"),
     )
-    blocked = known.where(f.col("state") == "BLOCKED")
-    forgotten = blocked.join(
-        _with_unfinished_dependency(known, link_rows), on=list(_KEY), how="left_anti"
+    last = f.when(is_step, f.struct(record, kind == "ready"))
+    return numbered.groupBy("campaign", "task", "generation").agg(
+        f.max(f.when(is_submission, record)).alias("submitted_record"),
+        f.max(f.col("due").isNotNull() & is_submission).alias("is_timed"),
+        _state(f.max_by(kind, last)).alias("state"),
+        f.max_by("worker", last).alias("worker"),
+        f.max(f.when(is_step, record)).alias("last_record"),
+        f.min(f.when(kind == "finished", record)).alias("done_record"),
+        f.collect_list(f.when(kind == "leased", record)).alias("leases"),
+        f.count_if(kind == "finished").alias("finished"),
+        f.count_if(is_step).alias("steps"),
+        f.count_if(~is_step).alias("stale"),
     )
-    leavings = events.where(f.col("kind") == "worker_left")
-    left = leavings.groupBy("worker").agg(f.max("record").alias("left_record"))
-    is_held = (f.col("kind") == "leased") & f.col("next_kind").isNull()
-    held = task_steps.where(is_held & (f.col("generation") > 0))
-    orphaned = held.join(left, on="worker", how="inner").where(
-        f.col("record") < f.col("left_record")
+
+
+def _state(kind: Column) -> Column:
+    pairs = [f.lit(word) for pair in STATES.items() for word in pair]
+    return f.create_map(*pairs)[kind]
+
+
+def task_counts(found: DataFrame, events: DataFrame) -> DataFrame:
+    """Count the tasks of all names in one row, by how they ended.
+
+    `blocked` and `held` are newest generations: blocked without a due time, and leased to a worker
+    that has left. `replaced` ones were open when their name was submitted again.
+    """
+    generations = f.col("generations")
+    newest = f.try_element_at(generations, f.lit(-1))
+    leaves = events.where(f.col("kind") == "worker_left").groupBy("worker")
+    left = leaves.agg(f.max("record").alias("left_record"))
+    joined = found.withColumn("worker", newest["worker"]).join(left, on="worker", how="left")
+    is_held = (newest["state"] == "LEASED") & (newest["last_record"] < f.col("left_record"))
+
+    def count(*states: str) -> Column:
+        return f.sum(f.size(f.filter(generations, lambda one: one["state"].isin(*states))))
+
+    earlier = f.slice(generations, f.lit(1), f.greatest(f.size(generations) - 1, f.lit(0)))
+    replaced = f.size(f.filter(earlier, lambda one: ~one["state"].isin(*ENDED)))
+    return joined.agg(
+        f.sum(f.size(generations)).alias("submitted"),
+        count("DONE").alias("done"),
+        count("FAILED").alias("failed"),
+        count("CANCELLED").alias("cancelled"),
+        f.sum(replaced).alias("replaced"),
+        f.count_if(_is_blocked(newest)).alias("blocked"),
+        f.count_if(is_held).alias("held"),
+        *(f.sum(name).alias(name) for name in ("repeats", "unknown", "stale")),
+    ).select("*")
+
+
+def dependency_counts(found: DataFrame, edges: DataFrame) -> DataFrame:
+    """Count over all edges, in one row.
+
+    `broken` are leases after an edge was added and before its dependency was done. `waiting` are
+    newest generations that are blocked by a dependency that is not done or not known.
+    """
+    resolved = links(found, edges)
+    one, newest, after = f.col("waiting"), f.col("newest"), f.col("before")
+    is_newest = one["submitted_record"] == newest["submitted_record"]
+    done_record = f.coalesce(after["done_record"], f.lit(_NEVER))
+    too_early = f.filter(
+        one["leases"], lambda leased: (leased > f.col("record")) & (leased < done_record)
     )
-    every = [frame.select(*_KEY) for frame in (replaced, forgotten, orphaned)]
-    return every[0].union(every[1]).union(every[2]).distinct().select(*_KEY)
+    is_done = after["state"].eqNullSafe("DONE")
+    is_waiting = is_newest & _is_blocked(newest) & ~is_done
+    return resolved.agg(
+        f.coalesce(f.sum(f.size(too_early)), f.lit(0)).alias("broken"),
+        f.count_distinct(f.when(is_waiting, f.col("task"))).alias("waiting"),
+    ).select("*")
 
 
-def _with_unfinished_dependency(known: DataFrame, link_rows: DataFrame) -> DataFrame:
-    """Find tasks that wait for a task that is not done or not known."""
-    others = known.select(
-        *(f.col(name).alias(f"after_{name}") for name in ("campaign", "generation")),
-        f.col("task").alias("after"),
-        f.col("state").alias("after_state"),
+def _is_blocked(generation: Column) -> Column:
+    """Return whether a generation is blocked by dependencies. With a due time it may be delayed."""
+    return (generation["state"] == "BLOCKED") & ~generation["is_timed"]
+
+
+def counted(row: dict[str, int | None], blocked_behind_failure: int) -> Guarantees:
+    """Return the guarantees from the rows of `task_counts` and `dependency_counts` as one.
+
+    Tasks blocked by a failure can only be found by a walk along the edges, so the caller gives
+    their number.
+    """
+    count = {name: value or 0 for name, value in row.items()}
+    ended = count["done"] + count["failed"] + count["cancelled"]
+    lost = count["replaced"] + count["held"] + count["blocked"] - count["waiting"]
+    return Guarantees(
+        submitted=count["submitted"],
+        done=count["done"],
+        failed=count["failed"],
+        cancelled=count["cancelled"],
+        blocked_behind_failure=blocked_behind_failure,
+        unfinished=count["submitted"] - ended - lost - blocked_behind_failure,
+        lost=lost,
+        completed_twice=count["repeats"],
+        dependencies_broken=count["broken"],
+        unknown=count["unknown"],
+        stale_refused=count["stale"],
     )
-    both = link_rows.join(others, on=["after_campaign", "after", "after_generation"], how="left")
-    return both.where(~f.col("after_state").eqNullSafe("DONE")).select(*_KEY).distinct()
-
-
-def repeated_completions(task_steps: DataFrame) -> DataFrame:
-    """Find all completions of a task after its first."""
-    way = Window.partitionBy(*_KEY).orderBy("record")
-    finished = task_steps.where(f.col("kind") == "finished")
-    numbered = finished.withColumn("number", f.row_number().over(way))
-    return numbered.where(f.col("number") > 1).select(*_KEY, "record")
-
-
-def broken_dependencies(task_steps: DataFrame, link_rows: DataFrame) -> DataFrame:
-    """Find leases that came after an edge was added and before its dependency was done."""
-    done = (
-        task_steps.where(f.col("kind") == "finished")
-        .groupBy(*_KEY)
-        .agg(f.min("record").alias("done_record"))
-    )
-    others = done.select(
-        f.col("campaign").alias("after_campaign"),
-        f.col("task").alias("after"),
-        f.col("generation").alias("after_generation"),
-        "done_record",
-    )
-    awaited = link_rows.join(others, on=["after_campaign", "after", "after_generation"], how="left")
-    leases = task_steps.where(f.col("kind") == "leased").select(
-        *_KEY, f.col("record").alias("leased_record")
-    )
-    pairs = awaited.join(leases, on=list(_KEY), how="inner")
-    is_too_early = f.col("done_record").isNull() | (f.col("done_record") > f.col("leased_record"))
-    broken = pairs.where((f.col("record") < f.col("leased_record")) & is_too_early)
-    return broken.select(*_KEY, "after", "leased_record")
-
-
-def unknown_tasks(task_steps: DataFrame) -> DataFrame:
-    """Find tasks that have steps but no submission."""
-    return task_steps.where(f.col("generation") == 0).select("campaign", "task").distinct()

@@ -5,6 +5,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
+from taskyard.pipeline.fold.steps import STATES
+
 #: Bins on a logarithmic time axis, for each factor of ten.
 BINS_PER_DECADE: Final = 8
 
@@ -18,47 +20,133 @@ REASONS_MAX: Final = 12
 _REASON_CHARACTERS_MAX: Final = 120
 
 
-def distributions(attempts: DataFrame) -> DataFrame:
-    """Count attempts by time: waiting, queued inside their workers, and running.
-
-    Columns: `service`, `phase`, `bin`, `count`, and the sum `time_ns`.
-    """
-    phases = f.array(*map(f.lit, ("wait", "queued", "run")))
-    times = attempts.select(
-        "service",
-        f.explode(f.map_from_arrays(phases, f.array("wait_ns", "queued_ns", "run_ns"))).alias(
-            "phase", "time_ns"
-        ),
-    ).where(f.col("time_ns").isNotNull())
-    long_enough = f.greatest(f.col("time_ns"), f.lit(TIME_NS_MIN))
-    place = f.floor(f.log10(long_enough) * BINS_PER_DECADE).cast("long")
-    return (
-        times.groupBy("service", "phase", place.alias("bin"))
-        .agg(f.count(f.lit(1)).alias("count"), f.sum("time_ns").alias("time_ns"))
-        .select("service", "phase", "bin", "count", "time_ns")
-    )
+#: Numbers that are added up by kind, name and place. Each kind of cell uses some of them.
+AMOUNTS: Final = ("count", "time_ns", "finished", "failed", "depth", "running", "busy_ns")
 
 
-def interval_sums(
-    deltas: DataFrame, began_ns: int, width_ns: int, by: tuple[str, ...]
+def cells(
+    task_steps: DataFrame, attempts: DataFrame, began_ns: int, width_ns: int, *, by_worker: bool
 ) -> DataFrame:
-    """Add up deltas by interval, counted from the beginning.
+    """Add up all that the charts show of attempts and steps, in one pass.
 
-    `depth` and `running` are changes, and `busy_ns` is their effect on their own interval.
-    `over_time` of the report accumulates them.
+    The kinds of cells, with their `name` and `place`:
+
+    - `wait`, `queued`, `run`: `count` and `time_ns` of attempts by service and bin.
+    - `worker`: the run time of each worker, as `time_ns`.
+    - `work`: `finished`, `failed`, and changes of `running` by worker and interval. `busy_ns` is
+      the effect of a change on its own interval.
+    - `steps`: `finished`, `failed`, and changes of `depth` by interval.
     """
-    at_ns = f.greatest(f.col("at_ns") - began_ns, f.lit(0))
-    place = f.floor(at_ns / width_ns).cast("long")
-    rest_ns = (place + 1) * width_ns - at_ns
-    counts = ("finished", "failed", "depth", "running")
+    interval = _Interval(began_ns, width_ns)
+    made = _attempt_cells(attempts, interval, by_worker=by_worker)
     return (
-        deltas.groupBy(*by, place.alias("place"))
-        .agg(
-            *(f.sum(name).alias(name) for name in counts),
-            f.sum(f.col("running") * rest_ns).cast("long").alias("busy_ns"),
-        )
-        .select(*by, "place", *counts, "busy_ns")
+        made.unionByName(_step_cells(task_steps, interval))
+        .groupBy("kind", "name", "place")
+        .agg(*(f.sum(name).alias(name) for name in AMOUNTS))
+        .select("kind", "name", "place", *AMOUNTS)
     )
+
+
+def steps(events: DataFrame) -> DataFrame:
+    """Select the events that move tasks. `last_kind` is null for the first step of a name.
+
+    If `due`, `expired` and `retried` make a task ready, a `ready` event of the same record follows.
+    """
+    way = Window.partitionBy("broker", "campaign", "task").orderBy(
+        "record", f.col("kind") == "ready"
+    )
+    moves = events.where(f.col("kind").isin(*STATES))
+    return moves.select("time_ns", "kind", f.lag("kind").over(way).alias("last_kind"))
+
+
+class _Interval:
+    """Intervals of one width, counted from the beginning."""
+
+    def __init__(self, began_ns: int, width_ns: int) -> None:
+        self._began_ns, self._width_ns = began_ns, width_ns
+
+    def place(self, at_ns: Column) -> Column:
+        since_ns = f.greatest(at_ns - self._began_ns, f.lit(0))
+        return f.floor(since_ns / self._width_ns)
+
+    def rest_ns(self, at_ns: Column) -> Column:
+        """Return the time from a moment to the end of its interval."""
+        since_ns = f.greatest(at_ns - self._began_ns, f.lit(0))
+        return (self.place(at_ns) + 1) * self._width_ns - since_ns
+
+
+def _cell(kind: str, name: Column, place: Column, **amounts: Column) -> Column:
+    nothing = f.lit(0)
+    return f.struct(
+        f.lit(kind).alias("kind"),
+        name.alias("name"),
+        place.cast("long").alias("place"),
+        *(amounts.get(one, nothing).cast("long").alias(one) for one in AMOUNTS),
+    )
+
+
+def _attempt_cells(attempts: DataFrame, interval: _Interval, *, by_worker: bool) -> DataFrame:
+    """Return the cells of each attempt: its times, and its start and its end at its worker."""
+    outcome, run_ns = f.col("outcome"), f.col("run_ns")
+    start_ns = f.col("leased_ns") + f.coalesce("queued_ns", f.lit(0))
+    end_ns = f.coalesce(start_ns + run_ns, f.unix_micros("settled") * 1000, start_ns)
+    # An open attempt may be running. A lost one counts as not running.
+    running = (run_ns.isNotNull() | outcome.isNull()).cast("long")
+    name = f.col("worker") if by_worker else f.lit("")
+    begun = _cell(
+        "work",
+        name,
+        interval.place(start_ns),
+        running=running,
+        busy_ns=running * interval.rest_ns(start_ns),
+    )
+    ended = _cell(
+        "work",
+        name,
+        interval.place(end_ns),
+        finished=outcome == "finished",
+        failed=outcome == "failed",
+        running=-running,
+        busy_ns=-running * interval.rest_ns(end_ns),
+    )
+    of_worker = _cell("worker", f.col("worker"), f.lit(0), time_ns=f.coalesce(run_ns, f.lit(0)))
+    every = [
+        *(_time_cell(phase) for phase in ("wait", "queued", "run")),
+        of_worker,
+        begun,
+        f.when(outcome.isNotNull(), ended),
+    ]
+    made = attempts.select(f.explode(f.array(*every)).alias("cell"))
+    return made.where(f.col("cell").isNotNull()).select("cell.*")
+
+
+def _time_cell(phase: str) -> Column:
+    """Return the cell of a time on a logarithmic axis, null if the time is unknown."""
+    time_ns = f.col(f"{phase}_ns")
+    long_enough = f.greatest(time_ns, f.lit(TIME_NS_MIN))
+    place = f.floor(f.log10(long_enough) * BINS_PER_DECADE)
+    cell = _cell(phase, f.col("service"), place, count=f.lit(1), time_ns=time_ns)
+    return f.when(time_ns.isNotNull(), cell)
+
+
+def _step_cells(task_steps: DataFrame, interval: _Interval) -> DataFrame:
+    kind = f.col("kind")
+    cell = _cell(
+        "steps",
+        f.lit(""),
+        interval.place(f.col("time_ns")),
+        finished=kind == "finished",
+        failed=kind.isin("failed", "aged"),
+        depth=_change("READY"),
+    )
+    return task_steps.select(cell.alias("cell")).select("cell.*")
+
+
+def _change(state: str) -> Column:
+    """Return the change that a step makes to the number of tasks in a state."""
+    kinds = [kind for kind, after in STATES.items() if after == state]
+    was = f.coalesce(f.col("last_kind").isin(*kinds).cast("long"), f.lit(0))
+    return f.col("kind").isin(*kinds).cast("long") - was
 
 
 def lanes(attempts: DataFrame) -> DataFrame:
@@ -104,12 +192,6 @@ def lanes(attempts: DataFrame) -> DataFrame:
     )
 
 
-def runs_by_worker(attempts: DataFrame) -> DataFrame:
-    """Add up the run time of each worker: `worker`, `run_ns`."""
-    summed = attempts.groupBy("worker").agg(f.sum("run_ns").alias("run_ns"))
-    return summed.select("worker", "run_ns")
-
-
 def setbacks(attempts: DataFrame) -> DataFrame:
     """Count unsuccessful attempts by `reason`: `retried`, `failed`, or `lost` with their worker.
 
@@ -143,40 +225,34 @@ def _first_line() -> Column:
 
 
 def levels(tasks: DataFrame) -> DataFrame:
-    """Count tasks by level of the graph and by state."""
+    """Summarize the tasks of each level of the graph: counts, first and last times, sums.
+
+    The null level has tasks of a cycle. `totals` of the report adds the levels up.
+    """
     state = f.col("state")
     return (
-        tasks.where(f.col("level").isNotNull())
-        .groupBy("level")
+        tasks.groupBy("level")
         .agg(
+            f.count(f.lit(1)).alias("tasks"),
             f.count_if(state == "DONE").alias("done"),
-            f.count_if(state.isin("FAILED", "CANCELLED")).alias("failed"),
-            f.count_if(~state.isin("DONE", "FAILED", "CANCELLED")).alias("open"),
+            f.count_if(state == "FAILED").alias("failed"),
+            f.count_if(state == "CANCELLED").alias("cancelled"),
+            f.count_if("is_behind_failure").alias("blocked"),
+            f.count_if(f.col("lane") != "").alias("laned"),
+            *(f.sum(name).alias(name) for name in ("attempts", "failures", "losses")),
+            *(f.sum(name).alias(name) for name in ("wait_ns", "run_ns")),
+            f.min("submitted").alias("submitted"),
+            f.max("ended").alias("ended"),
+            f.max("earliest_end").alias("earliest_end"),
+            f.max("waits_for").alias("waits_for"),
+            f.collect_set("service").alias("services"),
         )
-        .select("level", "done", "failed", "open")
+        .select("*")
     )
 
 
-def totals(tasks: DataFrame) -> DataFrame:
-    """Summarize all tasks in one row: counts, first and last times, sums."""
-    state = f.col("state")
-    return tasks.agg(
-        f.count(f.lit(1)).alias("tasks"),
-        f.count_if(state == "DONE").alias("done"),
-        f.count_if(state == "FAILED").alias("failed"),
-        f.count_if(state == "CANCELLED").alias("cancelled"),
-        f.count_if("is_behind_failure").alias("blocked"),
-        f.sum("attempts").alias("attempts"),
-        f.sum("failures").alias("failures"),
-        f.sum("losses").alias("losses"),
-        f.min("submitted").alias("submitted"),
-        f.max("ended").alias("ended"),
-        f.sum("wait_ns").alias("wait_ns"),
-        f.sum("run_ns").alias("run_ns"),
-        # The least time with any number of workers.
-        ((f.max(f.unix_micros("earliest_end")) - f.min(f.unix_micros("submitted"))) * 1000).alias(
-            "floor_ns"
-        ),
-        f.max("waits_for").alias("waits_for"),
-        f.count_distinct("service").alias("services"),
-    ).select("*")
+def blocked_names(tasks: DataFrame) -> DataFrame:
+    """Find the names whose newest task is blocked by a failed one."""
+    newest = f.max_by("is_behind_failure", "submitted_record")
+    names = tasks.groupBy("task").agg(newest.alias("is_blocked"))
+    return names.where("is_blocked").select("task")

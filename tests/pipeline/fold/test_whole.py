@@ -1,30 +1,27 @@
-"""Attempts, tasks, workers, critical path and guarantees of hand-written histories."""
+"""All tables of hand-written histories: attempts, tasks, workers and critical path."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from compare_fold import differences, fold_tables
-from taskyard.pipeline.datasets import ATTEMPTS, CRITICAL_PATH, TASKS, WORKERS
-from taskyard.pipeline.placement import tasks_from_steps
-from taskyard.pipeline.session import cache
-from taskyard.pipeline.transforms.guarantees import Guarantees
-from taskyard.pipeline.transforms.links import links
-from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
-from taskyard.pipeline.transforms.tasks import critical_path
-from taskyard.pipeline.transforms.workers import workers
-from tests.pipeline.scenarios import SECOND_NS, START_NS, EventLog, at, guarantees, measured
+from taskyard.pipeline.fold import schemas
+from taskyard.pipeline.fold.links import links
+from taskyard.pipeline.fold.whole import fold_whole
+from tests.pipeline.event_log import SECOND_NS, START_NS, EventLog, at, measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import SparkSession
-
+    import pyarrow as pa
 
 Rows = list[tuple[Any, ...]]
+
+#: Columns of an attempt but its broker.
+_NAMES = schemas.ATTEMPTS.names[1:]
 
 #: The histories of this file, by campaign. All are computed together for the first test.
 SCENARIOS: dict[str, Callable[[EventLog], None]] = {}
@@ -36,30 +33,30 @@ def scenario(write: Callable[[EventLog], None]) -> Callable[[EventLog], None]:
 
 
 class Computed:
-    """The tables of all histories, computed at once."""
+    """The tables of all histories, folded at once."""
 
-    def __init__(self, spark: SparkSession) -> None:
-        numbers = count(1)
-        self.whole = EventLog()
+    def __init__(self) -> None:
+        numbers, whole = count(1), EventLog()
         for name, write in SCENARIOS.items():
             one = EventLog(name, numbers)
             write(one)
-            self.whole.events += one.events
-            self.whole.edges += one.edges
-        events, edges = self.whole.frames(spark)
-        task_steps = cache(steps(events))
-        made = cache(ATTEMPTS.check(attempts_from_steps(task_steps)))
-        known = cache(TASKS.check(tasks_from_steps(task_steps, edges)))
+            whole.events += one.events
+            whole.edges += one.edges
+        events, edges = whole.tables()
+        folded = fold_whole(events, edges, "broker")
         self._tables = {
-            "attempts": made.collect(),
-            "tasks": known.collect(),
-            "links": links(known, edges).collect(),
-            "workers": WORKERS.check(workers(events, made)).collect(),
-            "paths": CRITICAL_PATH.check(critical_path(known)).collect(),
+            "attempts": _plain_rows(folded.attempts),
+            "tasks": _plain_rows(folded.tasks),
+            "workers": _plain_rows(folded.workers),
+            "paths": _plain_rows(folded.critical_path),
         }
-
-    def all_rows(self, table: str) -> list[dict[str, Any]]:
-        return [row.asDict() for row in self._tables[table]]
+        pairs = links(folded.tasks, edges)
+        tasks = self._tables["tasks"]
+        #: Both ends of each edge between known tasks.
+        self.links = [
+            (tasks[one], tasks[other])
+            for one, other in zip(pairs.waiting.tolist(), pairs.before.tolist(), strict=True)
+        ]
 
     def attempts(self, campaign: str, *columns: str) -> Rows:
         return self.rows("attempts", campaign, "task", "attempt", *columns)
@@ -75,10 +72,26 @@ class Computed:
         found = [row for row in self._tables[table] if row["campaign"] == campaign]
         return sorted(tuple(row[name] for name in columns) for row in found)
 
+    def linked(self, campaign: str, column: str) -> Rows:
+        """Return each task with the task it waits for, and a column of that."""
+        found = [pair for pair in self.links if pair[0]["campaign"] == campaign]
+        return sorted((one["task"], other["task"], other[column]) for one, other in found)
+
+
+def _plain_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return rows with times without a zone, as the log's clock has them."""
+    return [
+        {
+            name: value.replace(tzinfo=None) if isinstance(value, datetime) else value
+            for name, value in row.items()
+        }
+        for row in table.to_pylist()
+    ]
+
 
 @pytest.fixture(scope="module")
-def computed(small_spark: SparkSession) -> Computed:
-    return Computed(small_spark)
+def computed() -> Computed:
+    return Computed()
 
 
 @scenario
@@ -88,8 +101,8 @@ def plain(log: EventLog) -> None:
 
 
 def test_attempt_has_all_its_times(computed: Computed) -> None:
-    (found,) = computed.rows("attempts", "plain", *ATTEMPTS.names)
-    assert dict(zip(ATTEMPTS.names, found, strict=True)) == {
+    (found,) = computed.rows("attempts", "plain", *_NAMES)
+    assert dict(zip(_NAMES, found, strict=True)) == {
         "campaign": "plain", "task": "a", "name": "a", "generation": 1, "attempt": 1,
         "service": "exec", "lane": "", "priority": 0, "worker": "w", "dialect": "native",
         "submitted": at(0), "ready": at(0), "leased": at(2), "settled": at(5.5), "leased_record": 2,
@@ -252,7 +265,7 @@ def test_each_generation_of_a_name_is_a_task(computed: Computed) -> None:
         ("b", 1, "READY", None, 0, 1),
         ("c", 1, "READY", None, 0, 1),
     ]
-    assert computed.rows("links", "generations", "task", "after", "after_generation") == [
+    assert computed.linked("generations", "generation") == [
         ("b", "a", 1),
         ("c", "a", 2),
     ]
@@ -277,9 +290,7 @@ def test_name_may_be_reused_in_another_campaign(computed: Computed) -> None:
     ]
     assert computed.tasks("next_campaign", "waits_for", "level") == [("y", 1, 1, 1)]
     for campaign in ("first_campaign", "next_campaign"):
-        assert computed.rows("links", campaign, "task", "after_campaign") == [
-            ("y", "first_campaign")
-        ]
+        assert computed.linked(campaign, "campaign") == [("y", "x", "first_campaign")]
 
 
 @scenario
@@ -403,66 +414,17 @@ def test_stay_ends_when_the_worker_leaves_or_its_process_changes(computed: Compu
     ]
 
 
-def test_fold_makes_the_same_tables(computed: Computed) -> None:
-    folded = fold_tables(*computed.whole.tables()).by_name
-    for table, of_fold in (
-        ("attempts", "attempts"),
-        ("tasks", "tasks"),
-        ("workers", "workers"),
-        ("paths", "critical_path"),
+@scenario
+def exact(log: EventLog) -> None:
+    log.join(0, "exact", slots=2)
+    for name, leased_ns, ended_ns in (
+        ("a", 1_700, 4_300),
+        ("b", 4_100, 9_950),
+        ("c", 20_001, 20_002),
     ):
-        old, new = computed.all_rows(table), folded[of_fold].to_pylist()
-        assert old
-        assert differences(of_fold, old, new) == []
-    old = computed.all_rows("paths")
-    first = old[0]
-    for column in first:
-        assert differences("critical_path", [first], [first | {column: "changed"}]), column
-    assert len(differences("critical_path", old, old[1:])) == 1
+        log.submit(0, name)
+        log.run(name, leased_ns / 1e9, ended_ns / 1e9, "exact")
 
 
-def test_guarantees_hold_in_correct_histories(small_spark: SparkSession) -> None:
-    """A running second generation does not block a task that waited for the first one."""
-    log = EventLog()
-    diamond(log)
-    log.submit(40, "e", "a")
-    log.ready(40, "e", "submitted")
-    log.submit(41, "a")
-    log.lease(42, "a")
-    log.run("e", 43, 44)
-    found = guarantees(*log.frames(small_spark))
-    assert found == Guarantees(
-        submitted=6, done=5, failed=0, cancelled=0, blocked_behind_failure=0, unfinished=1, lost=0,
-        completed_twice=0, dependencies_broken=0, unknown=0, stale_refused=0,
-    )  # fmt: skip
-    assert found.is_clean
-
-
-def test_every_broken_guarantee_is_found(small_spark: SparkSession) -> None:
-    log = EventLog()
-    log.join(0, "w")
-    log.submit(0, "twice")
-    log.run("twice", 1, 2)
-    log.finish(3, "twice")
-    log.submit(3, "early", "late")
-    log.submit(3, "late")
-    log.run("early", 4, 5)
-    log.run("late", 6, 7)
-    log.submit(8, "forgotten", "late")
-    log.submit(8, "replaced")
-    log.submit(9, "replaced")
-    log.submit(9, "orphan")
-    log.lease(10, "orphan")
-    log.add(11, "worker_left", worker="w")
-    log.lease(12, "stranger")
-    log.add(13, "stale", "twice", attempt=1, campaign=None)
-    found = guarantees(*log.frames(small_spark))
-    assert found == Guarantees(
-        submitted=7, done=3, failed=0, cancelled=0, blocked_behind_failure=0, unfinished=1, lost=3,
-        completed_twice=1, dependencies_broken=1, unknown=1, stale_refused=1,
-    )  # fmt: skip
-    assert not found.is_clean
-
-
-def test_empty_history_has_no_tasks(small_spark: SparkSession) -> None:
-    assert guarantees(*EventLog().frames(small_spark)).submitted == 0
+def test_busy_time_of_a_worker_is_exact(computed: Computed) -> None:
+    assert computed.workers("exact", "busy_ns") == [((9_950 - 1_700) + 1,)]

@@ -1,0 +1,59 @@
+"""Guarantees of hand-written histories, counted from events and edges alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.pipeline.transforms.guarantees import Guarantees
+from tests.pipeline.fold.test_whole import diamond
+from tests.pipeline.scenarios import EventLog, guarantees
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_guarantees_hold_in_correct_histories(small_spark: SparkSession) -> None:
+    """A running second generation does not block a task that waited for the first one."""
+    log = EventLog()
+    diamond(log)
+    log.submit(40, "e", "a")
+    log.ready(40, "e", "submitted")
+    log.submit(41, "a")
+    log.lease(42, "a")
+    log.run("e", 43, 44)
+    found = guarantees(small_spark, *log.tables())
+    assert found == Guarantees(
+        submitted=6, done=5, failed=0, cancelled=0, blocked_behind_failure=0, unfinished=1, lost=0,
+        completed_twice=0, dependencies_broken=0, unknown=0, stale_refused=0,
+    )  # fmt: skip
+    assert found.is_clean
+
+
+def test_every_broken_guarantee_is_found(small_spark: SparkSession) -> None:
+    log = EventLog()
+    log.join(0, "w")
+    log.submit(0, "twice")
+    log.run("twice", 1, 2)
+    log.finish(3, "twice")
+    log.submit(3, "early", "late")
+    log.submit(3, "late")
+    log.run("early", 4, 5)
+    log.run("late", 6, 7)
+    log.submit(8, "forgotten", "late")
+    log.submit(8, "replaced")
+    log.submit(9, "replaced")
+    log.submit(9, "orphan")
+    log.lease(10, "orphan")
+    log.add(11, "worker_left", worker="w")
+    log.lease(12, "stranger")
+    log.add(13, "stale", "twice", attempt=1, campaign=None)
+    found = guarantees(small_spark, *log.tables())
+    assert found == Guarantees(
+        submitted=7, done=3, failed=0, cancelled=0, blocked_behind_failure=0, unfinished=1, lost=3,
+        completed_twice=1, dependencies_broken=1, unknown=1, stale_refused=1,
+    )  # fmt: skip
+    assert not found.is_clean
+
+
+def test_empty_history_has_no_tasks(small_spark: SparkSession) -> None:
+    assert guarantees(small_spark, *EventLog().tables()).submitted == 0
