@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
+from taskyard.pipeline.jobs.broker_tables import frame_of_rows
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.pipeline.fold.test_whole import diamond
 from tests.pipeline.scenarios import EventLog, guarantees
@@ -57,3 +60,11 @@ def test_every_broken_guarantee_is_found(small_spark: SparkSession) -> None:
 
 def test_empty_history_has_no_tasks(small_spark: SparkSession) -> None:
     assert guarantees(small_spark, *EventLog().tables()).submitted == 0
+
+
+def test_rows_after_an_empty_chunk_are_in_the_frame(small_spark: SparkSession) -> None:
+    """Tables of the fold have one: no attempt is open. Spark would stop there."""
+    chunks = [pa.table({"x": pa.array(rows, pa.int64())}) for rows in ([1, 2], [], [3])]
+    whole = pa.concat_tables(chunks)
+    assert whole.column("x").num_chunks == 3
+    assert frame_of_rows(small_spark, whole).toArrow()["x"].to_pylist() == [1, 2, 3]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
@@ -28,18 +29,21 @@ from taskyard.journal.reader import JournalReader
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import CRITICAL_PATH, TASKS
+from taskyard.pipeline.fold.whole import fold_whole
 from taskyard.pipeline.jobs import history as history_job
 from taskyard.pipeline.jobs import report
 from taskyard.pipeline.report import charts, page, summary
 from taskyard.pipeline.report.format import format_duration, shorten_name
 from taskyard.pipeline.report.headline import lower_bound_ns, page_of
 from taskyard.pipeline.report.page import Page, Section, Table
+from taskyard.pipeline.report.stays import with_work_of
 from taskyard.pipeline.report.summary import BrokerSummary, ReportSummary
 from taskyard.pipeline.sources import history
 from taskyard.pipeline.transforms.guarantees import NO_TASKS
 from tests.journal.scenarios import BEGIN_NS, WritingYard
 from tests.kit.processes import campaign, run_here
 from tests.pipeline.browser import Opened, opened
+from tests.pipeline.event_log import EventLog
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -339,6 +343,33 @@ def test_chart_without_data_is_replaced_by_a_sentence() -> None:
     assert "No dependencies between tasks." in text
     assert "Every attempt succeeded." in text
     assert "No named lanes: every task was in the open lane" in text
+
+
+def test_stay_counts_the_work_of_one_campaign_only() -> None:
+    log, other = EventLog("mine"), EventLog("other")
+    log.join(0, "w", slots=2)
+    for task, began in (("a", 1), ("b", 2), ("c", 10)):
+        log.submit(0, task)
+        log.run(task, began, began + 3)
+    log.add(20, "worker_left", worker="w", reason="left")
+    log.join(30, "w", incarnation=2)
+    other.events, other._numbers = log.events, log._numbers  # noqa: SLF001  # one journal
+    other.submit(30, "d")
+    other.run("d", 31, 35)
+    events, edges = log.tables()
+    folded = fold_whole(events, edges, "broker")
+    work = ("attempts", "finished", "run_ns", "busy_ns", "stay_ns", "utilisation")
+
+    def rows(campaign: str) -> list[tuple[float, ...]]:
+        mine = folded.attempts.filter(pc.equal(folded.attempts["campaign"], campaign))
+        found = with_work_of(folded.workers, events, mine).sort_by("stay").to_pylist()
+        return [
+            tuple(row[one] / (SECOND_NS if one.endswith("_ns") else 1) for one in work)
+            for row in found
+        ]
+
+    assert rows("mine") == [(3, 3, 9, 7, 20, 9 / 40), (0, 0, 0, 0, 5, 0)]
+    assert rows("other") == [(0, 0, 0, 0, 20, 0), (1, 1, 4, 4, 5, 4 / 5)]
 
 
 def test_thousand_workers_are_shown_as_a_histogram() -> None:

@@ -167,7 +167,7 @@ def run(cli_context: CliContext, /, file: str, **values: Any) -> ExitCode:  # no
         numbers = tasks.run_counts()
         code = print_report(run_options, service.client, seconds, end, numbers, loaded=loaded)
     if values["report"] is not None:
-        code = _make_report(cli_context, run_options, values["report"]) or code
+        code = _make_report(cli_context, run_options, values["report"], code)
     stop_reason = str(end.stopped or "")
     policy.announce(
         cli_context, RunSummary(name, code, round(seconds, 3), numbers.counts, stop_reason)
@@ -324,8 +324,10 @@ def _write_output(
                 directory.write(name)
 
 
-def _make_report(cli_context: CliContext, run_options: RunOptions, out: Path) -> int:
-    """Write the report of the campaign. Return 0, or an exit code if a guarantee is broken."""
+def _make_report(
+    cli_context: CliContext, run_options: RunOptions, out: Path, code: ExitCode
+) -> ExitCode:
+    """Write the report of the campaign. Return the exit code of the run, unless it is refuted."""
     from taskyard.cli.pipeline.report import HistoryLocation, make_report  # noqa: PLC0415  # an extra
     from taskyard.pipeline.jvm import end_jvm_on_signals  # noqa: PLC0415
 
@@ -333,7 +335,7 @@ def _make_report(cli_context: CliContext, run_options: RunOptions, out: Path) ->
     with end_jvm_on_signals():
         path, facts = make_report(cli_context, location, run_options.campaign, out)
     cli_context.info(f"report: {path}")
-    return 0 if facts.guarantees.is_clean else ExitCode.STATE_DAMAGED
+    return code if facts.guarantees.is_clean else ExitCode.STATE_DAMAGED
 
 
 # Checks before the start.

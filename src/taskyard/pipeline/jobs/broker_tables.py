@@ -68,7 +68,7 @@ class BrokerTables(Struct):
     def frame(self, spark: SparkSession, dataset: Dataset) -> DataFrame:
         """Return a table as a frame."""
         if self.rows is not None:
-            return spark.createDataFrame(self.rows[dataset.name])
+            return frame_of_rows(spark, self.rows[dataset.name])
         if dataset.name in self.frames:
             return of_broker(self.frames[dataset.name], self.broker)
         assert self.directory is not None  # noqa: S101  # one of both
@@ -130,6 +130,14 @@ def linked_state(files: HistoryFiles, scratch: Path) -> Path:
     return state
 
 
+def frame_of_rows(spark: SparkSession, rows: pa.Table) -> DataFrame:
+    """Return rows in memory as a frame.
+
+    Spark stops reading at an empty batch, so chunks are combined.
+    """
+    return spark.createDataFrame(rows.combine_chunks())
+
+
 def rows_of(
     found: Iterable[BrokerTables], dataset: Dataset, campaign: str | None = None
 ) -> pa.Table | None:
@@ -151,7 +159,7 @@ def frame_of(
     """Return a table of several brokers as one frame, or some of its columns."""
     rows = rows_of(found, dataset, campaign)
     if rows is not None:
-        return spark.createDataFrame(rows if names is None else rows.select(names))
+        return frame_of_rows(spark, rows if names is None else rows.select(names))
     frame = united(one.frame(spark, dataset) for one in found)
     if campaign is not None:
         frame = frame.where(f.col("campaign") == campaign)
