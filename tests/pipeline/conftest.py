@@ -79,7 +79,7 @@ def short_lived(spark: SparkSession) -> str:
 
 @pytest.fixture(scope="session")
 def small_spark(spark: SparkSession) -> SparkSession:
-    """Return the session that commands use for a small history: frames are cached without plan."""
+    """Return the session that commands use for a small history: no code is generated."""
     from taskyard.pipeline.session import tune_session  # noqa: PLC0415  # not without Spark
 
     return tune_session(spark, 0)

@@ -19,7 +19,7 @@ import pyspark
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from taskyard.errors import NotInstalled
 from taskyard.pipeline import java, jvm
@@ -232,19 +232,3 @@ def tune_session(spark: SparkSession, history_bytes: int) -> SparkSession:
 
 def is_small(spark: SparkSession) -> bool:
     return spark.conf.get(_SMALL_KEY, "false") == "true"
-
-
-def cache(frame: DataFrame) -> DataFrame:
-    """Cache a frame.
-
-    For a small history, drop its lineage too: planning it again takes longer than the rows.
-    """
-    return frame.localCheckpoint() if is_small(frame.sparkSession) else frame.persist()
-
-
-def cache_if_small(frame: DataFrame) -> DataFrame:
-    """Cache a frame of a small history.
-
-    For a large history, storing the frame costs more than computing it again.
-    """
-    return frame.localCheckpoint() if is_small(frame.sparkSession) else frame
