@@ -6,27 +6,31 @@ from typing import Any
 
 import pytest
 
-from taskyard.pipeline.fold.metrics import BUCKETS_MAX, chart_width_ns, metrics
-from taskyard.pipeline.fold.whole import fold_whole
-from tests.pipeline.event_log import SECOND_NS, EventLog, at
+from taskyard.pipeline.fold.metrics import DAY_NS, day_metrics
+from taskyard.pipeline.fold.schemas import LEVELS
+from taskyard.pipeline.fold.share import fold_share
+from taskyard.pipeline.fold.stays import fold_stays
+from tests.pipeline.event_log import SECOND_NS, START_NS, EventLog, at
+
+MINUTE_NS = 60 * SECOND_NS
 
 Row = dict[str, Any]
 
 
 def make_log() -> EventLog:
-    """Return a log of two tasks. One is done after three seconds, the other fails twice."""
+    """Return a log of two tasks. One is done after three minutes, the other fails twice."""
     log = EventLog()
     log.join(0, "w", slots=2)
     log.submit(0, "a")
-    log.submit(0.5, "b")
-    log.lease(1.5, "a")
-    log.lease(1.75, "b")
-    log.add(2, "postponed", "b", worker="w", reason="busy\nsince noon", own_fault=True)
-    log.finish(4.5, "a")
-    log.add(6, "due", "b")
-    log.ready(6, "b", "due")
-    log.lease(6.25, "b")
-    log.fail(6.5, "b", "busy")
+    log.submit(30, "b")
+    log.lease(90, "a")
+    log.lease(105, "b")
+    log.add(120, "postponed", "b", worker="w", reason="busy\nsince noon", own_fault=True)
+    log.finish(270, "a")
+    log.add(360, "due", "b")
+    log.ready(360, "b", "due")
+    log.lease(375, "b")
+    log.fail(390, "b", "busy")
     return log
 
 
@@ -43,8 +47,14 @@ def of_lanes() -> EventLog:
 def found() -> list[Row]:
     whole = make_log()
     whole.events += [event for event in of_lanes().events if event.get("task")]
-    folded = fold_whole(*whole.tables(), "broker", SECOND_NS)
-    made: list[Row] = metrics([folded.buckets], folded.workers, SECOND_NS).to_pylist()
+    events, _ = whole.tables()
+    folded = fold_share(events, "broker")
+    stays = fold_stays(events, folded.attempts, folded.attempts_open, "broker")
+    levels = LEVELS.empty_table()
+    day = START_NS // DAY_NS
+    last_ns = START_NS + 400 * SECOND_NS
+    table = day_metrics(day, folded.buckets, levels, stays.workers_open, last_ns).metrics
+    made: list[Row] = table.to_pylist()
     return [row | {"bucket": row["bucket"].replace(tzinfo=None)} for row in made]
 
 
@@ -57,37 +67,35 @@ def test_each_interval_counts_its_events(found: list[Row]) -> None:
     columns = ("submitted", "leased", "finished", "failed", "retries", "throughput")
     assert rows(found, "campaign", "c", *columns) == [
         (at(0), 2, 0, 0, 0, 0, 0.0),
-        (at(1), 0, 2, 0, 0, 0, 0.0),
-        (at(2), 0, 0, 0, 0, 1, 0.0),
-        (at(3), 0, 0, 0, 0, 0, 0.0),
-        (at(4), 0, 0, 1, 0, 0, 1.0),
-        (at(5), 0, 0, 0, 0, 0, 0.0),
-        (at(6), 0, 1, 0, 1, 0, 0.0),
+        (at(60), 0, 2, 0, 0, 0, 0.0),
+        (at(120), 0, 0, 0, 0, 1, 0.0),
+        (at(180), 0, 0, 0, 0, 0, 0.0),
+        (at(240), 0, 0, 1, 0, 0, 1 / 60),
+        (at(360), 0, 1, 0, 1, 0, 0.0),
     ]
 
 
 def test_depth_and_running_accumulate(found: list[Row]) -> None:
     found_rows = rows(found, "campaign", "c", "depth", "running", "busy_ns")
-    assert [(depth, running, busy / SECOND_NS) for _, depth, running, busy in found_rows] == [
+    assert [(depth, running, busy / MINUTE_NS) for _, depth, running, busy in found_rows] == [
         (2, 0, 0),
         (0, 2, 0.75),
         (0, 1, 1),
         (0, 1, 1),
         (0, 0, 0.5),
-        (0, 0, 0),
         (0, 0, 0.25),
     ]
 
 
 def test_times_are_in_the_intervals_of_begin_and_end(found: list[Row]) -> None:
     found_rows = rows(found, "campaign", "c", "wait_p50_ns", "wait_max_ns", "run_max_ns", "reasons")
-    begun, postponed, ended = found_rows[1], found_rows[2], found_rows[6]
-    assert begun[0] == at(1)
-    assert begun[1] == pytest.approx(1_250_000_000, rel=0.004)
-    assert begun[2:] == (1_500_000_000, None, None)
-    assert postponed == (at(2), None, None, 250_000_000, [("busy", 1)])
-    assert ended[1] == pytest.approx(250_000_000, rel=0.004)
-    assert ended[2:] == (250_000_000, 250_000_000, [("busy", 1)])
+    begun, postponed, ended = found_rows[1], found_rows[2], found_rows[5]
+    assert begun[0] == at(60)
+    assert begun[1] == pytest.approx(75_000_000_000, rel=0.004)
+    assert begun[2:] == (90_000_000_000, None, None)
+    assert postponed == (at(120), None, None, 15_000_000_000, [("busy", 1)])
+    assert ended[1] == pytest.approx(15_000_000_000, rel=0.004)
+    assert ended[2:] == (15_000_000_000, 15_000_000_000, [("busy", 1)])
 
 
 def test_services_lanes_and_workers_have_their_own_rows(found: list[Row]) -> None:
@@ -103,19 +111,12 @@ def test_services_lanes_and_workers_have_their_own_rows(found: list[Row]) -> Non
         ("worker", None, None, None, "w"),
     }  # fmt: skip
     times = [row[0] for row in rows(found, "lane", "laned")]
-    assert times == [at(second) for second in (0, 1, 2, 4, 6)], "where something happened"
+    assert times == [at(second) for second in (0, 60, 120, 180, 240, 360)]
 
 
 def test_utilisation_is_relative_to_slots(found: list[Row]) -> None:
     found_rows = rows(
         found, "worker", None, "leased", "finished", "running", "utilisation", "depth"
     )
-    assert found_rows[0] == (at(1), 4, 0, 4, 0.75, None)
-    assert [row[4] for row in found_rows] == [0.75, 1.0, 1.0, 0.5, 0.0, 0.25]
-
-
-def test_intervals_get_longer_with_the_campaign() -> None:
-    for seconds in (1, 1000, 100_000, 10_000_000):
-        width_ns = chart_width_ns(seconds * SECOND_NS)
-        assert seconds * SECOND_NS / width_ns <= BUCKETS_MAX
-    assert chart_width_ns(100_000 * SECOND_NS) == 600 * SECOND_NS
+    assert found_rows[0] == (at(60), 4, 0, 4, 0.75, None)
+    assert [row[4] for row in found_rows] == [0.75, 1.0, 1.0, 0.5, 0.25]

@@ -100,8 +100,8 @@ def _submissions(files: HistoryFiles) -> Iterator[pa.RecordBatch]:
     for path in files.events:
         yield from parquet_file.batches(path, names)
     if files.tables is not None:
-        for path in TableStore.open(Location.parse(files.tables)).uris(EVENTS.name):
-            with pq.ParquetFile(path) as file:
+        for uri in TableStore.open(Location.parse(files.tables)).uris(EVENTS.name):
+            with pq.ParquetFile(uri) as file:
                 yield from file.iter_batches(columns=names)
 
 
