@@ -1,5 +1,6 @@
 """Leases: timeouts, incarnations, fencing, heartbeats and charges."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -260,6 +261,13 @@ def test_worker_reports_to_a_restarted_broker_as_if_nothing_had_happened() -> No
     assert yard.state(b"a") is DONE
 
 
+def send_heartbeats(yard: Yard, seconds: int) -> None:
+    """Let the worker send a heartbeat without a list of tasks each second."""
+    for _ in range(seconds):
+        yard.later(1)
+        yard.handle(WorkerHeartbeat(0, b"w"))
+
+
 def resumed(yard: Yard, now_ns: int = 0) -> None:
     """Restart the broker of a yard."""
     yard.scheduler = Scheduler(reopened(yard.mirror))
@@ -282,9 +290,7 @@ def test_recovered_lease_of_a_worker_that_lists_nothing_ends_despite_heartbeats(
     lease_timeout_ns: int,
 ) -> None:
     yard = unlisting_lease(lease_timeout_ns=lease_timeout_ns)
-    for _ in range(9):
-        yard.later(1)
-        yard.handle(WorkerHeartbeat(0, b"w"))
+    send_heartbeats(yard, 9)
     assert yard.state(b"a") is LEASED
     assert yard.scheduler.wake_at_ns() == TEN_NS
     assert yard.later(1) == [LeasesEnded(b"w", [b"a"], [1], 0)]
@@ -329,12 +335,6 @@ def test_restart_deadline_follows_the_latest_facts() -> None:
         assert yard.state(b"a") is LEASED
         yard.later(1)
         assert yard.state(b"a") is READY
-
-
-def test_worker_that_lists_nothing_and_is_lost_after_a_restart_is_not_charged() -> None:
-    yard = unlisting_lease()
-    yard.handle(WorkerLost(0, b"w"))
-    assert (yard.state(b"a"), yard[b"a"].losses) == (READY, 0)
 
 
 def test_slots_that_were_kept_before_a_restart_are_free_at_the_deadline() -> None:
@@ -401,9 +401,7 @@ def test_lease_granted_on_the_new_connection_has_no_deadline() -> None:
     yard = reconnected_lease()
     yard.submit(b"b")
     yard.take(b"w")
-    for _ in range(12):
-        yard.later(1)
-        yard.handle(WorkerHeartbeat(0, b"w"))
+    send_heartbeats(yard, 12)
     assert (yard.state(b"a"), yard.state(b"b")) == (READY, LEASED)
 
 
@@ -411,9 +409,7 @@ def test_worker_that_lists_a_task_after_it_reconnected_keeps_it() -> None:
     yard = reconnected_lease(heartbeat_ns=SECOND_NS)
     yard.later(1)
     yard.heartbeat(b"w", (b"a", 1), heartbeat_ns=SECOND_NS)
-    for _ in range(12):
-        yard.later(1)
-        yard.handle(WorkerHeartbeat(0, b"w"))
+    send_heartbeats(yard, 12)
     assert yard.state(b"a") is LEASED
 
 
@@ -430,10 +426,13 @@ def test_task_with_a_longer_lease_gives_a_worker_that_reconnected_that_time() ->
     assert yard.state(b"a") is READY
 
 
-def test_worker_that_is_lost_after_it_reconnected_is_charged() -> None:
-    yard = reconnected_lease()
+@pytest.mark.parametrize(("leased", "losses"), [(unlisting_lease, 0), (reconnected_lease, 1)])
+def test_loss_of_a_worker_is_charged_after_it_reconnected_but_not_after_a_restart(
+    leased: Callable[[], Yard], losses: int
+) -> None:
+    yard = leased()
     yard.handle(WorkerLost(0, b"w"))
-    assert (yard.state(b"a"), yard[b"a"].losses) == (READY, 1)
+    assert (yard.state(b"a"), yard[b"a"].losses) == (READY, losses)
 
 
 def test_another_process_does_not_reconnect_for_the_holder_of_a_name() -> None:
@@ -442,9 +441,7 @@ def test_another_process_does_not_reconnect_for_the_holder_of_a_name() -> None:
     yard.take(b"w")
     yard.handle(WorkerReconnected(0, b"w", incarnation=2))
     yard.handle(WorkerReconnected(0, b"nobody"))
-    for _ in range(12):
-        yard.later(1)
-        yard.handle(WorkerHeartbeat(0, b"w"))
+    send_heartbeats(yard, 12)
     assert yard.state(b"b") is LEASED
 
 
