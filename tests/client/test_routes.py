@@ -9,6 +9,10 @@ from typing import Any, TypeVar
 import pytest
 
 from taskyard.client import discovery, fan_out
+from taskyard.client.aio import AsyncClient
+from taskyard.client.async_broker_set import AsyncBrokerSet
+from taskyard.client.broker_set import BrokerSet
+from taskyard.client.client import Client
 from taskyard.client.routes import RETRY_SECONDS, Routes, Routine, choose
 from taskyard.errors import NoBroker, UnknownName, UnusableKey, UserError
 
@@ -54,6 +58,14 @@ class FakeBrokers:
 def at(*numbers: int) -> Callable[[int], bool]:
     """Return where a campaign is."""
     return lambda number: number in numbers
+
+
+@pytest.mark.parametrize(("one", "several"), [(Client, BrokerSet), (AsyncClient, AsyncBrokerSet)])
+def test_every_operation_of_a_client_goes_over_several_brokers(one: type, several: type) -> None:
+    """An operation without a routine would ask a session that the set does not have."""
+    made = {name for name, member in vars(one).items() if hasattr(member, "__signature__")}
+    assert {name for name in made if name not in vars(several)} == set()
+    assert {*fan_out.OPERATIONS} == made - {"create_bundle"}
 
 
 def test_hash_ignores_the_order_of_brokers_and_moves_few_names_with_one_more() -> None:

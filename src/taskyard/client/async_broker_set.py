@@ -13,26 +13,21 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from taskyard.client import campaigns, commands, discovery, fan_out, requests
-from taskyard.client import output as output_requests
+from taskyard.client import campaigns, discovery, fan_out, requests
 from taskyard.client.aio import AsyncClient
 from taskyard.client.async_futures import AsyncFuture, LoopBridge
 from taskyard.client.campaigns import AsyncCampaign
-from taskyard.client.client import TIMEOUT_SECONDS
+from taskyard.client.members import MemberSet, routed_methods
 from taskyard.client.results import settle_future
-from taskyard.client.routes import Routes
 from taskyard.client.submit import Submitter
 from taskyard.core.events import Scope
 from taskyard.core.model import shown
-from taskyard.errors import ClientClosed, TaskyardError, UserError
+from taskyard.errors import ClientClosed, TaskyardError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from datetime import datetime
-    from pathlib import Path
 
     from taskyard.client.campaigns import AsyncBundle
-    from taskyard.client.environment import Variables
     from taskyard.client.exchanges import Awaited, Exchange
     from taskyard.client.outbox import PendingTask
     from taskyard.client.record_stream import RecordBatch
@@ -59,7 +54,13 @@ def routed(operation: Callable[..., Routine[_T]]) -> Callable[..., Awaited[_T]]:
 class AsyncMember(AsyncClient):
     """The client of one of several brokers."""
 
-    def __init__(self, endpoint: str, key: PeerKey | None, **options: Any) -> None:  # noqa: ANN401  # of `AsyncClient`
+    def __init__(
+        self,
+        _number: int,
+        endpoint: str,
+        key: PeerKey | None,
+        **options: Any,  # noqa: ANN401  # of `AsyncClient`
+    ) -> None:
         self._start_session(endpoint, key, **options)
 
 
@@ -76,35 +77,17 @@ class TaskQueue:
         self.tasks.put_nowait(task)
 
 
-class AsyncBrokerSet(AsyncClient):
+@routed_methods(routed)
+class AsyncBrokerSet(MemberSet[AsyncMember], AsyncClient):
     """A client of several brokers, for `asyncio`."""
 
-    def __init__(  # noqa: PLR0913  # those of `AsyncClient`
-        self,
-        broker: discovery.Brokers = None,
-        *,
-        state: str | Path | None = None,
-        key: discovery.KeyFiles = None,
-        timeout: float | None = None,
-        connect_timeout: float = TIMEOUT_SECONDS,
-        report: Callable[[str], object] | None = None,
-        env: Variables = None,
-    ) -> None:
+    def __init__(self, broker: discovery.Brokers = None, **options: Any) -> None:  # noqa: ANN401  # of `AsyncClient`
         """Connect to several brokers, as `AsyncClient` does to one.
 
         The first call raises `NoBroker` if none of them answers.
         """
         loop = asyncio.get_running_loop()
-        location = self._location or discovery.find(broker, state)
-        endpoints = location.endpoints()
-        keys = discovery.keys_for(endpoints, discovery.key_files(key))
-        self.timeout = connect_timeout if timeout is None else timeout
-        self.routes = Routes(endpoints, report or logger.warning)
-        options: dict[str, Any] = {"timeout": timeout, "connect_timeout": connect_timeout}
-        options |= {"report": report, "env": env}
-        self._members = [
-            AsyncMember(one, found, **options) for one, found in zip(endpoints, keys, strict=True)
-        ]
+        self._open_members(AsyncMember, broker, **options)
         self._bridge = LoopBridge(loop)
         self._queue = TaskQueue()
         make_future = partial(AsyncFuture, self, self._bridge)
@@ -112,17 +95,6 @@ class AsyncBrokerSet(AsyncClient):
         self._connecting = asyncio.Lock()
         self._is_connected = False
         self._placing = loop.create_task(self._place_tasks())
-
-    @property
-    def broker(self) -> str:
-        """The endpoints of the brokers, separated by commas."""
-        return ",".join(self.routes.endpoints)
-
-    @property
-    def unanswered_since(self) -> datetime | None:
-        """Time of the oldest last answer, if it is over a second ago. None while all answer."""
-        times = [member.unanswered_since for member in self._members]
-        return min((one for one in times if one is not None), default=None)
 
     async def for_campaign(self, campaign: str) -> AsyncClient:
         """Return the client of the broker that has or gets a campaign.
@@ -157,10 +129,6 @@ class AsyncBrokerSet(AsyncClient):
             self._placing.cancel()
             await asyncio.gather(*(member.close(timeout) for member in self._members))
             self._fail_queued(ClientClosed("the client was closed before the task was submitted"))
-
-    def _repr_html_(self) -> str:
-        """Return HTML for a notebook, a box for each broker. Never raises."""
-        return "".join(member._repr_html_() for member in self._members)
 
     # Placing tasks.
 
@@ -216,7 +184,7 @@ class AsyncBrokerSet(AsyncClient):
 
     async def _run_fan(self, fan: Fan) -> dict[int, Any]:
         """Return the values of exchanges, or the errors that they raised."""
-        unknown = [one for one in fan if not self._members[one]._session.has_answered]  # noqa: SLF001  # its parts
+        unknown = self._unanswered(fan)
         probes = [
             asyncio.to_thread(discovery.is_refused, self.routes.endpoints[one]) for one in unknown
         ]
@@ -228,39 +196,6 @@ class AsyncBrokerSet(AsyncClient):
             if isinstance(value, BaseException) and not isinstance(value, TaskyardError):
                 raise value
         return values | dict(zip(asked, found, strict=True))
-
-    # Made from routines, as in BrokerSet.
-
-    status = routed(fan_out.status)
-    workers = routed(fan_out.workers)
-    counts = routed(fan_out.counts)
-    show = routed(fan_out.by_name(requests.show))
-    explain = routed(fan_out.by_name(requests.explain))
-    why = routed(fan_out.by_name(requests.why))
-    existing = routed(fan_out.existing)
-    views = routed(fan_out.views)
-    resolve = routed(Routes.resolve)
-    result = routed(fan_out.by_name(requests.result))
-    result_bytes = routed(fan_out.by_name(requests.result_bytes))
-    result_with_size = routed(fan_out.by_name(requests.result_with_size))
-    kept_result = routed(fan_out.by_name(requests.kept_result))
-    results = routed(fan_out.results)
-    output = routed(fan_out.by_name(requests.output))
-    stream = routed(fan_out.by_name(output_requests.stream))
-    output_page = routed(fan_out.by_name(output_requests.output_page))
-    output_with_size = routed(fan_out.by_name(requests.output_with_size))
-    wait_campaign = routed(fan_out.wait_campaign)
-    wait_names = routed(fan_out.wait_names)
-    create = routed(fan_out.create)
-    known_predecessors = routed(fan_out.known_predecessors)
-    cancel = routed(fan_out.command(commands.cancel))
-    retry = routed(fan_out.command(commands.retry))
-    expire = routed(fan_out.command(commands.expire))
-    move = routed(fan_out.command(commands.move))
-    edit = routed(fan_out.command(commands.edit))
-    drain = routed(fan_out.drain)
-    pause = routed(fan_out.on_all(commands.pause))
-    resume = routed(fan_out.on_all(commands.resume))
 
     # Submitting and iterating, as far as it differs.
 
@@ -281,10 +216,6 @@ class AsyncBrokerSet(AsyncClient):
         campaign = options.get("campaign")
         member = await self.for_campaign(name if campaign is None else campaign)
         return await member.submit_bundle(payload, recipients, name=name, **options)
-
-    async def lane_templates(self, services: Iterable[str]) -> dict[str, str]:
-        """Raise `UserError`: each broker has its own."""
-        raise UserError(f"lanes of {[*services]}: differ by broker (use `for_campaign`)")
 
     async def futures(self, names: Sequence[str]) -> list[AsyncFuture]:
         """Return a future for each name. Raises `UserError` for an unknown name."""
@@ -344,8 +275,7 @@ class AsyncBrokerSet(AsyncClient):
     ) -> AsyncIterator[RecordBatch]:
         """Yield batches of records from now on, as `BrokerSet.follow` does."""
         await self.placed()
-        campaign = None if scope is None or scope.campaign is None else shown(scope.campaign)
-        numbers = await self.run_routine(self.routes.followed(since, campaign))
+        numbers = await self.run_routine(fan_out.followed(self.routes, since, scope))
         batches: asyncio.Queue[RecordBatch | TaskyardError] = asyncio.Queue(1)
 
         async def follow(number: int) -> None:

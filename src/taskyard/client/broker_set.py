@@ -8,27 +8,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from taskyard.client import campaigns, commands, discovery, fan_out, requests
-from taskyard.client import output as output_requests
+from taskyard.client import campaigns, discovery, fan_out, requests
 from taskyard.client.campaigns import Campaign
-from taskyard.client.client import TIMEOUT_SECONDS, Client
+from taskyard.client.client import Client
 from taskyard.client.futures import Future
-from taskyard.client.routes import Routes
+from taskyard.client.members import MemberSet, routed_methods
 from taskyard.core.events import Scope, UnknownPolicy
-from taskyard.core.model import shown
-from taskyard.errors import TaskyardError, UserError
+from taskyard.errors import TaskyardError
 
 if TYPE_CHECKING:
-    from datetime import datetime
-    from pathlib import Path
-
     from taskyard.client.campaigns import Bundle
-    from taskyard.client.environment import Variables
     from taskyard.client.record_stream import RecordBatch
     from taskyard.client.routes import Fan, Routine
     from taskyard.core.model import Submission, Terms
@@ -55,12 +49,13 @@ class Member(Client):
         self,
         brokers: BrokerSet,
         number: int,
+        endpoint: str,
         key: PeerKey | None,
         **options: Any,  # noqa: ANN401  # of `Client`
     ) -> None:
         self._brokers = brokers
         self._number = number
-        self._start_session(brokers.routes.endpoints[number], key, **options)
+        self._start_session(endpoint, key, **options)
 
     def create(
         self,
@@ -70,57 +65,31 @@ class Member(Client):
     ) -> int:
         """Submit a batch whole or not at all. Raises `OtherBroker`, or `Refused`."""
         options["home"] = self._number
-        return self._brokers.create(submission, unknown, **options)
+        create = fan_out.create(self._brokers.routes, submission, unknown, **options)
+        return self._brokers.run_routine(create)
 
     def known_predecessors(self, campaign: str, names: Sequence[str]) -> dict[str, None]:
         """Return those names that a task could wait for. Raises `OtherBroker`."""
-        return self._brokers.known_predecessors(campaign, names, home=self._number)
+        routes = self._brokers.routes
+        known = fan_out.known_predecessors(routes, campaign, names, home=self._number)
+        return self._brokers.run_routine(known)
 
 
-class BrokerSet(Client):
+@routed_methods(routed)
+class BrokerSet(MemberSet[Member], Client):
     """A client of several brokers."""
 
-    def __init__(  # noqa: PLR0913  # those of `Client`
-        self,
-        broker: discovery.Brokers = None,
-        *,
-        state: str | Path | None = None,
-        key: discovery.KeyFiles = None,
-        timeout: float | None = None,
-        connect_timeout: float = TIMEOUT_SECONDS,
-        report: Callable[[str], object] | None = None,
-        env: Variables = None,
-    ) -> None:
+    def __init__(self, broker: discovery.Brokers = None, **options: Any) -> None:  # noqa: ANN401  # of `Client`
         """Connect to several brokers, as `Client` does to one.
 
         Raises `NoBroker` if none of them answers.
         """
-        location = self._location or discovery.find(broker, state)
-        endpoints = location.endpoints()
-        keys = discovery.keys_for(endpoints, discovery.key_files(key))
-        self.timeout = connect_timeout if timeout is None else timeout
-        self.routes = Routes(endpoints, report or logger.warning)
-        options = {"timeout": timeout, "connect_timeout": connect_timeout}
-        self._members = [
-            Member(self, number, one, **options, report=report, env=env)
-            for number, one in enumerate(keys)
-        ]
+        self._open_members(partial(Member, self), broker, **options)
         try:
             self.run_routine(self.routes.connect())
         except BaseException:
             self.close()
             raise
-
-    @property
-    def broker(self) -> str:
-        """The endpoints of the brokers, separated by commas."""
-        return ",".join(self.routes.endpoints)
-
-    @property
-    def unanswered_since(self) -> datetime | None:
-        """Time of the oldest last answer, if it is over a second ago. None while all answer."""
-        times = [member.unanswered_since for member in self._members]
-        return min((one for one in times if one is not None), default=None)
 
     def for_campaign(self, campaign: str) -> Client:
         """Return the client of the broker that has or gets a campaign.
@@ -146,10 +115,6 @@ class BrokerSet(Client):
         """Wait until all tasks are acknowledged, at most `timeout` seconds, then disconnect."""
         run_together([partial(member.close, timeout) for member in self._members])
 
-    def _repr_html_(self) -> str:
-        """Return HTML for a notebook, a box for each broker. Never raises."""
-        return "".join(member._repr_html_() for member in self._members)
-
     # Running routines.
 
     def run_routine(self, routine: Routine[_T]) -> _T:
@@ -164,45 +129,12 @@ class BrokerSet(Client):
 
     def _run_fan(self, fan: Fan) -> dict[int, Any]:
         """Return the values of exchanges, or the errors that they raised."""
-        unknown = [one for one in fan if not self._members[one]._session.has_answered]  # noqa: SLF001  # its parts
+        unknown = self._unanswered(fan)
         probes = [partial(discovery.is_refused, self.routes.endpoints[one]) for one in unknown]
         values = self.routes.refused(dict(zip(unknown, run_together(probes), strict=True)))
         asked = [one for one in fan if one not in values]
         runs = [partial(self._members[one]._run_query, fan[one]) for one in asked]  # noqa: SLF001  # its parts
         return values | dict(zip(asked, run_together(runs), strict=True))
-
-    # Made from routines, as `Client` is from exchanges.
-
-    status = routed(fan_out.status)
-    workers = routed(fan_out.workers)
-    counts = routed(fan_out.counts)
-    show = routed(fan_out.by_name(requests.show))
-    explain = routed(fan_out.by_name(requests.explain))
-    why = routed(fan_out.by_name(requests.why))
-    existing = routed(fan_out.existing)
-    views = routed(fan_out.views)
-    resolve = routed(Routes.resolve)
-    result = routed(fan_out.by_name(requests.result))
-    result_bytes = routed(fan_out.by_name(requests.result_bytes))
-    result_with_size = routed(fan_out.by_name(requests.result_with_size))
-    kept_result = routed(fan_out.by_name(requests.kept_result))
-    results = routed(fan_out.results)
-    output = routed(fan_out.by_name(requests.output))
-    stream = routed(fan_out.by_name(output_requests.stream))
-    output_page = routed(fan_out.by_name(output_requests.output_page))
-    output_with_size = routed(fan_out.by_name(requests.output_with_size))
-    wait_campaign = routed(fan_out.wait_campaign)
-    wait_names = routed(fan_out.wait_names)
-    create = routed(fan_out.create)
-    known_predecessors = routed(fan_out.known_predecessors)
-    cancel = routed(fan_out.command(commands.cancel))
-    retry = routed(fan_out.command(commands.retry))
-    expire = routed(fan_out.command(commands.expire))
-    move = routed(fan_out.command(commands.move))
-    edit = routed(fan_out.command(commands.edit))
-    drain = routed(fan_out.drain)
-    pause = routed(fan_out.on_all(commands.pause))
-    resume = routed(fan_out.on_all(commands.resume))
 
     # Submitting.
 
@@ -210,20 +142,13 @@ class BrokerSet(Client):
         """Submit a bundle whole or not at all, to the broker of its campaign."""
         return self.for_campaign(bundle.campaign).create_bundle(bundle)
 
-    def lane_templates(self, services: Iterable[str]) -> dict[str, str]:
-        """Raise `UserError`: each broker has its own."""
-        raise UserError(f"lanes of {[*services]}: differ by broker (use `for_campaign`)")
-
-    def submit(  # noqa: PLR0913  # those of `Client`
+    def submit(
         self,
         work: Sequence[str] | str | bytes,
         *,
         name: str | None = None,
         campaign: str = "",
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        wait_for_unknown: bool = False,
-        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
+        **options: Any,  # noqa: ANN401  # those of `Client.submit`
     ) -> Future:
         """Submit one task to the broker of its campaign, of its name, or of its dependencies.
 
@@ -235,7 +160,6 @@ class BrokerSet(Client):
         owners = [self._members.index(one._client) for one in futures]  # type: ignore[arg-type]  # noqa: SLF001  # a part of it
         routine = fan_out.place(self.routes, name, campaign, names, owners, is_new=is_new)
         member = self._members[self.run_routine(routine)]
-        options |= {"args": args, "kwargs": kwargs, "wait_for_unknown": wait_for_unknown}
         return member.submit(work, name=name, campaign=campaign, **options)
 
     def map(
@@ -256,20 +180,17 @@ class BrokerSet(Client):
             for item in items
         ]
 
-    def submit_bundle(  # noqa: PLR0913  # those of `Client`
+    def submit_bundle(
         self,
         payload: str | bytes | list[Any] | dict[str, Any],
         recipients: Iterable[str] | Iterable[dict[str, Any]],
         *,
         name: str | None = None,
         campaign: str | None = None,
-        lane: str | None = None,
-        wait_for_unknown: bool = False,
-        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
+        **options: Any,  # noqa: ANN401  # those of `Client.submit_bundle`
     ) -> Bundle:
         """Submit one payload for many recipients (fan-out), as `Client.submit_bundle` does."""
         name = fan_out.generated_name("bundle") if name is None else name
-        options |= {"lane": lane, "wait_for_unknown": wait_for_unknown}
         member = self.for_campaign(name if campaign is None else campaign)
         return member.submit_bundle(payload, recipients, name=name, campaign=campaign, **options)
 
@@ -283,24 +204,19 @@ class BrokerSet(Client):
         """Submit a batch of tasks of one campaign as columns, in pieces."""
         return self.for_batch(submission).submit_all(submission, unknown, watch=watch)
 
-    def submit_encoded(  # noqa: PLR0913  # those of `Client`
+    def submit_encoded(
         self,
         name: str,
         payload: bytes,
         terms: Terms,
         *,
-        lane: str = "",
         after: Sequence[str] = (),
-        wait_for_unknown: bool = False,
-        watch: bool = True,
+        **options: Any,  # noqa: ANN401  # those of `Client.submit_encoded`
     ) -> Future:
         """Submit a task with an encoded payload, as `Client.submit_encoded` does."""
         campaign = terms.campaign.decode(errors="surrogateescape")
         home = self.run_routine(fan_out.place(self.routes, name, campaign, after))
-        more = {"wait_for_unknown": wait_for_unknown, "watch": watch}
-        return self._members[home].submit_encoded(
-            name, payload, terms, lane=lane, after=after, **more
-        )
+        return self._members[home].submit_encoded(name, payload, terms, after=after, **options)
 
     def futures(self, names: Sequence[str]) -> list[Future]:
         """Return a future for each name. Raises `UserError` for an unknown name."""
@@ -351,8 +267,7 @@ class BrokerSet(Client):
         With a campaign in the scope, these are of its broker, else of all brokers. Raises
         `SeveralBrokers` for `since` if there are several: each numbers its own records.
         """
-        campaign = None if scope is None or scope.campaign is None else shown(scope.campaign)
-        numbers = self.run_routine(self.routes.followed(since, campaign))
+        numbers = self.run_routine(fan_out.followed(self.routes, since, scope))
         batches: SimpleQueue[RecordBatch | TaskyardError] = SimpleQueue()
 
         def follow(number: int) -> None:

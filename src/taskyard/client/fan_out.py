@@ -1,9 +1,10 @@
 """The operations of a client over several brokers, without connections.
 
 Each function takes the routes and returns a routine with the value of the operation of that name in
-`requests` or `commands`. Reading leaves out a broker that does not answer, and reports it. Commands
-on more than named tasks need all brokers, so that none of them is missed unseen. Views have the
-endpoint of their broker in `broker`.
+`requests` or `commands`. Both clients of several brokers are made from the table `OPERATIONS`.
+Reading leaves out a broker that does not answer, and reports it. Commands on more than named tasks
+need all brokers, so that none of them is missed unseen. Views have the endpoint of their broker in
+`broker`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskyard.client import commands, requests
+from taskyard.client import output as output_requests
 from taskyard.client.futures import FutureBase
-from taskyard.client.routes import answered, silent_of
+from taskyard.client.routes import Routes, answered, silent_of
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal, shown
@@ -24,7 +26,7 @@ from taskyard.errors import OtherBroker, Refused, UnknownName, UserError
 if TYPE_CHECKING:
     from taskyard.client.exchanges import Exchange
     from taskyard.client.requests import TaskRef, TaskResult, View
-    from taskyard.client.routes import Routes, Routine
+    from taskyard.client.routes import Routine
     from taskyard.core.model import Submission
     from taskyard.core.states import TaskState
 
@@ -415,3 +417,54 @@ def known_predecessors(
     task = spelling(campaign, "…")
     yield from _check_elsewhere(routes, home, task, missing, may_wait=may_wait)
     return known
+
+
+def lane_templates(_routes: Routes, services: Iterable[str]) -> Routine[dict[str, str]]:
+    """Raise `UserError`: each broker has its own templates."""
+    raise UserError(f"lanes of {[*services]}: differ by broker (use `for_campaign`)")
+
+
+# Streams.
+
+
+def followed(routes: Routes, since: int | None, scope: Scope | None) -> Routine[Sequence[int]]:
+    """Return the brokers whose records to follow, as `Routes.followed` does."""
+    campaign = None if scope is None or scope.campaign is None else shown(scope.campaign)
+    return (yield from routes.followed(since, campaign))
+
+
+#: The methods of a client of several brokers, by name. Their parameters after the routes are those
+#: of the method of `Client`.
+OPERATIONS: Final[Mapping[str, Callable[..., Routine[Any]]]] = {
+    "status": status,
+    "workers": workers,
+    "counts": counts,
+    "show": by_name(requests.show),
+    "explain": by_name(requests.explain),
+    "why": by_name(requests.why),
+    "existing": existing,
+    "views": views,
+    "resolve": Routes.resolve,
+    "result": by_name(requests.result),
+    "result_bytes": by_name(requests.result_bytes),
+    "result_with_size": by_name(requests.result_with_size),
+    "kept_result": by_name(requests.kept_result),
+    "results": results,
+    "output": by_name(requests.output),
+    "stream": by_name(output_requests.stream),
+    "output_page": by_name(output_requests.output_page),
+    "output_with_size": by_name(requests.output_with_size),
+    "wait_campaign": wait_campaign,
+    "wait_names": wait_names,
+    "create": create,
+    "lane_templates": lane_templates,
+    "known_predecessors": known_predecessors,
+    "cancel": command(commands.cancel),
+    "retry": command(commands.retry),
+    "expire": command(commands.expire),
+    "move": command(commands.move),
+    "edit": command(commands.edit),
+    "drain": drain,
+    "pause": on_all(commands.pause),
+    "resume": on_all(commands.resume),
+}
