@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Refused
 from taskyard.relay import native as native_module
 from taskyard.relay.native import CHECK_NS, SEND_NS, NativeRelay
@@ -27,7 +26,7 @@ class Upstream:
         self.arrived: list[list[bytes]] = []
         self.count = 1
         self.connected = True
-        self.is_full = self.congested = self.is_refused = False
+        self.is_full = self.congested = False
 
     def receive(self) -> list[bytes] | None:
         return self.arrived.pop(0) if self.arrived else None
@@ -45,10 +44,6 @@ class Upstream:
 
     def is_congested(self) -> bool:
         return self.congested
-
-    def check_accepted(self, unanswered_ns: int) -> None:
-        if self.is_refused and unanswered_ns > 0:
-            raise Refused("revoked", "forbidden")
 
     def reply(self, number: int, body: bytes) -> None:
         envelope = pb.Envelope(peer=number, message=body).SerializeToString()
@@ -158,22 +153,6 @@ def test_peers_beyond_the_limit_and_long_messages_are_refused(
     world.turn()
     assert (world.relay.refused, world.relay.peers, world.below.open) == (2, 0, set())
     assert world.above.peers() == [[1]]
-
-
-def test_missing_broker_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    world.turn()
-    world.above.connected = False
-    for _ in range(3):
-        world.turn(native_module.MISSING_NS - 1)
-    assert caplog.messages == [native_module.MISSING_TEXT]
-
-
-def test_refused_key_ends_the_relay() -> None:
-    world = World()
-    world.above.connected, world.above.is_refused = False, True
-    with pytest.raises(Refused):
-        world.turn(SECOND_NS)
 
 
 def test_relay_whose_key_is_revoked_ends_with_the_reason() -> None:

@@ -10,13 +10,12 @@ import pytest
 import zmq
 
 from taskyard.cli.entry import run, taskyard
-from taskyard.errors import Refused
 from taskyard.net import sockets
 from taskyard.net.host import Host
+from taskyard.net.keyring import Keyring
 from taskyard.net.sockets import PeerListener, listen_to_peers
-from taskyard.relay.server import CHECK_NS, KeyCheck
+from taskyard.wire.roles import Role
 from tests.kit.processes import Running
-from tests.relay.kit import Clock
 from tests.wire.wmp.kit import Sent, frames, read
 
 if TYPE_CHECKING:
@@ -176,34 +175,29 @@ def test_wrong_options_are_refused(
     assert reason in err
 
 
-class Manager:
-    """A socket with a key."""
-
-    is_refused = connected = False
-
-    def is_connected(self) -> bool:
-        return self.connected
-
-    def check_accepted(self, unanswered_ns: int) -> None:
-        if self.is_refused and unanswered_ns > 0:
-            raise Refused("revoked", "forbidden")
-
-
-def test_relay_ends_when_all_managers_refuse_its_key(caplog: pytest.LogCaptureFixture) -> None:
-    managers, clock = [Manager(), Manager()], Clock()
-    check = KeyCheck(managers, clock)
-    managers[0].is_refused = True
-    managers[1].connected = True
-    for _ in range(3):
-        clock.now_ns += CHECK_NS
-        check.run_if_due()
-    assert caplog.messages == ["revoked"]
-    managers[1].connected, managers[1].is_refused = False, True
-    check.run_if_due()  # not due
-    clock.now_ns += CHECK_NS
-    with pytest.raises(Refused, match="revoked"):
-        check.run_if_due()
-    assert KeyCheck([], clock).wake_at_ns() is None
+@pytest.mark.parametrize(
+    ("dialect", "ends", "needed"),
+    [
+        ("wmp", 1, "worker or admin"),
+        ("ping-pong", 2, "producer or worker or admin"),
+        ("round-robin", 1, "producer or worker or admin"),
+    ],
+)
+def test_key_that_permits_nothing_of_the_dialect_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dialect: str, ends: int, needed: str
+) -> None:
+    key = tmp_path / "v.key"
+    Keyring(tmp_path / "state").create("v", Role.VIEWER, key)
+    listen = f"{dialect}={','.join([ANY] * ends)}"
+    to = f"{dialect}={','.join(['tcp://127.0.0.1:1'] * ends)}"
+    words = ["relay", "--listen", listen, "--to", to, "--key", str(key)]
+    assert run(taskyard, words) == 2
+    out, err = capsys.readouterr()
+    assert (out, f"key 'v': a viewer's key is of no use to a relay of {dialect}" in err) == (
+        "",
+        True,
+    ), err
+    assert f"(it needs the role {needed})" in err
 
 
 def test_round_robin_relay_listens_under_its_identity(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -346,9 +346,6 @@ class RelayUpstream:
     def is_congested(self) -> bool:
         return False
 
-    def check_accepted(self, unanswered_ns: int) -> None:
-        """Do nothing: there are no keys here."""
-
 
 class NativeRelayProgram(RelayProgram):
     """A native relay, as `relay.native` runs it."""

@@ -23,11 +23,13 @@ from taskyard.cli.output import example
 from taskyard.client import discovery
 from taskyard.errors import UnusableEndpoint, UnusableKey, UserError
 from taskyard.net import endpoints
+from taskyard.net.endpoints import Tcp
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey
 from taskyard.relay.process import ROUND_ROBIN, WMP, RelayOptions, serve
 from taskyard.settings import kinds
 from taskyard.settings.values import InvalidValue
+from taskyard.wire import roles
 
 
 @click.command(
@@ -117,6 +119,9 @@ def relay(  # noqa: PLR0913  # click's options
         upstream_keys = tuple(discovery.keys_for([one[0] for one in above], cli_context.keys))
         cli_context.keys = cli_context.keys[:1]
     key = _key(cli_context, [place for one in above for place in one])
+    if any(isinstance(endpoints.parse_peer(place), Tcp) for one in above for place in one):
+        for used in upstream_keys or (key,):
+            _check_roles(used, dialect)
     options = RelayOptions(
         dialect, below, above, key, keyring, address, upstream_keys=upstream_keys
     )
@@ -175,6 +180,16 @@ def _key(cli_context: CliContext, above: list[str]) -> PeerKey | None:
                 f"--to {place}: on another machine, which needs a key (give --key or --invite)"
             )
     return next((key for key in found.values() if key is not None), None)
+
+
+def _check_roles(key: PeerKey | None, dialect: str) -> None:
+    """Raise UserError if a key permits nothing that peers of the dialect send."""
+    needed = roles.relayed_roles(dialect)
+    if key is not None and not {*key.roles} & {*needed}:
+        raise UnusableKey(
+            f"key {key.name!r}: {roles.roles_text(key.roles)}'s key is of no use to a relay of "
+            f"{dialect} (it needs the role {' or '.join(needed)})"
+        )
 
 
 def _read(option: str, given: str) -> tuple[str, list[str]]:

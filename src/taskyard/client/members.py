@@ -1,7 +1,6 @@
 """The part that both clients of several brokers share: a member for each broker, and the routes.
 
-Waits for nothing, so it is the same for threads and for `asyncio`. What an operation does is in
-`fan_out`.
+Waits for nothing, so it is the same for threads and for `asyncio`. The operations are in `fan_out`.
 """
 
 from __future__ import annotations

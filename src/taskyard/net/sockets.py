@@ -61,6 +61,9 @@ class ZmqSocket:
     #: Whether peers need a key here.
     is_secure = False
 
+    #: The name of the key with which it connects. Empty: none.
+    key_name = ""
+
     def __init__(
         self,
         socket: zmq.Socket[bytes],
@@ -405,7 +408,7 @@ class CountingSocket(ZmqSocket):
 
     def __init__(self, socket: zmq.Socket[bytes], endpoint: str, key_name: str = "") -> None:
         super().__init__(socket, endpoint, None)
-        self._key_name = key_name
+        self.key_name = key_name
         self._connections = 0
         self._is_refused = False
         self._is_connected = False
@@ -425,12 +428,12 @@ class CountingSocket(ZmqSocket):
 
     def check_accepted(self, unanswered_ns: int) -> None:
         """Raise `Refused` if the broker has refused the key. Check only after some silence."""
-        if not self._key_name or unanswered_ns <= ACCEPT_CHECK_NS:
+        if not self.key_name or unanswered_ns <= ACCEPT_CHECK_NS:
             return
         self._read_monitor()
         if self._is_refused:
             raise Refused(
-                f"broker at {self.endpoint}: key {self._key_name!r} is unknown or revoked (ask the "
+                f"broker at {self.endpoint}: key {self.key_name!r} is unknown or revoked (ask the "
                 "broker's operator for another)",
                 Refusal.FORBIDDEN.value,
             )

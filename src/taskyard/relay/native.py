@@ -36,9 +36,6 @@ BYTES_PER_TURN_MAX: Final = 16 << 20
 CHECK_NS: Final = SECOND_NS
 RETRY_NS: Final = SECOND_NS // 50
 
-#: Log that there is no connection to the broker after this time.
-MISSING_NS: Final = 3 * SECOND_NS
-
 #: The shortest interval of messages above. Those of many peers collect meanwhile. The first one
 #: after a pause is sent at once.
 SEND_NS: Final = SECOND_NS // 200
@@ -50,7 +47,6 @@ MESSAGE_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024
 REFUSED_TEXT: Final = (
     f"peers disconnected, over {PEERS_MAX} or with too long a message: %d new, %d since the start"
 )
-MISSING_TEXT: Final = "no connection to the broker (is it running, and is the key of this broker?)"
 CUT_TEXT: Final = "peers disconnected that did not read: %d new, %d since the start"
 LOOP_TEXT: Final = (
     f"messages dropped that have passed {DEPTH_MAX} relays (do --to options form a loop?): %d new, "
@@ -71,8 +67,6 @@ class Upstream(Protocol):
     def is_connected(self) -> bool: ...
 
     def is_congested(self) -> bool: ...
-
-    def check_accepted(self, unanswered_ns: int) -> None: ...
 
 
 class NativeRelay:
@@ -97,8 +91,8 @@ class NativeRelay:
         #: Messages that the broker has no room for, and when the last one was sent.
         self._unsent: deque[list[bytes]] = deque()
         self._sent_ns = 0
-        self._check_at_ns = self._since_ns = clock.monotonic_ns()
-        self.has_exited = self._is_missing = False
+        self._check_at_ns = clock.monotonic_ns()
+        self.has_exited = False
         #: Peers that were disconnected: beyond a limit, or because they did not read.
         self.refused = 0
         self.cut = 0
@@ -164,14 +158,6 @@ class NativeRelay:
         if connections > max(1, self._connections_above):
             self._cut_all()
         self._connections_above = connections
-        if is_connected:
-            self._since_ns = self._clock.monotonic_ns()
-        else:
-            self._above.check_accepted(self._clock.monotonic_ns() - self._since_ns)
-        is_missing = self._clock.monotonic_ns() - self._since_ns > MISSING_NS
-        if is_missing and not self._is_missing:
-            logger.warning(MISSING_TEXT)
-        self._is_missing = is_missing
         reads = is_connected and not self._unsent and not self._above.is_congested()
         if reads is not self._reads:
             self._reads = reads

@@ -7,6 +7,7 @@ its peers. Relays of other dialects are gateways, with a connection above for ea
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
@@ -14,17 +15,18 @@ from msgspec import Struct
 from taskyard.net import sockets
 from taskyard.net.guard import Guard
 from taskyard.net.host import Host, HostedProgram
+from taskyard.net.sockets import ZmqSocket
 from taskyard.net.unread import Unread
 from taskyard.relay.gateway import Gateway, GatewayProgram
 from taskyard.relay.native import NativeRelay
 from taskyard.relay.server import LoggedRelay, Relay
+from taskyard.relay.upstreams import CheckedRelay, UpstreamCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from taskyard.net.keyring import Keyring
     from taskyard.net.keys import PeerKey
-    from taskyard.net.sockets import ZmqSocket
 
 logger = logging.getLogger("taskyard.relay")
 
@@ -135,32 +137,35 @@ class RelayOptions(Struct, frozen=True):
     upstream_keys: tuple[PeerKey | None, ...] = ()
 
 
+#: A relay, and its sockets to brokers whose connections are checked.
+Opened = tuple[RelayProgram, Sequence[ZmqSocket]]
+
+
 def serve(
     options: RelayOptions, announce: Callable[[str], None], *, until_eof: bool = False
 ) -> None:
     """Relay messages until a signal. `announce` receives a line with the open endpoints."""
     with Host(until_eof=until_eof) as host:
         guard = Guard()
-        program = _OPENERS.get(options.dialect, _open_gateway)(options, host, guard)
+        program, above = _OPENERS.get(options.dialect, _open_gateway)(options, host, guard)
         host.callback(guard.close)
         guard.start()
         announce(f"listening {options.dialect} {program.endpoint}")
-        host.run(program)
+        host.run(CheckedRelay(program, UpstreamCheck(above, host.clock)))
         logger.info("stopped: %s", program.summary())
 
 
-def _open_wmp(options: RelayOptions, host: Host, guard: Guard) -> LoggedRelay:
+def _open_wmp(options: RelayOptions, host: Host, guard: Guard) -> Opened:
     below = sockets.listen_to_peers(options.endpoints[0], guard, options.keyring)
     host.add_socket(below)
     places = [place for (place,) in options.upstreams]
     keys = options.upstream_keys or [options.key] * len(places)
     pairs = zip(places, keys, strict=True)
-    above = [host.add_socket(sockets.connect(*pair)) for pair in pairs]
-    keyed = [wire for wire, key in zip(above, keys, strict=True) if key is not None]
-    return LoggedRelay(Relay(below, above), host.clock, below.endpoint, keyed)
+    above = [host.add_socket(sockets.connect(*pair, counts=True)) for pair in pairs]
+    return LoggedRelay(Relay(below, above), host.clock, below.endpoint), above
 
 
-def _open_native(options: RelayOptions, host: Host, guard: Guard) -> NativeRelay:
+def _open_native(options: RelayOptions, host: Host, guard: Guard) -> Opened:
     below = sockets.listen_to_peers(options.endpoints[0], guard, options.keyring)
     host.add_socket(below)
     wire = sockets.connect(options.upstreams[0][0], options.key, counts=True)
@@ -169,13 +174,17 @@ def _open_native(options: RelayOptions, host: Host, guard: Guard) -> NativeRelay
     def set_reading(reads: bool) -> None:  # noqa: FBT001  # called by position
         (host.poller.add if reads else host.poller.remove)(below)
 
-    return NativeRelay(below, BoundedSocket(wire), host.clock, set_reading)
+    return NativeRelay(below, BoundedSocket(wire), host.clock, set_reading), [wire]
 
 
-def _open_gateway(options: RelayOptions, host: Host, guard: Guard) -> GatewayProgram:
+def _open_gateway(options: RelayOptions, host: Host, guard: Guard) -> Opened:
+    """Open a gateway for each endpoint, and a connection that is only checked.
+
+    A gateway connects for its peers, and without any a wrong key would not be noticed.
+    """
     is_named = options.dialect == ROUND_ROBIN
     kind = NamedConnector if is_named else Connector
-    gateways = []
+    gateways, checked = [], []
     for endpoint, upstream in zip(options.endpoints, options.upstreams[0], strict=True):
         below = sockets.listen_to_peers(
             endpoint, guard, options.keyring, is_named=is_named, identity=options.identity
@@ -184,11 +193,13 @@ def _open_gateway(options: RelayOptions, host: Host, guard: Guard) -> GatewayPro
         gateway = Gateway(below, kind(host, upstream, options.key), host.clock)
         host.callback(gateway.close)
         gateways.append(gateway)
-    return GatewayProgram(gateways, host.clock)
+        checked.append(sockets.connect(upstream, options.key, counts=True))
+        host.callback(checked[-1].close)
+    return GatewayProgram(gateways, host.clock), checked
 
 
 #: The functions that open the sockets of a dialect. All others have a gateway.
-_OPENERS: Final[dict[str, Callable[[RelayOptions, Host, Guard], RelayProgram]]] = {
+_OPENERS: Final[dict[str, Callable[[RelayOptions, Host, Guard], Opened]]] = {
     WMP: _open_wmp,
     DWORK: _open_native,
 }

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, Protocol
 
-from taskyard.core.limits import SECOND_NS
-from taskyard.errors import Malformed, Refused
+from taskyard.errors import Malformed
 from taskyard.net.host import CountLog
 from taskyard.net.protocols import Transport
 from taskyard.wire.wmp import frames as wmp
@@ -28,9 +27,6 @@ logger = logging.getLogger("taskyard.relay")
 
 #: Messages forwarded from one socket before the next one is read.
 MESSAGES_PER_TURN: Final = 64
-
-#: How often to check whether a manager refuses the key.
-CHECK_NS: Final = SECOND_NS
 
 #: Log lines with the number of new drops and the total.
 UNDELIVERED_TEXT: Final = "undeliverable messages: %d new, %d since the start"
@@ -181,64 +177,10 @@ class Relay:
         return True
 
 
-class KeyedUpstream(Protocol):
-    """A socket to a manager, which may refuse its key: `net.sockets.CountingSocket`."""
-
-    def is_connected(self) -> bool: ...
-
-    def check_accepted(self, unanswered_ns: int) -> None: ...
-
-
-class KeyCheck:
-    """Detects managers that refuse the relay's key. ZeroMQ does not connect to them again."""
-
-    def __init__(self, above: Sequence[KeyedUpstream], clock: MonotonicClock) -> None:
-        self._above = above
-        self._clock = clock
-        now_ns = clock.monotonic_ns()
-        #: When each was last connected.
-        self._connected_ns = [now_ns] * len(above)
-        self._refused: dict[int, Refused] = {}
-        self._logged: set[int] = set()
-        self._check_at_ns = now_ns + CHECK_NS
-
-    def wake_at_ns(self) -> int | None:
-        """Return the time of the next check. None: no manager needs one."""
-        return self._check_at_ns if self._above else None
-
-    def run_if_due(self) -> None:
-        """Raise `Refused` if all managers refuse the key, and log it if some do."""
-        now_ns = self._clock.monotonic_ns()
-        if not self._above or now_ns < self._check_at_ns:
-            return
-        self._check_at_ns = now_ns + CHECK_NS
-        for number, upstream in enumerate(self._above):
-            if upstream.is_connected():
-                self._connected_ns[number] = now_ns
-                continue
-            try:
-                upstream.check_accepted(now_ns - self._connected_ns[number])
-            except Refused as error:
-                self._refused.setdefault(number, error)
-        if len(self._refused) == len(self._above):
-            raise self._refused[0]
-        for number in self._refused.keys() - self._logged:
-            self._logged.add(number)
-            logger.warning("%s", self._refused[number])
-
-
 class LoggedRelay:
     """A relay that logs dropped messages, as the host drives it."""
 
-    def __init__(
-        self,
-        relay: Relay,
-        clock: MonotonicClock,
-        endpoint: str,
-        above: Sequence[KeyedUpstream] = (),
-    ) -> None:
-        """`above` are the sockets with a key."""
-        self._keys = KeyCheck(above, clock)
+    def __init__(self, relay: Relay, clock: MonotonicClock, endpoint: str) -> None:
         self._relay = relay
         #: Where it listens.
         self.endpoint = endpoint
@@ -250,14 +192,13 @@ class LoggedRelay:
 
     def turn(self) -> bool:
         more = self._relay.turn()
-        self._keys.run_if_due()
         for log in self._logs:
             log.log_if_due()
         return more
 
     def wake_at_ns(self) -> int | None:
-        """Return when the key is checked. None: there is none."""
-        return self._keys.wake_at_ns()
+        """Return None: it only waits for messages."""
+        return None
 
     def summary(self) -> str:
         """Return the counts for the log."""

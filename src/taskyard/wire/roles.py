@@ -175,7 +175,7 @@ def refusal(
     right = PERMISSIONS[dialect].get(request, _UNLISTED)
     if not any(role in right.roles for role in peer.roles):
         return Refusal.FORBIDDEN, (
-            f"key {peer.name!r}: {_roles_text(peer.roles)} may not {right.action} (this needs "
+            f"key {peer.name!r}: {roles_text(peer.roles)} may not {right.action} (this needs "
             f"{with_article(right.roles[0])}'s key)"
         )
     if right.is_by_worker and peer.is_bound:
@@ -193,6 +193,12 @@ def check_roles(roles: Iterable[Role]) -> tuple[Role, ...]:
     return tuple(role for role in Role if role in given)
 
 
+def relayed_roles(dialect: str) -> tuple[Role, ...]:
+    """Return the roles whose keys permit a relay of the dialect more than any key does."""
+    permissions = [one for one in PERMISSIONS[dialect].values() if one.roles != _ALL]
+    return tuple(role for role in Role if any(role in one.roles for one in permissions))
+
+
 def may_act_as(key: str, location: bytes) -> bool:
     """Return whether a worker's key of that name allows a worker of this name."""
     own = key.encode()
@@ -204,7 +210,7 @@ def with_article(role: Role) -> str:
     return f"{'an' if role is Role.ADMIN else 'a'} {role}"
 
 
-def _roles_text(roles: tuple[Role, ...]) -> str:
+def roles_text(roles: tuple[Role, ...]) -> str:
     """Return the roles with an article: `a viewer`, `a producer and worker`."""
     return " and ".join([with_article(roles[0]), *roles[1:]])
 
