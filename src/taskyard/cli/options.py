@@ -351,17 +351,25 @@ broker_state_option = click.option(
     help="State directory of the broker.",
 )
 
-key_option = click.option(
-    "--key",
-    cls=SettingOption,
-    envvar="TASKYARD_KEY",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    metavar="FILE",
-    expose_value=False,
-    callback=store_option("keys"),
-    help="Key file for a broker that requires keys. Repeatable: one for each broker.",
-)
+
+def _key_option(repeated: str) -> Callable[[CommandFunction], CommandFunction]:
+    return click.option(
+        "--key",
+        cls=SettingOption,
+        envvar="TASKYARD_KEY",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        metavar="FILE",
+        expose_value=False,
+        callback=store_option("keys"),
+        help=f"Key file for a broker that requires keys.{repeated}",
+    )
+
+
+key_option = _key_option(" Repeatable: one for each broker.")
+
+#: For commands with one broker. A second file is refused when the key is read.
+single_key_option = _key_option("")
 
 
 def _accept_invitation(
@@ -400,19 +408,26 @@ def _read_invitations(
     return found
 
 
+def _invite_option(repeated: str) -> Callable[[CommandFunction], CommandFunction]:
+    return click.option(
+        "--invite",
+        cls=SettingOption,
+        envvar=INVITE_VARIABLE,
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        multiple=True,
+        callback=_accept_invitation,
+        help="Connect as in this invitation of `taskyard keys invite`. - reads a line of stdin."
+        f"{repeated}",
+    )
+
+
 #: For workers, which keep the invitation's key in memory.
-invite_option = click.option(
-    "--invite",
-    cls=SettingOption,
-    envvar=INVITE_VARIABLE,
-    metavar="FILE",
-    is_eager=True,
-    expose_value=False,
-    multiple=True,
-    callback=_accept_invitation,
-    help="Connect as in this invitation of `taskyard keys invite`. - reads a line of stdin. "
-    "Repeatable for several brokers.",
-)
+invite_option = _invite_option(" Repeatable for several brokers.")
+
+#: For commands with one broker.
+single_invite_option = _invite_option("")
 
 
 def _use_invitation(

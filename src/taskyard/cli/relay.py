@@ -14,9 +14,9 @@ from taskyard.cli.daemon_options import (
 from taskyard.cli.options import (
     CliContext,
     config_option,
-    invite_option,
     key_option,
     quiet_option,
+    single_invite_option,
     verbose_option,
 )
 from taskyard.cli.output import example
@@ -53,7 +53,7 @@ from taskyard.wire import roles
     "across restarts.",
 )
 @key_option
-@invite_option
+@single_invite_option
 @click.option(
     "--identity",
     metavar="TEXT",

@@ -22,7 +22,13 @@ import click
 from taskyard.broker.server import BrokerSettings, serve
 from taskyard.cli.daemon_options import log_to_stderr, read_listen
 from taskyard.cli.format import format_count
-from taskyard.cli.options import CliContext, config_option, invite_option, key_option, state_option
+from taskyard.cli.options import (
+    CliContext,
+    config_option,
+    single_invite_option,
+    single_key_option,
+    state_option,
+)
 from taskyard.cli.output import example
 from taskyard.cli.prompt import QUIT, Console, read_commands, run_command, run_prompt
 from taskyard.client import discovery
@@ -258,8 +264,8 @@ def _stop() -> None:
     metavar="N",
     help="Messages that the worker may hold at once.",
 )
-@key_option
-@invite_option
+@single_key_option
+@single_invite_option
 @config_option
 @click.pass_obj
 def worker(
@@ -323,8 +329,8 @@ def _parse_commands(given: Sequence[str]) -> dict[bytes, list[str]]:
 
 @rr.command(epilog=example("rr client -d 1"))
 @_peer_option
-@key_option
-@invite_option
+@single_key_option
+@single_invite_option
 @config_option
 @click.pass_obj
 def client(cli_context: CliContext, endpoint: str, debug: int) -> None:

@@ -161,8 +161,8 @@ KEYS: Final = (
         "heartbeat",
         kinds.DURATION_OR_AUTO,
         0,
-        "The interval of a worker's heartbeats. auto: set by the broker, 1s to a third of "
-        "lease.expire by the number of workers.",
+        "The interval of a worker's heartbeats. auto: set by the broker by the number of workers, "
+        "1s to a third of lease.expire, and up to lease.expire without tasks.",
     ),
     _key(
         "lease",
