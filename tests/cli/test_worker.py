@@ -11,6 +11,7 @@ import pytest
 from taskyard.cli.entry import run as run_here
 from taskyard.cli.entry import taskyard
 from taskyard.client.client import Client
+from taskyard.worker import wmp
 from tests.kit.processes import (
     AT_THE_GATE,
     Broker,
@@ -167,6 +168,27 @@ def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path)
         assert code == 0
         assert "without a broker to report to: 1 task will run again" in err
         client.close(0)
+
+
+def test_worker_of_another_dialect_connects_as_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the settings file, and after --broker and --state."""
+    found: list[list[str]] = []
+    monkeypatch.setattr(wmp, "serve", lambda places, *_given, **_more: found.append(places))
+    monkeypatch.chdir(tmp_path)
+    settings = '[broker]\nurl = "tcp://127.0.0.1:3"\n[listen]\nwmp = "tcp://127.0.0.1:4"\n'
+    (tmp_path / "taskyard.toml").write_text(settings)
+    words = ["worker", "--dialect", "wmp"]
+    assert run_here(taskyard, words) == 0
+    monkeypatch.setenv("TASKYARD_BROKER", "tcp://127.0.0.1:1,tcp://127.0.0.1:2")
+    for more in ((), ("--broker", "tcp://127.0.0.1:5"), ("--state", "there")):
+        assert run_here(taskyard, [*words, *more]) == 0
+    file = ["tcp://127.0.0.1:4"]
+    both = ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
+    assert found == [file, both, ["tcp://127.0.0.1:5"], file]
+    assert run_here(taskyard, ["worker", "--dialect", "ping-pong"]) == 2
+    assert "TASKYARD_BROKER: a ping-pong worker has one broker" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

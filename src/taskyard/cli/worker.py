@@ -36,6 +36,7 @@ from taskyard.errors import UserError
 from taskyard.net import endpoints
 from taskyard.process.machine import usable_cores
 from taskyard.settings.keys import SLOTS_MAX
+from taskyard.settings.sections import Source
 from taskyard.wire.pickled import PICKLE
 from taskyard.worker.agents.runner import AgentSettings, read_command, read_variables
 from taskyard.worker.native_process import BrokerTarget, serve
@@ -181,7 +182,8 @@ class WorkerOptions(Struct, frozen=True):
     "--heartbeat",
     type=DURATION_OR_AUTO,
     show_default="auto",
-    help="Heartbeat interval. auto: set by the broker, from 1s to a third of --lease.",
+    help="Heartbeat interval. auto: set by the broker, from 1s to a third of --lease, or up to "
+    "--lease without tasks.",
 )
 @setting_option(
     "lease.expire",
@@ -259,8 +261,8 @@ def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401 
     wmp, the tasks of a foreign manager are in the campaign @MANAGER there.
 
     With --dialect ping-pong or wmp the worker offers the service of the broker's listener, usually
-    default, for wmp also others with --service. --broker is then the endpoint where the broker
-    listens for that dialect.
+    default, for wmp also others with --service. --broker or TASKYARD_BROKER is then the endpoint
+    where the broker listens for that dialect. The default is that of the settings, in [listen].
 
     An invitation has the endpoint, the dialect and the key. --broker, --dialect and --key replace
     its parts.
@@ -285,6 +287,8 @@ def _apply_invitation(cli_context: CliContext, options: dict[str, Any]) -> None:
     invitation = cli_context.find_invitation() if is_sought else None
     usual = "dwork" if invitation is None else invitation.dialect
     dialect = options["dialect"] = options["dialect"] or usual
+    if is_sought and not is_given and not options["brokers"] and dialect != "dwork":
+        options["brokers"] = _brokers_of_environment(cli_context)
     if invitation is None or options["brokers"]:
         return
     if dialect != invitation.dialect:
@@ -293,6 +297,13 @@ def _apply_invitation(cli_context: CliContext, options: dict[str, Any]) -> None:
         )
     if is_given or dialect != "dwork":
         options["brokers"] = invitation.endpoints[: 1 if dialect == "ping-pong" else None]
+
+
+def _brokers_of_environment(cli_context: CliContext) -> tuple[str, ...]:
+    """Return the endpoints in TASKYARD_BROKER. A file has those of other dialects in `listen`."""
+    settings = cli_context.settings()
+    is_there = settings.source("broker.url") is Source.ENVIRONMENT
+    return discovery.configured_endpoints(settings) if is_there else ()
 
 
 def _check(values: WorkerOptions) -> None:
@@ -309,7 +320,7 @@ def _check(values: WorkerOptions) -> None:
     if (given := given_resource_options()) and values.dialect != "dwork":
         raise UserError(f"{', '.join(given)}: needs --dialect dwork, not {values.dialect}")
     if len(values.brokers) > 1 and values.dialect == "ping-pong":
-        raise UserError("--broker: a ping-pong worker has one broker")
+        raise UserError("--broker, TASKYARD_BROKER: a ping-pong worker has one broker")
 
 
 def _check_forward(values: WorkerOptions) -> None:
