@@ -20,7 +20,9 @@ from taskyard.core.explain import cancelled, explain
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import WorkerFacts
 from taskyard.core.rules import LaneOptions
+from taskyard.core.scheduler import Scheduler
 from tests.core.kit import Yard
+from tests.kit.snapshots import reopened
 
 
 def why(yard: Yard, name: bytes) -> Explanation:
@@ -434,3 +436,34 @@ def test_page_has_every_reason_of_a_task_and_no_other() -> None:
     listed = [code for row in rows for code in re.findall(r"`([^`]+)`", row)]
     of_lanes_only = (Reason.SERVED, Reason.IDLE)
     assert sorted(listed) == sorted(one.value for one in Reason if one not in of_lanes_only)
+
+
+def test_task_that_workers_return_with_a_reason(yard: Yard) -> None:
+    """A forwarder returns a task that has passed its brokers before, again and again."""
+    loop = b"forwarding loop: 'c@a' has passed a before"
+    yard.submit(b"a")
+    for _ in range(3):
+        yard.take(b"w")
+        yard.report(b"w", b"a", Outcome.REFUSED, texts=[loop])
+    expected = f"its last 3 attempts were returned by worker w: {loop.decode()}"
+    assert sentence(yard, b"a", Reason.RETURNED) == f"it is ready, but {expected}"
+    yard.scheduler = Scheduler(reopened(yard.mirror))  # restarted
+    assert sentence(yard, b"a", Reason.RETURNED) == f"it is ready, but {expected}"
+    yard.submit(b"b", b"c", priority=1)
+    yard.take(b"w", 2)
+    full = f"it is ready, but all 2 slots of its 1 worker are in use; {expected}"
+    assert sentence(yard, b"a", Reason.WORKERS_BUSY) == full
+    yard.finish(b"w", b"b")
+    yard.take(b"w")
+    assert sentence(yard, b"a", Reason.LEASED).endswith(f"(attempt 4); {expected}")
+    assert (yard[b"a"].losses, yard[b"a"].failures) == (0, 0)
+
+
+def test_task_that_was_returned_once_waits_for_a_worker(yard: Yard) -> None:
+    yard.submit(b"a")
+    yard.take(b"w")
+    yard.report(b"w", b"a", Outcome.REFUSED, texts=[b"stopped"])
+    assert sentence(yard, b"a", Reason.WORKERS_BUSY) == (
+        "it is ready, but no worker of service default with a free slot requests tasks; its last "
+        "attempt was returned by worker w: stopped"
+    )

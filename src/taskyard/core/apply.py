@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 #: Reasons of attempts that ended without a failure, for users.
 _LOST_TEXT: Final = b"the worker was lost"
-_RETURN_TEXTS: Final = {
+RETURN_TEXTS: Final = {
     ReturnReason.REFUSED: b"the worker had no room for it",
     ReturnReason.TRANSFERRED: b"the worker returned it",
     ReturnReason.DEFERRED_BACK: b"the worker deferred it",
@@ -314,7 +314,8 @@ def _postponed(ledger: Ledger, record: records.Postponed, tasks: Tasks) -> None:
 
 
 def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
-    reasons = [_RETURN_TEXTS[record.reason]]
+    usual = RETURN_TEXTS[record.reason]
+    reasons = [usual] if record.reasons is None else [one or usual for one in record.reasons]
     _record_attempts(ledger, tasks, (b"returned", record.at_ns), reasons, record.runs)
     blameless = record.reason not in (*RETURNS_CHARGED, *RETURNS_TO_BACK)
     released = [(lane, lane.released) for lane, _ in lane_counts(tasks)] if blameless else []

@@ -46,6 +46,7 @@ class Reason(Enum):
     NO_RESOURCES = "too-many-resources"  #: more than any worker of the service has
     RESOURCES_BUSY = "resources-busy"  #: other tasks have them
     WORKERS_BUSY = "workers-busy"
+    RETURNED = "returned"  #: workers take it and return it, with a reason of their own
     ISOLATED = "isolated"  #: it lost workers, so few tasks like it may share one
     EXCLUSIVE = "exclusive"  #: its last attempt needs a worker of its own
     RESERVED = "worker-reserved"  #: a worker that is large enough is kept free for it

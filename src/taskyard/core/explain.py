@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Final, cast
 
 from taskyard.core import graph, holds, lane_rates, reservations, resources
+from taskyard.core.apply import RETURN_TEXTS
 from taskyard.core.durations import duration_text, rough_duration_ns
 from taskyard.core.effects import Explanation, Reason
 from taskyard.core.holds import HoldReason
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from taskyard.core.context import Context
     from taskyard.core.entities import Lane, Lease, Task, Worker
     from taskyard.core.model import WorkerFacts
+    from taskyard.core.runs import Attempt
 
 #: A sentence names this many tasks and counts the rest.
 NAMED_MAX: Final = 5
@@ -105,6 +107,8 @@ def _leased(context: Context, task: Task) -> Explanation:
     progress = str(lease.progress_of(task.name))
     if progress:
         sentence += f"; its progress: {progress}"
+    if returned := _returned_attempts(context, task):
+        sentence += f"; {_returned_text(returned)}"
     late = _late_heartbeat_text(context, lease.worker)
     if late:
         return Explanation(Reason.NO_HEARTBEAT, f"{sentence}, and {late}")
@@ -114,6 +118,24 @@ def _leased(context: Context, task: Task) -> Explanation:
 def _malformed(lines: int) -> str:
     """Return a clause about malformed lines of a worker's agents, or "" if there are none."""
     return f"; its agents wrote {counted(lines, 'malformed line')} (see its log)" if lines else ""
+
+
+def _returned_attempts(context: Context, task: Task) -> list[Attempt]:
+    """Return the latest attempts, newest first, that workers returned with reasons of their own."""
+    attempts = context.ledger.failed_attempts.get(task.name, [])
+    return [*takewhile(_is_returned, reversed(attempts))]
+
+
+def _is_returned(attempt: Attempt) -> bool:
+    is_own = bool(attempt.reason) and attempt.reason not in RETURN_TEXTS.values()
+    return attempt.outcome == b"returned" and is_own
+
+
+def _returned_text(returned: list[Attempt]) -> str:
+    """Return a clause about attempts that workers returned, newest first."""
+    attempts = "attempt was" if len(returned) == 1 else f"{len(returned)} attempts were"
+    newest = returned[0]
+    return f"its last {attempts} returned by worker {shown(newest.worker)}: {shown(newest.reason)}"
 
 
 def _late_heartbeat_text(context: Context, worker: Worker) -> str:
@@ -207,8 +229,13 @@ def _ready(context: Context, task: Task) -> Explanation:
     kept_back = missing or _reserved(context, task) or _isolated(context, task)
     if kept_back is not None:
         return kept_back
-    full = _no_room_text(context, task) or _unused_slot_text(context, task)
+    full, returned = _no_room_text(context, task), _returned_attempts(context, task)
+    if len(returned) > 1 and not full:
+        return Explanation(Reason.RETURNED, f"it is ready, but {_returned_text(returned)}")
+    full = full or _unused_slot_text(context, task)
     sentence = f"it is ready, but {full}{_weight_text(task.lane)}"
+    if returned:
+        sentence += f"; {_returned_text(returned)}"
     return Explanation(Reason.WORKERS_BUSY, sentence)
 
 

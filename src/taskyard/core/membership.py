@@ -22,6 +22,7 @@ from taskyard.core.effects import (
     UnknownWorker,
 )
 from taskyard.core.limits import (
+    ATTEMPT_REASON_BYTES_MAX,
     HEARTBEATS_UNLISTED_MAX,
     NAME_BYTES_MAX,
     NUMBER_MAX,
@@ -425,10 +426,14 @@ def return_tasks(  # noqa: PLR0913  # the last one is named
     after: list[list[bytes]] | None = None,
     *,
     runs: RunColumns | None = None,
+    texts: list[bytes] | None = None,
 ) -> None:
+    """Return tasks to the queue. `texts` has the worker's reason for each."""
     if tasks:
         names, attempts = [task.name for task in tasks], [task.attempt for task in tasks]
         record = Returned(context.at_ns, worker.name, names, attempts, reason, after, runs)
+        if texts is not None and any(texts):
+            record.reasons = [text[:ATTEMPT_REASON_BYTES_MAX] for text in texts]
         context.emit(record, tasks)
 
 

@@ -127,6 +127,8 @@ class Returned(Record, tag=7):
     after: list[list[bytes]] | None = None
     #: How the attempts ran. None: not measured.
     runs: RunColumns | None = None
+    #: The worker's reason for each task, at most `ATTEMPT_REASON_BYTES_MAX`. None: it gave none.
+    reasons: list[bytes] | None = None
 
 
 class LeaseExpired(Record, tag=8):

@@ -224,7 +224,8 @@ def _settle(
             _defer_to_back(context, worker, event, some, where)
         else:
             ran = _runs_of(context, event, some, where)
-            membership.return_tasks(context, worker, some, ReturnReason.REFUSED, runs=ran)
+            reason = ReturnReason.REFUSED
+            membership.return_tasks(context, worker, some, reason, runs=ran, texts=texts)
 
 
 def _order_of_outcome(item: tuple[Outcome, object]) -> tuple[bool, Outcome]:
