@@ -144,6 +144,13 @@ def test_list_is_sorted_by_run_time_with_the_longest_first(call: Caller) -> None
         assert names[-1] == "c/" + "x" * 60
 
 
+def test_list_has_the_last_worker_of_tasks_that_have_ended(call: Caller) -> None:
+    (worker,) = {*column(call, "worker", "--campaign", "c", "--only", "done", "--only", "failed")}
+    document = call("show", "nap", "--json").document()
+    assert worker == document["task"]["attempts"][-1]["worker"]
+    assert column(call, "worker", "--match", "xxx") == ["-"]
+
+
 def test_list_reverses_the_order_of_submission(call: Caller) -> None:
     names = column(call, "name", "--campaign", "c", "--reverse", "--limit", "2")
     assert names == ["c/" + "x" * 60, "c/greedy"]

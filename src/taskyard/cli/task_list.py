@@ -104,6 +104,11 @@ def exit_cell(view: View, _now: float = 0) -> str:
     return "" if view.get("exit_status") is None else str(view["exit_status"])
 
 
+def _worker_cell(view: View, _now: float) -> str:
+    """Return the worker of the latest attempt, which may have ended."""
+    return view["worker"] or view.get("worker_last") or ""
+
+
 COLUMNS: Final = {
     "name": Column(_name_cell),
     "broker": Column(lambda view, _now: view.get("broker", "")),
@@ -118,7 +123,7 @@ COLUMNS: Final = {
     "losses": _field("losses"),
     "waits_for": _field("waits_for"),
     "dependents": _field("dependents"),
-    "worker": _field("worker"),
+    "worker": Column(_worker_cell, measured=True),
     "progress": Column(lambda view, _now: format_progress(view)),
     "submitted": _moment("submitted"),
     "due": _moment("due"),
@@ -201,9 +206,9 @@ def list_tasks(  # noqa: PLR0913  # one per option
     """List tasks in the order of submission, or sorted.
 
     With options, only the tasks that match every option. A sorted or reversed list reads all of
-    them first. Run time, memory and CPU time are those of the latest attempt, as its worker
-    measured them. With --json, tasks have all their fields, and measurements if --columns or --sort
-    needs them.
+    them first. The worker, run time, memory and CPU time are those of the latest attempt, as the
+    worker measured them. With --json, tasks have all their fields, and measurements if --columns or
+    --sort needs them.
     """
     scope = to_scope(given)
     keys = _column_names(columns, scope, is_several=has_several_brokers(cli_context))
