@@ -262,8 +262,14 @@ class Worker(Struct, eq=False):
 
     @property
     def lease_timeout_ns(self) -> int:
-        """Time without a message before it is lost. 0: no limit. Shorter for a contested name."""
+        """Time without a message before it is lost. 0: no limit. Shorter for a contested name.
+
+        A worker without a limit has one while it holds no task: its next request registers it
+        again. One that gets tasks without a request stays.
+        """
         allowed_ns = max(self.facts.lease_timeout_ns, self.lease_ns_max)
+        if not allowed_ns and not self.leases and not self.facts.always_ready:
+            allowed_ns = self.facts.restart_lease_ns
         missed_ns = (HEARTBEATS_MISSED_MAX + 1) * self.heartbeat_ns
         if allowed_ns and self.heartbeat_ns > self.facts.heartbeat_ns and not self.leases:
             allowed_ns = max(allowed_ns, missed_ns)

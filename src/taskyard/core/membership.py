@@ -367,6 +367,8 @@ def expire_worker(context: Context, worker: Worker, reason: bytes = b"silent") -
         worker_names.record_replaced(context, worker, held)
     else:
         context.emit(WorkerLeft(context.at_ns, worker.name, reason))
+        if not worker.facts.lease_timeout_ns:  # its next request must register it
+            context.send(UnknownWorker(worker.name, 0))
 
 
 def end_uncertain_leases(context: Context, worker: Worker) -> None:

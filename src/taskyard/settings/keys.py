@@ -176,7 +176,8 @@ KEYS: Final = (
         "plain",
         kinds.DURATION,
         600 * SECOND_NS,
-        "How long plain dwork workers keep their tasks after a restart of the broker.",
+        "How long plain dwork workers keep their tasks after a restart of the broker, and stay "
+        "listed without a message while they have none.",
     ),
     _key(
         "output",

@@ -78,6 +78,23 @@ def test_plain_worker_keeps_its_tasks_for_ten_minutes_after_a_restart() -> None:
     assert counter.hex(COMPLETE_A) == OK
 
 
+def test_plain_worker_without_tasks_is_removed_after_ten_minutes_without_a_message() -> None:
+    counter = Counter()
+    counter.hex(CREATE_A)
+    assert steal(counter) == ["A"]
+    workers = counter.scheduler.ledger.workers
+    counter.pass_time(10_000 * SECOND_NS)
+    assert len(workers) == 1  # it may still run the task
+    assert counter.hex(COMPLETE_A) == OK
+    counter.pass_time(599 * SECOND_NS)
+    assert len(workers) == 1
+    counter.pass_time(SECOND_NS)
+    assert not workers
+    counter.hex(CREATE_B_AND_C)
+    assert steal(counter) == ["B"]  # registered again
+    assert len(workers) == 1
+
+
 def test_plain_worker_that_reconnects_under_its_id_keeps_its_tasks_for_ten_minutes() -> None:
     counter = Counter()
     counter.hex(CREATE_A)

@@ -377,6 +377,8 @@ class Checker:
         lease_timeout_ns = worker_model.facts.lease_timeout_ns and max(
             [worker_model.facts.lease_timeout_ns, *held_ns]
         )
+        if not lease_timeout_ns and not held_ns and not worker_model.facts.always_ready:
+            lease_timeout_ns = worker_model.facts.restart_lease_ns  # it registers again
         seen_ns = self._last_seen_ns(worker)
         now_ns = self._timeline.now_ns
         least_ns = lease_timeout_ns
