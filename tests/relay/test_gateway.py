@@ -9,6 +9,7 @@ import pytest
 from taskyard.errors import Refused
 from taskyard.relay import gateway as gateway_module
 from taskyard.relay.gateway import CHECK_NS, UNANSWERED_NS_MAX, UNSENT_NS_MAX, Gateway
+from taskyard.wire.dialect import PROBE
 from tests.relay.kit import Clock, Listener
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def test_gateway_whose_probe_comes_back_forwards_nothing(monkeypatch: pytest.Mon
     world.below.say(2, b"", b"b")
     world.gateway.turn()
     (probe,) = world.above.all[2].sent
-    assert probe[:2] == [b"broker", gateway_module.PROBE]
+    assert probe[:2] == [b"broker", PROBE]
     world.below.say(3, *probe[1:])
     world.below.say(4, b"", b"c")
     world.gateway.turn()

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.host import CountLog
+from taskyard.wire.dialect import PROBE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -49,9 +50,6 @@ UNANSWERED_NS_MAX: Final = 5 * SECOND_NS
 
 #: Connections opened within `CHECK_NS` without any reply that make the gateway send a probe.
 PROBE_LINKS: Final = 100
-
-#: The first frame of a probe. The second is the gateway's token. Brokers drop it as malformed.
-PROBE: Final = b"taskyard-relay-probe"
 
 #: The route of a probe below. It has no routing id of its own above.
 PROBE_ROUTE: Final = b"\0probe"

@@ -43,6 +43,17 @@ _RESERVED: Final = re.compile(b"(?:%s)(?:@[^:]*)?:" % b"|".join(_DIALECTS))
 _ASSIGNED: Final = b"\0"
 
 
+#: The first frame of a relay's probe. The second is a token of the relay, which recognizes its own
+#: probe if relays form a loop. Brokers drop it: no dialect has such a message.
+PROBE: Final = b"taskyard-relay-probe"
+_PROBE_FRAMES: Final = 2
+
+
+def is_probe(frames: Sequence[bytes]) -> bool:
+    """Return whether a message is the probe of a relay. It gets no reply, and is not malformed."""
+    return len(frames) == _PROBE_FRAMES and frames[0] == PROBE
+
+
 def chose_its_id(route: bytes) -> bool:
     """Return whether the peer of a route chose its routing id, so that it keeps its route on a new
     connection."""

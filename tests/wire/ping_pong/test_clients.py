@@ -11,6 +11,7 @@ import pytest
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.records import Finished, Leased, Returned, WorkerLeft
+from taskyard.wire.dialect import PROBE
 from taskyard.wire.ping_pong import backend as ping_pong_backend
 from taskyard.wire.ping_pong import server as ping_pong_server
 from taskyard.wire.ping_pong.backend import FORGET_NS
@@ -145,6 +146,14 @@ NASTY: list[list[bytes]] = [
     [b""] * 10_000,
     [b"", b"[" * 100_000, b"[" * 100_000],
 ]
+
+
+def test_probe_of_a_relay_is_dropped_without_a_reply() -> None:
+    """After a burst of peers a relay checks whether its connections lead back to it."""
+    harness = at_work()
+    for route in (BACKEND + W1, FRONTEND + b"x"):
+        assert harness.at(route, PROBE, b"token") == []
+    assert (harness.backend.malformed, harness.frontend.malformed) == (0, 0)
 
 
 @pytest.mark.parametrize("frames", NASTY, ids=range(len(NASTY)))

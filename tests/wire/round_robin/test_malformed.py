@@ -9,6 +9,7 @@ import pytest
 
 from taskyard.core import invariants
 from taskyard.core.fingerprint import ledger_fingerprint
+from taskyard.wire.dialect import PROBE
 from taskyard.wire.round_robin.frames import FRAMES_MAX, Message, parse
 from tests.wire.round_robin.kit import C1, C2, LMQ, SRV, W1, W2, Harness, lmq
 
@@ -123,3 +124,11 @@ def test_ids_and_arguments_are_opaque() -> None:
         b"\x04", number, (b"key", b"", argument, b""), (b"top",), (b"bottom",)
     )
     assert parse(frames).frames() == frames
+
+
+def test_probe_of_a_relay_is_dropped_without_a_reply() -> None:
+    harness = Harness()
+    harness.register(W1)
+    for route in (W1, b"relay"):
+        assert harness.send(route, PROBE, b"token") == []
+    assert harness.dialect.malformed == 0

@@ -24,7 +24,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, WorkerFacts
 from taskyard.wire import roles
-from taskyard.wire.dialect import PING_PONG, chose_its_id, request_numbers
+from taskyard.wire.dialect import PING_PONG, chose_its_id, is_probe, request_numbers
 from taskyard.wire.ping_pong.frames import (
     DIALECT,
     DISCONNECT,
@@ -165,7 +165,7 @@ class Backend:
         gets no reply: there is no word for that."""
         result = self._begin(now_ns)
         if not is_message(frames):
-            self.malformed += 1
+            self.malformed += not is_probe(frames)
             return result
         if peer is not None and roles.refusal(peer, roles.PING_PONG, _request_of(frames[1])):
             self.forbidden += 1

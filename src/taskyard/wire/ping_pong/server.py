@@ -20,7 +20,7 @@ from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.core.model import Refusal, Submission
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.wire import roles
-from taskyard.wire.dialect import partial_result_reason, request_numbers
+from taskyard.wire.dialect import is_probe, partial_result_reason, request_numbers
 from taskyard.wire.ping_pong.backend import Backend
 from taskyard.wire.ping_pong.frames import DIALECT, ERROR, FRAMES, FULL, RESERVED_JOBS, Settings
 
@@ -89,6 +89,8 @@ class Frontend:
     ) -> list[events.Event]:
         """Decode a message into events. Never raises."""
         del now_ns
+        if is_probe(frames):
+            return []
         if self._is_full(route):
             return self._refuse_full(route)
         refusal = None if peer is None else roles.refusal(peer, roles.PING_PONG, roles.JOB)

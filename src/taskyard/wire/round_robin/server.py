@@ -21,7 +21,7 @@ from taskyard.core.model import Refusal, Submission
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.errors import Malformed
 from taskyard.wire import roles
-from taskyard.wire.dialect import partial_result_reason, request_numbers
+from taskyard.wire.dialect import is_probe, partial_result_reason, request_numbers
 from taskyard.wire.round_robin import frames as lmq
 from taskyard.wire.round_robin.frames import Message, Settings
 from taskyard.wire.round_robin.leases import Lease, Peer
@@ -160,7 +160,7 @@ class RoundRobin:
         try:
             message = lmq.parse(frames)
         except Malformed:
-            self.malformed += 1
+            self.malformed += not is_probe(frames)
             message = None
         denial = self._denial(route, message, key)
         if denial:
