@@ -13,13 +13,14 @@ from taskyard.client.aio import AsyncClient
 from taskyard.client.async_broker_set import AsyncBrokerSet
 from taskyard.client.broker_set import BrokerSet
 from taskyard.client.client import Client
+from taskyard.client.record_stream import BrokerIdentity
 from taskyard.client.routes import RETRY_SECONDS, Routes, Routine, choose
 from taskyard.errors import NoBroker, UnknownName, UnusableKey, UserError
 
 _T = TypeVar("_T")
 
 NAMES = [f"campaign-{number}" for number in range(300)]
-IDENTITIES = {number: bytes([number]) * 16 for number in range(3)}
+IDENTITIES = {number: BrokerIdentity(bytes([number]) * 16, number) for number in range(3)}
 
 
 class FakeBrokers:
@@ -151,15 +152,21 @@ def test_command_on_a_scope_changes_nothing_unless_all_brokers_answer() -> None:
         brokers.run(retry(brokers.routes), lambda _: None)
 
 
-def test_second_endpoint_of_a_broker_is_left_out() -> None:
+@pytest.mark.parametrize(
+    ("process", "text"),
+    [
+        (1, "the same as ipc:///a"),
+        (2, "left out, because its state is a copy of that of ipc:///a (use one of them)"),
+    ],
+)
+def test_broker_with_a_journal_of_another_one_is_left_out(process: int, text: str) -> None:
     lines: list[str] = []
     brokers = FakeBrokers(1)
     brokers.routes = Routes(["ipc:///a", "tcp://127.0.0.1:1"], lines.append)
-    brokers.run(brokers.routes.connect(), lambda _: b"same")
-    assert (brokers.routes.numbers, lines) == (
-        [0],
-        ["broker at tcp://127.0.0.1:1: the same as ipc:///a"],
-    )
+    found = [BrokerIdentity(b"same", 1), BrokerIdentity(b"same", process)]
+    brokers.run(brokers.routes.connect(), found.__getitem__)
+    assert brokers.routes.numbers == [0]
+    assert lines == [f"broker at tcp://127.0.0.1:1: {text}"]
 
 
 def test_random_name_goes_to_a_broker_that_answers() -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from taskyard.cli import connection
+from taskyard.client import members, routes
 from taskyard.client.aio import AsyncClient
 from taskyard.client.client import Client
 from taskyard.client.futures import Future, as_completed
@@ -216,6 +217,32 @@ def test_broker_that_refuses_connections_is_left_out_at_once(
             return sum((await client.status())["counts"].values())
 
     assert asyncio.run(count()) == 1
+
+
+def test_broker_that_hangs_is_left_out_until_it_answers(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections are accepted, by the kernel. A client that it has answered waits as well."""
+    monkeypatch.setattr(connection, "FIRST_ANSWER_SECONDS", 1000.0)  # longer than the test may take
+    monkeypatch.setattr(members, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(routes, "RETRY_SECONDS", 0.5)
+    lines: list[str] = []
+    left_out = f"broker at {brokers.endpoints[1]}: no answer, left out"
+    with Client(brokers.endpoints, report=lines.append) as client:
+        brokers.running[1].send(signal.SIGSTOP)
+        for _ in range(2):  # the second one does not wait
+            assert [one["broker"] for one in client.status()["brokers"]] == brokers.endpoints[:1]
+        assert lines.count(left_out) == 1
+        code, out, err = brokers.call("submit", "--", "true")
+        assert (code, len(out.split()), err.count(left_out)) == (0, 1, 1)
+
+        async def count() -> int:
+            async with AsyncClient(brokers.endpoints, connect_timeout=1000.0) as other:
+                return len((await other.status())["brokers"])
+
+        assert asyncio.run(count()) == 1
+        brokers.running[1].send(signal.SIGCONT)
+        until(lambda: len(client.status()["brokers"]) == 2, "it is asked again")
 
 
 def test_records_of_a_campaign_are_followed_at_its_broker(brokers: Brokers) -> None:

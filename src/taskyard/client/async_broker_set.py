@@ -17,8 +17,10 @@ from taskyard.client import campaigns, discovery, fan_out, requests
 from taskyard.client.aio import AsyncClient
 from taskyard.client.async_futures import AsyncFuture, LoopBridge
 from taskyard.client.campaigns import AsyncCampaign
-from taskyard.client.members import MemberSet, routed_methods
+from taskyard.client.exchanges import POLL_SECONDS
+from taskyard.client.members import MemberSet, routed_methods, silence_of
 from taskyard.client.results import settle_future
+from taskyard.client.routes import ReadFan
 from taskyard.client.submit import Submitter
 from taskyard.core.events import Scope
 from taskyard.core.model import shown
@@ -190,12 +192,32 @@ class AsyncBrokerSet(MemberSet[AsyncMember], AsyncClient):
         ]
         values = self.routes.refused(dict(zip(unknown, await asyncio.gather(*probes), strict=True)))
         asked = [one for one in fan if one not in values]
-        runs = [self._members[one]._run_query(fan[one]) for one in asked]  # noqa: SLF001  # its parts
-        found = await asyncio.gather(*runs, return_exceptions=True)
+        run: Callable[..., Any] = self._run_on
+        if isinstance(fan, ReadFan):
+            run = partial(self._run_read, asyncio.Event())
+        found = await asyncio.gather(*(run(one, fan[one]) for one in asked), return_exceptions=True)
         for value in found:
             if isinstance(value, BaseException) and not isinstance(value, TaskyardError):
                 raise value
         return values | dict(zip(asked, found, strict=True))
+
+    async def _run_on(self, number: int, exchange: Exchange[_T]) -> _T:
+        return await self._members[number]._run_query(exchange)  # noqa: SLF001  # a part of it
+
+    async def _run_read(self, answered: asyncio.Event, number: int, exchange: Exchange[_T]) -> _T:
+        """Run an exchange. Raises `NoBroker` if its broker is silent and another has answered."""
+        session = self._members[number]._session  # noqa: SLF001  # a part of it
+        running = asyncio.ensure_future(self._run_on(number, exchange))
+        try:
+            while not (await asyncio.wait({running}, timeout=POLL_SECONDS))[0]:
+                error = silence_of(session) if answered.is_set() else None
+                if error is not None:
+                    raise error
+            value = running.result()
+        finally:
+            running.cancel()
+        answered.set()
+        return value
 
     # Submitting and iterating, as far as it differs.
 

@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from taskyard.client import campaigns, discovery, fan_out, requests
 from taskyard.client.campaigns import Campaign
 from taskyard.client.client import Client
+from taskyard.client.exchanges import request_until, run_exchange
 from taskyard.client.futures import Future
-from taskyard.client.members import MemberSet, routed_methods
+from taskyard.client.members import MemberSet, routed_methods, silence_of
+from taskyard.client.routes import ReadFan
 from taskyard.core.events import Scope, UnknownPolicy
-from taskyard.errors import TaskyardError
+from taskyard.errors import NoBroker, TaskyardError
 
 if TYPE_CHECKING:
     from taskyard.client.campaigns import Bundle
+    from taskyard.client.exchanges import Exchange
     from taskyard.client.record_stream import RecordBatch
     from taskyard.client.routes import Fan, Routine
     from taskyard.core.model import Submission, Terms
@@ -133,8 +136,25 @@ class BrokerSet(MemberSet[Member], Client):
         probes = [partial(discovery.is_refused, self.routes.endpoints[one]) for one in unknown]
         values = self.routes.refused(dict(zip(unknown, run_together(probes), strict=True)))
         asked = [one for one in fan if one not in values]
-        runs = [partial(self._members[one]._run_query, fan[one]) for one in asked]  # noqa: SLF001  # its parts
+        run: Callable[..., Any] = self._run_on
+        if isinstance(fan, ReadFan):
+            run = partial(self._run_read, threading.Event())
+        runs = [partial(run, one, fan[one]) for one in asked]
         return values | dict(zip(asked, run_together(runs), strict=True))
+
+    def _run_on(self, number: int, exchange: Exchange[_T]) -> _T:
+        return self._members[number]._run_query(exchange)  # noqa: SLF001  # a part of it
+
+    def _run_read(self, answered: threading.Event, number: int, exchange: Exchange[_T]) -> _T:
+        """Run an exchange. Raises `NoBroker` if its broker is silent and another has answered."""
+        session = self._members[number]._session  # noqa: SLF001  # a part of it
+
+        def end() -> NoBroker | None:
+            return silence_of(session) if answered.is_set() else None
+
+        value = run_exchange(exchange, lambda query: request_until(session, query, end))
+        answered.set()
+        return value
 
     # Submitting.
 

@@ -11,10 +11,10 @@ import inspect
 import time
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future as AnyFuture
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from taskyard.core.model import Refusal
-from taskyard.errors import Refused, TaskProblem, TimedOut
+from taskyard.errors import Refused, TaskProblem, TaskyardError, TimedOut
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+#: How often a request that may be given up is checked.
+POLL_SECONDS: Final = 0.1
 
 #: Something to await, or to make an asyncio task of.
 Awaited = Coroutine[Any, Any, _T]
@@ -94,6 +97,21 @@ def request_and_wait(session: Session, query: Query) -> Reply:
     except TimeoutError:
         session.cancel_request(answer)
         raise query.timed_out() from None
+
+
+def request_until(session: Session, query: Query, end: Callable[[], TaskyardError | None]) -> Reply:
+    """Send a query like `request_and_wait`. Raises the error of `end` as soon as it returns one."""
+    answer: AnyFuture[Reply] = AnyFuture()
+    session.request(query.build, answer, query.wait_ns, has_environment=query.has_environment)
+    while True:
+        left = query.seconds_left
+        try:
+            return answer.result(POLL_SECONDS if left is None else min(POLL_SECONDS, left))
+        except TimeoutError:
+            error = end() or (query.timed_out() if query.seconds_left == 0 else None)
+        if error is not None:
+            session.cancel_request(answer)
+            raise error
 
 
 def checked_reply(query: Query) -> Exchange[Reply]:

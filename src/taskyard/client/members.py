@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from taskyard.client import discovery, fan_out
 from taskyard.client.client import TIMEOUT_SECONDS
 from taskyard.client.routes import Routes
+from taskyard.errors import NoBroker
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from pathlib import Path
 
     from taskyard.client.environment import Variables
@@ -33,6 +34,20 @@ class AnyMember(Protocol):
     def unanswered_since(self) -> datetime | None: ...
 
     def _repr_html_(self) -> str: ...
+
+
+#: In a request for all brokers, one without an answer for this long is left out as soon as another
+#: has answered. A busy broker answers sooner.
+SILENT_SECONDS: Final = 2.0
+
+
+def silence_of(session: Session) -> NoBroker | None:
+    """Return the error for a broker that has not answered for long. None: it may answer soon."""
+    since = session.outage.since
+    seconds = 0.0 if since is None else (datetime.now(UTC) - since).total_seconds()
+    if since is None or seconds < SILENT_SECONDS:
+        return None
+    return NoBroker(f"broker at {session.endpoint}: no answer for {seconds:.0f} s")
 
 
 _M = TypeVar("_M", bound=AnyMember)

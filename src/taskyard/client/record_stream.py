@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -82,9 +82,21 @@ async def follow_async(
         batch = await run(_follow_request(batch.cursor, batch.journal, scope, wait_ns))
 
 
-def journal_identity() -> Exchange[bytes]:
-    """Return the identity of the broker's journal, which never changes."""
-    return (yield from _follow_request(None, b"", None, 0)).journal
+class BrokerIdentity(NamedTuple):
+    """Identifies a broker by its journal, and its process by a number."""
+
+    #: It never changes. A copy of a state directory has the same.
+    journal: bytes
+    #: 0: a broker of an older version.
+    process: int = 0
+
+
+def identity() -> Exchange[BrokerIdentity]:
+    """Return the identity of the broker."""
+    reply = yield Query(partial(peer.follow, count=RECORDS_PER_REQUEST))
+    if reply.kind != peer.FOLLOW:
+        raise refused_error(reply)
+    return BrokerIdentity(reply.journal, reply.broker)
 
 
 def poll_records(

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from taskyard.client import discovery, record_stream, requests
 from taskyard.client.exchanges import Exchange, Query, checked_reply
+from taskyard.client.record_stream import BrokerIdentity
 from taskyard.errors import NoBroker, SeveralBrokers, TaskyardError, UnknownName, UserError
 from taskyard.wire.native import peer
 
@@ -25,6 +26,11 @@ _T = TypeVar("_T")
 
 #: Exchanges by the number of their broker.
 Fan = Mapping[int, Exchange[Any]]
+
+
+class ReadFan(dict[int, Exchange[Any]]):
+    """A fan without the values of brokers that do not answer, once another one has answered."""
+
 
 #: Fans and the values of their exchanges, or the errors that they raised, until it is complete.
 Routine = Generator[Fan, Mapping[int, Any], _T]
@@ -42,9 +48,9 @@ def weight(identity: bytes, name: str) -> bytes:
     return hashlib.blake2b(text, digest_size=16, key=identity).digest()
 
 
-def choose(identities: Mapping[int, bytes], name: str) -> int:
+def choose(identities: Mapping[int, BrokerIdentity], name: str) -> int:
     """Return the number of the broker that gets a new name."""
-    return max(identities, key=lambda number: weight(identities[number], name))
+    return max(identities, key=lambda number: weight(identities[number].journal, name))
 
 
 def has_campaign(campaign: str) -> Exchange[bool]:
@@ -72,8 +78,8 @@ class Routes:
         self._now = now
         #: The brokers that are asked. One that was given twice is asked once.
         self.numbers = [*range(len(endpoints))]
-        #: The journals of the brokers that have answered.
-        self._identities: dict[int, bytes] = {}
+        #: The brokers that have answered.
+        self._identities: dict[int, BrokerIdentity] = {}
         #: The brokers of campaigns.
         self._homes: dict[str, int] = {}
         #: The brokers of tasks, by full name.
@@ -85,13 +91,16 @@ class Routes:
     # Asking.
 
     def ask(
-        self, make: Callable[[int], Exchange[_T]], numbers: Sequence[int] | None = None
+        self,
+        make: Callable[[int], Exchange[_T]],
+        numbers: Sequence[int] | None = None,
+        kind: type[ReadFan | dict[int, Exchange[Any]]] = dict,
     ) -> Routine[dict[int, _T | NoBroker]]:
         """Ask brokers, all by default. Return the value of each, or its error if it is silent."""
         numbers = self.numbers if numbers is None else numbers
         now = self._now()
         known = {one: error for one, (until, error) in self._silent.items() if until > now}
-        fan = {one: make(one) for one in numbers if one not in known}
+        fan = kind({one: make(one) for one in numbers if one not in known})
         values = (yield fan) if fan else {}
         for number, value in values.items():
             if isinstance(value, NoBroker):
@@ -110,7 +119,7 @@ class Routes:
 
         Raises `NoBroker` if none answers.
         """
-        values = yield from self.ask(make, numbers)
+        values = yield from self.ask(make, numbers, ReadFan)
         silent = silent_of(values)
         if len(silent) == len(values):
             raise self._none_answers(silent)
@@ -161,19 +170,29 @@ class Routes:
 
     def connect(self) -> Routine[None]:
         """Await the first answers. Raises `NoBroker` if there is none."""
-        identities = yield from self.answers(lambda _: record_stream.journal_identity())
+        identities = yield from self.answers(lambda _: record_stream.identity())
         self._identify(identities)
 
-    def _identify(self, identities: Mapping[int, bytes]) -> None:
-        """Keep the identities of brokers. Leave out a second endpoint of the same broker."""
+    def _identify(self, identities: Mapping[int, BrokerIdentity]) -> None:
+        """Keep the identities of brokers. Leave out a broker with a journal of another one.
+
+        It is a second endpoint of the same broker, or a broker on a copy of its state: then tasks
+        of that time are at both, and would run twice.
+        """
         for number, identity in identities.items():
-            same = [one for one, known in self._identities.items() if known == identity]
-            if same and same[0] != number:
-                self.numbers.remove(number)
-                first = self.endpoints[same[0]]
-                self._report(f"broker at {self.endpoints[number]}: the same as {first}")
-            else:
+            same = [one for one, known in self._identities.items() if known[0] == identity.journal]
+            if not same or same[0] == number:
                 self._identities[number] = identity
+                continue
+            self.numbers.remove(number)
+            first, endpoint = self.endpoints[same[0]], self.endpoints[number]
+            if identity.process == self._identities[same[0]].process:
+                self._report(f"broker at {endpoint}: the same as {first}")
+            else:
+                self._report(
+                    f"broker at {endpoint}: left out, because its state is a copy of that of "
+                    f"{first} (use one of them)"
+                )
 
     # Campaigns.
 
@@ -204,7 +223,7 @@ class Routes:
         """
         if not silent:
             missing = [one for one in self.numbers if one not in self._identities]
-            values = yield from self.ask(lambda _: record_stream.journal_identity(), missing)
+            values = yield from self.ask(lambda _: record_stream.identity(), missing)
             self._identify(answered(values))
             silent = silent_of(values)
         if silent:
