@@ -114,14 +114,7 @@ def relay(  # noqa: PLR0913  # click's options
     for one in above:
         for place in set(below) & set(one):
             raise UserError(f"--to {place}: the relay's own --listen endpoint")
-    upstream_keys: tuple[PeerKey | None, ...] = ()
-    if len(cli_context.keys) > 1 and len(above) > 1:
-        upstream_keys = tuple(discovery.keys_for([one[0] for one in above], cli_context.keys))
-        cli_context.keys = cli_context.keys[:1]
-    key = _key(cli_context, [place for one in above for place in one])
-    if any(isinstance(endpoints.parse_peer(place), Tcp) for one in above for place in one):
-        for used in upstream_keys or (key,):
-            _check_roles(used, dialect)
+    key, upstream_keys = _upstream_keys(cli_context, dialect, above)
     options = RelayOptions(
         dialect, below, above, key, keyring, address, upstream_keys=upstream_keys
     )
@@ -164,6 +157,22 @@ def _invited_upstream(cli_context: CliContext, dialect: str) -> tuple[str, ...]:
             f"{dialect}=BACKEND,FRONTEND)"
         )
     return invitation.endpoints[:sides]
+
+
+def _upstream_keys(
+    cli_context: CliContext, dialect: str, above: tuple[tuple[str, ...], ...]
+) -> tuple[PeerKey | None, tuple[PeerKey | None, ...]]:
+    """Return the relay's key, and one for each upstream if several are given. Raise UserError."""
+    each: tuple[PeerKey | None, ...] = ()
+    if len(cli_context.keys) > 1 and len(above) > 1:
+        each = tuple(discovery.keys_for([one[0] for one in above], cli_context.keys))
+        cli_context.keys = cli_context.keys[:1]
+    places = [place for one in above for place in one]
+    key = _key(cli_context, places)
+    if any(isinstance(endpoints.parse_peer(place), Tcp) for place in places):
+        for used in each or (key,):
+            _check_roles(used, dialect)
+    return key, each
 
 
 def _key(cli_context: CliContext, above: list[str]) -> PeerKey | None:

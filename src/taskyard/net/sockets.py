@@ -60,7 +60,6 @@ class ZmqSocket:
 
     #: Whether peers need a key here.
     is_secure = False
-
     #: The name of the key with which it connects. Empty: none.
     key_name = ""
 
