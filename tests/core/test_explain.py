@@ -459,6 +459,17 @@ def test_task_that_workers_return_with_a_reason(yard: Yard) -> None:
     assert (yard[b"a"].losses, yard[b"a"].failures) == (0, 0)
 
 
+def test_task_of_a_forwarder_is_at_another_broker() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=1, forwards=True)
+    yard.submit(b"a")
+    yard.take(b"w")
+    assert sentence(yard, b"a", Reason.LEASED) == (
+        "worker w has had it for 0 s (attempt 1); it waits or runs at the broker that this worker "
+        "forwards to"
+    )
+
+
 def test_task_that_was_returned_once_waits_for_a_worker(yard: Yard) -> None:
     yard.submit(b"a")
     yard.take(b"w")

@@ -107,6 +107,8 @@ def _leased(context: Context, task: Task) -> Explanation:
     progress = str(lease.progress_of(task.name))
     if progress:
         sentence += f"; its progress: {progress}"
+    if lease.worker.facts.forwards:
+        sentence += "; it waits or runs at the broker that this worker forwards to"
     if returned := _returned_attempts(context, task):
         sentence += f"; {_returned_text(returned)}"
     late = _late_heartbeat_text(context, lease.worker)
