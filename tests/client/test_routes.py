@@ -21,6 +21,7 @@ _T = TypeVar("_T")
 
 NAMES = [f"campaign-{number}" for number in range(300)]
 IDENTITIES = {number: BrokerIdentity(bytes([number]) * 16, number) for number in range(3)}
+IDENTITIES_OF_TWO = {number: IDENTITIES[number] for number in (0, 1)}
 
 
 class FakeBrokers:
@@ -70,7 +71,7 @@ def test_every_operation_of_a_client_goes_over_several_brokers(one: type, severa
 
 
 def test_hash_ignores_the_order_of_brokers_and_moves_few_names_with_one_more() -> None:
-    two = {number: IDENTITIES[number] for number in (0, 1)}
+    two = IDENTITIES_OF_TWO
     chosen = [choose(two, name) for name in NAMES]
     assert chosen == [choose(dict(reversed(two.items())), name) for name in NAMES]
     assert 100 < chosen.count(0) < 200
@@ -167,6 +168,18 @@ def test_broker_with_a_journal_of_another_one_is_left_out(process: int, text: st
     brokers.run(brokers.routes.connect(), found.__getitem__)
     assert brokers.routes.numbers == [0]
     assert lines == [f"broker at tcp://127.0.0.1:1: {text}"]
+
+
+def test_broker_that_was_left_out_of_a_read_is_asked_where_its_answer_is_needed() -> None:
+    """It may restart, and a new campaign waits for it."""
+    brokers = FakeBrokers(2)
+    brokers.silent = {1}
+    for _ in range(2):
+        brokers.run(fan_out.workers(brokers.routes), lambda _: [])
+    assert brokers.asked[-1] == [0]  # not again so soon
+    brokers.silent = set()
+    assert brokers.run(brokers.routes.home("new"), at()) == choose(IDENTITIES_OF_TWO, "new")
+    assert brokers.asked[-1] == [0, 1]
 
 
 def test_random_name_goes_to_a_broker_that_answers() -> None:

@@ -86,6 +86,9 @@ class Routes:
         self._locations: dict[str, int] = {}
         #: When to ask a broker that did not answer again, and its error.
         self._silent: dict[int, tuple[float, NoBroker]] = {}
+        #: Those of them that have answered before and were left out of a read. Other requests wait
+        #: for them: they may restart.
+        self._left_out: set[int] = set()
         self._reported: set[int] = set()
 
     # Asking.
@@ -100,11 +103,16 @@ class Routes:
         numbers = self.numbers if numbers is None else numbers
         now = self._now()
         known = {one: error for one, (until, error) in self._silent.items() if until > now}
+        if kind is not ReadFan:
+            known = {one: error for one, error in known.items() if one not in self._left_out}
         fan = kind({one: make(one) for one in numbers if one not in known})
         values = (yield fan) if fan else {}
         for number, value in values.items():
+            self._left_out.discard(number)
             if isinstance(value, NoBroker):
                 self._silent[number] = (self._now() + RETRY_SECONDS, value)
+                if kind is ReadFan and number in self._identities:
+                    self._left_out.add(number)
             elif isinstance(value, TaskyardError):
                 raise value
             else:
