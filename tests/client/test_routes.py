@@ -93,7 +93,8 @@ def test_new_campaign_is_placed_by_the_hash_if_all_brokers_answer() -> None:
     brokers.silent = {2}
     assert brokers.run(brokers.routes.home("known"), at(0)) == 0
     with pytest.raises(NoBroker, match=r"^campaign 'next': not created, because the broker at "):
-        brokers.run(brokers.routes.home("next"), at())
+        brokers.run(brokers.routes.home("next"), at(), at())
+    assert brokers.asked[-2:] == [[0, 1], [2]]  # the answer of the last one is needed
 
 
 def test_campaign_at_two_brokers_is_refused() -> None:
@@ -120,7 +121,8 @@ def test_unknown_task_is_undecided_while_a_broker_is_silent() -> None:
         brokers.run(brokers.routes.location("x"), lambda _: {})
     brokers.silent = {0}
     with pytest.raises(NoBroker, match=r"unknown task 'x' .* but the broker at .* does not answer"):
-        brokers.run(brokers.routes.location("x"), lambda _: {})
+        brokers.run(brokers.routes.location("x"), lambda _: {}, lambda _: {})
+    assert brokers.asked[-2:] == [[0, 1], [0]]
     assert brokers.run(brokers.routes.location("y"), lambda _: {"y": {}}) == 1
 
 
@@ -178,8 +180,8 @@ def test_broker_that_was_left_out_of_a_read_is_asked_where_its_answer_is_needed(
         brokers.run(fan_out.workers(brokers.routes), lambda _: [])
     assert brokers.asked[-1] == [0]  # not again so soon
     brokers.silent = set()
-    assert brokers.run(brokers.routes.home("new"), at()) == choose(IDENTITIES_OF_TWO, "new")
-    assert brokers.asked[-1] == [0, 1]
+    home = brokers.run(brokers.routes.home("new"), at(), at())
+    assert (home, brokers.asked[-2:]) == (choose(IDENTITIES_OF_TWO, "new"), [[0], [1]])
 
 
 def test_random_name_goes_to_a_broker_that_answers() -> None:

@@ -233,6 +233,8 @@ def test_broker_that_hangs_is_left_out_until_it_answers(
         for _ in range(2):  # the second one does not wait
             assert [one["broker"] for one in client.status()["brokers"]] == brokers.endpoints[:1]
         assert lines.count(left_out) == 1
+        name = client.submit(["true"]).full_name  # at the other one
+        assert client.show(name)["broker"] == brokers.endpoints[0]
         code, out, err = brokers.call("submit", "--", "true")
         assert (code, len(out.split()), err.count(left_out)) == (0, 1, 1)
 

@@ -120,6 +120,19 @@ class Routes:
                 self._reported.discard(number)
         return {one: known[one] if one in known else values[one] for one in numbers}
 
+    def search(
+        self,
+        make: Callable[[int], Exchange[_T]],
+        is_found: Callable[[Mapping[int, _T]], bool],
+    ) -> Routine[dict[int, _T | NoBroker]]:
+        """Ask all brokers. Wait for silent ones only if the other answers have not all that is
+        sought."""
+        values = yield from self.ask(make, kind=ReadFan)
+        silent = silent_of(values)
+        if silent and not is_found(answered(values)):
+            values |= yield from self.ask(make, silent)
+        return values
+
     def answers(
         self, make: Callable[[int], Exchange[_T]], numbers: Sequence[int] | None = None
     ) -> Routine[dict[int, _T]]:
@@ -210,7 +223,7 @@ class Routes:
         Raises `NoBroker` if it is new and a broker does not answer: that one may have it.
         """
         if campaign not in self._homes:
-            values = yield from self.ask(lambda _: has_campaign(campaign))
+            values = yield from self.search(lambda _: has_campaign(campaign), _is_any)
             having = [one for one, value in values.items() if value is True]
             if len(having) > 1:
                 raise UserError(
@@ -254,7 +267,7 @@ class Routes:
 
         Raises `NoBroker` if none of those that answer has it, and another does not answer.
         """
-        values = yield from self.ask(lambda _: has_campaign(campaign))
+        values = yield from self.search(lambda _: has_campaign(campaign), _is_any)
         having = [one for one, value in values.items() if value is True]
         if having:
             return having
@@ -290,7 +303,10 @@ class Routes:
         locations = {one: self._locations[one] for one in names if one in self._locations}
         missing = [name for name in names if name not in locations]
         if missing:
-            values = yield from self.ask(lambda _: requests.existing(missing))
+            values = yield from self.search(
+                lambda _: requests.existing(missing),
+                lambda found: {*missing} <= {name for views in found.values() for name in views},
+            )
             locations |= self.locate(missing, answered(values))
             self._check_known([one for one in missing if one not in locations], silent_of(values))
         parts: dict[int, list[str]] = {}
@@ -334,7 +350,10 @@ class Routes:
 
     def resolve(self, names: Sequence[str]) -> Routine[list[str]]:
         """Return the full names of tasks. Raises `UnknownName`, for an ambiguous name too."""
-        values = yield from self.ask(lambda _: requests.candidates(names))
+        values = yield from self.search(
+            lambda _: requests.candidates(names),
+            lambda found: all(any(name in one[name] for one in found.values()) for name in names),
+        )
         found = answered(values)
         merged: dict[str, list[str]] = {}
         for name in names:
@@ -364,6 +383,10 @@ class Routes:
         if not found and not may_wait and silent_of(values):
             self._check_known(names, silent_of(values))
         return found
+
+
+def _is_any(found: Mapping[int, bool]) -> bool:
+    return any(found.values())
 
 
 def silent_of(values: Mapping[int, object]) -> list[int]:
