@@ -67,9 +67,11 @@ class Relayed:
         assert to == route
         return reply
 
-    def beat(self, request: int, *held: bytes, seen: int = 0, name: bytes = b"w") -> None:
-        tasks = [(one, 1) for one in held]
-        self.up(name, peer.heartbeat(request, name, FACTS, tasks, SECOND_NS, seen=seen))
+    def beat(
+        self, request: int, *held: bytes, seen: int = 0, name: bytes = b"w", waiting: int = 0
+    ) -> None:
+        tasks, more = [(one, 1) for one in held], {"seen": seen, "waiting": waiting}
+        self.up(name, peer.heartbeat(request, name, FACTS, tasks, SECOND_NS, **more))
 
     def last_seen_ns(self, name: bytes = b"w") -> int:
         return self.broker.scheduler.ledger.workers[name].last_seen_ns
@@ -215,6 +217,27 @@ def test_tasks_assigned_in_between_make_the_heartbeat_relayed() -> None:
     relayed.run(HEARTBEAT_DELAY_NS)
     assert relayed.above[-1].envelope
     assert len(relayed.broker.scheduler.ledger.workers[b"w"].leases) == 2
+
+
+def test_renewed_heartbeats_keep_a_waiting_steal_and_notice_its_loss() -> None:
+    relayed = Relayed()
+    relayed.up(b"w", peer.steal(1, b"w", FACTS, 1, SECOND_NS))
+    for request in range(2, 9):
+        relayed.beat(request, waiting=1)
+        relayed.above.clear()
+        ((_, reply),) = relayed.run(HEARTBEAT_DELAY_NS)
+        assert (reply.request, reply.waiting) == (request, 1)
+        assert bool(relayed.above[-1].renewed) is (request > 2)
+        assert relayed.broker.pass_time(SECOND_NS // 2) == []
+    relayed.broker.handle([*relayed.broker.dialect._drop(b"\x80relay\0\0\0\1")])  # noqa: SLF001
+    for request in (9, 10):
+        relayed.beat(request, waiting=1)
+        ((_, reply),) = relayed.run(HEARTBEAT_DELAY_NS)
+        assert (reply.request, reply.waiting) == (request, 0)
+    relayed.up(b"w", peer.steal(1, b"w", FACTS, 1, SECOND_NS))
+    relayed.beat(11, waiting=1)
+    ((_, reply),) = relayed.run(HEARTBEAT_DELAY_NS)
+    assert (reply.request, reply.waiting) == (11, 1)
 
 
 def test_some_heartbeats_are_relayed_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:

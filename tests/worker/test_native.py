@@ -40,6 +40,8 @@ class WorkerHarness(Counter):
         self.refusing = False
         #: The broker does not reply.
         self.is_deaf = False
+        #: The broker is older than the field `waiting`.
+        self.ignores_waiting = False
         self._inbox: list[list[bytes]] = []
         #: The kinds of the worker's requests.
         self.sent_kinds: list[int] = []
@@ -61,6 +63,10 @@ class WorkerHarness(Counter):
             refusal = pb.QueryMsg(type=pb.QueryMsg.Error, reason=b"no", request=request.request)
             self._inbox.append([b"", refusal.SerializeToString()])
             return True
+        if self.ignores_waiting:
+            query = pb.QueryMsg.FromString(frames[1])
+            query.ClearField("waiting")
+            frames = [b"", query.SerializeToString()]
         events = self.dialect.receive(b"worker", list(frames), self.now_ns)
         self.handle([*events])
         return True
@@ -308,16 +314,37 @@ def test_refused_heartbeat_sets_the_refusal() -> None:
     assert harness.loop.refusal == "the broker refuses it: no"
 
 
-def test_worker_without_tasks_sends_the_next_steal_at_once() -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+def test_steal_waits_while_heartbeats_name_it(*, is_old: bool) -> None:
     harness = WorkerHarness()
+    harness.ignores_waiting = is_old
     harness.turn()
     for _ in range(3):
         harness.sent_kinds.clear()
         for _ in range(STEAL_WAIT_NS // SECOND_NS + 1):
             harness.pass_time(SECOND_NS)
             harness.turn()
-        assert harness.sent_kinds.count(peer.STEAL) == 1
+        assert harness.sent_kinds.count(peer.STEAL) == is_old  # an older broker ends the wait
     assert harness.loop.refusal == ""
+    harness.create(b"a")
+    harness.turn()
+    assert harness.names() == [b"a"]
+
+
+def test_lost_steal_is_sent_again_after_the_next_heartbeat() -> None:
+    harness = WorkerHarness()
+    for _ in range(2):
+        harness.turn()
+        harness.pass_time(SECOND_NS)
+    harness.turn()
+    harness.handle([*harness.dialect.disconnected(b"worker")])  # the worker does not notice
+    harness.sent_kinds.clear()
+    harness.pass_time(SECOND_NS)
+    harness.turn()
+    assert harness.sent_kinds == [peer.HEARTBEAT, peer.STEAL]
+    harness.create(b"a")
+    harness.turn()
+    assert harness.names() == [b"a"]
 
 
 def _ignore_line(_line: str) -> None:

@@ -56,6 +56,8 @@ class OpenRequest(Struct, gc=False):
     sent_ns: int = 0
     #: How often it was refused temporarily.
     retries: int = 0
+    #: The broker has confirmed that it waits there.
+    waits: bool = False
 
 
 class Channel:
@@ -117,6 +119,18 @@ class Channel:
         self._open[self._number] = OpenRequest(body, wait_ns, stream)
         self._send(self._number)
         return self._number
+
+    def note_waiting(self, number: int, *, waits: bool) -> None:
+        """Note whether an open request waits at the broker. Then its reply is not overdue. One that
+        waited before and does not any more was lost, and is sent again."""
+        request = self._open.get(number)
+        if request is None or not request.sent_ns:
+            return
+        if waits:
+            request.sent_ns = self._last_reply_ns
+        elif request.waits:
+            self._unsent[number] = None
+        request.waits = waits
 
     def replace(self, number: int, body: bytes) -> None:
         """Replace the body that is sent if the request has to be sent again."""

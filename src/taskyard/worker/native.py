@@ -60,7 +60,6 @@ PREFETCH_NS: Final = SECOND_NS
 #: Heartbeats that may be unanswered at once.
 HEARTBEATS_OPEN_MAX: Final = 16
 
-#: A time that does not come.
 NEVER_NS: Final = NUMBER_MAX
 
 #: How often to send output of running tasks, at most: each time is a record in the journal.
@@ -131,10 +130,9 @@ class NativeWorkerLoop:
         self._report_request = 0
         self._reported_keys: list[tuple[bytes, int]] = []
         #: The `Steal` in flight. It may be the report too.
-        self._steal_request = 0
-        self._steal_sent_ns = 0
-        #: Heartbeats in flight. A slow broker may have several.
-        self._heartbeats: dict[int, None] = {}
+        self._steal_request = self._steal_sent_ns = 0
+        #: Heartbeats in flight, and the `Steal` that each names. A slow broker may have several.
+        self._heartbeats: dict[int, int] = {}
         #: The interval of heartbeats now.
         self.heartbeat_ns = settings.heartbeat_ns or heartbeats.interval_ns(
             1, settings.lease_timeout_ns
@@ -253,12 +251,13 @@ class NativeWorkerLoop:
         if number == self._exit_request:
             self.has_exited = True
         elif number in self._heartbeats:
-            del self._heartbeats[number]
+            named = self._heartbeats.pop(number)
             if reply.kind == peer.ERROR:
                 self._on_refused(reply.reason, 0)
                 return
             if self.waits_for_name:
                 self.waits_for_name, self.refusal = False, ""
+            self._channel.note_waiting(named, waits=reply.waiting == named)
             self._on_heartbeat(reply)
         elif number == self._progress_request:
             self._progress_request = 0
@@ -550,15 +549,16 @@ class NativeWorkerLoop:
             del self._heartbeats[oldest]
             self._channel.drop(oldest)
         name, worker, held = self.settings.name, self._worker_message, [*self._held]
-        heartbeat_ns, seen = self.heartbeat_ns, self._seen
+        heartbeat_ns, named = self.heartbeat_ns, self._steal_request
         malformed = 0 if self._rule_runner is None else self._rule_runner.malformed
-        more: dict[str, Any] = {"seen": seen, "trouble": agent_error, "malformed": malformed}
+        more: dict[str, Any] = {"seen": self._seen, "trouble": agent_error, "waiting": named}
+        more["malformed"] = malformed
         if not held and self.settings.heartbeat_ns == AUTO:
             more["rest_ns"] = heartbeats.longest_ns(self.settings.lease_timeout_ns, is_idle=True)
         number = self._channel.request(
             lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns, **more)
         )
-        self._heartbeats[number] = None
+        self._heartbeats[number] = named
 
     def _agent_error_to_send(self) -> bytes | None:
         """Return why agents can't be started.

@@ -188,6 +188,44 @@ def test_steal_that_times_out_is_not_found() -> None:
     assert [route for route, _ in counter.sent] == [b"peer"]
 
 
+def test_steal_waits_while_heartbeats_name_it() -> None:
+    counter = Extended()
+    minute_ns = native_requests.WAIT_NS_MAX
+
+    def beat(waiting: int, times: int) -> list[int]:
+        """Send a heartbeat every 10 s. Return the Steals that are confirmed as waiting."""
+        confirmed = []
+        for _ in range(times):
+            assert counter.pass_time(minute_ns // 6) == []
+            body = peer.heartbeat(3, b"w", WORKER, [], HEARTBEAT_NS, seen=0, waiting=waiting)
+            confirmed.append(counter.request(body, b"w").waiting)
+        return confirmed
+
+    counter.steal(wait_ns=minute_ns)
+    assert beat(2, 20) == [2] * 20
+    assert beat(1, 1) == [0]  # another one
+    assert beat(2, 1) == [2]
+    (silent,) = counter.pass_time(16 * SECOND_NS)  # the worker is lost
+    assert Reply(silent[1]).kind == peer.NOT_FOUND
+    assert (
+        counter.request(peer.heartbeat(4, b"w", WORKER, [], HEARTBEAT_NS, waiting=2), b"w").waiting
+        == 0
+    )
+    counter.steal(wait_ns=minute_ns)
+    beat(2, 1)
+    assert beat(0, 4) == [0] * 4
+    replies = counter.pass_time(minute_ns // 6 + native_requests.STEAL_STEP_NS)
+    assert [Reply(body).kind for _, body in replies] == [peer.NOT_FOUND]  # no longer named
+
+
+def test_steal_of_a_worker_without_a_timeout_ends_although_heartbeats_name_it() -> None:
+    counter, facts = Extended(), peer.worker_message(WorkerFacts(slots_total=1, incarnation=1))
+    counter.frames([b"", peer.steal(2, b"w", facts, 1, SECOND_NS)], b"w")
+    counter.request(peer.heartbeat(3, b"w", facts, [], HEARTBEAT_NS, waiting=2), b"w")
+    replies = counter.pass_time(SECOND_NS)
+    assert [Reply(body).kind for _, body in replies] == [peer.NOT_FOUND]
+
+
 def test_second_steal_replies_to_the_first_with_nothing() -> None:
     counter = Extended()
     counter.steal(wait_ns=SECOND_NS)

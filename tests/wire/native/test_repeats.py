@@ -6,9 +6,17 @@ import random
 
 import pytest
 
-from taskyard.core.events import Event, HeartbeatsRepeated, RequestRejected, Scope, WorkerHeartbeat
+from taskyard.core.events import (
+    Event,
+    HeartbeatsRepeated,
+    RequestRejected,
+    RulesSet,
+    Scope,
+    WorkerHeartbeat,
+)
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import WorkerFacts
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.wire.native import peer
 from taskyard.wire.native.repeats import REPEAT_BYTES_MAX, Repeat, worker_of
 from taskyard.wire.roles import AuthenticatedPeer, Role
@@ -26,8 +34,12 @@ def message(*services: bytes) -> peer.WorkerMessage:
     return peer.worker_message(facts)
 
 
-def heartbeat(number: int, held: Held | None = None, seen: int = 0, name: bytes = b"w") -> bytes:
-    return peer.heartbeat(number, name, message(), held or [], SECOND_NS, seen=seen)
+def heartbeat(
+    number: int, held: Held | None = None, seen: int = 0, name: bytes = b"w", waiting: int = 0
+) -> bytes:
+    return peer.heartbeat(
+        number, name, message(), held or [], SECOND_NS, seen=seen, waiting=waiting
+    )
 
 
 class Broker(Extended):
@@ -45,11 +57,15 @@ class Broker(Extended):
         self.repeated += any(isinstance(event, HeartbeatsRepeated) for event in events)
         return events
 
+    def ask(self, body: bytes, route: bytes = b"peer") -> bytes:
+        """Return the reply to a request. It may also end a Steal that waits."""
+        return self.frames([b"", body], route)[-1]
+
     def beat(self, body: bytes) -> bytes:
         """Return the reply to a heartbeat."""
         self.sent = []
         self.handle(self.receive(body))
-        ((_, reply),) = self.sent
+        (reply,) = [one for _, one in self.sent if peer.Reply(one).kind == peer.HEARTBEAT]
         return reply
 
     def act(self, act: str, number: int, held: Held) -> Held:
@@ -69,6 +85,13 @@ class Broker(Extended):
             self.ask(peer.steal(5, b"w", message(b"more-%d" % number), 1, 0), b"w")
         elif act == "expire":
             self.pass_time(20 * SECOND_NS)
+        elif act == "wait":
+            self.frames([b"", peer.steal(6, b"w", message(), 1, SECOND_NS)], b"w")
+        elif act == "rules":
+            rule = Rule(b"r%d" % number, b"x/*", LaneOptions(overfeed=1))
+            self.handle([RulesSet(0, (rule,))])
+        elif act == "forget":
+            self.handle([*self.dialect.disconnected(b"w")])
         return []
 
 
@@ -76,15 +99,17 @@ class Broker(Extended):
 def test_replies_are_those_to_decoded_heartbeats(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choices, held, seen = random.Random(seed), Held(), 0
+    choices, held, seen, named = random.Random(seed), Held(), 0, 0
     brokers = quick, slow = Broker(), Broker()
     monkeypatch.setattr(slow.dialect, "_receive_repeated", lambda *_: None)
     acts = [*["beat"] * 9, "steal", "miss", "done", "lose", "cancel", "register", "expire"]
+    acts += [*["beat"] * 9, "wait", "wait", "rules", "forget"]
     for number in range(1, 150):
         act = choices.choice(acts)
         got, _ = (broker.act(act, number, held) for broker in brokers)
         held = [*held[act in ("done", "lose") :], *got]
-        body = heartbeat(number, held, seen)
+        named = 6 if act in ("wait", "forget") else choices.choice([named, 0, named])
+        body = heartbeat(number, held, seen, waiting=named)
         reply, decoded = (broker.beat(body) for broker in brokers)
         assert reply == decoded, (number, act)
         stopped = zip(peer.Reply(reply).names, peer.Reply(reply).attempts, strict=True)
@@ -92,6 +117,16 @@ def test_replies_are_those_to_decoded_heartbeats(
         seen = choices.choice([seen, peer.Reply(reply).seen])
     assert quick.repeated > 50
     assert not slow.repeated
+
+
+def test_repeated_heartbeat_that_needs_another_reply_confirms_the_waiting_steal() -> None:
+    broker = Broker()
+    broker.act("wait", 1, [])
+    for number in (1, 2, 3):
+        if number == 3:
+            broker.act("rules", 1, [])
+        assert peer.Reply(broker.beat(heartbeat(number, waiting=6))).waiting == 6
+    assert broker.repeated == 2
 
 
 def test_heartbeats_in_a_row_are_one_event() -> None:

@@ -157,6 +157,11 @@ class Reply:
         return self._query.heartbeat_ns
 
     @property
+    def waiting(self) -> int:
+        """Heartbeat: the Steal that waits, of those that the heartbeat named. 0: none."""
+        return self._query.waiting
+
+    @property
     def rules_version(self) -> int | None:
         """Heartbeat: the version of the rules. None: not given."""
         return self._query.rules_version if self._query.HasField("rules_version") else None
@@ -372,9 +377,11 @@ def heartbeat(  # noqa: PLR0913  # one a field
     trouble: bytes | None = None,
     malformed: int = 0,
     rest_ns: int = 0,
+    waiting: int = 0,
 ) -> bytes:
     """Encode a Heartbeat. `trouble` is why agents can't be started. None leaves it unchanged.
-    `rest_ns` is the longest interval that a worker without tasks accepts."""
+    `rest_ns` is the longest interval that a worker without tasks accepts. `waiting` is the number
+    of its Steal that waits, 0 for none."""
     query = _Q(type=HEARTBEAT, request=request, location=location, heartbeat_ns=heartbeat_ns)
     query.worker.CopyFrom(worker)
     query.batch.SetInParent()
@@ -388,6 +395,8 @@ def heartbeat(  # noqa: PLR0913  # one a field
         query.malformed = malformed
     if rest_ns:
         query.wait_ms = rest_ns // _MILLISECOND_NS
+    if waiting:
+        query.waiting = waiting
     return query.SerializeToString()
 
 

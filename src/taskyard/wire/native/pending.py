@@ -44,6 +44,9 @@ WAITING_MAX: Final = 1000
 #: that will never be submitted, and each is kept in memory until then.
 WATCHED_NAMES_MAX: Final = TASKS_MAX
 
+#: Stands for a Steal that a heartbeat names and that does not wait.
+NOT_WAITING: Final = -1
+
 #: In the first byte of a relayed peer's route, beside the number of the socket.
 RELAYED: Final = 0x80
 
@@ -93,6 +96,8 @@ class PendingRequest(Struct):
     #: Heartbeat: itself, and its worker when it arrived. None: it can't be recognized again.
     repeat: Repeat | None = None
     known: KnownWorker | None = None
+    #: Heartbeat: the worker's waiting Steal that it names, or `NOT_WAITING`. 0: none.
+    steal: int = 0
 
 
 class KnownWorker(Struct, eq=False):
@@ -103,6 +108,8 @@ class KnownWorker(Struct, eq=False):
     raw: bytes
     #: Its last heartbeat with these facts, if the next one may be equal.
     repeat: Repeat | None = None
+    #: The waiting Steal that its last heartbeat names. 0: none.
+    steal: int = 0
 
     @property
     def facts(self) -> WorkerFacts:
@@ -197,10 +204,12 @@ class PendingRequests:
 
     def add_heartbeat(self, route: bytes, request: int, known: KnownWorker) -> int:
         """Add a heartbeat that is equal to the worker's last one, and return its number."""
-        number = next(self._numbers)
-        self.entries[number] = PendingRequest(
-            route, _Q.Heartbeat, request, extended=True, repeat=known.repeat, known=known
+        number, repeat = next(self._numbers), known.repeat
+        entry = PendingRequest(
+            route, _Q.Heartbeat, request, extended=True, repeat=repeat, known=known
         )
+        entry.steal = 0 if repeat is None else repeat.steal
+        self.entries[number] = entry
         return number
 
     def next_number(self) -> int:
@@ -248,6 +257,21 @@ class PendingRequests:
             for number, entry in waiting
             if entry.request == request and entry.kind == _Q.Watch
         ]
+
+    def name_steal(self, heartbeat: int, worker: bytes, request: int) -> None:
+        """Note which waiting Steal a heartbeat names by the peer's number of it, 0 for none."""
+        entry, found = self.entries[heartbeat], NOT_WAITING if request else 0
+        for number in self._waiting.get(entry.route, ()) if request else ():
+            steal = self.entries[number]
+            if steal.request == request and steal.kind == _Q.Steal and steal.worker == worker:
+                found = number
+        entry.steal = self.facts[worker].steal = found
+
+    def is_named(self, number: int) -> bool:
+        """Return whether a waiting Steal is named by its worker's heartbeats. It waits until they
+        don't, or until they cease: then the worker is lost, which ends its request."""
+        known = self.facts.get(self.entries[number].worker)
+        return known is not None and known.steal == number and known.facts.lease_timeout_ns > 0
 
     def drop(self, number: int) -> PendingRequest | None:
         """Remove a request: it has its reply, or its peer is gone."""

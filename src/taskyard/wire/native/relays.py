@@ -20,10 +20,10 @@ from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native.counts import LIMITS, TooMany
 from taskyard.wire.native.frames import parse
-from taskyard.wire.native.pending import RELAYED
+from taskyard.wire.native.pending import NOT_WAITING, RELAYED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from taskyard.core.effects import HeartbeatAck, RenewalAck
     from taskyard.wire.dialect import Reply
@@ -54,6 +54,13 @@ class Relay(Struct, eq=False):
     routes: dict[int, bytes] = field(default_factory=dict)
     #: The worker of a peer's last heartbeat: name and mark.
     workers: dict[int, tuple[bytes, HeartbeatMark]] = field(default_factory=dict)
+    #: The waiting Steal that it named, by peer. None: there was none.
+    steals: dict[int, int] = field(default_factory=dict)
+
+    def forget_worker(self, number: int) -> None:
+        """Forget the heartbeat of a peer. The next one is decoded."""
+        self.workers.pop(number, None)
+        self.steals.pop(number, None)
 
 
 class Relays:
@@ -92,13 +99,23 @@ class Relays:
             (relay.routes[one.peer], one.message) for one in envelopes if one.peer in relay.routes
         ]
 
-    def renewal(self, route: bytes, query: pb.QueryMsg, number: int) -> events.Event:
-        """Return the event of a relay's renewed heartbeats, with this request number."""
-        workers = self._relays[route].workers
-        known = [peer for peer in query.renewed if peer in workers]
-        unknown = [peer for peer in query.renewed if peer not in workers]
-        self._renewals[number] = (route, query.request, [*known, *unknown])
-        listed = [workers[peer] for peer in known] + [_UNKNOWN_WORKER] * len(unknown)
+    def renewal(
+        self, route: bytes, query: pb.QueryMsg, number: int, requests: Container[int]
+    ) -> events.Event:
+        """Return the event of a relay's renewed heartbeats, with this request number.
+
+        `requests` are the open ones. A worker whose Steal is not among them is not renewed.
+        """
+        relay, peers = self._relays[route], [*query.renewed]
+        steals = map(relay.steals.get, peers)
+        for peer in [
+            peer
+            for peer, steal in zip(peers, steals, strict=True)
+            if steal is not None and steal not in requests
+        ]:
+            relay.forget_worker(peer)
+        self._renewals[number] = (route, query.request, peers)
+        listed = [relay.workers.get(peer, _UNKNOWN_WORKER) for peer in peers]
         return events.HeartbeatsRenewed(0, listed, number)
 
     def forget_peer(self, route: bytes, number: int) -> list[bytes]:
@@ -107,7 +124,7 @@ class Relays:
         mine = None if relay is None else relay.routes.pop(number, None)
         if relay is None or mine is None:
             return []
-        relay.workers.pop(number, None)
+        relay.forget_worker(number)
         self._peers.pop(mine, None)
         return [mine, *self.forget(mine)]
 
@@ -136,16 +153,18 @@ class Relays:
 
     # Replies.
 
-    def note_heartbeat(self, route: bytes, effect: HeartbeatAck) -> None:
-        """Note the state of a worker, whose heartbeats the relay may renew from now on."""
-        relay, number = self._peers.get(route, (b"", 0))
-        if relay not in self._relays:
+    def note_heartbeat(self, route: bytes, effect: HeartbeatAck, steal: int) -> None:
+        """Note the state of a worker, whose heartbeats the relay may renew from now on. `steal` is
+        the waiting Steal that it names, `NOT_WAITING` if that does not wait, 0 for none."""
+        name, number = self._peers.get(route, (b"", 0))
+        relay = self._relays.get(name)
+        if relay is None:
             return
-        workers = self._relays[relay].workers
-        if effect.mark is None:
-            workers.pop(number, None)
-        else:
-            workers[number] = (effect.worker, effect.mark)
+        relay.forget_worker(number)
+        if effect.mark is not None and steal != NOT_WAITING:
+            relay.workers[number] = (effect.worker, effect.mark)
+            if steal:
+                relay.steals[number] = steal
 
     def acknowledge(self, effect: RenewalAck, broker: int) -> list[Reply]:
         """Return the reply to renewed heartbeats."""

@@ -48,8 +48,16 @@ class Repeat(Struct, gc=False, eq=False):
     event: WorkerHeartbeat
     #: Of the reply to it. None: the reply has not been made.
     mark: HeartbeatMark | None = None
+    #: The waiting Steal that it names, and the field of the reply while that waits.
+    steal: int = 0
+    waiting: bytes = b""
     #: The bytes before `request`, before `seen`, and after it. None until they are needed.
     parts: tuple[bytes, bytes, bytes] | None = None
+
+    def name_steal(self, steal: int, request: int) -> None:
+        """Note the waiting Steal that this heartbeat names, and the peer's number of it."""
+        self.steal = steal
+        self.waiting = _Q(waiting=request).SerializePartialToString()
 
     def match(self, body: bytes) -> tuple[int, int] | None:
         """Return `request` and `seen` of an equal heartbeat. None: it differs otherwise."""
@@ -76,19 +84,20 @@ def worker_of(body: bytes) -> bytes:
 
 
 def encode_acks(
-    effect: HeartbeatsAck, requests: list[int], intervals_ns: list[int], broker: int
+    effect: HeartbeatsAck, requests: list[tuple[int, bytes]], broker: int
 ) -> list[bytes]:
-    """Encode the replies to heartbeats with these numbers, each with its interval."""
+    """Encode the replies to heartbeats with these numbers, each with its field `waiting`."""
+    rules = _Q(rules_version=effect.rules_version).SerializePartialToString()
     tails: dict[int, bytes] = {}
     replies = []
-    for request, interval_ns in zip(requests, intervals_ns, strict=True):
+    for (request, waiting), interval_ns in zip(requests, effect.heartbeats_ns, strict=True):
         tail = tails.get(interval_ns)
         if tail is None:
-            query = _Q(broker=broker, seen=effect.record, rules_version=effect.rules_version)
+            query = _Q(broker=broker, seen=effect.record)
             if interval_ns:
                 query.heartbeat_ns = interval_ns
             tail = tails[interval_ns] = query.SerializePartialToString()
-        replies.append(_TYPE + _REQUEST + _encoded(request) + tail)
+        replies.append(_TYPE + _REQUEST + _encoded(request) + tail + waiting + rules)
     return replies
 
 

@@ -142,6 +142,9 @@ def _heartbeat_ack(pending: PendingRequests, effect: effects.HeartbeatAck) -> li
     query.rules_version = effect.rules_version
     if effect.heartbeat_ns:
         query.heartbeat_ns = effect.heartbeat_ns
+    steal = pending.entries.get(entry.steal)
+    if steal is not None and steal.request is not None:
+        query.waiting = steal.request
     if stop is not None:
         query.batch.name.extend(stop.names)
         query.batch.attempt.extend(stop.attempts)

@@ -243,6 +243,7 @@ def _heartbeat(pending: PendingRequests, incoming: Request) -> Sequence[events.E
     event.follows = bool(heartbeat_ns) and not query.worker.heartbeat_ns
     if event.follows and not held:
         event.rest_ns = _wait_ns(query)
+    pending.name_steal(event.request, worker, query.waiting)
     if known is None:
         return [registration, event]
     event.registration = registration

@@ -28,6 +28,7 @@ from taskyard.wire.native import requests as native_requests
 from taskyard.wire.native.counts import TooMany, check_counts, check_lengths, outline
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import (
+    NOT_WAITING,
     PLAIN_LEASE_NS,
     RELAYED,
     PendingRequest,
@@ -138,6 +139,8 @@ class NativeServer:
         repeat = None if known is None or route[0] & RELAYED else known.repeat
         if known is None or repeat is None or repeat.mark is None or name in self._pending.stops:
             return None
+        if repeat.steal and repeat.steal not in self._pending.entries:
+            return None
         if peer is not None and roles.refusal(peer, roles.DWORK, _Q.Heartbeat, name) is not None:
             return None
         numbers = repeat.match(body)
@@ -157,9 +160,14 @@ class NativeServer:
             return
         entry, known = self._pending.entries[event.request], self._pending.facts[event.worker]
         entry.known = known
+        if entry.steal == NOT_WAITING:
+            return  # the next one may name the same Steal when it waits
         if known.raw and not route[0] & RELAYED and worker_of(body) == event.worker:
             last = structs.replace(event, registration=known.registration)
             entry.repeat = Repeat(body, last)
+            steal = self._pending.entries.get(entry.steal)
+            if steal is not None and steal.request is not None:
+                entry.repeat.name_steal(entry.steal, steal.request)
 
     def _receive_relayed(
         self, incoming: Request, peer: roles.AuthenticatedPeer | None
@@ -172,7 +180,8 @@ class NativeServer:
             for gone in self._relays.forget_peer(route, number):
                 result += self._drop(gone)
         if query.renewed:
-            result.append(self._relays.renewal(route, query, self._pending.next_number()))
+            number, entries = self._pending.next_number(), self._pending.entries
+            result.append(self._relays.renewal(route, query, number, entries))
         for sender, message in messages:
             result += self.receive(sender, [b"", message], incoming.now_ns, peer)
         for gone in self._relays.forget_excess():
@@ -215,7 +224,7 @@ class NativeServer:
     def _note_heartbeat(self, effect: effects.HeartbeatAck) -> None:
         entry = self._pending.entries.get(effect.request)
         if entry is not None:
-            self._relays.note_heartbeat(entry.route, effect)
+            self._relays.note_heartbeat(entry.route, effect, entry.steal)
             if entry.known is not None:
                 entry.known.repeat = entry.repeat
             if entry.repeat is not None:
@@ -224,8 +233,11 @@ class NativeServer:
     def _acknowledge_repeated(self, effect: effects.HeartbeatsAck) -> list[Reply]:
         """Encode the replies to repeated heartbeats. None of them is relayed."""
         entries = [*map(self._pending.entries.pop, effect.requests)]
-        requests = [entry.request or 0 for entry in entries]
-        bodies = encode_acks(effect, requests, effect.heartbeats_ns, self._pending.broker)
+        requests = [
+            (entry.request or 0, entry.repeat.waiting if entry.repeat is not None else b"")
+            for entry in entries
+        ]
+        bodies = encode_acks(effect, requests, self._pending.broker)
         return [(entry.route, [b"", body]) for entry, body in zip(entries, bodies, strict=True)]
 
     def flush(self) -> list[Reply]:
@@ -265,10 +277,12 @@ class NativeServer:
         """Return events for the requests whose deadline has passed."""
         result: list[events.Event] = []
         for number, entry in self._pending.timed_out(now_ns):
-            if entry.kind == _Q.Steal:
-                result.append(events.WaitEnded(0, entry.worker, number))
-            else:
+            if entry.kind != _Q.Steal:
                 result += self._watch_ended(number, entry, now_ns)
+            elif self._pending.is_named(number):
+                self._pending.extend(number, now_ns + native_requests.WAIT_NS_MAX)
+            else:
+                result.append(events.WaitEnded(0, entry.worker, number))
         return result
 
     def _watch_ended(self, number: int, entry: PendingRequest, now_ns: int) -> list[events.Event]:
