@@ -112,11 +112,15 @@ class Context:
         if timeout_at_ns and (
             not worker.timeout_check_ns or timeout_at_ns < worker.timeout_check_ns
         ):
-            check_ns = timeout_at_ns
-            if timeout_at_ns - self.now_ns > TIMEOUT_FAR_NS:
-                check_ns -= timeout_at_ns % TIMEOUT_STEP_NS
-            worker.timeout_check_ns = check_ns
-            heappush(self.timeouts, (check_ns, worker.name))
+            self.schedule_timeout_at(worker, timeout_at_ns)
+
+    def schedule_timeout_at(self, worker: Worker, timeout_at_ns: int) -> None:
+        """Schedule the next check of a worker that times out then. A check may be early."""
+        check_ns = timeout_at_ns
+        if timeout_at_ns - self.now_ns > TIMEOUT_FAR_NS:
+            check_ns -= timeout_at_ns % TIMEOUT_STEP_NS
+        worker.timeout_check_ns = check_ns
+        heappush(self.timeouts, (check_ns, worker.name))
 
     def schedule_deadline(self, worker: Worker) -> None:
         """Schedule the end of the worker's uncertain leases, if it has any."""

@@ -267,11 +267,12 @@ class Worker(Struct, eq=False):
         A worker without a limit has one while it holds no task: its next request registers it
         again. One that gets tasks without a request stays.
         """
-        allowed_ns = max(self.facts.lease_timeout_ns, self.lease_ns_max)
-        if not allowed_ns and not self.leases and not self.facts.always_ready:
-            allowed_ns = self.facts.restart_lease_ns
-        missed_ns = (HEARTBEATS_MISSED_MAX + 1) * self.heartbeat_ns
-        if allowed_ns and self.heartbeat_ns > self.facts.heartbeat_ns and not self.leases:
+        facts, heartbeat_ns = self.facts, self.heartbeat_ns
+        allowed_ns = max(facts.lease_timeout_ns, self.lease_ns_max)
+        if not allowed_ns and not self.leases and not facts.always_ready:
+            allowed_ns = facts.restart_lease_ns
+        missed_ns = (HEARTBEATS_MISSED_MAX + 1) * heartbeat_ns
+        if allowed_ns and heartbeat_ns > facts.heartbeat_ns and not self.leases:
             allowed_ns = max(allowed_ns, missed_ns)
         if not self.contested_until_ns:
             return allowed_ns

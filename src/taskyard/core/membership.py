@@ -166,13 +166,29 @@ def _wanted_interval_ns(workers: int, facts: WorkerFacts, rest_ns: int) -> int:
     return max(wanted_ns, min(idle_ns, rest_ns))
 
 
-def _has_good_interval(workers: int, worker: Worker) -> bool:
-    """Return whether a worker's interval is about the wanted one, or its own."""
-    requested_ns = worker.heartbeat_requested_ns
-    if not requested_ns:
-        return True
-    wanted_ns = _wanted_interval_ns(workers, worker.facts, worker.rest_ns)
-    return abs(wanted_ns - requested_ns) * INTERVAL_SHARE <= requested_ns
+class _Intervals:
+    """The intervals that are wanted now, each computed once for workers that are alike."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._wanted_ns: dict[tuple[int, int, int], int] = {}
+
+    def wanted_ns(self, facts: WorkerFacts, rest_ns: int) -> int:
+        """Return the interval for a worker that follows the broker's."""
+        key = (facts.lease_timeout_ns, facts.heartbeat_ns, rest_ns)
+        wanted_ns = self._wanted_ns.get(key)
+        if wanted_ns is None:
+            wanted_ns = _wanted_interval_ns(self._workers, facts, rest_ns)
+            self._wanted_ns[key] = wanted_ns
+        return wanted_ns
+
+    def is_good(self, worker: Worker) -> bool:
+        """Return whether a worker's interval is about the wanted one, or its own."""
+        requested_ns = worker.heartbeat_requested_ns
+        if not requested_ns:
+            return True
+        wanted_ns = self.wanted_ns(worker.facts, worker.rest_ns)
+        return abs(wanted_ns - requested_ns) * INTERVAL_SHARE <= requested_ns
 
 
 def _compare_held(
@@ -204,36 +220,31 @@ def heartbeat_mark(context: Context, worker: Worker) -> HeartbeatMark:
 
 def heartbeats_renewed(context: Context, event: events.HeartbeatsRenewed) -> None:
     """Note that workers are alive, and name those whose heartbeat is needed in full."""
-    changed, workers = [], len(context.ledger.workers)
+    changed: list[int] = []
+    workers, now_ns = context.ledger.workers, context.now_ns
+    rules, intervals = context.ledger.rule_table.version, _Intervals(len(workers))
     for index, (name, mark) in enumerate(event.workers):
-        worker = context.ledger.workers.get(name)
+        worker = workers.get(name)
         if worker is None or worker.facts.incarnation != mark.incarnation:
             # A process that lost its name is not dead, so its tasks are refunded.
             worker_names.refuse_non_holder(context, name, mark.incarnation, 0)
             changed.append(index)
             continue
-        worker.last_seen_ns = context.now_ns  # alive in any case
-        is_same = heartbeat_mark(context, worker) == mark
-        if not (is_same and _has_good_interval(workers, worker)):
+        worker.last_seen_ns = now_ns  # alive in any case
+        if not (_has_mark(worker, mark, rules) and intervals.is_good(worker)):
             changed.append(index)
     context.send(RenewalAck(event.request, context.ledger.record, changed))
 
 
 def heartbeats_repeated(context: Context, event: events.HeartbeatsRepeated) -> None:
     """Note that workers are alive. Handle a heartbeat in full if its reply would differ."""
-    ledger, intervals_ns = context.ledger, dict[tuple[int, int, int], int]()
-    rules, count = ledger.rule_table.version, len(ledger.workers)
+    ledger = context.ledger
+    rules, intervals = ledger.rule_table.version, _Intervals(len(ledger.workers))
     ack = HeartbeatsAck(0, [], [], ledger.record, rules)
     for last, mark, request, seen in event.heartbeats:
         worker = ledger.workers.get(last.worker)
         if worker is not None and _is_same(worker, last, mark, rules):
-            facts, wanted_ns = worker.facts, 0
-            if last.follows:
-                key = (facts.lease_timeout_ns, facts.heartbeat_ns, last.rest_ns)
-                wanted_ns = intervals_ns.get(key, 0)
-                if not wanted_ns:
-                    wanted_ns = _wanted_interval_ns(count, facts, last.rest_ns)
-                    intervals_ns[key] = wanted_ns
+            wanted_ns = intervals.wanted_ns(worker.facts, last.rest_ns) if last.follows else 0
             if worker.heartbeat_requested_ns == wanted_ns:
                 worker.last_seen_ns = context.now_ns
                 ack.requests.append(request)
@@ -247,16 +258,22 @@ def heartbeats_repeated(context: Context, event: events.HeartbeatsRepeated) -> N
 
 def _is_same(worker: Worker, last: events.WorkerHeartbeat, mark: HeartbeatMark, rules: int) -> bool:
     """Return whether a worker's repeated heartbeat is about the same process, leases and rules."""
-    leases = worker.leases
-    if worker.facts.incarnation != mark.incarnation or rules != mark.rules_version:
+    if worker.facts.incarnation != mark.incarnation or not _has_mark(worker, mark, rules):
         return False
-    if leases or mark.lease:
-        tasks = sum(lease.tasks_left for lease in leases.values())
-        if next(reversed(leases), 0) != mark.lease or tasks != mark.tasks:
-            return False
     if worker.facts.always_ready or last.trouble not in (None, worker.trouble):
         return False
     return not last.follows or worker.heartbeat_used_ns == last.heartbeat_ns
+
+
+def _has_mark(worker: Worker, mark: HeartbeatMark, rules: int) -> bool:
+    """Return whether `heartbeat_mark` is unchanged for a worker with the incarnation of `mark`."""
+    leases = worker.leases
+    if rules != mark.rules_version:
+        return False
+    if not (leases or mark.lease):
+        return True
+    tasks = sum(lease.tasks_left for lease in leases.values())
+    return next(reversed(leases), 0) == mark.lease and tasks == mark.tasks
 
 
 def _return_unlisted(

@@ -171,10 +171,11 @@ def _expire_workers(context: Context) -> None:
         worker.timeout_check_ns = 0
         if worker.contested_until_ns < context.now_ns:
             worker.contested_until_ns = 0
-        if 0 < worker.timeout_at_ns <= context.now_ns:
+        timeout_at_ns = worker.timeout_at_ns
+        if 0 < timeout_at_ns <= context.now_ns:
             membership.expire_worker(context, worker)
-        else:
-            context.schedule_timeout(worker)
+        elif timeout_at_ns:
+            context.schedule_timeout_at(worker, timeout_at_ns)
 
 
 def _end_wakes(context: Context) -> None:

@@ -86,7 +86,7 @@ class Relays:
         envelopes = [parse(pb.Envelope, raw) for raw in query.envelope]
         former = self._relays.get(route)
         known = {} if former is None else former.routes
-        new = {one.peer for one in envelopes} - known.keys()
+        new = {one.peer for one in envelopes if one.peer not in known}
         if len(known) + len(new) > PEERS_MAX:
             raise TooMany(f"a relay may have at most {PEERS_MAX} peers")
         relay = Relay(depth) if former is None else self._relays.pop(route)
