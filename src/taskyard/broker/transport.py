@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.broker.connections import Connections
 from taskyard.broker.turn import CatchUp
-from taskyard.core.events import HeartbeatsRepeated, WorkerHeartbeat
+from taskyard.core.events import HeartbeatsRenewed, HeartbeatsRepeated, WorkerHeartbeat
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.unread import COUNTED_BYTES_MIN, Unread
 from taskyard.wire.dialect import DIALECTS_MAX, collecting
@@ -53,8 +53,8 @@ _MESSAGES_AT_ONCE: Final = 32
 
 
 #: How long to pause after a turn that had only heartbeats, if the turn before was less than this
-#: ago and this one had fewer than these. So the heartbeats of thousands of workers share turns. Any
-#: other message ends the pauses.
+#: ago and this one had fewer than these. So the heartbeats of thousands of workers share turns, and
+#: those of many relays. Any other message ends the pauses.
 PAUSE_NS: Final = SECOND_NS // 500
 PAUSE_AFTER_NS: Final = 3 * PAUSE_NS
 PAUSE_EVENTS_MAX: Final = 32
@@ -67,7 +67,7 @@ def _are_few_heartbeats(events: Sequence[Event]) -> bool:
     for event in events:
         if type(event) is HeartbeatsRepeated:
             count += len(event.heartbeats)
-        elif type(event) is WorkerHeartbeat:
+        elif type(event) in (WorkerHeartbeat, HeartbeatsRenewed):
             count += 1
         else:
             return False
