@@ -163,6 +163,19 @@ def test_unchanged_heartbeats_go_up_as_numbers_and_are_answered() -> None:
     assert [relayed.last_seen_ns(name) for name in names] == [relayed.broker.now_ns] * 5
 
 
+@pytest.mark.parametrize("phase_ns", [0, 1, 3 * HEARTBEAT_DELAY_NS - 1])
+def test_relays_send_heartbeats_at_the_same_times(phase_ns: int) -> None:
+    relayed = Relayed()
+    relayed.chain = [Condenser(phase_ns)]
+    relayed.beat(1)
+    relayed.run()
+    relayed.beat(2)
+    due_ns = relayed.chain[0].wake_at_ns(0)
+    assert due_ns is not None
+    assert (due_ns + phase_ns) % HEARTBEAT_DELAY_NS == 0
+    assert 0 < due_ns - relayed.broker.now_ns <= HEARTBEAT_DELAY_NS
+
+
 def holding(depth: int = 1) -> Relayed:
     """Return a worker that holds `t`, with a heartbeat that may be renewed."""
     relayed = Relayed(depth)

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import WorkerFacts
 from taskyard.errors import Refused
 from taskyard.relay import native as native_module
-from taskyard.relay.native import CHECK_NS, SEND_NS, NativeRelay
+from taskyard.relay.native import CALM_NS, CHECK_NS, PAUSE_NS, SEND_NS, NativeRelay
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from tests.relay.kit import Clock, Listener
@@ -139,6 +141,61 @@ def test_peer_that_left_is_reported() -> None:
     world.below.open.clear()
     world.turn(CHECK_NS)
     assert (world.above.sent[-1].gone[:], world.relay.peers) == ([1], 0)
+
+
+def test_peers_are_checked_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_module, "CHECKED_PEERS", 2)
+    world = World()
+    for number in range(5):
+        world.below.say(number, b"", OK)
+    world.turn()
+    world.turn(CHECK_NS)  # of all but the last
+    world.below.open.clear()
+    left = []
+    for _ in range(4):
+        world.turn(CHECK_NS)
+        left.append(world.relay.peers)
+    assert left == [4, 2, 0, 0]
+
+
+def heartbeat(number: int) -> bytes:
+    return peer.heartbeat(number, b"w", peer.worker_message(WorkerFacts()), [], SECOND_NS, seen=0)
+
+
+def test_heartbeats_are_read_together_while_peers_send_nothing_else() -> None:
+    world, tick_ns = World(), PAUSE_NS // 5
+
+    def beat(times: int) -> list[int]:
+        """Send heartbeats, and return the numbers of those that wait to be read."""
+        waiting = []
+        for number in range(times):
+            world.below.say(number, b"", heartbeat(number))
+            world.turn(tick_ns)
+            waiting.append(len(world.below.arrived))
+        return waiting
+
+    assert set(beat(CALM_NS // tick_ns - 1)) == {0}
+    assert set(beat(4 * 5)[-10:]) == {0, 1, 2, 3, 4}
+    while world.relay.wake_at_ns() != world.clock.now_ns + PAUSE_NS:
+        beat(1)
+    assert world.reading[-1] is False
+    world.below.say(1, b"", OK)
+    world.above.reply(2, peer.query(1, peer.OK))
+    world.turn(tick_ns)  # from above it reads at once
+    assert (len(world.below.arrived), world.below.sent[-1][0]) == (1, b"peer-1")
+    world.turn(PAUSE_NS - tick_ns)
+    assert (world.below.arrived, world.reading[-1]) == ([], True)
+    assert set(beat(20)) == {0}
+
+
+def test_peers_with_few_heartbeats_are_read_at_once() -> None:
+    world = World()
+    for number in range(20):
+        world.turn(SECOND_NS)
+        world.below.say(number, b"", heartbeat(number))
+        world.turn()
+        assert not world.below.arrived
+    assert world.reading == []
 
 
 def test_peers_beyond_the_limit_and_long_messages_are_refused(

@@ -31,8 +31,9 @@ _Q: Final = pb.QueryMsg
 
 _FORBIDDEN: Final = Refusal.FORBIDDEN.value.encode()
 
-#: How long an unchanged heartbeat, or a Steal after one that got no task, waits for others. A peer
-#: pings its broker after half a second without a reply.
+#: How long an unchanged heartbeat, or a Steal after one that got no task, waits for others at most.
+#: They are sent at multiples of this time. A peer pings its broker after half a second without a
+#: reply.
 HEARTBEAT_DELAY_NS: Final = SECOND_NS // 5
 
 #: Bytes of one message above. A longer one of a peer goes alone.
@@ -53,6 +54,9 @@ _HEARTBEAT: Final = _Q(type=_Q.Heartbeat).SerializeToString()
 #: The same for a request for tasks, and for the reply that there are none.
 _STEAL: Final = _Q(type=_Q.Steal).SerializeToString()
 _NO_TASK: Final = _Q(type=_Q.NotFound).SerializeToString()
+
+#: The same for tasks.
+_TASKS: Final = _Q(type=_Q.Transfer).SerializeToString()
 
 #: The same for a message of a relay.
 _RELAY: Final = _Q(type=_Q.Relay).SerializeToString()
@@ -96,7 +100,10 @@ class Renewal(Struct):
 class Condenser:
     """The peers of one relay."""
 
-    def __init__(self) -> None:
+    def __init__(self, phase_ns: int = 0) -> None:
+        """`phase_ns` is the wall clock at the zero of the relay's clock. With it all relays send
+        heartbeats at the same times, so those share a turn of the broker."""
+        self._phase_ns = phase_ns
         self._peers: dict[bytes, Peer] = {}
         self._by_number: dict[int, Peer] = {}
         # Numbers are not used again, so late replies never reach another peer.
@@ -112,6 +119,8 @@ class Condenser:
         self._waiting_since_ns = 0
         #: Those that were sent, by request.
         self._unanswered: dict[int, list[Renewal]] = {}
+        #: Messages other than heartbeats from peers, and messages with tasks to them.
+        self.activity = 0
         #: Messages from above that are no replies to a relay.
         self.malformed = 0
         #: Messages that have passed too many relays.
@@ -144,7 +153,9 @@ class Condenser:
             self._waiting_since_ns = now_ns
         if message.startswith(_HEARTBEAT) and len(message) <= HEARTBEAT_BYTES_MAX:
             self._take_heartbeat(peer, message)
-        elif peer.is_idle and message.startswith(_STEAL):
+            return
+        self.activity += 1
+        if peer.is_idle and message.startswith(_STEAL):
             peer.is_idle = False
             self._relay(peer, message, is_urgent=False)
         else:
@@ -205,8 +216,12 @@ class Condenser:
         if self._is_urgent or self._gone:
             return not_before_ns
         if self._renewals or self._envelopes:
-            return max(not_before_ns, self._waiting_since_ns + HEARTBEAT_DELAY_NS)
+            return max(not_before_ns, self.next_step_ns(self._waiting_since_ns))
         return None
+
+    def next_step_ns(self, now_ns: int, step_ns: int = HEARTBEAT_DELAY_NS) -> int:
+        """Return the next multiple of a time after now, by the wall clock."""
+        return now_ns + step_ns - (now_ns + self._phase_ns) % step_ns
 
     def is_due(self, now_ns: int, not_before_ns: int) -> bool:
         """Return whether messages are to be sent now. Many bytes don't wait."""
@@ -281,6 +296,7 @@ class Condenser:
 
     def _note_reply(self, peer: Peer, message: bytes) -> None:
         """Keep the reply to a relayed heartbeat, unless it names tasks to stop."""
+        self.activity += message.startswith(_TASKS)
         if message.startswith(_NO_TASK):
             peer.is_idle = True
         if not peer.request or not message.startswith(_HEARTBEAT):

@@ -2,7 +2,8 @@
 
 If the connection above is renewed, requests or replies may be lost. Then the relay disconnects its
 peers, which reconnect and send their requests again, as they would without a relay. While there is
-no connection, or the broker does not read, it reads nothing, so messages wait at the peers. Takes
+no connection, or the broker does not read, it reads nothing, so messages wait at the peers. While
+its peers send only heartbeats, it reads them a few times a second, so that many share a turn. Takes
 its sockets and clock as arguments.
 """
 
@@ -35,6 +36,15 @@ BYTES_PER_TURN_MAX: Final = 16 << 20
 #: How often to check for peers that have left, and for a broker that did not read.
 CHECK_NS: Final = SECOND_NS
 RETRY_NS: Final = SECOND_NS // 50
+
+#: Peers in one check, or this part of them if that is more. A peer takes 2 µs.
+CHECKED_PEERS: Final = 200
+CHECKED_SHARE: Final = 10
+
+#: How long to read nothing from peers after heartbeats, at most, and how long peers must have sent
+#: only heartbeats before. A peer's first other message may wait so long.
+PAUSE_NS: Final = SECOND_NS // 10
+CALM_NS: Final = 5 * SECOND_NS
 
 #: The shortest interval of messages above. Those of many peers collect meanwhile. The first one
 #: after a pause is sent at once.
@@ -78,20 +88,32 @@ class NativeRelay:
         above: Upstream,
         clock: MonotonicClock,
         set_reading: Callable[[bool], None] = lambda _reads: None,
+        phase_ns: int = 0,
     ) -> None:
-        """`set_reading` receives whether the relay reads from peers, when that changes."""
+        """`set_reading` receives whether the relay reads from peers, when that changes. `phase_ns`
+        is the wall clock at the zero of `clock`."""
         self._below = below
         self._above = above
         self._clock = clock
         self._set_reading = set_reading
         self._reads = True
-        self._condenser = Condenser()
+        self._condenser = Condenser(phase_ns)
         self._connections: dict[bytes, Connection] = {}
+        #: Peers to check before all are checked again.
+        self._unchecked: list[bytes] = []
         self._connections_above = 0
         #: Messages that the broker has no room for, and when the last one was sent.
         self._unsent: deque[list[bytes]] = deque()
         self._sent_ns = 0
-        self._check_at_ns = clock.monotonic_ns()
+        self._check_at_ns = now_ns = clock.monotonic_ns()
+        #: Until when nothing is read from peers.
+        self._pause_ends_ns = 0
+        #: Messages received from peers so far, and up to when some were received last.
+        self._received = self._received_before = self._received_ns = 0
+        #: The condenser's `activity`, and since when it is unchanged.
+        self._activity, self._calm_since_ns = 0, now_ns
+        #: Whether the broker reads.
+        self._has_room = True
         self.has_exited = False
         #: Peers that were disconnected: beyond a limit, or because they did not read.
         self.refused = 0
@@ -123,9 +145,11 @@ class NativeRelay:
         """Forward some messages from each side. Return whether there may be more."""
         self._check_above()
         more = self._down()
-        if self._reads:
-            more = self._up() or more
         now_ns = self._clock.monotonic_ns()
+        if self._has_room and now_ns >= self._pause_ends_ns:
+            more = self._up() or more
+            self._pause_if_calm(now_ns)
+        self._poll_peers(now_ns)
         if now_ns >= self._check_at_ns:
             self._check_peers(now_ns)
         if self._above.is_connected():
@@ -136,10 +160,29 @@ class NativeRelay:
 
     def wake_at_ns(self) -> int | None:
         """Return when heartbeats are due, or a check."""
-        if not self._reads:
+        if not self._has_room:
             return self._clock.monotonic_ns() + RETRY_NS
         due_ns = self._condenser.wake_at_ns(self._sent_ns + SEND_NS)
-        return self._check_at_ns if due_ns is None else min(due_ns, self._check_at_ns)
+        wake_at_ns = self._check_at_ns if due_ns is None else min(due_ns, self._check_at_ns)
+        return wake_at_ns if self._reads else min(wake_at_ns, self._pause_ends_ns)
+
+    def _pause_if_calm(self, now_ns: int) -> None:
+        """Read nothing for a moment if peers send heartbeats often, and nothing else."""
+        if self._condenser.activity != self._activity:
+            self._activity, self._calm_since_ns = self._condenser.activity, now_ns
+        if self._received == self._received_before:
+            return
+        is_often = now_ns - self._received_ns <= 2 * PAUSE_NS
+        self._received_before, self._received_ns = self._received, now_ns
+        if is_often and now_ns - self._calm_since_ns >= CALM_NS:
+            self._pause_ends_ns = self._condenser.next_step_ns(now_ns, PAUSE_NS)
+
+    def _poll_peers(self, now_ns: int) -> None:
+        """Have peers polled, unless nothing is read from them now."""
+        reads = self._has_room and now_ns >= self._pause_ends_ns
+        if reads is not self._reads:
+            self._reads = reads
+            self._set_reading(reads)
 
     def _send_up(self, now_ns: int) -> None:
         """Send what has collected, unless something was sent just now."""
@@ -158,10 +201,7 @@ class NativeRelay:
         if connections > max(1, self._connections_above):
             self._cut_all()
         self._connections_above = connections
-        reads = is_connected and not self._unsent and not self._above.is_congested()
-        if reads is not self._reads:
-            self._reads = reads
-            self._set_reading(reads)
+        self._has_room = is_connected and not self._unsent and not self._above.is_congested()
 
     def _cut_all(self) -> None:
         for connection in self._connections.values():
@@ -176,6 +216,7 @@ class NativeRelay:
             frames = self._below.receive() if bytes_left > 0 else None
             if frames is None:
                 return bytes_left <= 0
+            self._received += 1
             bytes_left -= len(frames[-1])
             route, connection = frames[0], self._below.connection
             is_new = route not in self._connections
@@ -212,8 +253,14 @@ class NativeRelay:
         self._condenser.drop(route)
 
     def _check_peers(self, now_ns: int) -> None:
+        """Forget peers that have left. Checks some of them, the others in later turns."""
         self._check_at_ns = now_ns + CHECK_NS
-        for route, connection in [*self._connections.items()]:
-            if not self._below.is_open(connection):
+        if not self._unchecked:
+            self._unchecked = [*self._connections]
+        count = max(CHECKED_PEERS, len(self._connections) // CHECKED_SHARE)
+        checked, self._unchecked = self._unchecked[:count], self._unchecked[count:]
+        for route in checked:
+            connection = self._connections.get(route)
+            if connection is not None and not self._below.is_open(connection):
                 del self._connections[route]
                 self._condenser.drop(route)

@@ -174,7 +174,8 @@ def _open_native(options: RelayOptions, host: Host, guard: Guard) -> Opened:
     def set_reading(reads: bool) -> None:  # noqa: FBT001  # called by position
         (host.poller.add if reads else host.poller.remove)(below)
 
-    return NativeRelay(below, BoundedSocket(wire), host.clock, set_reading), [wire]
+    phase_ns = host.clock.wall_ns() - host.clock.monotonic_ns()
+    return NativeRelay(below, BoundedSocket(wire), host.clock, set_reading, phase_ns), [wire]
 
 
 def _open_gateway(options: RelayOptions, host: Host, guard: Guard) -> Opened:
