@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.core import events
+from taskyard.core import events, heartbeats
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
@@ -174,6 +174,26 @@ def test_relays_send_heartbeats_at_the_same_times(phase_ns: int) -> None:
     assert due_ns is not None
     assert (due_ns + phase_ns) % HEARTBEAT_DELAY_NS == 0
     assert 0 < due_ns - relayed.broker.now_ns <= HEARTBEAT_DELAY_NS
+
+
+@pytest.mark.parametrize(("interval_s", "delay"), [(1, 1), (6, 1), (7, 2), (13, 4), (60, 4)])
+def test_heartbeats_of_long_intervals_wait_for_longer(interval_s: int, delay: int) -> None:
+    relayed = Relayed()
+    follower = peer.worker_message(WorkerFacts(incarnation=1, lease_timeout_ns=60 * SECOND_NS))
+    workers = [events.WorkerRegistered(0, b"v%d" % n, WorkerFacts()) for n in range(interval_s * 3)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heartbeats, "RATE_MAX", 3)
+        relayed.broker.handle([*workers])
+        for request in (1, 2):
+            rest_ns = 60 * SECOND_NS
+            relayed.up(
+                b"w", peer.heartbeat(request, b"w", follower, [], rest_ns, seen=0, rest_ns=rest_ns)
+            )
+            due_ns = relayed.chain[0].wake_at_ns(0)
+            relayed.run()
+    assert due_ns is not None
+    assert due_ns % (delay * HEARTBEAT_DELAY_NS) == 0
+    assert 0 < due_ns - relayed.broker.now_ns <= delay * HEARTBEAT_DELAY_NS
 
 
 def holding(depth: int = 1) -> Relayed:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from taskyard.core import heartbeats
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, shown
 from taskyard.errors import Malformed
@@ -35,6 +36,11 @@ _FORBIDDEN: Final = Refusal.FORBIDDEN.value.encode()
 #: They are sent at multiples of this time. A peer pings its broker after half a second without a
 #: reply.
 HEARTBEAT_DELAY_NS: Final = SECOND_NS // 5
+
+#: A heartbeat of a peer with a long interval waits for up to this part of it, which its worker
+#: allows for, but no longer than the second. All are multiples of the shortest delay.
+DELAY_SHARE: Final = heartbeats.REPLY_DELAY_SHARE
+HEARTBEAT_DELAY_NS_MAX: Final = 4 * HEARTBEAT_DELAY_NS
 
 #: Bytes of one message above. A longer one of a peer goes alone.
 BUNDLE_BYTES_MAX: Final = 1 << 20
@@ -81,8 +87,9 @@ class Peer(Struct, eq=False):
     heartbeat: bytes = b""
     request: int = 0
     reply: pb.QueryMsg | None = None
-    #: Renewals since that reply.
+    #: Renewals since that reply, and how long the next one may wait.
     renewals: int = 0
+    delay_ns: int = HEARTBEAT_DELAY_NS
     #: Its last Steal got no task, so the next one can wait for messages of other peers.
     is_idle: bool = False
 
@@ -114,9 +121,9 @@ class Condenser:
         self._is_urgent = False
         self._envelope_bytes = 0
         self._gone: list[int] = []
-        #: Heartbeats to send, by peer number, and since when the first message waits.
+        #: Heartbeats to send, by peer number, and when messages are sent that can wait.
         self._renewals: dict[int, Renewal] = {}
-        self._waiting_since_ns = 0
+        self._due_ns = 0
         #: Those that were sent, by request.
         self._unanswered: dict[int, list[Renewal]] = {}
         #: Messages other than heartbeats from peers, and messages with tasks to them.
@@ -149,9 +156,11 @@ class Condenser:
         # The broker replies with an error to an empty message.
         is_valid = len(frames) == _FRAMES and not frames[0]
         message = frames[1] if is_valid else b""
-        if not (self._renewals or self._envelopes):
-            self._waiting_since_ns = now_ns
-        if message.startswith(_HEARTBEAT) and len(message) <= HEARTBEAT_BYTES_MAX:
+        is_heartbeat = message.startswith(_HEARTBEAT) and len(message) <= HEARTBEAT_BYTES_MAX
+        due_ns = self.next_step_ns(now_ns, peer.delay_ns if is_heartbeat else HEARTBEAT_DELAY_NS)
+        is_first = not (self._renewals or self._envelopes)
+        self._due_ns = due_ns if is_first else min(due_ns, self._due_ns)
+        if is_heartbeat:
             self._take_heartbeat(peer, message)
             return
         self.activity += 1
@@ -216,10 +225,10 @@ class Condenser:
         if self._is_urgent or self._gone:
             return not_before_ns
         if self._renewals or self._envelopes:
-            return max(not_before_ns, self.next_step_ns(self._waiting_since_ns))
+            return max(not_before_ns, self._due_ns)
         return None
 
-    def next_step_ns(self, now_ns: int, step_ns: int = HEARTBEAT_DELAY_NS) -> int:
+    def next_step_ns(self, now_ns: int, step_ns: int) -> int:
         """Return the next multiple of a time after now, by the wall clock."""
         return now_ns + step_ns - (now_ns + self._phase_ns) % step_ns
 
@@ -307,6 +316,7 @@ class Condenser:
             return
         if reply.request == peer.request and not reply.batch.name:
             peer.reply, peer.request = reply, 0
+            peer.delay_ns = _delay_ns(reply.heartbeat_ns)
 
     def _confirm(self, query: pb.QueryMsg) -> list[Delivery]:
         """Return replies to renewed heartbeats. Relay those that the broker did not renew."""
@@ -326,6 +336,14 @@ class Condenser:
             reply.request, reply.seen = one.request, query.seen
             deliveries.append((peer.route, [b"", reply.SerializeToString()]))
         return deliveries
+
+
+def _delay_ns(interval_ns: int) -> int:
+    """Return how long a heartbeat may wait whose peer has this interval, 0 for its own."""
+    delay_ns = HEARTBEAT_DELAY_NS
+    while 2 * delay_ns <= min(interval_ns // DELAY_SHARE, HEARTBEAT_DELAY_NS_MAX):
+        delay_ns *= 2
+    return delay_ns
 
 
 def _is_deep(message: bytes, depth: int) -> bool:
