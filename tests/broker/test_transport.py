@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 from taskyard.broker import connections, transport
 from taskyard.broker.transport import PAUSE_AFTER_NS, PAUSE_EVENTS_MAX, RETRY_NS
 from taskyard.core.effects import CommandAck
-from taskyard.core.events import ClientDisconnected, Event, StatsRequested, WorkerHeartbeat
+from taskyard.core.events import (
+    ClientDisconnected,
+    Event,
+    HeartbeatsRenewed,
+    StatsRequested,
+    WorkerHeartbeat,
+)
 from tests.kit.broker import NumbersHarness
 
 if TYPE_CHECKING:
@@ -132,9 +138,11 @@ def test_turn_takes_no_more_in_when_decoding_took_long() -> None:
 
 
 class BeatHarness(Harness):
-    """Its messages are heartbeats, and 0 is another request."""
+    """Its messages are heartbeats, 2 is one of a relay, and 0 is another request."""
 
     def receive(self, *message: Any) -> Any:
+        if message and message[1] == [b"2"]:
+            return [HeartbeatsRenewed(0, [], 1)]
         if message and message[1] != [b"0"]:
             return [WorkerHeartbeat(0, b"w", request=1)]
         return super().receive(*message)
@@ -156,6 +164,7 @@ def test_frequent_turns_of_heartbeats_pause(monkeypatch: pytest.MonkeyPatch) -> 
     harness.now_ns += PAUSE_AFTER_NS
     assert pauses(1, after_ns=PAUSE_AFTER_NS) == 0
     assert pauses(1) == 1
+    assert pauses(2, 1) == 1
     assert pauses(1, wait_ns=0) == 0
     assert pauses(1, 0) == 0
     assert pauses() == 0
