@@ -70,8 +70,9 @@ class Relayed:
     def beat(
         self, request: int, *held: bytes, seen: int = 0, name: bytes = b"w", waiting: int = 0
     ) -> None:
-        tasks, more = [(one, 1) for one in held], {"seen": seen, "waiting": waiting}
-        self.up(name, peer.heartbeat(request, name, FACTS, tasks, SECOND_NS, **more))
+        tasks = [(one, 1) for one in held]
+        body = peer.heartbeat(request, name, FACTS, tasks, SECOND_NS, seen=seen, waiting=waiting)
+        self.up(name, body)
 
     def last_seen_ns(self, name: bytes = b"w") -> int:
         return self.broker.scheduler.ledger.workers[name].last_seen_ns
@@ -177,20 +178,23 @@ def test_relays_send_heartbeats_at_the_same_times(phase_ns: int) -> None:
 
 
 @pytest.mark.parametrize(("interval_s", "delay"), [(1, 1), (6, 1), (7, 2), (13, 4), (60, 4)])
-def test_heartbeats_of_long_intervals_wait_for_longer(interval_s: int, delay: int) -> None:
-    relayed = Relayed()
-    follower = peer.worker_message(WorkerFacts(incarnation=1, lease_timeout_ns=60 * SECOND_NS))
+def test_heartbeats_of_long_intervals_wait_for_longer(
+    interval_s: int, delay: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "RATE_MAX", 3)
+    relayed, rest_ns = Relayed(), 60 * SECOND_NS
+    follower = peer.worker_message(WorkerFacts(incarnation=1, lease_timeout_ns=rest_ns))
     workers = [events.WorkerRegistered(0, b"v%d" % n, WorkerFacts()) for n in range(interval_s * 3)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heartbeats, "RATE_MAX", 3)
-        relayed.broker.handle([*workers])
-        for request in (1, 2):
-            rest_ns = 60 * SECOND_NS
-            relayed.up(
-                b"w", peer.heartbeat(request, b"w", follower, [], rest_ns, seen=0, rest_ns=rest_ns)
-            )
-            due_ns = relayed.chain[0].wake_at_ns(0)
-            relayed.run()
+    relayed.broker.handle([*workers])
+
+    def beat(request: int) -> None:
+        body = peer.heartbeat(request, b"w", follower, [], rest_ns, seen=0, rest_ns=rest_ns)
+        relayed.up(b"w", body)
+
+    beat(1)
+    relayed.run()
+    beat(2)
+    due_ns = relayed.chain[0].wake_at_ns(0)
     assert due_ns is not None
     assert due_ns % (delay * HEARTBEAT_DELAY_NS) == 0
     assert 0 < due_ns - relayed.broker.now_ns <= delay * HEARTBEAT_DELAY_NS
