@@ -55,7 +55,7 @@ _MESSAGES_AT_ONCE: Final = 32
 #: How long to pause after a turn that had only heartbeats, if the turn before was less than this
 #: ago and this one had fewer than these. So the heartbeats of thousands of workers share turns, and
 #: those of many relays. Any other message ends the pauses.
-PAUSE_NS: Final = SECOND_NS // 500
+PAUSE_NS: Final = 3 * SECOND_NS // 1000
 PAUSE_AFTER_NS: Final = 3 * PAUSE_NS
 PAUSE_EVENTS_MAX: Final = 32
 
