@@ -134,7 +134,7 @@ def _workload(
         found = []
         for number, files in enumerate(location.find(Path(name))):
             scratch = Path(name) / str(number)
-            scratch.mkdir(exist_ok=True)
+            scratch.mkdir(parents=True, exist_ok=True)
             tuned = session.tune_session(spark, files.size_bytes)
             found.append(make_tables(tuned, files, scratch))
         return sweep.workload_from_tables(spark, found, values["campaign"])

@@ -150,7 +150,7 @@ def datasets(
     for number, one in enumerate(found.files):
         on_stage("computing the tables" if len(found.files) == 1 else f"tables of {one.directory}")
         place = scratch / str(number)
-        place.mkdir(exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
         made.append(make_tables(spark, one, place, tables))
     on_stage("verifying the guarantees")
     for broker_tables, broker in zip(made, found.brokers, strict=True):
@@ -300,9 +300,16 @@ def last_path(paths: pa.Table) -> pa.Table:
     return paths.filter(pc.and_(*is_mine))
 
 
-def write(found: ReportDatasets, out: Path, footer: str) -> tuple[Path, ReportSummary]:
+def write(
+    found: ReportDatasets,
+    out: Path,
+    footer: str,
+    on_stage: Callable[[str], None] = lambda _stage: None,
+) -> tuple[Path, ReportSummary]:
     """Write the page and the tables. Returns the path of the page and its summary."""
+    on_stage("summarizing tasks and attempts")
     summary = summarize(found)
+    on_stage("writing the page and the tables")
     out.mkdir(parents=True, exist_ok=True)
     path = out / PAGE
     unfinished = path.with_name(PAGE + ".new")
