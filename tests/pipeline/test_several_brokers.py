@@ -152,6 +152,17 @@ def test_same_broker_twice_is_refused_before_spark_starts(
     assert "starting Spark" not in err
 
 
+@pytest.mark.parametrize("command", ["report", "sweep"])
+def test_unknown_campaign_is_refused_before_spark_starts(
+    command: str, states: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["pipeline", command, *each("--state", *states.values()), "--campaign", "e"]
+    assert entry.run(entry.taskyard, words) == 2
+    err = capsys.readouterr().err
+    assert "unknown campaign 'e' (this history has c, d)" in err
+    assert "starting Spark" not in err
+
+
 def test_out_of_several_states_is_refused(
     states: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from taskyard.pipeline.sources.history import HistoryFiles
     from taskyard.pipeline.sweep.conclusions import SweepResult
     from taskyard.pipeline.sweep.workload import Workload
 
@@ -90,11 +91,13 @@ def sweep(cli_context: CliContext, /, master: str, **values: Any) -> None:  # no
     workers = read_numbers(values["workers"], "--workers")
     points = grid(workers, read_numbers(values["slots"], "--slots"), values["policies"])
     location = _history_location(cli_context, values)
-    cli_context.info(f"starting Spark on {master}")
-    with session_scope("taskyard sweep", master) as spark:
-        workload = _workload(spark, location, values)
-        workload.rules = settings_rules(to_rules_set(cli_context.settings()))
-        sweep_result = job.sweep(spark, workload, points)
+    with tempfile.TemporaryDirectory(prefix="taskyard-sweep-") as name:
+        files = _find(location, Path(name), values["campaign"])
+        cli_context.info(f"starting Spark on {master}")
+        with session_scope("taskyard sweep", master) as spark:
+            workload = _workload(spark, files, Path(name), values)
+            workload.rules = settings_rules(to_rules_set(cli_context.settings()))
+            sweep_result = job.sweep(spark, workload, points)
     cli_context.info(job.speed_text(sweep_result))
     table = job.table_of(sweep_result, values["price"])
     page = None if values["out"] is None else job.write(sweep_result, table, values["out"])
@@ -120,24 +123,31 @@ def _history_location(cli_context: CliContext, values: dict[str, Any]) -> Histor
     return history_location(cli_context, values["states"], values["history"])
 
 
+def _find(
+    location: HistoryLocation | None, scratch: Path, campaign: str | None
+) -> list[HistoryFiles]:
+    """Find the files of the histories, none with FILE. Raises UserError for an unknown campaign."""
+    from taskyard.pipeline.jobs.report import find_campaign  # noqa: PLC0415  # imports Spark
+
+    return [] if location is None else find_campaign(location.find(scratch), campaign).files
+
+
 def _workload(
-    spark: SparkSession, location: HistoryLocation | None, values: dict[str, Any]
+    spark: SparkSession, files: list[HistoryFiles], scratch: Path, values: dict[str, Any]
 ) -> Workload:
-    from taskyard.pipeline import session  # noqa: PLC0415
-    from taskyard.pipeline.jobs import sweep  # noqa: PLC0415
+    from taskyard.pipeline.jobs import sweep  # noqa: PLC0415  # imports Spark
     from taskyard.pipeline.jobs.broker_tables import make_tables  # noqa: PLC0415
+    from taskyard.pipeline.session import tune_session  # noqa: PLC0415
     from taskyard.pipeline.sweep.from_file import workload_of_file  # noqa: PLC0415
 
-    if location is None:
+    if not files:
         return workload_of_file(values["file"], values["run_time"])
-    with tempfile.TemporaryDirectory(prefix="taskyard-sweep-") as name:
-        found = []
-        for number, files in enumerate(location.find(Path(name))):
-            scratch = Path(name) / str(number)
-            scratch.mkdir(parents=True, exist_ok=True)
-            tuned = session.tune_session(spark, files.size_bytes)
-            found.append(make_tables(tuned, files, scratch))
-        return sweep.workload_from_tables(spark, found, values["campaign"])
+    found = []
+    for number, one in enumerate(files):
+        place = scratch / str(number)
+        place.mkdir(parents=True, exist_ok=True)
+        found.append(make_tables(tune_session(spark, one.size_bytes), one, place))
+    return sweep.workload_from_tables(spark, found, values["campaign"])
 
 
 def _print(table: pa.Table) -> None:

@@ -106,7 +106,7 @@ def find_campaign(files: Sequence[HistoryFiles], campaign: str | None) -> Report
     if campaign is not None and campaign not in every:
         raise UserError(_unknown_campaign(campaign, every))
     if not every:
-        raise UserError("nothing to report: this history has no tasks")
+        raise UserError("this history has no tasks")
     if campaign is None and sum(len(one.campaigns) for one in brokers) == 1:
         (campaign,) = every
     return ReportHistory([*files], campaign, brokers)
