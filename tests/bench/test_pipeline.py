@@ -13,7 +13,7 @@ from bench.cli import main
 from bench.pipeline import campaigns as pipeline_campaigns
 from bench.pipeline import cost as pipeline_cost
 from bench.pipeline import suite as pipeline_suite
-from bench.pipeline.case import Speed, SubmitCosts
+from bench.pipeline.case import LoadCosts, Speed, SubmitCosts
 from bench.pipeline.cost import Cost
 from taskyard.campaign.reader import read_campaign
 from taskyard.pipeline.sweep.from_file import workload_of_file
@@ -42,6 +42,11 @@ SPARK: dict[str, Shown] = {
         ("  the fold alone, without Spark", "CPU s", None, None),
     ],
     "report": [("report of the demo", "CPU s", 25, 12), ("  by the clock", "s", None, None)],
+    "load": [
+        ("load", "CPU s", 20, 20),
+        ("  by the clock", "s", None, None),
+        ("  the broker", "CPU s", None, None),
+    ],
     "submit": [
         ("submit, data source", "rows/s", 40_000, 100_000),
         ("  all processes", "CPU µs/row", None, None),
@@ -83,6 +88,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         cost = Cost(wall_s=1.0, cpu_s=2.0)
         if kind is Speed:
             return Speed(160_000, 40_000)
+        if kind is LoadCosts:
+            return LoadCosts(cost, 1.0)
         return SubmitCosts(cost, cost) if kind is SubmitCosts else cost
 
     monkeypatch.setattr(pipeline_suite, "run_case", measured)
@@ -223,6 +230,14 @@ def test_campaign_of_the_grid_equals_the_simulated_one(tmp_path: Path) -> None:
     read = workload_of_file(str(path), None)
     assert (len(read.names), read.after) == (200, workload.after)
     assert max(abs(a - b) for a, b in zip(read.run_ns, workload.run_ns, strict=True)) <= 1
+
+
+def test_campaign_to_load_has_two_dependencies_a_task(tmp_path: Path) -> None:
+    path = tmp_path / "campaign.parquet"
+    edges = pipeline_campaigns.write_graph(path, 3000)
+    loaded = read_campaign(str(path))
+    assert not loaded.rejected
+    assert edges == loaded.summary.edges == 2 * (3000 - 2)
 
 
 @pytest.mark.parametrize("shape", pipeline_campaigns.SHAPES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,8 @@ from tests.journal.make_golden import GOLDEN
 from tests.kit.processes import run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
     from taskyard.pipeline.report.summary import ReportSummary
@@ -106,9 +109,9 @@ def test_attempts_have_exit_status_and_resource_use(
     assert all(row["cpu_ns"] > 0 and row["host"] for row in rows)
 
 
-def test_history_of_an_earlier_version_is_read_without_measurements() -> None:
-    folder = GOLDEN / "format-2" / "state" / "history"
-    tables = fold_files(history.find_directory(folder, folder)).rows
+def test_history_of_an_earlier_version_is_read_without_measurements(tmp_path: Path) -> None:
+    folder = shutil.copytree(GOLDEN / "format-2" / "state" / "history", tmp_path / "copied")
+    tables = fold_files(history.find_directory(folder, tmp_path)).rows
     assert tables is not None
     found = tables["attempts"].to_pylist()
     ran = [row for row in found if row["outcome"] == "finished"]

@@ -80,13 +80,15 @@ RELAYED_CROWD_CORE_PERCENT: Final = Target(3, 3)
 MAP_CPU_S: Final = Target(3.0, 1.5)
 
 #: CPU of ten million events to attempts, Parquet to Parquet, over DuckDB's on the same files.
-ATTEMPTS_OVER_DUCKDB: Final = Target(10, 5)
+ATTEMPTS_OVER_DUCKDB: Final = Target(5, 2.5)
 #: CPU seconds for the history of a million tasks, all datasets, on two cores: the whole command.
 HISTORY_CPU_S: Final = Target(40, 25)
 #: CPU seconds for 1,000 tasks more, beyond the session.
 INCREMENT_CPU_S: Final = Target(3, 3)
 #: CPU seconds for the report of the demo, the whole command.
 REPORT_CPU_S: Final = Target(12, 8)
+#: CPU seconds to load a million tasks with two million dependencies, the whole command.
+LOAD_CPU_S: Final = Target(20, 20)
 #: Rows per second of wall time through the data source into a durable broker.
 SUBMITTED_ROWS_PER_SECOND: Final = Target(40_000, 100_000, at_least=True)
 #: Simulated tasks per second of CPU.

@@ -1,4 +1,5 @@
-"""The campaigns of the pipeline's benchmark: some to simulate, and one like the demo's to run."""
+"""The campaigns of the pipeline's benchmark: some to simulate, one to load, and one like the demo's
+to run."""
 
 import json
 import random
@@ -92,6 +93,33 @@ def _some_before(number: int, rng: random.Random) -> list[int]:
 
 def _rng() -> random.Random:
     return random.Random(1)  # the same numbers in every run
+
+
+# To load.
+
+
+def write_graph(path: Path, tasks: int) -> int:
+    """Write a Parquet file of commands, each after two of the tasks before it. Return the number of
+    dependencies."""
+    import numpy as np  # noqa: PLC0415  # of an extra
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    rng = np.random.default_rng(1)  # the same numbers in every run
+    numbers = np.arange(tasks)
+    reach = np.minimum(numbers, _REACH)
+    near = rng.integers(1, np.maximum(reach, 2))
+    far = near + rng.integers(1, np.maximum(reach - near + 1, 2))
+    before = np.column_stack((numbers - near, numbers - far))
+    is_known = (before >= 0) & (numbers >= _WAITS_MAX)[:, None]
+    names = pa.array([f"task-{number:08}" for number in range(tasks)])
+    argv = [["process", f"--part={number}"] for number in range(tasks)]
+    ends = np.concatenate(([0], np.cumsum(is_known.sum(axis=1))))
+    after = pa.ListArray.from_arrays(
+        pa.array(ends, pa.int32()), names.take(pa.array(before[is_known]))
+    )
+    pq.write_table(pa.table({"name": names, "argv": argv, "after": after}), path)
+    return int(ends[-1])
 
 
 # To run.

@@ -5,6 +5,7 @@ Prints the cost as JSON. Each case defines its measurement. The suite owns repea
 
 import gc
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from bench.pipeline import cost as pipeline_cost
 from bench.pipeline.cost import Cost, CostMeter
 from bench.processes import BrokerBench
 from taskyard.client.client import Client
+from taskyard.core.limits import SECOND_NS
 from taskyard.journal.history import FOLDER
 
 #: Two cores, which the floors are set for.
@@ -90,6 +92,13 @@ class SubmitCosts(msgspec.Struct):
     again: Cost
 
 
+class LoadCosts(msgspec.Struct):
+    """The cost of loading a campaign: that of the command, and the CPU seconds of the broker."""
+
+    command: Cost
+    broker_cpu_s: float
+
+
 class Speed(msgspec.Struct):
     """Simulated tasks per second of CPU, over all points, and at the slowest."""
 
@@ -155,6 +164,21 @@ def command(directory: str, *words: str) -> Cost:
     return pipeline_cost.command_cost([*TASKYARD, *words, "--quiet"], Path(directory))
 
 
+def load(file: str, tasks: str) -> LoadCosts:
+    """Measure `pipeline load` to a new durable broker. The command is measured in a process of its
+    own, because the broker is a child of this one."""
+    words = ("pipeline", "load", file, "--campaign", _CAMPAIGN, "--master", MASTER)
+    with BrokerBench("durable") as stage:
+        began_ns = stage.cpu_ns()
+        measure = [sys.executable, "-m", "bench.pipeline.case", "command", str(Path(file).parent)]
+        done = subprocess.run(
+            [*measure, *words, "--broker", stage.endpoint], check=True, stdout=subprocess.PIPE
+        )
+        broker_cpu_s = (stage.cpu_ns() - began_ns) / SECOND_NS
+        _check_arrived(stage.endpoint, int(tasks))
+    return LoadCosts(msgspec.json.decode(done.stdout, type=Cost), broker_cpu_s)
+
+
 def submit(rows: str) -> SubmitCosts:
     """Measure rows to tasks in a durable broker from an existing session, as in
     docs/pipeline.md. The first write starts Spark's Python workers, so a second one follows."""
@@ -201,12 +225,13 @@ def sweep(shape: str, tasks: str) -> Speed:
     return Speed(int(tasks) * len(times_s) / sum(times_s), int(tasks) / max(times_s))
 
 
-CASES: Final[dict[str, Callable[..., Cost | SubmitCosts | Speed]]] = {
+CASES: Final[dict[str, Callable[..., Cost | LoadCosts | SubmitCosts | Speed]]] = {
     "duckdb attempts": duckdb_attempts,
     "spark attempts": spark_attempts,
     "fold": fold,
     "increment": increment,
     "command": command,
+    "load": load,
     "submit": submit,
     "sweep": sweep,
 }

@@ -18,7 +18,7 @@ import msgspec
 from bench.pipeline import campaigns as pipeline_campaigns
 from bench.pipeline import case as pipeline_case
 from bench.pipeline import cost as pipeline_cost
-from bench.pipeline.case import Speed, SubmitCosts
+from bench.pipeline.case import LoadCosts, Speed, SubmitCosts
 from bench.pipeline.cost import Cost
 from bench.settings import Settings
 from bench.table import TableLine, table_line
@@ -26,6 +26,7 @@ from bench.targets import (
     ATTEMPTS_OVER_DUCKDB,
     HISTORY_CPU_S,
     INCREMENT_CPU_S,
+    LOAD_CPU_S,
     REPORT_CPU_S,
     SUBMITTED_ROWS_PER_SECOND,
     SWEPT_TASKS_PER_SECOND,
@@ -43,7 +44,7 @@ SWEPT_TASKS: Final = 10_000
 GRID_WORKERS: Final = 250
 GRID_SLOTS: Final = (1, 2, 4, 8)
 
-_Figures = TypeVar("_Figures", Cost, SubmitCosts, Speed)
+_Figures = TypeVar("_Figures", Cost, LoadCosts, SubmitCosts, Speed)
 
 
 def run(settings: Settings, only: tuple[str, ...] = ()) -> list[TableLine]:
@@ -108,6 +109,18 @@ def report(settings: Settings, directory: Path) -> list[TableLine]:
     return _command_lines(settings, directory, words, "report of the demo", REPORT_CPU_S)
 
 
+def load(settings: Settings, directory: Path) -> list[TableLine]:
+    tasks, file = settings.count(TASKS), directory / "campaign.parquet"
+    edges = pipeline_campaigns.write_graph(file, tasks)
+    settings.say(f"load {tasks:,} tasks with {edges:,} dependencies, durable")
+    costs = [run_case(LoadCosts, "load", str(file), str(tasks)) for _ in settings.times()]
+    return [
+        table_line("load", "CPU s", [one.command.cpu_s for one in costs], LOAD_CPU_S),
+        table_line("  by the clock", "s", [one.command.wall_s for one in costs]),
+        table_line("  the broker", "CPU s", [one.broker_cpu_s for one in costs]),
+    ]
+
+
 def submit(settings: Settings, _: Path) -> list[TableLine]:
     rows = settings.count(ROWS)
     settings.say(f"{rows:,} rows through the data source, durable")
@@ -155,6 +168,7 @@ CASES: Final[dict[str, Callable[[Settings, Path], list[TableLine]]]] = {
     "attempts": attempts,
     "history": history,
     "report": report,
+    "load": load,
     "submit": submit,
     "sweep": sweep,
     "grid": grid,
