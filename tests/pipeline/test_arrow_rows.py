@@ -133,9 +133,9 @@ def test_prepared_task_converts_back_to_its_row() -> None:
 def test_invalid_row_is_kept_with_its_reason() -> None:
     gathering = RowCollector("c")
     gathering.add_row(1, {"name": "n", "argv": "no list"})
-    gathering.add_row(2, {"name": "n", "payload": "p", "recipients": ["r"]})
+    gathering.add_row(2, {"name": "n", "argv": ["p"], "recipients": ["r"]})
     first, second = gathering.flush().to_pylist()
     assert first["reason"].startswith('"argv" must be a list of words')
     assert msgspec.json.decode(first["row"]) == {"name": "n", "argv": "no list"}
-    assert "taskyard load" in second["reason"]
+    assert second["reason"] == 'has "recipients" but no "payload"'
     assert gathering.flush().schema == PREPARED_SCHEMA

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,12 @@ import pytest
 
 from docs import schemas
 from taskyard import testing
+from taskyard.campaign.detection import Format
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
 from taskyard.campaign.reader import read_campaign
 from taskyard.campaign.rejects import write_rejected
+from taskyard.campaign.submit_campaign import submit_campaign
 from taskyard.campaign.submitter import SubmitCounts
 from taskyard.cli.entry import run, taskyard
 from taskyard.client.client import Client
@@ -30,7 +33,8 @@ from taskyard.journal import recovery
 from taskyard.journal.audit import Auditor
 from taskyard.journal.reader import JournalReader
 from taskyard.journal.witness import read as witnessed
-from taskyard.pipeline.arrow_rows import unpack
+from taskyard.pipeline import session
+from taskyard.pipeline.arrow_rows import PREPARED_SCHEMA
 from taskyard.pipeline.datasets import REJECTS
 from taskyard.pipeline.jobs import load
 from taskyard.pipeline.sources import campaigns
@@ -71,7 +75,7 @@ def _write(path: Path, tasks: list[dict[str, Any]]) -> str:
 
 
 def _read(spark: SparkSession, *files: str, **options: Any) -> load.CheckedCampaign:
-    return load.read(spark, files, FileOptions(campaign="c", **options))
+    return load.read(spark, campaigns.plan(files, FileOptions(campaign="c", **options)))
 
 
 def _submit(checked: load.CheckedCampaign, broker: InMemoryBroker, **how: Any) -> SubmitCounts:
@@ -112,9 +116,14 @@ def test_every_format_submits_the_same_tasks(spark: SparkSession, tmp_path: Path
 
 def _prepared(checked: load.CheckedCampaign) -> list[dict[str, Any]]:
     """Return the tasks that would be submitted."""
-    tasks = unpack(checked.chunks.select("tasks").toArrow()["tasks"])
-    rows: list[dict[str, Any]] = tasks.drop_columns("place").to_pylist()
-    return rows
+    chunks = checked.chunks.toArrow()
+    tables = [campaigns.tasks_of(chunks, number) for number in range(len(chunks))]
+    rows: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist()
+    return [
+        {name: row[name] for name in PREPARED_SCHEMA.names if name != "place"}
+        for row in rows
+        if row["reason"] is None
+    ]
 
 
 def test_tasks_are_submitted_unchanged(
@@ -157,11 +166,15 @@ def test_shell_commands_have_the_names_of_a_plain_load(spark: SparkSession, tmp_
 
 
 def test_files_are_found_by_pattern_and_in_directories(tmp_path: Path) -> None:
-    for name in ("a.jsonl", "b.jsonl", "_SUCCESS", ".c.crc", "a.jsonl.rejected.jsonl"):
+    marks = ("_SUCCESS", ".c.crc", "a.jsonl.rejected.jsonl")
+    for name in ("a.jsonl", "b.jsonl", "README.md", "part-0", *marks):
         (tmp_path / name).write_text("")
     wanted = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
-    assert campaigns.find([str(tmp_path)]) == wanted
-    assert campaigns.find([str(tmp_path / "?.jsonl"), wanted[0]]) == wanted
+    others = [str(tmp_path / "README.md"), str(tmp_path / "part-0")]
+    assert campaigns.find([str(tmp_path)]) == campaigns.FoundFiles(wanted, others)
+    assert campaigns.find([str(tmp_path), *others]).skipped == []
+    assert campaigns.find([str(tmp_path)], Format.JSONL).files == sorted([*wanted, *others])
+    assert campaigns.find([str(tmp_path / "?.jsonl"), wanted[0]]).files == wanted
     with pytest.raises(UserError, match="no such file"):
         campaigns.find([str(tmp_path / "z*")])
     with pytest.raises(UserError, match="not a path that executors can open"):
@@ -222,7 +235,7 @@ def test_every_error_is_rejected_with_place_and_reason(spark: SparkSession, tmp_
     assert reasons[first, 8].startswith("is in a cycle: 'r0' after 'r1'")
     assert reasons[second, 1] == f"duplicate name 'good', first in {first}:1"
     assert len(reasons) == 57
-    assert len(checked.validation.places) == 1
+    assert len(checked.validation.rows) == 1
     raws = {one.line: one.raw for one in checked.rejects if one.file == first}
     rows = {line: msgspec.json.decode(msgspec.json.encode(raw)) for line, raw in raws.items()}
     assert rows[6] == bad[5]
@@ -316,10 +329,71 @@ def test_waves_follow_the_levels_and_a_second_run_submits_nothing(
         for n in range(5)
     ]
     checked = _read(spark, _write(tmp_path / "a.jsonl", tasks))
-    seen: list[tuple[int, int]] = []
-    assert _submit(checked, broker, progress=lambda *far: seen.append(far)) == SubmitCounts(15, 0)
-    assert seen == [(5, 15), (10, 15), (15, 15)]
+    seen: list[tuple[str, int, int]] = []
+    assert _submit(checked, broker, on_stage=lambda *far: seen.append(far)) == SubmitCounts(15, 0)
+    assert seen == [("submitting", done, 15) for done in (0, 5, 10, 15)]
     assert _submit(checked, broker) == SubmitCounts(0, 15)
+
+
+def test_files_that_name_dependencies_first_are_submitted_in_their_order(
+    spark: SparkSession, tmp_path: Path, broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaigns, "SPLIT_BYTES", 200)
+    monkeypatch.setattr(load, "JOB_TASKS", 12)
+    tasks = [
+        {"name": f"t{n}", "payload": "x", "after": [f"t{n - 3}"] if n >= 3 else []}
+        for n in range(40)
+    ]
+    tasks[20]["priority"] = "high"
+    checked = _read(spark, _write(tmp_path / "a.jsonl", tasks))
+    assert len(checked.chunk_rows) == 8
+    assert checked.validation.is_topological
+    seen: list[int] = []
+    counts = _submit(checked, broker, on_stage=lambda _stage, done, _total: seen.append(done))
+    behind = len(range(20, 40, 3))
+    assert counts == SubmitCounts(40 - behind, 0)
+    assert len(seen) > 3
+    assert len(broker.run_all()) == 40 - behind
+
+
+def test_bundles_are_submitted_like_those_of_a_plain_load(
+    spark: SparkSession, tmp_path: Path, broker: InMemoryBroker
+) -> None:
+    to = [{"id": f"r{n}", "host": f"h{n % 2}"} for n in range(5)]
+    tasks: list[dict[str, Any]] = [
+        {"name": "sent", "payload": "", "after": ["mail/0", "mail/4"]},
+        {"name": "mail", "payload": {"text": "hi"}, "recipients": to, "lane": "{host}"},
+        {"name": "plain", "payload": "hi", "recipients": ["x", "y"], "after": ["sent"]},
+        {"name": "mail/2", "payload": ""},
+        {"name": "twice/1", "payload": ""},
+        {"name": "twice", "payload": "hi", "recipients": ["x", "y"], "lane": "{recipient}"},
+        {"name": "lost", "payload": "hi", "recipients": ["x"], "lane": "{host}"},
+    ]
+    file = _write(tmp_path / "a.jsonl", tasks)
+    checked, loaded = _read(spark, file), read_campaign(file, FileOptions(campaign="c"))
+    assert [str(one) for one in checked.rejects] == [str(one) for one in loaded.rejected]
+    raws = [msgspec.json.decode(msgspec.json.encode(one.raw)) for one in checked.rejects]
+    assert raws == [tasks[3], tasks[5], tasks[6]]
+    assert _submit(checked, broker) == SubmitCounts(9, 0)
+    with broker.client() as client:
+        lanes = {name: view["lane"] for name, view in _views(client).items()}
+        assert (lanes["mail/1"], lanes["plain/1"]) == ("h1", "y")
+        again = submit_campaign(client, loaded, "c", on_rejected=lambda *_rows: None)
+        assert (again.new, again.existing.total()) == (0, 9)
+
+
+def test_relative_path_is_absolute_in_executors_and_as_given_in_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _write(tmp_path / "a.jsonl", [{"name": "a"}])
+    planned = campaigns.plan(["a.jsonl"], FileOptions(campaign="c"))
+    assert planned.splits[0].path == str(tmp_path / "a.jsonl")
+    assert planned.where(1) == ("a.jsonl", 1)
+    (tmp_path / "a.jsonl").unlink()
+    (rejected,) = campaigns.read_split(planned, 0, lambda _service: "")
+    (reason,) = rejected["reason"].to_pylist()
+    assert reason.startswith(f"a.jsonl: not found on {socket.gethostname()}, which runs a Spark")
 
 
 def test_name_of_another_task_stops_the_load_before_it_begins(
@@ -358,12 +432,12 @@ def test_task_never_depends_on_another_files_task_of_the_same_name(
     _write(tmp_path / "one.jsonl", tasks("1"))
     _write(tmp_path / "two.jsonl", tasks("2"))
     files = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
-    checked = load.read(spark, files, FileOptions(campaign="c"))
+    checked = _read(spark, *files)
     rejects = [str(one).partition("two.jsonl:")[2] for one in checked.rejects]
     assert rejects[0].startswith("1: duplicate name 'first', first in ")
     assert rejects[1] == "2: waits for 'first', which was rejected (line 1)"
     assert len(rejects) == 2
-    assert len(checked.validation.places) == 4
+    assert len(checked.validation.rows) == 4
 
 
 #: The sizes of waves and portions, and the tasks after which a load is killed.
@@ -376,14 +450,15 @@ from taskyard.campaign.formats import FileOptions
 from taskyard.core.events import UnknownPolicy
 from taskyard.pipeline.jobs import load
 from taskyard.pipeline.session import session
+from taskyard.pipeline.sources import campaigns
 from taskyard.pipeline.submit import make_target
 from tests.pipeline.scenarios import SMALL
 from tests.pipeline.test_load import KILLED_AT_TASKS, SMALL_WAVES
 
 load.plan.__kwdefaults__ = SMALL_WAVES
 spark = session("tests", "local[2]", conf=SMALL)
-checked = load.read(spark, [sys.argv[1]], FileOptions(campaign="c"))
-def kill(done, total):
+checked = load.read(spark, campaigns.plan([sys.argv[1]], FileOptions(campaign="c")))
+def kill(stage, done, total):
     if done >= KILLED_AT_TASKS:
         os.kill(os.getpid(), signal.SIGKILL)
 load.submit_all(checked, make_target(sys.argv[2], None, "c", UnknownPolicy.REFUSE), kill)
@@ -394,7 +469,7 @@ class Killed(Exception):
     """Ends a load in place of a kill."""
 
 
-def raise_killed(done: int, _total: int) -> None:
+def raise_killed(_stage: str, done: int, _total: int) -> None:
     if done >= KILLED_AT_TASKS:
         raise Killed
 
@@ -406,7 +481,7 @@ def test_rerun_after_a_kill_submits_nothing_twice(
     """End a load between two waves. A real kill there costs a JVM, and no task is on its way."""
     tasks = [
         {"name": f"t{n}", "argv": ["true", str(n)], "after": [f"t{n - 20}"] if n >= 20 else []}
-        for n in range(100)
+        for n in reversed(range(100))
     ]
     file = _write(tmp_path / "a.jsonl", tasks)
     with Broker(tmp_path) as broker:
@@ -513,8 +588,8 @@ def test_lanes_follow_the_brokers_templates_or_nothing_is_submitted(
         code, _, err = _call(bad, "--broker", broker.endpoint, capsys=capsys)
         assert code == 2
         lane = "the lane of service mail is '{host}', but the task has no field 'host'"
-        assert f"{bad}:4: task bad/d: {lane}" in err
-        assert "no lane for 1 task" in err
+        assert f"{bad}:4: {lane}" in err
+        assert "the input has 1 bad row" in err
         assert _views(client) == {}
         assert _call(good, "--broker", broker.endpoint, capsys=capsys)[0] == 0
         assert {name: view["lane"] for name, view in _views(client).items()} == {
@@ -525,7 +600,53 @@ def test_lanes_follow_the_brokers_templates_or_nothing_is_submitted(
         broker.terminate()
 
 
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail if a session is started."""
+
+    def start(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(session, "session_scope", start)
+
+
+@pytest.mark.usefixtures("no_spark")
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        (
+            "README.md",
+            "# Read me\n",
+            "no campaign files in this directory (1 file without a suffix",
+        ),
+        ("a.csv", "name,colour\na,red\n", "a.csv:1: the table has an unknown column"),
+        ("a.parquet", "PAR1", "a.parquet:1: not a complete Parquet file"),
+        ("a.jsonl", "\xff\xfe{\0", "a.jsonl:1: the file is UTF-16"),
+        ("a.jsonl", '{"name": "a", "payload": ""}\n', "broker"),
+    ],
+)
+def test_errors_of_input_are_found_before_spark_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, problem: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_bytes(text.encode("latin-1"))
+    to = ("--broker", f"ipc://{tmp_path}/none.sock", "--broker-timeout", "0.1s")
+    code, _, err = _call(str(tmp_path / "in"), *to, capsys=capsys)
+    assert code == (3 if problem == "broker" else 2)
+    assert problem in err
+
+
 @pytest.mark.usefixtures("spark")
+def test_files_of_a_directory_that_are_skipped_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write(tmp_path / "a.jsonl", DIAMOND)
+    (tmp_path / "README.md").write_text("# Read me\n")
+    code, out, err = _call(str(tmp_path), "--dry-run", capsys=capsys)
+    assert (code, "tasks          5" in out) == (0, True)
+    assert "skipped 1 file without a suffix of campaign files: README.md\n" in err
+
+
 def test_several_files_require_a_campaign(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ def _judged(
 
 def test_levels_order_and_sizes() -> None:
     found = _judged([("d", ["b", "c"]), ("b", ["a"]), ("a", []), ("c", ["a"])])
-    assert found.places.tolist() == [3, 2, 4, 1]
+    assert found.rows.tolist() == [2, 1, 3, 0]
     assert found.levels.tolist() == [0, 1, 1, 2]
     assert (found.tasks, found.edges, found.roots) == (4, 4, 1)
     assert (found.sizes, found.width, found.widest) == ([1, 2, 1], 2, 2)
@@ -37,7 +37,7 @@ def test_duplicate_name_is_rejected() -> None:
     found = _judged([("a", []), ("b", []), ("a", ["b"])])
     assert found.rejected == {3: "duplicate name 'a', first on line 1"}
     assert found.duplicates == 1
-    assert found.places.tolist() == [1, 2]
+    assert found.rows.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("length", [2, 50])
@@ -48,7 +48,7 @@ def test_cycle_is_found_and_named(length: int) -> None:
     assert found.rejected[2].startswith("is in a cycle: 'r0' after 'r1'")
     assert found.rejected[length + 2] == "waits for 'r0', which was rejected (line 2)"
     assert len(found.rejected) == length + 1
-    assert found.places.tolist() == [1]
+    assert found.rows.tolist() == [0]
 
 
 def test_task_that_waits_for_itself_is_rejected_with_its_dependents() -> None:
@@ -67,7 +67,7 @@ def test_unknown_names_are_counted_and_rejected_on_request() -> None:
     assert found.rejected == {}
     sure = _judged(tasks, existing=["x"], reject_unknown=True)
     assert sure.rejected == {2: "waits for 'y', which neither the file nor the broker has"}
-    assert sure.places.tolist() == [1, 4, 3]
+    assert sure.rows.tolist() == [0, 3, 2]
 
 
 def test_critical_path_is_by_time_if_known() -> None:
@@ -84,15 +84,10 @@ def test_empty_campaign_is_valid() -> None:
 
 
 def test_small_levels_share_a_portion_and_large_ones_are_spread() -> None:
-    plans = plan([1, 2, 3, 40, 4, 4, 2], wave=5, portion=10)
-    assert plans.waves == [range(1), range(1, 5), range(5, 6), range(6, 7)]
-    assert plans.sizes == [6, 40, 8, 2]
-    assert plans.portions.tolist() == [0] * 6 + [n for n in (1, 2, 3, 4) for _ in range(10)] + (
-        [5] * 8 + [6] * 2
-    )
+    waves = plan([1, 2, 3, 40, 4, 4, 1], wave=5, portion=10)
+    assert waves == [[0, 3], [3, 6], [6, 16, 26, 36, 46], [46, 50], [50, 55]]
 
 
 def test_levels_that_follow_each_other_are_never_spread() -> None:
-    plans = plan([4, 8, 30], wave=5, portion=10)
-    assert plans.waves == [range(1), range(1, 4)]
-    assert plans.sizes == [12, 30]
+    assert plan([4, 8, 30], wave=9, portion=10) == [[0, 4], [4, 12], [12, 22, 32, 42]]
+    assert plan([], wave=9) == []

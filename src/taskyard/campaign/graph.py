@@ -163,8 +163,18 @@ def cycles_of(graph: Graph, levels: Levels) -> list[tuple[list[int], list[int]]]
     inside = bytearray(b"\1") * len(graph.dependency_counts)
     for number in levels.order:
         inside[number] = 0
-    groups = strong_components(graph.dependents_of, inside)
-    cycles = shortest_cycles(graph.dependents_of, groups)
+    return cycles_among(graph.dependents_of, inside)
+
+
+def cycles_among(
+    dependents_of: Followers, included: bytearray
+) -> list[tuple[list[int], list[int]]]:
+    """Return each strongly connected component, with one cycle in it in dependency order.
+
+    Only numbers that are set in `included` are visited. The search clears it.
+    """
+    groups = strong_components(dependents_of, included)
+    cycles = shortest_cycles(dependents_of, groups)
     return list(zip(groups, map(_as_dependency_cycle, cycles), strict=True))
 
 

@@ -26,6 +26,7 @@ from taskyard.demo.cluster import DemoCluster
 from taskyard.errors import TaskyardError, TimedOut, UserError
 from taskyard.pipeline.jobs import history, load, report
 from taskyard.pipeline.session import session_scope, tune_session
+from taskyard.pipeline.sources import campaigns
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.submit import make_target
 
@@ -107,7 +108,8 @@ def _load(
 ) -> None:
     """Validate the campaign in Spark, and submit it."""
     reporter.step("validating the campaign in Spark")
-    checked = load.read(spark, [str(paths.campaign)], FileOptions(campaign=campaign.NAME))
+    files = campaigns.plan([str(paths.campaign)], FileOptions(campaign=campaign.NAME))
+    checked = load.read(spark, files)
     try:
         checked.revalidate(existing=())
         if checked.rejects:

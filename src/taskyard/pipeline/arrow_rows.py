@@ -2,13 +2,13 @@
 
 A batch of plain rows is checked and converted column by column. Any other batch goes row by row
 through the functions of `taskyard load`, so both give the same result. Owns the columns in between
-(`PREPARED_SCHEMA`): what a submission needs, or why a row is rejected. Knows neither files nor
-Spark, only pyarrow.
+(`PREPARED_SCHEMA`): what a submission needs, or why a row is rejected. A bundle is several rows of
+one place, and its first row has its payload. Knows neither files nor Spark, only pyarrow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -18,18 +18,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, structs
 
-from taskyard.campaign.batches import encode_batch, task_bytes
-from taskyard.campaign.lanes import is_template
+from taskyard.campaign.batches import bundle_submission, encode_batch, task_bytes
+from taskyard.campaign.bundles import assign_lanes as assign_bundle_lanes
+from taskyard.campaign.bundles import expand_row
+from taskyard.campaign.lanes import LaneTemplates, is_template
 from taskyard.campaign.lines import InvalidRow
 from taskyard.campaign.parquet import rows_of
-from taskyard.campaign.task_spec import InvalidTask, TaskSpec, check_task, service_of
+from taskyard.campaign.task_spec import BundleRef, InvalidTask, TaskSpec, service_of
+from taskyard.campaign.values import InvalidValue
 from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PRIORITY_MAX
 from taskyard.core.model import Terms
 
 #: A task to submit, or a rejected row.
 PREPARED_SCHEMA: Final = pa.schema(
     [
-        # Its split of the input, and its line in the split.
+        # Its split of the input, and its line in the split. All tasks of a bundle have the same.
         pa.field("place", pa.int64()),
         pa.field("name", pa.string()),
         pa.field("payload", pa.binary()),
@@ -53,7 +56,8 @@ BYTES_PER_BATCH: Final = 8 * 1024 * 1024
 #: A rejected row is cut here. It is meant for reading, not for loading.
 ROW_CHARACTERS_MAX: Final = 10_000
 
-_BUNDLE: Final = 'has "recipients": a bundle must be submitted in one message (use `taskyard load`)'
+#: Returns the lane template of a service. Empty: it has none.
+TemplateLookup = Callable[[str], str]
 
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
 _decode_terms = msgspec.json.Decoder(TaskSpec).decode
@@ -79,8 +83,10 @@ _PACK_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 class RowCollector:
     """Collects rows into columns, one by one."""
 
-    def __init__(self, campaign: str) -> None:
+    def __init__(self, campaign: str, template_of: TemplateLookup = lambda _service: "") -> None:
+        """Set the lanes of bundles that give none by `template_of`, else by their recipients."""
         self._campaign = campaign
+        self._template_of = template_of
         self._columns: dict[str, list[object]] = {name: [] for name in PREPARED_SCHEMA.names}
         self._bytes = 0
 
@@ -97,21 +103,35 @@ class RowCollector:
             self._reject(place, raw.reason, raw.raw, raw.name)
             return
         try:
-            spec, payload = _check_row(raw, self._campaign)
+            specs, payload = self._check_row(raw)
         except InvalidTask as bad:
             name = raw.get("name") if isinstance(raw, dict) else None
             self._reject(place, str(bad), raw, name if isinstance(name, str) else "")
             return
         self._bytes += len(payload)
-        self._add(
-            place=place,
-            name=spec.name,
-            payload=payload,
-            lane=spec.lane,
-            after=spec.after,
-            terms=_terms_text(spec),
-            seconds=seconds,
-        )
+        terms = _terms_text(specs[0])
+        for number, spec in enumerate(specs):
+            self._add(
+                place=place,
+                name=spec.name,
+                payload=None if number else payload,
+                lane=spec.lane,
+                after=spec.after,
+                terms=terms,
+                seconds=seconds,
+            )
+
+    def _check_row(self, raw: object) -> tuple[Sequence[TaskSpec], bytes]:
+        """Return a task, or those of a bundle, and their payload. Raises `InvalidTask`."""
+        specs = expand_row(raw, self._campaign)
+        if specs[0].bundle_ref is not None:
+            template = self._template_of(service_of(specs[0]))
+            assign_bundle_lanes(specs, self._campaign, template)
+            return specs, bundle_submission(specs, b"", 0).payloads[0]
+        whole = encode_batch(specs, b"", 0)
+        lane = whole.lanes[0] if whole.lanes else b""
+        task_bytes(whole.names[0], whole.payloads[0], lane, whole.after[0] if whole.after else ())
+        return specs, whole.payloads[0]
 
     def reject_file(self, place: int, reason: str) -> None:
         """Reject the whole file, with all its rows."""
@@ -133,17 +153,6 @@ class RowCollector:
         return pa.RecordBatch.from_arrays(columns, schema=PREPARED_SCHEMA)
 
 
-def _check_row(raw: object, campaign: str) -> tuple[TaskSpec, bytes]:
-    """Return a task and its payload. Raises `InvalidTask`."""
-    if isinstance(raw, dict) and raw.get("recipients") is not None:
-        raise InvalidTask(_BUNDLE)
-    spec = check_task(raw, campaign)
-    whole = encode_batch([spec], b"", 0)
-    lane = whole.lanes[0] if whole.lanes else b""
-    task_bytes(whole.names[0], whole.payloads[0], lane, whole.after[0] if whole.after else ())
-    return spec, whole.payloads[0]
-
-
 def row_text(raw: object) -> str:
     """Return a row as JSON for the user to correct. A long row is cut and returned as text."""
     text = _utf8_safe(_encode(raw).decode())
@@ -155,7 +164,11 @@ def _utf8_safe(text: str) -> str:
 
 
 def _terms_text(spec: TaskSpec) -> str:
-    """Return the properties of a task that others may share, as JSON."""
+    """Return the properties of a task that others may share, as JSON.
+
+    Those of a bundle's tasks include the bundle's name and lane template.
+    """
+    bundle = spec.bundle_ref
     shared = structs.replace(
         spec,
         name="",
@@ -171,6 +184,7 @@ def _terms_text(spec: TaskSpec) -> str:
         inputs=None,
         outputs=None,
         service=service_of(spec),
+        bundle_ref=bundle and BundleRef(bundle.bundle, 0, "", bundle.template),
     )
     return _encode(shared).decode()
 
@@ -181,14 +195,17 @@ def service_of_terms(terms: str) -> str:
 
 
 def prepared_to_row(task: dict[str, Any]) -> dict[str, object]:
-    """Return the task's keys of a row of `PREPARED_SCHEMA`, for the user to correct."""
+    """Return the keys of a task, or of a bundle by its first task, for the user to correct."""
     from taskyard.campaign.task_spec import to_row  # noqa: PLC0415  # of rejects alone
 
     terms, payload = _decode_terms(task["terms"]), task["payload"]
     work: dict[str, object] = {"payload": payload}
-    if terms.service in ("exec", "call"):
+    lane = task["lane"] or ""
+    if terms.bundle_ref is not None:
+        lane = ""  # a bundle's row has its template
+    elif terms.service in ("exec", "call"):
         work = msgspec.json.decode(payload)
-    more = {"name": task["name"], "after": tuple(task["after"] or ()), "lane": task["lane"] or ""}
+    more = {"name": task["name"], "after": tuple(task["after"] or ()), "lane": lane}
     own = structs.replace(terms, **more, **work)
     default = service_of(structs.replace(own, service=None))
     return to_row(structs.replace(own, service=None if own.service == default else own.service))
@@ -210,11 +227,40 @@ class SharedTerms(Struct):
         return found
 
 
+def assign_lanes(
+    rows: pa.RecordBatch, campaign: str, template_of: TemplateLookup
+) -> pa.RecordBatch:
+    """Set the lanes of tasks that give none. Reject tasks that their template does not fit."""
+    texts = [text for text in pc.unique(rows["terms"]).to_pylist() if text is not None]
+    templates = {text: template_of(service_of_terms(text)) for text in texts}
+    if not any(templates.values()):
+        return rows
+    shared, known = SharedTerms(campaign.encode(), 0), LaneTemplates()
+    known.put({shared.get(text).service: one for text, one in templates.items()})
+    changed = {name: rows[name].to_pylist() for name in ("lane", "reason", "row")}
+    for number, task in enumerate(rows.to_pylist()):
+        if task["reason"] is None and not task["lane"]:
+            terms = shared.get(task["terms"])
+            try:
+                lane = known.lane_of(task["name"].encode(), task["payload"], terms)
+                changed["lane"][number] = lane.decode()
+            except InvalidValue as bad:
+                changed["reason"][number] = str(bad)
+                changed["row"][number] = row_text(prepared_to_row(task))
+    for name, column in changed.items():
+        field = PREPARED_SCHEMA.get_field_index(name)
+        rows = rows.set_column(field, PREPARED_SCHEMA[field], pa.array(column, pa.string()))
+    return rows
+
+
 # Column by column.
 
 
 def prepare(
-    batch: pa.RecordBatch, places: Sequence[int] | np.ndarray[Any, Any], campaign: str
+    batch: pa.RecordBatch,
+    places: Sequence[int] | np.ndarray[Any, Any],
+    campaign: str,
+    template_of: TemplateLookup = lambda _service: "",
 ) -> Iterator[pa.RecordBatch]:
     """Prepare the rows of a table with the keys of a task. `places` has one for each row."""
     plain = _fast_columns(batch)
@@ -222,7 +268,7 @@ def prepare(
         places_column = pa.array(places, pa.int64())
         yield pa.RecordBatch.from_arrays([places_column, *plain], schema=PREPARED_SCHEMA)
         return
-    collector = RowCollector(campaign)
+    collector = RowCollector(campaign, template_of)
     for place, raw in zip(places, rows_of(batch), strict=True):
         collector.add_row(int(place), raw)
         if collector.is_full:

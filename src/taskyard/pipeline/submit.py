@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
@@ -28,6 +29,7 @@ from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission
 from taskyard.errors import TaskProblem
 from taskyard.pipeline.arrow_rows import SharedTerms
+from taskyard.pipeline.fold.columns import Array
 
 #: Timeout of the first reply of a broker that many partitions connect to at once.
 CONNECT_TIMEOUT_SECONDS: Final = 60.0
@@ -69,6 +71,29 @@ def make_target(
     return Target(broker, key, campaign, time.time_ns(), unknown, timeout, environment)
 
 
+class BrokerTemplates:
+    """The lane templates of services, requested from a broker, each once."""
+
+    def __init__(self, target: Target | None) -> None:
+        """Connect at the first request. Without a target, no service has a template."""
+        self._target = target
+        self._client: Client | None = None
+        self._submitter: BatchSubmitter | None = None
+
+    def get(self, service: str) -> str:
+        """Return the lane template of a service, or ""."""
+        if self._target is None:
+            return ""
+        if self._submitter is None:
+            self._client = self._target.client()
+            self._submitter = BatchSubmitter(self._client)
+        return self._submitter.template_of(service.encode())
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+
 def submit(
     batches: Iterable[pa.RecordBatch], target: Target, counts: SubmitCounts | None = None
 ) -> SubmitCounts:
@@ -81,14 +106,6 @@ def submit(
         return submitter.submit(submissions(batches, target))
 
 
-def lane_problems(batches: Iterable[pa.RecordBatch], target: Target) -> Iterator[TaskProblem]:
-    """Yield the tasks that the lane template of their service does not fit. Submits nothing."""
-    with target.client() as client:
-        submitter = BatchSubmitter(client)
-        for submission in submissions(batches, target):
-            yield from submitter.lane_problems(submission)
-
-
 def conflicts(batches: Iterable[pa.RecordBatch], target: Target) -> Iterator[TaskProblem]:
     """Yield the tasks that the broker would refuse. Submits nothing."""
     with target.client() as client:
@@ -98,11 +115,28 @@ def conflicts(batches: Iterable[pa.RecordBatch], target: Target) -> Iterator[Tas
 
 
 def submissions(batches: Iterable[pa.RecordBatch], target: Target) -> Iterator[Submission]:
-    """Yield rows of `PREPARED_SCHEMA` as batches that fit a message."""
+    """Yield rows of `PREPARED_SCHEMA` as batches that fit a message. A bundle is one batch."""
     terms = SharedTerms(target.campaign.encode(), target.now_ns)
     for batch in batches:
-        for first in range(0, batch.num_rows, TASKS_PER_BATCH):
-            yield from _split_to_fit(batch.slice(first, TASKS_PER_BATCH), terms)
+        done = 0
+        for first, last in _bundles(batch["place"].to_numpy()):
+            yield from _in_batches(batch.slice(done, first - done), terms)
+            yield submission_of(batch.slice(first, last - first), terms)
+            done = last
+        yield from _in_batches(batch.slice(done), terms)
+
+
+def _bundles(places: Array) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of rows that have the same place."""
+    begins = np.flatnonzero(np.diff(places, prepend=-1))
+    ends = np.append(begins[1:], len(places))
+    is_bundle = ends - begins > 1
+    yield from zip(begins[is_bundle].tolist(), ends[is_bundle].tolist(), strict=True)
+
+
+def _in_batches(rows: pa.RecordBatch, terms: SharedTerms) -> Iterator[Submission]:
+    for first in range(0, rows.num_rows, TASKS_PER_BATCH):
+        yield from _split_to_fit(rows.slice(first, TASKS_PER_BATCH), terms)
 
 
 def _split_to_fit(rows: pa.RecordBatch, terms: SharedTerms) -> Iterator[Submission]:
@@ -123,9 +157,9 @@ def _bytes_in(rows: pa.RecordBatch) -> int:
 
 
 def submission_of(rows: pa.RecordBatch, terms: SharedTerms) -> Submission:
-    """Convert rows of `PREPARED_SCHEMA` to a submission."""
+    """Convert rows of `PREPARED_SCHEMA` to a submission. They may be those of one bundle."""
     shared = rows["terms"].dictionary_encode()
-    payloads = rows["payload"].to_pylist()
+    payloads = rows["payload"].drop_null().to_pylist()
     lanes = _bytes_list(rows["lane"])
     return Submission(
         names=_bytes_list(rows["name"]),

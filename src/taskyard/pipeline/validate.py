@@ -1,39 +1,44 @@
 """Validation of a campaign's graph on the driver, and the order of its submission.
 
-Names become numbers, and edges become numpy arrays. Levels and cycles are found by the code of
-`taskyard load`. A million tasks with two million edges take some seconds and some hundred
-megabytes. Knows nothing of Spark, and of files only the names of places.
+Names become numbers, and edges become numpy arrays. Levels and the longest chain come from the walk
+of the history's tables, cycles from the code of `taskyard load`. A million tasks with two million
+edges take two seconds and some hundred megabytes. Knows nothing of Spark, and of files only the
+names of places.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache, partial
+from itertools import groupby
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, field
 
-from taskyard.campaign.graph import Graph, Levels, cycles_of, levels_of
+from taskyard.campaign.graph import cycles_among
 from taskyard.campaign.rejects import (
     cycle_text,
     duplicate_text,
     rejected_dependency_text,
     unknown_dependency_text,
 )
-from taskyard.pipeline.arrow_rows import service_of_terms
-
-Numbers = np.ndarray[Any, Any]
+from taskyard.core.limits import SECOND_NS
+from taskyard.pipeline.arrow_rows import PREPARED_SCHEMA, service_of_terms
+from taskyard.pipeline.fold import graph
+from taskyard.pipeline.fold.columns import Array, Ints
+from taskyard.pipeline.fold.graph import Neighbours, Nodes, neighbours
+from taskyard.pipeline.fold.links import Links
 
 #: Returns the file and the line of a place.
 PlaceLookup = Callable[[int], tuple[str, int]]
 
 #: The columns that validation needs.
 COLUMNS: Final = ("place", "name", "after", "terms", "seconds", "reason", "row")
+SCHEMA: Final = pa.schema([PREPARED_SCHEMA.field(name) for name in COLUMNS])
 
 
 class CriticalPath(Struct):
@@ -47,9 +52,11 @@ class CriticalPath(Struct):
 class ValidationResult(Struct):
     """The result of validating a campaign."""
 
-    #: Places of valid rows, each after all its dependencies, and the level of each from 0 on.
-    places: Numbers
-    levels: Numbers
+    #: Numbers of valid rows, each after all its dependencies, and the level of each from 0 on.
+    rows: Array
+    levels: Array
+    #: Every dependency comes before its dependents in the files.
+    is_topological: bool
     #: Errors of rows that are valid on their own, by place.
     rejected: dict[int, str]
     tasks: int
@@ -78,10 +85,12 @@ class _Tasks(Struct):
     """The valid rows, each name once. A task is its row number."""
 
     table: pa.Table
+    #: The number of each in the table with invalid rows and duplicates.
+    rows: Array
     names: pa.Array
     #: Edges as two columns: the dependent's number, and the dependency's, -1 if unknown.
-    dependents: Numbers
-    dependencies: Numbers
+    dependents: Array
+    dependencies: Array
     rejected: dict[int, str] = field(default_factory=dict)
 
     def place(self, number: int) -> int:
@@ -92,10 +101,16 @@ class _Tasks(Struct):
 
 
 class _TaskGraph(Struct):
-    """The dependencies between tasks."""
+    """The dependencies between tasks, and the places of tasks in the graph."""
 
-    graph: Graph
-    levels: Levels
+    #: The dependents of each task, and its dependencies.
+    dependents: Neighbours
+    dependencies: Neighbours
+    #: -1 for a task that is in a cycle or behind one.
+    level: Ints
+    #: The run time of each task, or 1 if not all are known, and that of the longest chain to it.
+    cost_ns: Ints
+    path_ns: Ints
     #: Groups of tasks that wait for each other, and one cycle through each.
     cycles: list[tuple[list[int], list[int]]]
 
@@ -107,14 +122,15 @@ def validate(
     existing: Iterable[str] = (),
     reject_unknown: bool = False,
 ) -> ValidationResult:
-    """Validate all rows.
+    """Validate all rows, which are in the order of places.
 
     With `reject_unknown`, also reject dependencies that are neither here nor in `existing`.
     """
     locate = lru_cache(maxsize=None)(locate)
-    table = table.sort_by("place") if not _is_sorted(table) else table
-    good = table.filter(pc.is_null(table["reason"]))
-    tasks, rejected = _first_of_each_name(good, locate)
+    is_good = pc.is_null(table["reason"])
+    good = table if pc.all(is_good).as_py() else table.filter(is_good)
+    rows = np.flatnonzero(is_good.to_numpy())
+    tasks, rejected = _first_of_each_name(good, rows, locate)
     _reject_behind_doubles(tasks, good, rejected, locate)
     unknown = _unknown_dependencies(tasks)
     bad = _rejected_names(table, tasks)
@@ -125,37 +141,49 @@ def validate(
     for group, cycle in shape.cycles:
         text = cycle_text([tasks.name(number) for number in cycle], len(group))
         tasks.rejected |= dict.fromkeys(group, text)
-    _reject_dependents(tasks, shape.graph, locate)
+    _reject_dependents(tasks, shape.dependents, locate)
     rejected |= {tasks.place(number): reason for number, reason in tasks.rejected.items()}
     return _result(tasks, shape, rejected, unknown)
 
 
-def _is_sorted(table: pa.Table) -> bool:
-    places = table["place"].to_numpy()
-    return bool(np.all(places[1:] > places[:-1]))
+def _first_of_each_name(
+    good: pa.Table, rows: Array, locate: PlaceLookup
+) -> tuple[_Tasks, dict[int, str]]:
+    """Return the first row of each name, and the errors of the others by place.
 
-
-def _first_of_each_name(good: pa.Table, locate: PlaceLookup) -> tuple[_Tasks, dict[int, str]]:
-    """Return the first row of each name, and the errors of the others by place."""
+    A place with several rows is a bundle, and is rejected as a whole.
+    """
     names = _combined(good["name"])
     encoded = names.dictionary_encode()
     rejected: dict[int, str] = {}
     if len(encoded.dictionary) < len(names):
-        codes = encoded.indices.to_numpy()
-        _, first = np.unique(codes, return_index=True)
-        is_first = np.zeros(len(codes), bool)
-        is_first[first] = True
-        for row in np.flatnonzero(~is_first).tolist():
-            place, earlier = good["place"][row].as_py(), good["place"][int(first[codes[row]])]
-            location = _other_place(place, earlier.as_py(), locate)
-            rejected[place] = duplicate_text(names[row].as_py(), *location)
-        good = good.filter(pa.array(is_first))
+        places = good["place"].to_numpy()
+        is_first = np.ones(len(names), bool)
+        for row, first in _repeated(encoded.indices.to_pylist(), places.tolist()):
+            location = _other_place(int(places[row]), int(places[first]), locate)
+            rejected[int(places[row])] = duplicate_text(names[row].as_py(), *location)
+            begin, end = np.searchsorted(places, [places[row], places[row] + 1])
+            is_first[begin:end] = False
+        good, rows = good.filter(pa.array(is_first)), rows[is_first]
+        encoded = _combined(good["name"]).dictionary_encode()
     after = _combined(good["after"])
     lengths = pc.fill_null(pc.list_value_length(after), 0).to_numpy(zero_copy_only=False)
     dependencies = pc.index_in(after.flatten(), value_set=encoded.dictionary)
     dependencies = pc.fill_null(dependencies, -1).to_numpy(zero_copy_only=False)
     dependents = np.repeat(np.arange(len(good)), lengths)
-    return _Tasks(good, encoded.dictionary, dependents, dependencies), rejected
+    return _Tasks(good, rows, encoded.dictionary, dependents, dependencies), rejected
+
+
+def _repeated(names: list[int], places: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield a row of each place that has the name of an earlier valid row, and that row."""
+    first: dict[int, int] = {}
+    for _, rows in groupby(range(len(names)), places.__getitem__):
+        own = [*rows]
+        repeated = next((row for row in own if names[row] in first), None)
+        if repeated is None:
+            first |= {names[row]: row for row in own}
+        else:
+            yield repeated, first[names[repeated]]
 
 
 def _reject_behind_doubles(
@@ -248,32 +276,39 @@ def _reject_unknown_dependencies(
 
 def _build_graph(tasks: _Tasks) -> _TaskGraph:
     count = len(tasks.table)
-    inside = tasks.dependencies >= 0
-    dependents, dependencies = tasks.dependents[inside], tasks.dependencies[inside]
-    order = np.argsort(dependencies, kind="stable")
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(dependencies, minlength=count))))
-    dependency_counts = np.bincount(dependents, minlength=count)
-    graph = Graph(
-        _array(dependency_counts),
-        _array(offsets),
-        _array(dependents[order]),
-        {},
-        is_topological=False,
-    )
-    levels = levels_of(graph)
-    return _TaskGraph(graph, levels, cycles_of(graph, levels))
+    is_inside = tasks.dependencies >= 0
+    waiting, before = tasks.dependents[is_inside], tasks.dependencies[is_inside].astype(np.int64)
+    cost_ns = _costs_ns(tasks)
+    nothing = np.zeros(count, np.int64)
+    nodes = Nodes(nothing, nothing, cost_ns, nothing.astype(bool))
+    placed = graph.place(nodes, Links(waiting, before, np.empty(0, np.int64)))
+    dependents = neighbours(before, waiting, count)
+    level = placed.level.filled(-1)
+    cycles = cycles_among(partial(_neighbours_of, dependents), bytearray(level < 0))
+    dependencies = neighbours(waiting, before, count)
+    return _TaskGraph(dependents, dependencies, level, cost_ns, placed.path_ns, cycles)
 
 
-def _array(numbers: Numbers) -> array[int]:
-    """Convert to an array that plain Python reads faster than numpy's."""
-    return array("I", numbers.astype(np.uint32).tobytes())
+def _neighbours_of(neighbours: Neighbours, number: int) -> list[int]:
+    first, last = neighbours.starts[number], neighbours.starts[number + 1]
+    found: list[int] = neighbours.found[first:last].tolist()
+    return found
 
 
-def _reject_dependents(tasks: _Tasks, graph: Graph, locate: PlaceLookup) -> None:
+def _costs_ns(tasks: _Tasks) -> Ints:
+    """Return the run time of each task, or 1 for each if a run time is missing."""
+    seconds = tasks.table["seconds"]
+    if seconds.null_count or not len(seconds):
+        return np.ones(len(seconds), np.int64)
+    costs_ns: Ints = np.rint(seconds.to_numpy() * SECOND_NS).astype(np.int64)
+    return costs_ns
+
+
+def _reject_dependents(tasks: _Tasks, dependents: Neighbours, locate: PlaceLookup) -> None:
     """Reject all dependents of rejected tasks."""
     line = list(tasks.rejected)
     for number in line:  # grows during the walk
-        for dependent in graph.dependents_of(number):
+        for dependent in _neighbours_of(dependents, number):
             if dependent not in tasks.rejected:
                 name, place = tasks.name(number), tasks.place(number)
                 tasks.rejected[dependent] = _dependency_reason(
@@ -285,27 +320,26 @@ def _reject_dependents(tasks: _Tasks, graph: Graph, locate: PlaceLookup) -> None
 def _result(
     tasks: _Tasks, shape: _TaskGraph, rejected: dict[int, str], unknown: Mapping[str, list[int]]
 ) -> ValidationResult:
-    levels = shape.levels
-    order = np.frombuffer(levels.order, np.uint32)
-    level = np.repeat(np.arange(len(levels.sizes)), levels.sizes)
-    if tasks.rejected:
-        stays = np.ones(len(tasks.table), bool)
-        stays[list(tasks.rejected)] = False
-        order, level = order[stays[order]], level[stays[order]]
+    is_valid = shape.level >= 0
+    sizes = np.bincount(shape.level[is_valid]).tolist()
+    is_valid[list(tasks.rejected)] = False
+    order = np.flatnonzero(is_valid)
+    order = order[np.argsort(shape.level[order], kind="stable")]
     lengths = np.bincount(tasks.dependents, minlength=len(tasks.table))
     return ValidationResult(
-        places=tasks.table["place"].to_numpy()[order],
-        levels=level,
+        rows=tasks.rows[order],
+        levels=shape.level[order],
+        is_topological=bool(np.all(tasks.dependencies < tasks.dependents)),
         rejected=rejected,
         tasks=len(tasks.table),
         edges=len(tasks.dependents),
         roots=int(np.count_nonzero(lengths == 0)),
-        sizes=levels.sizes,
+        sizes=sizes,
         services=_services(tasks.table),
         unknown={name: len(dependents) for name, dependents in unknown.items()},
         duplicates=len(rejected) - len(tasks.rejected),
         cycles=[[tasks.name(number) for number in cycle] for _, cycle in shape.cycles],
-        critical_path=_critical_path(tasks, shape.graph, levels),
+        critical_path=_critical_path(tasks, shape),
     )
 
 
@@ -316,23 +350,16 @@ def _services(table: pa.Table) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def _critical_path(tasks: _Tasks, graph: Graph, levels: Levels) -> CriticalPath:
+def _critical_path(tasks: _Tasks, shape: _TaskGraph) -> CriticalPath:
     """Find the longest chain, by run time if all tasks have one, otherwise by length."""
-    seconds = tasks.table["seconds"]
-    is_timed = bool(levels.order) and not seconds.null_count
-    costs = seconds.to_pylist() if is_timed else [1.0] * len(tasks.table)
-    offsets = [0.0] * len(costs)
-    came_from = array("q", [-1]) * len(costs)
-    for number in levels.order:
-        ends = offsets[number] + costs[number]
-        for dependent in graph.dependents_of(number):
-            if ends > offsets[dependent]:
-                offsets[dependent] = ends
-                came_from[dependent] = number
-    last = max(levels.order, key=lambda number: offsets[number] + costs[number], default=-1)
-    total = offsets[last] + costs[last] if is_timed else None
+    path_ns = np.where(shape.level < 0, -1, shape.path_ns)
+    number = int(np.argmax(path_ns)) if np.any(path_ns >= 0) else -1
+    is_timed = number >= 0 and not tasks.table["seconds"].null_count
+    total = float(path_ns[number]) / SECOND_NS if is_timed else None
     chain: list[str] = []
-    while last >= 0:
-        chain.append(tasks.name(last))
-        last = came_from[last]
+    while number >= 0:
+        chain.append(tasks.name(number))
+        left_ns = path_ns[number] - shape.cost_ns[number]
+        before = _neighbours_of(shape.dependencies, number)
+        number = min((one for one in before if path_ns[one] == left_ns), default=-1)
     return CriticalPath(chain[::-1], total)

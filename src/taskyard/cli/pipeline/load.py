@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,12 +31,12 @@ from taskyard.core.model import Refusal
 from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyspark.sql import SparkSession
+    from collections.abc import Callable, Sequence
 
     from taskyard.client.client import Client
-    from taskyard.pipeline.jobs.load import CheckedCampaign
+    from taskyard.pipeline.jobs.load import CheckedCampaign, OnStage
+    from taskyard.pipeline.sources.campaigns import CampaignFiles
+    from taskyard.pipeline.submit import Target
     from taskyard.pipeline.validate import CriticalPath
 
 #: The most entries of a list in a document.
@@ -79,22 +81,27 @@ def load(cli_context: CliContext, /, files: tuple[str, ...], **values: Any) -> E
     """Load graphs of tasks from files, checked by Spark.
 
     Reads JSONL (also .gz), CSV, Parquet, WfCommons, dwork's comma lines or shell commands. FILE
-    may be a pattern or a directory. All files are checked first for duplicate names, unknown
+    may be a pattern or a directory. Of a directory, files with a suffix of these formats are
+    loaded, or all with --format. All files are checked first for duplicate names, unknown
     dependencies, cycles and bad values. Rejected rows are written to a file with their file,
     line and reason. Then nothing is submitted and the exit code is 2, unless --skip-bad is
-    given. Tasks are submitted from the partitions, level by level. Safe to interrupt and run
+    given. Tasks are submitted from the partitions, dependencies first. Safe to interrupt and run
     again: no task is submitted twice.
     """
-    from taskyard.pipeline.sources import campaigns  # noqa: PLC0415  # imports Spark
+    from taskyard.pipeline.sources import campaigns  # noqa: PLC0415  # imports pyarrow
 
-    found = campaigns.find(files)
-    campaign = values["campaign"] or _campaign(files, found)
+    found = campaigns.find(files, values["form"])
+    campaign = values["campaign"] or _campaign(files, found.files)
     options = FileOptions(values["form"], values["replay"], values["speedup"], campaign)
+    planned = campaigns.plan(found.files, options)
+    if skipped := found.skipped_text():
+        cli_context.info(f"skipped {escape_line(skipped)}")
+    _report_shell_files(cli_context, planned)
     if values["dry_run"]:
-        return _dry_run(cli_context, found, options, values)
+        return _dry_run(cli_context, planned, values)
     with connect_client(cli_context) as brokers:
         client = brokers.for_campaign(campaign)
-        return _load(cli_context, client, found, options, values)
+        return _load(cli_context, client, planned, values)
 
 
 def _campaign(files: Sequence[str], found: Sequence[str]) -> str:
@@ -114,31 +121,37 @@ def _spark(cli_context: CliContext, master: str) -> Any:  # noqa: ANN401  # a co
     return session_scope("taskyard pipeline load", master)
 
 
-def _read(
-    spark: SparkSession, cli_context: CliContext, found: Sequence[str], options: FileOptions
-) -> CheckedCampaign:
-    from taskyard.pipeline.jobs import load as job  # noqa: PLC0415
-
-    cli_context.info(f"reading {format_count(len(found), 'file')}")
-    checked = job.read(spark, found, options)
-    for path in checked.campaign.shell_files():
+def _report_shell_files(cli_context: CliContext, planned: CampaignFiles) -> None:
+    for path in planned.shell_files():
         skipped = skipped_text(count_skipped(path))
         more = f" (skipped {skipped})" if skipped else ""
         cli_context.info(f"{escape_line(path)}: {Format.SHELL.title}{more}")
-    return checked
 
 
-def _dry_run(
-    cli_context: CliContext, found: list[str], options: FileOptions, values: dict[str, Any]
-) -> ExitCode:
+def _stage_lines(cli_context: CliContext, planned: CampaignFiles) -> OnStage:
+    """Return the function that prints a line for each stage before the submission."""
+    files = format_count(len(planned.files), "file")
+
+    def show(stage: str, _done: int, total: int) -> None:
+        cli_context.info(f"{stage} {format_count(total, 'row') if total else files}")
+
+    return show
+
+
+def _dry_run(cli_context: CliContext, planned: CampaignFiles, values: dict[str, Any]) -> ExitCode:
     """Check the files without a broker."""
-    with _spark(cli_context, values["master"]) as spark:
-        checked = _read(spark, cli_context, found, options)
+    from taskyard.pipeline.jobs import load as job  # noqa: PLC0415
+
+    on_stage = _stage_lines(cli_context, planned)
+    with (
+        _spark(cli_context, values["master"]) as spark,
+        closing(job.read(spark, planned, on_stage=on_stage)) as checked,
+    ):
         checked.revalidate(existing=())
         if cli_context.as_json:
             print_document(_document(checked))
         else:
-            _print(found, checked)
+            _print(planned.files, checked)
         if not checked.rejects:
             return ExitCode.OK
         if not cli_context.as_json:
@@ -147,40 +160,33 @@ def _dry_run(
         rows = format_count(len(checked.rejects), "bad row")
         if not values["skip_bad"]:
             raise UserError(f"the input has {rows}{wrote}, nothing submitted")
-        good = format_count(len(checked.validation.places), "task")
+        good = format_count(len(checked.validation.rows), "task")
         cli_context.info(f"{rows} would be skipped{wrote} and {good} submitted")
         return ExitCode.OK
 
 
 def _load(
-    cli_context: CliContext,
-    client: Client,
-    found: list[str],
-    options: FileOptions,
-    values: dict[str, Any],
+    cli_context: CliContext, client: Client, planned: CampaignFiles, values: dict[str, Any]
 ) -> ExitCode:
     from taskyard.pipeline.jobs import load as job  # noqa: PLC0415
-    from taskyard.pipeline.submit import make_target  # noqa: PLC0415
 
     is_empty = not any(client.status()["counts"].values())
-    with _spark(cli_context, values["master"]) as spark:
-        checked = _read(spark, cli_context, found, options)
-        unknown_names = list(checked.validation.unknown)
-        checked.revalidate(client.known_predecessors(options.campaign, unknown_names))
+    campaign = planned.options.campaign
+    target_now = _target_now(cli_context, client, campaign)
+    on_stage = _stage_lines(cli_context, planned)
+    with (
+        _spark(cli_context, values["master"]) as spark,
+        closing(job.read(spark, planned, target_now(), on_stage)) as checked,
+    ):
+        checked.revalidate(client.known_predecessors(campaign, list(checked.validation.unknown)))
         _report_rejects(cli_context, checked, values)
-        key = _key_file(cli_context, client)
-        campaign = options.campaign
-        limit_ns = cli_context.broker_timeout
-        timeout = None if limit_ns is None else limit_ns / SECOND_NS
-        to = make_target(
-            client.broker, str(key) if key else None, campaign, UnknownPolicy.REFUSE, timeout
-        )
+        target = target_now()  # durations start after the checks
         if not is_empty:
-            cli_context.info("comparing with the tasks of the broker")
-            _check_conflicts(job.conflicts(checked, to))
-        _check_lanes(job.unplaced_tasks(checked, to))
+            _check_conflicts(job.conflicts(checked, target, on_stage))
         with ProgressBar(cli_context, campaign, participle="submitted") as bar:
-            taken = job.submit_all(checked, to, bar.update)
+            taken = job.submit_all(
+                checked, target, lambda _stage, done, total: bar.update(done, total)
+            )
     rejected = len(checked.rejects)
     if cli_context.as_json:
         document = PipelineLoadDocument(
@@ -194,6 +200,19 @@ def _load(
             f"{taken.existing:,} existing"
         )
     return ExitCode.OK
+
+
+def _target_now(cli_context: CliContext, client: Client, campaign: str) -> Callable[[], Target]:
+    """Return the function that returns the broker for the executors, with durations from now on."""
+    from taskyard.pipeline.submit import make_target  # noqa: PLC0415
+
+    key = _key_file(cli_context, client)
+    limit_ns = cli_context.broker_timeout
+    timeout = None if limit_ns is None else limit_ns / SECOND_NS
+    unknown = UnknownPolicy.REFUSE
+    return partial(
+        make_target, client.broker, str(key) if key else None, campaign, unknown, timeout
+    )
 
 
 def _key_file(cli_context: CliContext, client: Client) -> Path | None:
@@ -232,16 +251,6 @@ def _check_conflicts(conflicts: list[str]) -> None:
             f"{format_count(len(conflicts), 'task')} refused, nothing submitted (give other names, "
             "another --campaign or another --state)",
             Refusal.CONFLICT.value,
-        )
-
-
-def _check_lanes(unplaced: list[str]) -> None:
-    if unplaced:
-        print_rejected(unplaced)
-        raise Refused(
-            f"no lane for {format_count(len(unplaced), 'task')}, nothing submitted (the "
-            "lane templates of the settings need fields that they lack)",
-            Refusal.BAD_NAME.value,
         )
 
 

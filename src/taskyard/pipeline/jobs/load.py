@@ -1,14 +1,16 @@
 """`pipeline load`: validate campaign files in Spark and submit them from its partitions.
 
 Read, validate, write the rejects, submit. Nothing is submitted before validation is complete. By
-default, a single reject prevents the submission. Tasks are submitted level by level, in waves of
-one Spark job each. So at any time the broker has every dependency of the tasks that it has. A
-second run after a kill submits the missing tasks.
+default, a single reject prevents the submission. Tasks are submitted in the order of the files if
+every dependency comes before its dependents there, otherwise level by level. So at any time the
+broker has every dependency of the tasks that it has. A second run after a kill submits the missing
+tasks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise, starmap
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -16,43 +18,46 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Raw, Struct
-from pyspark import StorageLevel
-from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from taskyard.campaign.rejects import REJECTED_MAX, RejectedRow, too_many_error
 from taskyard.campaign.submitter import SubmitCounts, problem_of
 from taskyard.core.identity import split
 from taskyard.errors import Refused, TaskProblem, TaskyardError, UserError
 from taskyard.pipeline import submit, validate
-from taskyard.pipeline.arrow_rows import SharedTerms, pack, prepared_to_row, row_text, unpack
+from taskyard.pipeline.arrow_rows import pack, prepared_to_row, row_text, unpack
 from taskyard.pipeline.datasets import REJECTS
 from taskyard.pipeline.sources import campaigns
-from taskyard.pipeline.submit import Target
-from taskyard.pipeline.validate import Numbers, ValidationResult
+from taskyard.pipeline.sources.campaigns import tasks_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
-    from taskyard.campaign.formats import FileOptions
+    from taskyard.pipeline.fold.columns import Array
     from taskyard.pipeline.sources.campaigns import CampaignFiles
+    from taskyard.pipeline.submit import Target
+    from taskyard.pipeline.validate import ValidationResult
 
-#: The least tasks in a wave of small levels. A Spark job takes a tenth of a second.
-WAVE_TASKS_MIN: Final = 50_000
+#: Tasks of a Spark job. Progress is shown after each job, and a job takes a tenth of a second more.
+JOB_TASKS: Final = 200_000
 
-#: Tasks that one partition submits if a level is larger.
+#: Tasks that one partition submits if a level has more than a job's.
 PORTION_TASKS: Final = 50_000
 
-#: Called with the number of tasks submitted and the total.
-Progress = Callable[[int, int], None]
+#: Called with a stage, the number of its rows that are done, and the total, 0 if unknown.
+OnStage = Callable[[str, int, int], None]
 
 #: A function that Spark runs in a partition.
 _PartitionFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-#: Yields the problems of tasks, in a partition.
-_ProblemFinder = Callable[[Iterable[pa.RecordBatch], Target], Iterator[TaskProblem]]
+#: Acts on the tasks of a partition. Adds to the counts, or yields the problems of tasks.
+_Action = Callable[[Iterable[pa.RecordBatch], SubmitCounts], Iterable[TaskProblem]]
 
-#: The counts of a portion, and a row for each `TaskProblem`, or one without.
+#: The counts of a partition, and a row for each `TaskProblem`, or one without.
 _OUTCOME: Final = "new long, existing long, name string, code string, text string"
+
+
+def _ignore(_stage: str, _done: int, _total: int) -> None:
+    pass
 
 
 class CheckedCampaign(Struct):
@@ -60,8 +65,10 @@ class CheckedCampaign(Struct):
 
     campaign: CampaignFiles
     chunks: DataFrame
-    #: All columns but the payloads.
+    #: All columns but payloads and lanes, in the order of places.
     table: pa.Table
+    #: The rows of each chunk in the table, by the chunk's place, in order.
+    chunk_rows: dict[int, range]
     validation: ValidationResult
     rejects: list[RejectedRow]
 
@@ -85,16 +92,29 @@ class CheckedCampaign(Struct):
         return spark.createDataFrame(rows, REJECTS.schema)
 
 
-def read(spark: SparkSession, files: Sequence[str], options: FileOptions) -> CheckedCampaign:
-    """Read and validate campaign files. Raises UserError for an unreadable file."""
-    campaign = campaigns.plan(files, options)
-    chunks = campaigns.read(spark, campaign).persist(StorageLevel.MEMORY_AND_DISK)
-    table = unpack(chunks.select("graph").toArrow()["graph"])
+def read(
+    spark: SparkSession,
+    campaign: CampaignFiles,
+    target: Target | None = None,
+    on_stage: OnStage = _ignore,
+) -> CheckedCampaign:
+    """Read and validate campaign files. Raises UserError for an unreadable file.
+
+    Lanes are set by the templates of the target's broker. Without a target, the lanes of bundles
+    are their recipients, and other lanes are set when tasks are submitted.
+    """
+    on_stage("reading", 0, 0)
+    chunks = campaigns.read(spark, campaign, target).persist()
+    found = chunks.select("place", "graph").toArrow().sort_by("place")
+    tables = [unpack([graph]) for graph in found["graph"]]
+    table = pa.concat_tables([validate.SCHEMA.empty_table(), *tables])
+    on_stage("validating", 0, len(table))
     _check_files(table)
     validation = validate.validate(table, campaign.where)
-    return CheckedCampaign(
-        campaign, chunks, table, validation, _rejects(campaign, chunks, table, validation)
-    )
+    bounds = pairwise(accumulate(map(len, tables), initial=0))
+    rows = dict(zip(found["place"].to_pylist(), starmap(range, bounds), strict=True))
+    rejects = _rejects(campaign, chunks, table, validation)
+    return CheckedCampaign(campaign, chunks, table, rows, validation, rejects)
 
 
 def _check_files(table: pa.Table) -> None:
@@ -130,112 +150,85 @@ def _rejects(
 
 
 def _rows_at_places(chunks: DataFrame, places: list[int]) -> list[tuple[int, str]]:
-    """Return the tasks at these places, as a file would have them."""
+    """Return the tasks or bundles at these places, as a file would have them."""
     if not places:
         return []
     wanted = pa.array(places, pa.int64())
 
     def pick(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            tasks = unpack(batch["tasks"])
-            found = tasks.filter(pc.is_in(tasks["place"], value_set=wanted)).to_pylist()
-            columns = {
-                "place": pa.array([task["place"] for task in found], pa.int64()),
-                "row": pa.array([row_text(prepared_to_row(task)) for task in found], pa.string()),
-            }
-            yield pa.RecordBatch.from_pydict(columns)
+            for number in range(batch.num_rows):
+                tasks = tasks_of(batch, number)
+                rows = tasks.filter(pc.is_in(tasks["place"], value_set=wanted)).to_pylist()
+                found = {task["place"]: task for task in reversed(rows)}  # the first of a bundle
+                texts = [row_text(prepared_to_row(task)) for task in found.values()]
+                columns = [pa.array(found, pa.int64()), pa.array(texts, pa.string())]
+                yield pa.RecordBatch.from_arrays(columns, ["place", "row"])
 
-    picked = chunks.select("tasks").mapInArrow(pick, "place long, row string")
+    picked = chunks.mapInArrow(pick, "place long, row string")
     return [(row.place, row.row) for row in picked.collect()]
 
 
 # Submitting.
 
 
-class SubmitPlan(Struct):
-    """The order of submission: waves of portions, with one Spark partition for each portion."""
+class _Selection(Struct):
+    """The rows of some chunks that are submitted, as sent to partitions."""
 
-    #: The portion of each task, in the order of `ValidationResult.places`.
-    portions: Numbers
-    #: The portions of each wave.
-    waves: list[range]
-    #: Tasks in each wave.
-    sizes: list[int]
+    #: The rows of each chunk, by the chunk's place.
+    chunk_rows: dict[int, range]
+    #: Whether each row is submitted, from the first chunk on. None: all are.
+    is_valid: Array | None
 
-
-def plan(
-    sizes: Sequence[int], *, wave: int = WAVE_TASKS_MIN, portion: int = PORTION_TASKS
-) -> SubmitPlan:
-    """Plan the waves.
-
-    A portion may span several small levels. A large level is spread over several portions.
-    """
-    waves: list[range] = []
-    totals: list[int] = []
-    portions: list[int] = []
-    gathered = 0
-    for level, size in enumerate(sizes):
-        gathered += size
-        if gathered < wave and level < len(sizes) - 1:
-            continue
-        count = -(-gathered // portion) if gathered == size else 1
-        first = waves[-1].stop if waves else 0
-        waves.append(range(first, first + count))
-        totals.append(gathered)
-        portions += [gathered * (n + 1) // count - gathered * n // count for n in range(count)]
-        gathered = 0
-    return SubmitPlan(np.repeat(np.arange(len(portions)), portions), waves, totals)
+    def tasks(self, chunk: pa.RecordBatch, number: int) -> Iterator[pa.RecordBatch]:
+        """Yield the tasks of a chunk, by its number in the batch."""
+        tasks = tasks_of(chunk, number)
+        if self.is_valid is not None:
+            first = next(iter(self.chunk_rows.values())).start
+            rows = self.chunk_rows[chunk["place"][number].as_py()]
+            is_valid = self.is_valid[rows.start - first : rows.stop - first]
+            tasks = tasks.filter(pa.array(is_valid))
+        yield from tasks.combine_chunks().to_batches()
 
 
 def submit_all(
-    checked: CheckedCampaign, target: Target, progress: Progress = lambda _done, _total: None
+    checked: CheckedCampaign, target: Target, on_stage: OnStage = _ignore
 ) -> SubmitCounts:
-    """Submit all valid tasks, wave by wave. Raises `Refused`."""
-    validation = checked.validation
-    total = len(validation.places)
+    """Submit all valid tasks, in Spark jobs one after the other. Raises `Refused`."""
+    total = len(checked.validation.rows)
     counts = SubmitCounts()
-    if not total:
-        return counts
-    plans = plan(np.bincount(validation.levels).tolist())
-    portions = _portions(checked, plans).mapInArrow(_submit_function(target), _OUTCOME).rdd
-    context = checked.chunks.sparkSession.sparkContext
-    for wave in plans.waves:
-        outcomes = context.runJob(portions, list, partitions=list(wave))
-        for new, existing, *_ in outcomes:
-            counts.add(SubmitCounts(new, existing))
-        for *_, name, code, text in outcomes:
-            if text is not None:
-                where = _place_prefix(checked, name)
-                names = (name,) if name else ()
-                raise Refused(f"{where}{text}, {counts.partial_note()}", code, names)
-        progress(counts.new + counts.existing, total)
+    on_stage("submitting", 0, total)
+    make_jobs = _jobs_by_file if checked.validation.is_topological else _jobs_by_level
+    for job in make_jobs(checked, target) if total else ():
+        outcomes = job.collect()
+        for row in outcomes:
+            counts.add(SubmitCounts(row.new, row.existing))
+        for row in outcomes:
+            if row.text is not None:
+                raise _refusal(checked, row, counts)
+        on_stage("submitting", counts.new + counts.existing, total)
     return counts
 
 
-def conflicts(checked: CheckedCampaign, target: Target) -> list[str]:
+def _refusal(checked: CheckedCampaign, row: Row, counts: SubmitCounts) -> Refused:
+    names = (row.name,) if row.name else ()
+    text = f"{_place_prefix(checked, row.name)}{row.text}, {counts.partial_note()}"
+    return Refused(text, row.code, names)
+
+
+def conflicts(checked: CheckedCampaign, target: Target, on_stage: OnStage = _ignore) -> list[str]:
     """List tasks that the broker would refuse, such as names in use. Submits nothing."""
-    return _find_problems(checked, target, submit.conflicts)
-
-
-def unplaced_tasks(checked: CheckedCampaign, target: Target) -> list[str]:
-    """List tasks whose lane can't be derived by the broker's settings. Submits nothing."""
-    shared = SharedTerms(target.campaign.encode(), target.now_ns)
-    terms = [shared.get(text) for text in checked.table["terms"].unique().to_pylist() if text]
-    with target.client() as client:
-        if not client.lane_templates({one.service.decode() for one in terms}):
-            return []
-    return _find_problems(checked, target, submit.lane_problems)
-
-
-def _find_problems(checked: CheckedCampaign, target: Target, find: _ProblemFinder) -> list[str]:
-    """List the problems of all valid tasks, each with its file and line."""
-    validation = checked.validation
-    if not len(validation.places):
+    if not len(checked.validation.rows):
         return []
-    portions = _portions(checked, plan([len(validation.places)]))
-    outcomes = portions.mapInArrow(_problem_function(target, find), _OUTCOME)
-    found = outcomes.where(F.col("text").isNotNull()).collect()
-    return [f"{_place_prefix(checked, row.name)}{row.text}" for row in found]
+    on_stage("comparing with the broker", 0, len(checked.validation.rows))
+
+    def find(tasks: Iterable[pa.RecordBatch], _counts: SubmitCounts) -> Iterable[TaskProblem]:
+        return submit.conflicts(tasks, target)
+
+    selection = _selection(checked, [*checked.chunk_rows])
+    found = checked.chunks.mapInArrow(_function(_any_order(selection), find), _OUTCOME)
+    problems = found.where("text IS NOT NULL").collect()
+    return [f"{_place_prefix(checked, row.name)}{row.text}" for row in problems]
 
 
 def _place_prefix(checked: CheckedCampaign, full_name: str) -> str:
@@ -250,83 +243,190 @@ def _place_prefix(checked: CheckedCampaign, full_name: str) -> str:
     return f"{file}:{line}: "
 
 
-def _portions(checked: CheckedCampaign, plans: SubmitPlan) -> DataFrame:
-    """Split chunks by portion, and move each portion to its own partition."""
-    spark = checked.chunks.sparkSession
-    places = checked.validation.places
-    by_place = np.argsort(places)
-    # Maps a task's place to its position in the order of submission. It is broadcast, because
-    # partitions that read no file do not need it.
-    turns = spark.sparkContext.broadcast((places[by_place], by_place, plans.portions))
+def _submit_action(target: Target) -> _Action:
+    def submit_tasks(
+        tasks: Iterable[pa.RecordBatch], counts: SubmitCounts
+    ) -> Iterable[TaskProblem]:
+        submit.submit(tasks, target, counts)
+        return ()
+
+    return submit_tasks
+
+
+def _function(
+    tasks_in: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], act: _Action
+) -> _PartitionFunction:
+    """Return the function that acts on the tasks that `tasks_in` finds in the rows of Spark."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        counts = SubmitCounts()
+        try:
+            problems = list(act(tasks_in(batches), counts))
+        except TaskyardError as error:  # returned as data: Spark would retry, and print pages
+            problems = [problem_of(error)]
+        yield _outcome(counts, problems)
+
+    return run
+
+
+def _outcome(counts: SubmitCounts, problems: Sequence[TaskProblem]) -> pa.RecordBatch:
+    rows: Sequence[Sequence[str | None]] = problems or [[None] * 3]
+    names, codes, texts = zip(*rows, strict=True)
+    first = [1, *([0] * (len(rows) - 1))]  # the counts are of the partition, not of each row
+    return pa.RecordBatch.from_pydict(
+        {
+            "new": pa.array([counts.new * one for one in first], pa.int64()),
+            "existing": pa.array([counts.existing * one for one in first], pa.int64()),
+            "name": pa.array(names, pa.string()),
+            "code": pa.array(codes, pa.string()),
+            "text": pa.array(texts, pa.string()),
+        }
+    )
+
+
+# In the order of the files.
+
+
+def _jobs_by_file(checked: CheckedCampaign, target: Target) -> Iterator[DataFrame]:
+    """Yield a job for some consecutive chunks.
+
+    Tasks without dependencies are submitted by all partitions at once, others by one partition.
+    """
+    is_flat = len(checked.validation.sizes) == 1
+    for places in _groups(checked.chunk_rows):
+        chunks = checked.chunks.where(f"place BETWEEN {places[0]} AND {places[-1]}")
+        selection = _selection(checked, places)
+        tasks_in = _any_order(selection) if is_flat else _file_order(selection)
+        chunks = chunks if is_flat else chunks.coalesce(1)
+        yield chunks.mapInArrow(_function(tasks_in, _submit_action(target)), _OUTCOME)
+
+
+def _groups(chunk_rows: dict[int, range]) -> Iterator[list[int]]:
+    """Yield the places of consecutive chunks that have enough tasks for a job."""
+    places: list[int] = []
+    rows = 0
+    for place, own in chunk_rows.items():
+        places.append(place)
+        rows += len(own)
+        if rows >= JOB_TASKS:
+            yield places
+            places, rows = [], 0
+    if places:
+        yield places
+
+
+def _selection(checked: CheckedCampaign, places: Sequence[int]) -> _Selection:
+    """Return the valid rows of consecutive chunks."""
+    chunk_rows = {place: checked.chunk_rows[place] for place in places}
+    is_valid = np.zeros(len(checked.table), bool)
+    is_valid[checked.validation.rows] = True
+    own = is_valid[chunk_rows[places[0]].start : chunk_rows[places[-1]].stop]
+    return _Selection(chunk_rows, None if own.all() else own)
+
+
+def _any_order(
+    selection: _Selection,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def tasks_in(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in range(batch.num_rows):
+                yield from selection.tasks(batch, number)
+
+    return tasks_in
+
+
+def _file_order(
+    selection: _Selection,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def tasks_in(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the tasks of all chunks. A chunk that arrives early waits for those before it."""
+        places = iter(sorted(selection.chunk_rows))
+        place = next(places)
+        waiting: dict[int, tuple[pa.RecordBatch, int]] = {}
+        for batch in batches:
+            for number, arrived in enumerate(batch["place"].to_pylist()):
+                waiting[arrived] = (batch, number)
+                while place in waiting:
+                    yield from selection.tasks(*waiting.pop(place))
+                    place = next(places, -1)
+
+    return tasks_in
+
+
+# Level by level.
+
+
+def plan(
+    sizes: Sequence[int], *, wave: int = JOB_TASKS, portion: int = PORTION_TASKS
+) -> list[list[int]]:
+    """Plan the waves. A wave is the bounds of its portions in the order of submission.
+
+    Small levels share a portion. A level that is larger than a wave is spread over portions.
+    """
+    waves: list[list[int]] = []
+    done = gathered = 0
+    for size in [*sizes, wave + 1]:
+        if gathered and gathered + size > wave:
+            waves.append([done, done + gathered])
+            done, gathered = done + gathered, 0
+        if size > wave:
+            count = -(-size // portion)
+            waves.append([done + size * number // count for number in range(count + 1)])
+            done += size
+        else:
+            gathered += size
+    return waves[:-1]
+
+
+def _jobs_by_level(checked: CheckedCampaign, target: Target) -> Iterator[DataFrame]:
+    """Yield a job for each wave, with one partition for each of its portions."""
+    validation = checked.validation
+    turns = np.full(len(checked.table), len(checked.table), np.uint32)
+    turns[validation.rows] = np.arange(len(validation.rows))
+    places = checked.table["place"].to_numpy()[validation.rows]
+    # A bundle is one message, so no portion ends within it.
+    begins = np.append(np.flatnonzero(np.diff(places, prepend=-1)), len(places))
+    for bounds in plan(np.bincount(validation.levels).tolist()):
+        whole = begins[np.searchsorted(begins, bounds)]
+        cut = _cut_function(checked.chunk_rows, turns, whole)
+        pieces = checked.chunks.mapInArrow(cut, "portion int, tasks binary")
+        portions = pieces.repartitionById(len(bounds) - 1, "portion").select("tasks")
+        yield portions.mapInArrow(_function(_sorted_portion, _submit_action(target)), _OUTCOME)
+
+
+def _cut_function(chunk_rows: dict[int, range], turns: Array, bounds: Array) -> _PartitionFunction:
+    """Return the function that divides chunks by portion. Other tasks are left out."""
 
     def cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for tasks in batch["tasks"]:
-                yield _pieces(unpack([tasks]), *turns.value)
+            for number, place in enumerate(batch["place"].to_pylist()):
+                rows = chunk_rows[place]
+                turn = turns[rows.start : rows.stop]
+                is_wanted = (turn >= bounds[0]) & (turn < bounds[-1])
+                if is_wanted.any():
+                    tasks = tasks_of(batch, number).filter(pa.array(is_wanted))
+                    yield _pieces(tasks, turn[is_wanted], bounds)
 
-    pieces = checked.chunks.select("tasks").mapInArrow(cut, "portion int, tasks binary")
-    return pieces.repartitionById(plans.waves[-1].stop, "portion").select("tasks")
+    return cut
 
 
-def _pieces(tasks: pa.Table, places: Numbers, turns: Numbers, portions: Numbers) -> pa.RecordBatch:
-    """Split a chunk by portion. Rejected tasks are in none."""
-    found = np.minimum(np.searchsorted(places, tasks["place"].to_numpy()), len(places) - 1)
-    is_wanted = places[found] == tasks["place"].to_numpy()
-    tasks = tasks.filter(pa.array(is_wanted))
-    turn = turns[found[is_wanted]]
-    tasks = tasks.set_column(0, "turn", pa.array(turn, pa.int64()))
-    portion = portions[turn]
-    order = np.argsort(portion, kind="stable")
-    tasks, portion = tasks.take(pa.array(order)), portion[order]
-    numbers, begins = np.unique(portion, return_index=True)
-    ends = [*begins[1:].tolist(), len(tasks)]
+def _pieces(tasks: pa.Table, turns: Array, bounds: Array) -> pa.RecordBatch:
+    """Split tasks by portion, in the order of submission."""
+    order = np.argsort(turns)
+    ends = np.searchsorted(turns[order], bounds)
+    tasks = tasks.append_column("turn", pa.array(turns, pa.int64())).take(pa.array(order))
+    numbers = np.flatnonzero(np.diff(ends))
     packed = [
-        pack(tasks.slice(first, last - first))
-        for first, last in zip(begins.tolist(), ends, strict=True)
+        pack(tasks.slice(ends[number], ends[number + 1] - ends[number]))
+        for number in numbers.tolist()
     ]
     return pa.RecordBatch.from_pydict(
         {"portion": pa.array(numbers, pa.int32()), "tasks": pa.array(packed, pa.binary())}
     )
 
 
-def _in_submit_order(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Sort the tasks of a portion in the order of submission."""
+def _sorted_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the tasks of a portion in the order of submission."""
     pieces = [piece for batch in batches for piece in batch["tasks"]]
-    return unpack(pieces).sort_by("turn").to_batches() if pieces else []
-
-
-def _submit_function(target: Target) -> _PartitionFunction:
-    def submit_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        counts, problems = SubmitCounts(), list[TaskProblem]()
-        try:
-            submit.submit(_in_submit_order(batches), target, counts)
-        except TaskyardError as error:  # returned as data: Spark would retry, and print pages
-            problems = [problem_of(error)]
-        yield _outcome(counts, problems)
-
-    return submit_portion
-
-
-def _problem_function(target: Target, find: _ProblemFinder) -> _PartitionFunction:
-    def check_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        try:
-            problems = list(find(_in_submit_order(batches), target))
-        except TaskyardError as error:
-            problems = [problem_of(error)]
-        yield _outcome(SubmitCounts(), problems)
-
-    return check_portion
-
-
-def _outcome(counts: SubmitCounts, problems: Sequence[TaskProblem]) -> pa.RecordBatch:
-    rows: Sequence[Sequence[str | None]] = problems or [[None] * 3]
-    names, codes, texts = zip(*rows, strict=True)
-    return pa.RecordBatch.from_pydict(
-        {
-            "new": pa.array([counts.new] * len(rows), pa.int64()),
-            "existing": pa.array([counts.existing] * len(rows), pa.int64()),
-            "name": pa.array(names, pa.string()),
-            "code": pa.array(codes, pa.string()),
-            "text": pa.array(texts, pa.string()),
-        }
-    )
+    if pieces:
+        yield from unpack(pieces).sort_by("turn").combine_chunks().to_batches()

@@ -1,9 +1,10 @@
 """Campaign files of any format, read in parallel into prepared tasks.
 
-The driver finds the files and divides them into splits: row groups of Parquet, whole lines of JSONL
-and dwork, otherwise whole files. The executors read them with the functions of `campaign`, so a
-file means the same as to `taskyard load`. Every executor must be able to open the files. An invalid
-row becomes a reject with a reason. No content of a file raises an error here.
+The driver finds the files, checks their beginnings, and divides them into splits: row groups of
+Parquet, whole lines of JSONL and dwork, otherwise whole files. It needs no Spark for that. The
+executors read them with the functions of `campaign`, so a file means the same as to `taskyard
+load`. Every executor must be able to open the files. An invalid row becomes a reject with a reason.
+No content of a file raises an error there.
 
 Tasks travel through Spark in chunks, some thousand to a value, as Arrow bytes. A JVM that handled
 each task would take ten times as long as all other work.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import glob
 import io
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -20,17 +22,24 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
 from taskyard.campaign import formats, parquet, wfcommons
-from taskyard.campaign.detection import Format
+from taskyard.campaign.detection import Format, choose_by_suffix
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import STDIN, InvalidCampaign, numbered_lines, open_input
 from taskyard.campaign.rejects import REJECTED_SUFFIX
 from taskyard.errors import UnusableFile, UserError
-from taskyard.pipeline.arrow_rows import RowCollector, pack, prepare
+from taskyard.pipeline.arrow_rows import (
+    RowCollector,
+    TemplateLookup,
+    assign_lanes,
+    pack,
+    prepare,
+    unpack,
+)
+from taskyard.pipeline.submit import BrokerTemplates, Target
 from taskyard.pipeline.validate import COLUMNS
 
 if TYPE_CHECKING:
@@ -50,11 +59,17 @@ PARTITIONS_MAX: Final = 256
 #: A place is the number of a split plus a line in it. A split has fewer lines than this.
 LINES_PER_SPLIT: Final = 1 << 40
 
-#: A chunk: the columns of the graph, and the columns to submit.
-CHUNKS: Final = "graph binary, tasks binary"
+#: A chunk: the place of its first row, the columns of the graph, and the other columns.
+CHUNKS: Final = "place long, graph binary, work binary"
 
-#: The columns of `PREPARED_SCHEMA` to submit, with the place that identifies a task.
-TASKS: Final = ("place", "name", "payload", "lane", "after", "terms")
+#: The columns of `PREPARED_SCHEMA` that only a submission needs.
+WORK: Final = ("payload", "lane")
+
+#: Suffixes whose content decides, in a directory too: WfCommons has one.
+_OTHER_SUFFIXES: Final = (".json",)
+
+#: Names of skipped files in a message.
+_NAMES_SHOWN: Final = 5
 
 #: Formats with one task to a line, which can be split.
 _BY_LINE: Final = (Format.JSONL, Format.DWORK)
@@ -66,7 +81,10 @@ _PEEK_BYTES: Final = 1024 * 1024
 class FileSplit(Struct, frozen=True):
     """A part of a file, read by one Spark task."""
 
+    #: Absolute, because executors have other working directories.
     path: str
+    #: The file as the user named it, for messages.
+    label: str
     form: Format
     #: A range of bytes or row groups, without its end. Both 0: the whole file.
     first: int = 0
@@ -81,6 +99,7 @@ class FileSplit(Struct, frozen=True):
 class CampaignFiles(Struct):
     """The files of a campaign, divided into splits."""
 
+    files: list[str]
     splits: list[FileSplit]
     options: FileOptions
 
@@ -90,34 +109,61 @@ class CampaignFiles(Struct):
         before = split.lines_before
         if before is None:
             before = _count_lines(split.path, split.first)
-        return split.path, before + place % LINES_PER_SPLIT
+        return split.label, before + place % LINES_PER_SPLIT
 
     def shell_files(self) -> list[str]:
         """Return the files of shell commands. They are not split, because names count lines."""
-        return [split.path for split in self.splits if split.form is Format.SHELL]
-
-    def places_in_order(self) -> list[int]:
-        """Return the first place of each split."""
-        return [number * LINES_PER_SPLIT for number in range(len(self.splits))]
+        return [split.label for split in self.splits if split.form is Format.SHELL]
 
 
-def find(names: Sequence[str]) -> list[str]:
-    """Find files by name, by pattern, or in a directory. Raises UserError if there are none."""
-    found: dict[str, None] = {}
+class FoundFiles(Struct):
+    """The files that names, patterns and directories stand for."""
+
+    files: list[str] = []
+    #: Files in directories that are not campaign files by their names.
+    skipped: list[str] = []
+
+    def skipped_text(self) -> str:
+        """Return a count of the skipped files with some of their names, or ""."""
+        if not self.skipped:
+            return ""
+        names = [Path(one).name for one in self.skipped[:_NAMES_SHOWN]]
+        more = ", …" if len(self.skipped) > len(names) else ""
+        count = "1 file" if len(self.skipped) == 1 else f"{len(self.skipped):,} files"
+        return f"{count} without a suffix of campaign files: {', '.join(names)}{more}"
+
+
+def find(names: Sequence[str], form: Format | None = None) -> FoundFiles:
+    """Find files by name, by pattern, or in a directory. Raises UserError if there are none.
+
+    A directory stands for its files with a suffix of a format, or for all if `form` is given.
+    Hidden files, marker files of other programs and old rejects are left out.
+    """
+    files: dict[str, None] = {}
+    skipped: dict[str, None] = {}
     for name in names:
-        some = _expand_pattern(name)
+        path = Path(name.removeprefix("file://"))
+        if path.is_dir() and name != STDIN:
+            visible = sorted(str(one) for one in path.rglob("*") if _is_visible(one, path))
+            some = [one for one in visible if form is not None or _is_campaign_name(one)]
+            skipped |= dict.fromkeys(one for one in visible if one not in dict.fromkeys(some))
+            problem = "no campaign files in this directory"
+        else:
+            some, problem = _expand_pattern(name, path), "no such file"
         if not some:
-            raise UnusableFile(f"{name}: no such file")
-        found |= dict.fromkeys(some)
-    return list(found)
+            raise UnusableFile(f"{name}: {problem}{_skipped_hint(FoundFiles([], [*skipped]))}")
+        files |= dict.fromkeys(some)
+    return FoundFiles([*files], [one for one in skipped if one not in files])
 
 
-def _expand_pattern(name: str) -> list[str]:
+def _skipped_hint(found: FoundFiles) -> str:
+    text = found.skipped_text()
+    return f" ({text}; name a file, or give --format)" if text else ""
+
+
+def _expand_pattern(name: str, path: Path) -> list[str]:
     if name == STDIN:
         raise UnusableFile("-: Spark can't read stdin (use `taskyard load -`)")
-    path = Path(name.removeprefix("file://"))
-    if path.is_dir():
-        return sorted(str(one) for one in path.rglob("*") if _is_data(one, path))
     if path.exists():
         return [str(path)]
     if "://" in name:
@@ -128,30 +174,44 @@ def _expand_pattern(name: str) -> list[str]:
     return sorted(one for one in glob.glob(name, recursive=True) if Path(one).is_file())  # noqa: PTH207  # it may be absolute
 
 
-def _is_data(path: Path, directory: Path) -> bool:
-    """Return whether a file has input. Marker files of other programs and old rejects do not."""
+def _is_visible(path: Path, directory: Path) -> bool:
     parts = path.relative_to(directory).parts
     hidden = any(part.startswith((".", "_")) for part in parts)
     return path.is_file() and not hidden and not path.name.endswith(REJECTED_SUFFIX)
 
 
+def _is_campaign_name(path: str) -> bool:
+    plain = path.lower().removesuffix(".gz")
+    return choose_by_suffix(path) is not None or plain.endswith(_OTHER_SUFFIXES)
+
+
 def plan(files: Sequence[str], options: FileOptions) -> CampaignFiles:
-    """Divide files into splits. Raises `InvalidCampaign` for an unreadable file."""
+    """Divide files into splits. Raises `UserError` for a file that is unreadable at its beginning.
+
+    That is: missing, of no known format, in another encoding, or with an unknown column.
+    """
     splits: list[FileSplit] = []
     for path in files:
         with open_input(path) as stream:
             choice, _ = formats.choose_format(path, stream, options.format)
         formats.check_options(options, choice.format)
-        splits += _splits(path, choice.format)
-    return CampaignFiles(splits, options)
+        if choice.format not in (Format.PARQUET, Format.WFCOMMONS):
+            next(formats.rows(path, _options_of(choice.format, options)), None)
+        splits += _splits(FileSplit(str(Path(path).absolute()), path, choice.format))
+    return CampaignFiles([*files], splits, options)
 
 
-def _splits(path: str, form: Format) -> list[FileSplit]:
-    if form is Format.PARQUET:
-        return _parquet_splits(path)
-    if form in _BY_LINE and Path(path).stat().st_size > SPLIT_BYTES and not _is_compressed(path):
-        return _line_splits(path, form)
-    return [FileSplit(path, form)]
+def _options_of(form: Format, options: FileOptions) -> FileOptions:
+    return structs.replace(options, format=form)
+
+
+def _splits(whole: FileSplit) -> list[FileSplit]:
+    if whole.form is Format.PARQUET:
+        return _parquet_splits(whole)
+    is_large = Path(whole.path).stat().st_size > SPLIT_BYTES
+    if is_large and whole.form in _BY_LINE and not _is_compressed(whole.path):
+        return _line_splits(whole)
+    return [whole]
 
 
 def _is_compressed(path: str) -> bool:
@@ -159,20 +219,21 @@ def _is_compressed(path: str) -> bool:
         return file.read(len(_GZIP)) == _GZIP
 
 
-def _parquet_splits(path: str) -> list[FileSplit]:
+def _parquet_splits(whole: FileSplit) -> list[FileSplit]:
     """Group row groups until a split has enough rows."""
     try:
-        with pq.ParquetFile(path) as file:
-            parquet.check_columns(file.schema_arrow.names, path)
+        with pq.ParquetFile(whole.path) as file:
+            parquet.check_columns(file.schema_arrow.names, whole.label)
             sizes = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
     except (pa.ArrowException, OSError) as error:
-        raise parquet.read_error(path, 1, error) from None
+        raise parquet.read_error(whole.label, 1, error) from None
     splits: list[FileSplit] = []
     first, before, rows = 0, 0, 0
     for group, size in enumerate(sizes):
         rows += size
         if rows >= SPLIT_ROWS or group == len(sizes) - 1:
-            splits += _slices(FileSplit(path, Format.PARQUET, first, group + 1, before), rows)
+            split = structs.replace(whole, first=first, last=group + 1, lines_before=before)
+            splits += _slices(split, rows)
             first, before, rows = group + 1, before + rows, 0
     return splits
 
@@ -193,11 +254,11 @@ def _slices(whole: FileSplit, rows: int) -> list[FileSplit]:
     ]
 
 
-def _line_splits(path: str, form: Format) -> list[FileSplit]:
+def _line_splits(whole: FileSplit) -> list[FileSplit]:
     """Divide a file into splits that begin at a line."""
-    size = Path(path).stat().st_size
+    size = Path(whole.path).stat().st_size
     begins = [0]
-    with Path(path).open("rb") as file:
+    with Path(whole.path).open("rb") as file:
         while (rest := size - begins[-1]) > SPLIT_BYTES:
             begin = _next_line(file, size - rest + SPLIT_BYTES)
             if begin >= size:
@@ -205,7 +266,7 @@ def _line_splits(path: str, form: Format) -> list[FileSplit]:
             begins.append(begin)
     ends = [*begins[1:], size]
     return [
-        FileSplit(path, form, first, last, None if first else 0)
+        structs.replace(whole, first=first, last=last, lines_before=None if first else 0)
         for first, last in zip(begins, ends, strict=True)
     ]
 
@@ -230,48 +291,83 @@ def _count_lines(path: str, length: int) -> int:
     return lines
 
 
-def read(spark: SparkSession, campaign: CampaignFiles) -> DataFrame:
-    """Read all files in chunks, in the order of files and lines."""
+def read(spark: SparkSession, campaign: CampaignFiles, target: Target | None = None) -> DataFrame:
+    """Read all files in chunks.
+
+    The lanes of tasks that give none are set by the templates of the target's broker.
+    """
     count = len(campaign.splits)
     numbers = spark.range(0, count, 1, max(1, min(count, PARTITIONS_MAX)))
-    return numbers.mapInArrow(_reader(campaign), CHUNKS)
+    return numbers.mapInArrow(_reader(campaign, target), CHUNKS)
 
 
 def _reader(
-    campaign: CampaignFiles,
+    campaign: CampaignFiles, target: Target | None
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function that reads splits, by number, in a partition."""
 
     def read_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column("id").to_pylist():
-                for prepared in _read_split(campaign, number):
-                    yield _chunk(prepared)
+        with closing(BrokerTemplates(target)) as templates:
+            for batch in batches:
+                for number in batch.column("id").to_pylist():
+                    for prepared in read_split(campaign, number, templates.get):
+                        yield _chunk(prepared)
 
     return read_partition
 
 
 def _chunk(prepared: pa.RecordBatch) -> pa.RecordBatch:
-    valid = prepared.filter(pc.is_null(prepared["reason"]))
-    chunk = {"graph": [pack(prepared.select(COLUMNS))], "tasks": [pack(valid.select(TASKS))]}
-    return pa.RecordBatch.from_pydict(chunk, pa.schema([(name, pa.binary()) for name in chunk]))
+    return pa.RecordBatch.from_pydict(
+        {
+            "place": pa.array([prepared["place"][0].as_py()], pa.int64()),
+            "graph": pa.array([pack(prepared.select(COLUMNS))], pa.binary()),
+            "work": pa.array([pack(prepared.select(WORK))], pa.binary()),
+        }
+    )
 
 
-def _read_split(campaign: CampaignFiles, number: int) -> Iterator[pa.RecordBatch]:
+def tasks_of(chunk: pa.Table | pa.RecordBatch, number: int) -> pa.Table:
+    """Return the rows of a chunk with all columns, by its number among `chunk`."""
+    graph, work = (unpack([chunk[name][number]]) for name in ("graph", "work"))
+    for name in WORK:
+        graph = graph.append_column(name, work[name])
+    return graph
+
+
+def read_split(
+    campaign: CampaignFiles, number: int, template_of: TemplateLookup
+) -> Iterator[pa.RecordBatch]:
+    """Yield the prepared rows of a split, or one row that rejects its file."""
     split, options = campaign.splits[number], campaign.options
     base = number * LINES_PER_SPLIT
     try:
+        _check_shared(split)
         if split.form is Format.PARQUET:
-            yield from _read_parquet(split, base, options.campaign)
+            found = _read_parquet(split, base, options.campaign, template_of)
         else:
-            yield from _read_text(split, base, options)
+            found = _read_text(split, base, options, template_of)
+        for prepared in found:
+            yield assign_lanes(prepared, options.campaign, template_of)
     except UserError as error:  # the file can't be read to its end
         collector = RowCollector(options.campaign)
-        collector.reject_file(base, str(error))
+        text = str(error)
+        is_named = text.startswith(split.path)
+        collector.reject_file(base, split.label + text[len(split.path) :] if is_named else text)
         yield collector.flush()
 
 
-def _read_parquet(split: FileSplit, base: int, campaign: str) -> Iterator[pa.RecordBatch]:
+def _check_shared(split: FileSplit) -> None:
+    """Raise UserError if this machine does not have a file that the driver has."""
+    if not Path(split.path).exists():
+        raise UnusableFile(
+            f"{split.path}: not found on {socket.gethostname()}, which runs a Spark executor "
+            "(give a path that all machines of the cluster share)"
+        )
+
+
+def _read_parquet(
+    split: FileSplit, base: int, campaign: str, template_of: TemplateLookup
+) -> Iterator[pa.RecordBatch]:
     row = 0
     try:
         with pq.ParquetFile(split.path) as file:
@@ -280,7 +376,7 @@ def _read_parquet(split: FileSplit, base: int, campaign: str) -> Iterator[pa.Rec
             for batch in _sliced(batches, split):
                 places = base + np.arange(row + 1, row + batch.num_rows + 1)
                 row += batch.num_rows
-                yield from prepare(batch, places, campaign)
+                yield from prepare(batch, places, campaign, template_of)
     except (pa.ArrowException, OSError) as error:
         raise parquet.read_error(split.path, row + 1, error) from None
 
@@ -298,8 +394,10 @@ def _sliced(batches: Iterable[pa.RecordBatch], split: FileSplit) -> Iterator[pa.
             return
 
 
-def _read_text(split: FileSplit, base: int, options: FileOptions) -> Iterator[pa.RecordBatch]:
-    collector = RowCollector(options.campaign)
+def _read_text(
+    split: FileSplit, base: int, options: FileOptions, template_of: TemplateLookup
+) -> Iterator[pa.RecordBatch]:
+    collector = RowCollector(options.campaign, template_of)
     seconds = _seconds(split, options)
     for line, raw in _rows(split, options):
         name = raw.get("name", "") if isinstance(raw, dict) else ""
@@ -321,8 +419,7 @@ def _seconds(split: FileSplit, options: FileOptions) -> dict[str, float]:
 
 def _rows(split: FileSplit, options: FileOptions) -> Iterator[tuple[int, object]]:
     if not split.last:
-        own = FileOptions(split.form, options.replay, options.speedup, options.campaign)
-        yield from formats.rows(split.path, own)
+        yield from formats.rows(split.path, _options_of(split.form, options))
         return
     rows = formats.jsonl_rows if split.form is Format.JSONL else formats.dwork_rows
     with closing(_FileSlice(split)) as part:
