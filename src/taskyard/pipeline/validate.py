@@ -103,16 +103,26 @@ class _Tasks(Struct):
 class _TaskGraph(Struct):
     """The dependencies between tasks, and the places of tasks in the graph."""
 
-    #: The dependents of each task, and its dependencies.
-    dependents: Neighbours
+    #: The links between tasks of the files, sorted by the waiting task.
+    links: Links
+    #: The dependencies of each task.
     dependencies: Neighbours
     #: -1 for a task that is in a cycle or behind one.
     level: Ints
     #: The run time of each task, or 1 if not all are known, and that of the longest chain to it.
     cost_ns: Ints
     path_ns: Ints
-    #: Groups of tasks that wait for each other, and one cycle through each.
-    cycles: list[tuple[list[int], list[int]]]
+
+    def dependents(self) -> Neighbours:
+        """Return the dependents of each task."""
+        return neighbours(self.links.before, self.links.waiting, len(self.level))
+
+    def cycles(self) -> list[tuple[list[int], list[int]]]:
+        """Return groups of tasks that wait for each other, and one cycle through each."""
+        is_behind = self.level < 0
+        if not is_behind.any():
+            return []
+        return cycles_among(partial(_neighbours_of, self.dependents()), bytearray(is_behind))
 
 
 def validate(
@@ -138,12 +148,16 @@ def validate(
     if reject_unknown:
         _reject_unknown_dependencies(tasks, unknown, dict.fromkeys(existing))
     shape = _build_graph(tasks)
-    for group, cycle in shape.cycles:
+    cycles = shape.cycles()
+    for group, cycle in cycles:
         text = cycle_text([tasks.name(number) for number in cycle], len(group))
         tasks.rejected |= dict.fromkeys(group, text)
-    _reject_dependents(tasks, shape.dependents, locate)
+    if tasks.rejected:
+        _reject_dependents(tasks, shape.dependents(), locate)
     rejected |= {tasks.place(number): reason for number, reason in tasks.rejected.items()}
-    return _result(tasks, shape, rejected, unknown)
+    result = _result(tasks, shape, rejected, unknown)
+    result.cycles = [[tasks.name(number) for number in cycle] for _, cycle in cycles]
+    return result
 
 
 def _first_of_each_name(
@@ -281,12 +295,11 @@ def _build_graph(tasks: _Tasks) -> _TaskGraph:
     cost_ns = _costs_ns(tasks)
     nothing = np.zeros(count, np.int64)
     nodes = Nodes(nothing, nothing, cost_ns, nothing.astype(bool))
-    placed = graph.place(nodes, Links(waiting, before, np.empty(0, np.int64)))
-    dependents = neighbours(before, waiting, count)
-    level = placed.level.filled(-1)
-    cycles = cycles_among(partial(_neighbours_of, dependents), bytearray(level < 0))
-    dependencies = neighbours(waiting, before, count)
-    return _TaskGraph(dependents, dependencies, level, cost_ns, placed.path_ns, cycles)
+    links = Links(waiting, before, np.empty(0, np.int64))
+    placed = graph.place(nodes, links)
+    starts = np.concatenate(([0], np.cumsum(np.bincount(waiting, minlength=count))))
+    dependencies = Neighbours(starts, before)  # they are in the order of the waiting tasks
+    return _TaskGraph(links, dependencies, placed.level.filled(-1), cost_ns, placed.path_ns)
 
 
 def _neighbours_of(neighbours: Neighbours, number: int) -> list[int]:
@@ -338,7 +351,7 @@ def _result(
         services=_services(tasks.table),
         unknown={name: len(dependents) for name, dependents in unknown.items()},
         duplicates=len(rejected) - len(tasks.rejected),
-        cycles=[[tasks.name(number) for number in cycle] for _, cycle in shape.cycles],
+        cycles=[],
         critical_path=_critical_path(tasks, shape),
     )
 

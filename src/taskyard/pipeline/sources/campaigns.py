@@ -53,6 +53,9 @@ SPLIT_ROWS: Final = 200_000
 #: too many.
 SLICE_ROWS: Final = 500_000
 
+#: Rows of Parquet in a chunk. They fill five messages to the broker.
+CHUNK_ROWS: Final = 50_000
+
 #: The most Spark tasks, for any number of small files.
 PARTITIONS_MAX: Final = 256
 
@@ -372,7 +375,7 @@ def _read_parquet(
     try:
         with pq.ParquetFile(split.path) as file:
             groups = range(split.first, split.last)
-            batches = file.iter_batches(batch_size=SPLIT_ROWS // 8, row_groups=groups)
+            batches = file.iter_batches(batch_size=CHUNK_ROWS, row_groups=groups)
             for batch in _sliced(batches, split):
                 places = base + np.arange(row + 1, row + batch.num_rows + 1)
                 row += batch.num_rows
