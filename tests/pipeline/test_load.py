@@ -329,7 +329,7 @@ def test_waves_follow_the_levels_and_a_second_run_submits_nothing(
         for n in range(5)
     ]
     checked = _read(spark, _write(tmp_path / "a.jsonl", tasks))
-    seen: list[tuple[str, int, int]] = []
+    seen: list[tuple[str, int, int | None]] = []
     assert _submit(checked, broker, on_stage=lambda *far: seen.append(far)) == SubmitCounts(15, 0)
     assert seen == [("submitting", done, 15) for done in (0, 5, 10, 15)]
     assert _submit(checked, broker) == SubmitCounts(0, 15)
@@ -469,7 +469,7 @@ class Killed(Exception):
     """Ends a load in place of a kill."""
 
 
-def raise_killed(_stage: str, done: int, _total: int) -> None:
+def raise_killed(_stage: str, done: int, _total: int | None) -> None:
     if done >= KILLED_AT_TASKS:
         raise Killed
 
@@ -580,6 +580,7 @@ def test_lanes_follow_the_brokers_templates_or_nothing_is_submitted(
         {"name": "a", "service": "mail", "payload": {"host": "h1"}},
         {"name": "b", "service": "mail", "payload": {"host": "h2"}, "lane": "own"},
         {"name": "c", "service": "other", "payload": {"host": "h3"}},
+        {"name": "e", "service": "mail", "payload": "", "recipients": [{"id": "r", "host": "h4"}]},
     ]
     good = _write(tmp_path / "good.jsonl", tasks)
     unplaced = {"name": "d", "service": "mail", "payload": {"text": ""}}
@@ -588,7 +589,7 @@ def test_lanes_follow_the_brokers_templates_or_nothing_is_submitted(
         code, _, err = _call(bad, "--broker", broker.endpoint, capsys=capsys)
         assert code == 2
         lane = "the lane of service mail is '{host}', but the task has no field 'host'"
-        assert f"{bad}:4: {lane}" in err
+        assert f"{bad}:5: {lane}" in err
         assert "the input has 1 bad row" in err
         assert _views(client) == {}
         assert _call(good, "--broker", broker.endpoint, capsys=capsys)[0] == 0
@@ -596,6 +597,7 @@ def test_lanes_follow_the_brokers_templates_or_nothing_is_submitted(
             "a": "h1",
             "b": "own",
             "c": "",
+            "e/0": "h4",
         }
         broker.terminate()
 

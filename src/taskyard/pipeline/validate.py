@@ -28,9 +28,8 @@ from taskyard.campaign.rejects import (
 )
 from taskyard.core.limits import SECOND_NS
 from taskyard.pipeline.arrow_rows import PREPARED_SCHEMA, service_of_terms
-from taskyard.pipeline.fold import graph
 from taskyard.pipeline.fold.columns import Array, Ints
-from taskyard.pipeline.fold.graph import Neighbours, Nodes, neighbours
+from taskyard.pipeline.fold.graph import Neighbours, levels, neighbours
 from taskyard.pipeline.fold.links import Links
 
 #: Returns the file and the line of a place.
@@ -292,14 +291,16 @@ def _build_graph(tasks: _Tasks) -> _TaskGraph:
     count = len(tasks.table)
     is_inside = tasks.dependencies >= 0
     waiting, before = tasks.dependents[is_inside], tasks.dependencies[is_inside].astype(np.int64)
-    cost_ns = _costs_ns(tasks)
-    nothing = np.zeros(count, np.int64)
-    nodes = Nodes(nothing, nothing, cost_ns, nothing.astype(bool))
     links = Links(waiting, before, np.empty(0, np.int64))
-    placed = graph.place(nodes, links)
+    level = np.full(count, -1)
+    cost_ns = _costs_ns(tasks)
+    path_ns = cost_ns.copy()
+    for number, (nodes, source, target) in enumerate(levels(links, count)):
+        level[nodes] = number
+        np.maximum.at(path_ns, target, path_ns[source] + cost_ns[target])
     starts = np.concatenate(([0], np.cumsum(np.bincount(waiting, minlength=count))))
     dependencies = Neighbours(starts, before)  # they are in the order of the waiting tasks
-    return _TaskGraph(links, dependencies, placed.level.filled(-1), cost_ns, placed.path_ns)
+    return _TaskGraph(links, dependencies, level, cost_ns, path_ns)
 
 
 def _neighbours_of(neighbours: Neighbours, number: int) -> list[int]:

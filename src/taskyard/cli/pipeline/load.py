@@ -132,7 +132,7 @@ def _stage_lines(cli_context: CliContext, planned: CampaignFiles) -> OnStage:
     """Return the function that prints a line for each stage before the submission."""
     files = format_count(len(planned.files), "file")
 
-    def show(stage: str, _done: int, total: int) -> None:
+    def show(stage: str, _done: int, total: int | None) -> None:
         cli_context.info(f"{stage} {format_count(total, 'row') if total else files}")
 
     return show

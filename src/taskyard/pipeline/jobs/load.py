@@ -43,8 +43,8 @@ JOB_TASKS: Final = 200_000
 #: Tasks that one partition submits if a level has more than a job's.
 PORTION_TASKS: Final = 50_000
 
-#: Called with a stage, the number of its rows that are done, and the total, 0 if unknown.
-OnStage = Callable[[str, int, int], None]
+#: Called with a stage, the number of its rows that are done, and the total, None if unknown.
+OnStage = Callable[[str, int, int | None], None]
 
 #: A function that Spark runs in a partition.
 _PartitionFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -56,7 +56,7 @@ _Action = Callable[[Iterable[pa.RecordBatch], SubmitCounts], Iterable[TaskProble
 _OUTCOME: Final = "new long, existing long, name string, code string, text string"
 
 
-def _ignore(_stage: str, _done: int, _total: int) -> None:
+def _ignore(_stage: str, _done: int, _total: int | None) -> None:
     pass
 
 
@@ -103,7 +103,7 @@ def read(
     Lanes are set by the templates of the target's broker. Without a target, the lanes of bundles
     are their recipients, and other lanes are set when tasks are submitted.
     """
-    on_stage("reading", 0, 0)
+    on_stage("reading", 0, None)
     chunks = campaigns.read(spark, campaign, target).persist()
     found = chunks.select("place", "graph").toArrow().sort_by("place")
     tables = [unpack([graph]) for graph in found["graph"]]
