@@ -83,6 +83,8 @@ def test_columns_and_rows_give_the_same_tasks(rows: list[tuple[Any, ...]]) -> No
         {"argv": ([["a"], ["c"]], _LIST), "due": (["5m", "2031-05-04T12:00:00Z"], _TEXT)},
         {"call": (["m:f", "m:g"], _TEXT), "kwargs": (['{"a": 1}', "[]"], _TEXT)},
         {"argv": (["echo 'a b'", "true"], _TEXT)},
+        {"argv": ([["a", ""], ['"', "\\", "é"]], _LIST)},
+        {"argv": ([["a", ""], ["b c"]], pa.large_list(pa.large_string()))},
         {"argv": ([["", "b"], ["c"]], _LIST)},
         {"argv": ([[], ["c"]], _LIST)},
         {"argv": ([["a\0"], ["c"]], _LIST)},

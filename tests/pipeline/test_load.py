@@ -341,12 +341,12 @@ def test_files_that_name_dependencies_first_are_submitted_in_their_order(
     monkeypatch.setattr(campaigns, "SPLIT_BYTES", 200)
     monkeypatch.setattr(load, "JOB_TASKS", 12)
     tasks = [
-        {"name": f"t{n}", "payload": "x", "after": [f"t{n - 3}"] if n >= 3 else []}
+        {"name": f"t{n}", "argv": ["true"], "after": [f"t{n - 3}"] if n >= 3 else []}
         for n in range(40)
     ]
     tasks[20]["priority"] = "high"
     checked = _read(spark, _write(tmp_path / "a.jsonl", tasks))
-    assert len(checked.chunk_rows) == 8
+    assert len(checked.chunk_rows) == 9
     assert checked.validation.is_topological
     seen: list[int] = []
     counts = _submit(checked, broker, on_stage=lambda _stage, done, _total: seen.append(done))
@@ -576,7 +576,7 @@ def test_lanes_follow_the_brokers_templates_or_nothing_is_submitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "taskyard.toml").write_text('[service.mail]\nlane = "{host}"\n')
-    tasks = [
+    tasks: list[dict[str, Any]] = [
         {"name": "a", "service": "mail", "payload": {"host": "h1"}},
         {"name": "b", "service": "mail", "payload": {"host": "h2"}, "lane": "own"},
         {"name": "c", "service": "other", "payload": {"host": "h3"}},

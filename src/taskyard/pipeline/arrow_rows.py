@@ -371,7 +371,7 @@ def _command_payloads(argv: pa.Array) -> pa.Array | None:
         return None
     if joined.isascii() and joined.decode().isprintable() and not _ESCAPED.intersection(joined):
         payloads = pc.binary_join_element_wise(
-            '{"argv":["', pc.binary_join(argv, '","'), '"]}', ""
+            '{"argv":["', pc.binary_join(argv.cast(_TEXTS), '","'), '"]}', ""
         ).cast(pa.binary())
     else:
         texts, encode = words.to_pylist(), msgspec.json.Encoder().encode
@@ -381,6 +381,8 @@ def _command_payloads(argv: pa.Array) -> pa.Array | None:
     is_short = pc.max(pc.binary_length(payloads)).as_py() <= PAYLOAD_BYTES_MAX
     return payloads if is_short else None
 
+
+_TEXTS: Final = pa.list_(pa.string())
 
 #: Printable characters that JSON escapes.
 _ESCAPED: Final = frozenset(b'"\\')

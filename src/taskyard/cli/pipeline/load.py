@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -143,10 +142,8 @@ def _dry_run(cli_context: CliContext, planned: CampaignFiles, values: dict[str, 
     from taskyard.pipeline.jobs import load as job  # noqa: PLC0415
 
     on_stage = _stage_lines(cli_context, planned)
-    with (
-        _spark(cli_context, values["master"]) as spark,
-        closing(job.read(spark, planned, on_stage=on_stage)) as checked,
-    ):
+    with _spark(cli_context, values["master"]) as spark:
+        checked = job.read(spark, planned, on_stage=on_stage)
         checked.revalidate(existing=())
         if cli_context.as_json:
             print_document(_document(checked))
@@ -174,10 +171,8 @@ def _load(
     campaign = planned.options.campaign
     target_now = _target_now(cli_context, client, campaign)
     on_stage = _stage_lines(cli_context, planned)
-    with (
-        _spark(cli_context, values["master"]) as spark,
-        closing(job.read(spark, planned, target_now(), on_stage)) as checked,
-    ):
+    with _spark(cli_context, values["master"]) as spark:
+        checked = job.read(spark, planned, target_now(), on_stage)
         checked.revalidate(client.known_predecessors(campaign, list(checked.validation.unknown)))
         _report_rejects(cli_context, checked, values)
         target = target_now()  # durations start after the checks
@@ -210,9 +205,8 @@ def _target_now(cli_context: CliContext, client: Client, campaign: str) -> Calla
     limit_ns = cli_context.broker_timeout
     timeout = None if limit_ns is None else limit_ns / SECOND_NS
     unknown = UnknownPolicy.REFUSE
-    return partial(
-        make_target, client.broker, str(key) if key else None, campaign, unknown, timeout
-    )
+    path = str(key.absolute()) if key else None
+    return partial(make_target, client.broker, path, campaign, unknown, timeout)
 
 
 def _key_file(cli_context: CliContext, client: Client) -> Path | None:

@@ -17,6 +17,8 @@ import io
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from itertools import compress
+from operator import not_
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +32,7 @@ from taskyard.campaign.detection import Format, choose_by_suffix
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import STDIN, InvalidCampaign, numbered_lines, open_input
 from taskyard.campaign.rejects import REJECTED_SUFFIX
-from taskyard.errors import UnusableFile, UserError
+from taskyard.errors import TaskyardError, UnusableFile
 from taskyard.pipeline.arrow_rows import (
     RowCollector,
     TemplateLookup,
@@ -148,8 +150,9 @@ def find(names: Sequence[str], form: Format | None = None) -> FoundFiles:
         path = Path(name.removeprefix("file://"))
         if path.is_dir() and name != STDIN:
             visible = sorted(str(one) for one in path.rglob("*") if _is_visible(one, path))
-            some = [one for one in visible if form is not None or _is_campaign_name(one)]
-            skipped |= dict.fromkeys(one for one in visible if one not in dict.fromkeys(some))
+            is_wanted = [form is not None or _is_campaign_name(one) for one in visible]
+            some = [*compress(visible, is_wanted)]
+            skipped |= dict.fromkeys(compress(visible, map(not_, is_wanted)))
             problem = "no campaign files in this directory"
         else:
             some, problem = _expand_pattern(name, path), "no such file"
@@ -351,7 +354,7 @@ def read_split(
             found = _read_text(split, base, options, template_of)
         for prepared in found:
             yield assign_lanes(prepared, options.campaign, template_of)
-    except UserError as error:  # the file can't be read to its end
+    except TaskyardError as error:  # the file can't be read to its end, or the broker is gone
         collector = RowCollector(options.campaign)
         text = str(error)
         is_named = text.startswith(split.path)
