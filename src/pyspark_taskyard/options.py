@@ -26,10 +26,22 @@ OPTIONS: Final = {
     "service": "the service of tasks without one",
     "unknown": "for a dependency that was not submitted yet: wait or refuse",
     "table": "the table to read: " + ", ".join(TABLES),
+    "after": "the journal row after which to read events and edges of a state",
+    "rows_max": "the most events in a batch of a stream",
 }
 
-#: Options that Spark adds for the arguments of `load` and `save`. `paths` is a list as JSON.
-_SPARK_OPTIONS: Final = ("path", "paths")
+#: The tables that can be streamed.
+STREAMS: Final = ("events", "results")
+
+#: Some seconds of a busy broker, and some megabytes.
+STREAM_ROWS_MAX: Final = 100_000
+
+#: Options that Spark adds: the arguments of `load`, `save` and `start`, and the properties of a
+#: table in its catalog. `paths` is a list as JSON.
+_SPARK_OPTIONS: Final = ("path", "paths", "checkpointlocation", "provider", "owner", "external")
+
+#: Spark puts this before the options of a table in its catalog.
+_OF_TABLE: Final = "option."
 
 
 class SourceOptions(Struct, frozen=True):
@@ -42,6 +54,8 @@ class SourceOptions(Struct, frozen=True):
     service: str | None = None
     unknown: str | None = None
     table: str = "events"
+    after: int = 0
+    rows_max: int = STREAM_ROWS_MAX
     #: Several state directories to read from, or none.
     states: tuple[str, ...] = ()
 
@@ -70,7 +84,7 @@ class SourceOptions(Struct, frozen=True):
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
     """Parse the options of a DataFrame reader or writer. Raises UserError for an unknown one."""
-    values = {name.lower(): value for name, value in given.items()}
+    values = {name.lower().removeprefix(_OF_TABLE): value for name, value in given.items()}
     unknown = [name for name in values if name not in OPTIONS and name not in _SPARK_OPTIONS]
     if unknown:
         raise UserError(
@@ -82,9 +96,20 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     states = _states(values)
     if states and (values.get("state") or values.get("broker")):
         raise UserError("path: it is a state directory, and excludes the options state and broker")
-    named = {name: values[name] for name in OPTIONS if name in values}
+    named: dict[str, object] = {name: values[name] for name in OPTIONS if name in values}
+    named |= {name: _number(name, values[name]) for name in _LEAST if name in values}
     more = {"state": states[0], "states": states} if states else {}
     return convert({**named, **more}, SourceOptions)
+
+
+#: Options that are numbers, with their least values.
+_LEAST: Final = {"after": 0, "rows_max": 1}
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < _LEAST[name]:
+        raise UserError(f"option {name}: {text!r} is not a whole number from {_LEAST[name]}")
+    return int(text)
 
 
 def _states(values: Mapping[str, str]) -> tuple[str, ...]:

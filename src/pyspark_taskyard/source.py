@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import (
         DataSourceReader,
         DataSourceStreamReader,
+        DataSourceStreamWriter,
         DataSourceWriter,
     )
     from pyspark.sql.types import StructType
@@ -41,14 +42,22 @@ class TaskyardSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  # Spark's signature
         from pyspark_taskyard.writer import TaskWriter  # noqa: PLC0415
 
+        return TaskWriter(self._write_options("save", overwrite=overwrite), schema.names)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, FBT001  # Spark's
+        from pyspark_taskyard.writer import TaskStreamWriter  # noqa: PLC0415
+
+        return TaskStreamWriter(self._write_options("start", overwrite=overwrite), schema.names)
+
+    def _write_options(self, use: str, *, overwrite: bool) -> SourceOptions:
         if overwrite:
             raise UserError(
-                "format('taskyard'): tasks can't be overwritten (use mode('append'), which skips "
+                "format('taskyard'): tasks can't be overwritten (use the mode append, which skips "
                 "existing tasks)"
             )
         options = self._options()
-        options.require_one_state("save")
-        return TaskWriter(options, schema.names)
+        options.require_one_state(use)
+        return options
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002  # Spark's
         from pyspark_taskyard.reader import EventStream  # noqa: PLC0415
