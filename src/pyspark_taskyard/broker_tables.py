@@ -7,15 +7,15 @@ records that are read. The state directory has everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from pyspark_taskyard.tables import ARROW, results_batch, tasks_batch
+from pyspark_taskyard.tables import ARROW, View, results_batch, tasks_batch
 from taskyard.client.client import Client, scope_of
 from taskyard.client.record_stream import poll_records
-from taskyard.client.requests import PAGE_TASKS, full_name
+from taskyard.client.requests import PAGE_TASKS, full_name, portions
 from taskyard.core.model import Result
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError
@@ -62,6 +62,33 @@ def results(options: SourceOptions) -> Iterator[pa.RecordBatch]:
             )
 
 
+class BrokerResults:
+    """Looks up the results of tasks at a broker. Implements `ResultLookup`."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._client = connect(options)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def find(self, ended: list[View]) -> list[Result | None]:
+        """Return the result of each task that is done and has not run again since."""
+        asked = list(dict.fromkeys(view["task"] for view in ended if view["state"] == "done"))
+        attempts = {
+            full_name(view): view["attempt"]
+            for names in portions(asked)
+            if names
+            for view in self._client.tasks(scope_of(names, states=(TaskState.DONE,)))
+        }
+        found = self._client.results(list(attempts)) if attempts else {}
+        return [
+            Result(found[view["task"]].text, found[view["task"]].bytes_total)
+            if attempts.get(view["task"]) == view["attempt"] and view["state"] == "done"
+            else None
+            for view in ended
+        ]
+
+
 def _pages(
     client: Client, options: SourceOptions, states: tuple[TaskState, ...] | None = None
 ) -> Iterator[list[dict[str, Any]]]:
@@ -75,7 +102,14 @@ def _pages(
         yield page
 
 
-def records(options: SourceOptions, after: int, last: int | None) -> Iterator[list[dict[str, Any]]]:
+class RecordPage(NamedTuple):
+    """Some records in order, and the last record that was read or skipped."""
+
+    records: list[dict[str, Any]]
+    cursor: int
+
+
+def records(options: SourceOptions, after: int, last: int | None) -> Iterator[RecordPage]:
     """Yield the records after one and up to another, or up to now. Raises UserError for a gap."""
     with connect(options) as client:
         end = client.status()["records"] if last is None else last
@@ -85,7 +119,8 @@ def records(options: SourceOptions, after: int, last: int | None) -> Iterator[li
             reply = poll_records(client, cursor, journal, scope=scope)
             if reply.gap and (cursor or last is not None):
                 raise UserError(f"{reply.gap} (read the state directory instead)")
-            yield [one for one in reply.records if one["record"] <= end]
+            kept = [one for one in reply.records if one["record"] <= end]
+            yield RecordPage(kept, reply.cursor)
             cursor, journal = reply.cursor, reply.journal
 
 
@@ -94,11 +129,16 @@ def last_record(options: SourceOptions) -> int:
         return int(client.status()["records"])
 
 
-def events(options: SourceOptions, after: int, last: int | None) -> Iterator[pa.RecordBatch]:
+def events(options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    return event_batches(page.records for page in records(options, 0, None))
+
+
+def event_batches(pages: Iterable[list[dict[str, Any]]]) -> Iterator[pa.RecordBatch]:
+    """Convert pages of records to rows of the table `events`."""
     columns = ColumnBuilder("events")
     known = _SubmittedTerms()
-    for some in records(options, after, last):
-        for one in some:
+    for page in pages:
+        for one in page:
             _to_event_rows(one, known, columns)
         if columns.rows:
             yield to_arrow(columns.take(), ARROW["events"], columns.names)
@@ -106,8 +146,8 @@ def events(options: SourceOptions, after: int, last: int | None) -> Iterator[pa.
 
 def edges(options: SourceOptions) -> Iterator[pa.RecordBatch]:
     columns = ColumnBuilder("edges")
-    for some in records(options, 0, None):
-        for one in some:
+    for page in records(options, 0, None):
+        for one in page.records:
             for column in (one.get("after"), one.get("after_done")):
                 for task, names in zip(one.get("names", ()), column or (), strict=False):
                     row = {"record": one["record"], "task": task.encode()}

@@ -26,6 +26,7 @@ OPTIONS: Final = {
     "service": "the service of tasks without one",
     "unknown": "for a dependency that was not submitted yet: wait or refuse",
     "table": "the table to read: " + ", ".join(TABLES),
+    "filters": "true to skip rows by Spark's filters, if the session has them enabled",
     "after": "the journal row after which to read events and edges of a state",
     "rows_max": "the most events in a batch of a stream",
 }
@@ -54,6 +55,7 @@ class SourceOptions(Struct, frozen=True):
     service: str | None = None
     unknown: str | None = None
     table: str = "events"
+    filters: bool = False
     after: int = 0
     rows_max: int = STREAM_ROWS_MAX
     #: Several state directories to read from, or none.
@@ -98,6 +100,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         raise UserError("path: it is a state directory, and excludes the options state and broker")
     named: dict[str, object] = {name: values[name] for name in OPTIONS if name in values}
     named |= {name: _number(name, values[name]) for name in _LEAST if name in values}
+    if "filters" in values:
+        named["filters"] = _flag("filters", values["filters"])
     more = {"state": states[0], "states": states} if states else {}
     return convert({**named, **more}, SourceOptions)
 
@@ -116,3 +120,9 @@ def _states(values: Mapping[str, str]) -> tuple[str, ...]:
     """Return the arguments of `load` or `save`."""
     paths = json.loads(values.get("paths", "[]"))
     return (values["path"],) if "path" in values else tuple(paths)
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise UserError(f"option {name}: {text!r} is not true or false")
+    return text.lower() == "true"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from pyspark_taskyard.options import SourceOptions, parse_options
+from pyspark_taskyard.options import STREAMS, SourceOptions, parse_options
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,9 +35,10 @@ class TaskyardSource(DataSource):
         return tables.SCHEMAS[self._options().table]
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # Spark's signature
-        from pyspark_taskyard.reader import TableReader  # noqa: PLC0415
+        from pyspark_taskyard.reader import FilteringReader, TableReader  # noqa: PLC0415
 
-        return TableReader(self._options())
+        options = self._options()
+        return FilteringReader(options) if options.filters else TableReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  # Spark's signature
         from pyspark_taskyard.writer import TaskWriter  # noqa: PLC0415
@@ -60,13 +61,15 @@ class TaskyardSource(DataSource):
         return options
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002  # Spark's
-        from pyspark_taskyard.reader import EventStream  # noqa: PLC0415
+        from pyspark_taskyard.streams import RecordStream  # noqa: PLC0415
 
         options = self._options()
-        if options.table != "events":
-            raise UserError(f"table {options.table!r}: can't be streamed, only events can")
+        if options.table not in STREAMS:
+            raise UserError(
+                f"table {options.table!r}: can't be streamed, only {' and '.join(STREAMS)} can"
+            )
         options.require_one_state("stream")
-        return EventStream(options)
+        return RecordStream(options)
 
     def _options(self) -> SourceOptions:
         return parse_options(self.options)

@@ -20,8 +20,9 @@ from taskyard.broker.output_store import FOLDER, OutputFiles, StreamKey
 from taskyard.core import effects
 from taskyard.core.events import ListRequested, Scope
 from taskyard.core.identity import split
-from taskyard.core.model import Result
+from taskyard.core.model import Result, shown
 from taskyard.core.output import Stream
+from taskyard.core.records import Finished
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, UserError
@@ -55,10 +56,10 @@ def require_distinct(states: Sequence[Path]) -> None:
     history.require_distinct(states)
 
 
-def files(state: Path, table: str) -> tuple[list[Path], int]:
-    """Return the history files of a table, and the last journal row in them."""
-    whole = history.parts(state)
-    return [part.paths(state)[table] for part in whole], whole[-1].last if whole else 0
+def files(state: Path, table: str, after: int = 0) -> tuple[list[Path], int]:
+    """Return the history files of journal rows after `after`, and the last row in them."""
+    whole = [part for part in history.parts(state) if part.last > after]
+    return [part.paths(state)[table] for part in whole], whole[-1].last if whole else after
 
 
 def read_tail(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:
@@ -174,12 +175,63 @@ class _StateReader:
 
     def result(self, view: View) -> Result | None:
         kept = recovery.result_of(self._reader, self._index, self._ledger, view["key"])
-        if kept is None or not kept.in_file:
-            return kept
-        campaign, attempt = view["campaign"].encode(), view["attempt"]
-        key = StreamKey(campaign, split(view["key"], campaign), attempt, Stream.STDOUT)
-        found = self._outputs.read(key, 0, kept.bytes_total)
-        return kept if found is None else Result(found[0])
+        return _with_file(self._outputs, view, kept)
+
+
+def _with_file(outputs: OutputFiles, view: View, kept: Result | None) -> Result | None:
+    """Return the whole of a result that is in a file, or the result as it is."""
+    if kept is None or not kept.in_file:
+        return kept
+    campaign, attempt = view["campaign"].encode(), view["attempt"]
+    key = StreamKey(campaign, split(view["key"], campaign), attempt, Stream.STDOUT)
+    found = outputs.read(key, 0, kept.bytes_total)
+    return kept if found is None else Result(found[0])
+
+
+class StateResults:
+    """Looks up results by the records that hold them, without a ledger. Implements `ResultLookup`.
+
+    They are in the journal's row, or in the index if a compaction has trimmed the row.
+    """
+
+    def __init__(self, state: Path) -> None:
+        history.require_state(state)
+        witnessed = witness.read(state)
+        self._reader = None if witnessed is None else JournalReader(state, *witnessed)
+        self._index = Archive(state)
+        self._outputs = OutputFiles(state / FOLDER)
+
+    def close(self) -> None:
+        self._index.close()
+        if self._reader is not None:
+            self._reader.close()
+
+    def find(self, ended: list[View]) -> list[Result | None]:
+        """Return the result of each task that is done and has not run again since."""
+        done = [view for view in ended if view["state"] == "done"]
+        found: dict[tuple[int, str], Result] = {}
+        for number in dict.fromkeys(view["record"] for view in done):
+            names = [view["task"] for view in done if view["record"] == number]
+            found |= {(number, name): result for name, result in self._results_at(number, names)}
+        results: list[Result | None] = []
+        for view in ended:
+            keyed = {**view, "key": view["task"].encode()}
+            kept = found.get((view["record"], view["task"]))
+            results.append(_with_file(self._outputs, keyed, kept))
+        return results
+
+    def _results_at(self, number: int, names: list[str]) -> Iterator[tuple[str, Result]]:
+        """Yield the results that a record holds of these tasks."""
+        row = None if self._reader is None else self._reader.row_of(number)
+        if row is not None:
+            record = recovery.records_of(row, row.record_first - 1)[number - row.record_first]
+            keys = record.names if isinstance(record, Finished) else []
+            yield from zip(map(shown, keys), recovery.results_in(record, number, keys), strict=True)
+            return
+        for ended in self._index.find([name.encode() for name in names]):
+            result = self._index.result(ended.name) if ended.record == number else None
+            if result is not None:
+                yield shown(ended.name), result
 
 
 def _fields(task: wire_views.Task) -> View:

@@ -9,11 +9,12 @@ row files: bytes that are not UTF-8 become \xNN. Numbers are clamped to 64 bits.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow import dataset
 
 from taskyard.errors import JournalDamaged
 from taskyard.journal import row_file
@@ -102,6 +103,15 @@ def batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Rec
             yield to_arrow(block, wanted, rows.columns)
 
 
+def batches_where(path: Path, wanted: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+    """Like `batches`, but skip row groups of Parquet that can't fulfil an expression."""
+    if wanted is None or _is_row_file(path):
+        return batches(path)
+    schema = schema_of(path)
+    found = dataset.dataset(path.with_suffix(_SUFFIX), schema, "parquet")
+    return iter(found.to_batches(filter=wanted, use_threads=False))
+
+
 def read_table(path: Path) -> pa.Table:
     """Read a history file as one table."""
     return pa.Table.from_batches(list(batches(path)), schema_of(path))
@@ -109,7 +119,7 @@ def read_table(path: Path) -> pa.Table:
 
 def record_range(path: Path) -> tuple[int, int]:
     """Return the first and the last record of a history file. The first is larger if empty."""
-    if path.suffix != _SUFFIX and path.exists():
+    if _is_row_file(path):
         with RowFile(path) as rows:
             return rows.trailer.record_first or 1, rows.trailer.record_last
     with pq.ParquetFile(path.with_suffix(_SUFFIX)) as file:
@@ -119,6 +129,48 @@ def record_range(path: Path) -> tuple[int, int]:
     if not found:
         return 1, 0
     return min(one.min for one in found), max(one.max for one in found)
+
+
+class BlockSpan(NamedTuple):
+    """One block of a history file: its first and last record, and its number of rows."""
+
+    first: int
+    last: int
+    rows: int
+
+
+def block_spans(path: Path) -> list[BlockSpan]:
+    """Return the blocks of a history file: row groups of Parquet, blocks of a row file.
+
+    A row file is read whole, because it has no index.
+    """
+    if _is_row_file(path):
+        with RowFile(path) as rows:
+            at = rows.columns.index("record")
+            found = [(block.columns[at], block.rows) for block in rows.blocks()]
+        return [BlockSpan(runs[0][0], runs[0][-1], count) for runs, count in found if runs]
+    with pq.ParquetFile(path.with_suffix(_SUFFIX)) as file:
+        at = file.schema_arrow.get_field_index("record")
+        groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
+    spans = [(group.column(at).statistics, group.num_rows) for group in groups]
+    return [BlockSpan(found.min, found.max, rows) for found, rows in spans]
+
+
+def read_block(path: Path, number: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+    """Read one block of a history file. `convert` keeps the blocks of a row file."""
+    wanted = schema_of(path, columns)
+    if _is_row_file(path):
+        with RowFile(path) as rows:
+            return to_arrow(rows.block(number), wanted, rows.columns)
+    with pq.ParquetFile(path.with_suffix(_SUFFIX)) as file:
+        known = [name for name in wanted.names if name in file.schema_arrow.names]
+        found = file.read_row_group(number, columns=known).combine_chunks().to_batches()
+    return _with_all_columns(found[0], wanted) if found else wanted.empty_table().to_batches()[0]
+
+
+def _is_row_file(path: Path) -> bool:
+    """Return whether a file is a row file that was not replaced by a Parquet file meanwhile."""
+    return path.suffix != _SUFFIX and path.exists()
 
 
 def write(source: Path, target: Path) -> None:

@@ -325,6 +325,18 @@ class RowFile:
         if left or rows != self.trailer.rows:
             raise self._damaged(f"it has {rows} rows and {left} more bytes")
 
+    def block(self, number: int) -> Block:
+        """Read one block, by its number from 0 on. Those before it are skipped unverified."""
+        self._file.seek(self._header_bytes)
+        left = self._end - self._header_bytes
+        for _ in range(number):
+            length, _ = _BLOCK.unpack(self._file.read(_BLOCK.size))
+            left -= _BLOCK.size + length
+            if left < _BLOCK.size:
+                raise self._damaged(f"block {number} is missing")
+            self._file.seek(length, os.SEEK_CUR)
+        return self._decoded(number, self._body(number, left))
+
     def _body(self, number: int, left: int) -> bytes:
         if left < _BLOCK.size:
             raise self._damaged(f"block {number} is missing")
