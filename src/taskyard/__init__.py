@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         TaskyardError,
         TimedOut,
     )
+    from taskyard.spark import register
     from taskyard.wire.payloads import BundlePart, bundle_part
 
 __version__ = "0.1.0.dev0"
@@ -51,6 +52,7 @@ __all__ = [
     "TimedOut",
     "as_completed",
     "bundle_part",
+    "register",
     "wait",
 ]
 
@@ -68,6 +70,7 @@ _HOMES = {
     "Future": "taskyard.client.futures",
     "as_completed": "taskyard.client.futures",
     "bundle_part": "taskyard.wire.payloads",
+    "register": "taskyard.spark",
     "wait": "taskyard.client.futures",
 }
 

@@ -1,4 +1,4 @@
-"""Taskyard in a Spark program: run a task for each row of a DataFrame.
+"""Taskyard in a Spark program: run a task for each row of a DataFrame, and query the history.
 
     from taskyard.spark import backfill, dead_letters, map_rows
 
@@ -7,23 +7,34 @@
     dead_letters(photos, key="path", campaign="thumbs").show()
     again = backfill(photos, key="path", campaign="thumbs", where="reason like '%timed out%'")
 
+    register(spark, state=".taskyard")
+    spark.sql("select worker, avg(run_ns) from taskyard.attempts group by worker").show()
+
 Needs `taskyard[spark]`. No other module imports this one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+from taskyard.client import discovery
 from taskyard.pipeline.jobs import map_rows as job
 from taskyard.pipeline.jobs.row_outcomes import map_target
 from taskyard.pipeline.session import session
+from taskyard.pipeline.views import Views
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-    from pyspark.sql import Column, DataFrame
+__all__ = ["backfill", "dead_letters", "map_rows", "register", "session"]
 
-__all__ = ["backfill", "dead_letters", "map_rows", "session"]
+#: The tables of a state, where `pipeline history` writes them by default.
+_TABLES: Final = "tables"
+
+#: A directory, or one for each broker.
+_Directories = str | Path | Sequence[str | Path]
 
 
 def map_rows(  # noqa: PLR0913  # all but the first are keywords
@@ -101,3 +112,33 @@ def backfill(  # noqa: PLR0913  # all but the first are keywords
     reading = {"timeout": timeout, "measured": measured}
     target = map_target(broker, state, key_file, campaign, **reading)
     return job.outcomes(job.backfill(df, key, target, where), target)
+
+
+def register(
+    spark: SparkSession,
+    *,
+    state: _Directories | None = None,
+    out: _Directories | None = None,
+    database: str = "taskyard",
+) -> list[str]:
+    """Create SQL views in a database of Spark's catalog, and return their names.
+
+    `state` is a state directory, and `out` the output of `pipeline history`, by default the tables
+    in the state directory, if it has any. Several brokers have a list of each. The views of the
+    state are events and edges, and include whatever the broker writes later. Those of the tables
+    are attempts, tasks, workers, metrics and critical_path, as of the latest run. Register again
+    after the next one. Without `state`, events and edges come from the tables, if they have them.
+    """
+    if state is None and out is None:
+        state = discovery.locate().state
+    states = _paths(state)
+    outs = _paths(out)
+    if out is None:
+        outs = [one / _TABLES for one in states if (one / _TABLES).is_dir()]
+    return Views(spark, database).create(states, outs)
+
+
+def _paths(given: _Directories | None) -> list[Path]:
+    if given is None:
+        return []
+    return [Path(given)] if isinstance(given, str | Path) else [Path(one) for one in given]
