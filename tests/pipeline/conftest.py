@@ -56,11 +56,15 @@ def python_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[st
 def spark(
     class_archive: None,  # noqa: ARG001  # only before it
     python_daemons: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SparkSession]:
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415  # not without Spark
     from tests.pipeline.scenarios import SMALL  # noqa: PLC0415
 
-    conf = SMALL | {"spark.python.daemon.module": python_daemon.MODULE}
+    conf = SMALL | {
+        "spark.python.daemon.module": python_daemon.MODULE,
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+    }
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in python_daemons.items():

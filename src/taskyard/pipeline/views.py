@@ -64,7 +64,11 @@ class Views(msgspec.Struct, frozen=True):
         """Create the views and return their names. Views of an earlier call are replaced."""
         if not _NAME.fullmatch(self.database):
             raise UserError(f"database {self.database!r}: not a plain name (use letters and _)")
+        for state in states:
+            source.require_state(state)
         source.require_distinct(states)
+        for out in outs:
+            tables.read(self.spark, out, ATTEMPTS)  # raises if there are none
         for name in (self.database, self.files):
             self.spark.sql(f"create database if not exists {name}")
         queries = {one.name: self._derived(one, outs) for one in DERIVED if outs}
@@ -92,7 +96,9 @@ class Views(msgspec.Struct, frozen=True):
                 continue
             table = self._file_table(f"{dataset.name}_{number}", frame.schema, files)
             known = BROKER.name
-            if known not in self.spark.read.parquet(_pattern(files[:1])).columns:  # files of one broker
+            if (
+                known not in self.spark.read.parquet(_pattern(files[:1])).columns
+            ):  # files of one broker
                 first = frame.select(known).first()
                 known = f"{_text(first[0] if first else '')} as {known}"
             queries.append(_select(dataset, known, table))
