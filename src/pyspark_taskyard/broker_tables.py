@@ -72,21 +72,41 @@ class BrokerResults:
         self._client.close()
 
     def find(self, ended: list[View]) -> list[Result | None]:
-        """Return the result of each task that is done and has not run again since."""
-        asked = list(dict.fromkeys(view["task"] for view in ended if view["state"] == "done"))
-        attempts = {
-            full_name(view): view["attempt"]
-            for names in portions(asked)
-            if names
-            for view in self._client.tasks(scope_of(names, states=(TaskState.DONE,)))
-        }
-        found = self._client.results(list(attempts)) if attempts else {}
-        return [
-            Result(found[view["task"]].text, found[view["task"]].bytes_total)
-            if attempts.get(view["task"]) == view["attempt"] and view["state"] == "done"
-            else None
-            for view in ended
+        """Return the result of each task that is done and has not run again since.
+
+        Sets the columns of a task that are unknown without its submission.
+        """
+        now = self._tasks([*dict.fromkeys(one["task"] for one in ended)])
+        for one in ended:
+            task = now.get(one["task"], {})
+            own = {key: task.get(key) for key in ("campaign", "service", "attempt")}
+            one |= {key: value for key, value in own.items() if one[key] is None}
+        current = [
+            one["task"]
+            for one in ended
+            if one["state"] == "done" and _is_current(one, now.get(one["task"]))
         ]
+        found = self._client.results(current) if current else {}
+        kept = {name: Result(one.text, one.bytes_total) for name, one in found.items()}
+        done = dict.fromkeys(current)
+        return [
+            kept[one["task"]]
+            if one["task"] in done and _is_current(one, now[one["task"]])
+            else None
+            for one in ended
+        ]
+
+    def _tasks(self, names: list[str]) -> dict[str, View]:
+        found = (self._client.tasks(scope_of(some)) for some in portions(names) if some)
+        return {full_name(view): view for views in found for view in views}
+
+
+def _is_current(ended: View, task: View | None) -> bool:
+    """Return whether a task is still as it ended."""
+    return task is not None and (task["state"], task["attempt"]) == (
+        ended["state"],
+        ended["attempt"],
+    )
 
 
 def _pages(

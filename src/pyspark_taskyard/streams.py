@@ -107,7 +107,9 @@ class RecordStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return of_broker(self._batches(partition), self._options.table, broker)
 
     def _batches(self, partition: RecordRange) -> Iterator[pa.RecordBatch]:
-        events = state_tables.only_campaign(partition.batches(), self._options.campaign)
+        events = partition.batches()
+        if self._options.directory is not None:  # a broker sends only the campaign
+            events = state_tables.only_campaign(events, self._options.campaign)
         return events if self._options.table == "events" else self._results(events)
 
     def _results(self, events: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -127,7 +129,9 @@ class RecordStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class ResultLookup(Protocol):
     """Finds the results of tasks that have ended."""
 
-    def find(self, ended: list[View]) -> list[Result | None]: ...
+    def find(self, ended: list[View]) -> list[Result | None]:
+        """Return the results. May set columns that the events lack."""
+        ...
 
     def close(self) -> None: ...
 
@@ -142,7 +146,6 @@ def _ended_views(events: pa.RecordBatch) -> list[View]:
     return [
         {
             **row,
-            "name": split(row["task"], row["campaign"] or ""),
             "state": _ENDED[row["kind"]],
             "reason": row["reason"] or "",
             "ended": row["time_ns"] / SECOND_NS,
@@ -155,6 +158,7 @@ def _found(ended: list[View], lookup: ResultLookup) -> list[Result | None]:
     """Return the results. A task that is done and has none any more gets a reason."""
     results = lookup.find(ended)
     for view, result in zip(ended, results, strict=True):
+        view["name"] = split(view["task"], view["campaign"] or "")
         if result is None and view["state"] == "done":
             view["reason"] = _REPLACED
     return results

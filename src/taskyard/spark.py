@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.client import discovery
+from taskyard.errors import UserError
+from taskyard.pipeline import tables
 from taskyard.pipeline.jobs import map_rows as job
 from taskyard.pipeline.jobs.row_outcomes import map_target
 from taskyard.pipeline.session import session
-from taskyard.pipeline.views import Views
+from taskyard.pipeline.views import DERIVED, HISTORY, Views
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["backfill", "dead_letters", "map_rows", "register", "session"]
+__all__ = ["backfill", "dead_letters", "map_rows", "read_table", "register", "session"]
 
 #: The tables of a state, where `pipeline history` writes them by default.
 _TABLES: Final = "tables"
@@ -114,6 +116,31 @@ def backfill(  # noqa: PLR0913  # all but the first are keywords
     return job.outcomes(job.backfill(df, key, target, where), target)
 
 
+def read_table(
+    spark: SparkSession,
+    table: str,
+    *,
+    state: _Directories | None = None,
+    out: _Directories | None = None,
+) -> DataFrame:
+    """Read a table by its name: one of those that `register` has views of, as they are now.
+
+    The arguments are those of `register`.
+    """
+    known = {one.name: one for one in (*HISTORY, *DERIVED)}
+    if table not in known:
+        raise UserError(f"unknown table {table!r} (the tables are {', '.join(known)})")
+    states, outs = _places(state, out)
+    if states and known[table] in HISTORY:
+        source = spark.read.format("taskyard").option("table", table)
+        return source.load([str(one.absolute()) for one in states])
+    if not outs:
+        raise UserError(
+            f"{states[0]}: no tables found (create them with `taskyard pipeline history`)"
+        )
+    return tables.read(spark, outs, known[table])
+
+
 def register(
     spark: SparkSession,
     *,
@@ -129,13 +156,17 @@ def register(
     are attempts, tasks, workers, metrics and critical_path, as of the latest run. Register again
     after the next one. Without `state`, events and edges come from the tables, if they have them.
     """
+    return Views(spark, database).create(*_places(state, out))
+
+
+def _places(state: _Directories | None, out: _Directories | None) -> tuple[list[Path], list[Path]]:
+    """Return the state directories, and those of tables."""
     if state is None and out is None:
         state = discovery.locate().state
     states = _paths(state)
-    outs = _paths(out)
     if out is None:
-        outs = [one / _TABLES for one in states if (one / _TABLES).is_dir()]
-    return Views(spark, database).create(states, outs)
+        return states, [one / _TABLES for one in states if (one / _TABLES).is_dir()]
+    return states, _paths(out)
 
 
 def _paths(given: _Directories | None) -> list[Path]:

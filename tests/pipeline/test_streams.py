@@ -57,7 +57,13 @@ class Query:
         return [row for batch in batches for row in batch.to_pylist()]
 
     def batches(self) -> list[list[Row]]:
-        return [*iter(self.batch, [])]
+        """Read all batches. Those without rows are left out."""
+        found: list[list[Row]] = []
+        count = 0
+        while len(self.offsets) > count:
+            count = len(self.offsets)
+            found.append(self.batch())
+        return [rows for rows in found if rows]
 
 
 @pytest.fixture(scope="module")
@@ -188,8 +194,15 @@ def test_broker_streams_events_and_results_in_limited_batches(broker: InMemoryBr
     assert [len(rows) for rows in limited[:3]] == [7, 4, 4]  # the first is one record
     kinds = [(row["record"], row["kind"], row["task"]) for row in events]
     assert [(r["record"], r["kind"], r["task"]) for rows in limited for r in rows] == kinds
-    ended = Query(broker=broker.endpoint, table="results").batch(ALL)
+    ended = [
+        row
+        for rows in Query(broker=broker.endpoint, table="results", rows_max="4").batches()
+        for row in rows
+    ]
     assert {row["name"]: row["result"] for row in ended} == {
         **{f"t{number}": b"%d\n" % number for number in range(6)},
         "bad": None,
+    }
+    assert {(row["campaign"], row["service"], row["attempt"]) for row in ended} == {
+        ("c", "exec", 1)
     }
