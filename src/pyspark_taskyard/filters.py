@@ -60,7 +60,7 @@ def filtered(
 
 
 def _expression(one: datasource.Filter, schema: pa.Schema) -> pc.Expression | None:
-    path = getattr(one, "attribute", ())
+    path: datasource.ColumnPath = getattr(one, "attribute", ())
     if len(path) != 1 or path[0] not in schema.names:
         return None
     column, kind = pc.field(path[0]), schema.field(path[0]).type
@@ -75,7 +75,7 @@ def _expression(one: datasource.Filter, schema: pa.Schema) -> pc.Expression | No
 def _with_value(
     one: datasource.Filter, column: pc.Expression, kind: pa.DataType
 ) -> pc.Expression | None:
-    value = getattr(one, "value", None)
+    value: Any = getattr(one, "value", None)
     if isinstance(one, datasource.In):
         return column.isin(pa.array(value, kind))
     if type(one) in _COMPARISONS:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def names_of(rows: list[dict[str, object]], query: str = "q", batch: int = 1) -> list[str]:
-    return RowNames(query, batch).fill(pa.RecordBatch.from_pylist(rows))["name"].to_pylist()
+def names_of(rows: list[dict[str, Any]], query: str = "q", batch: int = 1) -> list[str]:
+    named = RowNames(query, batch).fill(pa.RecordBatch.from_pylist(rows))
+    return [str(name) for name in named["name"].to_pylist()]
 
 
 def test_row_has_the_same_name_at_any_place_in_a_batch() -> None:
-    one, two = {"argv": ["echo", "1"], "lane": None}, {"argv": ["echo", "2"], "lane": "l"}
+    one: dict[str, Any] = {"argv": ["echo", "1"], "lane": None}
+    two: dict[str, Any] = {"argv": ["echo", "2"], "lane": "l"}
     first, second = names_of([one, two])
     assert names_of([two, one]) == [second, first]
     assert names_of([{"argv": ["echo", "1"]}]) == [first]
@@ -43,7 +45,7 @@ def test_row_has_the_same_name_at_any_place_in_a_batch() -> None:
 
 
 def test_equal_rows_are_counted_and_given_names_stay() -> None:
-    rows: list[dict[str, object]] = [{"name": name, "payload": "x"} for name in (None, "own", None)]
+    rows = [{"name": name, "payload": "x"} for name in (None, "own", None)]
     first, own, second = names_of(rows)
     assert (own, second) == ("own", f"{first}-1")
 

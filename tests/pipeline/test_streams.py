@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from pyspark_taskyard import state_log, state_tables
+from pyspark_taskyard import state_tables
 from pyspark_taskyard.options import parse_options
 from pyspark_taskyard.streams import RecordStream
 from taskyard import testing
@@ -105,7 +105,7 @@ def test_rows_of_the_journal_are_read_once(state: Path, monkeypatch: pytest.Monk
         read.append(row.sequence)
         return records_of(row, before)
 
-    monkeypatch.setattr(state_log.recovery, "records_of", counted)
+    monkeypatch.setattr(recovery, "records_of", counted)
     assert len(Query(state=str(state), rows_max="3").batches()) > 20
     assert len(read) == len(set(read))
 

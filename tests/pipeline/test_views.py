@@ -41,7 +41,7 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
 
 
 def plan_of(frame: DataFrame) -> str:
-    return frame._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator, no-any-return]  # noqa: SLF001
+    return frame._jdf.queryExecution().executedPlan().toString()  # type: ignore[no-any-return]  # noqa: SLF001
 
 
 def test_views_of_a_state_follow_its_broker(small_spark: SparkSession, yard: Yard) -> None:
