@@ -33,7 +33,8 @@ class RecordRange(InputPartition):
     def batches(self) -> Iterator[pa.RecordBatch]:
         if self.file:
             whole = parquet_file.read_block(Path(self.file), self.block)
-            yield within(pa.Table.from_batches([whole]), self.after, self.last).to_batches()[0]
+            rows = within(pa.Table.from_batches([whole]), self.after, self.last)
+            yield from rows.to_batches()
         else:
             yield from unpack([self.rows]).to_batches()
 

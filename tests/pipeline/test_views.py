@@ -14,6 +14,7 @@ from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import ATTEMPTS
 from taskyard.pipeline.jobs.history import HistoryJob
 from taskyard.pipeline.sources.history import broker_of
+from taskyard.spark import read_table
 from tests.pipeline.test_streams import Yard
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def test_views_of_tables_are_the_tables(small_spark: SparkSession, yard: Yard) -
     assert attempts.columns == wanted.columns
     assert sorted(attempts.collect()) == sorted(wanted.collect())
     assert attempts.select("broker").distinct().count() == 1
+    assert read_table(spark, "attempts", state=yard.state).columns == wanted.columns
+    assert read_table(spark, "edges", state=yard.state).count() == 0
     plan = plan_of(spark.sql("select run_ns from derived.attempts where campaign = 'c'"))
     assert "EqualTo(campaign,c)" in plan
     assert "ReadSchema: struct<campaign:string,run_ns:bigint>" in plan
@@ -90,4 +93,8 @@ def test_invalid_arguments_create_nothing(small_spark: SparkSession, tmp_path: P
         taskyard.register(small_spark, state=tmp_path, database="none")
     with pytest.raises(UserError, match="no tables found"):
         taskyard.register(small_spark, out=tmp_path, database="none")
+    with pytest.raises(UserError, match="unknown table 'jobs'"):
+        read_table(small_spark, "jobs", state=tmp_path)
+    with pytest.raises(UserError, match="no tables found"):
+        read_table(small_spark, "attempts", state=tmp_path)
     assert not small_spark.catalog.databaseExists("none")
