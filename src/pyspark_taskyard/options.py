@@ -39,7 +39,10 @@ STREAM_ROWS_MAX: Final = 100_000
 
 #: Options that Spark adds: the arguments of `load`, `save` and `start`, and the properties of a
 #: table in its catalog. `paths` is a list as JSON.
-_SPARK_OPTIONS: Final = ("path", "paths", "checkpointlocation", "provider", "owner", "external")
+_SPARK_OPTIONS: Final = (
+    *("path", "paths", "checkpointlocation", "queryname"),
+    *("provider", "owner", "external"),
+)
 
 #: Spark puts this before the options of a table in its catalog.
 _OF_TABLE: Final = "option."

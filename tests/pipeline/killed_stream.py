@@ -39,7 +39,7 @@ def written(
     rows = spark.readStream.schema(SCHEMA).parquet(str(directory / "in"))
     rows = rows.mapInArrow(hold, SCHEMA) if is_held else rows
     writer = rows.writeStream.format("taskyard").option("broker", endpoint)
-    writer = writer.option("campaign", "c").trigger(availableNow=True)
+    writer = writer.option("campaign", "c").queryName("sink").trigger(availableNow=True)
     return writer.option("checkpointLocation", str(directory / "checkpoint"))
 
 
