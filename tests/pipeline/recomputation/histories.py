@@ -1,0 +1,153 @@
+"""Histories for the recomputation: hand-written ones of few events, and simulated schedules.
+
+All of them become one history, with a real run, because a job takes as long for many rows as for
+few. Names get a prefix, and the records of one follow those of the other.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow.parquet as pq
+
+from simulator.histories import history
+from taskyard.journal.history import FOLDER, PARQUET, HistoryPart
+from tests.pipeline.event_log import EventLog, arrow_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.pipeline.recomputation.replay import Row
+
+#: In these the clock is set back, tasks move, are edited, age, and fail with their workers.
+SEEDS = (15, 21, 39, 80, 83, 98, 112)
+
+
+class HistoryRows(NamedTuple):
+    """The rows of a history, in order."""
+
+    events: list[Row]
+    edges: list[Row]
+
+    @property
+    def last(self) -> int:
+        """The last row of the journal."""
+        return max((int(row["sequence"]) for row in self.events), default=0)
+
+    def part(self, first: int, last: int) -> HistoryRows:
+        """Return the rows that come from some rows of the journal."""
+        return HistoryRows(
+            *([row for row in rows if first <= row["sequence"] <= last] for rows in self)
+        )
+
+
+def read_rows(state: Path) -> HistoryRows:
+    """Return the exported history of a state."""
+    found = HistoryRows([], [])
+    for name, rows in found._asdict().items():
+        for path in sorted((state / FOLDER).glob(f"{name}-*.{PARQUET}")):
+            rows.extend(pq.read_table(path).to_pylist())
+    return found
+
+
+def write_rows(state: Path, first: int, last: int, rows: HistoryRows) -> None:
+    """Write some rows of the journal as a pair of history files."""
+    (state / FOLDER).mkdir(parents=True, exist_ok=True)
+    part = rows.part(first, last)
+    for table, path in HistoryPart(first, last).paths(state, PARQUET).items():
+        pq.write_table(arrow_table(table, getattr(part, table)), path)
+
+
+def united(live: HistoryRows) -> HistoryRows:
+    """Return the hand-written histories, simulated schedules, and then a real run."""
+    numbers = count(1)
+    logs = [write(numbers) for write in (_moved, _set_back, _due, _workers, _open)]
+    events = [_whole(row) for log in logs for row in log.events]
+    rows = HistoryRows(events, [row for log in logs for row in log.edges])
+    for seed in SEEDS:
+        found = history(seed)
+        _append(rows, f"s{seed} ", found.events.to_pylist(), found.edges.to_pylist())
+    _append(rows, "", *live)
+    return rows
+
+
+def _whole(row: Row) -> Row:
+    """Return an event with all columns."""
+    names = arrow_table("events", []).schema.names
+    return {name: row.get(name) for name in names}
+
+
+def _append(rows: HistoryRows, prefix: str, events: list[Row], edges: list[Row]) -> None:
+    last = max(max(row["sequence"], row["record"]) for row in rows.events)
+    for table, more in zip(rows, (events, edges), strict=True):
+        for row in more:
+            for name in ("campaign", "task", "after", "worker"):
+                if row.get(name) is not None:
+                    row[name] = prefix + row[name]
+            row["sequence"] += last
+            row["record"] += last
+            table.append(row)
+
+
+def _moved(numbers: count[int]) -> EventLog:
+    """Move a ready task to a lane, where it waits, and edit another."""
+    log = EventLog("moved", numbers)
+    log.join(0, "m")
+    log.submit(0, "moved/a")
+    log.add(1, "moved", "moved/a", lane="other", service="other")
+    log.add(130, "leased", "moved/a", lane="other", service="other", worker="m", attempt=1)
+    log.add(131, "finished", "moved/a", lane="other", service="other", worker="m", attempt=1)
+    log.submit(0, "moved/b")
+    log.add(2, "edited", "moved/b", priority=3)
+    return log
+
+
+def _set_back(numbers: count[int]) -> EventLog:
+    """Set the clock back by more than a minute while a task is ready."""
+    log = EventLog("set back", numbers)
+    log.join(300, "b")
+    log.submit(300, "set back/a")
+    log.lease(100, "set back/a", "b")
+    log.add(101, "expired", "set back/a", worker="b")
+    log.ready(101, "set back/a", "expired")
+    log.run("set back/a", 102, 103, "b")
+    return log
+
+
+def _due(numbers: count[int]) -> EventLog:
+    """Run a task at its due time, and one after it. Leave others waiting."""
+    log = EventLog("due", numbers)
+    log.join(0, "d")
+    log.submit(0, "due/a", due=50)
+    log.submit(0, "due/b", "due/a")
+    log.add(50, "due", "due/a")
+    log.ready(50, "due/a", "due")
+    log.run("due/a", 51, 53, "d")
+    log.ready(53, "due/b")
+    log.run("due/b", 54, 55, "d")
+    log.submit(56, "due/c", due=10_000)
+    log.submit(56, "due/d", "due/c")
+    return log
+
+
+def _workers(numbers: count[int]) -> EventLog:
+    """Let a worker free its slot long after its task, and return as a process with fewer slots."""
+    log = EventLog("workers", numbers)
+    log.join(0, "w", slots=4)
+    log.submit(0, "workers/a")
+    log.run("workers/a", 1, 2)
+    log.add(40, "slots_freed", worker="w", slots=1)
+    log.join(120, "w", incarnation=2, slots=1)
+    log.submit(120, "workers/b")
+    log.run("workers/b", 120, 180)
+    return log
+
+
+def _open(numbers: count[int]) -> EventLog:
+    """Leave a task with its worker at the end."""
+    log = EventLog("open", numbers)
+    log.join(0, "o")
+    log.submit(0, "open/a")
+    log.lease(1, "open/a", "o")
+    return log
