@@ -62,7 +62,7 @@ def write_rows(state: Path, first: int, last: int, rows: HistoryRows) -> None:
 def united(live: HistoryRows) -> HistoryRows:
     """Return the hand-written histories, simulated schedules, and then a real run."""
     numbers = count(1)
-    logs = [write(numbers) for write in (_moved, _set_back, _due, _workers, _open)]
+    logs = [write(numbers) for write in (_moved, _set_back, _due, _workers, _lost, _open)]
     events = [_whole(row) for log in logs for row in log.events]
     rows = HistoryRows(events, [row for log in logs for row in log.edges])
     for seed in SEEDS:
@@ -104,7 +104,7 @@ def _moved(numbers: count[int]) -> EventLog:
 
 
 def _set_back(numbers: count[int]) -> EventLog:
-    """Set the clock back by more than a minute while a task is ready."""
+    """Set the clock back by minutes while a task is ready. Its worker then registers again."""
     log = EventLog("set back", numbers)
     log.join(300, "b")
     log.submit(300, "set back/a")
@@ -112,6 +112,7 @@ def _set_back(numbers: count[int]) -> EventLog:
     log.add(101, "expired", "set back/a", worker="b")
     log.ready(101, "set back/a", "expired")
     log.run("set back/a", 102, 103, "b")
+    log.join(104, "b", slots=2)
     return log
 
 
@@ -141,6 +142,20 @@ def _workers(numbers: count[int]) -> EventLog:
     log.join(120, "w", incarnation=2, slots=1)
     log.submit(120, "workers/b")
     log.run("workers/b", 120, 180)
+    return log
+
+
+def _lost(numbers: count[int]) -> EventLog:
+    """Run a task in vain, and lose its worker in the last attempt."""
+    log = EventLog("lost", numbers)
+    log.join(0, "l")
+    log.submit(0, "lost/a")
+    log.lease(1, "lost/a", "l")
+    log.add(6, "postponed", "lost/a", worker="l", reason="no", own_fault=True)
+    log.add(7, "due", "lost/a")
+    log.ready(7, "lost/a", "due")
+    log.lease(8, "lost/a", "l")
+    log.add(18, "failed", "lost/a", worker="l", reason="lost its worker", own_fault=False)
     return log
 
 

@@ -49,11 +49,23 @@ def _is_changed(replay: Replay, difference: Difference) -> bool:
 
 
 def _is_set_back(replay: Replay, difference: Difference) -> bool:
+    if difference.table == "workers":
+        return any(
+            one.last["time_ns"] < one.joined["time_ns"]
+            for one in replay.stays
+            if (one.joined["worker"], one.joined["record"]) == difference.key
+        )
     for one in _tasks_of(replay, difference):
         times_ns = [row["time_ns"] for row in one.events]
         if times_ns != sorted(times_ns):
             return True
     return False
+
+
+def _is_lost_at_last(replay: Replay, difference: Difference) -> bool:
+    return any(
+        one.attempts and one.attempts[-1].run is None for one in _tasks_of(replay, difference)
+    )
 
 
 def _has_due(replay: Replay, difference: Difference) -> bool:
@@ -101,8 +113,17 @@ OPEN = (
     Defect("depth is too low after the clock is set back", {"metrics": ("depth",)}, _is_set_back),
     Defect(
         "the first time is the earliest, not the first, after the clock is set back",
-        {"tasks": ("ready", "leased"), "critical_path": ("ready", "leased", *_PARTS)},
+        {
+            "tasks": ("ready", "leased"),
+            "critical_path": ("ready", "leased", *_PARTS),
+            "workers": ("joined", "stay_ns", "utilisation"),
+        },
         _is_set_back,
+    ),
+    Defect(
+        "run_ns of a step is that of an earlier attempt if that of the last one is unknown",
+        {"critical_path": ("run_ns", "queued_ns", "retry_ns", "gain_ns")},
+        _is_lost_at_last,
     ),
     Defect("earliest_end ignores the due time", {"tasks": ("earliest_end",)}, _has_due),
     Defect(
