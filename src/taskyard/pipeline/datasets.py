@@ -4,7 +4,8 @@ Owns the schemas and the check of a DataFrame against one. `docs/pipeline.md` ha
 from them. Knows nothing of where rows come from or how they are computed.
 
 A task is identified by campaign, name and generation: a name that has ended may be submitted again.
-Times are UTC to the microsecond. Durations are differences of exact nanoseconds.
+Times are UTC to the microsecond. Durations are differences of exact nanoseconds, and 0 where the
+clock was set back.
 
 Names and records are those of one broker. Readers add `BROKER`, and only then unite tables.
 """
@@ -255,7 +256,12 @@ TASKS: Final = Dataset(
         Column("is_behind_failure", BOOLEAN, "blocked, and nothing before it can still run"),
         Column("attempts", LONG, "number of leases"),
         Column("failures", LONG, "number of attempts that failed by its own fault"),
-        Column("losses", LONG, "number of attempts lost with their worker: `expired`, `returned`"),
+        Column(
+            "losses",
+            LONG,
+            "number of attempts lost with their worker: `expired`, `failed` without `own_fault`, "
+            "`returned` unless the worker asked for it",
+        ),
         Column("submitted", TIME, "when it was submitted"),
         Column("submitted_record", LONG, "the record that submitted it, unique to the generation"),
         Column("ready", TIME, "when it first became ready"),
@@ -348,19 +354,24 @@ METRICS: Final = Dataset(
         Column("bucket", TIME, "when the interval begins"),
         Column("bucket_ns", LONG, "its length, one minute"),
         Column("submitted", LONG, "tasks submitted"),
-        Column("leased", LONG, "attempts leased"),
+        Column("leased", LONG, "attempts leased; of a worker, attempts started"),
         Column("finished", LONG, "tasks done"),
         Column("failed", LONG, "tasks failed"),
         Column("cancelled", LONG, "tasks cancelled"),
         Column("retries", LONG, "attempts that ended while the task did not"),
         Column("throughput", DOUBLE, "tasks done per second"),
-        Column("depth", LONG, "tasks ready at the end of the interval"),
-        Column("running", LONG, "attempts running at the end of the interval"),
+        Column("depth", LONG, "tasks ready at the end of the interval; null for a worker"),
+        Column(
+            "running",
+            LONG,
+            "attempts running at the end of the interval; an attempt that is not settled counts",
+        ),
         Column("busy_ns", LONG, "run time in the interval, over all attempts"),
         Column(
             "utilisation",
             DOUBLE,
-            "for scope `worker`: `busy_ns` as a share of the slot time; else null",
+            "for scope `worker`: `busy_ns` as a share of the slot time of the whole interval; else "
+            "null",
         ),
         Column("wait_p50_ns", LONG, "median wait of the attempts leased in the interval"),
         Column("wait_p95_ns", LONG, "95th percentile of their wait"),
@@ -368,7 +379,12 @@ METRICS: Final = Dataset(
         Column("run_p50_ns", LONG, "median run time of the attempts that end in the interval"),
         Column("run_p95_ns", LONG, "95th percentile of their run time"),
         Column("run_max_ns", LONG, "their longest run time"),
-        Column("reasons", COUNTS, "failures by the first line of their reason; null if none"),
+        Column(
+            "reasons",
+            COUNTS,
+            "failed attempts and expired tasks by the first line of their reason, cut after 120 "
+            "characters; null if none",
+        ),
     ),
 )
 
@@ -392,8 +408,12 @@ CRITICAL_PATH: Final = Dataset(
         Column("total_ns", LONG, "from started to ended; the sum over the chain is the makespan"),
         Column("held_ns", LONG, "part of it before ready: not submitted or not due"),
         Column("wait_ns", LONG, "part of it waiting for a worker"),
-        Column("queued_ns", LONG, "part of it queued inside a worker"),
-        Column("retry_ns", LONG, "part of it in unsuccessful attempts and the delays after them"),
+        Column("queued_ns", LONG, "part of it in a worker, but not running"),
+        Column(
+            "retry_ns",
+            LONG,
+            "part of it in unsuccessful attempts and the delays after them; 0 with one attempt",
+        ),
         Column("run_ns", LONG, "part of it in the last attempt"),
         Column("gain_ns", LONG, "what could be saved: everything but the last attempt"),
         Column("task_campaign", STRING, "the task's own campaign, empty for none"),
