@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from simulator.histories import history
 from taskyard.journal.history import FOLDER, PARQUET, HistoryPart
-from tests.pipeline.event_log import EventLog, arrow_table
+from tests.pipeline.event_log import EventLog, arrow_table, measured
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,8 @@ def write_rows(state: Path, first: int, last: int, rows: HistoryRows) -> None:
 def united(live: HistoryRows) -> HistoryRows:
     """Return the hand-written histories, simulated schedules, and then a real run."""
     numbers = count(1)
-    logs = [write(numbers) for write in (_moved, _set_back, _due, _workers, _lost, _open)]
+    writers = (_moved, _set_back, _due, _workers, _lost, _linked, _deferred, _open)
+    logs = [write(numbers) for write in writers]
     events = [_whole(row) for log in logs for row in log.events]
     rows = HistoryRows(events, [row for log in logs for row in log.edges])
     for seed in SEEDS:
@@ -156,6 +157,39 @@ def _lost(numbers: count[int]) -> EventLog:
     log.ready(7, "lost/a", "due")
     log.lease(8, "lost/a", "l")
     log.add(18, "failed", "lost/a", worker="l", reason="lost its worker", own_fault=False)
+    return log
+
+
+def _linked(numbers: count[int]) -> EventLog:
+    """Wait for tasks of another campaign, one that ends before the first submission, one after."""
+    log = EventLog("before", numbers)
+    log.join(0, "k")
+    log.submit(0, "before/a")
+    log.run("before/a", 1, 2, "k")
+    log.submit(2, "before/b")
+    log.lease(3, "before/b", "k")
+    log.campaign = "linked"
+    log.submit(5, "linked/a", "before/a")
+    log.ready(5, "linked/a", "submitted")
+    log.submit(5, "linked/b", "before/b", "linked/a")
+    log.run("linked/a", 6, 7, "k")
+    log.campaign = "before"
+    log.add(20, "finished", "before/b", worker="k", **measured(5, 11))
+    log.campaign = "linked"
+    log.ready(20, "linked/b")
+    log.run("linked/b", 21, 22, "k")
+    return log
+
+
+def _deferred(numbers: count[int]) -> EventLog:
+    """Delay the ready tasks of a lane, and measure a run that is reported later."""
+    log = EventLog("deferred", numbers)
+    log.join(0, "f")
+    log.submit(0, "deferred/a")
+    log.add(1, "postponed", "deferred/a", own_fault=False)
+    log.submit(1, "deferred/b")
+    log.lease(2, "deferred/b", "f")
+    log.add(12, "finished", "deferred/b", worker="f", result_bytes=0, **measured(4, 5, cpu_ns=7))
     return log
 
 
