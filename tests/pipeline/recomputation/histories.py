@@ -6,6 +6,7 @@ few. Names get a prefix, and the records of one follow those of the other.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.pipeline.recomputation.replay import Row
+
+#: All histories begin about here, as simulated ones do. An open attempt runs until the last event.
+BEGIN = datetime(2023, 11, 14, 22, 13, tzinfo=UTC)
 
 #: In these the clock is set back, tasks move, are edited, age, and fail with their workers.
 SEEDS = (15, 21, 39, 80, 83, 98, 112)
@@ -64,8 +68,9 @@ def united(live: HistoryRows) -> HistoryRows:
     numbers = count(1)
     writers = (_moved, _set_back, _due, _workers, _lost, _linked, _deferred, _open)
     logs = [write(numbers) for write in writers]
+    rows = HistoryRows([], [])
     events = [_whole(row) for log in logs for row in log.events]
-    rows = HistoryRows(events, [row for log in logs for row in log.edges])
+    _append(rows, "", events, [row for log in logs for row in log.edges])
     for seed in SEEDS:
         found = history(seed)
         _append(rows, f"s{seed} ", found.events.to_pylist(), found.edges.to_pylist())
@@ -80,12 +85,20 @@ def _whole(row: Row) -> Row:
 
 
 def _append(rows: HistoryRows, prefix: str, events: list[Row], edges: list[Row]) -> None:
-    last = max(max(row["sequence"], row["record"]) for row in rows.events)
+    last = max((max(row["sequence"], row["record"]) for row in rows.events), default=0)
+    begin = events[0]["time"] if events else BEGIN
+    later = timedelta(minutes=(BEGIN - begin) // timedelta(minutes=1))
     for table, more in zip(rows, (events, edges), strict=True):
         for row in more:
             for name in ("campaign", "task", "after", "worker"):
                 if row.get(name) is not None:
                     row[name] = prefix + row[name]
+            for name in ("time", "due"):
+                if row.get(name) is not None:
+                    row[name] += later
+            for name in ("time_ns", "started_ns"):
+                if row.get(name) is not None:
+                    row[name] += later // timedelta(microseconds=1) * 1000
             row["sequence"] += last
             row["record"] += last
             table.append(row)
