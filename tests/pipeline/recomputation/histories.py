@@ -66,7 +66,7 @@ def write_rows(state: Path, first: int, last: int, rows: HistoryRows) -> None:
 def united(live: HistoryRows) -> HistoryRows:
     """Return the hand-written histories, simulated schedules, and then a real run."""
     numbers = count(1)
-    writers = (_moved, _set_back, _due, _workers, _lost, _linked, _deferred, _open)
+    writers = (_moved, _set_back, _due, _workers, _lost, _linked, _tied, _deferred, _open)
     logs = [write(numbers) for write in writers]
     rows = HistoryRows([], [])
     events = [_whole(row) for log in logs for row in log.events]
@@ -191,6 +191,22 @@ def _linked(numbers: count[int]) -> EventLog:
     log.campaign = "linked"
     log.ready(20, "linked/b")
     log.run("linked/b", 21, 22, "k")
+    return log
+
+
+def _tied(numbers: count[int]) -> EventLog:
+    """Wait for three tasks, two of which end last at the same time."""
+    log = EventLog("tied", numbers)
+    log.join(0, "t", slots=3)
+    for name in "abc":
+        log.submit(0, f"tied/{name}")
+        log.lease(1, f"tied/{name}", "t")
+    log.submit(1, "tied/d", "tied/a", "tied/b", "tied/c")
+    log.finish(2, "tied/a", "t")
+    log.finish(3, "tied/b", "t")
+    log.finish(3, "tied/c", "t")
+    log.ready(3, "tied/d")
+    log.run("tied/d", 4, 5, "t")
     return log
 
 
