@@ -112,34 +112,14 @@ OPEN = (
     ),
     Defect("depth is too low after the clock is set back", {"metrics": ("depth",)}, _is_set_back),
     Defect(
-        "the first time is the earliest, not the first, after the clock is set back",
-        {
-            "tasks": ("ready", "leased"),
-            "critical_path": ("ready", "leased", *_PARTS),
-            "workers": ("joined", "stay_ns", "utilisation"),
-        },
-        _is_set_back,
-    ),
-    Defect(
         "run_ns of a step is that of an earlier attempt if that of the last one is unknown",
         {"critical_path": ("run_ns", "queued_ns", "retry_ns", "gain_ns")},
         _is_lost_at_last,
-    ),
-    Defect("earliest_end ignores the due time", {"tasks": ("earliest_end",)}, _has_due),
-    Defect(
-        "a task that waits for a delayed one counts as behind a failure",
-        {"tasks": ("is_behind_failure",)},
-        _is_behind_delayed,
     ),
     Defect(
         "stay_ns ends with the last lease or run, not with the last event",
         {"workers": ("stay_ns", "utilisation")},
         _is_registered,
-    ),
-    Defect(
-        "an open attempt is busy until the end of the interval, which may be in the future",
-        {"metrics": ("busy_ns", "utilisation")},
-        _is_open,
     ),
     Defect(
         "utilisation is by the most slots that the worker ever had",

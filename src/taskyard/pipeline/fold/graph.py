@@ -42,7 +42,8 @@ class Nodes(Struct, frozen=True):
 
     #: Places in `STATE_NAMES`.
     state: Ints
-    submitted_ns: Ints
+    #: The earliest start: when it was submitted, or when it was due.
+    released_ns: Ints
     #: The run time of the last attempt, 0 if unknown.
     duration_ns: Ints
     #: It was submitted with a due time.
@@ -135,7 +136,7 @@ class _Walk:
         self.is_visited = np.zeros(count, bool)
         self.level = np.zeros(count, np.int64)
         self.path_ns = nodes.duration_ns.copy()
-        self.earliest_ns = nodes.submitted_ns + nodes.duration_ns
+        self.earliest_ns = nodes.released_ns + nodes.duration_ns
         if (known := nodes.known) is not None:
             self.level[known.nodes] = known.level
             self.path_ns[known.nodes] = known.path_ns
@@ -158,7 +159,10 @@ class _Walk:
         np.maximum.at(self.earliest_ns, target, self.earliest_ns[source] + took_ns)
         is_open = self._is_open[source]
         is_blocked = self._nodes.state[source] == _BLOCKED
-        can_run = self._is_runnable[source] | (is_blocked & self.has_runnable[source])
+        # A task that only waits for its due time runs by itself.
+        is_delayed = is_blocked & self._nodes.is_timed[source] & ~self.has_open[source]
+        can_run = self._is_runnable[source] | is_delayed
+        can_run |= is_blocked & self.has_runnable[source]
         self.has_open[target[is_open]] = True
         self.has_runnable[target[is_open & can_run]] = True
         self.has_unsettled[target[self._is_unsettled[source] | self.has_unsettled[source]]] = True

@@ -63,7 +63,7 @@ def day_metrics(
     rows = add_up([buckets, begun])
     rows = add_up([rows, _rows_between(rows, _Levels(rows, levels), end_ns)])
     found = _Levels(rows, levels)
-    return DayMetrics(_metrics(rows, found, workers), found.at_end())
+    return DayMetrics(_metrics(rows, found, workers, last_ns), found.at_end())
 
 
 class _Levels:
@@ -130,9 +130,12 @@ def _zeros(field: pa.Field, count: int) -> pa.Array:
     return pa.array(np.zeros(count, np.int64))
 
 
-def _metrics(rows: pa.Table, levels: _Levels, workers: pa.Table) -> pa.Table:
+def _metrics(rows: pa.Table, levels: _Levels, workers: pa.Table, last_ns: int) -> pa.Table:
     running = levels.running
     busy_ns = number(rows["busy_ns"]).values + (running - levels.running_change) * MINUTE_NS
+    # Nothing is known of the rest of the last minute.
+    ends_ns = number(rows["bucket"]).values * 1000 + MINUTE_NS
+    busy_ns -= running * np.clip(ends_ns - last_ns, 0, MINUTE_NS)
     is_worker = text(rows["scope"]).is_any(("worker",))
     columns = {name: rows[name] for name in (*SCOPE, "bucket", "bucket_ns", *EVENT_COUNTS)}
     columns |= {

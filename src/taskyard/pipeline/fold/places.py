@@ -23,6 +23,7 @@ from taskyard.pipeline.fold import graph
 from taskyard.pipeline.fold.columns import (
     CODED_TYPE,
     INT_MAX,
+    INT_MIN,
     Flags,
     Ints,
     Number,
@@ -215,12 +216,18 @@ def _walked(known: pa.Table, nodes: pa.Table, named: Ints, is_settled: Flags) ->
     )
     return Nodes(
         state=np.append(np.where(is_done, _DONE, _CANCELLED), _state_codes(nodes["state"])),
-        submitted_ns=np.append(zeros, number(nodes["submitted"]).values * 1000),
+        released_ns=np.append(zeros, _released_us(nodes) * 1000),
         duration_ns=np.append(zeros, number(nodes["run_last_ns"]).filled(0)),
         is_timed=np.append(zeros > 0, number(nodes["due"]).is_known),
         is_settled=np.append(zeros == 0, is_settled),
         known=places,
     )
+
+
+def _released_us(nodes: pa.Table) -> Ints:
+    """Return when each task was submitted, or when it was due if that is later."""
+    submitted = number(nodes["submitted"]).values
+    return np.maximum(submitted, number(nodes["due"]).filled(INT_MIN))
 
 
 def _is_open_edge(edges: pa.Table, names: pa.ChunkedArray) -> Flags:

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from taskyard.pipeline.fold.columns import (
-    INT_MAX,
     INT_MIN,
     Flags,
     Groups,
@@ -200,7 +199,8 @@ def _rows(walk: _Walk, members: pa.Table, work: pa.Table, broker: str) -> pa.Tab
     at = np.where(is_work, 0, walk.order)
     time_ns = Number(_padded(number(members["time_ns"]).values)[at], ~is_work)
     pieces = _Pieces(work, walk.order[is_work] - count, groups.of_row[is_work], groups.count)
-    joined_ns = _minima(groups, time_ns.where(is_join))
+    joins = _first_rows(groups, is_join)
+    joined_ns = _chosen(time_ns.values, joins)
     left_ns = groups.maxima(time_ns.where(is_exit))
     seen_ns = np.maximum(groups.maxima(time_ns).values, pieces.seen_ns)
     last_ns = np.where(left_ns.is_known, left_ns.values, seen_ns)
@@ -215,7 +215,7 @@ def _rows(walk: _Walk, members: pa.Table, work: pa.Table, broker: str) -> pa.Tab
         "stay": walk.stays,
         **{name: newest[name] for name in ("incarnation", "dialect", "services", "slots")},
         "joined": joined_ns.times,
-        "joined_record": _minima(groups, _records(members, at).where(is_join)).arrow,
+        "joined_record": _chosen(_records(members, at).values, joins).arrow,
         "left": left_ns.times,
         "reason": exits["reason"],
         **{name: sums[name] for name in _COUNTS},
@@ -308,12 +308,18 @@ def _records(members: pa.Table, at: Ints) -> Number:
     return Number(_padded(number(members["record"]).values)[at])
 
 
-def _minima(groups: Groups, values: Number) -> Number:
-    """Return the smallest known value of each group."""
-    found = np.full(groups.count, INT_MAX)
-    known = values.is_known
-    np.minimum.at(found, groups.of_row[known], values.values[known])
-    return Number(found, found != INT_MAX)
+def _first_rows(groups: Groups, is_wanted: Flags) -> Ints:
+    """Return the first wanted row of each group, -1 if there is none."""
+    count = len(groups.of_row)
+    found = np.full(groups.count, count)
+    rows = np.flatnonzero(is_wanted)
+    np.minimum.at(found, groups.of_row[rows], rows)
+    return np.where(found < count, found, -1)
+
+
+def _chosen(values: Ints, rows: Ints) -> Number:
+    """Return the values of some rows. Null for -1."""
+    return Number(_padded(values)[rows], rows >= 0)
 
 
 def _last_rows(groups: Groups, order: Ints, is_wanted: Flags) -> pa.Array:

@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from taskyard.pipeline.fold.attempts import Leases
 from taskyard.pipeline.fold.columns import (
-    INT_MAX,
     INT_MIN,
     Array,
     Flags,
@@ -59,9 +58,10 @@ class Generations(Struct, frozen=True):
         return found
 
     def firsts(self, values: Ints, is_wanted: Flags) -> Number:
-        """Return the smallest of the wanted values of each generation."""
-        found = np.minimum.reduceat(np.where(is_wanted, values, INT_MAX), self.begins)
-        return Number(found, found != INT_MAX)
+        """Return the first of the wanted values of each generation, in the order of steps."""
+        rows = np.where(is_wanted, np.arange(len(is_wanted)), len(is_wanted))
+        found = np.minimum.reduceat(rows, self.begins)
+        return Number(np.append(values, 0)[found], found < len(is_wanted))
 
     def largest(self, values: Ints, is_wanted: Flags) -> Number:
         """Return the largest of the wanted values of each generation."""
