@@ -86,9 +86,9 @@ def test_open_attempt_runs_until_the_last_event_of_the_history() -> None:
     second = day_metrics(day + 1, buckets.slice(0, 0), first.levels, workers, last_ns)
     columns = ["scope", "depth", "running", "busy_ns"]
     assert second.metrics.select(columns).to_pylist() == [
-        dict(zip(columns, (scope, depth, 1, 60 * SECOND_NS), strict=True))
+        dict(zip(columns, (scope, depth, 1, busy_s * SECOND_NS), strict=True))
         for scope, depth in (("campaign", 1), ("service", 1), ("worker", None))
-        for _ in range(2)
+        for busy_s in (60, 30)
     ]
     third = day_metrics(day + 2, buckets.slice(0, 0), second.levels, workers, last_ns)
     assert not len(third.metrics)

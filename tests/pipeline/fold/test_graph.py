@@ -89,7 +89,8 @@ def test_places_equal_recursion(seed: int) -> None:
         state = graph.states[node]
         if state != "BLOCKED":
             return state in ("DELAYED", "READY", "LEASED")
-        return node in graph.unknown or any(map(can_run, graph.befores[node]))
+        is_delayed = graph.timed[node] and not has_open(node)
+        return is_delayed or node in graph.unknown or any(map(can_run, graph.befores[node]))
 
     @cache
     def is_final(node: int) -> bool:
