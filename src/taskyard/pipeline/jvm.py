@@ -4,7 +4,8 @@ A JVM that ends by itself prints stack traces and outlives the command. So its w
 is stopped and then killed: the JVM and the Python processes of its tasks. Nothing is lost, because
 every job can be repeated. Workers of a fleet have their own sessions. Their stdin ends with the
 JVM, so they exit, and the broker assigns their tasks to others. This process waits for them, and
-kills those that do not exit. Knows processes, but nothing of Spark.
+kills those that do not exit. A Spark Connect server has no process here: its queries are
+interrupted by a function that `connect` sets. Knows processes, but nothing of Spark.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -35,6 +36,9 @@ _GONE_SECONDS_MAX: Final = 10.0
 
 #: Workers exit within this time, even on a busy machine.
 _LEAVE_SECONDS_MAX: Final = 20.0
+
+#: A server that has not answered by then is left alone.
+_INTERRUPT_SECONDS_MAX: Final = 5.0
 
 _STDERR: Final = 2
 
@@ -55,6 +59,8 @@ class _SignalState:
     is_installed = False
     is_running = False
     sessions: Final[set[int]] = set()
+    #: Called before the end, to interrupt queries at a server.
+    interrupt: Callable[[], object] | None = None
 
 
 @contextmanager
@@ -85,11 +91,31 @@ def keep_handlers() -> None:
         signal.signal(signal.SIGINT, _end)
 
 
+def before_end(interrupt: Callable[[], object] | None) -> None:
+    """Set a function that a signal calls before the end, or None."""
+    _SignalState.interrupt = interrupt
+
+
+def _interrupt() -> None:
+    """Interrupt queries at a server, from a thread: the interrupted code may hold locks."""
+    if _SignalState.interrupt is not None:
+
+        def call(function: Callable[[], object] = _SignalState.interrupt) -> None:
+            with suppress(Exception):
+                function()
+
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        thread.join(_INTERRUPT_SECONDS_MAX)
+
+
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
     """End all processes, and this one without unwinding: calls into the JVM would fail."""
     try:
         is_second, _SignalState.is_running = _SignalState.is_running, True
         _mute_threads()
+        if not is_second:
+            _interrupt()
         others = _kill_session()
         if not is_second:
             _write_stderr("interrupted" if number == signal.SIGINT else "terminated")

@@ -1,8 +1,9 @@
 """The only module that builds a Spark session.
 
 Owns Spark's settings: Java, Python, memory, logging, and faster settings for small histories. The
-code is the same on one machine (`local[*]`) and on a cluster (any other master). On a cluster, the
-administrator's settings are kept. Knows nothing of the jobs.
+code is the same on one machine (`local[*]`), on a cluster (`spark://…`) and on a Spark Connect
+server (`sc://…`), which needs no Java here. On the latter two, the administrator's settings are
+kept. Knows nothing of the jobs.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from taskyard.errors import NotInstalled
-from taskyard.pipeline import java, jvm
+from taskyard.pipeline import connect, java, jvm
 from taskyard.pipeline.java import Java
 
 #: The address of driver and executors when they are one process.
@@ -70,30 +71,46 @@ appender.console.layout.pattern = spark: %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
 
+def default_master() -> str:
+    """Return the default master: SPARK_REMOTE, or all cores of this machine without it."""
+    return os.environ.get(connect.VARIABLE) or "local[*]"
+
+
 def session(
     name: str,
-    master: str = "local[*]",
+    master: str | None = None,
     *,
     short_job: bool = True,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Return the active session, or start one.
 
-    With `short_job`, the JVM starts in half the time but never reaches full speed. Use it for jobs
-    of about a minute. It has no effect on a cluster. `conf` overrides every other setting.
+    `master` is `local[N]`, a cluster as in `spark://HOST:7077`, or a Spark Connect server as in
+    `sc://HOST:15002`. The default is SPARK_REMOTE, or `local[*]` without it. With `short_job`, the
+    JVM starts in half the time but never reaches full speed. Use it for jobs of about a minute. It
+    has no effect on a cluster. `conf` overrides every other setting.
     """
     running = SparkSession.getActiveSession()
     if running is not None:
         return running
+    master = master or default_master()
+    if connect.is_server(master):
+        return connect.session(master, _SETTINGS | dict(conf or {}))
+    return _classic_session(name, master, short_job=short_job, conf=conf or {})
+
+
+def _classic_session(
+    name: str, master: str, *, short_job: bool, conf: Mapping[str, str]
+) -> SparkSession:
+    """Start a JVM of our own, which is the driver."""
     found = java.find()
-    _set_environment(found, is_local=_is_local(master))
+    _set_environment(found, is_local=is_local(master))
     own = {"spark.app.name": name, "spark.master": master}
-    settings = (
-        _SETTINGS | _settings_for(found, master, short_job=short_job) | own | dict(conf or {})
-    )
+    settings = _SETTINGS | _settings_for(found, master, short_job=short_job) | own | dict(conf)
     try:
         _launch(settings)
-        spark = SparkSession.Builder().config(map={**settings}).getOrCreate()
+        with connect.disabled():
+            spark = SparkSession.Builder().config(map={**settings}).getOrCreate()
     except PySparkRuntimeError as error:
         raise NotInstalled(
             f"Spark: can't start with Java {found.version} in {found.home}, see its output above "
@@ -118,7 +135,7 @@ def _launch(settings: dict[str, str]) -> None:
 @contextlib.contextmanager
 def session_scope(
     name: str,
-    master: str = "local[*]",
+    master: str | None = None,
     *,
     short_job: bool = True,
     conf: Mapping[str, str] | None = None,
@@ -130,7 +147,7 @@ def session_scope(
         yield spark
     finally:
         if is_owner:
-            spark.stop()
+            connect.stop(spark)
 
 
 def local_cores(master: str) -> int | None:
@@ -147,7 +164,8 @@ def _processors() -> int:
     return os.cpu_count() or 1
 
 
-def _is_local(master: str) -> bool:
+def is_local(master: str) -> bool:
+    """Return whether driver and executors are one process of this machine."""
     return local_cores(master) is not None
 
 
@@ -222,7 +240,7 @@ _SMALL_SETTINGS: Final = {
 
 def tune_session(spark: SparkSession, history_bytes: int) -> SparkSession:
     """Return a session that is set up for a history of this size."""
-    if history_bytes > SMALL_BYTES:
+    if history_bytes > SMALL_BYTES or connect.is_remote(spark):
         return spark
     quick = spark.newSession()
     for key, value in _SMALL_SETTINGS.items():

@@ -63,10 +63,12 @@ def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  
     They run until the broker drains or the command is interrupted. Then their running tasks are
     killed and go to other workers. If an executor is lost, Spark restarts its workers elsewhere. On
     a cluster, the executors need Taskyard installed and a broker that they can reach: --listen
-    dwork=tcp://… with keys. With several brokers, each worker works for all of them, until all
-    drain.
+    dwork=tcp://… with keys. A Spark Connect server restarts a worker as often as its own
+    spark.task.maxFailures allows. With several brokers, each worker works for all of them, until
+    all drain.
     """
-    from taskyard.pipeline.jobs import fleet as job  # noqa: PLC0415  # imports Spark
+    from taskyard.pipeline import executors  # noqa: PLC0415  # imports Spark
+    from taskyard.pipeline.jobs import fleet as job  # noqa: PLC0415
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415
 
     found = discovery.find(
@@ -76,7 +78,9 @@ def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  
         job.check(workers, given["master"], endpoint)
     cli_context.info(f"starting Spark ({given['master']})")
     with session_scope("taskyard pipeline fleet", given["master"], conf=job.CONF) as spark:
-        cores = job.cores_of(spark)
+        job.check_server(spark)
+        executors.check(spark, given["master"])
+        cores = executors.cores_of(spark)
         slots = f"{format_count(workers, 'worker')} of {format_count(given['slots'], 'slot')}"
         brokers = f"the broker{'s' if len(found) > 1 else ''} at {', '.join(found)}"
         cli_context.info(f"{slots} for {brokers}, {_print_free_cores(cores - workers)}")

@@ -66,7 +66,10 @@ master_option = click.option(
     "--master",
     metavar="URL",
     default=LOCAL_MASTER,
-    help="Spark master: this machine, or a cluster as in spark://HOST:7077.",
+    envvar="SPARK_REMOTE",
+    show_envvar=True,
+    help="Spark master: this machine, a cluster as in spark://HOST:7077, or a Spark Connect "
+    "server as in sc://HOST:15002.",
 )
 
 

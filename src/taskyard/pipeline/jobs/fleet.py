@@ -11,8 +11,10 @@ whole job.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
 
 from taskyard.errors import ExitCode, UserError
 from taskyard.pipeline.session import local_cores
@@ -21,8 +23,11 @@ from taskyard.process.child import ChildProcess, status_text, taskyard_command
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: A fleet restarts lost workers without limit: a lost executor is not the fleet's fault.
-CONF: Final = {"spark.speculation": "false", "spark.task.maxFailures": "1000000"}
+_SPECULATION: Final = "spark.speculation"
+
+#: A fleet restarts lost workers without limit: a lost executor is not the fleet's fault. A Spark
+#: Connect server has its own settings.
+CONF: Final = {_SPECULATION: "false", "spark.task.maxFailures": "1000000"}
 
 #: Exit statuses that a restart elsewhere would not change: wrong options, a refused key.
 _FINAL_STATUSES: Final = (ExitCode.USAGE,)
@@ -43,11 +48,12 @@ def check(workers: int, master: str, endpoint: str) -> None:
         )
 
 
-def cores_of(spark: SparkSession) -> int:
-    """Return how many tasks the session can run at once, by the executors it has so far."""
-    context = spark.sparkContext
-    context.parallelize([0], 1).count()  # the number is unknown before the first executor starts
-    return context.defaultParallelism
+def check_server(spark: SparkSession) -> None:
+    """Raise UserError if a Spark Connect server would run a second copy of a worker."""
+    if spark.conf.get(_SPECULATION, "false") == "true":
+        raise UserError(
+            f"this server runs second copies of slow tasks (start it with {_SPECULATION}=false)"
+        )
 
 
 def run(spark: SparkSession, workers: int, options: Sequence[str]) -> int:
@@ -55,36 +61,37 @@ def run(spark: SparkSession, workers: int, options: Sequence[str]) -> int:
 
     Returns the number of workers. Raises UserError if one rejects its options or its key.
     """
-    context = spark.sparkContext
-    arguments = list(options)
-    statuses = (
-        context.parallelize(range(workers), workers)
-        .mapPartitions(_PartitionWorker(arguments))
-        .collect()
-    )
-    if any(statuses):
+    numbers = spark.range(0, workers, 1, workers)  # one for each partition
+    statuses = numbers.mapInArrow(_worker_function(list(options)), "status long").collect()
+    if any(row["status"] for row in statuses):
         raise UserError("a worker rejected its options or its key (see the executor's log)")
     return len(statuses)
 
 
-class _PartitionWorker:
-    """Starts a worker in a Spark partition and waits until it exits."""
+def _worker_function(
+    options: list[str],
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of a partition: it runs a worker for each row."""
 
-    def __init__(self, options: list[str]) -> None:
-        self._options = options
+    def run_workers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            statuses = [_run_worker(options) for _ in range(batch.num_rows)]
+            yield pa.RecordBatch.from_pydict({"status": pa.array(statuses, pa.int64())})
 
-    def __call__(self, numbers: Iterable[int]) -> Iterator[int]:
-        for _ in numbers:
-            yield self._run_one()
+    return run_workers
 
-    def _run_one(self) -> int:
-        # The worker leads a process group. When we are killed, its stdin ends and it can finish its
-        # tasks. Its stderr goes to the executor's log, like ours.
-        child = ChildProcess(taskyard_command(["worker", "--until-eof", *self._options]))
-        try:
-            status = child.wait()
-        finally:
-            child.close_stdin()
-        if status and status not in _FINAL_STATUSES:
-            raise RuntimeError(f"a worker ended: {status_text(status)}")  # Spark restarts it
-        return status
+
+def _run_worker(options: list[str]) -> int:
+    """Start a worker and wait until it exits. Returns its exit status.
+
+    The worker leads a process group. When we are killed, its stdin ends and it can finish its
+    tasks. Its stderr goes to the executor's log, like ours.
+    """
+    child = ChildProcess(taskyard_command(["worker", "--until-eof", *options]))
+    try:
+        status = child.wait()
+    finally:
+        child.close_stdin()
+    if status and status not in _FINAL_STATUSES:
+        raise RuntimeError(f"a worker ended: {status_text(status)}")  # Spark restarts it
+    return status

@@ -18,6 +18,7 @@ from msgspec import structs
 
 from taskyard.errors import UserError
 from taskyard.pipeline.datasets import ATTEMPTS, EDGES, TASKS, WORKERS
+from taskyard.pipeline.executors import cores_of
 from taskyard.pipeline.jobs.broker_tables import BrokerTables
 from taskyard.pipeline.report.format import format_duration, shorten_name
 from taskyard.pipeline.sources.history import labels
@@ -125,22 +126,21 @@ def history_tables(spark: SparkSession, one: BrokerTables, campaign: str | None)
 
 def forecasts(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> list[Forecast]:
     """Simulate all points, and return their forecasts in the order of the points."""
-    shared = spark.sparkContext.broadcast(encode_workload(workload))
+    encoded = encode_workload(workload)
     rows = [(number, one.workers, one.slots, list(one.policy)) for number, one in enumerate(points)]
-    shares = min(len(points), SHARES_PER_CORE * spark.sparkContext.defaultParallelism)
+    shares = min(len(points), SHARES_PER_CORE * cores_of(spark))
     frame = spark.createDataFrame(rows, _POINTS).repartition(shares)
-    table = frame.mapInPandas(_simulate_share(shared), _FORECASTS).toArrow().sort_by("number")
-    shared.unpersist()
+    table = frame.mapInPandas(_simulate_share(encoded), _FORECASTS).toArrow().sort_by("number")
     return [Forecast(**row) for row in table.drop_columns("number").to_pylist()]
 
 
-def _simulate_share(shared: object) -> Callable[[Iterable[pd.DataFrame]], Iterator[pd.DataFrame]]:
+def _simulate_share(encoded: bytes) -> Callable[[Iterable[pd.DataFrame]], Iterator[pd.DataFrame]]:
     """Return the function that simulates an executor's share of the points."""
 
     def run(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         gc.freeze()  # imported modules are never collected
         gc.set_threshold(GC_THRESHOLD)
-        workload = decode_workload(shared.value)  # type: ignore[attr-defined]
+        workload = decode_workload(encoded)
         time_bounds = campaign_bounds(workload)
         for frame in frames:
             rows = []

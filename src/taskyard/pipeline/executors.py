@@ -1,0 +1,135 @@
+"""The machines that run a session's Spark tasks: their cores, their Taskyard and their files.
+
+On a cluster or a Spark Connect server they may lack Taskyard, or not see a path. A job would then
+fail with pages of Spark's output. So a probe on them finds that first. On one machine there is
+nothing to check. Knows nothing of the jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+from taskyard import __version__
+from taskyard.errors import NotInstalled, UnusableFile
+from taskyard.pipeline.session import is_local
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Spark tasks of a probe. It can't choose machines, but that many reach most of them.
+_PROBES_MAX: Final = 64
+
+_FOUND: Final = "host string, python string, version string, missing array<string>"
+
+_MARK: Final = ".taskyard-shared-"
+
+#: A file and its size in bytes, or None for any size.
+_FileSize = tuple[str, int | None]
+
+#: A function that Spark runs in a partition.
+_PartitionFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def cores_of(spark: SparkSession) -> int:
+    """Return how many tasks the session can run at once, by the executors it has so far."""
+    spark.range(1).count()  # the number is unknown before the first executor starts
+    # Spark splits a range into as many partitions. The last row is in the last of them.
+    numbers = spark.range(1 << 20).select("id", F.spark_partition_id().alias("partition"))
+    (last,) = numbers.where(F.col("id") == (1 << 20) - 1).collect()
+    return int(last["partition"]) + 1
+
+
+def check(
+    spark: SparkSession,
+    master: str,
+    *,
+    files: Sequence[Path] = (),
+    directories: Sequence[Path] = (),
+) -> None:
+    """Raise UserError if a machine lacks Taskyard or a path.
+
+    Executors read `files`, and create files in `directories`. On one machine, nothing is checked.
+    """
+    if is_local(master):
+        return
+    with contextlib.ExitStack() as stack:
+        wanted: list[_FileSize] = [(str(one.absolute()), one.stat().st_size) for one in files]
+        for directory in directories:
+            directory.mkdir(parents=True, exist_ok=True)
+            # A file of our own: a directory of the same name may be another one elsewhere.
+            mark = stack.enter_context(tempfile.NamedTemporaryFile(prefix=_MARK, dir=directory))
+            wanted.append((str(Path(mark.name).absolute()), None))
+        count = min(cores_of(spark), _PROBES_MAX)
+        probed = spark.range(0, count, 1, count).mapInArrow(_probe_function(wanted), _FOUND)
+        for row in probed.collect():
+            _check_machine(master, row["host"], row["python"], row["version"])
+            for path in row["missing"]:
+                raise UnusableFile(_missing_text(path, row["host"], files))
+
+
+def _check_machine(master: str, host: str, python: str, version: str | None) -> None:
+    """Raise UserError if a machine has no Taskyard, or one of another version."""
+    if version is None:
+        raise NotInstalled(
+            f"{master}: Python at {host} can't import taskyard: {python} (install it there, or set "
+            "PYSPARK_PYTHON to a Python that has it, for a server before it starts)"
+        )
+    if version != __version__:
+        raise NotInstalled(
+            f"{master}: taskyard {version} at {host}, {__version__} here (install one version)"
+        )
+
+
+def _missing_text(path: str, host: str, files: Sequence[Path]) -> str:
+    if any(str(one.absolute()) == path for one in files):
+        return f"{path}: not the same file at {host} (executors read it: use a shared directory)"
+    return f"{Path(path).parent}: not shared with {host} (executors write there)"
+
+
+def _probe_function(wanted: list[_FileSize]) -> _PartitionFunction:
+    """Return a function that needs no Taskyard, so it must not use names of this module."""
+
+    def probe(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import os  # noqa: PLC0415  # in the executor
+        import socket  # noqa: PLC0415
+        import sys  # noqa: PLC0415
+
+        import pyarrow  # noqa: PLC0415, ICN001
+
+        try:
+            import taskyard  # noqa: PLC0415
+
+            version = taskyard.__version__
+        except ImportError:
+            version = None
+        missing = []
+        for path, size in wanted:
+            try:
+                found = os.stat(path).st_size  # noqa: PTH116
+                is_there = size is None or size == found
+            except OSError:
+                is_there = False
+            if not is_there:
+                missing.append(path)
+        row = {
+            "host": socket.gethostname(),
+            "python": sys.executable,
+            "version": version,
+            "missing": missing,
+        }
+        for batch in batches:
+            kinds = [pyarrow.string()] * 3 + [pyarrow.list_(pyarrow.string())]
+            columns = [
+                pyarrow.array([value] * batch.num_rows, kind)
+                for value, kind in zip(row.values(), kinds)  # noqa: B905
+            ]
+            yield pyarrow.RecordBatch.from_arrays(columns, names=list(row))
+
+    return probe
