@@ -140,6 +140,20 @@ def test_set_is_found_however_it_is_made(planted: Path, code: str) -> None:
     assert list(style.sets(planted))
 
 
+@pytest.mark.parametrize(
+    "code", ["spark.sparkContext", "frame.rdd", "frame.sparkSession._jvm", "context.broadcast(x)"]
+)
+def test_name_that_needs_the_driver_is_found(planted: Path, code: str) -> None:
+    planted.write_text(code)
+    assert len(list(style.driver_only_names(planted))) == 1
+
+
+@pytest.mark.parametrize("code", ["f.broadcast(frame)", "F.broadcast(frame)", "rdd = 1"])
+def test_hint_for_a_join_does_not_need_the_driver(planted: Path, code: str) -> None:
+    planted.write_text(code)
+    assert list(style.driver_only_names(planted)) == []
+
+
 def test_long_function_and_long_file_are_found(planted: Path) -> None:
     planted.write_text("def f():\n" + "    pass\n" * style.FUNCTION_LINES_MAX)
     assert len(list(style.long_functions(planted))) == 1

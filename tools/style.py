@@ -38,6 +38,12 @@ THINGS: Final = ("encoding", "keyring", "pending", "testing", "tuning")
 #: Names of dialects, as words or inside identifiers. "native" is an ordinary word and not checked.
 DIALECTS: Final = re.compile(r"dwork|ping[-_ ]?pong|round[-_ ]?robin|wmp|lmq|hungry", re.IGNORECASE)
 
+#: Attributes that a session or a frame of a Spark Connect server does not have.
+DRIVER_ONLY: Final = ("sparkContext", "rdd", "_jvm", "_jsc", "_jdf", "_sc")
+
+#: Names of the module of Spark's column functions. Its `broadcast` is a hint for a join.
+COLUMN_FUNCTIONS: Final = ("f", "F")
+
 #: The start of a sentence without a subject that has a name. Questions are allowed.
 NO_SUBJECT: Final = re.compile(
     r"(?:^|[.!?:]\s+)((?:Who|Whoever|Whose|What|Somebody|Someone|Nobody)\b[^.!?]*(?:[.!?]|$))"
@@ -223,6 +229,16 @@ def dialect_names(path: Path) -> Iterator[Find]:
             yield Find(path, number, "dialect in core", found[0])
 
 
+def driver_only_names(path: Path) -> Iterator[Find]:
+    """Find names of Spark that need the driver in this process. A Connect server has it there."""
+    for node in nodes_of(path):
+        if isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            is_broadcast = node.attr == "broadcast" and owner not in COLUMN_FUNCTIONS
+            if is_broadcast or node.attr in DRIVER_ONLY:
+                yield Find(path, node.lineno, "not in Spark Connect", ast.unparse(node))
+
+
 # -- Modules
 
 
@@ -334,6 +350,9 @@ SOURCE_RULES: Final[tuple[FileRule, ...]] = (
 )
 CORE_RULES: Final[tuple[FileRule, ...]] = (words_of_other_systems, sets, dialect_names)
 
+#: The packages that use Spark.
+SPARK_PACKAGES: Final = ("taskyard/pipeline", "taskyard/cli/pipeline", "pyspark_taskyard")
+
 
 def finds() -> list[Find]:
     """Return every find in the checkout."""
@@ -341,6 +360,8 @@ def finds() -> list[Find]:
     core = [path for path in sources if ROOT / "src" / "taskyard" / "core" in path.parents]
     found = [find for path in sources for rule in SOURCE_RULES for find in rule(path)]
     found += [find for path in core for rule in CORE_RULES for find in rule(path)]
+    spark = [path for name in SPARK_PACKAGES for path in (ROOT / "src" / name).rglob("*.py")]
+    found += [find for path in sorted(spark) for find in driver_only_names(path)]
     found += [find for path in pages() for find in invented_words(path)]
     return [*found, *small_files(sources), *import_cycles(sources)]
 
