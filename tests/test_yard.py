@@ -90,7 +90,9 @@ def test_first_setup_makes_an_environment_and_installs_by_uv(
     yard.prepare()
     assert makes_venv(commands)
     assert installers(commands) == ["uv"]
-    assert commands[-1][-1] == yard.ROOT.name
+    package, archive = commands[-2:]
+    assert package[-1] == yard.ROOT.name
+    assert archive == ["python", "-m", "taskyard.pipeline.class_archive"]
     assert yard.is_current()
 
 
@@ -101,7 +103,7 @@ def test_every_package_is_installed_with_its_hash(
     fetched = [command for command in commands if "install" in command and "-r" in command]
     assert [command[-1] for command in fetched] == ["uv.txt", "constraints.txt"]
     assert all("--require-hashes" in command for command in fetched)
-    assert {"--no-deps", "--no-build-isolation"} <= set(commands[-1])
+    assert {"--no-deps", "--no-build-isolation"} <= set(commands[-2])
     uv = "uv==1 \\\n    --hash=sha256:02 \\\n    --hash=sha256:03\n"
     assert (yard.VENV / "uv.txt").read_text() == uv
 
@@ -188,7 +190,7 @@ def test_pip_installs_where_uv_cannot(
     monkeypatch.setattr(yard, "attempt", fail)
     yard.prepare()
     assert installers(commands) == (["uv", "pip"] if had else ["pip"])
-    assert "--editable" in commands[-1]
+    assert "--editable" in commands[-2]
     assert yard.is_current()
 
 

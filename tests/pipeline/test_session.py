@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.errors import UserError
-from taskyard.pipeline import java
-from taskyard.pipeline.session import local_cores, session, session_scope
+from taskyard.pipeline import connect, java
+from taskyard.pipeline.session import default_master, local_cores, session, session_scope
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,12 +141,59 @@ def test_shim_is_built_once_by_concurrent_processes(
     assert [path.name for path in (tmp_path / "cache" / "taskyard").iterdir()] == [homes.pop().name]
 
 
+def test_archives_that_were_used_last_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = java.cache_directory()
+    own = java.Java(tmp_path, 25, tmp_path)
+    used = java.archive_path(own, "program")
+    for days, name in enumerate(["a", "b", "c", "d"], start=1):
+        for kind in ("classes", "java"):
+            (cache / f"{kind}-{name}.jsa").touch()
+            os.utime(cache / f"{kind}-{name}.jsa", (0, time.time() - days * 86400))
+    used.touch()
+    java.archive_options(own, "program")
+    assert sorted(path.name for path in cache.glob("classes-*")) == sorted(
+        [used.name, "classes-a.jsa", "classes-b.jsa"]
+    )
+    assert len([*cache.glob("java-*")]) == java.ARCHIVES_MAX
+
+
+def test_archive_is_only_used_where_none_is_stored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    own = java.Java(tmp_path, 25, tmp_path)
+    assert java.archive_options(own, "program", stores=False) == []
+    assert "-XX:ArchiveClassesAtExit" in java.archive_options(own, "program")[-1]
+
+
 def test_unwritable_cache_is_replaced_by_a_temporary_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert java.cache_directory().is_dir()
+
+
+def test_server_that_is_not_there_is_an_error_within_seconds() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"sc://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"{url}: no Spark Connect server: Connection refused"):
+            connect.session(url, {})
+    with pytest.raises(UserError, match=r"sc://: .*Hostname is missing"):
+        connect.session("sc://", {})
+
+
+def test_default_master_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_master() == "local[*]"
+    monkeypatch.setenv("SPARK_REMOTE", "sc://head")
+    assert default_master() == "sc://head"
+    with connect.disabled():
+        assert default_master() == "local[*]"
+    assert default_master() == "sc://head"
 
 
 @pytest.mark.parametrize(

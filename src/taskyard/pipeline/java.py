@@ -37,6 +37,9 @@ _ARCHIVE_SECONDS_MAX: Final = 60
 #: Archives that were not used for this long are removed.
 _ARCHIVE_UNUSED_SECONDS_MAX: Final = 30 * 24 * 3600
 
+#: So many archives of each kind are kept, those that were used last. One takes up to 200 MB.
+ARCHIVES_MAX: Final = 3
+
 _VERSION = re.compile(r'version "(\d+)')
 
 _SHIM = """\
@@ -163,14 +166,21 @@ def shim(real: Path) -> Path:
     return home
 
 
-def archive_options(java: Java, program: str) -> list[str]:
-    """Return the JVM options that store loaded classes in an archive, or use an existing one.
+def archive_path(java: Java, program: str) -> Path:
+    """Return the place of a program's archive of classes."""
+    return cache_directory() / f"classes-{_digest(java, program)}.jsa"
+
+
+def archive_options(java: Java, program: str, *, stores: bool = True) -> list[str]:
+    """Return the JVM options that use an archive of loaded classes, or store one without it.
 
     The archive belongs to one `program`. The JVM writes it at exit, and ignores one that does not
-    fit.
+    fit. Without `stores`, only an existing archive is used.
     """
     _remove_unused()
-    kept = cache_directory() / f"classes-{_digest(java, program)}.jsa"
+    kept = archive_path(java, program)
+    if not kept.exists() and not stores:
+        return []
     base = _base_archive(java, _digest(java, ""))
     # Java would log to stdout, which is for results.
     quiet = "-Xlog:disable"
@@ -189,13 +199,22 @@ def _digest(java: Java, program: str) -> str:
 def _remove_unused() -> None:
     """Remove large archives of programs and Java versions that are no longer used.
 
-    Another process may remove the same file.
+    Another process may remove the same file. A JVM that uses one keeps it until its exit.
     """
     oldest = time.time() - _ARCHIVE_UNUSED_SECONDS_MAX
-    for archive in cache_directory().glob("classes-*.jsa"):
-        with contextlib.suppress(FileNotFoundError):
-            if archive.stat().st_mtime < oldest:
-                archive.unlink()
+    for kind in ("classes-*.jsa", "java-*.jsa"):
+        used = {path: _used_at(path) for path in cache_directory().glob(kind)}
+        newest_first = sorted(used, key=used.__getitem__, reverse=True)
+        for place, path in enumerate(newest_first):
+            if place >= ARCHIVES_MAX or used[path] < oldest:
+                path.unlink(missing_ok=True)
+
+
+def _used_at(path: Path) -> float:
+    """Return the time of an archive's last use. 0 if it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def _base_archive(java: Java, digest: str) -> Path | None:
@@ -216,7 +235,10 @@ def _base_archive(java: Java, digest: str) -> Path | None:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             subprocess.run(command, capture_output=True, timeout=_ARCHIVE_SECONDS_MAX, check=True)
             temporary.rename(base)
-    return base if base.exists() else None
+    if not base.exists():
+        return None
+    base.touch()  # in use
+    return base
 
 
 def make_directory(directory: Path, fill: Callable[[Path], None]) -> None:

@@ -58,6 +58,10 @@ _SETTINGS: Final = {
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
 
+#: The program whose classes are archived. One archive for all jobs: most classes are Spark's own,
+#: and filling an archive costs more than a few classes that it lacks.
+ARCHIVED: Final = f"{pyspark.__path__[0]} {pyspark.__version__}"
+
 _LOG_SETTINGS = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
@@ -132,6 +136,14 @@ def _launch(settings: dict[str, str]) -> None:
         SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
 
 
+def end_jvm() -> None:
+    """End the JVM of a stopped session, and wait for it. It writes its class archive at exit."""
+    gateway = SparkContext._gateway  # noqa: SLF001  # as above
+    if gateway is not None:
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
+
+
 @contextlib.contextmanager
 def session_scope(
     name: str,
@@ -148,6 +160,16 @@ def session_scope(
     finally:
         if is_owner:
             connect.stop(spark)
+
+
+@contextlib.contextmanager
+def scratch_directory(master: str, beside: Path) -> Iterator[Path]:
+    """Create a directory that the executors see: a temporary one, or `beside` on a cluster."""
+    if not is_local(master):
+        beside.mkdir(parents=True, exist_ok=True)
+    where = None if is_local(master) else beside.absolute()
+    with tempfile.TemporaryDirectory(prefix=".taskyard-", dir=where) as directory:
+        yield Path(directory)
 
 
 def local_cores(master: str) -> int | None:
@@ -189,13 +211,13 @@ def _settings_for(found: Java, master: str, *, short_job: bool) -> dict[str, str
     at_once = local_cores(master)
     options = [f"-Dlog4j2.configurationFile={_log_settings().as_uri()}"]
     if at_once is None:
+        options += java.archive_options(found, ARCHIVED, stores=False)
         return {"spark.driver.extraJavaOptions": " ".join(options)}
     # Pauses are harmless here.
-    own = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"] if short_job else ["-XX:+UseParallelGC"]
-    # One archive for all jobs. Most classes are Spark's own, and filling an archive costs more
-    # than a few classes that it lacks.
-    program = f"{' '.join(own)} {pyspark.__path__[0]} {pyspark.__version__}"
-    options += own + java.archive_options(found, program)
+    options += (
+        ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"] if short_job else ["-XX:+UseParallelGC"]
+    )
+    options += java.archive_options(found, ARCHIVED)
     return {
         "spark.driver.extraJavaOptions": " ".join(options),
         "spark.driver.memory": f"{_heap_megabytes()}m",
