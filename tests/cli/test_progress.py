@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taskyard.cli.options import CliContext
+from taskyard.cli.pipeline.progress import StageProgress
 from taskyard.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -189,3 +190,35 @@ def test_progress_that_is_turned_off_shows_nothing(
     assert capsys.readouterr() == ("", "")
     assert isinstance(stream, Terminal)
     assert stream.getvalue() == ""
+
+
+def test_stages_are_lines_and_their_rows_too(watch: Watch, capsys: Captured) -> None:
+    with StageProgress(CliContext(), "starting Spark on local[2]") as progress:
+        assert capsys.readouterr().err == "starting Spark on local[2]\n"
+        progress.show("submitting", 0, 100)
+        watch.seconds += 10
+        progress.show("submitting", 40, 100)
+        progress.show("writing")
+    assert capsys.readouterr().err == (
+        "submitting\nsubmitting: 40 of 100 rows, 60 left, 4/s, about 15 s left\nwriting\n"
+    )
+
+
+def test_stages_take_turns_in_one_line_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = terminal_for(monkeypatch)
+    with StageProgress(CliContext(), "starting Spark") as progress:
+        progress.show("writing", 1, 2)
+        assert [one.description for one in bars_of(progress)] == ["writing"]
+    assert "starting Spark" in terminal.getvalue()
+
+
+def bars_of(progress: StageProgress) -> list[Any]:
+    bars = progress._bar._bars  # noqa: SLF001  # drawn as a block, with times
+    assert bars is not None
+    return bars.tasks
+
+
+def test_stages_are_silent_with_quiet(capsys: Captured) -> None:
+    with StageProgress(quiet(), "starting Spark") as progress:
+        progress.show("writing", 1, 2)
+    assert capsys.readouterr().err == ""

@@ -69,6 +69,7 @@ def test_empty_campaign_is_refused(spark: SparkSession) -> None:
         (["x.jsonl", "--state", "y"], "FILE excludes --state"),
         (["--run-time", "3s"], "--run-time needs FILE"),
         (["--workers", "none"], "is not a number from 1 to"),
+        (["missing.jsonl"], "missing.jsonl: No such file"),
         (["--policy", "x=1"], "the names are lane_workers_max"),
     ],
 )

@@ -76,9 +76,12 @@ class ProgressBar:
         self._printed_at = time.monotonic()
         self.set_label(label)
 
-    def set_label(self, label: str) -> None:
-        """Start a new bar. With an empty label, draw none yet."""
+    def set_label(self, label: str, *, replaces: bool = False) -> None:
+        """Start a new bar, below the others or in their place. With an empty label, draw none."""
         self.label = escape_line(label)
+        if self._bars is not None and replaces:
+            for bar in self._bars.task_ids:
+                self._bars.remove_task(bar)
         self._shown = 0.0
         self._is_end_printed = False
         #: Times and counts within the rate window.
@@ -127,6 +130,11 @@ class ProgressBar:
     def is_shown(self) -> bool:
         """Whether anything is drawn or printed."""
         return self._bars is not None or self._has_lines
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether a bar is drawn."""
+        return self._bars is not None
 
     def print_above(self, text: str) -> None:
         """Print a line on stderr above the bar."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -62,7 +62,7 @@ def session(url: str, settings: Mapping[str, str]) -> SparkSession:
     except PySparkException as error:
         os.environ.pop(_MODE, None)
         raise UnusableEndpoint(f"{url}: {_first_line(error)}") from error
-    return spark
+    return cast("SparkSession", spark)
 
 
 def stop(spark: SparkSession) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
@@ -46,22 +46,32 @@ def cores_of(spark: SparkSession) -> int:
     return int(last["partition"]) + 1
 
 
-def check(
-    spark: SparkSession,
-    master: str,
-    *,
-    files: Sequence[Path] = (),
-    directories: Sequence[Path] = (),
-) -> None:
-    """Raise UserError if a machine lacks Taskyard or a path.
+class SharedPaths(NamedTuple):
+    """Paths that all machines must see."""
 
-    Executors read `files`, and create files in `directories`. On one machine, nothing is checked.
-    """
+    #: Executors read them.
+    files: Sequence[Path] = ()
+    #: Executors create files in them.
+    directories: Sequence[Path] = ()
+
+
+def some_files(directories: Sequence[Path]) -> list[Path]:
+    """Return the first and the last Parquet file below each directory, to check for all of them."""
+    found: list[Path] = []
+    for directory in directories:
+        files = sorted(directory.rglob("*.parquet"))
+        found += [*files[:1], *files[1:][-1:]]
+    return found
+
+
+def check(spark: SparkSession, master: str, shared: SharedPaths = SharedPaths()) -> None:  # noqa: B008  # immutable
+    """Raise UserError if a machine lacks Taskyard or a path. On one machine, check nothing."""
     if is_local(master):
         return
     with contextlib.ExitStack() as stack:
-        wanted: list[_FileSize] = [(str(one.absolute()), one.stat().st_size) for one in files]
-        for directory in directories:
+        files: list[_FileSize] = [(str(one.absolute()), one.stat().st_size) for one in shared.files]
+        wanted = files.copy()
+        for directory in shared.directories:
             directory.mkdir(parents=True, exist_ok=True)
             # A file of our own: a directory of the same name may be another one elsewhere.
             mark = stack.enter_context(tempfile.NamedTemporaryFile(prefix=_MARK, dir=directory))
@@ -71,7 +81,8 @@ def check(
         for row in probed.collect():
             _check_machine(master, row["host"], row["python"], row["version"])
             for path in row["missing"]:
-                raise UnusableFile(_missing_text(path, row["host"], files))
+                is_read = any(path == name for name, _ in files)
+                raise UnusableFile(_missing_text(path, row["host"], is_read=is_read))
 
 
 def _check_machine(master: str, host: str, python: str, version: str | None) -> None:
@@ -87,8 +98,8 @@ def _check_machine(master: str, host: str, python: str, version: str | None) -> 
         )
 
 
-def _missing_text(path: str, host: str, files: Sequence[Path]) -> str:
-    if any(str(one.absolute()) == path for one in files):
+def _missing_text(path: str, host: str, *, is_read: bool) -> str:
+    if is_read:
         return f"{path}: not the same file at {host} (executors read it: use a shared directory)"
     return f"{Path(path).parent}: not shared with {host} (executors write there)"
 

@@ -11,6 +11,7 @@ from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.pipeline.documents import PipelineFleetDocument
 from taskyard.cli.pipeline.group import SparkCommand, master_option
+from taskyard.cli.pipeline.progress import started_session
 from taskyard.client import discovery
 from taskyard.errors import ExitCode
 from taskyard.settings.keys import SLOTS_MAX
@@ -69,15 +70,14 @@ def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  
     """
     from taskyard.pipeline import executors  # noqa: PLC0415  # imports Spark
     from taskyard.pipeline.jobs import fleet as job  # noqa: PLC0415
-    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
 
     found = discovery.find(
         cli_context.brokers, cli_context.state, settings=cli_context.settings()
     ).endpoints()
     for endpoint in found:
         job.check(workers, given["master"], endpoint)
-    cli_context.info(f"starting Spark ({given['master']})")
-    with session_scope("taskyard pipeline fleet", given["master"], conf=job.CONF) as spark:
+    name = "taskyard pipeline fleet"
+    with started_session(cli_context, name, given["master"], conf=job.CONF) as spark:
         job.check_server(spark)
         executors.check(spark, given["master"])
         cores = executors.cores_of(spark)

@@ -26,9 +26,11 @@ from taskyard.cli.pipeline.documents import (
     StateHistory,
 )
 from taskyard.cli.pipeline.group import SparkCommand, master_option, states_option
+from taskyard.cli.pipeline.progress import StageProgress, starting_text
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
+    from taskyard.pipeline.executors import SharedPaths
     from taskyard.pipeline.jobs.history import HistoryJob, HistoryResult
 
 #: The default directory of the tables, in the state directory.
@@ -90,7 +92,8 @@ def history(  # noqa: PLR0913  # one for each option
 
     Each of several states has tables of its own. `pipeline report` reads them together.
     """
-    from taskyard.pipeline.jobs import history as job  # noqa: PLC0415  # imports Spark
+    from taskyard.pipeline import executors  # noqa: PLC0415  # imports Spark
+    from taskyard.pipeline.jobs import history as job  # noqa: PLC0415
     from taskyard.pipeline.sources import history as source  # noqa: PLC0415
 
     states = states or (Path(cli_context.settings().value("broker.state")),)
@@ -113,7 +116,8 @@ def history(  # noqa: PLR0913  # one for each option
                 )
             )
             stack.callback(jobs[-1].close)
-        results = _run(cli_context, jobs, master)
+        shared = executors.SharedPaths(executors.some_files(states), places)
+        results = _run(cli_context, jobs, master, shared)
     made = [
         StateHistory(
             state=str(state),
@@ -130,21 +134,32 @@ def history(  # noqa: PLR0913  # one for each option
     _print(cli_context, made, as_json=as_json)
 
 
-def _run(cli_context: CliContext, jobs: list[HistoryJob], master: str) -> list[HistoryResult]:
+def _run(
+    cli_context: CliContext, jobs: list[HistoryJob], master: str, shared: SharedPaths
+) -> list[HistoryResult]:
     """Run the jobs one by one in one session. All histories are checked before the first.
 
     Little history takes less time than the start of Spark, so it is done here.
     """
-    from taskyard.pipeline.session import session_scope  # noqa: PLC0415  # imports Spark
+    from taskyard.pipeline import executors  # noqa: PLC0415  # imports Spark
+    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
 
     plans = [one.plan() for one in jobs]
     if all(plan.is_empty for plan in plans):
         return [one.outcome(plan) for one, plan in zip(jobs, plans, strict=True)]
     if not any(plan.needs_spark for plan in plans):
         return [one.run() for one in jobs]
-    cli_context.info(f"starting Spark on {master}")
-    with session_scope("taskyard history", master) as spark:
-        return [one.run(spark) for one in jobs]
+    with (
+        StageProgress(cli_context, starting_text(master)) as progress,
+        session_scope("taskyard history", master) as spark,
+    ):
+        executors.check(spark, master, shared)
+        results = []
+        for number, one in enumerate(jobs):
+            of = f" {number + 1} of {len(jobs)}" if len(jobs) > 1 else ""
+            progress.show(f"computing tables{of}")
+            results.append(one.run(spark))
+        return results
 
 
 def _print(cli_context: CliContext, made: list[StateHistory], *, as_json: bool) -> None:

@@ -20,6 +20,7 @@ from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.pipeline.documents import BadRow, PipelineLoadDocument, PipelineLoadDryRunDocument
 from taskyard.cli.pipeline.group import SparkCommand, master_option
+from taskyard.cli.pipeline.progress import started_session
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.scopes import OnceOption
 from taskyard.cli.task_options import TaskKey
@@ -114,10 +115,7 @@ def _campaign(files: Sequence[str], found: Sequence[str]) -> str:
 
 
 def _spark(cli_context: CliContext, master: str) -> Any:  # noqa: ANN401  # a context manager of a session
-    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
-
-    cli_context.info(f"starting Spark ({master})")
-    return session_scope("taskyard pipeline load", master)
+    return started_session(cli_context, "taskyard pipeline load", master)
 
 
 def _report_shell_files(cli_context: CliContext, planned: CampaignFiles) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from taskyard.cli.pipeline.group import (
     master_option,
     states_option,
 )
+from taskyard.cli.pipeline.progress import StageProgress, starting_text
 from taskyard.cli.scopes import OnceOption
 from taskyard.errors import ExitCode, UserError
 
@@ -74,6 +74,13 @@ class HistoryLocation(Struct):
         from taskyard.pipeline.sources import history  # noqa: PLC0415  # it imports Spark
 
         return history.find_all(self.directories, scratch, are_states=self.are_states)
+
+    def check_shared(self, spark: SparkSession, master: str, scratch: Path) -> None:
+        """Raise UserError if a machine of a cluster does not see the histories."""
+        from taskyard.pipeline import executors  # noqa: PLC0415  # it imports Spark
+
+        files = executors.some_files(self.directories)
+        executors.check(spark, master, executors.SharedPaths(files, [scratch]))
 
 
 def history_location(
@@ -151,18 +158,19 @@ def make_report(  # noqa: PLR0913  # options of a command
     from taskyard.pipeline import session  # noqa: PLC0415  # it imports Spark
     from taskyard.pipeline.jobs import report as job  # noqa: PLC0415
 
-    with tempfile.TemporaryDirectory(prefix="taskyard-report-") as name:
-        scratch = Path(name)
+    with session.scratch_directory(master, out) as scratch:
         files = _find(cli_context, location, scratch, tables)
         chosen = job.find_campaign(files, campaign)
         size = sum(one.size_bytes for one in files)
-        cli_context.info(f"starting Spark on {master}")
-        with session.session_scope(
-            "taskyard report", master, short_job=size <= session.SMALL_BYTES
-        ) as spark:
+        is_short = size <= session.SMALL_BYTES
+        with (
+            StageProgress(cli_context, starting_text(master)) as progress,
+            session.session_scope("taskyard report", master, short_job=is_short) as spark,
+        ):
+            location.check_shared(spark, master, scratch)
             tuned = session.tune_session(spark, size)
-            found = job.datasets(tuned, chosen, scratch, tables)
-            return job.write(found, out, f"Made by Taskyard {__version__}.")
+            found = job.datasets(tuned, chosen, scratch, tables, progress.show)
+            return job.write(found, out, f"Made by Taskyard {__version__}.", progress.show)
 
 
 def _find(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskyard.cli.format import format_count
 from taskyard.cli.options import DURATION, CliContext, json_option, quiet_option, verbose_option
 from taskyard.cli.output import example, print_document, print_table
 from taskyard.cli.pipeline.documents import PipelineSweepDocument, SweepPoint
 from taskyard.cli.pipeline.group import SparkCommand, master_option
+from taskyard.cli.pipeline.progress import StageProgress, starting_text
 from taskyard.cli.pipeline.report import HistoryLocation, history_location, history_options
 from taskyard.errors import UserError
 from taskyard.settings.rules import to_rules_set
@@ -73,7 +74,7 @@ _POINTS_PRINTED_MAX: Final = 60
 @verbose_option
 @quiet_option
 @click.pass_obj
-def sweep(cli_context: CliContext, /, master: str, **values: Any) -> None:  # noqa: ANN401
+def sweep(cli_context: CliContext, /, **values: Any) -> None:  # noqa: ANN401
     """Simulate a campaign with other numbers of workers.
 
     Runs the broker's scheduler in simulated time for every combination of the given numbers. The
@@ -83,19 +84,31 @@ def sweep(cli_context: CliContext, /, master: str, **values: Any) -> None:  # no
     utilisation, the waiting times and the limiting factor. For a past campaign, also prints the
     error of the simulation. Tasks of several brokers are simulated at one.
     """
-    from taskyard.pipeline.jobs import sweep as job  # noqa: PLC0415  # imports Spark
-    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
+    from taskyard.pipeline import executors, session  # noqa: PLC0415  # imports Spark
+    from taskyard.pipeline.jobs import sweep as job  # noqa: PLC0415
+    from taskyard.pipeline.sweep.from_file import workload_of_file  # noqa: PLC0415
     from taskyard.pipeline.sweep.grid import grid, read_numbers  # noqa: PLC0415
     from taskyard.pipeline.sweep.workload import settings_rules  # noqa: PLC0415
 
+    master = values["master"]
     workers = read_numbers(values["workers"], "--workers")
     points = grid(workers, read_numbers(values["slots"], "--slots"), values["policies"])
     location = _history_location(cli_context, values)
-    with tempfile.TemporaryDirectory(prefix="taskyard-sweep-") as name:
-        files = _find(location, Path(name), values["campaign"])
-        cli_context.info(f"starting Spark on {master}")
-        with session_scope("taskyard sweep", master) as spark:
-            workload = _workload(spark, files, Path(name), values)
+    beside = values["out"] or (location.directories[0] if location else Path.cwd())
+    with session.scratch_directory(master, beside) as scratch:
+        files = _find(location, scratch, values["campaign"])
+        of_file = None if files else workload_of_file(values["file"], values["run_time"])
+        with (
+            StageProgress(cli_context, starting_text(master)) as progress,
+            session.session_scope("taskyard sweep", master) as spark,
+        ):
+            if location is None:
+                executors.check(spark, master)
+            else:
+                location.check_shared(spark, master, scratch)
+            progress.show("reading the campaign")
+            workload = of_file or _workload(spark, files, scratch, values["campaign"])
+            progress.show(f"simulating {format_count(len(points), 'point')}")
             workload.rules = settings_rules(to_rules_set(cli_context.settings()))
             sweep_result = job.sweep(spark, workload, points)
     cli_context.info(job.speed_text(sweep_result))
@@ -133,21 +146,18 @@ def _find(
 
 
 def _workload(
-    spark: SparkSession, files: list[HistoryFiles], scratch: Path, values: dict[str, Any]
+    spark: SparkSession, files: list[HistoryFiles], scratch: Path, campaign: str | None
 ) -> Workload:
     from taskyard.pipeline.jobs import sweep  # noqa: PLC0415  # imports Spark
     from taskyard.pipeline.jobs.broker_tables import make_tables  # noqa: PLC0415
     from taskyard.pipeline.session import tune_session  # noqa: PLC0415
-    from taskyard.pipeline.sweep.from_file import workload_of_file  # noqa: PLC0415
 
-    if not files:
-        return workload_of_file(values["file"], values["run_time"])
     found = []
     for number, one in enumerate(files):
         place = scratch / str(number)
         place.mkdir(parents=True, exist_ok=True)
         found.append(make_tables(tune_session(spark, one.size_bytes), one, place))
-    return sweep.workload_from_tables(spark, found, values["campaign"])
+    return sweep.workload_from_tables(spark, found, campaign)
 
 
 def _print(table: pa.Table) -> None:

@@ -1,0 +1,80 @@
+"""The probe of the executors: a missing Taskyard and paths that they do not see are errors."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark import cloudpickle
+
+from taskyard.errors import NotInstalled, UnusableFile
+from taskyard.pipeline import executors
+from taskyard.pipeline.executors import SharedPaths
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: A master that has its executors elsewhere. The session here is another one.
+MASTER = "spark://head:7077"
+
+#: Runs a pickled function where Taskyard can't be imported, and prints the row that it yields.
+WITHOUT_TASKYARD = """
+import sys
+sys.modules["taskyard"] = None
+import pyarrow
+from pyspark import cloudpickle
+probe = cloudpickle.loads(sys.stdin.buffer.read())
+(found,) = probe([pyarrow.RecordBatch.from_pydict({"id": [1]})])
+print(found["version"].to_pylist(), found["missing"].to_pylist())
+"""
+
+
+def test_cores_are_the_partitions_of_a_range(spark: SparkSession) -> None:
+    assert executors.cores_of(spark) == 2
+
+
+def test_shared_paths_pass(spark: SparkSession, tmp_path: Path) -> None:
+    file, out = tmp_path / "file", tmp_path / "out"
+    file.write_text("x")
+    executors.check(spark, MASTER, SharedPaths([file], [out]))
+    assert list(out.iterdir()) == []
+
+
+def test_file_that_an_executor_does_not_see_is_named_with_its_host(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with (tmp_path / "file").open("w") as own:  # no other process has this descriptor
+        path = Path(f"/proc/self/fd/{own.fileno()}")
+        text = f"{path}: not the same file at \\S+ "
+        with pytest.raises(UnusableFile, match=text):
+            executors.check(spark, MASTER, SharedPaths([path]))
+        executors.check(spark, "local[2]", SharedPaths([path]))
+
+
+def test_directory_of_the_same_name_elsewhere_is_not_shared(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # executors have another one
+    own = Path("/proc/self/cwd")
+    with pytest.raises(UnusableFile, match=r"^/proc/self/cwd: not shared with \S+ "):
+        executors.check(spark, MASTER, SharedPaths((), [own]))
+
+
+def test_probe_runs_without_taskyard() -> None:
+    probe = cloudpickle.dumps(executors._probe_function([("/missing", 1)]))  # noqa: SLF001
+    command = [sys.executable, "-c", WITHOUT_TASKYARD]
+    done = subprocess.run(command, input=probe, stdout=subprocess.PIPE, check=True)
+    assert done.stdout == b"[None] [['/missing']]\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [(None, "can't import taskyard: /usr/bin/python3 ("), ("0.0.1", "taskyard 0.0.1 at node7, ")],
+)
+def test_other_taskyard_is_an_error(version: str | None, text: str) -> None:
+    with pytest.raises(NotInstalled, match=re.escape(text)):
+        executors._check_machine(MASTER, "node7", "/usr/bin/python3", version)  # noqa: SLF001
