@@ -77,8 +77,24 @@ def spark(
 def short_lived(spark: SparkSession) -> str:
     """Return JVM options for short runs, with the class archive of the shared session."""
     options = spark.conf.get("spark.driver.extraJavaOptions") or ""
-    useful = ("-XX:Tiered", "-XX:+Use", "-XX:SharedArchiveFile")
+    useful = ("-XX:Tiered", "-XX:+Use", "-XX:SharedArchiveFile", "-Xlog:disable")
     return " ".join(one for one in options.split() if one.startswith(useful))
+
+
+@pytest.fixture(scope="session")
+def connect_url(
+    short_lived: str,
+    python_daemons: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
+    """Run a Spark Connect server. Yields its URL."""
+    from tests.pipeline.deployments import connect_server  # noqa: PLC0415  # not without Spark
+
+    directory = tmp_path_factory.mktemp("connect")
+    variables = python_daemons | {"PYSPARK_PYTHON": sys.executable}
+    conf = {"spark.python.daemon.module": python_daemon.MODULE}
+    with connect_server(directory, short_lived, variables, conf) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,8 @@ from taskyard.cli.scopes import OnceOption
 from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from taskyard.pipeline.report.summary import BrokerSummary, ReportSummary
     from taskyard.pipeline.sources.history import HistoryFiles
 
