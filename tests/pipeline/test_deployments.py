@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from taskyard import Client
 from taskyard.pipeline import connect
 from taskyard.pipeline.session import session_scope
-from tests.kit.processes import Broker
+from tests.kit.processes import Broker, Running
 from tests.pipeline import deployments, python_daemon, verbs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -111,3 +115,25 @@ def test_verb_runs(deployment: str, verb: str, request: pytest.FixtureRequest) -
     fixture = {"connect": "remote"}.get(deployment, deployment)
     found = request.getfixturevalue(fixture)[verb]
     assert found == RESULTS[verb], found
+
+
+@pytest.mark.timeout(TIMEOUT_SECONDS)
+def test_terminated_command_ends_its_workers_at_the_server(
+    connect_url: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with _broker(tmp_path_factory) as broker, Client(broker.endpoint) as client:
+        words = ("--workers", "1", "--broker", broker.endpoints[1], "--master", connect_url)
+        with Running(tmp_path, "pipeline", "fleet", *words) as running:
+            _until(lambda: len(client.workers()) == 1)
+            code, _, err = running.terminate()
+        _until(lambda: not client.workers())
+    assert code == 128 + signal.SIGTERM
+    assert err.splitlines()[0] == f"starting Spark on {connect_url}"
+    assert err.splitlines()[-1] == "taskyard: terminated"
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + TIMEOUT_SECONDS
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
