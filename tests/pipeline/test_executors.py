@@ -38,9 +38,10 @@ def test_cores_are_the_partitions_of_a_range(spark: SparkSession) -> None:
 
 
 def test_shared_paths_pass(spark: SparkSession, tmp_path: Path) -> None:
-    file, out = tmp_path / "file", tmp_path / "out"
+    file, out = tmp_path / "history" / "1.parquet", tmp_path / "out"
+    file.parent.mkdir()
     file.write_text("x")
-    executors.check(spark, MASTER, SharedPaths([file], [out]))
+    executors.check(spark, MASTER, SharedPaths([file], [out], [tmp_path]))
     assert list(out.iterdir()) == []
 
 
@@ -65,7 +66,8 @@ def test_directory_of_the_same_name_elsewhere_is_not_shared(
 
 
 def test_probe_runs_without_taskyard() -> None:
-    probe = cloudpickle.dumps(executors._probe_function([("/missing", 1)]))  # noqa: SLF001
+    function = executors._probe_function([("/missing", 1)])  # noqa: SLF001
+    probe = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
     command = [sys.executable, "-c", WITHOUT_TASKYARD]
     done = subprocess.run(command, input=probe, stdout=subprocess.PIPE, check=True)
     assert done.stdout == b"[None] [['/missing']]\n"

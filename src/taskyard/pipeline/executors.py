@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from taskyard import __version__
 from taskyard.errors import NotInstalled, UnusableFile
+from taskyard.journal.history import FOLDER
 from taskyard.pipeline.session import is_local
 
 if TYPE_CHECKING:
@@ -53,15 +54,8 @@ class SharedPaths(NamedTuple):
     files: Sequence[Path] = ()
     #: Executors create files in them.
     directories: Sequence[Path] = ()
-
-
-def some_files(directories: Sequence[Path]) -> list[Path]:
-    """Return the first and the last Parquet file below each directory, to check for all of them."""
-    found: list[Path] = []
-    for directory in directories:
-        files = sorted(directory.rglob("*.parquet"))
-        found += [*files[:1], *files[1:][-1:]]
-    return found
+    #: Executors read the history files in these states, or in directories of them.
+    histories: Sequence[Path] = ()
 
 
 def check(spark: SparkSession, master: str, shared: SharedPaths = SharedPaths()) -> None:  # noqa: B008  # immutable
@@ -69,7 +63,8 @@ def check(spark: SparkSession, master: str, shared: SharedPaths = SharedPaths())
     if is_local(master):
         return
     with contextlib.ExitStack() as stack:
-        files: list[_FileSize] = [(str(one.absolute()), one.stat().st_size) for one in shared.files]
+        read = [*shared.files, *_some_files(shared.histories)]
+        files: list[_FileSize] = [(str(one.absolute()), one.stat().st_size) for one in read]
         wanted = files.copy()
         for directory in shared.directories:
             directory.mkdir(parents=True, exist_ok=True)
@@ -83,6 +78,16 @@ def check(spark: SparkSession, master: str, shared: SharedPaths = SharedPaths())
             for path in row["missing"]:
                 is_read = any(path == name for name, _ in files)
                 raise UnusableFile(_missing_text(path, row["host"], is_read=is_read))
+
+
+def _some_files(histories: Sequence[Path]) -> list[Path]:
+    """Return the first and the last file of each history. They stand for all of them."""
+    found: list[Path] = []
+    for directory in histories:
+        own = directory / FOLDER
+        files = sorted((own if own.is_dir() else directory).rglob("*.parquet"))
+        found += [*files[:1], *files[1:][-1:]]
+    return found
 
 
 def _check_machine(master: str, host: str, python: str, version: str | None) -> None:

@@ -30,7 +30,8 @@ from taskyard.cli.pipeline.progress import StageProgress, starting_text
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
-    from taskyard.pipeline.executors import SharedPaths
+    from collections.abc import Sequence
+
     from taskyard.pipeline.jobs.history import HistoryJob, HistoryResult
 
 #: The default directory of the tables, in the state directory.
@@ -92,8 +93,7 @@ def history(  # noqa: PLR0913  # one for each option
 
     Each of several states has tables of its own. `pipeline report` reads them together.
     """
-    from taskyard.pipeline import executors  # noqa: PLC0415  # imports Spark
-    from taskyard.pipeline.jobs import history as job  # noqa: PLC0415
+    from taskyard.pipeline.jobs import history as job  # noqa: PLC0415  # imports Spark
     from taskyard.pipeline.sources import history as source  # noqa: PLC0415
 
     states = states or (Path(cli_context.settings().value("broker.state")),)
@@ -116,8 +116,7 @@ def history(  # noqa: PLR0913  # one for each option
                 )
             )
             stack.callback(jobs[-1].close)
-        shared = executors.SharedPaths(executors.some_files(states), places)
-        results = _run(cli_context, jobs, master, shared)
+        results = _run(cli_context, jobs, master, (states, places))
     made = [
         StateHistory(
             state=str(state),
@@ -135,11 +134,15 @@ def history(  # noqa: PLR0913  # one for each option
 
 
 def _run(
-    cli_context: CliContext, jobs: list[HistoryJob], master: str, shared: SharedPaths
+    cli_context: CliContext,
+    jobs: list[HistoryJob],
+    master: str,
+    directories: tuple[Sequence[Path], Sequence[Path]],
 ) -> list[HistoryResult]:
     """Run the jobs one by one in one session. All histories are checked before the first.
 
     Little history takes less time than the start of Spark, so it is done here.
+    Executors read from the first `directories`, and write to the second.
     """
     from taskyard.pipeline import executors  # noqa: PLC0415  # imports Spark
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415
@@ -153,7 +156,8 @@ def _run(
         StageProgress(cli_context, starting_text(master)) as progress,
         session_scope("taskyard history", master) as spark,
     ):
-        executors.check(spark, master, shared)
+        states, outs = directories
+        executors.check(spark, master, executors.SharedPaths((), outs, states))
         results = []
         for number, one in enumerate(jobs):
             of = f" {number + 1} of {len(jobs)}" if len(jobs) > 1 else ""

@@ -81,8 +81,8 @@ class HistoryLocation(Struct):
         """Raise UserError if a machine of a cluster does not see the histories."""
         from taskyard.pipeline import executors  # noqa: PLC0415  # it imports Spark
 
-        files = executors.some_files(self.directories)
-        executors.check(spark, master, executors.SharedPaths(files, [scratch]))
+        shared = executors.SharedPaths((), [scratch], self.directories)
+        executors.check(spark, master, shared)
 
 
 def history_location(
