@@ -112,8 +112,8 @@ def _classic_session(
     own = {"spark.app.name": name, "spark.master": master}
     settings = _SETTINGS | _settings_for(found, master, short_job=short_job) | own | dict(conf)
     try:
-        _launch(settings)
         with connect.disabled():
+            _launch(settings)
             spark = SparkSession.Builder().config(map={**settings}).getOrCreate()
     except PySparkRuntimeError as error:
         raise NotInstalled(
