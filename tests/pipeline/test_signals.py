@@ -127,6 +127,22 @@ def skip_repetition(config: pytest.Config, *, is_repetition: bool) -> None:
         pytest.skip("only with --whole")
 
 
+#: Ends by a signal. The function that interrupts queries at a server is called, and may fail.
+SERVED = """
+import os, signal
+from taskyard.pipeline import jvm
+jvm.before_end(lambda: print("interrupted", flush=True) or 1 / 0)
+with jvm.end_jvm_on_signals():
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_signal_interrupts_the_queries_of_a_server(tmp_path: Path) -> None:
+    with Running(tmp_path, program=(sys.executable, "-c", SERVED)) as running:
+        code, out, err = running.end()
+    assert (code, out, err) == (128 + signal.SIGTERM, "interrupted\n", "taskyard: terminated\n")
+
+
 @pytest.mark.parametrize(("words", "number"), STARTING)
 def test_command_is_ended_while_its_jvm_starts(
     place: Path, words: Sequence[str], number: signal.Signals, pytestconfig: pytest.Config
