@@ -40,12 +40,6 @@ RESULTS = {
 #: The first test of a deployment runs all of its verbs.
 TIMEOUT_SECONDS = 900
 
-#: Jobs that are not finished for every deployment.
-UNFINISHED = {
-    "load": "the job uses RDDs, and sends relative paths to the executors",
-    "history": "the job is a stream, whose Python a busy Connect server starts too slowly",
-}
-
 DEPLOYMENTS = ("classic", "connect", "cluster")
 
 
@@ -114,8 +108,6 @@ def _broker(factory: pytest.TempPathFactory) -> Broker:
 @pytest.mark.parametrize("verb", verbs.VERBS)
 @pytest.mark.parametrize("deployment", DEPLOYMENTS)
 def test_verb_runs(deployment: str, verb: str, request: pytest.FixtureRequest) -> None:
-    if verb in UNFINISHED:
-        request.applymarker(pytest.mark.xfail(reason=UNFINISHED[verb], strict=False))
     fixture = {"connect": "remote"}.get(deployment, deployment)
     found = request.getfixturevalue(fixture)[verb]
     assert found == RESULTS[verb], found

@@ -17,7 +17,7 @@ import pytest
 
 from taskyard.journal.history import FOLDER, PARQUET, HistoryPart
 from taskyard.journal.parquet_file import EDGES, EVENTS
-from taskyard.pipeline.history import merge
+from taskyard.pipeline.history import memory
 from taskyard.pipeline.jobs import history as job_module
 from taskyard.pipeline.jobs.history import HistoryJob
 from taskyard.pipeline.store.location import Location
@@ -76,7 +76,7 @@ def test_many_runs_equal_one(seed: int, tmp_path: Path, monkeypatch: pytest.Monk
         is_divided = number % 2
         monkeypatch.setattr(job_module, "STEPS_OF_ONE_SHARE", 0 if is_divided else 1 << 30)
         monkeypatch.setattr(job_module, "STEPS_PER_SHARE", 50)
-        monkeypatch.setattr(merge, "FILES_SMALL_MAX", 3)
+        monkeypatch.setattr(memory, "FILES_SMALL_MAX", 3)
         run(tmp_path / "state", tmp_path / "often", "parquet")
         first = cut + 1
     for table in TABLES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import structs
@@ -104,33 +104,32 @@ def history(  # noqa: PLR0913  # one for each option
     source.require_distinct(states)
     are_complete = [job.export(state) for state in states]
     places = [out or str(state / FOLDER) for state in states]
+    options: Any = {"table_format": table_format, "keep": timedelta(microseconds=keep / 1000)}
     with ExitStack() as stack:
         jobs = []
         for state, place in zip(states, places, strict=True):
-            jobs.append(
-                job.HistoryJob(
-                    state,
-                    place,
-                    table_format=table_format,
-                    keep=timedelta(microseconds=keep / 1000),
-                )
-            )
+            jobs.append(job.HistoryJob(state, place, **options))
             stack.callback(jobs[-1].close)
-        results = _run(cli_context, jobs, master, (states, places))
-    made = [
-        StateHistory(
-            state=str(state),
-            out=place,
-            row_last=result.last,
-            parts=result.parts,
-            campaigns=result.campaigns,
-            complete=is_complete,
-        )
-        for state, place, result, is_complete in zip(
-            states, places, results, are_complete, strict=True
-        )
-    ]
-    _print(cli_context, made, as_json=as_json)
+        local = [Path(place) for place in places if "://" not in place]
+        results = _run(cli_context, jobs, master, (states, local))
+    rows = zip(states, places, results, are_complete, strict=True)
+    _print(cli_context, [_state_history(*row) for row in rows], as_json=as_json)
+
+
+def _state_history(
+    state: Path,
+    place: str,
+    result: HistoryResult,
+    is_complete: bool,  # noqa: FBT001  # a row
+) -> StateHistory:
+    return StateHistory(
+        state=str(state),
+        out=place,
+        row_last=result.last,
+        parts=result.parts,
+        campaigns=result.campaigns,
+        complete=is_complete,
+    )
 
 
 def _run(
@@ -141,16 +140,16 @@ def _run(
 ) -> list[HistoryResult]:
     """Run the jobs one by one in one session. All histories are checked before the first.
 
-    Little history takes less time than the start of Spark, so it is done here.
+    Little history takes less time than the start of Spark on this machine, so it is done here.
     Executors read from the first `directories`, and write to the second.
     """
     from taskyard.pipeline import executors  # noqa: PLC0415  # imports Spark
-    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
+    from taskyard.pipeline.session import is_local, session_scope  # noqa: PLC0415
 
     plans = [one.plan() for one in jobs]
     if all(plan.is_empty for plan in plans):
         return [one.outcome(plan) for one, plan in zip(jobs, plans, strict=True)]
-    if not any(plan.needs_spark for plan in plans):
+    if is_local(master) and not any(plan.needs_spark for plan in plans):
         return [one.run() for one in jobs]
     with (
         StageProgress(cli_context, starting_text(master)) as progress,

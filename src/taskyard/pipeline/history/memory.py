@@ -12,6 +12,8 @@ _buckets       changes in each minute, a file for each day, and one of open atte
 _levels        queue depth and running attempts at the end of each day
 """
 
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final
 
 import pyarrow as pa
@@ -47,6 +49,10 @@ def selected(schema: pa.Schema, names: tuple[str, ...]) -> pa.Schema:
 
 STEPS: Final = coded(selected(EVENTS, COLUMNS))
 MEMBERS: Final = coded(selected(EVENTS, MEMBER_COLUMNS))
+
+#: A file with fewer rows is small. Small files are merged when there are this many.
+ROWS_SMALL: Final = 100_000
+FILES_SMALL_MAX: Final = 24
 
 #: The schema of every table of the memory.
 MEMORY: Final = {
@@ -151,3 +157,21 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if pa.types.is_dictionary(kind) and not pa.types.is_dictionary(column.type):
         return column.dictionary_encode().cast(kind)
     return column.cast(kind)
+
+
+class FilesMerge(Struct, frozen=True):
+    """Merges files of a table, in their order."""
+
+    files: Files
+    schema: pa.Schema
+    name: str
+
+    def __call__(self) -> DataFile:
+        rows = self.files.read(coded(self.schema))
+        return write_data_file(self.files.directory, rows, "", self.name)
+
+
+def small_tail(files: Sequence[DataFile]) -> list[DataFile]:
+    """Return the small files at the end, if there are many."""
+    small = [*takewhile(lambda file: file.rows < ROWS_SMALL, reversed(files))][::-1]
+    return small if len(small) >= FILES_SMALL_MAX else []

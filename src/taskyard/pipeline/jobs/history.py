@@ -31,8 +31,7 @@ from taskyard.pipeline.fold import schemas
 from taskyard.pipeline.history.finish import Finish, FinishedFiles
 from taskyard.pipeline.history.fold_files import EventsFold, FoldedFiles
 from taskyard.pipeline.history.inputs import CopiedPart, PartCopy, StepsInput, StepsSplit
-from taskyard.pipeline.history.memory import MEMORY, Files, Memory
-from taskyard.pipeline.history.merge import FilesMerge, small_tail
+from taskyard.pipeline.history.memory import MEMORY, Files, FilesMerge, Memory, small_tail
 from taskyard.pipeline.share_runner import run_shares
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.store.data_file import DataFile, new_name

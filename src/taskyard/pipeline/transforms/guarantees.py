@@ -12,7 +12,6 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from taskyard.pipeline.fold.steps import ENDED, STATES
-from taskyard.pipeline.transforms.links import links
 
 
 class Guarantees(msgspec.Struct, frozen=True):
@@ -139,7 +138,7 @@ def dependency_counts(found: DataFrame, edges: DataFrame) -> DataFrame:
     `broken` are leases after an edge was added and before its dependency was done. `waiting` are
     newest generations that are blocked by a dependency that is not done or not known.
     """
-    resolved = links(found, edges)
+    resolved = _links(found, edges)
     one, newest, after = f.col("waiting"), f.col("newest"), f.col("before")
     is_newest = one["submitted_record"] == newest["submitted_record"]
     done_record = f.coalesce(after["done_record"], f.lit(_NEVER))
@@ -181,3 +180,31 @@ def counted(row: dict[str, int | None], blocked_behind_failure: int) -> Guarante
         unknown=count["unknown"],
         stale_refused=count["stale"],
     )
+
+
+def _links(names: DataFrame, edges: DataFrame) -> DataFrame:
+    """Resolve both ends of each edge to generations: `waiting`, and `before`, null if unknown.
+
+    Edges connect names, and a name can be submitted again. Both ends resolve to the newest
+    generation when the edge was added. If a name was only submitted later, its first one counts.
+
+    `names` has the `generations` of each `task`, in order of `submitted_record`. `newest` is the
+    newest generation of the waiting name. Edges of names that were never submitted are left out.
+    """
+    waiting = names.select("task", f.col("generations").alias("every"))
+    before = names.select(f.col("task").alias("after"), f.col("generations").alias("before"))
+    both = edges.select("task", "after", "record").join(waiting, on="task", how="inner")
+    return both.join(before, on="after", how="left").select(
+        "task",
+        "record",
+        _as_of_record("every").alias("waiting"),
+        f.try_element_at("every", f.lit(-1)).alias("newest"),
+        _as_of_record("before").alias("before"),
+    )
+
+
+def _as_of_record(name: str) -> Column:
+    """Return the generation that a name had at a record, or its first one, or null."""
+    every = f.col(name)
+    so_far = f.filter(every, lambda one: one["submitted_record"] <= f.col("record"))
+    return f.coalesce(f.try_element_at(so_far, f.lit(-1)), f.try_element_at(every, f.lit(1)))
