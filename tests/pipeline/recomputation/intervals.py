@@ -67,6 +67,7 @@ class Intervals:
 
     def __init__(self, replay: Replay) -> None:
         self.scopes: dict[Scope, Activity] = {}
+        self._last_ns = replay.last_ns
         for generation in replay.generations:
             for row in generation.events:
                 self._add_event(generation, row)
@@ -149,7 +150,9 @@ class Intervals:
         for at_ns, reason in activity.reasons:
             if at_ns in within:
                 reasons[reason] = reasons.get(reason, 0) + 1
-        busy_ns = sum(overlap_ns(run, begin_ns, end_ns) for run in activity.runs)
+        # An open attempt is known to run until the last event.
+        runs = [(start, self._last_ns if stop is None else stop) for start, stop in activity.runs]
+        busy_ns = sum(overlap_ns(*run, begin_ns, end_ns) for run in runs)
         return {
             **scope._asdict(),
             "bucket": time(begin_ns),
@@ -196,10 +199,9 @@ def _holds(span: Span, end_ns: int) -> bool:
     return start_ns < end_ns and (stop_ns is None or stop_ns >= end_ns)
 
 
-def overlap_ns(span: Span, begin_ns: int, end_ns: int) -> int:
-    """Return how much of a span is in an interval. An open one is unknown and counts as 0."""
-    start_ns, stop_ns = span
-    return 0 if stop_ns is None else max(0, min(stop_ns, end_ns) - max(start_ns, begin_ns))
+def overlap_ns(start_ns: int, stop_ns: int, begin_ns: int, end_ns: int) -> int:
+    """Return how much of a span is in an interval."""
+    return max(0, min(stop_ns, end_ns) - max(start_ns, begin_ns))
 
 
 def _utilisation(activity: Activity, busy_ns: int, begin_ns: int, end_ns: int) -> float | None:

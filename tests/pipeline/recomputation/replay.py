@@ -148,6 +148,8 @@ class Replay:
         self.generations: list[Generation] = []
         self.attempts: list[Attempt] = []
         self.stays: list[Stay] = []
+        #: The latest time of an event.
+        self.last_ns = max((event["time_ns"] for event in events), default=0)
         self._newest: dict[str, Generation] = {}
         self._open: dict[str, Attempt] = {}
         self._registered: dict[str, Stay] = {}
