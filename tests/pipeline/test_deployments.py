@@ -40,7 +40,8 @@ RESULTS = {
 #: The first test of a deployment runs all of its verbs.
 TIMEOUT_SECONDS = 900
 
-DEPLOYMENTS = ("classic", "connect", "cluster")
+#: All other tests use classic Spark.
+DEPLOYMENTS = (pytest.param("classic", marks=pytest.mark.whole), "connect", "cluster")
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +114,7 @@ def test_verb_runs(deployment: str, verb: str, request: pytest.FixtureRequest) -
     assert found == RESULTS[verb], found
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(TIMEOUT_SECONDS)
 def test_terminated_command_ends_its_workers_at_the_server(
     connect_url: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory

@@ -46,6 +46,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             server.terminate()
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("api")
 def test_log_of_the_api_agrees_with_the_tables(
     example: Any, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

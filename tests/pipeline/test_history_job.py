@@ -270,7 +270,7 @@ def test_tables_of_another_version_are_refused(state: Path, tmp_path: Path) -> N
 
 
 def test_path_that_delta_cannot_have_is_refused(state: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="a path with % can't have Delta tables"):
+    with pytest.raises(UserError, match=r"a path with % or .* can't have Delta tables"):
         make_tables(state, tmp_path / "100%20")
     job = HistoryJob(state, tmp_path / "100%21", table_format="parquet")
     assert job.run().parts == len(SPANS)

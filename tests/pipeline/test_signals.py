@@ -30,8 +30,8 @@ FILE = "campaign.jsonl"
 #: Each command, and the signal that ends it while its JVM starts. All have the same handler. Those
 #: after the first two are run with --whole.
 STARTING: tuple[tuple[Sequence[str], signal.Signals], ...] = (
-    (("history",), signal.SIGHUP),
     (("report", "--out", "report"), signal.SIGINT),
+    (("fleet", "--workers", "1"), signal.SIGHUP),
     (("load", "--dry-run", FILE), signal.SIGTERM),
     (("sweep", FILE, "--workers", "1", "--run-time", "1s"), signal.SIGTERM),
 )

@@ -78,7 +78,7 @@ def test_mode_and_options_are_checked(spark: SparkSession, tmp_path: Path) -> No
             assert client.counts("c")["ready"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_stream_killed_in_a_batch_submits_each_row_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:

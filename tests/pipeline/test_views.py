@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-#: Characters that are special to SQL, to Hadoop's patterns or in a URI.
-ODD_NAME = "it's [a] {b}, 5%20 \\d"
+#: Characters that are special to SQL, to Hadoop's patterns or in a URI. Delta has no % and backslash.
+ODD_NAME = "it's [a] {b}, #5 & d"
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def read(
 
 def _read_one(spark: SparkSession, out: Location, dataset: Dataset, run: int | None) -> DataFrame:
     store = TableStore.open(out, run)
-    names = [BROKER.name, *dataset.names]
+    names = [*dataset.names, BROKER.name]
     uris = store.uris(dataset.name)
     if not uris:
         return of_broker(dataset.empty(spark), "").select(*names)

@@ -1,8 +1,10 @@
 """A Delta table, by the `deltalake` library: files are written elsewhere, commits are made here."""
 
 import datetime as dt
+import re
 import time
 from pathlib import Path
+from typing import Final
 
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
@@ -14,14 +16,17 @@ from taskyard.pipeline.store.location import Location
 from taskyard.pipeline.store.manifest import TableVersion
 from taskyard.pipeline.store.table_formats import Change
 
+#: Characters that the library changes: it decodes twice, and takes \\ for a slash.
+_UNUSABLE: Final = re.compile(r"[%\\\x00-\x1f]")
+
 
 class DeltaFormat:
     """One Delta table. Other programs read it by its log."""
 
     def __init__(self, directory: Location) -> None:
-        if directory.is_local and "%" in directory.uri:  # its library decodes it twice
+        if directory.is_local and _UNUSABLE.search(directory.uri):
             raise UnusableFile(
-                f"{directory}: a path with % can't have Delta tables (use another --out, or "
+                f"{directory}: a path with % or \\ can't have Delta tables (use another --out, or "
                 "--format parquet)"
             )
         self._directory = directory
