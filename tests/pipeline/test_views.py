@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-#: Characters that are special to SQL, to Hadoop's patterns or in a URI. Delta has no % and backslash.
+#: Characters that are special to SQL, to Hadoop's patterns or in a URI. Not % and backslash.
 ODD_NAME = "it's [a] {b}, #5 & d"
 
 

@@ -8,6 +8,7 @@ nothing to check. Knows nothing of the jobs.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from taskyard import __version__
 from taskyard.errors import NotInstalled, UnusableFile
 from taskyard.journal.history import FOLDER
 from taskyard.pipeline.session import is_local
@@ -97,9 +97,10 @@ def _check_machine(master: str, host: str, python: str, version: str | None) -> 
             f"{master}: Python at {host} can't import taskyard: {python} (install it there, or set "
             "PYSPARK_PYTHON to a Python that has it, for a server before it starts)"
         )
-    if version != __version__:
+    own = importlib.import_module("taskyard").__version__  # the package above this one
+    if version != own:
         raise NotInstalled(
-            f"{master}: taskyard {version} at {host}, {__version__} here (install one version)"
+            f"{master}: taskyard {version} at {host}, {own} here (install one version)"
         )
 
 
@@ -113,16 +114,15 @@ def _probe_function(wanted: list[_FileSize]) -> _PartitionFunction:
     """Return a function that needs no Taskyard, so it must not use names of this module."""
 
     def probe(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import os  # noqa: PLC0415  # in the executor
+        import importlib  # noqa: PLC0415  # in the executor
+        import os  # noqa: PLC0415
         import socket  # noqa: PLC0415
         import sys  # noqa: PLC0415
 
         import pyarrow  # noqa: PLC0415, ICN001
 
         try:
-            import taskyard  # noqa: PLC0415
-
-            version = taskyard.__version__
+            version = importlib.import_module("taskyard").__version__
         except ImportError:
             version = None
         missing = []
