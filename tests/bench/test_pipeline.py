@@ -34,14 +34,15 @@ SPARK: dict[str, Shown] = {
     "attempts": [
         ("events to attempts, Spark", "CPU s", None, None),
         ("events to attempts, DuckDB", "CPU s", None, None),
-        ("  Spark over DuckDB", "×", 10, 5),
+        ("  Spark over DuckDB", "×", 5, 2.5),
     ],
     "history": [
-        ("history, all datasets", "CPU s", 90, 40),
+        ("history, all datasets", "CPU s", 40, 25),
         ("  by the clock", "s", None, None),
-        ("  the fold alone, without Spark", "CPU s", None, None),
+        ("  without Spark", "CPU s", None, None),
+        ("  1,000 tasks more", "CPU s", 3, 3),
     ],
-    "report": [("report of the demo", "CPU s", 25, 12), ("  by the clock", "s", None, None)],
+    "report": [("report of the demo", "CPU s", 12, 8), ("  by the clock", "s", None, None)],
     "load": [
         ("load", "CPU s", 20, 20),
         ("  by the clock", "s", None, None),

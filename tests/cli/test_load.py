@@ -11,6 +11,7 @@ import pytest
 
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.pipeline import load as pipeline_load
+from taskyard.pipeline.jobs import load as load_job
 from tests.cli.yard import Caller
 
 OK = """\
@@ -99,14 +100,14 @@ def test_dry_run_that_skips_bad_rows_exits_0_in_the_pipeline_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Replace the Spark job, so that only the command is under test."""
-    validation = SimpleNamespace(places=[0, 1])
+    validation = SimpleNamespace(rows=[0, 1])
     checked = SimpleNamespace(
         revalidate=lambda existing: None,  # noqa: ARG005
         rejects=["x:3: bad"],
         validation=validation,
     )
     monkeypatch.setattr(pipeline_load, "_spark", lambda *_: nullcontext())
-    monkeypatch.setattr(pipeline_load, "_read", lambda *_: checked)
+    monkeypatch.setattr(load_job, "read", lambda *_, **__: checked)
     monkeypatch.setattr(pipeline_load, "_print", lambda *_: None)
     words = ["pipeline", "load", good(tmp_path, "rows"), "--dry-run"]
     assert run(taskyard, words) == 2

@@ -39,13 +39,20 @@ class ConnectionChecker:
         self._latest: dict[bytes, int] = {}
         #: By worker: its tasks and attempts at a new connection, and when that was.
         self._doubted_ns: dict[bytes, dict[tuple[bytes, int], int]] = {}
+        #: The same for WMP. Its workers may get another route with each connection, and list their
+        #: tasks at times, so a lease that is doubted need not end.
+        self._latest_wmp: dict[bytes, tuple[bytes, int]] = {}
+        self._maybe_doubted_ns: dict[bytes, dict[tuple[bytes, int], int]] = {}
 
     def broker_down(self) -> None:
         self._latest, self._doubted_ns = {}, {}
+        self._latest_wmp, self._maybe_doubted_ns = {}, {}
 
     def on_message(self, message: Message, now_ns: int) -> None:
         """Note a message, and the leases of its sender if it is the first on its connection."""
         route = message.route
+        if route[0] == Listener.WMP:
+            self._note_wmp(message, now_ns)
         if route[0] != Listener.ROUND_ROBIN:
             return
         latest = self._latest.get(route)
@@ -57,9 +64,20 @@ class ConnectionChecker:
         for held in self._model.workers[worker].held.values():
             doubted_ns.setdefault((held.name, held.attempt), now_ns)
 
+    def _note_wmp(self, message: Message, now_ns: int) -> None:
+        place = (message.route, message.connection)
+        for worker in {getattr(one, "worker", None) for one in message.sent_events}:
+            if worker is None or self._latest_wmp.get(worker) == place:
+                continue
+            self._latest_wmp[worker] = place
+            doubted_ns = self._maybe_doubted_ns.setdefault(worker, {})
+            known = self._model.workers.get(worker)
+            for held in known.held.values() if known else ():
+                doubted_ns.setdefault((held.name, held.attempt), now_ns)
+
     def has_ended(self, worker: bytes, keys: Iterable[tuple[bytes, int]], now_ns: int) -> bool:
         """Return whether the time of leases on an old connection is over."""
-        doubted_ns = self._doubted_ns.get(worker, {})
+        doubted_ns = self._doubted_ns.get(worker, {}) | self._maybe_doubted_ns.get(worker, {})
         lease_ns = self._model.workers[worker].facts.restart_lease_ns - EARLY_NS_MAX
         return all(key in doubted_ns and now_ns >= doubted_ns[key] + lease_ns for key in keys)
 
