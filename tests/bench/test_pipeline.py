@@ -151,7 +151,8 @@ def test_missing_duckdb_is_reported_and_other_cases_run(
     done, lines = bench(tmp_path, "attempts", "history")
     assert "DuckDB is not installed" in done.stderr
     assert shown(lines) == [SPARK["attempts"][0], *SPARK["history"]]
-    assert [words[0] for words in asked] == ["spark attempts", "fold", "command"]
+    cases = [words[0] for words in asked]
+    assert cases == ["spark attempts", "command", "fold", "increment"]
 
 
 def test_suite_without_spark_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
