@@ -140,7 +140,7 @@ def _run(
 ) -> list[HistoryResult]:
     """Run the jobs one by one in one session. All histories are checked before the first.
 
-    Little history takes less time than the start of Spark on this machine, so it is done here.
+    One share gains nothing from a session on this machine, so it is done here.
     Executors read from the first `directories`, and write to the second.
     """
     from taskyard.pipeline import executors  # noqa: PLC0415  # imports Spark

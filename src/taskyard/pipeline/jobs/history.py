@@ -43,11 +43,8 @@ from taskyard.pipeline.store.tables import WORK, TableStore
 #: Steps that one share folds. Each takes up to a kilobyte of memory.
 STEPS_PER_SHARE: Final = 2_000_000
 
-#: A run with fewer is one share.
+#: A run with fewer is one share. Spark would only add the start of its session.
 STEPS_OF_ONE_SHARE: Final = 5_000_000
-
-#: A run with fewer takes a few seconds, less than the start of Spark.
-STEPS_WITHOUT_SPARK: Final = 250_000
 
 #: How long files of earlier runs are kept, and after how many runs they are looked for.
 KEEP: Final = dt.timedelta(days=7)
@@ -101,7 +98,7 @@ class HistoryPlan(msgspec.Struct):
 
     @property
     def needs_spark(self) -> bool:
-        return self.steps > STEPS_WITHOUT_SPARK
+        return self.shares > 1
 
     @property
     def shares(self) -> int:
