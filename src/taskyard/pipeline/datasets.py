@@ -294,23 +294,6 @@ TASKS: Final = Dataset(
     ),
 )
 
-#: Columns of tasks that the walk along the graph computes.
-PLACED_TASKS: Final = (
-    "state",
-    "is_behind_failure",
-    "waits_for",
-    "level",
-    "path_ns",
-    "earliest_end",
-)
-
-#: Tasks with only the columns that follow from their own events.
-TASKS_WITHOUT_GRAPH: Final = Dataset(
-    "tasks_without_graph",
-    "one task, from its own events",
-    tuple(one for one in TASKS.columns if one.name == "state" or one.name not in PLACED_TASKS),
-)
-
 WORKERS: Final = Dataset(
     "workers",
     "one stay of a worker: from joining, as one process, to leaving",

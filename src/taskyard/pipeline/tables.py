@@ -6,6 +6,7 @@ executors. `store` has the layout.
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from pyspark.sql.types import StructType
 
 from taskyard.pipeline.datasets import BROKER, EDGES, EVENTS, Dataset, of_broker, united
 from taskyard.pipeline.history.memory import Files
-from taskyard.pipeline.layout import spark_read_path
 from taskyard.pipeline.store.location import Location
 from taskyard.pipeline.store.manifest import FILE_NAME
 from taskyard.pipeline.store.tables import TableStore
+
+_SPECIAL = re.compile(r"[\\*?\[\]{}]")
 
 #: The directory of the tables of one or several brokers.
 Place = str | os.PathLike[str]
@@ -83,3 +85,9 @@ def broker_of(out: Location) -> str:
 def are_tables(directory: Path) -> bool:
     """Return whether a directory has tables of `pipeline history`."""
     return (directory / FILE_NAME).exists()
+
+
+def spark_read_path(path: Path) -> str:
+    """Return a local path in the form that Spark reads, with all pattern characters escaped."""
+    escaped = _SPECIAL.sub(r"\\\g<0>", str(path.absolute()))
+    return f"file://{escaped}"

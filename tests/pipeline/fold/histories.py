@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
@@ -13,10 +12,11 @@ from simulator.histories import History, history_of
 from simulator.schedule import run
 from taskyard.pipeline.fold.buckets import add_up
 from taskyard.pipeline.fold.columns import plain
-from taskyard.pipeline.fold.places import Places
-from taskyard.pipeline.fold.schemas import ATTEMPTS, BUCKETS, PLACES, TASKS_WITHOUT_GRAPH, WORKERS
+from taskyard.pipeline.fold.schemas import ATTEMPTS, BUCKETS, TASKS_WITHOUT_GRAPH, WORKERS
 from taskyard.pipeline.fold.share import fold_share
 from taskyard.pipeline.fold.stays import fold_stays
+from taskyard.pipeline.fold.whole import placed_tasks
+from tests.pipeline.event_log import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,16 +45,26 @@ def history(seed: int, share: float = 1.0) -> History:
 
 
 def placed(settled: pa.Table, still_open: pa.Table, edges: pa.Table) -> tuple[Rows, Rows]:
-    """Return tasks with their places, and the critical paths, from a walk without memory."""
-    nodes = pa.concat_tables([settled, still_open]).unify_dictionaries()
-    is_settled = np.arange(len(nodes)) < len(settled)
-    places = Places(PLACES.empty_table(), nodes, is_settled, edges)
-    whole = nodes.drop_columns(["state"])
-    for name, column in places.columns().items():
-        whole = whole.append_column(name, column)
-    ways = places.chains([])
-    path = places.critical_path(ways, whole.take(pa.array(ways.node)))
-    return whole.to_pylist(), path.to_pylist()
+    """Return tasks with their places, and the critical paths, as rows."""
+    tasks, path = placed_tasks(settled, still_open, edges)
+    return tasks.to_pylist(), path.to_pylist()
+
+
+def log_of_two() -> EventLog:
+    """Return a log of two tasks. One is done after three minutes, the other fails twice."""
+    log = EventLog()
+    log.join(0, "w", slots=2)
+    log.submit(0, "a")
+    log.submit(30, "b")
+    log.lease(90, "a")
+    log.lease(105, "b")
+    log.add(120, "postponed", "b", worker="w", reason=" busy\nsince noon", own_fault=True)
+    log.finish(270, "a")
+    log.add(360, "due", "b")
+    log.ready(360, "b", "due")
+    log.lease(375, "b")
+    log.fail(390, "b", "busy")
+    return log
 
 
 class Folded(Struct):

@@ -14,29 +14,12 @@ from taskyard.pipeline.fold.schemas import LEVELS
 from taskyard.pipeline.fold.share import FoldedShare, fold_share
 from taskyard.pipeline.fold.stays import FoldedStays, fold_stays
 from tests.pipeline.event_log import START_NS, EventLog, at
-from tests.pipeline.fold.histories import BROKER, SECOND_NS
+from tests.pipeline.fold.histories import BROKER, SECOND_NS, log_of_two
 
 
 def fold(events: pa.Table) -> tuple[FoldedShare, FoldedStays]:
     found = fold_share(events, BROKER)
     return found, fold_stays(events, found.attempts, found.attempts_open, BROKER)
-
-
-def log_of_two() -> EventLog:
-    """Return a log of two tasks. One is done after three minutes, the other fails twice."""
-    log = EventLog()
-    log.join(0, "w", slots=2)
-    log.submit(0, "a")
-    log.submit(30, "b")
-    log.lease(90, "a")
-    log.lease(105, "b")
-    log.add(120, "postponed", "b", worker="w", reason=" busy\nsince noon", own_fault=True)
-    log.finish(270, "a")
-    log.add(360, "due", "b")
-    log.ready(360, "b", "due")
-    log.lease(375, "b")
-    log.fail(390, "b", "busy")
-    return log
 
 
 def rows_of(scope: str, *columns: str) -> list[tuple[Any, ...]]:

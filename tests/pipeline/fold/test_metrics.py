@@ -11,32 +11,16 @@ from taskyard.pipeline.fold.schemas import LEVELS
 from taskyard.pipeline.fold.share import fold_share
 from taskyard.pipeline.fold.stays import fold_stays
 from tests.pipeline.event_log import SECOND_NS, START_NS, EventLog, at
+from tests.pipeline.fold.histories import log_of_two
 
 MINUTE_NS = 60 * SECOND_NS
 
 Row = dict[str, Any]
 
 
-def make_log() -> EventLog:
-    """Return a log of two tasks. One is done after three minutes, the other fails twice."""
-    log = EventLog()
-    log.join(0, "w", slots=2)
-    log.submit(0, "a")
-    log.submit(30, "b")
-    log.lease(90, "a")
-    log.lease(105, "b")
-    log.add(120, "postponed", "b", worker="w", reason="busy\nsince noon", own_fault=True)
-    log.finish(270, "a")
-    log.add(360, "due", "b")
-    log.ready(360, "b", "due")
-    log.lease(375, "b")
-    log.fail(390, "b", "busy")
-    return log
-
-
 def of_lanes() -> EventLog:
     log = EventLog("laned")
-    for event in make_log().events:
+    for event in log_of_two().events:
         log.events.append({**event, "record": int(str(event["record"])) + 100})
         if event.get("task"):
             log.events[-1] |= {"campaign": "laned", "lane": "x", "task": f"laned {event['task']}"}
@@ -45,7 +29,7 @@ def of_lanes() -> EventLog:
 
 @pytest.fixture(scope="module")
 def found() -> list[Row]:
-    whole = make_log()
+    whole = log_of_two()
     whole.events += [event for event in of_lanes().events if event.get("task")]
     events, _ = whole.tables()
     folded = fold_share(events, "broker")

@@ -35,7 +35,7 @@ Span = tuple[int, int | None]
 
 
 class Scope(NamedTuple):
-    """What a row of metrics is about."""
+    """The campaign, service, lane or worker of a row of metrics."""
 
     scope: str
     campaign: str | None = None

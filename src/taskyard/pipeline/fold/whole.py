@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from taskyard.pipeline.fold.places import Places
 from taskyard.pipeline.fold.schemas import PLACES
-from taskyard.pipeline.fold.share import FoldedShare, fold_share
+from taskyard.pipeline.fold.share import fold_share
 from taskyard.pipeline.fold.stays import fold_stays
 
 
@@ -29,7 +29,7 @@ def fold_whole(events: pa.Table, edges: pa.Table, broker: str) -> FoldedHistory:
     """Fold all events and edges of a broker."""
     folded = fold_share(events, broker)
     stays = fold_stays(events, folded.attempts, folded.attempts_open, broker)
-    tasks, critical_path = placed_tasks(folded, edges)
+    tasks, critical_path = placed_tasks(folded.tasks, folded.tasks_open, edges)
     return FoldedHistory(
         attempts=_joined(folded.attempts, folded.attempts_open),
         tasks=tasks,
@@ -38,10 +38,12 @@ def fold_whole(events: pa.Table, edges: pa.Table, broker: str) -> FoldedHistory:
     )
 
 
-def placed_tasks(folded: FoldedShare, edges: pa.Table) -> tuple[pa.Table, pa.Table]:
+def placed_tasks(
+    settled: pa.Table, still_open: pa.Table, edges: pa.Table
+) -> tuple[pa.Table, pa.Table]:
     """Return tasks with their places, and the critical paths."""
-    nodes = _joined(folded.tasks, folded.tasks_open)
-    is_settled = np.arange(len(nodes)) < len(folded.tasks)
+    nodes = _joined(settled, still_open)
+    is_settled = np.arange(len(nodes)) < len(settled)
     places = Places(PLACES.empty_table(), nodes, is_settled, edges)
     whole = nodes.drop_columns(["state"])
     for name, column in places.columns().items():

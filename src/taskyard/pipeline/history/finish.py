@@ -13,7 +13,6 @@ from taskyard.pipeline.history.memory import STEPS, Files, Memory, selected
 from taskyard.pipeline.history.stays import write_stays
 from taskyard.pipeline.history.walk import GraphWalk
 from taskyard.pipeline.store.data_file import DataFile
-from taskyard.pipeline.store.location import Location
 
 
 class FinishedFiles(Struct):
@@ -34,7 +33,6 @@ class Finish(Struct, frozen=True):
     """Makes all tables that depend on several shares."""
 
     broker: str
-    out: Location
     memory: Memory
     #: The tables as they were: tasks and workers that are final, metrics, critical paths.
     tasks: Files

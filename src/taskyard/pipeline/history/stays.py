@@ -39,8 +39,6 @@ class StayFiles(Struct):
     workers: list[DataFile]
     workers_open: list[DataFile]
     memory: dict[str, list[DataFile]]
-    #: Workers and slots of all stays that changed.
-    slots: pa.Table
 
 
 def write_stays(
@@ -56,7 +54,6 @@ def write_stays(
         CarriedStays(memory.read("_members"), memory.read("_work"), memory.read("_stays")),
     )
     carried = found.carried
-    both = [in_schema(one, schemas.WORKERS) for one in (found.workers, found.workers_open)]
     return StayFiles(
         write_rows(workers.directory, found.workers, schemas.WORKERS, "final"),
         write_rows(workers.directory, found.workers_open, schemas.WORKERS, "open"),
@@ -65,7 +62,6 @@ def write_stays(
             "_work": memory.write("_work", carried.work),
             "_stays": memory.write("_stays", carried.before),
         },
-        pa.concat_tables(both).select(["worker", "slots"]),
     )
 
 

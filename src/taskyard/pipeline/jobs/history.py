@@ -200,7 +200,6 @@ class HistoryJob:
             memory = self._memory()
             finish = Finish(
                 self._broker,
-                self._out,
                 memory,
                 self._files("tasks", _FINAL),
                 self._files("workers", _FINAL),

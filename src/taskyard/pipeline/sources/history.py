@@ -32,7 +32,6 @@ from taskyard.journal.history import HistoryPart, PartWriter
 from taskyard.journal.reader import JournalReader
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset, of_broker
-from taskyard.pipeline.layout import spark_read_path
 from taskyard.pipeline.share_runner import run_shares
 from taskyard.pipeline.store.location import Location
 from taskyard.pipeline.store.tables import TableStore
@@ -294,7 +293,7 @@ def frame(spark: SparkSession, dataset: Dataset, files: list[Path]) -> DataFrame
     """Read a dataset from Parquet files. Without files it is empty."""
     if not files:
         return dataset.empty(spark)
-    found = spark.read.schema(dataset.schema).parquet(*map(spark_read_path, files))
+    found = spark.read.schema(dataset.schema).parquet(*map(tables.spark_read_path, files))
     return dataset.check(found)
 
 

@@ -69,10 +69,6 @@ class TableStore:
         if not self.manifest.run:
             write_manifest(self.out, self.manifest)
 
-    @property
-    def table_names(self) -> list[str]:
-        return sorted(self.manifest.tables)
-
     def directory(self, table: str) -> Location:
         return self.out.child(table)
 
