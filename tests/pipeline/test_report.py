@@ -178,6 +178,9 @@ def test_counts_equal_those_of_the_journal(
     assert [row.split("\t")[2] for row in rows] == ["holds"] * 5
     assert rows[-1].split("\t")[1] == "1 stale result refused"
     assert f"tasks\n{counted.submitted}" in tiles
+    assert tiles.endswith("retries\n2")
+    setbacks = seen.page.locator("#section-setbacks p").first.inner_text()
+    assert setbacks.startswith("3 of 27 attempts did not succeed. 1 task failed. ")
     assert document["sound"] is True
     assert document["guarantees"]["done"] == counted.done
     assert document["summary"][0].startswith(
@@ -293,7 +296,7 @@ def facts(**more: Any) -> ReportSummary:
             *("lane", "service", "wait_p50_ns", "wait_p95_ns", "attempts", "lanes"),
             *("run_ns", "alone_ns"),
         ),
-        "setbacks": _empty("reason", "retried", "failed", "lost"),
+        "setbacks": _empty(*("reason", "retried", "failed", "lost", "attempts_all", "failed_all")),
         "levels": _empty("level", "done", "failed", "open"),
         "critical_path": _empty(*CRITICAL_PATH.names),
     }

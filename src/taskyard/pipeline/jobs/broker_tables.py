@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 #: Larger history files are folded by `pipeline history`. They have about a million events.
 FOLDED_BYTES_MAX: Final = 8 * 1024 * 1024
 
+#: One core takes a second or two for these rows. Spark takes as long to start a shuffle.
+_PARTITION_ROWS_MAX: Final = 100_000
+
 #: The tables that the fold makes of a history.
 FOLDED: Final = (ATTEMPTS, TASKS, WORKERS, CRITICAL_PATH)
 
@@ -131,11 +134,12 @@ def linked_state(files: HistoryFiles, scratch: Path) -> Path:
 
 
 def frame_of_rows(spark: SparkSession, rows: pa.Table) -> DataFrame:
-    """Return rows in memory as a frame.
+    """Return rows in memory as a frame. Few rows are one partition, so no query shuffles them.
 
     Spark stops reading at an empty batch, so chunks are combined.
     """
-    return spark.createDataFrame(rows.combine_chunks())
+    frame = spark.createDataFrame(rows.combine_chunks())
+    return frame.coalesce(1) if len(rows) <= _PARTITION_ROWS_MAX else frame
 
 
 def rows_of(

@@ -80,7 +80,7 @@ _ATTEMPT_COLUMNS: Final = (
     *("run_ns", "leased_ns", "leased_record", "settled"),
 )
 _STEP_COLUMNS: Final = ("broker", "campaign", "task", "record", "kind", "time_ns")
-_GUARANTEE_COLUMNS: Final = ("campaign", "task", "record", "kind", "worker", "due")
+_GUARANTEE_COLUMNS: Final = ("task", "record", "kind", "worker", "due")
 
 
 class ReportHistory(Struct):
@@ -182,21 +182,21 @@ def _workers(spark: SparkSession, one: BrokerTables, campaign: str | None) -> pa
 def count_guarantees(spark: SparkSession, one: BrokerTables) -> Guarantees:
     """Count how the tasks of a broker ended, and every violation of a guarantee.
 
-    One query, from events and edges alone. Only the tasks blocked by a failure come from the fold,
-    because they can only be found by a walk along the edges.
+    From events and edges alone. Only the tasks blocked by a failure come from the fold, because
+    they can only be found by a walk along the edges. Few histories have open tasks, so one query
+    is usually enough.
     """
     events = frame_of(spark, [one], EVENTS, names=_GUARANTEE_COLUMNS)
     edges = frame_of(spark, [one], EDGES, names=("task", "after", "record"))
-    names = guarantees.names(events)
-    tasks = guarantees.task_counts(names, events)
-    both = tasks.crossJoin(guarantees.dependency_counts(names, edges))
-    (row,) = both.toArrow().to_pylist()
-    found = guarantees.counted(row, 0)
+    counts = guarantees.Counts(guarantees.counts(events, edges).toArrow().to_pylist())
+    left = guarantees.left_leases(events).count() if counts.newest("leased") else 0
+    found = counts.guarantees(left=left, blocked_behind_failure=0)
     if not found.unfinished:
         return found
     blocked = ("task", "submitted_record", "is_behind_failure")
     known = frame_of(spark, [one], TASKS, names=blocked)
-    return guarantees.counted(row, summaries.blocked_names(known).count())
+    behind = summaries.blocked_names(known).count()
+    return counts.guarantees(left=left, blocked_behind_failure=behind)
 
 
 def _unknown_campaign(campaign: str, known: list[str]) -> str:

@@ -308,17 +308,12 @@ def lanes(summary: ReportSummary) -> Section:
 def setbacks(summary: ReportSummary) -> Section:
     """Draw unsuccessful attempts by reason."""
     title = "Retries and failures"
-    reasons, retried, failed, lost = columns(
-        summary.setbacks, "reason", "retried", "failed", "lost"
-    )
-    every = 0
+    names = ("reason", "retried", "failed", "lost", "attempts_all")
     rows: list[tuple[str, int, int, int]] = []
-    for reason, *parts in zip(reasons, retried, failed, lost, strict=True):
-        numbers = tuple(map(int_of, parts))
-        if reason is None:
-            every = sum(numbers)
-        else:
-            rows.append((str(reason), *numbers))  # type: ignore[arg-type]
+    every = 0
+    for reason, *parts, attempts in zip(*columns(summary.setbacks, *names), strict=True):
+        rows.append((str(reason), *map(int_of, parts)))  # type: ignore[arg-type]
+        every = int_of(attempts)
     if not rows:
         return Section("setbacks", title, ["Every attempt succeeded."])
     rows.sort(key=lambda row: sum(row[1:]))

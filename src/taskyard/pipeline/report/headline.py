@@ -173,8 +173,8 @@ def tiles(summary: ReportSummary) -> list[Tile]:
     seconds = summary.makespan_ns / 1e9
     if seconds:
         shown.append(Tile(f"{done / seconds:,.1f}", "done per second"))
-    rows = summary.setbacks.to_pylist()
-    retried = sum(row["retried"] + row["lost"] for row in rows if row["reason"] is None)
+    first = summary.setbacks.slice(0, 1).to_pylist()
+    retried = sum(row["attempts_all"] - row["failed_all"] for row in first)
     if retried:
         shown.append(Tile(f"{retried:,}", "retry" if retried == 1 else "retries"))
     return shown

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from msgspec import Struct, structs
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.pipeline.fold.steps import OUTCOMES
 from taskyard.pipeline.transforms.guarantees import NO_TASKS, Guarantees
 
 
@@ -148,27 +149,40 @@ def over_time(table: pa.Table, width_ns: int) -> TimeSeries:
 
 def totals(levels: pa.Table) -> dict[str, object]:
     """Add up the levels of the graph: the counts, times and sums of all tasks."""
-    sums = ("tasks", "done", "failed", "cancelled", "blocked", "laned", "attempts", "failures")
-    found: dict[str, object] = {
-        name: pc.sum(levels[name]).as_py() or 0 for name in (*sums, "losses", "wait_ns", "run_ns")
-    }
+    sums = ("tasks", "blocked", "laned", "attempts", "failures", "losses", "wait_ns", "run_ns")
+    found: dict[str, object] = {name: pc.sum(levels[name]).as_py() or 0 for name in sums}
+    for name in ("done", "failed", "cancelled"):
+        found[name] = pc.sum(_of_state(levels, name.upper())).as_py() or 0
     found["submitted"] = pc.min(levels["submitted"]).as_py()
     for name in ("ended", "earliest_end", "waits_for"):
         found[name] = pc.max(levels[name]).as_py()
     # The least time with any number of workers.
     floor_us = micros(found["earliest_end"]) - micros(found["submitted"])
     found["floor_ns"] = floor_us * 1000 if found["earliest_end"] is not None else None
-    found["services"] = len({name for names in levels["services"].to_pylist() for name in names})
+    found["services"] = len(levels["service"].drop_null().unique())
     return found
+
+
+def _of_state(levels: pa.Table, *states: str) -> pa.ChunkedArray:
+    """Return the number of tasks of each row. 0 if it has another state."""
+    return pc.if_else(pc.is_in(levels["state"], pa.array(states)), levels["tasks"], 0)
 
 
 def levels_of(levels: pa.Table) -> pa.Table:
     """Return the counts of each level: `level`, `done`, `failed` or cancelled, and `open`."""
     known = levels.filter(pc.is_valid(levels["level"]))
-    failed = pc.add(known["failed"], known["cancelled"])
-    is_open = pc.subtract(known["tasks"], pc.add(known["done"], failed))
-    columns = {"level": known["level"], "done": known["done"], "failed": failed, "open": is_open}
-    return pa.table(columns)
+    done, failed = _of_state(known, "DONE"), _of_state(known, "FAILED", "CANCELLED")
+    is_open = pc.subtract(known["tasks"], pc.add(done, failed))
+    columns = {"level": known["level"], "done": done, "failed": failed, "open": is_open}
+    return _summed(pa.table(columns), ["level"])
+
+
+def _summed(table: pa.Table, keys: list[str]) -> pa.Table:
+    """Add up the rows of each key, in the order of the keys."""
+    names = [name for name in table.column_names if name not in keys]
+    added = table.group_by(keys).aggregate([(name, "sum") for name in names])
+    added = added.rename_columns({**{key: key for key in keys}, **{f"{n}_sum": n for n in names}})
+    return added.sort_by([(key, "ascending") for key in keys])
 
 
 def distributions_of(cells: pa.Table) -> pa.Table:
@@ -183,22 +197,32 @@ def distributions_of(cells: pa.Table) -> pa.Table:
 def worker_runs_of(cells: pa.Table) -> pa.Table:
     """Return the run time of each worker: `worker`, `run_ns`."""
     mine = cells.filter(pc.equal(cells["kind"], "worker"))
-    return pa.table({"worker": mine["name"], "run_ns": mine["time_ns"]})
+    return pa.table({"worker": mine["name"], "run_ns": pc.fill_null(mine["time_ns"], 0)})
 
 
 def campaign_series(cells: pa.Table, width_ns: int) -> TimeSeries:
     """Return the series of all tasks. Attempts that run are counted at their workers."""
     steps = cells.filter(pc.equal(cells["kind"], "steps"))
-    work = cells.filter(pc.equal(cells["kind"], "work"))
-    nothing = pa.array([0] * len(work), pa.int64())
+    nothing = pa.repeat(0, len(steps))
+    of_steps = {
+        "place": steps["place"],
+        "finished": _counts(steps, "name", "finished"),
+        "failed": _counts(steps, "name", "failed", "aged"),
+        "depth": steps["change"],
+        "running": nothing,
+        "busy_ns": nothing,
+    }
+    work = _work(cells).drop_columns(["name"])
+    nothing = pa.repeat(0, len(work))
     for name in ("finished", "failed"):
         work = work.set_column(work.schema.get_field_index(name), name, nothing)
-    return over_time(_by_place(pa.concat_tables([steps, work])), width_ns)
+    whole = pa.concat_tables([pa.table(of_steps), work.select([*of_steps])])
+    return over_time(_summed(whole, ["place"]), width_ns)
 
 
 def worker_series(cells: pa.Table, width_ns: int) -> dict[str, TimeSeries]:
     """Return the series of each worker."""
-    work = cells.filter(pc.equal(cells["kind"], "work"))
+    work = _summed(_work(cells), ["name", "place"])
     names = work["name"].unique().to_pylist()
     return {
         name: over_time(work.filter(pc.equal(work["name"], name)), width_ns)
@@ -207,10 +231,25 @@ def worker_series(cells: pa.Table, width_ns: int) -> dict[str, TimeSeries]:
     }
 
 
-def _by_place(cells: pa.Table) -> pa.Table:
-    names = ("finished", "failed", "depth", "running", "busy_ns")
-    summed = cells.group_by("place").aggregate([(name, "sum") for name in names])
-    return summed.rename_columns({"place": "place", **{f"{name}_sum": name for name in names}})
+def _work(cells: pa.Table) -> pa.Table:
+    """Return the starts and ends of attempts by the `name` of the worker and `place`."""
+    work = cells.filter(pc.is_in(cells["kind"], pa.array(["begun", *OUTCOMES])))
+    return pa.table(
+        {
+            "name": work["name"],
+            "place": work["place"],
+            "finished": _counts(work, "kind", "finished"),
+            "failed": _counts(work, "kind", "failed"),
+            "depth": pa.repeat(0, len(work)),
+            "running": work["change"],
+            "busy_ns": work["time_ns"],
+        }
+    )
+
+
+def _counts(cells: pa.Table, column: str, *values: str) -> pa.ChunkedArray:
+    """Return the count of each cell. 0 if the column has another value."""
+    return pc.if_else(pc.is_in(cells[column], pa.array(values)), cells["count"], 0)
 
 
 def int_of(value: Any) -> int:  # noqa: ANN401  # a cell

@@ -1,14 +1,21 @@
 """The counts that prove the guarantees, from events and edges alone.
 
-Computed with a window and joins over the exported tables, independently of the scheduler, of the
-journal's own audit, and of the fold that makes the tables. A test compares the counts. Tasks are
-counted by generation.
+Computed with windows over the exported tables, independently of the scheduler, of the journal's own
+audit, and of the fold that makes the tables. A test compares the counts. Tasks are counted by
+generation: a name can be submitted again.
+
+Edges connect names. Both ends of an edge are the newest generations when the edge was added. If a
+name was only submitted later, its first generation counts. So an edge is a row among the events of
+the name it waits for, and finds its generation by the order of records. Then it is a row among the
+generations of the waiting name. No row holds all edges of a name, which can be millions.
 """
 
-from typing import Final
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import msgspec
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
 from taskyard.pipeline.fold.steps import ENDED, STATES
@@ -43,168 +50,191 @@ class Guarantees(msgspec.Struct, frozen=True):
 #: The counts of a history without tasks.
 NO_TASKS: Final = Guarantees(*(0 for _ in msgspec.structs.fields(Guarantees)))
 
-#: Columns of a name's generations that the counts need.
-_GENERATION: Final = (
-    *("submitted_record", "state", "is_timed", "worker", "last_record", "done_record", "leases"),
-)
+
+#: The kind of a row that is an edge.
+_EDGE: Final = "edge"
+
+#: Kinds after which a task is blocked.
+_BLOCKING: Final = tuple(kind for kind, state in STATES.items() if state == "BLOCKED")
+
+#: What `counts` tells of a row.
+_KEYS: Final = ("kind", "last_kind", "is_newest", "is_stuck", "is_repeat", "is_unknown")
 
 
-#: A record that no journal reaches.
-_NEVER: Final = (1 << 63) - 1
+def counts(events: DataFrame, edges: DataFrame) -> DataFrame:
+    """Count submissions, edges, refused reports and violations, in a few rows.
 
+    Each row has a number of `rows` with the same values of:
 
-def names(events: DataFrame) -> DataFrame:
-    """Collect all generations of each name: one row for each `task`.
+    - `kind`: that of the event, or `edge`.
+    - `last_kind`: the last step of the generation. For an edge, of the generation it waits for.
+    - `is_newest`: the generation is the newest one of its name.
+    - `is_stuck`: it is the newest one, without a due time, and blocked by nothing.
+    - `is_repeat`: the event is a completion after the first of its generation.
+    - `is_unknown`: the event is the last step of a name before any submission.
 
-    `generations` is in the order of submission. `repeats` counts completions after the first of a
-    generation, `unknown` campaigns in which the name was never submitted, and `stale` refused
-    reports.
+    `broken` counts leases after an edge was added and before its dependency was done.
     """
-    found = _generations(events)
-    known = f.when(f.col("generation") > 0, f.struct(*_GENERATION))
-    is_unknown = (f.col("generation") == 0) & (f.col("steps") > 0)
-    return found.groupBy("task").agg(
-        f.sort_array(f.collect_list(known)).alias("generations"),
-        f.sum(f.greatest(f.col("finished") - 1, f.lit(0))).alias("repeats"),
-        f.count_if(is_unknown).alias("unknown"),
-        f.sum("stale").alias("stale"),
-    )
+    return _by_waiting_name(_by_generation(_rows(events, edges)))
 
 
-def _generations(events: DataFrame) -> DataFrame:
-    """Summarize the steps of each generation. Steps before the first submission are number 0."""
-    kind, record = f.col("kind"), f.col("record")
-    way = Window.partitionBy("campaign", "task").orderBy("record", kind == "ready")
-    so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    is_step, is_submission = kind != "stale", kind == "submitted"
-    chosen = events.where(kind.isin(*STATES, "stale"))
-    numbered = chosen.select(
-        *("campaign", "task", "record", "kind", "worker", "due"),
-        f.sum(is_submission.cast("long")).over(so_far).alias("generation"),
-    )
-    last = f.when(is_step, f.struct(record, kind == "ready"))
-    return numbered.groupBy("campaign", "task", "generation").agg(
-        f.max(f.when(is_submission, record)).alias("submitted_record"),
-        f.max(f.col("due").isNotNull() & is_submission).alias("is_timed"),
-        _state(f.max_by(kind, last)).alias("state"),
-        f.max_by("worker", last).alias("worker"),
-        f.max(f.when(is_step, record)).alias("last_record"),
-        f.min(f.when(kind == "finished", record)).alias("done_record"),
-        f.collect_list(f.when(kind == "leased", record)).alias("leases"),
-        f.count_if(kind == "finished").alias("finished"),
-        f.count_if(is_step).alias("steps"),
-        f.count_if(~is_step).alias("stale"),
-    )
+def _rows(events: DataFrame, edges: DataFrame) -> DataFrame:
+    """Unite the events of tasks and the edges. An edge is a row of the `task` it waits for.
 
-
-def _state(kind: Column) -> Column:
-    pairs = [f.lit(word) for pair in STATES.items() for word in pair]
-    return f.create_map(*pairs)[kind]
-
-
-def task_counts(found: DataFrame, events: DataFrame) -> DataFrame:
-    """Count the tasks of all names in one row, by how they ended.
-
-    `blocked` and `held` are newest generations: blocked without a due time, and leased to a worker
-    that has left. `replaced` ones were open when their name was submitted again.
+    `name` is the waiting task of an edge, and the task of an event.
     """
-    generations = f.col("generations")
-    newest = f.try_element_at(generations, f.lit(-1))
-    leaves = events.where(f.col("kind") == "worker_left").groupBy("worker")
-    left = leaves.agg(f.max("record").alias("left_record"))
-    joined = found.withColumn("worker", newest["worker"]).join(left, on="worker", how="left")
-    is_held = (newest["state"] == "LEASED") & (newest["last_record"] < f.col("left_record"))
-
-    def count(*states: str) -> Column:
-        return f.sum(f.size(f.filter(generations, lambda one: one["state"].isin(*states))))
-
-    earlier = f.slice(generations, f.lit(1), f.greatest(f.size(generations) - 1, f.lit(0)))
-    replaced = f.size(f.filter(earlier, lambda one: ~one["state"].isin(*ENDED)))
-    return joined.agg(
-        f.sum(f.size(generations)).alias("submitted"),
-        count("DONE").alias("done"),
-        count("FAILED").alias("failed"),
-        count("CANCELLED").alias("cancelled"),
-        f.sum(replaced).alias("replaced"),
-        f.count_if(_is_blocked(newest)).alias("blocked"),
-        f.count_if(is_held).alias("held"),
-        *(f.sum(name).alias(name) for name in ("repeats", "unknown", "stale")),
-    ).select("*")
-
-
-def dependency_counts(found: DataFrame, edges: DataFrame) -> DataFrame:
-    """Count over all edges, in one row.
-
-    `broken` are leases after an edge was added and before its dependency was done. `waiting` are
-    newest generations that are blocked by a dependency that is not done or not known.
-    """
-    resolved = _links(found, edges)
-    one, newest, after = f.col("waiting"), f.col("newest"), f.col("before")
-    is_newest = one["submitted_record"] == newest["submitted_record"]
-    done_record = f.coalesce(after["done_record"], f.lit(_NEVER))
-    too_early = f.filter(
-        one["leases"], lambda leased: (leased > f.col("record")) & (leased < done_record)
+    kind, task = f.col("kind"), f.col("task")
+    is_timed = f.col("due").isNotNull()
+    of_tasks = events.where(kind.isin(*STATES, "stale")).select(
+        "task", "record", "kind", is_timed.alias("is_timed"), task.alias("name")
     )
-    is_done = after["state"].eqNullSafe("DONE")
-    is_waiting = is_newest & _is_blocked(newest) & ~is_done
-    return resolved.agg(
-        f.coalesce(f.sum(f.size(too_early)), f.lit(0)).alias("broken"),
-        f.count_distinct(f.when(is_waiting, f.col("task"))).alias("waiting"),
-    ).select("*")
-
-
-def _is_blocked(generation: Column) -> Column:
-    """Return whether a generation is blocked by dependencies. With a due time it may be delayed."""
-    return (generation["state"] == "BLOCKED") & ~generation["is_timed"]
-
-
-def counted(row: dict[str, int | None], blocked_behind_failure: int) -> Guarantees:
-    """Return the guarantees from the rows of `task_counts` and `dependency_counts` as one.
-
-    Tasks blocked by a failure can only be found by a walk along the edges, so the caller gives
-    their number.
-    """
-    count = {name: value or 0 for name, value in row.items()}
-    ended = count["done"] + count["failed"] + count["cancelled"]
-    lost = count["replaced"] + count["held"] + count["blocked"] - count["waiting"]
-    return Guarantees(
-        submitted=count["submitted"],
-        done=count["done"],
-        failed=count["failed"],
-        cancelled=count["cancelled"],
-        blocked_behind_failure=blocked_behind_failure,
-        unfinished=count["submitted"] - ended - lost - blocked_behind_failure,
-        lost=lost,
-        completed_twice=count["repeats"],
-        dependencies_broken=count["broken"],
-        unknown=count["unknown"],
-        stale_refused=count["stale"],
-    )
-
-
-def _links(names: DataFrame, edges: DataFrame) -> DataFrame:
-    """Resolve both ends of each edge to generations: `waiting`, and `before`, null if unknown.
-
-    Edges connect names, and a name can be submitted again. Both ends resolve to the newest
-    generation when the edge was added. If a name was only submitted later, its first one counts.
-
-    `names` has the `generations` of each `task`, in order of `submitted_record`. `newest` is the
-    newest generation of the waiting name. Edges of names that were never submitted are left out.
-    """
-    waiting = names.select("task", f.col("generations").alias("every"))
-    before = names.select(f.col("task").alias("after"), f.col("generations").alias("before"))
-    both = edges.select("task", "after", "record").join(waiting, on="task", how="inner")
-    return both.join(before, on="after", how="left").select(
-        "task",
+    of_edges = edges.select(
+        f.col("after").alias("task"),
         "record",
-        _as_of_record("every").alias("waiting"),
-        f.try_element_at("every", f.lit(-1)).alias("newest"),
-        _as_of_record("before").alias("before"),
+        f.lit(_EDGE).alias("kind"),
+        f.lit(False).alias("is_timed"),  # noqa: FBT003  # a column
+        task.alias("name"),
+    )
+    return of_tasks.unionByName(of_edges)
+
+
+def _by_generation(rows: DataFrame) -> DataFrame:
+    """Find the generation of each row. Keep submissions, edges, refused reports and violations.
+
+    `at_record` is the place of a row among those of its `name`. A generation stands at its
+    submission, and the first one before all edges. `leases` are those of a generation, and null
+    for other rows.
+    """
+    kind, record, last = f.col("kind"), f.col("record"), f.col("last")
+    in_order = Window.partitionBy("task").orderBy("record")
+    every = in_order.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    submission = f.when(kind == "submitted", record)
+    # Null: before the first submission.
+    so_far, first = f.max(submission).over(in_order), f.min(submission).over(every)
+    # Of the same record, `ready` is the last event.
+    step = f.struct(record, (kind == "ready").alias("is_ready"), kind)
+    placed = rows.select(
+        *("name", "task", "record", "kind", "is_timed"),
+        f.when(kind == _EDGE, f.coalesce(so_far, first, f.lit(0)))
+        .otherwise(so_far)
+        .alias("generation"),
+        first.alias("first"),
+        f.max(submission).over(every).alias("newest"),
+        f.when(kind.isin(*STATES), step).alias("step"),
+    )
+    own = Window.partitionBy("task", "generation")
+    known = placed.select(
+        *("name", "record", "kind", "is_timed", "generation", "first", "newest", "step"),
+        f.max("step").over(own).alias("last"),
+        f.min(f.when(kind == "finished", record)).over(own).alias("done_record"),
+        f.collect_list(f.when(kind == "leased", record)).over(own).alias("leases"),
+    )
+    generation = f.col("generation")
+    is_newest = generation == f.col("newest")
+    is_repeat = (kind == "finished") & (record > f.col("done_record"))
+    is_unknown = generation.isNull() & (f.col("step") == last)
+    is_kept = kind.isin("submitted", "stale", _EDGE) | is_repeat | is_unknown
+    is_blocked = is_newest & last["kind"].isin(*_BLOCKING) & ~f.col("is_timed")
+    is_first = (kind == "submitted") & (generation == f.col("first"))
+    return known.where(is_kept).select(
+        *("name", "kind", "record", "done_record"),
+        f.when(is_first, f.lit(0)).otherwise(record).alias("at_record"),
+        f.when(kind == "submitted", f.col("leases")).alias("leases"),
+        last["kind"].alias("last_kind"),
+        is_newest.alias("is_newest"),
+        is_blocked.alias("is_blocked"),
+        is_repeat.alias("is_repeat"),
+        is_unknown.alias("is_unknown"),
     )
 
 
-def _as_of_record(name: str) -> Column:
-    """Return the generation that a name had at a record, or its first one, or null."""
-    every = f.col(name)
-    so_far = f.filter(every, lambda one: one["submitted_record"] <= f.col("record"))
-    return f.coalesce(f.try_element_at(so_far, f.lit(-1)), f.try_element_at(every, f.lit(1)))
+def _by_waiting_name(rows: DataFrame) -> DataFrame:
+    """Find the waiting generation of each edge, and count."""
+    record, is_edge = f.col("record"), f.col("kind") == _EDGE
+    in_order = Window.partitionBy("name").orderBy("at_record")
+    every = in_order.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    is_pending = is_edge & ~f.col("last_kind").eqNullSafe("finished")
+    resolved = rows.select(
+        *("kind", "last_kind", "is_newest", "is_blocked", "is_repeat", "is_unknown"),
+        *("record", "done_record", "at_record"),
+        f.last("leases", ignorenulls=True).over(in_order).alias("leases"),
+        f.max(f.when(is_pending, record)).over(every).alias("pending_record"),
+    )
+    # Edges of the newest generation are those after its submission.
+    is_waiting = f.coalesce(f.col("pending_record") >= f.col("at_record"), f.lit(False))  # noqa: FBT003
+    done_record = f.col("done_record")
+    too_early = f.filter(
+        "leases",
+        lambda leased: (leased > record) & (done_record.isNull() | (leased < done_record)),
+    )
+    return (
+        resolved.select(
+            *("kind", "last_kind", "is_newest", "is_repeat", "is_unknown"),
+            (f.col("is_blocked") & ~is_waiting).alias("is_stuck"),
+            f.when(is_edge, f.size(too_early)).alias("broken"),
+        )
+        .groupBy(*_KEYS)
+        .agg(f.count("kind").alias("rows"), f.sum("broken").alias("broken"))
+    )
+
+
+def left_leases(events: DataFrame) -> DataFrame:
+    """Find the names whose newest task is leased to a worker that has left."""
+    kind, record = f.col("kind"), f.col("record")
+    step = f.struct(record, (kind == "ready").alias("is_ready"), kind, f.col("worker"))
+    names = events.where(kind.isin(*STATES)).groupBy("task")
+    lasts = names.agg(f.max(step).alias("last"), f.max(kind == "submitted").alias("is_known"))
+    last = f.col("last")
+    leases = lasts.where(f.col("is_known") & (last["kind"] == "leased")).select(
+        "task", last["worker"].alias("worker"), last["record"].alias("leased_record")
+    )
+    leaves = events.where(kind == "worker_left").groupBy("worker")
+    left = leaves.agg(f.max("record").alias("left_record"))
+    held = leases.join(left, on="worker", how="inner")
+    return held.where(f.col("leased_record") < f.col("left_record")).select("task")
+
+
+class Counts:
+    """The rows of `counts`."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._rows = [*rows]
+        self._tasks = [row for row in self._rows if row["kind"] == "submitted"]
+
+    def newest(self, kind: str) -> int:
+        """Return the number of newest generations with a last step of this kind."""
+        return sum(
+            row["rows"] for row in self._tasks if row["is_newest"] and row["last_kind"] == kind
+        )
+
+    def guarantees(self, *, left: int, blocked_behind_failure: int) -> Guarantees:
+        """Add the rows up.
+
+        The caller gives the tasks that are leased to workers that have left. It also gives those
+        blocked by a failure, which can only be found by a walk along the edges.
+        """
+        states: Counter[str] = Counter()
+        lost = left
+        for row in self._tasks:
+            state = STATES[row["last_kind"]]
+            states[state] += row["rows"]
+            if row["is_stuck"] or not (row["is_newest"] or state in ENDED):
+                lost += row["rows"]
+        submitted = states.total()
+        ended = sum(states[state] for state in ENDED)
+        return Guarantees(
+            submitted=submitted,
+            done=states["DONE"],
+            failed=states["FAILED"],
+            cancelled=states["CANCELLED"],
+            blocked_behind_failure=blocked_behind_failure,
+            unfinished=submitted - ended - lost - blocked_behind_failure,
+            lost=lost,
+            completed_twice=self._sum("is_repeat"),
+            dependencies_broken=sum(row["broken"] or 0 for row in self._rows),
+            unknown=self._sum("is_unknown"),
+            stale_refused=sum(row["rows"] for row in self._rows if row["kind"] == "stale"),
+        )
+
+    def _sum(self, flag: str) -> int:
+        return sum(row["rows"] for row in self._rows if row[flag])

@@ -20,8 +20,11 @@ REASONS_MAX: Final = 12
 _REASON_CHARACTERS_MAX: Final = 120
 
 
-#: Numbers that are added up by kind, name and place. Each kind of cell uses some of them.
-AMOUNTS: Final = ("count", "time_ns", "finished", "failed", "depth", "running", "busy_ns")
+#: Columns of a cell that are not added up. Each cell has a `count`, `change` and `time_ns`.
+_PLACE: Final = ("kind", "name", "place")
+
+#: Kinds of steps after which a task is ready.
+_READY: Final = tuple(kind for kind, state in STATES.items() if state == "READY")
 
 
 def cells(
@@ -31,32 +34,36 @@ def cells(
 
     The kinds of cells, with their `name` and `place`:
 
-    - `wait`, `queued`, `run`: `count` and `time_ns` of attempts by service and bin.
-    - `worker`: the run time of each worker, as `time_ns`.
-    - `work`: `finished`, `failed`, and changes of `running` by worker and interval. `busy_ns` is
-      the effect of a change on its own interval.
-    - `steps`: `finished`, `failed`, and changes of `depth` by interval.
+    - `wait`, `queued`, `run`: attempts by service and bin, with their `time_ns`.
+    - `worker`: attempts by worker, with their run time as `time_ns`.
+    - `begun`: attempts by worker and by the interval of their start. `change` is that of running
+      attempts, and `time_ns` is the effect on the busy time of this interval.
+    - each outcome of attempts: the same, by the interval of their end.
+    - `steps`: steps by their kind and interval. `change` is that of ready tasks.
     """
     interval = _Interval(began_ns, width_ns)
-    made = _attempt_cells(attempts, interval, by_worker=by_worker)
     return (
-        made.unionByName(_step_cells(task_steps, interval))
-        .groupBy("kind", "name", "place")
-        .agg(*(f.sum(name).alias(name) for name in AMOUNTS))
-        .select("kind", "name", "place", *AMOUNTS)
+        _attempt_cells(attempts, interval, by_worker=by_worker)
+        .unionByName(_step_cells(task_steps, interval))
+        .groupBy(*_PLACE)
+        .agg(
+            f.count("kind").alias("count"),
+            f.sum("change").alias("change"),
+            f.sum("time_ns").alias("time_ns"),
+        )
     )
 
 
 def steps(events: DataFrame) -> DataFrame:
-    """Select the events that move tasks. `last_kind` is null for the first step of a name.
+    """Select the events that move tasks, each with the `change` of the number of ready tasks.
 
     If `due`, `expired` and `retried` make a task ready, a `ready` event of the same record follows.
     """
-    way = Window.partitionBy("broker", "campaign", "task").orderBy(
-        "record", f.col("kind") == "ready"
-    )
-    moves = events.where(f.col("kind").isin(*STATES))
-    return moves.select("time_ns", "kind", f.lag("kind").over(way).alias("last_kind"))
+    kind = f.col("kind")
+    way = Window.partitionBy("broker", "campaign", "task").orderBy("record", kind == "ready")
+    is_ready = f.when(kind.isin(*_READY), 1).otherwise(0)
+    change = is_ready - f.lag(is_ready, 1, 0).over(way)
+    return events.where(kind.isin(*STATES)).select("time_ns", "kind", change.alias("change"))
 
 
 class _Interval:
@@ -75,78 +82,52 @@ class _Interval:
         return (self.place(at_ns) + 1) * self._width_ns - since_ns
 
 
-def _cell(kind: str, name: Column, place: Column, **amounts: Column) -> Column:
-    nothing = f.lit(0)
-    return f.struct(
-        f.lit(kind).alias("kind"),
-        name.alias("name"),
-        place.cast("long").alias("place"),
-        *(amounts.get(one, nothing).cast("long").alias(one) for one in AMOUNTS),
-    )
-
-
 def _attempt_cells(attempts: DataFrame, interval: _Interval, *, by_worker: bool) -> DataFrame:
     """Return the cells of each attempt: its times, and its start and its end at its worker."""
     outcome, run_ns = f.col("outcome"), f.col("run_ns")
-    start_ns = f.col("leased_ns") + f.coalesce("queued_ns", f.lit(0))
-    end_ns = f.coalesce(start_ns + run_ns, f.unix_micros("settled") * 1000, start_ns)
+    leased_ns = f.col("leased_ns") + f.coalesce("queued_ns", f.lit(0))
+    settled_ns = f.unix_micros("settled") * 1000
     # An open attempt may be running. A lost one counts as not running.
-    running = (run_ns.isNotNull() | outcome.isNull()).cast("long")
-    name = f.col("worker") if by_worker else f.lit("")
-    begun = _cell(
-        "work",
-        name,
-        interval.place(start_ns),
-        running=running,
-        busy_ns=running * interval.rest_ns(start_ns),
+    timed = attempts.select(
+        *("service", "worker", "outcome", "wait_ns", "queued_ns", "run_ns"),
+        leased_ns.alias("start_ns"),
+        f.coalesce(leased_ns + run_ns, settled_ns, leased_ns).alias("end_ns"),
+        f.when(run_ns.isNotNull() | outcome.isNull(), 1).otherwise(0).alias("running"),
     )
-    ended = _cell(
-        "work",
-        name,
-        interval.place(end_ns),
-        finished=outcome == "finished",
-        failed=outcome == "failed",
-        running=-running,
-        busy_ns=-running * interval.rest_ns(end_ns),
-    )
-    of_worker = _cell("worker", f.col("worker"), f.lit(0), time_ns=f.coalesce(run_ns, f.lit(0)))
-    every = [
+    start_ns, end_ns, running = f.col("start_ns"), f.col("end_ns"), f.col("running")
+    worker, nothing = f.col("worker"), f.lit(None)
+    name = worker if by_worker else f.lit("")
+    every: list[tuple[Column, ...]] = [
         *(_time_cell(phase) for phase in ("wait", "queued", "run")),
-        of_worker,
-        begun,
-        f.when(outcome.isNotNull(), ended),
+        (f.lit("worker"), worker, nothing, nothing, run_ns),
+        (
+            *(f.lit("begun"), name, interval.place(start_ns)),
+            *(running, running * interval.rest_ns(start_ns)),
+        ),
+        # Without an outcome the attempt has no end.
+        (outcome, name, interval.place(end_ns), -running, -running * interval.rest_ns(end_ns)),
     ]
-    made = attempts.select(f.explode(f.array(*every)).alias("cell"))
-    return made.where(f.col("cell").isNotNull()).select("cell.*")
+    made = f.stack(f.lit(len(every)), *(column for cell in every for column in cell))
+    return timed.select(made.alias(*_PLACE, "change", "time_ns")).where(f.col("kind").isNotNull())
 
 
-def _time_cell(phase: str) -> Column:
-    """Return the cell of a time on a logarithmic axis, null if the time is unknown."""
+def _time_cell(phase: str) -> tuple[Column, ...]:
+    """Return the cell of a time on a logarithmic axis. Its kind is null if the time is unknown."""
     time_ns = f.col(f"{phase}_ns")
     long_enough = f.greatest(time_ns, f.lit(TIME_NS_MIN))
     place = f.floor(f.log10(long_enough) * BINS_PER_DECADE)
-    cell = _cell(phase, f.col("service"), place, count=f.lit(1), time_ns=time_ns)
-    return f.when(time_ns.isNotNull(), cell)
+    kind = f.when(time_ns.isNotNull(), f.lit(phase))
+    return kind, f.col("service"), place, f.lit(None), time_ns
 
 
 def _step_cells(task_steps: DataFrame, interval: _Interval) -> DataFrame:
-    kind = f.col("kind")
-    cell = _cell(
-        "steps",
-        f.lit(""),
-        interval.place(f.col("time_ns")),
-        finished=kind == "finished",
-        failed=kind.isin("failed", "aged"),
-        depth=_change("READY"),
+    return task_steps.select(
+        f.lit("steps").alias("kind"),
+        f.col("kind").alias("name"),
+        interval.place(f.col("time_ns")).alias("place"),
+        "change",
+        f.lit(None).alias("time_ns"),
     )
-    return task_steps.select(cell.alias("cell")).select("cell.*")
-
-
-def _change(state: str) -> Column:
-    """Return the change that a step makes to the number of tasks in a state."""
-    kinds = [kind for kind, after in STATES.items() if after == state]
-    was = f.coalesce(f.col("last_kind").isin(*kinds).cast("long"), f.lit(0))
-    return f.col("kind").isin(*kinds).cast("long") - was
 
 
 def lanes(attempts: DataFrame) -> DataFrame:
@@ -173,12 +154,12 @@ def lanes(attempts: DataFrame) -> DataFrame:
             f.sum("alone_ns").alias("alone_ns"),
         )
     )
-    whole = Window.partitionBy(f.lit(1)).rowsBetween(
-        Window.unboundedPreceding, Window.unboundedFollowing
+    order = Window.partitionBy(f.lit(1)).orderBy(f.desc_nulls_last("wait_ns"), "service", "lane")
+    every = order.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    ranked = summed.withColumns(
+        {"place": f.row_number().over(order), "lanes": f.count("lane").over(every)}
     )
-    counted = summed.withColumn("lanes", f.count(f.lit(1)).over(whole))
-    longest = counted.orderBy(f.desc_nulls_last("wait_ns"), "service", "lane").limit(LANES_MAX)
-    return longest.select(
+    return ranked.where(f.col("place") <= LANES_MAX).select(
         "service",
         "lane",
         "attempts",
@@ -195,7 +176,7 @@ def lanes(attempts: DataFrame) -> DataFrame:
 def setbacks(attempts: DataFrame) -> DataFrame:
     """Count unsuccessful attempts by `reason`: `retried`, `failed`, or `lost` with their worker.
 
-    Only the most frequent reasons. A null `reason` is the total.
+    Only the most frequent reasons. `attempts_all` and `failed_all` are the sums over all reasons.
     """
     outcome = f.col("outcome")
     unsuccessful = attempts.where(outcome.isin("failed", "postponed", "returned", "expired"))
@@ -204,18 +185,21 @@ def setbacks(attempts: DataFrame) -> DataFrame:
         .when(outcome == "returned", f.concat(f.lit("returned: "), _first_line()))
         .otherwise(_first_line())
     )
-    named = unsuccessful.select(
-        reason.alias("reason"),
-        (outcome == "postponed").cast("long").alias("retried"),
-        (outcome == "failed").cast("long").alias("failed"),
-        outcome.isin("returned", "expired").cast("long").alias("lost"),
+    summed = unsuccessful.groupBy(reason.alias("reason")).agg(
+        f.count(f.when(outcome == "postponed", 1)).alias("retried"),
+        f.count(f.when(outcome == "failed", 1)).alias("failed"),
+        f.count(f.when(outcome.isin("returned", "expired"), 1)).alias("lost"),
+        f.count("outcome").alias("attempts"),
     )
-    summed = named.rollup("reason").agg(
-        *(f.sum(name).alias(name) for name in ("retried", "failed", "lost")),
-        f.count(f.lit(1)).alias("all"),
+    order = Window.partitionBy(f.lit(1)).orderBy(f.desc("attempts"), "reason")
+    every = order.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    ranked = summed.select(
+        *("reason", "retried", "failed", "lost"),
+        f.row_number().over(order).alias("place"),
+        f.sum("attempts").over(every).alias("attempts_all"),
+        f.sum("failed").over(every).alias("failed_all"),
     )
-    most = summed.orderBy(f.desc("all"), f.asc_nulls_first("reason")).limit(REASONS_MAX + 1)
-    return most.select("reason", "retried", "failed", "lost")
+    return ranked.where(f.col("place") <= REASONS_MAX).drop("place")
 
 
 def _first_line() -> Column:
@@ -225,29 +209,18 @@ def _first_line() -> Column:
 
 
 def levels(tasks: DataFrame) -> DataFrame:
-    """Summarize the tasks of each level of the graph: counts, first and last times, sums.
+    """Summarize the tasks of each `level` of the graph, `state` and `service`.
 
-    The null level has tasks of a cycle. `totals` of the report adds the levels up.
+    Columns are counts, first and last times, and sums. The null level has tasks of a cycle.
     """
-    state = f.col("state")
-    return (
-        tasks.groupBy("level")
-        .agg(
-            f.count(f.lit(1)).alias("tasks"),
-            f.count_if(state == "DONE").alias("done"),
-            f.count_if(state == "FAILED").alias("failed"),
-            f.count_if(state == "CANCELLED").alias("cancelled"),
-            f.count_if("is_behind_failure").alias("blocked"),
-            f.count_if(f.col("lane") != "").alias("laned"),
-            *(f.sum(name).alias(name) for name in ("attempts", "failures", "losses")),
-            *(f.sum(name).alias(name) for name in ("wait_ns", "run_ns")),
-            f.min("submitted").alias("submitted"),
-            f.max("ended").alias("ended"),
-            f.max("earliest_end").alias("earliest_end"),
-            f.max("waits_for").alias("waits_for"),
-            f.collect_set("service").alias("services"),
-        )
-        .select("*")
+    return tasks.groupBy("level", "state", "service").agg(
+        f.count("state").alias("tasks"),
+        f.count(f.when(f.col("is_behind_failure"), 1)).alias("blocked"),
+        f.count(f.when(f.col("lane") != "", 1)).alias("laned"),
+        *(f.sum(name).alias(name) for name in ("attempts", "failures", "losses")),
+        *(f.sum(name).alias(name) for name in ("wait_ns", "run_ns")),
+        f.min("submitted").alias("submitted"),
+        *(f.max(name).alias(name) for name in ("ended", "earliest_end", "waits_for")),
     )
 
 
@@ -255,4 +228,4 @@ def blocked_names(tasks: DataFrame) -> DataFrame:
     """Find the names whose newest task is blocked by a failed one."""
     newest = f.max_by("is_behind_failure", "submitted_record")
     names = tasks.groupBy("task").agg(newest.alias("is_blocked"))
-    return names.where("is_blocked").select("task")
+    return names.where(f.col("is_blocked")).select("task")
