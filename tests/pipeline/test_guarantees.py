@@ -58,6 +58,21 @@ def test_every_broken_guarantee_is_found(small_spark: SparkSession) -> None:
     assert not found.is_clean
 
 
+def test_edge_connects_the_newest_generations_of_its_record(small_spark: SparkSession) -> None:
+    log = EventLog()
+    log.submit(0, "a")
+    log.run("a", 1, 2)
+    log.submit(3, "b", "a")
+    log.run("b", 4, 5)
+    log.submit(6, "a")
+    log.submit(7, "b", "a")
+    log.run("b", 8, 9)
+    log.run("a", 10, 11)
+    found = guarantees(small_spark, *log.tables())
+    assert (found.submitted, found.done, found.unfinished) == (4, 4, 0)
+    assert found.dependencies_broken == 1
+
+
 def test_empty_history_has_no_tasks(small_spark: SparkSession) -> None:
     assert guarantees(small_spark, *EventLog().tables()).submitted == 0
 

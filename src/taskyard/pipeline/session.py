@@ -245,18 +245,10 @@ def _heap_megabytes() -> int:
 #: Up to this size a history takes seconds. Code generation would take most of that time.
 SMALL_BYTES: Final = 32 * 1024 * 1024
 
-#: Marks a session for small histories.
-_SMALL_KEY: Final = "taskyard.small"
-
-#: No code generation, no adaptive plans, one partition.
+#: No code generation. The first use of Spark's compiler takes more than half a second.
 _SMALL_SETTINGS: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.files.minPartitionNum": "1",
-    "spark.sql.leafNodeDefaultParallelism": "1",
-    _SMALL_KEY: "true",
 }
 
 
@@ -268,7 +260,3 @@ def tune_session(spark: SparkSession, history_bytes: int) -> SparkSession:
     for key, value in _SMALL_SETTINGS.items():
         quick.conf.set(key, value)
     return quick
-
-
-def is_small(spark: SparkSession) -> bool:
-    return spark.conf.get(_SMALL_KEY, "false") == "true"
