@@ -153,6 +153,20 @@ def test_statistics_of_files(tmp_path: Path) -> None:
     assert "flag" not in document["minValues"]
 
 
+def test_numbers_and_times_are_written_as_differences(tmp_path: Path) -> None:
+    whole = rows(*range(1000))
+    codes = whole["broker"].combine_chunks().dictionary_encode()
+    file = write_data_file(Location.parse(tmp_path), whole.set_column(0, "broker", codes), "final")
+    with pq.ParquetFile(tmp_path / file.name) as written:
+        group = written.metadata.row_group(0)
+        assert written.read().equals(whole)
+    found = {group.column(n).path_in_schema: group.column(n).encodings for n in range(3)}
+    assert "RLE_DICTIONARY" in found.pop("broker")
+    assert [*found] == ["number", "time"]
+    for encodings in found.values():
+        assert "DELTA_BINARY_PACKED" in encodings
+
+
 def test_what_is_not_a_directory_of_tables(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UnusableFile, match=r"it contains 'notes.txt'"):
