@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
@@ -25,8 +26,11 @@ from taskyard.pipeline.fold.columns import (
 from taskyard.pipeline.fold.steps import COLUMNS, Carried, Steps
 from taskyard.pipeline.fold.tasks import Generations, generations, tasks_without_graph
 
-#: An odd number, so that its powers keep all 64 bits.
+#: An odd number, so that a product keeps all 64 bits.
 _HASH_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
+
+#: Names are hashed by words of 64 bits.
+_WORD_BYTES: Final = 8
 
 GENERATIONS: Final = pa.schema(
     [("campaign", pa.string()), ("task", pa.string()), ("generations", pa.int64())]
@@ -53,7 +57,7 @@ class FoldedShare(Struct, frozen=True):
 def share_numbers(names: pa.ChunkedArray, count: int) -> Ints:
     """Return the share of each task, from 0 to below the count, by a hash of its name.
 
-    The hash is the same on every machine and in every version.
+    The hash is the same on every machine, because executors divide files of one run by it.
     """
     strings = pa.concat_arrays(
         [pa.array([], pa.large_string()), *names.cast(pa.large_string()).chunks]
@@ -61,17 +65,25 @@ def share_numbers(names: pa.ChunkedArray, count: int) -> Ints:
     offsets = np.frombuffer(strings.buffers()[1], np.int64)[
         strings.offset : strings.offset + len(strings) + 1
     ]
-    data = np.frombuffer(strings.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
-    lengths = np.diff(offsets)
-    # Each byte counts by its place.
-    places = np.arange(len(data)) - np.repeat(offsets[:-1] - offsets[0], lengths)
-    powers = np.cumprod(np.full(int(lengths.max(initial=0)), _HASH_FACTOR))
-    weights = (data + np.uint64(1)) * powers[places]
-    totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(weights)])
-    ends = offsets - offsets[0]
-    mixed = (totals[ends[1:]] - totals[ends[:-1]]) ^ lengths.astype(np.uint64)
+    # Bytes after the last name complete its last word.
+    data = bytes(strings.buffers()[2] or b"") + bytes(_WORD_BYTES)
+    words = np.ndarray(len(data) - _WORD_BYTES + 1, "<u8", data, strides=(1,))
+    begins, lengths = offsets[:-1], np.diff(offsets)
+    mixed = lengths.astype(np.uint64)
+    for place in range(0, int(lengths.max(initial=0)), _WORD_BYTES):
+        rows = np.flatnonzero(lengths > place)
+        unused = np.maximum(_WORD_BYTES - (lengths[rows] - place), 0).astype(np.uint64)
+        # The bytes of the next name are shifted out.
+        word = words[begins[rows] + place] << (unused * np.uint64(8))
+        mixed[rows] = _mixed(mixed[rows] ^ word)
     found: Ints = ((mixed >> np.uint64(32)) % np.uint64(count)).astype(np.int64)
     return found
+
+
+def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Let every bit of each number change the upper bits."""
+    found = numbers * _HASH_FACTOR
+    return (found ^ (found >> np.uint64(29))) * _HASH_FACTOR
 
 
 def nothing_carried(events: pa.Schema) -> Carried:
