@@ -6,7 +6,7 @@ again if its executor is lost.
 """
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 ShareResult = TypeVar("ShareResult")
 
-#: The columns of a frame of pickled shares, and of their results.
-_SHARE: Final = "number int, share binary"
+#: The columns of a frame of pickled results.
+_RESULT: Final = "number long, result binary"
 
 
 def run_shares(
@@ -32,18 +32,24 @@ def run_shares(
         return found
     if not shares:
         return []
-    rows = [(number, pickle.dumps(share)) for number, share in enumerate(shares)]
-    # One row for each partition. Ranges of numbers keep them apart.
-    frame = spark.createDataFrame(rows, _SHARE).repartitionByRange(len(rows), "number")
-    done = frame.mapInArrow(_run_batches, _SHARE).collect()
-    return [pickle.loads(row["share"]) for row in sorted(done, key=lambda row: row["number"])]  # noqa: S301  # our own
+    # Pickled together: what shares have in common is sent once.
+    function = _share_function(pickle.dumps([*shares]))
+    # One row for each partition.
+    frame = spark.range(0, len(shares), 1, len(shares)).mapInArrow(function, _RESULT)
+    return [pickle.loads(row["result"]) for row in sorted(frame.collect())]  # noqa: S301  # our own
 
 
-def _run_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run the shares in batches, and return their results in place of them."""
-    for batch in batches:
-        shares = [pickle.loads(share) for share in batch["share"].to_pylist()]  # noqa: S301  # as above
-        results = [pickle.dumps(share()) for share in shares]
-        yield pa.RecordBatch.from_arrays(
-            [batch["number"], pa.array(results, pa.binary())], names=["number", "share"]
-        )
+def _share_function(
+    shares: bytes,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function that runs shares, by number, and returns their results."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            numbers = batch["id"].to_pylist()
+            found = pickle.loads(shares)  # noqa: S301  # as above
+            results = [pickle.dumps(found[number]()) for number in numbers]
+            columns = [pa.array(numbers, pa.int64()), pa.array(results, pa.binary())]
+            yield pa.RecordBatch.from_arrays(columns, names=["number", "result"])
+
+    return run
