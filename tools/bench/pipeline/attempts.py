@@ -11,7 +11,7 @@ from msgspec import Struct
 from taskyard.journal.history import FOLDER
 from taskyard.pipeline.fold import schemas
 from taskyard.pipeline.fold.share import fold_share
-from taskyard.pipeline.history.inputs import StepsInput, StepsSplit
+from taskyard.pipeline.history.inputs import SharedSteps, StepsSplit
 from taskyard.pipeline.history.memory import Files, write_rows
 from taskyard.pipeline.jobs.history import STEPS_PER_SHARE
 from taskyard.pipeline.share_runner import run_shares
@@ -26,7 +26,7 @@ _EVENTS_PER_FILE: Final = 1_600_000
 class _Attempts(Struct, frozen=True):
     """The attempts of one share."""
 
-    steps: StepsInput
+    steps: SharedSteps
     out: Location
 
     def __call__(self) -> int:
@@ -43,9 +43,8 @@ def write(spark: SparkSession, state: Path, out: Path) -> int:
     shares = -(-len(names) * _EVENTS_PER_FILE // STEPS_PER_SHARE)
     scratch = Location.parse(out / uuid.uuid4().hex)
     splits = [StepsSplit(events, name, scratch, shares) for name in names]
-    divided = Files(scratch, tuple(run_shares(spark, splits)))
-    nothing = Files(scratch)
-    inputs = [StepsInput(nothing, divided, share) for share in range(shares)]
+    divided = tuple(run_shares(spark, splits))
+    inputs = [SharedSteps((), divided, share) for share in range(shares)]
     count = sum(run_shares(spark, [_Attempts(one, Location.parse(out)) for one in inputs]))
     scratch.remove()
     return count

@@ -5,6 +5,7 @@
     walk        places tasks in the graph, and writes tasks and critical paths
     stays       folds joins, exits and attempts into workers
     days        adds up buckets, and writes the metrics of the days that changed
+    scratch     tables that wait for a later step of the same run
     memory      what the next run needs of this one, in tables whose names begin with `_`
 
 Every step reads files, calls `fold`, writes new files and returns their names. No file is ever

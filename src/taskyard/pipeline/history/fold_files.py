@@ -15,22 +15,29 @@ from msgspec import Struct, structs
 from taskyard.pipeline.fold import schemas
 from taskyard.pipeline.fold.share import FoldedShare, fold_share
 from taskyard.pipeline.fold.steps import Carried
-from taskyard.pipeline.history.inputs import StepsInput, generations_before
-from taskyard.pipeline.history.memory import Files, Memory, coded, write_rows
+from taskyard.pipeline.history.inputs import SharedSteps, WholeSteps, generations_before
+from taskyard.pipeline.history.memory import (
+    Files,
+    Memory,
+    coded,
+    in_schema,
+    selected,
+    write_rows,
+)
+from taskyard.pipeline.history.scratch import ScratchFile, write_scratch
 from taskyard.pipeline.store.data_file import DataFile
 from taskyard.pipeline.store.location import Location
 
 ATTEMPTS: Final = "attempts"
 
-#: Tables of a share that later steps need, with their schemas.
+#: Tables of a share that later steps need, besides attempts, with their schemas.
 _LATER: Final = {
     "tasks": coded(schemas.TASKS_WITHOUT_GRAPH),
     "tasks_open": coded(schemas.TASKS_WITHOUT_GRAPH),
-    "attempts": coded(schemas.ATTEMPTS),
-    "attempts_open": coded(schemas.ATTEMPTS),
     "buckets": schemas.BUCKETS,
     "buckets_open": schemas.BUCKETS,
 }
+_ATTEMPTS: Final = coded(schemas.ATTEMPTS)
 
 
 class FoldedFiles(Struct):
@@ -42,8 +49,10 @@ class FoldedFiles(Struct):
     #: The memory of the share, by table.
     memory: dict[str, list[DataFile]]
     campaigns: list[str]
+    #: Where the attempts are.
+    directory: Location
     #: Files that wait for later steps, by table. Empty if the tables are in memory.
-    waiting: dict[str, Files]
+    waiting: dict[str, ScratchFile]
     share: FoldedShare | None = None
 
     def table(self, name: str, columns: tuple[str, ...] | None = None) -> pa.Table:
@@ -51,9 +60,11 @@ class FoldedFiles(Struct):
         if self.share is not None:
             whole: pa.Table = getattr(self.share, name)
             return whole if columns is None else whole.select(columns)
-        schema = _LATER[name]
-        wanted = schema if columns is None else pa.schema([schema.field(one) for one in columns])
-        return self.waiting[name].read(wanted)
+        if name in self.waiting:
+            return self.waiting[name].read(columns=columns)
+        found: list[DataFile] = getattr(self, name)
+        files = Files(self.directory, tuple(file.name for file in found))
+        return files.read(_ATTEMPTS if columns is None else selected(_ATTEMPTS, columns))
 
 
 class EventsFold(Struct, frozen=True):
@@ -62,7 +73,7 @@ class EventsFold(Struct, frozen=True):
     broker: str
     out: Location
     memory: Memory
-    steps: StepsInput
+    steps: WholeSteps | SharedSteps
     #: The last record that was folded before.
     record: int
     #: Where the other tables wait. None keeps them in memory.
@@ -81,6 +92,7 @@ class EventsFold(Struct, frozen=True):
                 "_generations": self.memory.write("_generations", share.carried.generations),
             },
             [name for name in pc.unique(new["campaign"]).to_pylist() if name is not None],
+            attempts,
             {},
             share,
         )
@@ -90,11 +102,6 @@ class EventsFold(Struct, frozen=True):
         """Leave the tables in files. Attempts are there already."""
         waiting = {}
         for name, schema in _LATER.items():
-            if name.startswith(ATTEMPTS):
-                files: list[DataFile] = getattr(made, name)
-                directory = self.out.child(ATTEMPTS)
-            else:
-                directory = scratch.child(name)
-                files = write_rows(directory, getattr(share, name), schema, "share")
-            waiting[name] = Files(directory, tuple(file.name for file in files))
+            rows = in_schema(getattr(share, name), schema).unify_dictionaries()
+            waiting[name] = write_scratch(scratch, [rows], schema)
         return structs.replace(made, waiting=waiting, share=None)

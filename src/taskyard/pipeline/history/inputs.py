@@ -1,7 +1,7 @@
 """Inputs of a run: copies of history files, divided by task if they are many.
 
 A share folds the events of some tasks. It would read every file whole to find them. So large files
-are divided once: a file with a row group for each share.
+are divided once: a scratch file with a part for each share.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from msgspec import Struct
 
 from taskyard.journal import parquet_file
 from taskyard.journal.history import PARQUET, HistoryPart
 from taskyard.pipeline.fold.share import GENERATIONS, share_numbers
 from taskyard.pipeline.history.memory import STEPS, Files, Memory
-from taskyard.pipeline.store.data_file import DataFile, copy_data_file, new_name
+from taskyard.pipeline.history.scratch import ScratchFile, write_scratch
+from taskyard.pipeline.store.data_file import DataFile, copy_data_file
 from taskyard.pipeline.store.location import Location
-
-#: More than any share of a file has.
-_ROWS_PER_GROUP: Final = 1 << 30
 
 #: The columns that identify the generations of a name.
 _NAME: Final = ("campaign", "task")
@@ -61,29 +58,18 @@ class PartCopy(Struct, frozen=True):
 
 
 class StepsSplit(Struct, frozen=True):
-    """Divides the steps of one file by task. Returns the name of the file that it writes."""
+    """Divides the steps of one file by task: a part for each share."""
 
     files: Files
     name: str
     scratch: Location
     shares: int
 
-    def __call__(self) -> str:
-        system, path = self.scratch.open()
-        if self.scratch.is_local:
-            system.create_dir(path)
-        name = new_name("split")
-        schema = pa.schema([field.with_type(_plain(field.type)) for field in STEPS])
-        with (
-            system.open_output_stream(f"{path}/{name}") as sink,
-            pq.ParquetWriter(sink, schema, compression="zstd", store_schema=False) as writer,
-        ):
-            for share in self._divided():
-                writer.write_table(share.cast(schema), row_group_size=_ROWS_PER_GROUP)
-        return name
+    def __call__(self) -> ScratchFile:
+        return write_scratch(self.scratch, self._divided(), STEPS)
 
     def _divided(self) -> Iterator[pa.Table]:
-        steps = self.files.read_one(self.name, STEPS)
+        steps = self.files.read_one(self.name, STEPS).combine_chunks()
         numbers = share_numbers(steps["task"], self.shares)
         order = np.argsort(numbers, kind="stable")
         ends = np.searchsorted(numbers[order], np.arange(self.shares + 1))
@@ -91,25 +77,28 @@ class StepsSplit(Struct, frozen=True):
             yield steps.take(pa.array(order[first:last]))
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-class StepsInput(Struct, frozen=True):
-    """The steps of one share: those that an earlier run carried, and new ones."""
+class WholeSteps(Struct, frozen=True):
+    """All steps: those that an earlier run carried, and new ones."""
 
     carried: Files
     new: Files
-    #: The files are divided, and this is the row group to read. None: whole files.
-    share: int | None = None
+
+    def read(self) -> tuple[pa.Table, pa.Table]:
+        return self.carried.read(STEPS), self.new.read(STEPS)
+
+
+class SharedSteps(Struct, frozen=True):
+    """The steps of one share, from files that are divided."""
+
+    carried: tuple[ScratchFile, ...]
+    new: tuple[ScratchFile, ...]
+    share: int
 
     def read(self) -> tuple[pa.Table, pa.Table]:
         return self._read(self.carried), self._read(self.new)
 
-    def _read(self, files: Files) -> pa.Table:
-        if self.share is None:
-            return files.read(STEPS)
-        tables = [files.read_group(name, self.share, STEPS) for name in files.names]
+    def _read(self, files: tuple[ScratchFile, ...]) -> pa.Table:
+        tables = [file.read(self.share) for file in files]
         return pa.concat_tables([STEPS.empty_table(), *tables]).unify_dictionaries()
 
 

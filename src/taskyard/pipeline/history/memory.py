@@ -91,11 +91,6 @@ class Files(Struct, frozen=True):
         with self.directory.open_parquet(name) as file:
             return int(file.metadata.num_rows)
 
-    def read_group(self, name: str, group: int, schema: pa.Schema) -> pa.Table:
-        coded = [field.name for field in schema if pa.types.is_dictionary(field.type)]
-        with self.directory.open_parquet(name, coded) as file:
-            return in_schema(file.read_row_group(group, schema.names, use_threads=False), schema)
-
     def read_rows(self, name: str, rows: Ints, schema: pa.Schema) -> pa.Table:
         """Read some rows of a file, by their sorted numbers. Only their row groups are read."""
         parts, begin = [schema.empty_table()], 0

@@ -30,7 +30,13 @@ from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline.fold import schemas
 from taskyard.pipeline.history.finish import Finish, FinishedFiles
 from taskyard.pipeline.history.fold_files import EventsFold, FoldedFiles
-from taskyard.pipeline.history.inputs import CopiedPart, PartCopy, StepsInput, StepsSplit
+from taskyard.pipeline.history.inputs import (
+    CopiedPart,
+    PartCopy,
+    SharedSteps,
+    StepsSplit,
+    WholeSteps,
+)
 from taskyard.pipeline.history.memory import MEMORY, Files, FilesMerge, Memory, small_tail
 from taskyard.pipeline.share_runner import run_shares
 from taskyard.pipeline.sources import history as source
@@ -243,7 +249,7 @@ class HistoryJob:
     ) -> list[EventsFold]:
         """Return the shares of the fold. If there are several, their input is divided first."""
         carried, record = memory["_steps"], self._mark.record
-        whole = EventsFold(self._broker, self._out, memory, StepsInput(carried, events), record)
+        whole = EventsFold(self._broker, self._out, memory, WholeSteps(carried, events), record)
         if plan.shares == 1:
             return [whole]
         splits = [
@@ -251,14 +257,13 @@ class HistoryJob:
             for files in (carried, events)
             for name in files.names
         ]
-        names = run_shares(spark, splits, self._on_step)
+        files = run_shares(spark, splits, self._on_step)
         self._on_step("steps divided")
         count = len(carried.names)
-        directory = self._scratch.child("steps")
-        divided = Files(directory, tuple(names[:count])), Files(directory, tuple(names[count:]))
+        divided = tuple(files[:count]), tuple(files[count:])
         return [
             msgspec.structs.replace(
-                whole, steps=StepsInput(*divided, share), scratch=self._scratch.child("folded")
+                whole, steps=SharedSteps(*divided, share), scratch=self._scratch.child("folded")
             )
             for share in range(plan.shares)
         ]
