@@ -84,6 +84,9 @@ def test_columns_and_rows_give_the_same_tasks(rows: list[tuple[Any, ...]]) -> No
         {"call": (["m:f", "m:g"], _TEXT), "kwargs": (['{"a": 1}', "[]"], _TEXT)},
         {"argv": (["echo 'a b'", "true"], _TEXT)},
         {"argv": ([["a", ""], ['"', "\\", "é"]], _LIST)},
+        {"argv": ([["a", ""], ['"', "b"]], _LIST)},
+        {"argv": ([["a", ""], ["\\", "b"]], _LIST)},
+        {"argv": ([["a", ""], ["\t", "\x1f"]], _LIST)},
         {"argv": ([["a", ""], ["b c"]], pa.large_list(pa.large_string()))},
         {"argv": ([["", "b"], ["c"]], _LIST)},
         {"argv": ([[], ["c"]], _LIST)},
@@ -91,6 +94,8 @@ def test_columns_and_rows_give_the_same_tasks(rows: list[tuple[Any, ...]]) -> No
         {"argv": ([["a"], ["c"]], _LIST), "lane": ([" l", "m "], _TEXT)},
         {"argv": ([["a"], ["c"]], _LIST), "after": ([["x "], [" y", "z"]], _LIST)},
         {"argv": ([["a"], ["c"]], _LIST), "lane": (["{name}", "b"], _TEXT)},
+        {"argv": ([["a"], ["c"]], _LIST), "lane": (["l\x7f", "m"], _TEXT)},
+        {"argv": ([["a"], ["c"]], _LIST), "after": ([["x\ty"], ["z"]], _LIST)},
     ],
 )
 def test_other_column_types_give_the_same_tasks(more: dict[str, Any]) -> None:

@@ -343,8 +343,7 @@ def _are_names(names: pa.Array, *, nullable: bool) -> bool:
 
 def _is_printable_ascii(texts: pa.Array) -> bool:
     """Return whether all texts are printable ASCII. Checks the bytes of the column at once."""
-    joined = _value_bytes(texts)
-    return joined.isascii() and joined.decode("ascii").isprintable()
+    return not _value_bytes(texts).translate(None, _PRINTABLE)
 
 
 def _value_bytes(texts: pa.Array) -> bytes:
@@ -369,7 +368,7 @@ def _command_payloads(argv: pa.Array) -> pa.Array | None:
         return None
     if not pc.min(pc.binary_length(pc.list_element(argv, 0))).as_py():
         return None
-    if joined.isascii() and joined.decode().isprintable() and not _ESCAPED.intersection(joined):
+    if not joined.translate(None, _UNESCAPED):
         payloads = pc.binary_join_element_wise(
             '{"argv":["', pc.binary_join(argv.cast(_TEXTS), '","'), '"]}', ""
         ).cast(pa.binary())
@@ -384,8 +383,9 @@ def _command_payloads(argv: pa.Array) -> pa.Array | None:
 
 _TEXTS: Final = pa.list_(pa.string())
 
-#: Printable characters that JSON escapes.
-_ESCAPED: Final = frozenset(b'"\\')
+#: Printable ASCII, and those of its characters that JSON does not escape.
+_PRINTABLE: Final = bytes(range(0x20, 0x7F))
+_UNESCAPED: Final = _PRINTABLE.translate(None, b'"\\')
 
 
 def _payload_column(payload: pa.Array) -> pa.Array | None:
