@@ -24,6 +24,13 @@ from taskyard.pipeline.session import is_local
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: Settings of a session whose work is all in Python. Code for the JVM would be generated for
+#: nothing, which takes half a second.
+PYTHON_ONLY: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
 #: Spark tasks of a probe. It can't choose machines, but that many reach most of them.
 _PROBES_MAX: Final = 64
 

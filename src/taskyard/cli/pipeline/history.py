@@ -153,7 +153,7 @@ def _run(
         return [one.run() for one in jobs]
     with (
         StageProgress(cli_context, starting_text(master)) as progress,
-        session_scope("taskyard history", master) as spark,
+        session_scope("taskyard history", master, conf=executors.PYTHON_ONLY) as spark,
     ):
         states, outs = directories
         executors.check(spark, master, executors.SharedPaths((), outs, states))

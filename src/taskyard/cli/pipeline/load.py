@@ -115,7 +115,9 @@ def _campaign(files: Sequence[str], found: Sequence[str]) -> str:
 
 
 def _spark(cli_context: CliContext, master: str) -> Any:  # noqa: ANN401  # a context manager of a session
-    return started_session(cli_context, "taskyard pipeline load", master)
+    from taskyard.pipeline.executors import PYTHON_ONLY  # noqa: PLC0415  # imports Spark
+
+    return started_session(cli_context, "taskyard pipeline load", master, conf=PYTHON_ONLY)
 
 
 def _report_shell_files(cli_context: CliContext, planned: CampaignFiles) -> None:
