@@ -3,14 +3,18 @@
 Prints the cost as JSON. Each case defines its measurement. The suite owns repeats and targets.
 """
 
+from __future__ import annotations
+
 import gc
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+from unittest import mock
 
 import msgspec
 
@@ -21,6 +25,9 @@ from bench.processes import BrokerBench
 from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
 from taskyard.journal.history import FOLDER
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 #: Two cores, which the floors are set for.
 MASTER: Final = "local[2]"
@@ -138,6 +145,19 @@ def fold(state: str) -> Cost:
     return took.cost
 
 
+def shares(state: str) -> Cost:
+    """Measure `pipeline history` in a session, in shares as a larger history is divided."""
+    from taskyard.pipeline.executors import PYTHON_ONLY  # noqa: PLC0415  # as above
+    from taskyard.pipeline.jobs import history  # noqa: PLC0415
+    from taskyard.pipeline.session import session  # noqa: PLC0415
+
+    out = Path(state).with_name("shares")
+    shutil.rmtree(out, ignore_errors=True)
+    with CostMeter() as took, mock.patch.object(history, "STEPS_OF_ONE_SHARE", 0):
+        _make_tables(state, out, session("bench", MASTER, conf=PYTHON_ONLY))
+    return took.cost
+
+
 def increment(state: str, tasks: str, after: str) -> Cost:
     """Measure some tasks more, after a run that included all the others."""
     from bench.pipeline import data as pipeline_data  # noqa: PLC0415  # as above
@@ -149,12 +169,11 @@ def increment(state: str, tasks: str, after: str) -> Cost:
     return took.cost
 
 
-def _make_tables(state: str, out: Path) -> None:
+def _make_tables(state: str, out: Path, spark: SparkSession | None = None) -> None:
     from taskyard.pipeline.jobs.history import HistoryJob  # noqa: PLC0415  # as above
 
-    job = HistoryJob(Path(state), out)
-    job.run()
-    job.close()
+    with closing(HistoryJob(Path(state), out)) as job:
+        job.run(spark)
 
 
 def command(directory: str, *words: str) -> Cost:
@@ -229,6 +248,7 @@ CASES: Final[dict[str, Callable[..., Cost | LoadCosts | SubmitCosts | Speed]]] =
     "duckdb attempts": duckdb_attempts,
     "spark attempts": spark_attempts,
     "fold": fold,
+    "shares": shares,
     "increment": increment,
     "command": command,
     "load": load,

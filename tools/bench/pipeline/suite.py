@@ -89,6 +89,8 @@ def history(settings: Settings, directory: Path) -> list[TableLine]:
     lines = _command_lines(settings, directory, words, "history, all datasets", HISTORY_CPU_S)
     state = str(directory / "state")
     alone = [run_case(Cost, "fold", state) for _ in settings.times()]
+    divided = [run_case(Cost, "shares", state) for _ in settings.times()]
+    peer = _peer_lines(settings, directory / "state")
     more = [
         run_case(Cost, "increment", state, str(MORE_TASKS), str(tasks + number * MORE_TASKS))
         for number, _ in enumerate(settings.times())
@@ -96,8 +98,18 @@ def history(settings: Settings, directory: Path) -> list[TableLine]:
     return [
         *lines,
         table_line("  without Spark", "CPU s", [cost.cpu_s for cost in alone]),
+        table_line("  in a session", "CPU s", [cost.cpu_s for cost in divided], HISTORY_CPU_S),
+        *peer,
         table_line("  1,000 tasks more", "CPU s", [cost.cpu_s for cost in more], INCREMENT_CPU_S),
     ]
+
+
+def _peer_lines(settings: Settings, state: Path) -> list[TableLine]:
+    """Measure DuckDB on the same files. It makes one of the tables, `attempts`."""
+    if find_spec("duckdb") is None:
+        return []
+    costs = [run_case(Cost, "duckdb attempts", str(state)) for _ in settings.times()]
+    return [table_line("  attempts alone, DuckDB", "CPU s", [cost.cpu_s for cost in costs])]
 
 
 def report(settings: Settings, directory: Path) -> list[TableLine]:
