@@ -23,15 +23,13 @@ def lanes(sizes: list[int], run_ns: list[int]) -> Workload:
 
 
 def random_lanes(rng: random.Random) -> Workload:
-    """Return lanes with priorities and failures. Half of them have many tasks of equal length."""
+    """Return lanes with failures. Half of them have many tasks of equal length."""
     count, lane_count = rng.randrange(1, 200), rng.randrange(1, 40)
     longest, unit_ns = rng.choice([(5, SECOND_NS), (10**10, 1)])
     names = [b"t%d" % number for number in range(count)]
     workload = Workload(names, [rng.randint(1, longest) * unit_ns for _ in names])
     workload.gap_ns = rng.choice([0, SECOND_NS // 1000])
     workload.lanes = [b"lane-%d" % rng.randrange(lane_count) for _ in names]
-    workload.kinds = [TaskKind(priority=priority) for priority in range(rng.choice([1, 3]))]
-    workload.kind_at = [rng.randrange(len(workload.kinds)) for _ in names]
     workload.failing = [number for number in range(count) if rng.random() < 0.1]
     return workload
 
@@ -86,10 +84,11 @@ def test_request_divides_no_lane(monkeypatch: pytest.MonkeyPatch) -> None:
         {"kinds": [TaskKind(slots=2)]},
         {"kinds": [TaskKind(due_ns=1)]},
         {"kinds": [TaskKind(b"x"), TaskKind(b"y")]},
+        {"kinds": [TaskKind(priority=1), TaskKind(priority=2)]},
         {"rules": SettingsRules(workers_max=1)},
     ],
 )
-def test_lane_runs_are_not_used_if_tasks_could_join_or_leave(change: dict[str, object]) -> None:
+def test_lane_runs_are_not_used_for_other_tasks(change: dict[str, object]) -> None:
     workload = lanes([1, 2, 1], [SECOND_NS] * 4)
     assert has_lane_runs(workload, Point(2, 1))
     for name, value in change.items():

@@ -1,7 +1,7 @@
 """Forecasts of a campaign on other workers: the broker's own scheduler in simulated time.
 
-Owns the model (`workload`), three simulations (`simulation` pools workers and is fast, `lane_runs`
-is as fast for lanes, `per_worker` handles everything that depends on single workers), the grid of
-points, and the conclusions. Plain Python without Spark, so that it runs in any executor.
-`jobs/sweep.py` distributes it.
+Owns the model (`workload`), four simulations, the grid of points, and the conclusions. `simulation`
+pools workers for independent tasks, and chooses. `lane_runs` leases whole lanes. `compact` has a
+copy of the scheduler's rules for other lanes and for graphs. `per_worker` handles everything else.
+Plain Python without Spark, so that it runs in any executor. `jobs/sweep.py` distributes it.
 """

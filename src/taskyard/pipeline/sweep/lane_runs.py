@@ -40,7 +40,8 @@ _POOL_NAME: Final = b"pool"
 def has_lane_runs(workload: Workload, point: Point) -> bool:
     """Return whether every lane is run in one piece by one slot.
 
-    All tasks are in lanes of one service, and none joins its lane later. The rules are the
+    All tasks are in lanes of one service and of one priority, for which `compact` is slower, and
+    none joins its lane later. The rules are the
     defaults: one worker for each lane, no other limit. A worker with several slots continues only
     with the lane that it began last, so these need a slot for every lane.
     """
@@ -48,7 +49,7 @@ def has_lane_runs(workload: Workload, point: Point) -> bool:
         return False
     if workload.after is not None or workload.setbacks or any(workload.arrivals_ns or ()):
         return False
-    if len({kind.service for kind in workload.kinds}) > 1:
+    if len({(kind.service, kind.priority) for kind in workload.kinds}) > 1:
         return False
     sizes = Counter(workload.lanes or [b""])
     if b"" in sizes or any(kind.slots > 1 or kind.due_ns for kind in workload.kinds):

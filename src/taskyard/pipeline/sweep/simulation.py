@@ -1,4 +1,4 @@
-"""The simulation of one point of the grid: pooled and fast, lane by lane, or worker by worker.
+"""The simulation of one point of the grid, in the fastest of four ways that is good enough.
 
 In a pooled simulation all workers form one pool that reports in batches. Equal workers are one
 large worker to the scheduler, as long as nothing counts them: every task needs one slot, no limit
@@ -9,7 +9,8 @@ to the nanosecond, whenever that is reported.
 
 If the order of tasks can't matter, the pool also prefetches tasks, as real workers do, and reports
 when it has none left. `per_worker` simulates without these shortcuts, and a test compares the two.
-Lanes that are run as a whole are simulated by `lane_runs`, at any number of workers.
+Lanes that are run as a whole are simulated by `lane_runs`, at any number of workers. Other lanes
+and graphs are simulated by `compact`, if it has all rules that decide.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from taskyard.core.events import Outcome, RulesSet, TasksReported, TimePassed, W
 from taskyard.core.model import WorkerFacts
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import UserError
+from taskyard.pipeline.sweep.compact import CompactSimulation, can_compact
 from taskyard.pipeline.sweep.grid import Forecast, Point
 from taskyard.pipeline.sweep.lane_runs import LaneRunSimulation, has_lane_runs
 from taskyard.pipeline.sweep.per_worker import WorkerSimulation, uniform_workers
@@ -48,8 +50,10 @@ ORDER_SHARE: Final = 20
 #: Ends within a mean run divided by this are reported together.
 WINDOW_SHARE: Final = 2
 
-#: One run of a campaign, in one of three ways.
-AnySimulation: TypeAlias = "PooledSimulation | LaneRunSimulation | WorkerSimulation"
+#: One run of a campaign, in one of four ways.
+AnySimulation: TypeAlias = (
+    "PooledSimulation | LaneRunSimulation | CompactSimulation | WorkerSimulation"
+)
 
 _POOL_NAME: Final = b"pool"
 
@@ -288,18 +292,37 @@ class PooledSimulation:
 
 
 def simulate(workload: Workload, time_bounds: CampaignBounds, point: Point) -> Forecast:
-    """Simulate the campaign on the workers of a point."""
+    """Simulate the campaign on the workers of a point. `check_accepted` must have accepted it."""
     begin_ns = process_time_ns()
-    run: AnySimulation
-    if has_lane_runs(workload, point):
-        run = LaneRunSimulation(workload, point)
-    elif can_pool(workload, time_bounds, point):
-        window_ns = time_bounds.work_ns // max(1, time_bounds.tasks) // WINDOW_SHARE
-        run = PooledSimulation(workload, point, prefetch_of(time_bounds, point), window_ns)
-    else:
-        run = WorkerSimulation(workload, point, uniform_workers(workload, point))
+    run = _simulation(workload, time_bounds, point)
     run.run()
     return _forecast(run, workload, point.slots_total, begin_ns)
+
+
+def _simulation(workload: Workload, time_bounds: CampaignBounds, point: Point) -> AnySimulation:
+    """Return the fastest simulation. Independent tasks are faster in a pool than by the copy."""
+    if has_lane_runs(workload, point):
+        return LaneRunSimulation(workload, point)
+    pools = can_pool(workload, time_bounds, point)
+    if can_compact(workload, point) and not (pools and time_bounds.steps <= 1):
+        return CompactSimulation(workload, point)
+    if pools:
+        window_ns = time_bounds.work_ns // max(1, time_bounds.tasks) // WINDOW_SHARE
+        return PooledSimulation(workload, point, prefetch_of(time_bounds, point), window_ns)
+    return WorkerSimulation(workload, point, uniform_workers(workload, point))
+
+
+def check_accepted(workload: Workload) -> None:
+    """Submit a campaign to a scheduler without workers. Raises UserError if it is refused.
+
+    `compact` simulates without a scheduler, so no simulation would notice.
+    """
+    scheduler = Scheduler()
+    for event in submissions(workload):
+        for effect in scheduler.handle(event):
+            if type(effect) is Refused:
+                raise UserError(f"the scheduler refuses the campaign: {effect.text}")
+        scheduler.take_records()
 
 
 def replay(workload: Workload) -> Forecast:

@@ -148,8 +148,17 @@ def decode_workload(data: bytes) -> Workload:
 
 def submissions(workload: Workload) -> list[SubmitRequested]:
     """Return the events that submit the campaign, in order of time."""
+    return [
+        SubmitRequested(now_ns, CLIENT, _part(workload, first, last), 0, UnknownPolicy.WAIT)
+        for now_ns, first, last in message_bounds(workload)
+    ]
+
+
+def message_bounds(workload: Workload) -> list[tuple[int, int, int]]:
+    """Return the messages that submit the campaign: the time, the first task, and the one after
+    the last."""
     arrivals = workload.arrivals_ns
-    events: list[SubmitRequested] = []
+    bounds: list[tuple[int, int, int]] = []
     first, count = 0, len(workload.names)
     while first < count:
         last = min(first + TASKS_PER_MESSAGE_MAX, count)
@@ -157,11 +166,9 @@ def submissions(workload: Workload) -> list[SubmitRequested]:
         if arrivals is not None:
             now_ns = arrivals[first]
             last = _end_of_batch(arrivals, first, last)
-        events.append(
-            SubmitRequested(now_ns, CLIENT, _part(workload, first, last), 0, UnknownPolicy.WAIT)
-        )
+        bounds.append((now_ns, first, last))
         first = last
-    return events
+    return bounds
 
 
 def _end_of_batch(arrivals: list[int], first: int, last: int) -> int:
