@@ -11,7 +11,7 @@ import pytest
 
 from taskyard.cli.options import CliContext
 from taskyard.cli.pipeline.progress import StageProgress
-from taskyard.cli.progress import ProgressBar
+from taskyard.cli.progress import RATE_SECONDS, ProgressBar
 
 if TYPE_CHECKING:
     Captured = pytest.CaptureFixture[str]
@@ -201,6 +201,20 @@ def test_stages_are_lines_and_their_rows_too(watch: Watch, capsys: Captured) -> 
         progress.show("writing")
     assert capsys.readouterr().err == (
         "submitting\nsubmitting: 40 of 100 rows, 60 left, 4/s, about 15 s left\nwriting\n"
+    )
+
+
+def test_stage_names_what_it_counts_and_rare_updates_have_a_rate(
+    watch: Watch, capsys: Captured
+) -> None:
+    with StageProgress(CliContext(), "starting Spark", counts="") as progress:
+        for done in (0, 10, 40):
+            progress.show("simulating points", done, 100)
+            watch.seconds += 2 * RATE_SECONDS
+    assert capsys.readouterr().err == (
+        "starting Spark\nsimulating points\n"
+        "simulating points: 10 of 100, 90 left, 15.0/min, about 6 min left\n"
+        "simulating points: 40 of 100, 60 left, 45.0/min, about 1 min 20 s left\n"
     )
 
 

@@ -63,6 +63,37 @@ def test_empty_campaign_is_refused(spark: SparkSession) -> None:
         job.sweep(spark, Workload([], []), [Point(1, 1)])
 
 
+def test_points_are_simulated_in_rounds_and_counted(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "cores_of", lambda _: 2)
+    monkeypatch.setattr(job, "points_per_round", lambda *_: 4)
+    workload = Workload([b"%d" % n for n in range(20)], [1000 + n for n in range(20)])
+    workload.lanes = [b"lane-%d" % (n % 7) for n in range(20)]
+    points = [Point(workers, 1) for workers in range(1, 10)]
+    shown: list[tuple[object, ...]] = []
+    made = job.sweep(spark, workload, points, lambda *stage: shown.append(stage))
+    assert shown == [("simulating points", done, 9) for done in (0, 2, 6, 9)]
+    bounds = campaign_bounds(workload)
+    assert [(point, forecast.makespan_ns) for point, forecast in made.results] == [
+        (point, simulate(workload, bounds, point).makespan_ns) for point in points
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "took_s", "wanted"),
+    [(2, 1, 10), (2, 0, 16), (100, 50, 10), (2, 60, 2), (3, 5, 2), (40, 5, 40)],
+)
+def test_next_round_takes_some_seconds(count: int, took_s: float, wanted: int) -> None:
+    assert job.points_per_round(count, took_s, cores=2) == wanted
+
+
+def test_refused_campaign_is_an_error_of_the_user(spark: SparkSession) -> None:
+    workload = Workload([b"a", b"b"], [1, 1], after=[[1], [0]])
+    with pytest.raises(UserError, match="wait for each other"):
+        job.sweep(spark, workload, [Point(1, 1)])
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

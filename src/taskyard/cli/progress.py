@@ -154,8 +154,8 @@ class ProgressBar:
     def _rate_and_eta(self, now: float, ended: int, total: int | None) -> list[str]:
         """Return the current rate and the remaining time, or nothing if they are unknown."""
         self._seen.append((now, ended))
-        while now - self._seen[0][0] > RATE_SECONDS:
-            self._seen.popleft()
+        while now - self._seen[1 if len(self._seen) > 1 else 0][0] > RATE_SECONDS:
+            self._seen.popleft()  # keeps one from before the window, as updates may be rare
         then, before = self._seen[0]
         rate = (ended - before) / (now - then) if now - then >= 1 else 0.0
         if not rate or ended == total:

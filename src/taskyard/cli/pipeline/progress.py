@@ -28,9 +28,9 @@ _SILENT_SECONDS_MAX: Final = 3 * LINE_SECONDS
 class StageProgress:
     """A context manager that shows the stages of a job. Its methods may be called by any thread."""
 
-    def __init__(self, cli_context: CliContext, stage: str) -> None:
+    def __init__(self, cli_context: CliContext, stage: str, *, counts: str = "rows") -> None:
         self._cli_context = cli_context
-        self._bar = ProgressBar(cli_context, participle="rows")
+        self._bar = ProgressBar(cli_context, participle=counts)
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._stage = ""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.format import format_count
 from taskyard.cli.options import DURATION, CliContext, json_option, quiet_option, verbose_option
 from taskyard.cli.output import example, print_document, print_table
 from taskyard.cli.pipeline.documents import PipelineSweepDocument, SweepPoint
@@ -99,7 +98,7 @@ def sweep(cli_context: CliContext, /, **values: Any) -> None:  # noqa: ANN401
         files = _find(location, scratch, values["campaign"])
         of_file = None if files else workload_of_file(values["file"], values["run_time"])
         with (
-            StageProgress(cli_context, starting_text(master)) as progress,
+            StageProgress(cli_context, starting_text(master), counts="") as progress,
             session.session_scope("taskyard sweep", master) as spark,
         ):
             if location is None:
@@ -108,9 +107,8 @@ def sweep(cli_context: CliContext, /, **values: Any) -> None:  # noqa: ANN401
                 location.check_shared(spark, master, scratch)
             progress.show("reading the campaign")
             workload = of_file or _workload(spark, files, scratch, values["campaign"])
-            progress.show(f"simulating {format_count(len(points), 'point')}")
             workload.rules = settings_rules(to_rules_set(cli_context.settings()))
-            sweep_result = job.sweep(spark, workload, points)
+            sweep_result = job.sweep(spark, workload, points, progress.show)
     cli_context.info(job.speed_text(sweep_result))
     table = job.table_of(sweep_result, values["price"])
     page = None if values["out"] is None else job.write(sweep_result, table, values["out"])

@@ -7,6 +7,8 @@ as a page with charts. The simulation itself is in `taskyard.pipeline.sweep`.
 from __future__ import annotations
 
 import gc
+import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import pandas as pd
@@ -31,8 +33,9 @@ from taskyard.pipeline.sweep.from_history import (
 )
 from taskyard.pipeline.sweep.grid import Forecast, Point
 from taskyard.pipeline.sweep.page import page_of
-from taskyard.pipeline.sweep.simulation import replay, simulate
+from taskyard.pipeline.sweep.simulation import check_accepted, replay, simulate
 from taskyard.pipeline.sweep.workload import (
+    CampaignBounds,
     Workload,
     campaign_bounds,
     decode_workload,
@@ -47,6 +50,12 @@ if TYPE_CHECKING:
 
 #: Shares per core. Several, because points differ in how long they take.
 SHARES_PER_CORE: Final = 4
+
+#: Points are simulated in rounds of about this long, and progress is shown after each.
+ROUND_SECONDS: Final = 5.0
+
+#: A round has at most so many times the points of the one before, which may have been a lucky one.
+ROUND_GROWTH_MAX: Final = 8
 
 #: The broker's own setting. Many live objects make each collection expensive.
 GC_THRESHOLD: Final = 50_000
@@ -64,20 +73,36 @@ _FORECASTS: Final = (
 _HOUR_NS: Final = 3_600_000_000_000
 
 
-def sweep(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> SweepResult:
-    """Simulate a campaign at every point. Raises UserError for too few or too many tasks."""
+def sweep(
+    spark: SparkSession,
+    workload: Workload,
+    points: Sequence[Point],
+    show: Callable[[str, int, int | None], None] = lambda *_: None,
+) -> SweepResult:
+    """Simulate a campaign at every point. Raises UserError for too few or too many tasks, and for
+    tasks that a broker would refuse.
+
+    `show` is called with the stage, the points that are done, and all points if they count.
+    """
     if not workload.names:
         raise UserError("no tasks to simulate (check the campaign's name)")
     if len(workload.names) > TASKS_MAX:
         raise UserError(
             f"{len(workload.names):,} tasks, the limit is {TASKS_MAX:,} (use --campaign)"
         )
+    show("simulating points", 0, len(points))
+    check_accepted(workload)
     time_bounds = campaign_bounds(workload)
-    results = list(zip(points, forecasts(spark, workload, points), strict=True))
+    made: list[Forecast] = []
+    for some in forecasts(spark, workload, points):
+        made += some
+        show("simulating points", len(made), len(points))
+    results = list(zip(points, made, strict=True))
     sweep_result = SweepResult(
         workload, time_bounds, results, sentences(workload, time_bounds, results)
     )
     if workload.stays and workload.makespan_ns:
+        show("simulating the measured run", 0, None)
         sweep_result.replayed = replay(workload)
         sweep_result.sentences.append(check_text(workload, sweep_result.replayed))
     return sweep_result
@@ -124,14 +149,33 @@ def history_tables(spark: SparkSession, one: BrokerTables, campaign: str | None)
     return HistoryTables(tasks=tasks.drop_columns(["campaign"]), **made)
 
 
-def forecasts(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> list[Forecast]:
-    """Simulate all points, and return their forecasts in the order of the points."""
-    encoded = encode_workload(workload)
-    rows = [(number, one.workers, one.slots, list(one.policy)) for number, one in enumerate(points)]
-    shares = min(len(points), SHARES_PER_CORE * cores_of(spark))
-    frame = spark.createDataFrame(rows, _POINTS).repartition(shares)
-    table = frame.mapInPandas(_simulate_share(encoded), _FORECASTS).toArrow().sort_by("number")
-    return [Forecast(**row) for row in table.drop_columns("number").to_pylist()]
+def forecasts(
+    spark: SparkSession, workload: Workload, points: Sequence[Point]
+) -> Iterator[list[Forecast]]:
+    """Simulate all points in rounds. Yield the forecasts of each, in the order of the points.
+
+    The first round is one point for each core. It shows how many the next ones can have.
+    """
+    simulate_share, cores = _simulate_share(encode_workload(workload)), cores_of(spark)
+    first, count = 0, cores
+    while first < len(points):
+        begun = time.monotonic()
+        some = points[first : first + count]
+        rows = [
+            (number, one.workers, one.slots, list(one.policy)) for number, one in enumerate(some)
+        ]
+        shares = min(len(some), SHARES_PER_CORE * cores)
+        frame = spark.createDataFrame(rows, _POINTS).repartition(shares)
+        table = frame.mapInPandas(simulate_share, _FORECASTS).toArrow().sort_by("number")
+        yield [Forecast(**row) for row in table.drop_columns("number").to_pylist()]
+        first += len(some)
+        count = points_per_round(len(some), time.monotonic() - begun, cores)
+
+
+def points_per_round(count: int, took_s: float, cores: int) -> int:
+    """Return the points of the next round, after one of so many points took so long."""
+    wanted = int(count * min(ROUND_GROWTH_MAX, ROUND_SECONDS / max(took_s, 0.001)))
+    return max(1, wanted // cores) * cores
 
 
 def _simulate_share(encoded: bytes) -> Callable[[Iterable[pd.DataFrame]], Iterator[pd.DataFrame]]:
@@ -140,8 +184,7 @@ def _simulate_share(encoded: bytes) -> Callable[[Iterable[pd.DataFrame]], Iterat
     def run(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         gc.freeze()  # imported modules are never collected
         gc.set_threshold(GC_THRESHOLD)
-        workload = decode_workload(encoded)
-        time_bounds = campaign_bounds(workload)
+        workload, time_bounds = _decoded(encoded)
         for frame in frames:
             rows = []
             for number, count, slots, policy in frame.itertuples(index=False):
@@ -151,6 +194,13 @@ def _simulate_share(encoded: bytes) -> Callable[[Iterable[pd.DataFrame]], Iterat
             yield pd.DataFrame(rows)
 
     return run
+
+
+@lru_cache(maxsize=1)
+def _decoded(encoded: bytes) -> tuple[Workload, CampaignBounds]:
+    """Decode a workload, once in each process of an executor."""
+    workload = decode_workload(encoded)
+    return workload, campaign_bounds(workload)
 
 
 def table_of(sweep_result: SweepResult, price: float | None = None) -> pa.Table:
