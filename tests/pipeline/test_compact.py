@@ -14,7 +14,13 @@ from taskyard.pipeline.sweep.compact import CompactSimulation, can_compact
 from taskyard.pipeline.sweep.grid import Point
 from taskyard.pipeline.sweep.per_worker import WorkerSimulation, uniform_workers
 from taskyard.pipeline.sweep.simulation import check_accepted
-from taskyard.pipeline.sweep.workload import Setback, TaskKind, Workload, settings_rules
+from taskyard.pipeline.sweep.workload import (
+    Setback,
+    SettingsRules,
+    TaskKind,
+    Workload,
+    settings_rules,
+)
 
 #: Run times as (most units, unit): many equal times, and hardly any.
 SPANS = [(5, SECOND_NS), (5, SECOND_NS // 5), (10**10, 1)]
@@ -26,6 +32,18 @@ ONE_SLOT_POLICIES = [
     *[("overfeed=2",), ("overfeed=1", "lane_rate=2/s")],
 ]
 POLICIES = [(), (), (), ("lane_rate=1/s",), ("lane_rate=30/s",)]
+
+
+#: Options in sections of the settings, likewise.
+ONE_SLOT_OPTIONS = [
+    *[LaneOptions(workers_max=2), LaneOptions(workers_max=3, lane_workers_max=2)],
+    *[LaneOptions(rate_interval_ns=SECOND_NS // 5), LaneOptions(overfeed=2)],
+    LaneOptions(rate_interval_ns=SECOND_NS, workers_max=1),
+]
+OPTIONS = [
+    *[LaneOptions(), LaneOptions(lane_workers_max=0), LaneOptions(lane_workers_max=3)],
+    *[LaneOptions(lane_rate_interval_ns=SECOND_NS // rate) for rate in (1, 5)],
+]
 
 
 def assert_equal_runs(workload: Workload, point: Point) -> None:
@@ -87,6 +105,20 @@ def test_copy_starts_every_task_when_the_scheduler_does(seed: int) -> None:
     assert_equal_runs(workload, Point(rng.randrange(1, rng.choice([4, 40])), slots, policy + limit))
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [*range(100), *(pytest.param(seed, marks=pytest.mark.whole) for seed in range(100, 1000))],
+)
+def test_copy_follows_the_sections_of_the_settings(seed: int) -> None:
+    rng = random.Random(seed)
+    workload, slots = random_workload(rng), rng.choice([1, 1, 2, 4])
+    options = OPTIONS + ONE_SLOT_OPTIONS if slots == 1 else OPTIONS
+    names = [name for name in workload.services if rng.random() < 0.8]
+    rules = [Rule(name, name + b"/*", rng.choice(options)) for name in names]
+    workload.rules = SettingsRules(tuple(rules), rng.choice(OPTIONS))
+    assert_equal_runs(workload, Point(rng.randrange(1, rng.choice([4, 40])), slots))
+
+
 @pytest.mark.parametrize("policy", [(), ("lane_workers_max=3",), ("workers_max=2",)])
 def test_lane_run_ends_after_the_most_tasks(policy: tuple[str, ...]) -> None:
     count = 3 * LANE_RUN_TASKS_MAX
@@ -141,11 +173,11 @@ def test_copy_is_not_used_under_other_rules(slots: int, policy: tuple[str, ...])
     assert not can_compact(workload, Point(2, slots, policy))
 
 
-def test_copy_is_not_used_for_wide_tasks_and_sections_of_the_settings() -> None:
+def test_copy_is_not_used_for_wide_tasks_several_rules_of_a_service_and_debounce() -> None:
     wide = Workload([b"a", b"b"], [1, 1], [TaskKind(), TaskKind(slots=2)], [0, 1])
     assert not can_compact(wide, Point(2, 1))
-    rule = Rule(b"s", b"s/*", LaneOptions(workers_max=1))
-    ruled = Workload([b"a"], [1], rules=settings_rules(RulesSet(0, rules=(rule,))))
+    rule = Rule(b"s", b"default/x", LaneOptions(lane_workers_max=2))
+    ruled = Workload([b"a"], [1], rules=SettingsRules((rule,)))
     assert not can_compact(ruled, Point(2, 1))
     collected = Workload(
         [b"a"], [1], rules=settings_rules(RulesSet(0, (), LaneOptions(debounce_ns=1)))

@@ -15,10 +15,12 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core.limits import LEASE_TASKS_MAX, TIMER_TASKS_MAX
-from taskyard.pipeline.sweep.compact_scheduler import CompactScheduler, rotate_in
+from taskyard.core.rules import RuleTable
+from taskyard.pipeline.sweep.compact_scheduler import CompactScheduler, ServiceRules, rotate_in
 from taskyard.pipeline.sweep.workload import message_bounds
 
 if TYPE_CHECKING:
+    from taskyard.core.rules import LaneOptions, RuleMatchers
     from taskyard.pipeline.sweep.compact_scheduler import Lane, Service
     from taskyard.pipeline.sweep.grid import Point
     from taskyard.pipeline.sweep.workload import Workload
@@ -32,16 +34,37 @@ def can_compact(workload: Workload, point: Point) -> bool:
     Limits and a rate over all lanes, and `overfeed`, need workers with one slot. Such a worker
     holds nothing when it gets a task, so as many lanes and workers are paired as tasks run.
     """
-    rules_set = point.rules_set(workload.rules)
-    options = rules_set.defaults
-    if rules_set.rules or options.is_random or options.debounce_ns:
-        return False
     if any(kind.slots > 1 for kind in workload.kinds) or point.slots > LEASE_TASKS_MAX:
         return False
-    over_all_lanes = rules_set.workers_max or options.workers_max or options.rate_interval_ns
+    if any(len(matchers) > 1 for matchers in _rule_matchers(workload, point)):
+        return False
+    rules = _service_rules(workload, point)
+    return all(
+        _is_covered(one.options, point.slots, rules.workers_max) for one in rules.active_rules
+    )
+
+
+def _is_covered(options: LaneOptions, slots: int, workers_max: int) -> bool:
+    """Return whether these options can be followed for workers of so many slots."""
+    if options.is_random or options.debounce_ns:
+        return False
+    over_all_lanes = workers_max or options.workers_max or options.rate_interval_ns
     if options.lane_rate_interval_ns and over_all_lanes:
         return False  # lanes leave the rotation in another order
-    return point.slots == 1 or not (over_all_lanes or options.overfeed)
+    return slots == 1 or not (over_all_lanes or options.overfeed)
+
+
+def _service_rules(workload: Workload, point: Point) -> ServiceRules:
+    """Return the rules of services that have one each."""
+    active_rules = [matchers[0][0] for matchers in _rule_matchers(workload, point)]
+    return ServiceRules(active_rules, point.rules_set(workload.rules).workers_max)
+
+
+def _rule_matchers(workload: Workload, point: Point) -> list[RuleMatchers]:
+    """Return the rules that lanes of each service may have."""
+    rules_set = point.rules_set(workload.rules)
+    rule_table = RuleTable(rules_set.rules, rules_set.defaults, rules_set.workers_max)
+    return [rule_table.for_service(name) for name in workload.services]
 
 
 class CompactSimulation:
@@ -72,9 +95,8 @@ class CompactSimulation:
         #: By task: how many tasks it waits for. 0 before it is submitted.
         self._waits = [0] * count
         self._lane_of: list[Lane] = [None] * count  # type: ignore[list-item]  # set on submission
-        rules_set = point.rules_set(workload.rules)
-        lanes = self._number_lanes(kind_at)
-        self._scheduler = CompactScheduler(rules_set, point, lanes, self._run_ns, self._priority_at)
+        rules, lanes = _service_rules(workload, point), self._number_lanes(kind_at)
+        self._scheduler = CompactScheduler(rules, point, lanes, self._run_ns, self._priority_at)
         #: When each task became ready.
         self.ready_ns = workload.earliest_ns()
         self.begun_ns = self._scheduler.begun_ns
@@ -95,8 +117,6 @@ class CompactSimulation:
             keys.setdefault((services[kind], lane), len(keys))
             for kind, lane in zip(kind_at, lanes, strict=True)
         ]
-        for place in range(len(places)):
-            keys.setdefault((place, b""), len(keys))  # also a service without tasks has a turn
         return list(keys)
 
     def _set_time(self, number: int) -> None:
@@ -114,12 +134,11 @@ class CompactSimulation:
         for worker in range(self._workers):
             scheduler.list_worker(worker)
             scheduler.serve(())
-        has_timers = scheduler.has_rates or bool(self._due_at or self._setbacks)
         while True:
             coming_ns = coming[-1][0] if coming else _NEVER_NS
             if not scheduler.has_rates:
                 self._end_one_by_one(coming_ns)
-            next_ns = min(coming_ns, self._wake_ns()) if has_timers else coming_ns
+            next_ns = min(coming_ns, self._wake_ns())
             if ends and ends[0][0] < next_ns:
                 self._end_next()
                 continue
@@ -135,11 +154,14 @@ class CompactSimulation:
 
     def _wake_ns(self) -> int:
         """Return the time of the next timer."""
-        wake_ns = self._scheduler.wake_ns() if self._scheduler.has_rates else None
-        times = [_NEVER_NS if wake_ns is None else wake_ns]
+        scheduler, wake_ns = self._scheduler, _NEVER_NS
         if self._due:
-            times.append(self._due[0][0])
-        return max(min(times), self._scheduler.now_ns)
+            wake_ns = self._due[0][0]
+        if scheduler.rate_times_ns:
+            wake_ns = min(wake_ns, scheduler.rate_times_ns[0])
+        if scheduler.has_rates:
+            wake_ns = min(wake_ns, scheduler.rate_wake_ns() or _NEVER_NS)
+        return max(wake_ns, scheduler.now_ns)
 
     # Tasks that are ready.
 
@@ -211,17 +233,19 @@ class CompactSimulation:
     # Ends.
 
     def _end_one_by_one(self, until_ns: int) -> None:
-        """End tasks before this time and before the next due time, without rates.
+        """End tasks before this time and before the next timer, without a rate over all lanes.
 
         Does the same as `_end_next` in fewer calls for a task that ends alone and is done.
         """
         scheduler, ends, due = self._scheduler, self._scheduler.ends, self._due
         begun_ns, worker_at, free = self.begun_ns, scheduler.worker_at, scheduler.free
         dependents, is_done, lane_of = self._dependents, self._is_done, self._lane_of
-        setbacks, failing = self._setbacks, self._failing
+        setbacks, failing, times_ns = self._setbacks, self._failing, scheduler.rate_times_ns
         while ends:
             now_ns, number = ends[0]
             if now_ns >= until_ns or (due and now_ns >= due[0][0]):
+                return
+            if times_ns and now_ns >= times_ns[0]:
                 return
             heappop(ends)
             if (ends and ends[0][0] == now_ns) or number in setbacks or number in failing:
@@ -233,18 +257,14 @@ class CompactSimulation:
             self.done += 1
             is_done[number] = 1
             lane = lane_of[number]
-            lane.leased -= 1
+            scheduler.release(lane)
             lane.tasks -= 1
-            if not lane.in_rotation:
-                lane.in_rotation = True
-                lane.service.rotation.append(lane)
             if not lane.tasks and lane.is_named:
                 scheduler.lanes[lane.key] = None
             dirty = [lane.service]
             if dependents is not None and dependents[number]:
                 dirty += self._release_dependents([number])
             worker = worker_at[number]
-            scheduler.running -= 1
             free[worker] += 1
             scheduler.list_worker(worker)
             scheduler.serve(dirty)
@@ -259,9 +279,7 @@ class CompactSimulation:
             by_worker.setdefault(scheduler.worker_at[number], []).append(number)
         self.makespan_ns = now_ns
         for worker, numbers in by_worker.items():
-            dirty = scheduler.reopen_lane_rates() if scheduler.has_rates else []
-            dirty += self._settle(numbers)
-            scheduler.running -= len(numbers)
+            dirty = self._settle(numbers)
             scheduler.free[worker] += len(numbers)
             scheduler.list_worker(worker)
             scheduler.serve(dirty)

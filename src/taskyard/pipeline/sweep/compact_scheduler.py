@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskyard.core.holds import spend_rate
 from taskyard.core.lane_rates import STEP_NS
 from taskyard.core.limits import LANE_RUN_TASKS_MAX, RATE_BURST_NS_MAX, TASKS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from taskyard.core.events import RulesSet
+    from taskyard.core.rules import ActiveRule
     from taskyard.pipeline.sweep.grid import Point
 
 #: Bits of a worker's number in an entry of a heap. `NUMBER_MAX` of the grid fits.
@@ -86,11 +87,12 @@ class LaneRate:
 
 
 class Service:
-    """Lanes in rotation, and workers that wait."""
+    """Lanes in rotation, and workers that wait. One rule applies to all of its lanes."""
 
-    __slots__ = ("parked", "rotation")
+    __slots__ = ("active_rule", "parked", "rotation")
 
-    def __init__(self) -> None:
+    def __init__(self, active_rule: ActiveRule) -> None:
+        self.active_rule = active_rule
         self.rotation: deque[Lane] = deque()
         #: A heap of numbers. Each has the use of a worker, and in its last bits the worker.
         self.parked: list[int] = []
@@ -116,6 +118,13 @@ class PriorityQueue:
         return heappop(self._heap)[2]
 
 
+class ServiceRules(NamedTuple):
+    """The rule of each service, and the limit of workers over all services."""
+
+    active_rules: list[ActiveRule]
+    workers_max: int
+
+
 class CompactScheduler:
     """Leases tasks to workers, and notes their ends.
 
@@ -125,29 +134,27 @@ class CompactScheduler:
 
     def __init__(
         self,
-        rules_set: RulesSet,
+        rules: ServiceRules,
         point: Point,
         lanes: Sequence[tuple[int, bytes]],
         run_ns: Sequence[int],
         priorities: Sequence[int] | None,
     ) -> None:
-        options = rules_set.defaults
-        self._lane_workers = options.lane_workers_max or TASKS_MAX
-        self._lane_leased_max = options.lane_workers_max * (1 + options.overfeed) or TASKS_MAX
-        limits = [limit for limit in (rules_set.workers_max, options.workers_max) if limit]
-        self._running_max = min(limits, default=TASKS_MAX)
-        self._rate_ns, self._lane_rate_ns = options.rate_interval_ns, options.lane_rate_interval_ns
-        self.has_rates = bool(self._rate_ns or self._lane_rate_ns)
-        #: When the rate over all lanes allows the next lease.
-        self._rate_next_ns = 0
-        self.services = [Service() for _ in {service for service, _ in lanes}]
+        options = [one.options for one in rules.active_rules]
+        self._running_max = rules.workers_max or TASKS_MAX
+        self.has_rates = any(one.rate_interval_ns for one in options)
+        self._has_lane_rates = any(one.lane_rate_interval_ns for one in options)
+        #: Limits or rates over several lanes must be counted.
+        self.is_limited = self.has_rates or bool(rules.workers_max)
+        self.is_limited |= any(one.workers_max for one in options)
+        self.services = [Service(one) for one in rules.active_rules]
         self._lane_names = lanes
         self._priorities = priorities
         #: By number. A lane without tasks is dropped, and created anew.
         self.lanes: list[Lane | None] = [None] * len(lanes)
         self._lane_rates: dict[int, LaneRate] = {}
-        #: Timers of lanes that wait for their rates.
-        self._rate_times_ns: list[int] = []
+        #: Timers of lanes that wait for their rates, and a heap of their times.
+        self.rate_times_ns: list[int] = []
         self._rate_lanes: dict[int, list[Lane]] = {}
         self.now_ns = 0
         self._prepare_workers(point)
@@ -181,13 +188,18 @@ class CompactScheduler:
             lane = self.lanes[key] = Lane(key, self.services[place], queue)
             lane.rate = self._lane_rates.get(key)
             if name:
+                active_rule = lane.service.active_rule
                 lane.is_named = True
-                lane.leased_max, lane.places = self._lane_leased_max, self._lane_workers
+                lane.leased_max = active_rule.lane_tasks_max
+                lane.places = active_rule.options.lane_workers_max or TASKS_MAX
         return lane
 
     def release(self, lane: Lane) -> None:
         """End the lease of a task of this lane."""
+        self.running -= 1
         lane.leased -= 1
+        if self.is_limited:
+            lane.service.active_rule.lane_worker_pairs -= 1
         if not lane.in_rotation:
             rotate_in(lane)
 
@@ -197,20 +209,20 @@ class CompactScheduler:
         if not lane.tasks and lane.is_named:
             self.lanes[lane.key] = None
 
-    def wake_ns(self) -> int | None:
-        """Return when a rate allows the next lease, if one waits for that."""
-        times = self._rate_times_ns[:1]
-        if self._rate_next_ns > self.now_ns and any(
-            service.rotation and service.parked for service in self.services
-        ):
-            times.append(self._rate_next_ns)
-        return min(times, default=None)
+    def rate_wake_ns(self) -> int | None:
+        """Return when the rate of a rule allows the next lease, if a worker waits for that."""
+        wake_ns = None
+        for service in self.services:
+            at_ns = service.active_rule.rate_next_ns
+            if at_ns > self.now_ns and service.rotation and service.parked:
+                wake_ns = at_ns if wake_ns is None else min(wake_ns, at_ns)
+        return wake_ns
 
     def reopen_lane_rates(self) -> list[Service]:
         """Return lanes to the rotation whose rates allow a task again. Return their services."""
         due: list[Lane] = []
-        while self._rate_times_ns and self._rate_times_ns[0] <= self.now_ns:
-            due += self._rate_lanes.pop(heappop(self._rate_times_ns))
+        while self.rate_times_ns and self.rate_times_ns[0] <= self.now_ns:
+            due += self._rate_lanes.pop(heappop(self.rate_times_ns))
         for lane in due:
             if lane.rate is not None:
                 lane.rate.waits = False
@@ -240,7 +252,7 @@ class CompactScheduler:
             at_ns = -(-rate.next_ns // STEP_NS) * STEP_NS
             if at_ns not in self._rate_lanes:
                 self._rate_lanes[at_ns] = []
-                heappush(self._rate_times_ns, at_ns)
+                heappush(self.rate_times_ns, at_ns)
             self._rate_lanes[at_ns].append(lane)
 
     # Workers.
@@ -274,7 +286,7 @@ class CompactScheduler:
         passed_over: list[int] = []
         is_idle_unserved = False
         while rotation and parked:
-            if self.running >= self._running_max or self._rate_next_ns > self.now_ns:
+            if self.is_limited and not self._is_open(service.active_rule):
                 break
             entry = heappop(parked)
             worker = entry & _WORKER_MASK
@@ -290,11 +302,18 @@ class CompactScheduler:
                     dirty.update(dict.fromkeys(self.services))
             else:
                 passed_over.append(entry)
-                is_idle_unserved |= is_idle and not self._lane_rate_ns
+                is_idle_unserved |= is_idle and not self._has_lane_rates
                 if is_idle_unserved and self._slots == 1:
                     break  # all that wait are idle
         for entry in passed_over:
             heappush(parked, entry)
+
+    def _is_open(self, active_rule: ActiveRule) -> bool:
+        """Return whether limits and rates over all lanes allow one more task."""
+        if self.running >= self._running_max or active_rule.rate_next_ns > self.now_ns:
+            return False
+        workers_max = active_rule.options.workers_max
+        return not workers_max or active_rule.lane_worker_pairs < workers_max
 
     # Leases.
 
@@ -314,7 +333,8 @@ class CompactScheduler:
             if not count:
                 break
             service = services[(turn + place) % len(services)]
-            if service.rotation:
+            is_open = not self.is_limited or self._is_open(service.active_rule)
+            if service.rotation and is_open:
                 left, lane = self._rotate(service, worker, count, kept)
                 if lane is not None:
                     count, last = left, lane
@@ -326,6 +346,8 @@ class CompactScheduler:
     def _continues(self, worker: int, lane: Lane) -> bool:
         """Return whether a worker may stay with its lane, which has ready tasks."""
         if not lane.is_named or self._lane_run[worker] >= LANE_RUN_TASKS_MAX:
+            return False
+        if self.is_limited and not self._is_open(lane.service.active_rule):
             return False
         is_full = lane.leased >= lane.leased_max
         return not is_full and (lane.rate is None or lane.rate.next_ns <= self.now_ns)
@@ -369,9 +391,9 @@ class CompactScheduler:
             self._lane_run[worker] = count
         if len(self.services) > 1:
             self._service_next[worker] = (self._service_next[worker] + 1) % len(self.services)
-        if self._rate_ns:
-            idle_ns = self.now_ns - RATE_BURST_NS_MAX
-            self._rate_next_ns = max(self._rate_next_ns, idle_ns) + self._rate_ns
+        if self.is_limited:  # the lease is one task
+            lane.service.active_rule.lane_worker_pairs += 1
+            spend_rate(lane.service.active_rule, 1, self.now_ns)
 
     def _take(self, lane: Lane, worker: int, count: int) -> int:
         """Start tasks of a lane at a worker. Return how many: limits and rates may allow none."""
@@ -381,7 +403,7 @@ class CompactScheduler:
         ready = lane.ready - len(lane.next_run)
         if count > ready:  # noqa: PLR1730
             count = ready
-        if self._lane_rate_ns:
+        if self._has_lane_rates:
             count = self._spend_lane_rate(lane, count)
         if count <= 0:
             return 0
@@ -399,15 +421,18 @@ class CompactScheduler:
 
     def _spend_lane_rate(self, lane: Lane, count: int) -> int:
         """Count up to so many tasks against the rate of a lane. Return how many it allows."""
+        interval_ns = lane.service.active_rule.options.lane_rate_interval_ns
+        if not interval_ns:
+            return count
         since_ns, rate = self.now_ns - RATE_BURST_NS_MAX, lane.rate
         if rate is not None:
             since_ns = max(since_ns, rate.next_ns)
-        count = min(count, (self.now_ns - since_ns) // self._lane_rate_ns + 1)
+        count = min(count, (self.now_ns - since_ns) // interval_ns + 1)
         if count <= 0:
             return 0
         if rate is None:
             rate = lane.rate = self._lane_rates[lane.key] = LaneRate()
-        rate.next_ns = max(0, since_ns) + count * self._lane_rate_ns
+        rate.next_ns = max(0, since_ns) + count * interval_ns
         return count
 
 
