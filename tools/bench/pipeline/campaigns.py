@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from bench.workloads import TASKS_PER_CHAIN
 from taskyard.core.limits import SECOND_NS
-from taskyard.pipeline.sweep.workload import Workload
+from taskyard.core.rules import LaneOptions
+from taskyard.pipeline.sweep.workload import Setback, SettingsRules, TaskKind, Workload
 
 #: Tasks in the demo's campaign, and the percentages in its graph and in lanes.
 DEMO_TASKS: Final = 2800
@@ -28,6 +29,16 @@ _AWAITED_EVERY: Final = 10
 _SECONDS_MIN, _SECONDS_MAX = 0.004, 0.024
 
 _LANES: Final = 1000
+
+#: Lanes that are longer than a worker keeps one.
+_LONG_LANES: Final = 20
+
+#: Of the tasks in simulated lanes, one in this many is retried once.
+_RETRIED_EVERY: Final = 20
+
+#: Tasks of a submission, and the time between two, where lanes get tasks while they run.
+_SUBMITTED: Final = 100
+_SUBMITTED_EVERY_NS: Final = SECOND_NS // 10
 
 #: The broker's cost per task in a simulation.
 _GAP_NS: Final = SECOND_NS // 1000
@@ -64,11 +75,62 @@ def lanes(tasks: int) -> Workload:
     return made
 
 
+def long_lanes(tasks: int) -> Workload:
+    made = flat(tasks)
+    made.lanes = [b"lane-%d" % (number % _LONG_LANES) for number in range(tasks)]
+    return made
+
+
+def lanes_with_priorities(tasks: int) -> Workload:
+    made = lanes(tasks)
+    made.kinds = [TaskKind(priority=priority) for priority in range(3)]
+    made.kind_at = [number % len(made.kinds) for number in range(tasks)]
+    return made
+
+
+def lanes_over_time(tasks: int) -> Workload:
+    made = lanes(tasks)
+    made.arrivals_ns = [number // _SUBMITTED * _SUBMITTED_EVERY_NS for number in range(tasks)]
+    return made
+
+
+def lanes_with_retries(tasks: int) -> Workload:
+    made = lanes(tasks)
+    setback = Setback(SECOND_NS, SECOND_NS)
+    made.setbacks = {number: [setback] for number in range(0, tasks, _RETRIED_EVERY)}
+    return made
+
+
+def lanes_and_graph(tasks: int) -> Workload:
+    made = lanes(tasks)
+    made.after = random_graph(tasks).after
+    return made
+
+
+def lanes_of_two_workers(tasks: int) -> Workload:
+    made = lanes(tasks)
+    made.rules = SettingsRules(defaults=LaneOptions(lane_workers_max=2))
+    return made
+
+
+def lanes_with_rates(tasks: int) -> Workload:
+    made = lanes(tasks)
+    made.rules = SettingsRules(defaults=LaneOptions(lane_rate_interval_ns=SECOND_NS // 2))
+    return made
+
+
 SHAPES: Final[dict[str, Callable[[int], Workload]]] = {
     "flat": flat,
     "chains of 10": chains,
     "random graph": random_graph,
     "1,000 lanes": lanes,
+    "20 long lanes": long_lanes,
+    "lanes with priorities": lanes_with_priorities,
+    "lanes over time": lanes_over_time,
+    "lanes with retries": lanes_with_retries,
+    "lanes and a graph": lanes_and_graph,
+    "lanes of two workers": lanes_of_two_workers,
+    "lanes with rates": lanes_with_rates,
 }
 
 
