@@ -73,7 +73,10 @@ def test_points_are_simulated_in_rounds_and_counted(
     points = [Point(workers, 1) for workers in range(1, 10)]
     shown: list[tuple[object, ...]] = []
     made = job.sweep(spark, workload, points, lambda *stage: shown.append(stage))
-    assert shown == [("simulating points", done, 9) for done in (0, 2, 6, 9)]
+    assert shown == [
+        ("simulating the first points", 0, 9),
+        *[("simulating points", done, 9) for done in (2, 6, 9)],
+    ]
     bounds = campaign_bounds(workload)
     assert [(point, forecast.makespan_ns) for point, forecast in made.results] == [
         (point, simulate(workload, bounds, point).makespan_ns) for point in points
@@ -81,11 +84,11 @@ def test_points_are_simulated_in_rounds_and_counted(
 
 
 @pytest.mark.parametrize(
-    ("count", "took_s", "wanted"),
-    [(2, 1, 10), (2, 0, 16), (100, 50, 10), (2, 60, 2), (3, 5, 2), (40, 5, 40)],
+    ("count", "cpu_s", "wanted"),
+    [(2, 2, 10), (2, 0, 16), (100, 100, 10), (2, 120, 2), (3, 10, 2), (40, 10, 40)],
 )
-def test_next_round_takes_some_seconds(count: int, took_s: float, wanted: int) -> None:
-    assert job.points_per_round(count, took_s, cores=2) == wanted
+def test_next_round_takes_some_seconds(count: int, cpu_s: float, wanted: int) -> None:
+    assert job.points_per_round(count, cpu_s, cores=2) == wanted
 
 
 def test_refused_campaign_is_an_error_of_the_user(spark: SparkSession) -> None:

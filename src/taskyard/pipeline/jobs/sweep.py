@@ -7,7 +7,6 @@ as a page with charts. The simulation itself is in `taskyard.pipeline.sweep`.
 from __future__ import annotations
 
 import gc
-import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +17,7 @@ import pyarrow.csv
 import pyarrow.parquet
 from msgspec import structs
 
+from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
 from taskyard.pipeline.datasets import ATTEMPTS, EDGES, TASKS, WORKERS
 from taskyard.pipeline.executors import cores_of
@@ -51,10 +51,11 @@ if TYPE_CHECKING:
 #: Shares per core. Several, because points differ in how long they take.
 SHARES_PER_CORE: Final = 4
 
-#: Points are simulated in rounds of about this long, and progress is shown after each.
+#: Points are simulated in rounds of about so much CPU time for each core, and progress is shown
+#: after each. A round costs Spark about 0.4 s of CPU.
 ROUND_SECONDS: Final = 5.0
 
-#: A round has at most so many times the points of the one before, which may have been a lucky one.
+#: A round has at most so many times the points of the one before, which may have been fast ones.
 ROUND_GROWTH_MAX: Final = 8
 
 #: The broker's own setting. Many live objects make each collection expensive.
@@ -90,7 +91,8 @@ def sweep(
         raise UserError(
             f"{len(workload.names):,} tasks, the limit is {TASKS_MAX:,} (use --campaign)"
         )
-    show("simulating points", 0, len(points))
+    # The first ones start Python in the executors, which must not count for the remaining time.
+    show("simulating the first points", 0, len(points))
     check_accepted(workload)
     time_bounds = campaign_bounds(workload)
     made: list[Forecast] = []
@@ -159,7 +161,6 @@ def forecasts(
     simulate_share, cores = _simulate_share(encode_workload(workload)), cores_of(spark)
     first, count = 0, cores
     while first < len(points):
-        begun = time.monotonic()
         some = points[first : first + count]
         rows = [
             (number, one.workers, one.slots, list(one.policy)) for number, one in enumerate(some)
@@ -167,15 +168,17 @@ def forecasts(
         shares = min(len(some), SHARES_PER_CORE * cores)
         frame = spark.createDataFrame(rows, _POINTS).repartition(shares)
         table = frame.mapInPandas(simulate_share, _FORECASTS).toArrow().sort_by("number")
-        yield [Forecast(**row) for row in table.drop_columns("number").to_pylist()]
-        first += len(some)
-        count = points_per_round(len(some), time.monotonic() - begun, cores)
+        made = [Forecast(**row) for row in table.drop_columns("number").to_pylist()]
+        yield made
+        first += len(made)
+        cpu_s = sum(one.cpu_ns for one in made) / SECOND_NS
+        count = points_per_round(len(made), cpu_s, cores)
 
 
-def points_per_round(count: int, took_s: float, cores: int) -> int:
-    """Return the points of the next round, after one of so many points took so long."""
-    wanted = int(count * min(ROUND_GROWTH_MAX, ROUND_SECONDS / max(took_s, 0.001)))
-    return max(1, wanted // cores) * cores
+def points_per_round(count: int, cpu_s: float, cores: int) -> int:
+    """Return the points of the next round, after one of so many points took so much CPU time."""
+    growth = min(ROUND_GROWTH_MAX, ROUND_SECONDS * cores / max(cpu_s, 0.001))
+    return max(1, int(count * growth) // cores) * cores
 
 
 def _simulate_share(encoded: bytes) -> Callable[[Iterable[pd.DataFrame]], Iterator[pd.DataFrame]]:
