@@ -47,7 +47,7 @@ def class_archive(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def python_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Run the server of Spark's Python daemons. Yields the variables for a JVM that uses it."""
+    """Run the server of Spark's Python programs. Yields the variables for a JVM that uses it."""
     with python_daemon.served(tmp_path_factory.mktemp("daemon") / "socket") as variables:
         yield variables
 
@@ -61,8 +61,8 @@ def spark(
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415  # not without Spark
     from tests.pipeline.scenarios import SMALL  # noqa: PLC0415
 
-    conf = SMALL | {
-        "spark.python.daemon.module": python_daemon.MODULE,
+    conf = {
+        **SMALL,
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
     with ExitStack() as stack:
@@ -92,8 +92,7 @@ def connect_url(
 
     directory = tmp_path_factory.mktemp("connect")
     variables = python_daemons | {"PYSPARK_PYTHON": sys.executable}
-    conf = {"spark.python.daemon.module": python_daemon.MODULE}
-    with connect_server(directory, short_lived, variables, conf) as url:
+    with connect_server(directory, short_lived, variables, {}) as url:
         yield url
 
 

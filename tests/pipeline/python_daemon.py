@@ -1,8 +1,9 @@
-"""Spark's Python daemons, forked from one process that has imported what their workers use.
+"""Spark's Python programs, forked from one process that has imported what they use.
 
 Spark starts a daemon for each kind of worker, and the daemon forks the workers. Each of them
-imports Spark, pandas and Taskyard: a second of CPU for a few rows. Here the program that Spark
-starts as a daemon passes its pipes to a server, which forks the daemon. Knows no job.
+imports Spark, pandas and Taskyard: a second of CPU for a few rows. Here a program that Spark starts
+passes its pipes to a server, which forks it. The program's part is `python_start/sitecustomize.py`,
+because Spark has no setting for the daemons of its planner. Knows no job.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib
 import json
 import os
 import pkgutil
+import runpy
 import signal
 import socket
 import subprocess
@@ -29,13 +31,15 @@ NO_THREADS: Final = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background
 #: The variable with the path of the server's socket.
 SOCKET: Final = "TASKYARD_TESTS_PYTHON_DAEMON"
 MODULE: Final = "tests.pipeline.python_daemon"
+#: The directory from which each Python program of a JVM imports `sitecustomize`.
+START: Final = Path(__file__).parent / "python_start"
 
 REQUEST_BYTES_MAX: Final = 1 << 20
 
 PACKAGES: Final = ("pyspark.sql.worker", "taskyard", "pyspark_taskyard")
 #: The package `deltalake` starts a thread, so the modules that import it are left out.
 THREADED: Final = "taskyard.pipeline.store."
-MODULES: Final = ("pandas", "pyarrow.parquet", "pyspark.daemon", "pyspark.worker")
+MODULES: Final = ("pandas", "pyarrow.parquet", "pyspark.worker")
 
 
 @contextmanager
@@ -45,23 +49,23 @@ def served(path: Path) -> Iterator[dict[str, str]]:
     with ours:
         ours.bind(str(path))
         ours.listen()
-        words = [sys.executable, "-m", MODULE, "--serve", str(ours.fileno())]
-        variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        words = [sys.executable, "-m", MODULE, str(ours.fileno())]
+        paths = list(filter(None, sys.path))
         process = subprocess.Popen(
             words,
-            env=os.environ | variables | NO_THREADS,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | NO_THREADS,
             pass_fds=[ours.fileno()],
             stdin=subprocess.DEVNULL,
         )
     try:
-        yield variables | {SOCKET: str(path)}
+        yield {"PYTHONPATH": os.pathsep.join([str(START), *paths]), SOCKET: str(path)}
     finally:
         process.terminate()
         process.wait()
 
 
 def serve(listening: socket.socket) -> NoReturn:
-    """Fork a daemon for each request."""
+    """Fork a process for each request."""
     for name in [*MODULES, *(one for package in PACKAGES for one in modules_of(package))]:
         importlib.import_module(name)
     threads = [*Path("/proc/self/task").glob("*")]
@@ -84,9 +88,7 @@ def modules_of(package: str) -> Iterator[str]:
 
 
 def become(connection: socket.socket) -> NoReturn:
-    """Run a daemon with the pipes of the program that requests it."""
-    from pyspark import daemon  # noqa: PLC0415  # not in the program that requests it
-
+    """Run a module with the pipes, directory and variables of the program that requests it."""
     message, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES_MAX, 3)
     request = json.loads(message)
     for standard, descriptor in enumerate(descriptors):
@@ -97,26 +99,9 @@ def become(connection: socket.socket) -> NoReturn:
     os.environ.update(request["environment"])
     sys.argv[1:] = request["words"]
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    daemon.manager()
+    runpy.run_module(request["module"], run_name="__main__")
     sys.exit()
 
 
-def pass_on() -> None:
-    """Pass our pipes to the server, and wait for the end of the daemon."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.connect(os.environ[SOCKET])
-        request = {
-            "words": sys.argv[1:],
-            "directory": os.getcwd(),  # noqa: PTH109  # as text
-            "environment": dict(os.environ),
-        }
-        socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
-        for standard in (0, 1):
-            os.close(standard)
-        connection.recv(1)
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "--serve":
-        serve(socket.socket(fileno=int(sys.argv[2])))
-    pass_on()
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -17,7 +17,7 @@ from taskyard import Client
 from taskyard.pipeline import connect
 from taskyard.pipeline.session import session_scope
 from tests.kit.processes import Broker, Running
-from tests.pipeline import deployments, python_daemon, verbs
+from tests.pipeline import deployments, verbs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,6 @@ def cluster(
         conf = {
             "spark.executor.memory": "512m",
             "spark.executor.extraJavaOptions": short_lived,
-            "spark.python.daemon.module": python_daemon.MODULE,
         }
         words = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
         variables = {
