@@ -59,10 +59,12 @@ def spark(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SparkSession]:
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415  # not without Spark
+    from tests.pipeline.deployments import CONNECT  # noqa: PLC0415
     from tests.pipeline.scenarios import SMALL  # noqa: PLC0415
 
     conf = {
         **SMALL,
+        **CONNECT,
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
     with ExitStack() as stack:
@@ -82,17 +84,11 @@ def short_lived(spark: SparkSession) -> str:
 
 
 @pytest.fixture(scope="session")
-def connect_url(
-    short_lived: str,
-    python_daemons: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
+def connect_url(spark: SparkSession) -> Iterator[str]:
     """Run a Spark Connect server. Yields its URL."""
     from tests.pipeline.deployments import connect_server  # noqa: PLC0415  # not without Spark
 
-    directory = tmp_path_factory.mktemp("connect")
-    variables = python_daemons | {"PYSPARK_PYTHON": sys.executable}
-    with connect_server(directory, short_lived, variables, {}) as url:
+    with connect_server(spark) as url:
         yield url
 
 

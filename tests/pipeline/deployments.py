@@ -1,7 +1,7 @@
-"""A Spark Connect server and a cluster of two workers, as processes of this machine.
+"""A Spark Connect server in the JVM of a session, and a cluster of two workers.
 
-Both are made from the jars of the installed PySpark. Owns their processes and ends them. Knows
-nothing of the jobs.
+The server is started as Spark's own plugin starts one in a driver. The cluster's processes are made
+from the jars of the installed PySpark. Owns them and ends them. Knows nothing of the jobs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import subprocess
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyspark
 
@@ -21,15 +21,21 @@ from taskyard.pipeline import java
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pyspark.sql import SparkSession
+
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 LOOPBACK: Final = "127.0.0.1"
 
-#: Errors, and the line with the address of a server that has started.
+#: Settings of a session whose JVM can be a Spark Connect server, at any free port.
+CONNECT: Final = {
+    "spark.connect.grpc.binding.address": LOOPBACK,
+    "spark.connect.grpc.binding.port": "0",
+}
+
+#: Errors, and the line with the address of a daemon that has started.
 _LOG_SETTINGS: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
-logger.server.name = org.apache.spark.sql.connect.service.SparkConnectServer
-logger.server.level = info
 logger.master.name = org.apache.spark.deploy.master.Master
 logger.master.level = info
 logger.worker.name = org.apache.spark.deploy.worker.Worker
@@ -41,33 +47,17 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %p %c{1}: %m%n%ex
 """
 
-_STARTED: Final = re.compile(
-    r"Starting Spark (?:master at|worker) (?P<daemon>\S+)"
-    r"|Spark Connect server started at: \S*?(?P<port>\d+)\s*$"
-)
+_STARTED: Final = re.compile(r"Starting Spark (?:master at|worker) (\S+)")
 
 
 @contextmanager
-def connect_server(
-    directory: Path, java_options: str, variables: Mapping[str, str], conf: Mapping[str, str]
-) -> Iterator[str]:
-    """Run a Spark Connect server with two cores. Yields its URL."""
-    logged = _logged(directory)
-    settings = {
-        "spark.master": "local[2]",
-        "spark.driver.extraJavaOptions": f"{java_options} {logged}",
-        "spark.driver.memory": "1g",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.ui.enabled": "false",
-        "spark.connect.grpc.binding.address": LOOPBACK,
-        "spark.connect.grpc.binding.port": "0",
-        **conf,
-    }
-    words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-    main = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-    command = [str(SPARK_HOME / "bin" / "spark-submit"), *main, *words, "spark-internal"]
-    with _process(command, directory, {**variables, "SPARK_SUBMIT_OPTS": java_options}) as server:
-        yield f"sc://{LOOPBACK}:{_place(server)['port']}"
+def connect_server(spark: SparkSession) -> Iterator[str]:
+    """Run a Spark Connect server in the JVM of a session with the settings above."""
+    package: Any = spark._jvm.org.apache.spark.sql.connect.service  # type: ignore[union-attr]  # noqa: SLF001
+    package.SparkConnectService.start(spark.sparkContext._jsc.sc())  # noqa: SLF001
+    server = getattr(getattr(package, "SparkConnectService$"), "MODULE$")  # the Scala object
+    yield f"sc://{LOOPBACK}:{server.localPort()}"
+    server.stop(getattr(server, "stop$default$1")(), getattr(server, "stop$default$2")())
 
 
 @contextmanager
@@ -83,7 +73,7 @@ def cluster(
     with ExitStack() as stack:
         start = stack.enter_context
         master = start(_daemon(directory, java_options, variables, "Master"))
-        url = _place(master)["daemon"]
+        url = _place(master)
         found = []
         for number in range(workers):
             words = (*size, "--work-dir", str(directory / f"work-{number}"), url)
@@ -138,15 +128,15 @@ def _process(
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _place(process: subprocess.Popen[str]) -> dict[str, str]:
-    """Return the address that a program prints when it has started."""
+def _place(process: subprocess.Popen[str]) -> str:
+    """Return the address that a daemon prints when it has started."""
     assert process.stderr is not None
     printed = []
     for line in process.stderr:
         printed.append(line)
         found = _STARTED.search(line)
         if found:
-            return found.groupdict()
+            return found[1]
     raise AssertionError(f"a part of Spark did not start: {''.join(printed)}")
 
 
