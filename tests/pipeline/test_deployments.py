@@ -88,6 +88,7 @@ def cluster(
         variables = {
             "PYSPARK_SUBMIT_ARGS": f"{shlex.join(words)} pyspark-shell",
             "SPARK_LOCAL_IP": deployments.LOOPBACK,
+            "SPARK_SUBMIT_OPTS": short_lived,
         }
         done = subprocess.run(
             [sys.executable, "-m", verbs.__name__, master, str(inputs), *broker.endpoints],
