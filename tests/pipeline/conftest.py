@@ -1,6 +1,7 @@
 """One Spark session for all tests of the pipeline, because it takes longer to start than to use.
 
-Without Spark (an install without the extra), the tests are skipped.
+With `-n`, each process of xdist has one. Without Spark (an install without the extra), the tests
+are skipped.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ collect_ignore_glob = [] if _HAS_SPARK else ["test_*.py"]
 
 def pytest_report_header() -> list[str]:
     return [] if _HAS_SPARK else ["tests/pipeline is left out: taskyard[spark] is not installed"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have one process of xdist run all tests of a file, so that no deployment starts twice."""
+    if config.getoption("dist", "no") == "load":  # the default of `-n`
+        config.option.dist = "loadfile"
 
 
 @pytest.fixture(scope="session")
@@ -76,11 +83,13 @@ def spark(
 
 
 @pytest.fixture(scope="session")
-def short_lived(spark: SparkSession) -> str:
-    """Return JVM options for short runs, with the class archive of the shared session."""
-    options = spark.conf.get("spark.driver.extraJavaOptions") or ""
-    useful = ("-XX:Tiered", "-XX:+Use", "-XX:SharedArchiveFile", "-Xlog:disable")
-    return " ".join(one for one in options.split() if one.startswith(useful))
+def short_lived(class_archive: None) -> str:  # noqa: ARG001  # only before it
+    """Return the JVM options of the shared session that make short runs fast."""
+    from taskyard.pipeline import java  # noqa: PLC0415  # not without Spark
+    from taskyard.pipeline.session import ARCHIVED  # noqa: PLC0415
+
+    archive = java.archive_options(java.find(), ARCHIVED, stores=False)
+    return " ".join(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *archive])
 
 
 @pytest.fixture(scope="session")
