@@ -74,11 +74,15 @@ def spark(
         **CONNECT,
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
+    is_java_chosen = "JAVA_HOME" in os.environ
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in python_daemons.items():
                 patch.setenv(name, value)
             session = stack.enter_context(session_scope("tests", "local[2]", conf=conf))
+        # The session sets it. Commands that inherit it would not find the class archive.
+        if not is_java_chosen:
+            del os.environ["JAVA_HOME"]
         yield session
 
 
