@@ -42,6 +42,8 @@ class EventLog:
         self._record = 0
         self._numbers = count(1) if numbers is None else numbers
         self._attempts: dict[str, int] = {}
+        #: Service, lane and priority of tasks that were changed.
+        self._queues: dict[str, dict[str, object]] = {}
 
     def add(self, seconds: float, kind: str, task: str | None = None, **more: object) -> None:
         self._record = next(self._numbers)
@@ -52,6 +54,7 @@ class EventLog:
         if task is not None:
             own = {"task": task, "campaign": self.campaign, "service": self.service, "lane": ""}
             own |= {"priority": 0, "attempt": self._attempts.get(task, 0)}
+            own |= self._queues.get(task, {})
         self.events.append(
             {
                 "sequence": self._record,
@@ -66,11 +69,17 @@ class EventLog:
 
     def submit(self, seconds: float, task: str, *after: str, due: float | None = None) -> None:
         """Add a submission, and a `ready` event if the task need not wait."""
+        self._queues[task] = {"service": self.service}
         when = None if due is None else START + timedelta(seconds=due)
         self.add(seconds, "submitted", task, due=when, payload_bytes=5, slots=1, dialect="native")
         self.wait_for(task, *after)
         if not after and due is None:
             self.ready(seconds, task, "submitted")
+
+    def change(self, seconds: float, kind: str, task: str, **queue: object) -> None:
+        """Add an event that changes service, lane or priority for all later events of the task."""
+        self._queues[task] = self._queues.get(task, {}) | queue
+        self.add(seconds, kind, task)
 
     def wait_for(self, task: str, *after: str) -> None:
         place = {"sequence": self._record, "record": self._record}

@@ -185,10 +185,18 @@ _TASK: Final = (
     Column("generation", LONG, "how often the name was submitted to the campaign so far"),
 )
 
-_QUEUE_COLUMNS: Final = (
-    Column("service", STRING, "the task's service"),
-    Column("lane", STRING, "its lane, empty for the open one"),
-    Column("priority", LONG, "its priority"),
+#: Service, lane and priority when a task was leased.
+_LEASED_QUEUE: Final = (
+    Column("service", STRING, "the task's service when it was leased"),
+    Column("lane", STRING, "its lane then, empty for the open one"),
+    Column("priority", LONG, "its priority then"),
+)
+
+#: Service, lane and priority after all events.
+_LATEST_QUEUE: Final = (
+    Column("service", STRING, "the task's latest service"),
+    Column("lane", STRING, "its latest lane, empty for the open one"),
+    Column("priority", LONG, "its latest priority"),
 )
 
 ATTEMPTS: Final = Dataset(
@@ -197,7 +205,7 @@ ATTEMPTS: Final = Dataset(
     (
         *_TASK,
         Column("attempt", LONG, "its number, counted over all generations of a name"),
-        *_QUEUE_COLUMNS,
+        *_LEASED_QUEUE,
         Column("worker", STRING, "the worker"),
         Column("dialect", STRING, "the worker's dialect"),
         Column("submitted", TIME, "when the task was submitted"),
@@ -245,7 +253,7 @@ TASKS: Final = Dataset(
     "one task in its latest state",
     (
         *_TASK,
-        *_QUEUE_COLUMNS,
+        *_LATEST_QUEUE,
         Column("dialect", STRING, "the dialect that submitted it"),
         Column("slots", LONG, "the slots that it needs"),
         Column(
@@ -353,8 +361,8 @@ METRICS: Final = Dataset(
         Column(
             "utilisation",
             DOUBLE,
-            "for scope `worker`: `busy_ns` as a share of the slot time of the whole interval; else "
-            "null",
+            "for scope `worker`: `busy_ns` as a share of the slot time of the whole interval, with "
+            "the slots of the last stay that began before its end; else null",
         ),
         Column("wait_p50_ns", LONG, "median wait of the attempts leased in the interval"),
         Column("wait_p95_ns", LONG, "95th percentile of their wait"),
@@ -381,7 +389,7 @@ CRITICAL_PATH: Final = Dataset(
         Column("name", STRING, "its name in its own campaign"),
         Column("generation", LONG, "how often the name was submitted so far"),
         Column("after", STRING, "the task before it in the chain; null for the first"),
-        *_QUEUE_COLUMNS,
+        *_LATEST_QUEUE,
         Column("state", STRING, "as in `tasks`"),
         Column("attempts", LONG, "number of leases"),
         Column("started", TIME, "when the task before it in the chain ended"),
@@ -397,8 +405,8 @@ CRITICAL_PATH: Final = Dataset(
             LONG,
             "part of it in unsuccessful attempts and the delays after them; 0 with one attempt",
         ),
-        Column("run_ns", LONG, "part of it in the last attempt"),
-        Column("gain_ns", LONG, "what could be saved: everything but the last attempt"),
+        Column("run_ns", LONG, "part of it in the run of the last attempt; 0 if that is unknown"),
+        Column("gain_ns", LONG, "what could be saved: everything but `run_ns`"),
         Column("task_campaign", STRING, "the task's own campaign, empty for none"),
     ),
 )

@@ -1,4 +1,7 @@
-"""Random histories that a broker could have written: graphs, retries, generations, several days."""
+"""Random histories that a broker could have written: graphs, retries, generations, several days.
+
+Tasks move to other lanes, priorities change, and workers change their slots.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class _Broker:
             # Some hours pass between days of work. A clock may be set back.
             pause = self._rng.choice((0.01, 1, 40, 40, 400, 9 * HOUR_S, -30))
             self._now += pause * self._rng.random()
-            moves_of = (self._submit,) * 3 + (self._move,) * 9 + (self._member,)
+            moves_of = (self._submit,) * 3 + (self._move,) * 9 + (self._member, self._change)
             self._rng.choice(moves_of)()
         logs = [*self._logs, self._workers]
         tables = []
@@ -105,6 +108,19 @@ class _Broker:
             task.log.ready(self._now, task.name, "due")
             task.state = "READY"
 
+    def _change(self) -> None:
+        """Move a task to another lane, change its priority, or free a slot of a worker."""
+        waiting = [one for one in self._tasks.values() if one.state in ("BLOCKED", "READY")]
+        if waiting and self._rng.random() < 0.7:
+            task = self._rng.choice(waiting)
+            if self._rng.random() < 0.6:
+                task.log.change(self._now, "moved", task.name, lane=self._rng.choice("xyz"))
+            else:
+                task.log.change(self._now, "edited", task.name, priority=self._rng.randrange(5))
+        elif self._present:
+            worker = self._rng.choice(sorted(self._present))
+            self._workers.add(self._now, "slots_freed", worker=worker, slots=1)
+
     def _end(self, task: _Task) -> None:
         took = max(self._now - task.leased, 0.0)
         more = measured(task.leased + took / 4, took / 2) if self._rng.random() < 0.5 else {}
@@ -112,6 +128,8 @@ class _Broker:
         own: dict[str, object] = {"worker": task.worker, **more}
         if kind in ("failed", "postponed"):
             own |= {"reason": "it broke\nhere", "own_fault": self._rng.random() < 0.7}
+        if kind == "returned":
+            own["reason"] = "refused"
         task.log.add(self._now, kind, task.name, **own)
         if kind == "returned":
             task.log.ready(self._now, task.name, "returned")
@@ -131,8 +149,14 @@ class _Broker:
                 task.state = "READY"
 
     def _member(self) -> None:
-        """Let a worker join, leave, or join as another process. Its leases are returned first."""
-        worker = f"w{self._rng.randrange(3)}"
+        """Let a worker join again, leave, or join as another process.
+
+        Leases of a process that is gone are returned first.
+        """
+        worker, slots = f"w{self._rng.randrange(3)}", self._rng.randrange(1, 4)
+        if worker in self._present and self._rng.random() < 0.3:
+            self._workers.join(self._now, worker, self._joined[worker], slots)
+            return
         for task in self._tasks.values():
             if task.state == "LEASED" and task.worker == worker:
                 task.log.add(self._now, "returned", task.name, worker=worker, reason="left")
@@ -143,7 +167,7 @@ class _Broker:
             self._present.discard(worker)
         else:
             self._joined[worker] = self._joined.get(worker, 0) + 1
-            self._workers.join(self._now, worker, self._joined[worker], slots=2)
+            self._workers.join(self._now, worker, self._joined[worker], slots)
             self._present.add(worker)
 
 

@@ -58,9 +58,12 @@ class Difference(NamedTuple):
 
 def rows_of(frame: DataFrame) -> list[Row]:
     """Return the rows of a table with plain values: times without a zone, maps as dicts."""
-    return [
-        {name: _plain(value) for name, value in row.items()} for row in frame.toArrow().to_pylist()
-    ]
+    return plain_rows(frame.toArrow().to_pylist())
+
+
+def plain_rows(rows: list[Row]) -> list[Row]:
+    """Return rows of Arrow with plain values, as `rows_of` does."""
+    return [{name: _plain(value) for name, value in row.items()} for row in rows]
 
 
 def _plain(value: Any) -> Any:

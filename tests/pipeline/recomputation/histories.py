@@ -66,8 +66,7 @@ def write_rows(state: Path, first: int, last: int, rows: HistoryRows) -> None:
 def united(live: HistoryRows) -> HistoryRows:
     """Return the hand-written histories, simulated schedules, and then a real run."""
     numbers = count(1)
-    writers = (_moved, _set_back, _due, _workers, _lost, _linked, _tied, _deferred, _open)
-    logs = [write(numbers) for write in writers]
+    logs = [write(numbers) for write in _WRITERS]
     rows = HistoryRows([], [])
     events = [_whole(row) for log in logs for row in log.events]
     _append(rows, "", events, [row for log in logs for row in log.edges])
@@ -109,11 +108,42 @@ def _moved(numbers: count[int]) -> EventLog:
     log = EventLog("moved", numbers)
     log.join(0, "m")
     log.submit(0, "moved/a")
-    log.add(1, "moved", "moved/a", lane="other", service="other")
-    log.add(130, "leased", "moved/a", lane="other", service="other", worker="m", attempt=1)
-    log.add(131, "finished", "moved/a", lane="other", service="other", worker="m", attempt=1)
+    log.change(1, "moved", "moved/a", lane="other", service="other")
+    log.run("moved/a", 130, 131, "m")
     log.submit(0, "moved/b")
-    log.add(2, "edited", "moved/b", priority=3)
+    log.change(2, "edited", "moved/b", priority=3)
+    return log
+
+
+def _moved_often(numbers: count[int]) -> EventLog:
+    """Move tasks twice, one while the clock is set back, and once more after they failed."""
+    log = EventLog("moved often", numbers)
+    log.join(0, "n")
+    for name, moments in (("a", (61, 190)), ("b", (250, 130))):
+        task = f"moved often/{name}"
+        log.submit(5, task)
+        for at, lane in zip(moments, ("one", "two"), strict=True):
+            log.change(at, "moved", task, lane=lane)
+        log.change(200, "edited", task, priority=2)
+        log.lease(310, task, "n")
+        log.add(320, "failed", task, worker="n", own_fault=True)
+        log.change(330, "moved", task, lane="three")
+    return log
+
+
+def _slots(numbers: count[int]) -> EventLog:
+    """Let a process register again with more slots, and then another one, at an earlier time."""
+    log = EventLog("slots", numbers)
+    log.join(200, "v", slots=2)
+    log.submit(200, "slots/a")
+    log.run("slots/a", 210, 230, "v")
+    log.join(400, "v", slots=5)
+    log.submit(400, "slots/b")
+    log.run("slots/b", 410, 430, "v")
+    log.join(130, "v", incarnation=2, slots=3)
+    for name, begin in (("c", 10), ("d", 140)):
+        log.submit(begin, f"slots/{name}")
+        log.run(f"slots/{name}", begin, begin + 20, "v")
     return log
 
 
@@ -229,3 +259,9 @@ def _open(numbers: count[int]) -> EventLog:
     log.submit(0, "open/a")
     log.lease(1, "open/a", "o")
     return log
+
+
+_WRITERS = (
+    *(_moved, _moved_often, _set_back, _slots, _due, _workers, _lost, _linked, _tied, _deferred),
+    _open,
+)

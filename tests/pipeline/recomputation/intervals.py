@@ -114,6 +114,9 @@ class Intervals:
             self._close(generation, since, None)
 
     def _close(self, generation: Generation, since: Row, end_ns: int | None) -> None:
+        """Add a span. If the clock was set back in it, it has no length."""
+        if end_ns is not None:
+            end_ns = max(end_ns, since["time_ns"])
         for activity in self._of_task(generation.campaign, since):
             activity.queued.append((since["time_ns"], end_ns))
 

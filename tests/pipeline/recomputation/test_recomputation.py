@@ -14,10 +14,9 @@ import pytest
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import BROKER
 from taskyard.pipeline.jobs.history import HistoryJob
-from tests.pipeline.recomputation import live_run, open_defects
+from tests.pipeline.recomputation import live_run
 from tests.pipeline.recomputation.comparison import DATASETS, Tables, compare, rows_of
 from tests.pipeline.recomputation.histories import HistoryRows, read_rows, united, write_rows
-from tests.pipeline.recomputation.replay import Replay
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,17 +61,9 @@ def make_tables(spark: SparkSession, state: Path, out: Path) -> Tables:
     return {one.name: rows_of(tables.read(spark, out, one)) for one in DATASETS}
 
 
-def unexplained(found: Tables, rows: HistoryRows, seen: set[str]) -> str:
-    """Return the differences to the recomputed tables. Known defects are added to `seen`."""
-    replay = Replay(*rows)
-    others: list[str] = []
-    for difference in compare(found, *rows):
-        defect = open_defects.explain(replay, difference)
-        if defect is None:
-            others.append(str(difference))
-        else:
-            seen.add(defect.sentence)
-    return "\n".join(others)
+def differences(found: Tables, rows: HistoryRows) -> str:
+    """Return the differences to the recomputed tables, a line for each."""
+    return "\n".join(map(str, compare(found, *rows)))
 
 
 def test_real_run_has_events_of_all_kinds(live: HistoryRows) -> None:
@@ -83,10 +74,7 @@ def test_real_run_has_events_of_all_kinds(live: HistoryRows) -> None:
 
 
 def test_tables_are_the_recomputed_ones(at_once: Tables, rows: HistoryRows) -> None:
-    seen: set[str] = set()
-    assert not unexplained(at_once, rows, seen)
-    # A defect that was mended is to be removed from the list.
-    assert seen == {one.sentence for one in open_defects.OPEN}
+    assert not differences(at_once, rows)
 
 
 def test_history_folded_in_parts_gives_the_same_tables(
@@ -96,7 +84,7 @@ def test_history_folded_in_parts_gives_the_same_tables(
     middle = rows.last * 2 // 3
     state, out = tmp_path / "state", tmp_path / "out"
     write_rows(state, 1, middle, rows)
-    assert not unexplained(make_tables(spark, state, out), rows.part(1, middle), set())
+    assert not differences(make_tables(spark, state, out), rows.part(1, middle))
     write_rows(state, middle + 1, rows.last, rows)
     for name, found in make_tables(spark, state, out).items():
         assert _sorted(found) == _sorted(at_once[name]), name

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from msgspec import Struct, field
 
 from taskyard.pipeline.fold.attempts import Leases
-from taskyard.pipeline.fold.columns import Array, Flags, Ints, Number, Text, number, text
+from taskyard.pipeline.fold.columns import Array, Flags, Ints, Number, Text, is_first, number, text
 from taskyard.pipeline.fold.steps import KINDS, STATE_NAMES, STATES, Steps, kind_flags
 
 #: Reasons are cut here. A map keyed by whole tracebacks would be no summary.
@@ -23,6 +23,7 @@ REASON_CHARACTERS_MAX: Final = 120
 _IS_FAILED: Final = kind_flags("failed", "aged")
 _IS_RETRY: Final = kind_flags("postponed", "returned", "expired")
 _IS_READY: Final = kind_flags(*(kind for kind, state in STATES.items() if state == "READY"))
+_READY: Final = STATE_NAMES.index("READY")
 _POSTPONED: Final = KINDS.index("postponed")
 
 
@@ -42,13 +43,20 @@ class Changes(Struct, frozen=True):
     run_ns: Number | None = None
 
 
+class QueueNumbers(Struct, frozen=True):
+    """The number of the queue of each step, and of each of `Steps.queue_changes`."""
+
+    of_step: Ints
+    of_change: Ints
+
+
 def step_changes(steps: Steps, rows: Ints, place: Ints) -> Changes:
     """Return the changes that some steps make to their campaign. Each step has a place."""
     kind, last_kind = steps.kind[rows], steps.last_kind[rows]
     was_leased = last_kind == KINDS.index("leased")
     own_fault = steps.number("own_fault", rows).is_true
     is_setback = _IS_FAILED[kind] | ((kind == _POSTPONED) & own_fault)
-    is_ready = steps.state[rows] == STATE_NAMES.index("READY")
+    is_ready = steps.state[rows] == _READY
     amounts: dict[str, Array] = {
         name: kind == KINDS.index(name) for name in ("submitted", "leased", "finished", "cancelled")
     }
@@ -57,6 +65,40 @@ def step_changes(steps: Steps, rows: Ints, place: Ints) -> Changes:
     amounts["depth_change"] = is_ready.astype(np.int64) - _IS_READY[last_kind]
     reason = _reasons(steps.text("reason", rows), is_setback)
     return Changes(steps.time_ns[rows], place[rows], amounts, reason=reason)
+
+
+def depth_corrections(steps: Steps, record: int, queues: QueueNumbers) -> list[Changes]:
+    """Return what `step_changes` of steps after a record leaves out of the depth of queues.
+
+    There, a task leaves the queue of the step that ends its wait, at the time of that step. But it
+    leaves the queue that it was moved to last. If the clock is set back, it leaves when it entered.
+    """
+    moves = steps.queue_changes
+    ready = np.flatnonzero(moves.is_move & (steps.state[moves.after] == _READY))
+    after, place = moves.after[ready], queues.of_change[ready]
+    at_ns = steps.event_number("time_ns", moves.places[ready]).values
+    is_new = steps.event_number("record", moves.places[ready]).values > record
+    # Before its first move, a task is where its step put it.
+    is_moved = ~is_first(after)
+    from_ns = np.where(is_moved, np.roll(at_ns, 1), steps.time_ns[after])
+    from_place = np.where(is_moved, np.roll(place, 1), queues.of_step[after])
+    since_ns, since_place = steps.time_ns.copy(), queues.of_step.copy()
+    since_ns[after], since_place[after] = at_ns, place
+    is_left = _IS_READY[steps.last_kind] & (steps.state != _READY) & (steps.record > record)
+    rows = np.flatnonzero(is_left)
+    left_ns, left_place = steps.time_ns[rows], queues.of_step[rows]
+    since_ns, since_place = since_ns[rows - 1], since_place[rows - 1]
+    wrong = np.flatnonzero((since_place != left_place) | (since_ns > left_ns))
+    return [
+        _depth_change(np.maximum(at_ns, from_ns)[is_new], from_place[is_new], -1),
+        _depth_change(at_ns[is_new], place[is_new], 1),
+        _depth_change(left_ns[wrong], left_place[wrong], 1),
+        _depth_change(np.maximum(left_ns, since_ns)[wrong], since_place[wrong], -1),
+    ]
+
+
+def _depth_change(at_ns: Ints, place: Ints, amount: int) -> Changes:
+    return Changes(at_ns, place, {"depth_change": np.full(len(at_ns), amount)})
 
 
 def run_changes(leases: Leases, chosen: Ints, place: Ints) -> list[Changes]:

@@ -24,8 +24,8 @@ class Links(Struct, frozen=True):
     unknown: Ints
 
 
-class TaskIndex:
-    """Numbers of tasks by name: the newest generation as of a record."""
+class NameIndex:
+    """Places of names that occur again: the newest one as of a record."""
 
     def __init__(self, names: pa.ChunkedArray, records: Ints) -> None:
         self._names = pc.unique(names)
@@ -46,9 +46,9 @@ class TaskIndex:
         return codes * (len(self._records) + 1) + ranks
 
     def places(self, names: pa.ChunkedArray, records: Ints, *, or_first: bool = False) -> Ints:
-        """Find the number of each name, the newest as of the record. -1 if there is none.
+        """Find the place of each name, the newest as of the record. -1 if there is none.
 
-        With `or_first`, a name that was only submitted later resolves to its first generation.
+        With `or_first`, a name that only occurs later resolves to its first place.
         """
         codes = self._codes(names)
         if not len(self._order):
@@ -64,7 +64,7 @@ class TaskIndex:
 
 def links(tasks: pa.Table, edges: pa.Table) -> Links:
     """Resolve edges between tasks. Needs `task` and `submitted_record`, and the edges' columns."""
-    index = TaskIndex(tasks["task"], number(tasks["submitted_record"]).values)
+    index = NameIndex(tasks["task"], number(tasks["submitted_record"]).values)
     records = number(edges["record"]).values
     waiting = index.places(edges["task"], records)
     before = index.places(edges["after"], records, or_first=True)

@@ -22,6 +22,7 @@ from taskyard.pipeline.fold.columns import (
     Ints,
     Number,
     combined,
+    distinct,
     is_first,
     is_last,
     kept,
@@ -55,7 +56,8 @@ def day_metrics(
     """Return the metrics of one day.
 
     `buckets` are those of the day, `levels` those at its beginning. An attempt that is still open
-    runs until the last event of the history. `workers` are stays, which have the slots.
+    runs until the last event of the history. `workers` are stays, which have the slots: columns
+    `worker`, `stay`, `joined` and `slots`.
     """
     end_ns = min((day + 1) * DAY_NS, last_ns // MINUTE_NS * MINUTE_NS + MINUTE_NS)
     is_running = (number(levels["running"]).values > 0) & (day * DAY_NS < end_ns)
@@ -151,14 +153,55 @@ def _metrics(rows: pa.Table, levels: _Levels, workers: pa.Table, last_ns: int) -
     return plain(pa.table(columns), METRICS)
 
 
-def _slots(whole: pa.Table, workers: pa.Table) -> Ints:
-    """Return the most slots that the worker of each row had, 0 if unknown."""
-    names = text(whole["worker"])
-    found = np.zeros(len(names.values) + 1, np.int64)
-    worker = workers["worker"].cast(pa.string())
-    places = pc.index_in(worker, value_set=names.values).fill_null(-1).to_numpy().astype(np.int64)
-    np.maximum.at(found, places, np.where(places < 0, 0, number(workers["slots"]).filled(0)))
-    return found[names.codes]
+def _slots(rows: pa.Table, workers: pa.Table) -> Ints:
+    """Return the slots that the worker of each row had, 0 if unknown.
+
+    They are those of its last stay that began before the interval ended. If the clock was set back,
+    there may be none. Then those of its first stay count.
+    """
+    names = text(rows["worker"])
+    worker = pc.index_in(workers["worker"].cast(pa.string()), value_set=names.values)
+    joined_us = number(workers["joined"])
+    is_known = worker.is_valid().to_numpy() & joined_us.is_known
+    stays = kept(workers, is_known)
+    codes = worker.filter(pa.array(is_known)).to_numpy().astype(np.int64)
+    found = np.zeros(len(rows), np.int64)
+    if len(stays):
+        mine = np.flatnonzero(names.codes >= 0)
+        ends_us = (number(rows["bucket"]).values[mine] * 1000 + MINUTE_NS) // 1000
+        lasts = _LastStays(codes, joined_us.values[is_known], number(stays["stay"]).values)
+        chosen = lasts.before(names.codes[mine].astype(np.int64), ends_us)
+        found[mine] = np.append(number(stays["slots"]).filled(0), 0)[chosen]
+    return found
+
+
+class _LastStays:
+    """The stays of workers by the time at which they began."""
+
+    def __init__(self, worker: Ints, joined_us: Ints, stay: Ints) -> None:
+        self._width = int(stay.max()) + 1
+        keys = worker * self._width + stay
+        self._stays = np.argsort(keys, kind="stable")
+        self._keys = keys[self._stays]
+        order = np.lexsort((joined_us, worker))
+        self._times_us = distinct(joined_us)
+        self._worker, self._begins = worker[order], self._moments(worker, joined_us)[order]
+        #: The last stay of the worker that began until each of these, by number.
+        self._best = np.maximum.accumulate(keys[order])
+
+    def _moments(self, worker: Ints, at_us: Ints) -> Ints:
+        """Combine worker and time into numbers that sort by worker, then by time."""
+        ranks = np.searchsorted(self._times_us, at_us, side="right")
+        return worker * (len(self._times_us) + 1) + ranks
+
+    def before(self, worker: Ints, end_us: Ints) -> Ints:
+        """Return the last stay of each worker that began before a time, its first, or -1."""
+        at = np.searchsorted(self._begins, self._moments(worker, end_us - 1), side="right") - 1
+        has_begun = (at >= 0) & (self._worker[at] == worker)
+        keys = np.where(has_begun, self._best[at], worker * self._width)
+        places = np.searchsorted(self._keys, keys)
+        is_mine = np.append(self._keys // self._width, -1)[places] == worker
+        return np.where(is_mine, np.append(self._stays, -1)[places], -1)
 
 
 def _utilisation(busy_ns: Ints, slots: Ints) -> pa.Array:

@@ -11,7 +11,6 @@ then the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Final
 
@@ -43,7 +42,7 @@ from taskyard.pipeline.fold.steps import STATE_NAMES
 #: The columns of a task that the walk needs.
 NODE: Final = (
     *("broker", "campaign", "task", "generation", "submitted", "submitted_record", "state", "due"),
-    *("run_last_ns", "attempts", "ended"),
+    *("run_last_ns", "is_last_run_unknown", "attempts", "ended"),
 )
 
 #: The columns of an edge that the walk needs.
@@ -92,6 +91,11 @@ class Places:
             np.append(known.values, ended.values),
             np.append(known.is_known, ended.is_known & was_leased),
         )
+
+    @cached_property
+    def _is_last_run_unknown(self) -> Flags:
+        both = [number(one["is_last_run_unknown"]).is_true for one in (self._known, self._nodes)]
+        return np.concatenate(both)
 
     @cached_property
     def _submitted_us(self) -> Ints:
@@ -164,24 +168,22 @@ class Places:
         }
         return plain(pa.table(columns), PLACES)
 
-    def chains(self, campaigns: Iterable[str]) -> Chains:
-        """Find the critical paths of these campaigns and of those of all nodes."""
-        codes = self._campaigns.codes
-        named = pc.index_in(pa.array([*campaigns], pa.string()), self._campaigns.values)
-        wanted = [
-            *codes[len(self._known) :],
-            *(one for one in named.to_pylist() if one is not None),
-        ]
-        ended = self._ended_us
+    def chains(self) -> Chains:
+        """Find the critical paths of the campaigns of all nodes."""
+        codes, ended = self._campaigns.codes, self._ended_us
         return graph.chains(
             Chained(codes, Number(ended.values * 1000, ended.known), self._before),
             self._begins_us * 1000,
-            distinct(np.array(wanted, np.int64)),
+            distinct(codes[len(self._known) :].astype(np.int64)),
             self._first_of,
         )
 
     def critical_path(self, ways: Chains, rows: pa.Table) -> pa.Table:
         """Return the rows of critical paths. `rows` are their tasks, with columns of `CHAINED`."""
+        # A run of an earlier attempt was in vain.
+        run_ns = number(rows["run_last_ns"]).where(~self._is_last_run_unknown[ways.node])
+        place = rows.schema.get_field_index("run_last_ns")
+        rows = rows.set_column(place, "run_last_ns", run_ns.arrow)
         return plain(_critical_path(rows, ways, self._campaigns, self._begins_us), CRITICAL_PATH)
 
 

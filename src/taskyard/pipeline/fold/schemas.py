@@ -36,8 +36,12 @@ ATTEMPTS: Final = _schema(
     cpu_ns="int", memory_max_bytes="int",
 )  # fmt: skip
 
+#: Columns of tasks that only critical paths need.
+INTERNAL: Final = pa.schema([("is_last_run_unknown", pa.bool_())])
+
 #: Tasks with the columns that follow from their own steps. `graph` adds the others.
 TASKS_WITHOUT_GRAPH: Final = _schema(
+    *INTERNAL,
     campaign="text", task="text", name="text", generation="int", service="text", lane="text",
     priority="int", dialect="text", slots="int", state="text", attempts="int", failures="int",
     losses="int", submitted="time", submitted_record="int", ready="time", leased="time",
@@ -59,12 +63,16 @@ PLACED: Final = pa.schema(
 
 #: Tasks with all their columns.
 TASKS: Final = pa.schema(
-    [*(field for field in TASKS_WITHOUT_GRAPH if field.name not in PLACED.names), *PLACED]
+    [
+        *(one for one in TASKS_WITHOUT_GRAPH if one.name not in (*PLACED.names, *INTERNAL.names)),
+        *PLACED,
+    ]
 )
 
 #: The places of tasks that are final, which later walks start from. They are numbered by row.
 PLACES: Final = _schema(
     pa.field("is_done", pa.bool_()),
+    *INTERNAL,
     task="text", campaign="text", generation="int", submitted_record="int", submitted_us="int",
     ended_us="int", level="int", path_ns="int", earliest_ns="int", before="int",
 )  # fmt: skip

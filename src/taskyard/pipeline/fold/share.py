@@ -12,7 +12,13 @@ from msgspec import Struct
 
 from taskyard.pipeline.fold.attempts import Leases, attempts
 from taskyard.pipeline.fold.buckets import SCOPE, buckets_of, scoped
-from taskyard.pipeline.fold.changes import run_changes, step_changes, worker_changes
+from taskyard.pipeline.fold.changes import (
+    QueueNumbers,
+    depth_corrections,
+    run_changes,
+    step_changes,
+    worker_changes,
+)
 from taskyard.pipeline.fold.columns import (
     Flags,
     Ints,
@@ -106,9 +112,8 @@ def fold_share(events: pa.Table, broker: str, carried: Carried | None = None) ->
     is_task = found.is_task
     last = int(records.max()) if len(records) else 0
     ended, still_open = kept(made, is_new), kept(made, ~leases.is_final)
-    rows, none = np.flatnonzero(steps.record > before.record), np.empty(0, np.int64)
-    buckets = _campaign_buckets(leases, rows, is_new, broker)
-    open_buckets = _campaign_buckets(leases, none, ~leases.is_final, broker)
+    buckets = _campaign_buckets(leases, before.record, is_new, broker)
+    open_buckets = _campaign_buckets(leases, None, ~leases.is_final, broker)
     return FoldedShare(
         attempts=ended,
         tasks=kept(known, is_task & found.is_final),
@@ -126,12 +131,21 @@ def _is_new(leases: Leases, record: int) -> Flags:
     return leases.is_final & (leases.steps.record[leases.next_rows] > record)
 
 
-def _campaign_buckets(leases: Leases, rows: Ints, is_chosen: Flags, broker: str) -> pa.Table:
-    """Return the buckets of campaigns, services and lanes from some steps and some leases."""
-    steps, chosen = leases.steps, np.flatnonzero(is_chosen)
-    queues, queue_of = _queues(steps, broker)
-    changes = [step_changes(steps, rows, queue_of), *run_changes(leases, chosen, queue_of)]
-    return scoped(buckets_of(changes, queues))
+def _campaign_buckets(
+    leases: Leases, record: int | None, is_chosen: Flags, broker: str
+) -> pa.Table:
+    """Return the buckets of campaigns, services and lanes from steps and from some leases.
+
+    Steps after the record count. None: no steps.
+    """
+    steps = leases.steps
+    table, queues = _queues(steps, broker)
+    changes = run_changes(leases, np.flatnonzero(is_chosen), queues.of_step)
+    if record is not None:
+        rows = np.flatnonzero(steps.record > record)
+        changes.append(step_changes(steps, rows, queues.of_step))
+        changes += depth_corrections(steps, record, queues)
+    return scoped(buckets_of(changes, table))
 
 
 def worker_buckets(attempts: pa.Table, broker: str) -> pa.Table:
@@ -149,13 +163,15 @@ def worker_buckets(attempts: pa.Table, broker: str) -> pa.Table:
     return buckets_of(worker_changes(attempts, place), pa.table(columns))
 
 
-def _queues(steps: Steps, broker: str) -> tuple[pa.Table, Ints]:
-    """Return a row for each campaign, service and lane, and the row of each step."""
-    campaigns = steps.campaigns.at(steps.name)
-    services, lanes = steps.text("service"), steps.text("lane")
+def _queues(steps: Steps, broker: str) -> tuple[pa.Table, QueueNumbers]:
+    """Return a row for each campaign, service and lane, and the rows of steps and other changes."""
+    changes = steps.queue_changes
+    campaigns = steps.campaigns.at(steps.name[np.append(np.arange(steps.count), changes.after)])
+    places = np.append(steps.places, changes.places)
+    services, lanes = steps.event_text("service", places), steps.event_text("lane", places)
     groups = grouped(combined(campaigns.codes, services.codes, lanes.codes))
     firsts = np.zeros(groups.count, np.int64)
-    firsts[groups.of_row] = np.arange(steps.count)
+    firsts[groups.of_row] = np.arange(len(places))
     columns = {
         "broker": constant(broker, groups.count),
         "scope": constant("lane", groups.count),
@@ -164,7 +180,8 @@ def _queues(steps: Steps, broker: str) -> tuple[pa.Table, Ints]:
         "lane": lanes.at(firsts).arrow,
         "worker": pa.nulls(groups.count, pa.string()),
     }
-    return pa.table(columns), groups.of_row
+    of_step, of_change = groups.of_row[: steps.count], groups.of_row[steps.count :]
+    return pa.table(columns), QueueNumbers(of_step, of_change)
 
 
 def _carried(steps: Steps, found: Generations, record: int) -> Carried:

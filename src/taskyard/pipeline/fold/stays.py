@@ -1,7 +1,8 @@
 """Stays: one row for each time that a worker was registered, with the work done in it.
 
 A stay begins when a worker joins after it left, or joins as another process. Attempts belong to the
-stay in which they were leased. Owns the spans of work that are carried for stays that may change.
+stay in which they were leased. A stay that goes on lasts until the last event of its worker. Owns
+the spans of work that are carried for stays that may change.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ from taskyard.pipeline.fold.columns import (
     running_sums,
     text,
 )
+from taskyard.pipeline.fold.links import NameIndex
+
+_JOINED: Final = ("worker_joined",)
+_MEMBER_KINDS: Final = (*_JOINED, "worker_left")
 
 _COUNTS: Final = ("attempts", "finished", "failed", "lost")
 
@@ -71,7 +76,7 @@ def work_of(attempts: pa.Table) -> pa.Table:
 
 
 class CarriedStays(Struct, frozen=True):
-    """Stays that may still change: their joins and exits, and the work done in them so far."""
+    """Stays that may still change: their joins, exits and last events, and the work done so far."""
 
     members: pa.Table
     work: pa.Table
@@ -86,6 +91,8 @@ class FoldedStays(Struct, frozen=True):
     workers: pa.Table
     workers_open: pa.Table
     carried: CarriedStays
+    #: The first moment at which a worker has other slots than earlier folds found. None: nowhere.
+    slots_since_ns: int | None
 
 
 BEFORE: Final = pa.schema([("worker", pa.string()), ("stays", pa.int64())])
@@ -97,6 +104,20 @@ MEMBER_COLUMNS: Final = (
 )
 
 
+def member_rows(events: pa.Table) -> Ints:
+    """Return the rows of all joins and exits, and of the last event of each worker before a join.
+
+    Without a later join, the last event of all counts. Events are in the order of the journal.
+    """
+    worker, kind = text(events["worker"]), text(events["kind"])
+    rows = np.flatnonzero(worker.codes >= 0)
+    order = rows[np.argsort(worker.codes[rows], kind="stable")]
+    is_member = kind.at(order).is_any(_MEMBER_KINDS)
+    is_end = is_last(worker.codes[order])
+    is_end[:-1] |= kind.at(order[1:]).is_any(_JOINED)
+    return np.sort(order[is_member | is_end])
+
+
 def fold_stays(
     events: pa.Table,
     ended: pa.Table,
@@ -104,19 +125,21 @@ def fold_stays(
     broker: str,
     carried: CarriedStays | None = None,
 ) -> FoldedStays:
-    """Fold new joins and exits of workers, and the attempts that ended or are open now.
+    """Fold new events of workers, and the attempts that ended or are open now.
 
     A stay is final if the worker left or was replaced, and none of its attempts is open.
     """
-    is_member = pc.is_in(events["kind"], pa.array(["worker_joined", "worker_left"]))
-    members = events.select(MEMBER_COLUMNS).filter(is_member)
-    before = CarriedStays(members.slice(0, 0), WORK.empty_table(), BEFORE.empty_table())
+    new = events.select(MEMBER_COLUMNS).take(pa.array(member_rows(events)))
+    before = CarriedStays(new.slice(0, 0), WORK.empty_table(), BEFORE.empty_table())
     before = before if carried is None else carried
-    members = pa.concat_tables([before.members, members])
+    seen = pa.concat_tables([before.members, new]).unify_dictionaries()
+    is_member = text(seen["kind"]).is_any(_MEMBER_KINDS)
+    members, known = kept(seen, is_member), int(is_member[: len(before.members)].sum())
     done = pa.concat_tables([before.work, work_of(ended)])
     work = pa.concat_tables([done, work_of(still_open)])
     walk = _walk(members, work, before.before)
-    rows = _rows(walk, members, work, broker)
+    stay_of = _stays_of(walk, members, seen)
+    rows = _rows(walk, members, work, _last_times(seen, stay_of, walk.groups.count), broker)
     has_open = np.zeros(walk.groups.count, bool)
     has_open[walk.group_of(len(members) + len(done), len(members) + len(work))] = True
     is_over = ~is_last(walk.workers.codes) | number(rows["left"]).is_known
@@ -125,10 +148,11 @@ def fold_stays(
         kept(rows, is_final),
         kept(rows, ~is_final),
         CarriedStays(
-            kept(members, ~is_final[walk.group_of(0, len(members))]),
+            _still_needed(seen, ~np.append(is_final, values=True)[stay_of]),
             _merged(done, walk.group_of(len(members), len(members) + len(done)), is_final),
             _counted(kept(rows, is_final), before.before),
         ),
+        _slots_since_ns(rows, members.slice(0, known), walk.group_of(0, known)),
     )
 
 
@@ -173,7 +197,7 @@ def _walk(members: pa.Table, work: pa.Table, before: pa.Table) -> _Walk:
 def _begins(members: pa.Table) -> Flags:
     """Return whether each join or exit begins a stay."""
     worker, records = text(members["worker"]), number(members["record"]).values
-    is_join = text(members["kind"]).is_any(("worker_joined",))
+    is_join = text(members["kind"]).is_any(_JOINED)
     process = number(members["incarnation"])
     order = np.lexsort((records, worker.codes))
     starts = is_first(worker.codes[order])
@@ -188,13 +212,56 @@ def _begins(members: pa.Table) -> Flags:
     return found
 
 
-def _rows(walk: _Walk, members: pa.Table, work: pa.Table, broker: str) -> pa.Table:
+def _stays_of(walk: _Walk, members: pa.Table, seen: pa.Table) -> Ints:
+    """Return the stay of each event of a worker: the last one that began before it, or -1."""
+    is_join = text(members["kind"]).is_any(_JOINED)
+    joins = np.flatnonzero(is_join)
+    stays = walk.group_of(0, len(members))[joins]
+    index = NameIndex(
+        members["worker"].cast(pa.string()).take(pa.array(joins)),
+        number(members["record"]).values[joins],
+    )
+    found = index.places(seen["worker"].cast(pa.string()), number(seen["record"]).values)
+    return np.where(found >= 0, np.append(stays, -1)[found], -1)
+
+
+def _last_times(seen: pa.Table, stay_of: Ints, count: int) -> Ints:
+    """Return the time of the last event of each stay, by the order of the journal."""
+    order = np.argsort(number(seen["record"]).values, kind="stable")
+    order = order[stay_of[order] >= 0]
+    found = np.full(count, INT_MIN)
+    found[stay_of[order]] = number(seen["time_ns"]).values[order]
+    return found
+
+
+def _slots_since_ns(rows: pa.Table, members: pa.Table, stay_of: Ints) -> int | None:
+    """Return the beginning of the first stay that is new, or has other slots than before.
+
+    `members` are the joins and exits of earlier folds. The first stay of a worker also counts for
+    the time before it, see `metrics`.
+    """
+    joins = np.flatnonzero(text(members["kind"]).is_any(_JOINED))
+    before = np.full(len(rows), -1)
+    before[stay_of[joins]] = number(members["slots"]).filled(0)[joins]
+    joined = number(rows["joined"])
+    is_other = joined.is_known & (number(rows["slots"]).filled(0) != before)
+    is_first_stay = (number(rows["stay"]).values == 1) & (before >= 0)
+    since_ns = np.where(is_first_stay, 0, joined.values * 1000)[is_other]
+    return int(since_ns.min()) if len(since_ns) else None
+
+
+def _still_needed(seen: pa.Table, is_kept: Flags) -> pa.Table:
+    found = kept(seen, is_kept)
+    return found.take(pa.array(member_rows(found)))
+
+
+def _rows(walk: _Walk, members: pa.Table, work: pa.Table, seen_ns: Ints, broker: str) -> pa.Table:
     """Return a row for each stay, in the order of worker and stay."""
     groups = walk.groups
     count = len(members)
     is_work = walk.order >= count
     kind = text(members["kind"])
-    is_join = np.append(kind.is_any(("worker_joined",)), np.zeros(len(work), bool))[walk.order]
+    is_join = np.append(kind.is_any(_JOINED), np.zeros(len(work), bool))[walk.order]
     is_exit = ~is_join & ~is_work
     at = np.where(is_work, 0, walk.order)
     time_ns = Number(_padded(number(members["time_ns"]).values)[at], ~is_work)
@@ -202,7 +269,6 @@ def _rows(walk: _Walk, members: pa.Table, work: pa.Table, broker: str) -> pa.Tab
     joins = _first_rows(groups, is_join)
     joined_ns = _chosen(time_ns.values, joins)
     left_ns = groups.maxima(time_ns.where(is_exit))
-    seen_ns = np.maximum(groups.maxima(time_ns).values, pieces.seen_ns)
     last_ns = np.where(left_ns.is_known, left_ns.values, seen_ns)
     stay_ns = np.where(joined_ns.is_known, np.maximum(last_ns - joined_ns.filled(0), 0), 0)
     newest = members.take(_last_rows(groups, walk.order, is_join))
@@ -236,9 +302,6 @@ class _Pieces:
             name: groups.sums(number(work[name]).values[rows]) for name in ("run_ns", *_COUNTS)
         }
         start, end = number(work["start_ns"]).at(rows), number(work["end_ns"]).at(rows)
-        seen = Number(np.where(end.is_known, end.values, start.values), start.known)
-        #: The last moment of each stay's work, far in the past without work.
-        self.seen_ns = groups.maxima(seen).values
         spans = _Spans(stay, start, end)
         # Tasks that run at the same time count once.
         begins = np.maximum(spans.start_ns, spans.before_ns.filled(INT_MIN))
@@ -267,8 +330,8 @@ def _merged(work: pa.Table, stay: Ints, is_final: Flags) -> pa.Table:
     spans = _Spans(groups.of_row, start, end)
     is_begin = ~spans.before_ns.is_known | (spans.start_ns > spans.before_ns.values)
     pieces = Groups(np.cumsum(is_begin) - 1, np.arange(int(is_begin.sum())))
-    # One more piece for each stay has its counts, and the last start of work without an end.
-    last_start = groups.maxima(start.where(~end.is_known))
+    # One more piece for each stay has its counts.
+    none = Number(np.zeros(groups.count, np.int64), np.zeros(groups.count, bool))
     firsts = np.zeros(groups.count, np.int64)
     firsts[groups.of_row[::-1]] = np.arange(len(work))[::-1]
     at = np.concatenate([firsts, firsts[spans.stay[is_begin]]])
@@ -276,8 +339,8 @@ def _merged(work: pa.Table, stay: Ints, is_final: Flags) -> pa.Table:
     columns = {
         "worker": work["worker"].take(pa.array(at)),
         "record": work["record"].take(pa.array(at)),
-        "start_ns": _joined(last_start, Number(starts)),
-        "end_ns": _joined(Number(last_start.values, np.zeros(groups.count, bool)), Number(ends)),
+        "start_ns": _joined(none, Number(starts)),
+        "end_ns": _joined(none, Number(ends)),
     }
     for name in ("run_ns", *_COUNTS):
         sums = groups.sums(number(work[name]).values)

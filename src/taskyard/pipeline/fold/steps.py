@@ -1,7 +1,8 @@
-"""Steps: the events that move a task, sorted by task, each with its neighbours.
+"""Steps: the events that change the state of a task, sorted by task, each with its neighbours.
 
-Owns the table of kinds, the sort, and generations. A step is an event of a kind that moves tasks.
-If `due`, `expired` and `retried` make a task ready, a `ready` event of the same record follows.
+Owns the table of kinds, the sort, and generations. A step is an event of a kind that changes the
+state of tasks. If `due`, `expired` and `retried` make a task ready, a `ready` event of the same
+record follows. Events that only change service, lane or priority are kept beside the steps.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ STATES: Final = {
     "cancelled": "CANCELLED",
 }
 
+#: Kinds of events that change the service, lane or priority of a task, but not its state.
+QUEUE_KINDS: Final = ("moved", "edited")
+
 #: The ways an attempt can end.
 OUTCOMES: Final = ("finished", "failed", "postponed", "returned", "expired", "cancelled")
 
@@ -62,6 +66,8 @@ STATE_NAMES: Final = ("BLOCKED", "DELAYED", "READY", "LEASED", "DONE", "FAILED",
 
 #: The code of the kind of a neighbour that is not there.
 NO_KIND: Final = len(KINDS)
+
+_MOVED: Final = NO_KIND + QUEUE_KINDS.index("moved")
 
 _STATE_OF: Final = np.array([STATE_NAMES.index(STATES[kind]) for kind in KINDS], np.int8)
 
@@ -97,27 +103,39 @@ class Carried(Struct, frozen=True):
     record: int = 0
 
 
+class QueueChanges(Struct, frozen=True):
+    """Events that change service, lane or priority, in the order of task and record."""
+
+    #: Their places among the events.
+    places: Ints
+    #: The row of the last step before each, of the same task.
+    after: Ints
+    #: The event moved the task to another queue. Others changed its priority.
+    is_move: Flags
+
+
 class Steps:
     """The steps of a share in the order of task and record. Rows are numbers from 0 on."""
 
     def __init__(self, events: pa.Table, generations: pa.Table) -> None:
         kinds = text(events["kind"])
-        codes = pc.index_in(kinds.values, pa.array(KINDS, pa.string())).fill_null(NO_KIND)
-        kind = codes.to_numpy(zero_copy_only=False).astype(np.int8)[kinds.codes]
-        is_step = (kind != NO_KIND) & _is_valid(events["campaign"]) & _is_valid(events["task"])
-        self._events = events = kept(events, is_step)
-        kind = kind[is_step]
+        codes = pc.index_in(kinds.values, pa.array((*KINDS, *QUEUE_KINDS), pa.string()))
+        kind = codes.fill_null(-1).to_numpy().astype(np.int8)[kinds.codes]
+        is_wanted = (kind >= 0) & _is_valid(events["campaign"]) & _is_valid(events["task"])
+        self._events = events = kept(events, is_wanted)
+        kind = kind[is_wanted]
         #: Columns of the events, in the order of the journal.
         self._columns: dict[str, Text | Number] = {}
         records = number(events["record"]).values
         campaigns, tasks = text(events["campaign"]), text(events["task"])
         keys = combined(campaigns.codes, tasks.codes)
-        self._order = _order(keys, records, kind)
-        self.count = len(self._order)
-        self.kind = kind[self._order]
-        self.record = records[self._order]
+        #: The place of each row among the events.
+        self.places, self.queue_changes = _divided(_order(keys, records, kind), keys, kind)
+        self.count = len(self.places)
+        self.kind = kind[self.places]
+        self.record = records[self.places]
         self.state = _STATE_OF[self.kind]
-        self._set_tasks(keys[self._order], campaigns, tasks)
+        self._set_tasks(keys[self.places], campaigns, tasks)
         self._set_neighbours()
         before = self._generations_before(generations)
         is_submission = self.kind == KINDS.index("submitted")
@@ -133,7 +151,7 @@ class Steps:
         self.is_first: Flags = is_first(keys)
         #: The number of each row's task, in the order of campaign and task.
         self.name: Ints = np.cumsum(self.is_first) - 1
-        firsts = self._order[self.is_first]
+        firsts = self.places[self.is_first]
         #: Campaign and full name of each task.
         self.campaigns, self.tasks = campaigns.at(firsts), tasks.at(firsts)
 
@@ -181,21 +199,39 @@ class Steps:
 
     def number(self, name: str, rows: Ints | None = None) -> Number:
         """Return a column of integers: of these steps, or of all, in their order."""
-        found = self._columns.get(name)
-        if not isinstance(found, Number):
-            found = self._columns[name] = number(self._events[name])
-        return found.at(self._order if rows is None else self._order[rows])
+        return self.event_number(name, self.places if rows is None else self.places[rows])
 
     def text(self, name: str, rows: Ints | None = None) -> Text:
         """Return a column of strings: of these steps, or of all, in their order."""
+        return self.event_text(name, self.places if rows is None else self.places[rows])
+
+    def event_number(self, name: str, places: Ints) -> Number:
+        """Return a column of integers of the events at some places."""
+        found = self._columns.get(name)
+        if not isinstance(found, Number):
+            found = self._columns[name] = number(self._events[name])
+        return found.at(places)
+
+    def event_text(self, name: str, places: Ints) -> Text:
+        """Return a column of strings of the events at some places."""
         found = self._columns.get(name)
         if not isinstance(found, Text):
             found = self._columns[name] = text(self._events[name])
-        return found.at(self._order if rows is None else self._order[rows])
+        return found.at(places)
+
+    @cached_property
+    def latest_places(self) -> Ints:
+        """The event with the latest service, lane and priority before the step after each row."""
+        found = self.places.copy()
+        # The last of equal rows is kept.
+        found[self.queue_changes.after] = self.queue_changes.places
+        return found
 
     def events_of(self, is_wanted: Flags) -> pa.Table:
         """Return the events of these rows, in the order of the journal."""
-        return self._events.take(pa.array(np.sort(self._order[is_wanted])))
+        changes = self.queue_changes
+        more = changes.places[is_wanted[changes.after]]
+        return self._events.take(pa.array(np.sort(np.append(self.places[is_wanted], more))))
 
 
 def _is_valid(column: pa.ChunkedArray) -> Flags:
@@ -210,6 +246,17 @@ def _order(keys: Ints, records: Ints, kind: Array) -> Ints:
     if (records[1:] >= records[:-1]).all():
         return np.argsort(keys, kind="stable")
     return np.lexsort((kind == KINDS.index("ready"), records, keys))
+
+
+def _divided(order: Ints, keys: Ints, kind: Array) -> tuple[Ints, QueueChanges]:
+    """Divide sorted events into steps and other changes. Those before any step are left out."""
+    is_step = kind[order] < NO_KIND
+    steps, places = order[is_step], order[~is_step]
+    after = np.cumsum(is_step)[~is_step] - 1
+    is_after = after >= 0
+    is_after[is_after] = keys[steps[after[is_after]]] == keys[places[is_after]]
+    places = places[is_after]
+    return steps, QueueChanges(places, after[is_after], kind[places] == _MOVED)
 
 
 def _codes_in(column: pa.ChunkedArray, values: pa.Array) -> Ints:

@@ -38,8 +38,10 @@ LOSSES: Final = ("unlisted", "left", "restarted", "broker_restarted")
 _IS_FAILURE: Final = kind_flags("failed", "postponed")
 
 #: Columns that the submission has.
-_NUMBERS: Final = ("priority", "slots", "payload_bytes")
-_TEXTS: Final = ("service", "lane", "dialect")
+_NUMBERS: Final = ("slots", "payload_bytes")
+
+#: Columns of the latest event.
+_LATEST: Final = ("service", "lane")
 
 
 class Generations(Struct, frozen=True):
@@ -145,6 +147,7 @@ def tasks_without_graph(steps: Steps, leases: Leases, found: Generations, broker
         "task": steps.tasks.values.take(pa.array(steps.tasks.codes[names])),
         "name": steps.short_names.take(pa.array(names)),
         "generation": steps.generation[begins],
+        "dialect": steps.text("dialect", begins).arrow,
         "state": Text(state, pa.array(STATE_NAMES)).arrow,
         "attempts": found.sums(is_lease),
         "failures": found.sums(lease_sums.failures),
@@ -161,11 +164,14 @@ def tasks_without_graph(steps: Steps, leases: Leases, found: Generations, broker
         "wait_ns": found.sums(lease_sums.wait_ns),
         "queued_ns": found.sums(lease_sums.queued_ns),
         "run_ns": found.sums(lease_sums.run_ns),
+        "is_last_run_unknown": last_run != last_lease,
         "run_last_ns": Number(lease_sums.run_ns[last_run], last_run >= 0).arrow,
         "result_bytes": found.largest(size.values, is_finish & size.is_known).arrow,
     }
     columns |= {name: steps.number(name, begins).arrow for name in _NUMBERS}
-    columns |= {name: steps.text(name, begins).arrow for name in _TEXTS}
+    latest = steps.latest_places[lasts]
+    columns |= {name: steps.event_text(name, latest).arrow for name in _LATEST}
+    columns["priority"] = steps.event_number("priority", latest).arrow
     return pa.table(columns)
 
 

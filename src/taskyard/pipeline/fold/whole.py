@@ -11,7 +11,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from taskyard.pipeline.fold.places import Places
-from taskyard.pipeline.fold.schemas import PLACES
+from taskyard.pipeline.fold.schemas import INTERNAL, PLACES
 from taskyard.pipeline.fold.share import fold_share
 from taskyard.pipeline.fold.stays import fold_stays
 
@@ -45,10 +45,10 @@ def placed_tasks(
     nodes = _joined(settled, still_open)
     is_settled = np.arange(len(nodes)) < len(settled)
     places = Places(PLACES.empty_table(), nodes, is_settled, edges)
-    whole = nodes.drop_columns(["state"])
+    whole = nodes.drop_columns(["state", *INTERNAL.names])
     for name, column in places.columns().items():
         whole = whole.append_column(name, column)
-    ways = places.chains([])
+    ways = places.chains()
     return whole, places.critical_path(ways, whole.take(pa.array(ways.node)))
 
 

@@ -1,8 +1,8 @@
 """Metrics, from files to files, a file for each day.
 
 Changes of this run are added to the buckets of their days. All days from the first change on are
-made again, because levels are carried from day to day. Buckets of open attempts are kept apart:
-the next run replaces them.
+made again, because levels are carried from day to day. So are those in which a worker has other
+slots than before. Buckets of open attempts are not kept: the next run finds those attempts again.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from msgspec import Struct
 
 from taskyard.pipeline.fold import schemas
 from taskyard.pipeline.fold.buckets import add_up
-from taskyard.pipeline.fold.columns import kept, number
+from taskyard.pipeline.fold.columns import INT_MAX, kept, number
 from taskyard.pipeline.fold.metrics import DAY_NS, day_metrics, days_of
 from taskyard.pipeline.history.fold_files import FoldedFiles
 from taskyard.pipeline.history.memory import Files, Memory, selected, write_rows
 from taskyard.pipeline.store.data_file import DataFile
 
 _EPOCH: Final = dt.date(1970, 1, 1)
-_OPEN: Final = "open"
-_SLOTS: Final = selected(schemas.WORKERS, ("worker", "slots"))
+_SLOTS: Final = selected(schemas.WORKERS, ("worker", "stay", "joined", "slots"))
 
 
 class DayFiles(Struct):
@@ -46,7 +45,7 @@ class MetricDays:
         self._made = DayFiles([], {"_buckets": [], "_levels": []}, {})
         #: The present file of each day, by table.
         self._files = {
-            table: {_day(name): name for name in files.names if not name.startswith(_OPEN)}
+            table: {_day(name): name for name in files.names}
             for table, files in (
                 ("_buckets", memory["_buckets"]),
                 ("_levels", memory["_levels"]),
@@ -54,17 +53,22 @@ class MetricDays:
             )
         }
 
-    def write(self, folded: Sequence[FoldedFiles]) -> DayFiles:
-        """Add the buckets of all shares, and write the days that changed."""
+    def write(self, folded: Sequence[FoldedFiles], slots_since_ns: int | None) -> DayFiles:
+        """Add the buckets of all shares, and write the days that changed.
+
+        From `slots_since_ns` on, workers have other slots than before. None: nowhere.
+        """
         changed = add_up(one.table("buckets") for one in folded)
         still_open = add_up(one.table("buckets_open") for one in folded)
-        was_open = self._replace_open(still_open)
-        touched = np.concatenate([days_of(one) for one in (changed, still_open, was_open)])
-        if not len(touched):
-            return self._made
-        first = int(touched.min())
-        changed_days, open_days = days_of(changed), days_of(still_open)
+        # An attempt that was open and has ended is among the changes, with the same minute.
+        touched = np.append(days_of(changed), days_of(still_open))
         known = {*self._files["_buckets"], *self._files["metrics"], *touched.tolist()}
+        first = min(touched.tolist(), default=INT_MAX)
+        if slots_since_ns is not None:
+            first = min([first, *(day for day in known if day >= slots_since_ns // DAY_NS)])
+        if first == INT_MAX:
+            return self._made
+        changed_days, open_days = days_of(changed), days_of(still_open)
         levels = self._levels_before(first)
         last = max(*known, self._last_ns // DAY_NS)
         for day in range(first, last + 1):
@@ -74,14 +78,6 @@ class MetricDays:
             of_open = kept(still_open, open_days == day)
             levels = self._make(day, pa.concat_tables([buckets, of_open]), levels)
         return self._made
-
-    def _replace_open(self, still_open: pa.Table) -> pa.Table:
-        """Keep the buckets of open attempts, and return those of the last run."""
-        files = self._memory["_buckets"]
-        names = [name for name in files.names if name.startswith(_OPEN)]
-        self._made.replaced.setdefault("_buckets", set()).update(names)
-        self._made.memory["_buckets"] += self._memory.write("_buckets", still_open)
-        return Files(files.directory, tuple(names)).read(schemas.BUCKETS)
 
     def _levels_before(self, day: int) -> pa.Table:
         """Return the levels at the beginning of a day: at the end of the last one with a file."""

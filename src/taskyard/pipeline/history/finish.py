@@ -54,7 +54,9 @@ class Finish(Struct, frozen=True):
         files |= {"workers": stays.workers + stays.workers_open, **stays.memory}
         names = tuple(file.name for file in files["workers"])
         workers = Files(self.workers.directory, (*self.workers.names, *names))
-        days = MetricDays(self.memory, self.metrics, workers, time_ns).write(folded)
+        days = MetricDays(self.memory, self.metrics, workers, time_ns).write(
+            folded, stays.slots_since_ns
+        )
         files |= {"metrics": days.metrics, **days.memory}
         walked = GraphWalk(self.memory, self.tasks, self.paths, folded, self.edges).write()
         files |= {

@@ -5,10 +5,10 @@ _generations   how many generations came before those
 _places        places of final tasks, in the order of the files: row numbers are their names
 _unplaced      tasks that are final but whose place is not
 _edges         edges of tasks whose place is not final
-_members       joins and exits of stays that may still change
+_members       joins, exits and last events of stays that may still change
 _work          the work done in them
 _stays         how many stays each worker had before
-_buckets       changes in each minute, a file for each day, and one of open attempts
+_buckets       changes in each minute, a file for each day
 _levels        queue depth and running attempts at the end of each day
 """
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
 from taskyard.pipeline.fold import schemas
-from taskyard.pipeline.fold.stays import CarriedStays, fold_stays
+from taskyard.pipeline.fold.stays import CarriedStays, fold_stays, member_rows
 from taskyard.pipeline.history.fold_files import FoldedFiles
 from taskyard.pipeline.history.memory import (
     MEMBERS,
@@ -30,8 +29,6 @@ _WORKED: Final = (
 )
 _WORKED_SCHEMA: Final = coded(selected(schemas.ATTEMPTS, _WORKED))
 
-_MEMBER_KINDS: Final = ("worker_joined", "worker_left")
-
 
 class StayFiles(Struct):
     """The files of workers: stays that are over, and those that may change."""
@@ -39,12 +36,14 @@ class StayFiles(Struct):
     workers: list[DataFile]
     workers_open: list[DataFile]
     memory: dict[str, list[DataFile]]
+    #: See `FoldedStays`.
+    slots_since_ns: int | None
 
 
 def write_stays(
     broker: str, memory: Memory, workers: Files, events: Files, folded: Sequence[FoldedFiles]
 ) -> StayFiles:
-    """Fold new joins and exits, and the attempts of this run."""
+    """Fold new events of workers, and the attempts of this run."""
     members = [_members(events, name) for name in events.names]
     found = fold_stays(
         pa.concat_tables([MEMBERS.empty_table(), *members]).unify_dictionaries(),
@@ -62,16 +61,14 @@ def write_stays(
             "_work": memory.write("_work", carried.work),
             "_stays": memory.write("_stays", carried.before),
         },
+        found.slots_since_ns,
     )
 
 
 def _members(events: Files, name: str) -> pa.Table:
-    """Read joins and exits of workers. They are few."""
-    kinds = events.read_one(name, selected(MEMBERS, ("kind",)))["kind"]
-    is_member = pc.is_in(kinds.cast(pa.string()), value_set=pa.array(_MEMBER_KINDS))
-    if not pc.any(is_member).as_py():
-        return MEMBERS.empty_table()
-    return events.read_one(name, MEMBERS).filter(is_member)
+    """Read joins, exits and last events of workers. They are few."""
+    rows = member_rows(events.read_one(name, selected(MEMBERS, ("worker", "kind"))))
+    return events.read_rows(name, rows, MEMBERS)
 
 
 def _worked(folded: Sequence[FoldedFiles], name: str) -> pa.Table:

@@ -137,15 +137,15 @@ class GraphWalk:
         return pa.table(columns)
 
     def _write_paths(self) -> list[DataFile]:
-        """Write all critical paths: those that may have changed, and the others as they were."""
+        """Write all critical paths: those of the nodes' campaigns, and the others as they were.
+
+        If all tasks of a campaign are final, so are all tasks before them, of any campaign. So its
+        path can't change.
+        """
         before = self._paths.read(coded(schemas.CRITICAL_PATH))
-        is_passed = pc.is_in(before["task"], value_set=pc.unique(self._nodes["task"]))
-        passed = pc.unique(before.filter(is_passed)["campaign"]).to_pylist()
-        ways = self._places.chains(passed)
+        ways = self._places.chains()
         made = self._places.critical_path(ways, self._chained(ways.node))
-        mine = pa.chunked_array([made["campaign"].combine_chunks(), pa.array(passed, pa.string())])
-        nodes = pc.unique(self._nodes["campaign"]).cast(pa.string())
-        changed = pc.unique(pa.chunked_array([*mine.chunks, nodes]))
+        changed = pc.unique(self._nodes["campaign"]).cast(pa.string())
         is_same = pc.invert(pc.is_in(before["campaign"].cast(pa.string()), value_set=changed))
         whole = pa.concat_tables(
             [in_schema(one, schemas.CRITICAL_PATH) for one in (before.filter(is_same), made)]

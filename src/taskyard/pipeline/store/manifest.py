@@ -14,7 +14,7 @@ _EARLIER: Final = "_manifests"
 _SUFFIX: Final = ".json"
 
 #: Raised whenever the content or format of the tables changes. Other versions are refused.
-LAYOUT: Final = 5
+LAYOUT: Final = 6
 
 #: The formats of tables, by their names as options.
 DELTA: Final = "delta"
