@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,12 +15,14 @@ from taskyard import testing
 from taskyard.core.model import Result
 from taskyard.core.states import TaskState
 from taskyard.errors import TaskFailed, UnknownName, UserError
+from taskyard.pipeline.jobs import map_rows as job
 from taskyard.pipeline.jobs.row_outcomes import MapTarget, Settled, outcome_function
 from taskyard.spark import backfill, dead_letters, map_rows
 from tests.kit.processes import Broker, Worker
 from tests.test_docs_commands import SPARK, Block, blocks, compared, without_spark
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -199,3 +202,34 @@ def test_truncated_result_is_replaced_by_a_reason() -> None:
         None,
         b"result truncated: only the last 3 of 9 bytes are kept",
     )
+
+
+class RetryingTarget:
+    """A target whose client only collects names."""
+
+    campaign = "c"
+
+    def __init__(self) -> None:
+        self.retried: list[str] = []
+
+    @contextmanager
+    def client(self) -> Iterator[RetryingTarget]:
+        yield self
+
+    def retry(self, names: list[str]) -> None:
+        self.retried += names
+
+
+def test_backfill_returns_rows_after_an_empty_chunk(
+    small_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark would stop reading there."""
+    chunks = [pa.table({"task": pa.array(names, pa.string())}) for names in (["a"], [], ["b"])]
+    failed = small_spark.createDataFrame([("a",), ("b",)], "name string")
+    monkeypatch.setattr(job, "dead_letters", lambda *_: failed)
+    monkeypatch.setattr(job, "keys_of", lambda *_: failed)
+    monkeypatch.setattr(type(failed), "toArrow", lambda _frame: pa.concat_tables(chunks))
+    target: Any = RetryingTarget()
+    again = job.backfill(failed, "name", target, None)
+    assert again.count() == 2
+    assert target.retried == ["a", "b"]

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from taskyard.core.identity import prefix
 from taskyard.errors import UserError
+from taskyard.pipeline.jobs.broker_tables import frame_of_rows
 from taskyard.pipeline.jobs.row_outcomes import (
     FAILED_FIELDS,
     OUTCOME_FIELDS,
@@ -178,4 +179,4 @@ def backfill(
     keys = keys_of(chosen.dropDuplicates(["name"]), "key", target).toArrow()
     with target.client() as client:
         client.retry(keys["task"].to_pylist())
-    return frame.sparkSession.createDataFrame(keys)
+    return frame_of_rows(frame.sparkSession, keys)
