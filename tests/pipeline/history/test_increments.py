@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -147,6 +148,22 @@ def test_path_of_old_tasks_keeps_its_lost_attempt(tmp_path: Path) -> None:
     for out in runs(log, tmp_path, 10):
         found = {row["task"]: row["run_ns"] for row in rows_of(out, "critical_path")}
         assert found == {"c/a": SECOND_NS, "c/b": 0}
+
+
+def test_stages_are_shown_with_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = random_history(1, 100)
+    write_part(tmp_path / "state", found, 1, pc.max(found.events["sequence"]).as_py())
+    seen: list[tuple[str, int, int | None]] = []
+    monkeypatch.setattr(job_module, "STEPS_OF_ONE_SHARE", 0)
+    monkeypatch.setattr(job_module, "STEPS_PER_SHARE", 50)
+    with closing(HistoryJob(tmp_path / "state", tmp_path / "out")) as job:
+        job.run(None, lambda *stage: seen.append(stage))
+    rows = len(found.events)
+    counted = ("copying the history", "dividing events", "folding events")
+    assert [*dict.fromkeys(stage for stage, _, _ in seen)] == [*counted, "placing tasks"]
+    for stage in counted:
+        mine = [one for one in seen if one[0] == stage]
+        assert (mine[0], mine[-1]) == ((stage, 0, rows), (stage, rows, rows))
 
 
 def test_tables_in_s3(tmp_path: Path, bucket: str) -> None:

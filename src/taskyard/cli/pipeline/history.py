@@ -32,6 +32,8 @@ from taskyard.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pyspark.sql import SparkSession
+
     from taskyard.pipeline.jobs.history import HistoryJob, HistoryResult
 
 #: The default directory of the tables, in the state directory.
@@ -150,19 +152,29 @@ def _run(
     if all(plan.is_empty for plan in plans):
         return [one.outcome(plan) for one, plan in zip(jobs, plans, strict=True)]
     if is_local(master) and not any(plan.needs_spark for plan in plans):
-        return [one.run() for one in jobs]
+        with StageProgress(cli_context, "reading the history") as progress:
+            return _run_jobs(jobs, None, progress)
     with (
         StageProgress(cli_context, starting_text(master)) as progress,
         session_scope("taskyard history", master, conf=executors.PYTHON_ONLY) as spark,
     ):
         states, outs = directories
         executors.check(spark, master, executors.SharedPaths((), outs, states))
-        results = []
-        for number, one in enumerate(jobs):
-            of = f" {number + 1} of {len(jobs)}" if len(jobs) > 1 else ""
-            progress.show(f"computing tables{of}")
-            results.append(one.run(spark))
-        return results
+        return _run_jobs(jobs, spark, progress)
+
+
+def _run_jobs(
+    jobs: list[HistoryJob], spark: SparkSession | None, progress: StageProgress
+) -> list[HistoryResult]:
+    results = []
+    for number, one in enumerate(jobs):
+        which = f"state {number + 1} of {len(jobs)}: " if len(jobs) > 1 else ""
+
+        def show(stage: str, rows: int, rows_total: int | None, which: str = which) -> None:
+            progress.show(which + stage, rows, rows_total)
+
+        results.append(one.run(spark, show))
+    return results
 
 
 def _print(cli_context: CliContext, made: list[StateHistory], *, as_json: bool) -> None:

@@ -35,6 +35,7 @@ from taskyard.pipeline.datasets import (
 from taskyard.pipeline.fold.columns import constant, plain
 from taskyard.pipeline.fold.whole import fold_whole
 from taskyard.pipeline.jobs.history import HistoryJob
+from taskyard.pipeline.share_progress import StageCallback
 from taskyard.pipeline.sources import history
 
 if TYPE_CHECKING:
@@ -85,7 +86,11 @@ class BrokerTables(Struct):
 
 
 def make_tables(
-    spark: SparkSession, files: HistoryFiles, scratch: Path, out: Path | None = None
+    spark: SparkSession,
+    files: HistoryFiles,
+    scratch: Path,
+    out: Path | None = None,
+    on_stage: StageCallback | None = None,
 ) -> BrokerTables:
     """Make the tables of one history, or read them if `pipeline history` has made them.
 
@@ -98,7 +103,7 @@ def make_tables(
         state = Path(files.directory) if out is not None else linked_state(files, scratch)
         directory = out or scratch / "tables"
         with closing(HistoryJob(state, directory)) as job:
-            job.run(spark)
+            job.run(spark, on_stage)
     found = history.frames_of(spark, files, scratch)
     return BrokerTables(files, None, directory, {"events": found.events, "edges": found.edges})
 

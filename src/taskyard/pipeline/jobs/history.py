@@ -38,6 +38,7 @@ from taskyard.pipeline.history.inputs import (
     WholeSteps,
 )
 from taskyard.pipeline.history.memory import MEMORY, Files, FilesMerge, Memory, small_tail
+from taskyard.pipeline.share_progress import ShareFiles, StageCallback, shown_shares
 from taskyard.pipeline.share_runner import run_shares
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.store.data_file import DataFile, new_name
@@ -77,6 +78,9 @@ _DERIVED: Final = {
 #: Prefixes of the names of files: replaced by every run, and never.
 _OPEN: Final = "open"
 _FINAL: Final = "final"
+
+#: The table that each share of the fold writes to.
+_FOLDED: Final = "attempts"
 
 
 class HistoryResult(msgspec.Struct):
@@ -141,6 +145,7 @@ class HistoryJob:
     ) -> None:
         # Executors have other working directories.
         self._state, self._on_step, self._keep = state.absolute(), on_step, keep
+        self._on_stage: StageCallback | None = None
         self._out = Location.parse(out)
         self._whole = source.parts(state)
         self._broker = source.broker_of(state)
@@ -192,16 +197,22 @@ class HistoryJob:
         last = max(self._mark.last, plan.whole[-1].last if plan.whole else 0)
         return HistoryResult(last, len(plan.new), campaigns)
 
-    def run(self, spark: SparkSession | None = None) -> HistoryResult:
-        """Add new history files to the tables. Without a session, all runs in this process."""
+    def run(
+        self, spark: SparkSession | None = None, on_stage: StageCallback | None = None
+    ) -> HistoryResult:
+        """Add new history files to the tables. Without a session, all runs in this process.
+
+        `on_stage` is called with each stage and its rows, also by other threads.
+        """
         plan = self.plan()
+        self._on_stage = on_stage
         if plan.is_empty:
             return self.outcome(plan)
         self._store.begin()
         try:
-            parts = run_shares(
-                spark, [PartCopy(self._state, part, self._out) for part in plan.new], self._on_step
-            )
+            copies = [PartCopy(self._state, part, self._out) for part in plan.new]
+            with self._shown("copying the history", plan, len(copies), self._out.child("events")):
+                parts = run_shares(spark, copies, self._on_step)
             self._on_step("history copied")
             memory = self._memory()
             finish = Finish(
@@ -215,14 +226,7 @@ class HistoryJob:
                 _names(self._out.child("edges"), [part.edges for part in parts]),
                 self._mark.time_ns,
             )
-            folds = self._folds(spark, plan, memory, finish.events)
-            if len(folds) == 1:
-                # Its tables stay in memory.
-                done = run_shares(spark, [_WholeRun(folds[0], finish)], self._on_step)[0]
-            else:
-                folded = run_shares(spark, folds, self._on_step)
-                self._on_step("events folded")
-                done = run_shares(spark, [_Rest(folded, finish)], self._on_step)[0]
+            done = self._fold(spark, plan, memory, finish)
             self._on_step("files written")
             self._merge(spark, done)
             self._commit(plan, parts, done)
@@ -232,6 +236,31 @@ class HistoryJob:
         if self._store.manifest.run % RUNS_PER_VACUUM == 0:
             self._store.vacuum(self._keep)
         return self.outcome(plan, len(done.campaigns))
+
+    def _fold(
+        self, spark: SparkSession | None, plan: HistoryPlan, memory: Memory, finish: Finish
+    ) -> FinishedFiles:
+        """Fold all shares, and make the tables that depend on several of them."""
+        folds = self._folds(spark, plan, memory, finish.events)
+        folding = self._shown("folding events", plan, len(folds), self._out.child(_FOLDED), _FINAL)
+        if len(folds) == 1:
+            # Its tables stay in memory.
+            with folding:
+                return run_shares(spark, [_WholeRun(folds[0], finish)], self._on_step)[0]
+        with folding:
+            folded = run_shares(spark, folds, self._on_step)
+        self._on_step("events folded")
+        if self._on_stage is not None:
+            self._on_stage("placing tasks", 0, None)
+        return run_shares(spark, [_Rest(folded, finish)], self._on_step)[0]
+
+    def _shown(
+        self, stage: str, plan: HistoryPlan, shares: int, directory: Location, prefix: str = ""
+    ) -> contextlib.AbstractContextManager[None]:
+        """Show the events of the shares that have left a file in a directory."""
+        return shown_shares(
+            self._on_stage, stage, ShareFiles(directory, shares, plan.steps, prefix)
+        )
 
     def _memory(self) -> Memory:
         names = {table: tuple(self._store.names(table)) for table in MEMORY}
@@ -257,7 +286,8 @@ class HistoryJob:
             for files in (carried, events)
             for name in files.names
         ]
-        files = run_shares(spark, splits, self._on_step)
+        with self._shown("dividing events", plan, len(splits), self._scratch.child("steps")):
+            files = run_shares(spark, splits, self._on_step)
         self._on_step("steps divided")
         count = len(carried.names)
         divided = tuple(files[:count]), tuple(files[count:])

@@ -51,11 +51,12 @@ from taskyard.pipeline.report.summary import (
     worker_runs_of,
     worker_series,
 )
+from taskyard.pipeline.share_progress import StageCallback
 from taskyard.pipeline.sources.history import HistoryFiles, labels
 from taskyard.pipeline.transforms import guarantees, summaries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -135,12 +136,16 @@ class ReportDatasets(Struct):
         return rows_of(self.own_tables, dataset, self.campaign)
 
 
+def _ignore_stage(_stage: str, _rows: int, _total: int | None) -> None:
+    """Show no progress."""
+
+
 def datasets(
     spark: SparkSession,
     found: ReportHistory,
     scratch: Path,
     tables: Path | None = None,
-    on_stage: Callable[[str], None] = lambda _stage: None,
+    on_stage: StageCallback = _ignore_stage,
 ) -> ReportDatasets:
     """Make the tables of a report, and count its guarantees.
 
@@ -148,11 +153,12 @@ def datasets(
     """
     made = []
     for number, one in enumerate(found.files):
-        on_stage("computing the tables" if len(found.files) == 1 else f"tables of {one.directory}")
+        stage = "computing the tables" if len(found.files) == 1 else f"tables of {one.directory}"
+        on_stage(stage, 0, None)
         place = scratch / str(number)
         place.mkdir(parents=True, exist_ok=True)
-        made.append(make_tables(spark, one, place, tables))
-    on_stage("verifying the guarantees")
+        made.append(make_tables(spark, one, place, tables, on_stage))
+    on_stage("verifying the guarantees", 0, None)
     for broker_tables, broker in zip(made, found.brokers, strict=True):
         broker.guarantees = count_guarantees(spark, broker_tables)
     own = [
@@ -304,18 +310,20 @@ def write(
     found: ReportDatasets,
     out: Path,
     footer: str,
-    on_stage: Callable[[str], None] = lambda _stage: None,
+    on_stage: StageCallback = _ignore_stage,
 ) -> tuple[Path, ReportSummary]:
     """Write the page and the tables. Returns the path of the page and its summary."""
-    on_stage("summarizing tasks and attempts")
+    on_stage("summarizing tasks and attempts", 0, None)
     summary = summarize(found)
-    on_stage("writing the page and the tables")
+    writing, rows = "writing the page and the tables", 0
+    on_stage(writing, rows, None)
     out.mkdir(parents=True, exist_ok=True)
     path = out / PAGE
     unfinished = path.with_name(PAGE + ".new")
     unfinished.write_text(page.render(page_of(summary, footer)), encoding="utf-8")
     for dataset in TABLES:
-        _write_table(found, dataset, out / "tables")
+        rows += _write_table(found, dataset, out / "tables")
+        on_stage(writing, rows, None)
     unfinished.rename(path)
     return path, summary
 
@@ -324,8 +332,8 @@ def write(
 TABLES: Final = (TASKS, ATTEMPTS, WORKERS, CRITICAL_PATH)
 
 
-def _write_table(found: ReportDatasets, dataset: Dataset, directory: Path) -> None:
-    """Write one table in both formats. Lists and maps become text in CSV."""
+def _write_table(found: ReportDatasets, dataset: Dataset, directory: Path) -> int:
+    """Write one table in both formats. Lists and maps become text in CSV. Returns its rows."""
     directory.mkdir(parents=True, exist_ok=True)
     parquet, csv = (directory / f"{dataset.name}.{suffix}" for suffix in ("parquet", "csv"))
     for path in (parquet, csv):
@@ -336,11 +344,12 @@ def _write_table(found: ReportDatasets, dataset: Dataset, directory: Path) -> No
         frame.write.parquet(parquet.absolute().as_uri())
         flat = [_text(one.name, one.dataType.typeName()) for one in frame.schema.fields]
         frame.select(*flat).write.csv(csv.absolute().as_uri(), header=True)
-        return
+        return frame.count()
     if table is None:
         table = _collected(found, dataset)
     pa.parquet.write_table(table, parquet, compression="zstd")
     pa.csv.write_csv(_flat(table), csv)
+    return len(table)
 
 
 def _remove(path: Path) -> None:
