@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from pyspark_taskyard import broker_tables, state_tables
 from pyspark_taskyard.filters import equal_value, expression_of, filtered
+from pyspark_taskyard.record_ranges import shared_file
 from pyspark_taskyard.tables import ARROW, of_broker
 from taskyard.journal import parquet_file
 
@@ -73,7 +74,7 @@ class TableReader(DataSourceReader):
         if not part.state:
             return _BROKER_TABLES[options.table](options)
         if part.file:
-            batches = parquet_file.batches_where(Path(part.file), self._wanted)
+            batches = parquet_file.batches_where(shared_file(part.file), self._wanted)
         else:
             batches = state_tables.read_tail(Path(part.state), options.table, part.after)
         return state_tables.only_campaign(batches, options.campaign)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,27 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from taskyard.errors import UnusableFile
 from taskyard.journal import parquet_file
+from taskyard.journal.history import PARQUET
 from taskyard.pipeline.arrow_rows import pack, unpack
 
 #: Rows of a partition that the driver has read. A history file has a partition for each block.
 ROWS_PER_PARTITION: Final = 25_000
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def shared_file(file: str) -> Path:
+    """Return the path of a history file. Raises UnusableFile if this machine does not have it."""
+    path = Path(file)
+    # A row file may be replaced by a Parquet file at any time.
+    if not path.exists() and not path.with_suffix(f".{PARQUET}").exists():
+        raise UnusableFile(
+            f"{path}: not found on {socket.gethostname()}, which runs a Spark executor "
+            "(give a state that all machines of the cluster share)"
+        )
+    return path
 
 
 @dataclass
@@ -32,7 +47,7 @@ class RecordRange(InputPartition):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         if self.file:
-            whole = parquet_file.read_block(Path(self.file), self.block)
+            whole = parquet_file.read_block(shared_file(self.file), self.block)
             rows = within(pa.Table.from_batches([whole]), self.after, self.last)
             yield from rows.to_batches()
         else:

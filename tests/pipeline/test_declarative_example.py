@@ -9,26 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pyarrow.dataset as ds
 import pytest
 
 from tests.kit.processes import Broker, Worker, run_here, until
-from tests.pipeline.deployments import connect_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pyspark.sql import SparkSession
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "inbox"
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def server(short_lived: str, tmp_path: Path) -> Iterator[str]:
-    conf = {"spark.sql.warehouse.dir": str(tmp_path / "warehouse")}
-    with connect_server(tmp_path, short_lived, {"PYSPARK_PYTHON": sys.executable}, conf) as url:
-        yield url
 
 
 def copy_example(directory: Path) -> None:
@@ -64,9 +57,9 @@ def add_file(directory: Path, name: str, *commands: str) -> None:
     (directory / "files" / name).write_text("\n".join(lines) + "\n")
 
 
-def outcomes(directory: Path) -> dict[str, int]:
+def outcomes(warehouse: Path) -> dict[str, int]:
     """Return the rows of the table that the pipeline makes."""
-    rows = ds.dataset(directory / "warehouse" / "outcomes", format="parquet").to_table()
+    rows = ds.dataset(warehouse / "outcomes", format="parquet").to_table()
     return {row["state"]: row["count"] for row in rows.to_pylist() if row["campaign"] == "inbox"}
 
 
@@ -76,14 +69,17 @@ def has_ended(directory: Path, tasks: int) -> bool:
     return len(found) == tasks and {*found} <= {"done", "failed"}
 
 
-def test_each_line_is_one_task_and_the_table_has_all_results(tmp_path: Path, server: str) -> None:
+def test_each_line_is_one_task_and_the_table_has_all_results(
+    tmp_path: Path, spark: SparkSession, connect_url: str
+) -> None:
     copy_example(tmp_path)
     with Broker(tmp_path) as broker, Worker(tmp_path):
         add_file(tmp_path, "first.jsonl", "true", "echo hello", "exit 3")
-        run_pipeline(tmp_path, server, broker)
+        run_pipeline(tmp_path, connect_url, broker)
         until(lambda: has_ended(tmp_path, 3), "the tasks of the first file end")
         add_file(tmp_path, "second.jsonl", "echo again")
-        run_pipeline(tmp_path, server, broker)
+        run_pipeline(tmp_path, connect_url, broker)
         until(lambda: has_ended(tmp_path, 4), "the task of the second file ends")
-        run_pipeline(tmp_path, server, broker)
-    assert outcomes(tmp_path) == {"done": 3, "failed": 1}
+        run_pipeline(tmp_path, connect_url, broker)
+    warehouse = Path(urlsplit(spark.conf.get("spark.sql.warehouse.dir") or "").path)
+    assert outcomes(warehouse) == {"done": 3, "failed": 1}

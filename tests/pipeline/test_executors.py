@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark import cloudpickle
 
+from pyspark_taskyard.options import SourceOptions
+from pyspark_taskyard.reader import TablePartition, TableReader
+from pyspark_taskyard.record_ranges import RecordRange, shared_file
+from taskyard.cli.entry import run, taskyard
+from taskyard.cli.pipeline import load as load_command
 from taskyard.errors import NotInstalled, UnusableFile
 from taskyard.pipeline import executors
 from taskyard.pipeline.executors import SharedPaths
@@ -80,3 +86,30 @@ def test_probe_runs_without_taskyard() -> None:
 def test_other_taskyard_is_an_error(version: str | None, text: str) -> None:
     with pytest.raises(NotInstalled, match=re.escape(text)):
         executors._check_machine(MASTER, "node7", "/usr/bin/python3", version)  # noqa: SLF001
+
+
+def test_load_checks_the_machines_before_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_spark: object, master: str) -> None:
+        raise NotInstalled(f"{master}: Python at node7 can't import taskyard")
+
+    monkeypatch.setattr(executors, "check", refuse)
+    monkeypatch.setattr(load_command, "started_session", lambda *_: nullcontext())
+    file = tmp_path / "c.jsonl"
+    file.write_text('{"argv": ["true"]}\n')
+    words = ["pipeline", "load", str(file), "--dry-run", "--master", MASTER]
+    assert run(taskyard, words) == NotInstalled.exit_code
+    assert "node7 can't import taskyard" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "rows"])
+def test_data_source_names_a_file_that_a_machine_lacks(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"events-000000000001-000000000009.{suffix}"
+    reader = TableReader(SourceOptions(table="events"))
+    part = TablePartition(str(file), state=str(tmp_path), broker="b")
+    for batches in (reader.read(part), RecordRange(0, 9, str(file)).batches()):
+        with pytest.raises(UnusableFile, match=rf"^{file}: not found on \S+, which runs a Spark "):
+            [*batches]
+    file.with_suffix(".parquet").touch()
+    assert shared_file(str(file)) == file

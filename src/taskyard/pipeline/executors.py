@@ -3,6 +3,9 @@
 On a cluster or a Spark Connect server they may lack Taskyard, or not see a path. A job would then
 fail with pages of Spark's output. So a probe on them finds that first. On one machine there is
 nothing to check. Knows nothing of the jobs.
+
+Two users of Spark need no probe. `map_rows` has no paths, only the broker's endpoint. The data
+source is planned by Spark without a session, so an executor itself names a file that it lacks.
 """
 
 from __future__ import annotations

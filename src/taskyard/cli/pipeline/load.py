@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +32,9 @@ from taskyard.core.model import Refusal
 from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pyspark.sql import SparkSession
 
     from taskyard.client.client import Client
     from taskyard.pipeline.jobs.load import CheckedCampaign, OnStage
@@ -114,10 +117,15 @@ def _campaign(files: Sequence[str], found: Sequence[str]) -> str:
     )
 
 
-def _spark(cli_context: CliContext, master: str) -> Any:  # noqa: ANN401  # a context manager of a session
-    from taskyard.pipeline.executors import PYTHON_ONLY  # noqa: PLC0415  # imports Spark
+@contextmanager
+def _spark(cli_context: CliContext, master: str) -> Iterator[SparkSession]:
+    """Yield a session whose machines have Taskyard. A machine without a file names it itself."""
+    from taskyard.pipeline import executors  # noqa: PLC0415  # imports Spark
 
-    return started_session(cli_context, "taskyard pipeline load", master, conf=PYTHON_ONLY)
+    name, conf = "taskyard pipeline load", executors.PYTHON_ONLY
+    with started_session(cli_context, name, master, conf=conf) as spark:
+        executors.check(spark, master)
+        yield spark
 
 
 def _report_shell_files(cli_context: CliContext, planned: CampaignFiles) -> None:
