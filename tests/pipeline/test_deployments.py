@@ -18,6 +18,7 @@ from taskyard.pipeline import connect
 from taskyard.pipeline.session import session_scope
 from tests.kit.processes import Broker, Running
 from tests.pipeline import deployments, verbs
+from tests.pipeline.scenarios import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,13 @@ RESULTS = {
 
 #: The first test of a deployment runs all of its verbs.
 TIMEOUT_SECONDS = 900
+
+#: Spark's defaults. The shared session, whose JVM is the server, has settings for few rows.
+SERVER_DEFAULTS = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+}
 
 #: All other tests use classic Spark.
 DEPLOYMENTS = (pytest.param("classic", marks=pytest.mark.whole), "connect", "cluster")
@@ -62,8 +70,9 @@ def classic(inputs: Path, spark: SparkSession, tmp_path_factory: pytest.TempPath
 def remote(inputs: Path, connect_url: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     with _broker(tmp_path_factory) as broker, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # hides the shared session
-        with session_scope("tests", connect_url) as spark:
+        with session_scope("tests", connect_url, conf=SERVER_DEFAULTS) as spark:
             assert connect.is_remote(spark)
+            assert SERVER_DEFAULTS.keys() == SMALL.keys()
             place = verbs.Place(inputs, spark, connect_url, "connect", broker.endpoints)
             return verbs.run_all(place)
 
