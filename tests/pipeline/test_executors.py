@@ -95,7 +95,7 @@ def test_load_checks_the_machines_before_it_reads(
         raise NotInstalled(f"{master}: Python at node7 can't import taskyard")
 
     monkeypatch.setattr(executors, "check", refuse)
-    monkeypatch.setattr(load_command, "started_session", lambda *_: nullcontext())
+    monkeypatch.setattr(load_command, "started_session", lambda *_, **_named: nullcontext())
     file = tmp_path / "c.jsonl"
     file.write_text('{"argv": ["true"]}\n')
     words = ["pipeline", "load", str(file), "--dry-run", "--master", MASTER]
