@@ -192,6 +192,15 @@ def archive_options(java: Java, program: str, *, stores: bool = True) -> list[st
     return [quiet, f"-XX:SharedArchiveFile={pair}"]
 
 
+def launcher_options(java: Java) -> list[str]:
+    """Return the JVM options of a program of Java's own classes that ends at once."""
+    base = _base_archive(java, _digest(java, ""))
+    # Spark's script splits its options at blanks.
+    is_usable = base is not None and not re.search(r"\s", str(base))
+    own = [f"-XX:SharedArchiveFile={base}", "-Xlog:disable"] if is_usable else []
+    return ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *own]
+
+
 def _digest(java: Java, program: str) -> str:
     return hashlib.sha256(f"{java.real} {java.version} {program}".encode()).hexdigest()[:16]
 
