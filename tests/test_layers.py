@@ -169,5 +169,5 @@ def modules_of(requirement: str, installed: Mapping[str, list[str]]) -> list[str
     return [
         module
         for module, distributions in installed.items()
-        if any(requirement.startswith(name) for name in distributions)
+        if any(requirement.lower().startswith(name.lower()) for name in distributions)
     ]

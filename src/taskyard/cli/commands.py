@@ -181,6 +181,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "report": LazyCommand(
         "taskyard.cli.pipeline.report:report", "Write an HTML report with charts, and tables."
     ),
+    "web": LazyCommand("taskyard.cli.web:web", "Serve a page about a state directory."),
     "pipeline": LazyCommand(
         "taskyard.cli.pipeline.group:pipeline",
         "Run Spark jobs: load, history, report, sweep, fleet.",

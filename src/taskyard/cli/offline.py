@@ -18,7 +18,9 @@ from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import NoBroker
 from taskyard.journal import recovery
+from taskyard.journal.archive import Archive
 from taskyard.journal.lock import ReadLock
+from taskyard.journal.reader import JournalReader
 from taskyard.journal.readonly import ReadonlyIndex, ReadonlyStore
 from taskyard.net.protocols import SystemClock
 from taskyard.wire.native import peer
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from taskyard.client.exchanges import Query
     from taskyard.core.events import Event, RulesSet
+    from taskyard.journal.reader import RowReader
     from taskyard.wire.native.peer import Reply
 
 #: Requests that change nothing.
@@ -45,10 +48,13 @@ _ROUTE = b"\0"
 class OfflineClient(Client):
     """A client of a stopped state directory. Holds the state's lock until closed."""
 
-    def __init__(self, state: Path, rules: RulesSet | None = None) -> None:
+    def __init__(
+        self, state: Path, rules: RulesSet | None = None, *, keeps_lock: bool = True
+    ) -> None:
         """Open a state directory with the rules that a broker would apply.
 
-        Raises `StateLocked` if a broker uses it, `JournalDamaged` if it is damaged.
+        Without `keeps_lock`, a broker may start later, and replies stay as of before it. Raises
+        `StateLocked` if a broker uses the state, `JournalDamaged` if it is damaged.
         """
         self._reply_to = self._request
         self._state = state
@@ -56,9 +62,13 @@ class OfflineClient(Client):
         self._open = ExitStack()
         try:
             self._open.enter_context(ReadLock(state))
-            store = self._open.enter_context(ReadonlyStore(state))
-            index = self._open.enter_context(ReadonlyIndex(state))
+            store: RowReader = self._open.enter_context(ReadonlyStore(state))
+            index: Archive = self._open.enter_context(ReadonlyIndex(state))
             ledger = recovery.open_ledger(state, store, index)
+            if not keeps_lock:
+                self._open.close()
+                store = self._open.enter_context(JournalReader(state, store.identity, store.head))
+                index = self._open.enter_context(Archive(state))
         except BaseException:
             self._open.close()
             raise

@@ -1,0 +1,83 @@
+"""The addresses of the page, each with the function that answers it.
+
+Every view has an address that shows it again: names and filters are in the query, because a name
+may contain any character. GET changes nothing. Views are HTML, charts are JSON for Plotly, and
+`/live` sends a line when something has changed, after which a page asks for its own view again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from starlette.applications import Starlette
+from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from taskyard.errors import TaskyardError
+from taskyard.web.views import overview, places, tasks
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.requests import Request
+
+    from taskyard.web.views.site import Site
+
+#: How often an open page is told that something has changed, at most.
+_LIVE_SECONDS: Final = 1.0
+
+#: Without a change, a line after so many intervals keeps the connection open.
+_QUIET_INTERVALS_MAX: Final = 15
+
+_STATIC: Final = files("taskyard.web") / "static"
+
+
+def make_app(shown: Site) -> Starlette:
+    """Make the app, without its guard."""
+
+    async def live(request: Request) -> Response:
+        async def lines() -> AsyncIterator[str]:
+            last, quiet = -1, 0
+            while not await request.is_disconnected():
+                version = shown.follower.view.version
+                if version != last:
+                    yield f"data: {version}\n\n"
+                    last, quiet = version, 0
+                elif quiet >= _QUIET_INTERVALS_MAX:
+                    yield ":\n\n"
+                    quiet = 0
+                quiet += 1
+                await asyncio.sleep(_LIVE_SECONDS)
+
+        return StreamingResponse(lines(), media_type="text/event-stream")
+
+    async def healthz(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_: Request) -> Response:
+        if shown.follower.error is not None or not shown.follower.caught_up.is_set():
+            return PlainTextResponse("not ready\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return PlainTextResponse("ok\n")
+
+    routes = [
+        *overview.routes(shown),
+        *tasks.routes(shown),
+        *places.routes(shown),
+        Route("/live", live),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/static/plotly.js", _plotly),
+        Mount("/static", StaticFiles(directory=str(_STATIC))),
+    ]
+    return Starlette(routes=routes, exception_handlers={TaskyardError: shown.error})
+
+
+async def _plotly(_: Request) -> Response:
+    """Send Plotly's script from its wheel."""
+    path = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
+    return FileResponse(path, headers={"Cache-Control": "private, max-age=86400"})

@@ -1,0 +1,109 @@
+"""The broker behind the page: its counters, the details of a task, and actions.
+
+Everything here is asked for on a click, or once a second for all pages together. Requests run in a
+thread, one after the other, because the client blocks. Equal questions within a second share one
+reply.
+
+If no broker runs, the last state is read from the state directory. A broker that starts later is
+used from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from taskyard.errors import NoBroker, TaskyardError, TimedOut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from taskyard.client.client import Client
+
+#: A reply is as good as new for this long.
+FRESH_SECONDS: Final = 1.0
+
+#: Replies that are kept. Each is small.
+_REPLIES_MAX: Final = 256
+
+
+class Connector(Protocol):
+    """Opens a client of the broker, or of the last state without a broker."""
+
+    def __call__(self, *, is_live: bool) -> Client: ...
+
+
+class BrokerLink:
+    """Shares one client between all pages."""
+
+    def __init__(self, connect: Connector) -> None:
+        self._connect = connect
+        self._client: Client | None = None
+        self.is_live = False
+        #: One thread for all requests: a client without a broker has files of its thread.
+        self._thread = ThreadPoolExecutor(1, "broker")
+        self._replies: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}
+
+    async def ask(self, method: str, *arguments: Hashable) -> Any:  # noqa: ANN401  # any reply
+        """Return the reply to a request that changes nothing. Raises TaskyardError."""
+        key = (method, *arguments)
+        now = time.monotonic()
+        kept = self._replies.get(key)
+        if kept is None or now - kept[0] > FRESH_SECONDS:
+            task = asyncio.ensure_future(self._call(lambda one: getattr(one, method)(*arguments)))
+            kept = self._replies[key] = (now, task)
+            while len(self._replies) > _REPLIES_MAX:
+                del self._replies[next(iter(self._replies))]
+        return await asyncio.shield(kept[1])
+
+    async def call(self, read: Callable[[Client], Any]) -> Any:  # noqa: ANN401  # any reply
+        """Return the reply to a request that changes nothing and is not shared."""
+        return await self._call(read)
+
+    async def act(self, change: Callable[[Client], Any]) -> Any:  # noqa: ANN401  # any reply
+        """Carry out an action. Raises NoBroker if none is running."""
+        found = await self._call(change)
+        self._replies.clear()
+        return found
+
+    async def _call(self, request: Callable[[Client], Any]) -> Any:  # noqa: ANN401  # any reply
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._call_here, request)
+
+    def _call_here(self, request: Callable[[Client], Any]) -> Any:  # noqa: ANN401  # any reply
+        """Send a request to the broker. Without one, use the state directory."""
+        if self._client is None or not self.is_live:
+            self._open()
+        assert self._client is not None  # noqa: S101  # opened above
+        try:
+            return request(self._client)
+        except (NoBroker, TimedOut):
+            if not self.is_live:
+                raise
+            self._close()  # it has just stopped
+            self._open()
+            return request(self._client)
+
+    def _open(self) -> None:
+        """Connect to the broker, or else to the state directory, which is read again."""
+        try:
+            client = self._connect(is_live=True)
+        except TaskyardError:
+            if self._client is None or self.is_live:
+                self._close()
+                self._client, self.is_live = self._connect(is_live=False), False
+            return
+        self._close()
+        self._client, self.is_live = client, True
+
+    def close(self) -> None:
+        """Close the client. Requests that wait are dropped."""
+        self._thread.submit(self._close).result()
+        self._thread.shutdown(cancel_futures=True)
+
+    def _close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None

@@ -1,0 +1,140 @@
+"""Charts as plain data for Plotly, with named colours that the page's script resolves."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from taskyard.core.states import TaskState
+from taskyard.web import format  # noqa: A004  # a module of formats
+
+if TYPE_CHECKING:
+    from taskyard.web.time_series import TimeSeries
+    from taskyard.web.view import Timeline
+
+Figure = dict[str, Any]
+
+
+def throughput_figure(series: TimeSeries) -> Figure:
+    """Show tasks done and failed a second, and the tasks that wait or run, over time."""
+    times = [_iso(series.begin_ns + place * series.width_ns) for place in range(series.buckets)]
+    seconds = series.width_ns / 1e9
+
+    def line(state: TaskState, name: str, colour: str) -> Figure:
+        return {
+            "x": times,
+            "y": [round(int(one) / seconds, 3) for one in series.moved(state)],
+            "name": name,
+            "type": "scatter",
+            "mode": "lines",
+            "line": {"color": colour, "shape": "hv", "width": 1.5},
+        }
+
+    def depth(state: TaskState, name: str, colour: str) -> Figure:
+        return {
+            "x": times,
+            "y": [int(one) for one in series.depth(state)],
+            "name": name,
+            "yaxis": "y2",
+            "type": "scatter",
+            "mode": "lines",
+            "line": {"color": colour, "shape": "hv", "width": 1.5},
+        }
+
+    return {
+        "data": [
+            line(TaskState.DONE, "done a second", "@green"),
+            line(TaskState.FAILED, "failed a second", "@red"),
+            depth(TaskState.READY, "ready", "@blue"),
+            depth(TaskState.LEASED, "leased", "@orange"),
+        ],
+        "layout": {
+            "yaxis": axis("tasks a second", domain=[0.55, 1], rangemode="tozero"),
+            "yaxis2": axis("tasks", domain=[0, 0.42], rangemode="tozero"),
+            "xaxis": axis("", anchor="y2"),
+            **_layout(380),
+        },
+    }
+
+
+def durations_figure(bars: list[tuple[int, int]]) -> Figure:
+    """Show how long tasks ran, on a logarithmic axis."""
+    return {
+        "data": [
+            {
+                "x": [format.duration(edge) for edge, _ in bars],
+                "y": [count for _, count in bars],
+                "type": "bar",
+                "marker": {"color": "@blue"},
+            }
+        ],
+        "layout": {
+            "xaxis": axis("run time, from", type="category"),
+            "yaxis": axis("tasks"),
+            **_layout(240),
+        },
+    }
+
+
+def timeline_figure(timeline: Timeline) -> Figure:
+    """Show what each worker did when: attempts by outcome, and those that run."""
+    colours = {"finished": "@green", "failed": "@red", "running": "@orange"}
+    data = []
+    for name, colour in (*colours.items(), ("other", "@purple")):
+        bars = [bar for bar in timeline.bars if bar.kind == name]
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "y": [bar.worker for bar in bars],
+                "base": [_iso(bar.begin_ns) for bar in bars],
+                "x": [max(bar.end_ns - bar.begin_ns, 1) / 1e6 for bar in bars],
+                "text": [bar.text for bar in bars],
+                "textposition": "none",
+                "hovertemplate": "%{text}<extra></extra>",
+                "marker": {"color": colour, "line": {"width": 0}},
+            }
+        )
+    rows = max(len(timeline.workers), 1)
+    return {
+        "data": data,
+        "layout": {
+            **_layout(min(90 + 24 * rows, 1400)),
+            "barmode": "overlay",
+            "bargap": 0.25,
+            "hovermode": "closest",
+            "xaxis": axis("", type="date"),
+            "yaxis": axis(
+                "", type="category", categoryorder="array", categoryarray=timeline.workers[::-1]
+            ),
+        },
+    }
+
+
+def _iso(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat()
+
+
+def axis(title: str, **more: Any) -> Figure:  # noqa: ANN401  # options of Plotly
+    return {
+        "title": {"text": title, "font": {"color": "@quiet", "size": 13}},
+        "gridcolor": "@line",
+        "linecolor": "@line",
+        "zerolinecolor": "@line",
+        "tickfont": {"color": "@quiet", "size": 12},
+        "automargin": True,
+        **more,
+    }
+
+
+def _layout(height: int) -> Figure:
+    return {
+        "height": height,
+        "margin": {"l": 48, "r": 12, "t": 12, "b": 36},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "legend": {"orientation": "h", "y": 1.12, "font": {"color": "@ink"}},
+        "hovermode": "x unified",
+        "font": {"color": "@ink"},
+    }

@@ -1,0 +1,149 @@
+"""Events as arrays: a block of history rows, decoded for the tables of the view.
+
+Owns the numbers that stand for names. A `Catalog` numbers campaigns, services, lanes, workers,
+hosts and reasons in the order in which they appear. Knows nothing of what the events mean.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+from msgspec import Struct
+
+from taskyard.journal.row_file import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskyard.journal.row_file import Block, ColumnRuns
+
+Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+Codes: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32]]"
+Flags: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
+
+#: Columns of numbers. A null is 0, because an unknown time, size or count is 0 in every record.
+NUMBERS: Final = (
+    *("record", "time_ns", "attempt", "priority", "due_ns", "slots", "own_fault", "percent"),
+    *("started_ns", "run_ns", "cpu_ns", "memory_max_bytes"),
+)
+
+#: Columns of numbers in which 0 means something else than null.
+_NULLABLE: Final = ("exit_status", "signal")
+
+#: Stands for a null in `_NULLABLE`.
+NULL: Final = -1
+
+#: Columns of names. A null has the number 0, that of the empty name.
+CODED: Final = ("kind", "worker", "campaign", "service", "lane", "host", "reason")
+
+_PLACES: Final = {name: place for place, name in enumerate(TABLES["events"])}
+
+_INT64_MAX: Final = (1 << 63) - 1
+
+
+class NameList:
+    """Names by number. Number 0 is the empty name."""
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = [b""]
+        self._numbers: dict[bytes, int] = {b"": 0}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def number(self, name: bytes) -> int:
+        """Return the number of a name. A new name gets the next one."""
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return found
+
+    def find(self, name: bytes) -> int | None:
+        """Return the number of a name, or None if it is unknown."""
+        return self._numbers.get(name)
+
+
+class Catalog:
+    """The name lists of all coded columns."""
+
+    def __init__(self) -> None:
+        self.lists = {name: NameList() for name in CODED}
+
+    def __getitem__(self, column: str) -> NameList:
+        return self.lists[column]
+
+
+class EventColumns(Struct):
+    """Events in the order of the journal, as arrays of one length."""
+
+    count: int
+    #: Full names of tasks. None for events without a task.
+    task: list[bytes | None]
+    numbers: dict[str, Ints]
+    codes: dict[str, Codes]
+
+
+def columns_of(block: Block, catalog: Catalog) -> EventColumns:
+    """Decode a block of the table `events`."""
+    runs = block.columns
+    rows = block.rows
+    numbers = {name: _numbers(_runs(runs, name), rows, 0) for name in NUMBERS}
+    numbers |= {name: _numbers(_runs(runs, name), rows, NULL) for name in _NULLABLE}
+    codes = {name: _codes(_runs(runs, name), rows, catalog[name]) for name in CODED}
+    return EventColumns(rows, expanded(_runs(runs, "task"), rows), numbers, codes)
+
+
+def _runs(columns: Sequence[ColumnRuns], name: str) -> ColumnRuns:
+    """Return a column. Files of older versions have fewer."""
+    place = _PLACES[name]
+    return columns[place] if place < len(columns) else None
+
+
+def _numbers(runs: ColumnRuns, rows: int, null: int) -> Ints:
+    if runs is None:
+        return np.full(rows, null, np.int64)
+    values, counts = runs
+    found = [null if value is None else min(value, _INT64_MAX) for value in values]
+    return np.repeat(np.array(found, np.int64), _lengths(counts))
+
+
+def _codes(runs: ColumnRuns, rows: int, names: NameList) -> Codes:
+    if runs is None:
+        return np.zeros(rows, np.int32)
+    values, counts = runs
+    number = names.number
+    found = [0 if value is None else number(value) for value in values]
+    return np.repeat(np.array(found, np.int32), _lengths(counts))
+
+
+def _lengths(counts: list[int]) -> list[int]:
+    """Return how often each stored value is repeated."""
+    lengths: list[int] = []
+    for count in counts:
+        if count > 0:
+            lengths.append(count)
+        else:
+            lengths.extend(repeat(1, -count))
+    return lengths
+
+
+def expanded(runs: ColumnRuns, rows: int) -> list[Any]:
+    """Return a column as a list with one value for each row."""
+    if runs is None:
+        return [None] * rows
+    values, counts = runs
+    if len(values) == rows:
+        return values
+    found: list[Any] = []
+    place = 0
+    for count in counts:
+        if count > 0:
+            found += [values[place]] * count
+            place += 1
+        else:
+            found += values[place : place - count]
+            place -= count
+    return found

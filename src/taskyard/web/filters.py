@@ -1,0 +1,119 @@
+"""The filter box: the options of `taskyard list`, as text.
+
+`--campaign thumbs --failed fetch` selects the same tasks on the page as in a terminal. A word
+without an option is `--match`. Two options are the page's own: `--reason` and `--worker`, which its
+charts link to. Text and filter convert both ways, so that every selection has an address.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Final
+
+from msgspec import Struct, structs
+
+from taskyard.core.events import Scope
+from taskyard.core.states import TaskState
+from taskyard.errors import UserError
+
+#: Options with a text as their value, by the field that they set.
+_TEXTS: Final = ("campaign", "service", "lane", "match", "reason", "worker")
+
+#: Columns that a list can be sorted by, the largest first. `submitted` is the usual order.
+SORTS: Final = ("submitted", "name", "started", "duration", "memory", "cpu", "ended", "priority")
+
+_STATE_NAMES: Final = tuple(state.name.lower() for state in TaskState)
+
+
+class Filter(Struct, frozen=True):
+    """Selects tasks: those that match every given field."""
+
+    campaign: str | None = None
+    service: str | None = None
+    lane: str | None = None
+    match: str | None = None
+    reason: str | None = None
+    worker: str | None = None
+    only: tuple[str, ...] = ()
+    sort: str = "submitted"
+    reverse: bool = False
+
+    @property
+    def scope(self) -> Scope | None:
+        """Return the scope of an action. None if the page's own options are given."""
+        if self.reason is not None or self.worker is not None:
+            return None
+        return Scope(
+            campaign=_encoded(self.campaign),
+            service=_encoded(self.service),
+            lane=_encoded(self.lane),
+            states=tuple(TaskState[name.upper()] for name in self.only) or None,
+            match=_encoded(self.match) or b"",
+        )
+
+    @property
+    def text(self) -> str:
+        """Return the text of the box, from which `parse` makes an equal filter."""
+        words: list[str] = []
+        for name in _TEXTS:
+            value = getattr(self, name)
+            if value is not None:
+                words += [f"--{name}", value]
+        for name in self.only:
+            words += ["--only", name]
+        if self.sort != "submitted":
+            words += ["--sort", self.sort]
+        return shlex.join([*words, *(["--reverse"] if self.reverse else [])])
+
+    def with_fields(self, **fields: object) -> Filter:
+        """Return this filter with other fields."""
+        return structs.replace(self, **fields)
+
+
+def parse(text: str) -> Filter:
+    """Parse the text of the box. Raises UserError."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"filter: {str(error).lower()}") from error
+    found: dict[str, str] = {}
+    only: list[str] = []
+    sort, reverse = "submitted", False
+    rest = iter(words)
+    for word in rest:
+        name, has_value, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--"):
+            _set(found, "match", word)
+        elif name in ("failed", "reverse"):
+            only += ["failed"] if name == "failed" else []
+            reverse |= name == "reverse"
+        elif name in (*_TEXTS, "only", "sort"):
+            value = value if has_value else next(rest, "")
+            if not value and not has_value:
+                raise UserError(f"filter: --{name} needs a value")
+            if name == "only":
+                only.append(_one_of(value.lower(), _STATE_NAMES, "state"))
+            elif name == "sort":
+                sort = _one_of(value, SORTS, "order")
+            else:
+                _set(found, name, value)
+        else:
+            known = ", ".join(f"--{one}" for one in (*_TEXTS, "only", "failed", "sort", "reverse"))
+            raise UserError(f"filter: unknown option --{name} (use {known}, or a part of a name)")
+    return Filter(**found, only=tuple(dict.fromkeys(only)), sort=sort, reverse=reverse)
+
+
+def _set(found: dict[str, str], name: str, value: str) -> None:
+    if found.get(name, value) != value:
+        raise UserError(f"filter: --{name} takes one value, got {found[name]!r} and {value!r}")
+    found[name] = value
+
+
+def _one_of(value: str, known: tuple[str, ...], what: str) -> str:
+    if value not in known:
+        raise UserError(f"filter: unknown {what} {value!r} (use {', '.join(known)})")
+    return value
+
+
+def _encoded(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()

@@ -1,0 +1,79 @@
+"""A thread that keeps the view up to date.
+
+Reads the feed at a low priority, so that workers and the broker come first on a busy machine. The
+view then lags behind, and every page shows as of when it is. Requests take the lock for one answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from taskyard.errors import TaskyardError
+from taskyard.web.event_feed import EventFeed
+from taskyard.web.view import View
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: The time between two reads when there is nothing new.
+POLL_SECONDS: Final = 0.25
+
+#: After an error of the disk or the journal.
+_RETRY_SECONDS: Final = 2.0
+
+logger = logging.getLogger("taskyard.web")
+
+
+class Follower:
+    """Owns the feed and the view of one state directory."""
+
+    def __init__(self, state: Path) -> None:
+        """Open a state directory. Raises UnusableState if it has no journal."""
+        self._feed = EventFeed(state)
+        self.view = View()
+        self.lock = threading.Lock()
+        #: The last error while reading. Pages show it.
+        self.error: str | None = None
+        #: Set once the view has reached the end of the journal.
+        self.caught_up = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    @property
+    def rows_behind(self) -> int:
+        """Return how many journal rows the view has not read yet."""
+        return max(self._feed.head_sequence - self._feed.sequence, 0)
+
+    @property
+    def rows_missing(self) -> int:
+        return self._feed.rows_missing
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            pause = POLL_SECONDS
+            try:
+                self._read()
+                self.error = None
+            except TaskyardError as error:
+                logger.warning("can't follow the journal: %s", error)
+                self.error, pause = str(error), _RETRY_SECONDS
+            self._stopped.wait(pause)
+
+    def _read(self) -> None:
+        for batch in self._feed.read():
+            with self.lock:
+                self.view.update(batch)
+            if self._stopped.is_set():
+                return
+            time.sleep(0)  # let a waiting request take the lock
+        self.caught_up.set()

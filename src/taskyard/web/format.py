@@ -1,0 +1,62 @@
+"""Numbers and times as the pages print them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+_SECOND_NS: Final = 1_000_000_000
+_MILLISECOND_NS: Final = 1_000_000
+_UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"))
+_SIZES: Final = ("B", "kB", "MB", "GB", "TB")
+_SIZE_STEP: Final = 1000
+
+
+def count(number: float) -> str:
+    """Format a number with thin separators: 1,234,567."""
+    return f"{number:,.0f}"
+
+
+def duration(time_ns: int) -> str:
+    """Format a length of time with two digits or more. Empty for an unknown one."""
+    if not time_ns:
+        return ""
+    seconds = time_ns / _SECOND_NS
+    if time_ns < _MILLISECOND_NS:
+        return f"{time_ns / 1000:.3g} µs"
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 60:  # noqa: PLR2004  # a minute
+        return f"{seconds:.3g} s"
+    for number, (length, unit) in enumerate(_UNITS):
+        if seconds >= length:
+            whole, rest = divmod(round(seconds), length)
+            below = _UNITS[number + 1] if number + 1 < len(_UNITS) else (1, "s")
+            more = rest // below[0]
+            return f"{whole} {unit} {more} {below[1]}" if more else f"{whole} {unit}"
+    raise AssertionError
+
+
+def size(number: int) -> str:
+    """Format a number of bytes. Empty for an unknown one."""
+    if not number:
+        return ""
+    amount = float(number)
+    for unit in _SIZES[:-1]:
+        if amount < _SIZE_STEP:
+            return f"{amount:.3g} {unit}"
+        amount /= _SIZE_STEP
+    return f"{amount:.3g} {_SIZES[-1]}"
+
+
+def moment(time_ns: int) -> str:
+    """Format a time for a `time` element, which the reader's browser shows in its own zone."""
+    if not time_ns:
+        return ""
+    at = datetime.fromtimestamp(time_ns / _SECOND_NS, UTC)
+    return at.isoformat(timespec="milliseconds")
+
+
+def seconds(time_s: float | None) -> int:
+    """Return a time in seconds as nanoseconds, for `duration` and `moment`. 0 if it is unknown."""
+    return 0 if time_s is None else round(time_s * _SECOND_NS)

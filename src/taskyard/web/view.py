@@ -1,0 +1,326 @@
+"""All tasks as the pages show them: counts, pages of a list, charts, the timeline.
+
+Holds the tables that the events fill, and answers from arrays. So no request looks at a million
+objects. Not thread-safe: the caller updates and asks in turns.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from msgspec import Struct
+
+from taskyard.core.identity import split
+from taskyard.core.states import TaskState
+from taskyard.errors import UnknownName
+from taskyard.web.edge_table import EdgeTable
+from taskyard.web.event_columns import Catalog, columns_of
+from taskyard.web.filters import Filter
+from taskyard.web.task_table import NO_STATE, STATE_NAMES, TaskTable
+from taskyard.web.time_series import TimeSeries
+
+if TYPE_CHECKING:
+    from taskyard.web.event_columns import Flags, Ints
+    from taskyard.web.event_feed import Batch
+
+#: Bars of a histogram of run times, for each factor of ten.
+BINS_PER_DECADE: Final = 4
+
+#: Buckets from which the time left is estimated.
+_RECENT_BUCKETS: Final = 60
+
+#: Groups of failures that a page shows, slowest tasks, and neighbours in the graph.
+REASONS_MAX: Final = 20
+SLOWEST_MAX: Final = 10
+NEIGHBOURS_MAX: Final = 50
+
+#: Attempts and workers on the timeline.
+ATTEMPTS_MAX: Final = 2000
+WORKERS_MAX: Final = 60
+
+_NEVER_NS: Final = (1 << 63) - 1
+
+#: The column of each order, and whether the largest comes first.
+_SORTED_BY: Final = {
+    "submitted": ("submitted_record", False),
+    "started": ("leased_ns", True),
+    "duration": ("run_ns", True),
+    "memory": ("memory_max_bytes", True),
+    "cpu": ("cpu_ns", True),
+    "ended": ("ended_ns", True),
+    "priority": ("priority", True),
+}
+
+
+class TaskPage(Struct):
+    """One page of a list."""
+
+    rows: list[dict[str, Any]]
+    #: Tasks that match in total, and the place of the first one of this page.
+    total: int
+    first: int
+
+
+class Bar(Struct):
+    """One attempt on the timeline, or several short ones together."""
+
+    worker: str
+    kind: str
+    begin_ns: int
+    end_ns: int
+    text: str
+
+
+class Timeline(Struct):
+    """The latest attempts of the workers."""
+
+    workers: list[str]
+    bars: list[Bar]
+    #: Workers and attempts that are not shown.
+    workers_more: int
+    attempts_more: int
+
+
+class View:
+    """The tables of all tasks of a broker."""
+
+    def __init__(self) -> None:
+        self.catalog = Catalog()
+        self.tasks = TaskTable(self.catalog)
+        self.series = TimeSeries()
+        self.edges = EdgeTable()
+        #: Grows with every change, for caches.
+        self.version = 0
+
+    def update(self, batch: Batch) -> None:
+        """Apply a batch of events."""
+        if batch.events.rows:
+            self.series.add(self.tasks.apply(columns_of(batch.events, self.catalog)))
+        if batch.edges.rows:
+            self.edges.add(batch.edges, self.tasks)
+        self.tasks.set_states(batch.names, batch.states)
+        self.version += 1
+
+    # Counts.
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of tasks in each state."""
+        return _state_counts(self.tasks.state[: self.tasks.count])
+
+    def counts_by(self, column: str) -> dict[str, dict[str, int]]:
+        """Return the number of tasks in each state, by campaign, service, lane or worker."""
+        table, names = self.tasks, self.catalog[column].names
+        states = len(STATE_NAMES) + 1
+        keys = table.codes[column][: table.count].astype(np.int64) * states
+        found = np.bincount(keys + table.state[: table.count], minlength=len(names) * states)
+        by_name = found[: len(names) * states].reshape(len(names), states)[:, :-1]
+        return {
+            _text(name): dict(zip(STATE_NAMES, map(int, row), strict=True))
+            for name, row in zip(names, by_name, strict=True)
+            if row.any()
+        }
+
+    def oldest_ready_ns(self) -> int:
+        """Return how long the oldest ready task has waited since it was submitted. 0 if none."""
+        table = self.tasks
+        ready = table.state[: table.count] == TaskState.READY
+        if not ready.any():
+            return 0
+        return max(
+            time.time_ns() - int(table.numbers["submitted_ns"][: table.count][ready].min()), 1
+        )
+
+    def time_left_ns(self) -> int:
+        """Return how long the open tasks take at the recent rate. 0 if it is unknown."""
+        counts = self.counts()
+        open_tasks = sum(counts[name] for name in ("BLOCKED", "DELAYED", "READY", "LEASED"))
+        recent = self.series.moved(TaskState.DONE)[-_RECENT_BUCKETS:]
+        done = int(recent.sum())
+        return open_tasks * self.series.width_ns * len(recent) // done if done else 0
+
+    # Lists.
+
+    def page(self, wanted: Filter, first: int, count: int) -> TaskPage:
+        """Return some of the tasks that match a filter, in its order."""
+        rows = self.select(wanted)
+        return TaskPage(
+            [self.row(int(row)) for row in self._ordered(rows, wanted, first, count)],
+            len(rows),
+            first,
+        )
+
+    def select(self, wanted: Filter) -> Ints:
+        """Return the rows of tasks that match a filter."""
+        table = self.tasks
+        chosen: Flags = table.state[: table.count] != NO_STATE
+        for column in ("campaign", "service", "lane", "worker"):
+            value = getattr(wanted, column)
+            if value is not None:
+                number = self.catalog[column].find(value.encode())
+                chosen &= table.codes[column][: table.count] == (-1 if number is None else number)
+        if wanted.only:
+            states = [TaskState[name.upper()] for name in wanted.only]
+            chosen &= np.isin(table.state[: table.count], states)
+        if wanted.reason is not None:
+            reasons = self.catalog["reason"].names
+            part = wanted.reason.encode()
+            numbers = [number for number, one in enumerate(reasons) if part in one]
+            chosen &= np.isin(table.codes["reason"][: table.count], numbers)
+        found = np.flatnonzero(chosen)
+        if wanted.match:
+            part, names = wanted.match.encode(), table.names
+            return np.array([row for row in found.tolist() if part in names[row]], np.int64)
+        return found
+
+    def _ordered(self, rows: Ints, wanted: Filter, first: int, count: int) -> Ints:
+        """Return a page of rows. Only the rows up to its end are sorted."""
+        if wanted.sort == "name":
+            names = self.tasks.names
+            ordered = sorted(rows.tolist(), key=names.__getitem__, reverse=wanted.reverse)
+            return np.array(ordered[first : first + count], np.int64)
+        column, is_falling = _SORTED_BY[wanted.sort]
+        keys = self.tasks.numbers[column][rows]
+        if is_falling != wanted.reverse:
+            keys = -keys
+        end = min(first + count, len(rows))
+        if end < len(rows):
+            near = np.argpartition(keys, end - 1)[:end] if end else np.array([], np.int64)
+            # Of equal keys, any may be in the partition. Take the first ones, as in a full sort.
+            limit = keys[near].max() if end else 0
+            near = np.flatnonzero(keys <= limit)
+            rows, keys = rows[near], keys[near]
+        return rows[np.argsort(keys, kind="stable")][first : first + count]
+
+    def row(self, row: int) -> dict[str, Any]:
+        """Return one task as a list shows it."""
+        table, names = self.tasks, self.catalog
+        codes = {name: names[name].names[codes[row]] for name, codes in table.codes.items()}
+        numbers = {name: int(column[row]) for name, column in table.numbers.items()}
+        full = table.names[row]
+        return {
+            "full_name": _text(full),
+            "name": _text(split(full, codes["campaign"])),
+            "state": STATE_NAMES[table.state[row]],
+            **{name: _text(code) for name, code in codes.items()},
+            **numbers,
+        }
+
+    def full_names(self, rows: Ints) -> list[str]:
+        """Return the full names of tasks."""
+        return [_text(self.tasks.names[row]) for row in rows.tolist()]
+
+    def neighbours(self, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the tasks that a task waits for, and those that wait for it, some of each."""
+        row = self.tasks.row_of(name.encode())
+        if row is None:
+            return [], []
+        both = (self.edges.befores(row), self.edges.dependents(row))
+        before, after = ([self.row(one) for one in rows[:NEIGHBOURS_MAX].tolist()] for rows in both)
+        return before, after
+
+    # Campaigns.
+
+    def campaigns(self) -> list[dict[str, Any]]:
+        """Return all campaigns with their counts, the newest first."""
+        table = self.tasks
+        codes = table.codes["campaign"][: table.count]
+        began = np.full(len(self.catalog["campaign"]), _NEVER_NS, np.int64)
+        np.minimum.at(began, codes, table.numbers["submitted_ns"][: table.count])
+        ended = np.zeros(len(began), np.int64)
+        np.maximum.at(ended, codes, table.numbers["ended_ns"][: table.count])
+        found = []
+        for name, counts in self.counts_by("campaign").items():
+            number = self.catalog["campaign"].find(name.encode()) or 0
+            total = sum(counts.values())
+            is_open = any(counts[state] for state in ("DELAYED", "READY", "LEASED"))
+            found.append(
+                {
+                    "name": name,
+                    "counts": counts,
+                    "total": total,
+                    "is_open": is_open,
+                    "began_ns": int(began[number]),
+                    "ended_ns": int(ended[number]),
+                }
+            )
+        return sorted(found, key=lambda one: -one["began_ns"])
+
+    def campaign(self, name: str) -> dict[str, Any]:
+        """Return one campaign with its failures and slowest tasks. Raises UnknownName."""
+        known = [one for one in self.campaigns() if one["name"] == name]
+        if not known:
+            raise UnknownName(f"unknown campaign {name!r}")
+        wanted = Filter(campaign=name, sort="duration")
+        rows = self.select(wanted)
+        slowest = self._ordered(rows, wanted, 0, SLOWEST_MAX)
+        return {
+            "campaign": known[0],
+            "failures": self.failures(rows),
+            "slowest": [self.row(row) for row in slowest.tolist()],
+        }
+
+    # Charts.
+
+    def timeline(self) -> Timeline:
+        """Return the latest attempts of the workers that worked last."""
+        table, attempts = self.tasks, self.tasks.attempts
+        bars: list[Bar] = []
+        kinds, names = self.catalog["kind"].names, self.catalog["worker"].names
+        first = max(attempts.count - ATTEMPTS_MAX, 0)
+        columns = [
+            attempts.column(name)[first:].tolist()
+            for name in ("task", "worker", "kind", "leased_ns", "ended_ns", "run_ns")
+        ]
+        for task, worker, kind, leased_ns, ended_ns, run_ns in zip(*columns, strict=True):
+            outcome = kinds[kind].decode()
+            begin_ns = ended_ns - run_ns if run_ns else leased_ns
+            shown = outcome if outcome in ("finished", "failed") else "other"
+            text = f"{_text(table.names[task])}: {outcome}"
+            bars.append(Bar(_text(names[worker]), shown, begin_ns, ended_ns, text))
+        now_ns = time.time_ns()
+        leased = np.flatnonzero(table.state[: table.count] == TaskState.LEASED)[:ATTEMPTS_MAX]
+        for row in leased.tolist():
+            worker = _text(names[table.codes["worker"][row]])
+            leased_ns = int(table.numbers["leased_ns"][row])
+            bars.append(Bar(worker, "running", leased_ns, now_ns, _text(table.names[row])))
+        workers = sorted({bar.worker for bar in bars})
+        shown_workers = set(workers[:WORKERS_MAX])
+        return Timeline(
+            workers[:WORKERS_MAX],
+            [bar for bar in bars if bar.worker in shown_workers],
+            max(len(workers) - WORKERS_MAX, 0),
+            first,
+        )
+
+    def durations(self, rows: Ints) -> list[tuple[int, int]]:
+        """Return a histogram of run times: the lower edge of each bar in ns, and its count."""
+        run_ns = self.tasks.numbers["run_ns"][rows]
+        run_ns = run_ns[run_ns > 0]
+        if not len(run_ns):
+            return []
+        places = np.floor(np.log10(run_ns) * BINS_PER_DECADE).astype(np.int64)
+        least = int(places.min())
+        counts = np.bincount(places - least)
+        return [
+            (round(10 ** ((least + place) / BINS_PER_DECADE)), int(count))
+            for place, count in enumerate(counts)
+        ]
+
+    def failures(self, rows: Ints) -> list[tuple[str, int]]:
+        """Return the most frequent reasons of failed tasks, with their counts."""
+        failed = rows[self.tasks.state[rows] == TaskState.FAILED]
+        counts = np.bincount(self.tasks.codes["reason"][failed])
+        most = np.argsort(-counts, kind="stable")[:REASONS_MAX]
+        names = self.catalog["reason"].names
+        return [(_text(names[one]), int(counts[one])) for one in most if counts[one]]
+
+
+def _state_counts(states: np.ndarray) -> dict[str, int]:
+    counts = np.bincount(states, minlength=len(STATE_NAMES))
+    return {name: int(count) for name, count in zip(STATE_NAMES, counts, strict=False)}
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")

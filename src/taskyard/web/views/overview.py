@@ -1,0 +1,73 @@
+"""The first view, and those of campaigns: counters, charts over time, failures, the graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from taskyard.web.charts import durations_figure, throughput_figure
+from taskyard.web.graph import draw
+from taskyard.web.views import site
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.routing import BaseRoute
+
+    from taskyard.web.views.site import Site
+
+#: Campaigns on the overview. The view of campaigns has all of them.
+CAMPAIGNS_MAX: Final = 10
+
+
+def routes(shown: Site) -> list[BaseRoute]:
+    async def overview(request: Request) -> Response:
+        status = await shown.broker.ask("status")
+        with shown.view() as view:
+            campaigns = view.campaigns()
+            oldest_ns, left_ns = view.oldest_ready_ns(), view.time_left_ns()
+        return shown.page(
+            request,
+            "overview.html",
+            broker=status,
+            oldest_ns=oldest_ns,
+            left_ns=left_ns,
+            campaigns=campaigns[:CAMPAIGNS_MAX],
+            campaigns_total=len(campaigns),
+        )
+
+    async def campaigns(request: Request) -> Response:
+        with shown.view() as view:
+            found = view.campaigns()
+        return shown.page(request, "campaigns.html", campaigns=found)
+
+    async def campaign(request: Request) -> Response:
+        name = request.query_params.get("name", "")
+        with shown.view() as view:
+            found = view.campaign(name)
+        return shown.page(request, "campaign.html", **found)
+
+    async def graph(request: Request) -> Response:
+        name = request.query_params.get("campaign", "")
+        with shown.view() as view:
+            drawing = draw(view, name)
+        return shown.page(request, "graph.html", drawing=drawing, campaign=name)
+
+    async def throughput(_: Request) -> Response:
+        with shown.view() as view:
+            return JSONResponse(throughput_figure(view.series))
+
+    async def durations(request: Request) -> Response:
+        chosen = site.wanted(request)
+        with shown.view() as view:
+            return JSONResponse(durations_figure(view.durations(view.select(chosen))))
+
+    return [
+        Route("/", overview),
+        Route("/campaigns", campaigns),
+        Route("/campaign", campaign),
+        Route("/graph", graph),
+        Route("/charts/throughput", throughput),
+        Route("/charts/durations", durations),
+    ]

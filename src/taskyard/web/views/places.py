@@ -1,0 +1,96 @@
+"""Workers, lanes and services, and the timeline."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from taskyard.errors import UserError
+from taskyard.web.charts import timeline_figure
+from taskyard.web.views import site
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.routing import BaseRoute
+
+    from taskyard.client.client import Client
+    from taskyard.web.views.site import Site
+
+#: Lanes and workers on one page.
+LANES_MAX: Final = 200
+WORKERS_MAX: Final = 200
+
+
+def routes(shown: Site) -> list[BaseRoute]:
+    async def workers(request: Request) -> Response:
+        every = await shown.broker.ask("workers")
+        first = site.number(request, "first")
+        return shown.page(
+            request,
+            "workers.html",
+            workers=every[first : first + WORKERS_MAX],
+            first=first,
+            total=len(every),
+            per_page=WORKERS_MAX,
+        )
+
+    async def lanes(request: Request) -> Response:
+        pattern = request.query_params.get("lane", "")
+        service = request.query_params.get("service", "")
+
+        def read(client: Client) -> list[dict[str, Any]]:
+            found = client.lanes(service or None, pattern or None)
+            return list(islice(found, LANES_MAX + 1))
+
+        found = await shown.broker.call(read)
+        status = await shown.broker.ask("status")
+        return shown.page(
+            request,
+            "lanes.html",
+            lanes=found[:LANES_MAX],
+            has_more=len(found) > LANES_MAX,
+            services=status["services"],
+            paused={(one["service"], one["lane"]) for one in status["pauses"]},
+            is_all_paused=status["paused"],
+            pattern=pattern,
+            service=service,
+        )
+
+    return [
+        Route("/workers", workers),
+        Route("/lanes", lanes),
+        _action_route(shown),
+        *_timeline_routes(shown),
+    ]
+
+
+def _action_route(shown: Site) -> BaseRoute:
+    async def act(request: Request) -> Response:
+        """Pause or resume a lane, a service, or everything."""
+        form = await site.form(request)
+        action = form.get("action", "")
+        service, lane = form.get("service"), form.get("lane")
+        if action not in ("pause", "resume"):
+            raise UserError(f"unknown action {action!r}")
+        await shown.broker.act(lambda client: getattr(client, action)(service, lane))
+        where = "everything" if service is None else f"service {service}"
+        where = where if lane is None else f"lane {lane or '(open)'} of {where}"
+        done = f"{'paused' if action == 'pause' else 'resumed'} {where}"
+        return RedirectResponse(site.link("/lanes", done=done), HTTPStatus.SEE_OTHER)
+
+    return Route("/lanes/actions", act, methods=["POST"])
+
+
+def _timeline_routes(shown: Site) -> list[BaseRoute]:
+    async def timeline(request: Request) -> Response:
+        return shown.page(request, "timeline.html")
+
+    async def chart(_: Request) -> Response:
+        with shown.view() as view:
+            return JSONResponse(timeline_figure(view.timeline()))
+
+    return [Route("/timeline", timeline), Route("/charts/timeline", chart)]

@@ -1,0 +1,140 @@
+"""The base of all views: the follower, the broker, and the rendering of templates."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.responses import HTMLResponse, Response
+
+from taskyard import __version__
+from taskyard.errors import NoBroker, TaskyardError, UnknownName, UserError
+from taskyard.web import filters, format  # noqa: A004  # a module of formats
+from taskyard.web.access import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from starlette.requests import Request
+
+    from taskyard.web.broker_link import BrokerLink
+    from taskyard.web.filters import Filter
+    from taskyard.web.follower import Follower
+    from taskyard.web.view import View
+
+#: The views in the bar at the top.
+NAVIGATION: Final = (
+    ("/", "Overview"),
+    ("/campaigns", "Campaigns"),
+    ("/tasks", "Tasks"),
+    ("/workers", "Workers"),
+    ("/lanes", "Lanes"),
+    ("/timeline", "Timeline"),
+)
+
+_NUMBER_DIGITS_MAX: Final = 12
+
+#: A form has a filter or a name, and an action.
+_FORM_BYTES_MAX: Final = 64 * 1024
+
+
+class Site:
+    """The follower and the broker of a state, and its templates."""
+
+    def __init__(self, follower: Follower, broker: BrokerLink, title: str) -> None:
+        self.follower, self.broker = follower, broker
+        self._title = title
+        self._templates = Environment(
+            loader=PackageLoader("taskyard.web"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters |= {
+            "count": format.count,
+            "duration": format.duration,
+            "size": format.size,
+            "moment": format.moment,
+            "seconds": format.seconds,
+        }
+        self._templates.globals |= {
+            "version": __version__,
+            "navigation": NAVIGATION,
+            "link": link,
+            "tasks_link": tasks_link,
+        }
+
+    @contextmanager
+    def view(self) -> Iterator[View]:
+        """Hold the view still for one answer."""
+        with self.follower.lock:
+            yield self.follower.view
+
+    def page(
+        self,
+        request: Request,
+        template: str,
+        code: HTTPStatus = HTTPStatus.OK,
+        **values: Any,  # noqa: ANN401  # of the template
+    ) -> Response:
+        """Render a template."""
+        shown = {
+            "title": self._title,
+            "path": request.url.path,
+            "is_operator": request.scope.get("role") is Role.OPERATOR,
+            "is_live": self.broker.is_live,
+            "rows_behind": self.follower.rows_behind,
+            "rows_missing": self.follower.rows_missing,
+            "problem": self.follower.error,
+            "done": request.query_params.get("done", ""),
+        }
+        text = self._templates.get_template(template).render(**shown, **values)
+        return HTMLResponse(text, code)
+
+    async def error(self, request: Request, error: Exception) -> Response:
+        """Show what went wrong, in the words of the command line."""
+        code = HTTPStatus.BAD_GATEWAY
+        if isinstance(error, UnknownName):
+            code = HTTPStatus.NOT_FOUND
+        elif isinstance(error, UserError):
+            code = HTTPStatus.BAD_REQUEST
+        elif isinstance(error, NoBroker):
+            code = HTTPStatus.SERVICE_UNAVAILABLE
+        assert isinstance(error, TaskyardError)  # noqa: S101  # registered for no other
+        return self.page(request, "error.html", code, message=str(error))
+
+
+def wanted(request: Request) -> Filter:
+    """Return the filter in the address of a request. Raises UserError."""
+    return filters.parse(request.query_params.get("filter", ""))
+
+
+def number(request: Request, name: str, default: int = 0) -> int:
+    """Return a number in the address of a request, or the default if it is none."""
+    text = request.query_params.get(name, "")
+    return int(text) if text.isdecimal() and len(text) <= _NUMBER_DIGITS_MAX else default
+
+
+async def form(request: Request) -> dict[str, str]:
+    """Return the fields of a form that was sent. Raises UserError if it is too long."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _FORM_BYTES_MAX:
+            raise UserError(f"form: longer than {_FORM_BYTES_MAX:,} bytes")
+    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+
+
+def link(path: str, **query: object) -> str:
+    """Return an address with a query. Empty values are left out."""
+    pairs = {name: value for name, value in query.items() if value not in ("", None)}
+    return f"{path}?{urlencode(pairs)}" if pairs else path
+
+
+def tasks_link(**fields: object) -> str:
+    """Return the address of the tasks that match a filter's fields."""
+    return link("/tasks", filter=filters.Filter(**fields).text)  # type: ignore[arg-type]

@@ -1,0 +1,231 @@
+"""The page in a real browser, beside a real broker that is killed and started again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from tests.kit.processes import Broker, Running, Worker, run_here, until
+from tests.pipeline.browser import launched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+pytestmark = pytest.mark.slow
+
+_TIMEOUT_MS = 30_000
+
+#: A name that would run a script, if it were not text everywhere.
+HOSTILE = "<img src=x onerror=alert(1)>'\"&--{{7*7}}"
+
+VIEWS = ("/", "/campaigns", "/tasks", "/workers", "/lanes", "/timeline")
+
+
+class Site:
+    """A page with its address."""
+
+    def __init__(self, directory: Path) -> None:
+        state = str(directory / ".taskyard")
+        self.process = Running(
+            directory, "web", "--state", state, "--page", "127.0.0.1:0", stderr=subprocess.DEVNULL
+        )
+        word, _, self.address = self.process.line().partition(" ")
+        assert word == "page"
+        self.root = self.address.partition("/?")[0]
+
+
+class Tab:
+    """A tab of the browser, with all complaints of its console."""
+
+    def __init__(self, page: Page, site: Site) -> None:
+        self.page, self._site = page, site
+        self.complaints: list[str] = []
+        page.set_default_timeout(_TIMEOUT_MS)
+        page.on("console", lambda one: self._note(one.type, one.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def _note(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.complaints.append(text)
+
+    def open(self, address: str) -> None:
+        self.page.goto(self._site.root + address)
+        self.page.wait_for_selector("body[data-drawn]")
+
+    def wait_for_text(self, selector: str, text: str) -> None:
+        self.page.locator(selector).filter(has_text=text).wait_for()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with launched() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("web")
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def site(directory: Path, processes: ExitStack) -> Site:
+    """Start a broker, a worker and the page, with a campaign that has run."""
+    processes.enter_context(Broker(directory))
+    processes.enter_context(Worker(directory, "--slots", "2"))
+    tasks = [
+        {"name": "first", "argv": ["echo", "hello from first"]},
+        {"name": "second", "argv": ["sh", "-c", "echo oops >&2; exit 3"], "after": ["first"]},
+        {"name": "third", "argv": ["true"], "after": ["second"]},
+        {"name": HOSTILE, "argv": ["echo", HOSTILE]},
+    ]
+    file = directory / "trial.jsonl"
+    file.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    assert run_here(directory, "load", str(file))[0] == 0
+
+    def has_run() -> bool:
+        _, out, _ = run_here(directory, "status", "--json")
+        counts = json.loads(out)["counts"]
+        return bool(counts["failed"] == 1 and counts["done"] == 2)
+
+    until(has_run, "the campaign has run")
+    found = Site(directory)
+    processes.enter_context(found.process)
+    return found
+
+
+@pytest.fixture(scope="module")
+def context(browser: Browser, site: Site) -> BrowserContext:
+    """Return a window of the operator, who has opened the printed address."""
+    found = browser.new_context(viewport={"width": 1280, "height": 800})
+    found.new_page().goto(site.address)
+    return found
+
+
+@pytest.fixture
+def tab(context: BrowserContext, site: Site) -> Iterator[Tab]:
+    found = Tab(context.new_page(), site)
+    yield found
+    found.page.close()
+
+
+def task_address(name: str) -> str:
+    return f"/task?{urlencode({'name': f'trial/{name}'})}"
+
+
+@pytest.mark.parametrize("address", VIEWS)
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_view_opens_without_complaints(tab: Tab, address: str, width: int) -> None:
+    tab.page.set_viewport_size({"width": width, "height": 800})
+    tab.open(address)
+    assert tab.page.locator("h1").count() == 1
+    assert not tab.complaints
+    wide = tab.page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= width, "the page itself must not scroll sideways"
+
+
+def test_task_shows_its_story_its_output_and_its_neighbours(tab: Tab) -> None:
+    tab.open(task_address("second"))
+    text = tab.page.inner_text("main")
+    assert "it failed after 1 attempt" in text
+    assert "attempt 1: failed" in text
+    assert tab.page.locator("a", has_text="trial/first").count() == 1
+    assert tab.page.locator("a", has_text="trial/third").count() == 1
+    tab.page.click("[data-stream=stderr]")
+    tab.wait_for_text(".output", "oops")
+    assert not tab.complaints
+
+
+def test_names_are_text_everywhere(tab: Tab) -> None:
+    dialogs: list[str] = []
+    tab.page.on("dialog", lambda dialog: dialogs.append(dialog.message))
+    for address in (
+        task_address(HOSTILE),
+        f"/tasks?filter={quote('--campaign trial')}",
+        f"/graph?{urlencode({'campaign': 'trial'})}",
+        "/timeline",
+        f"/campaign?{urlencode({'name': 'trial'})}",
+    ):
+        tab.open(address)
+        assert tab.page.locator("img").count() == 0, address
+    tab.open(task_address(HOSTILE))
+    assert tab.page.inner_text("h1") == f"trial/{HOSTILE}"
+    tab.wait_for_text(".output", HOSTILE)
+    assert not dialogs
+    assert not tab.complaints
+
+
+def test_filter_box_selects_and_keeps_its_text(tab: Tab) -> None:
+    tab.open("/tasks")
+    tab.page.fill("#filter", "--campaign trial --failed")
+    tab.page.press("#filter", "Enter")
+    tab.page.wait_for_selector("body[data-drawn]")
+    assert tab.page.inner_text("#total") == "1 task matches."
+    assert tab.page.input_value("#filter") == "--campaign trial --only failed"
+
+
+def test_actions_change_tasks_and_open_pages_follow(tab: Tab, directory: Path) -> None:
+    tab.open(f"/tasks?filter={quote('--match extra')}")
+    assert "No task matches." in tab.page.inner_text("#rows")
+    assert (
+        run_here(directory, "submit", "--name", "extra", "--campaign", "trial", "sleep", "0")[0]
+        == 0
+    )
+    tab.wait_for_text("#rows", "trial/extra")
+    tab.page.on("dialog", lambda dialog: dialog.accept())
+    tab.open(task_address("second"))
+    tab.page.click("button[value=retry]")
+    tab.page.wait_for_selector(".flash")
+    assert tab.page.inner_text(".flash") == "retried 1 task"
+    tab.open("/lanes")
+    tab.page.click("#services button[value=pause]")
+    tab.page.wait_for_selector(".flash")
+    assert tab.page.inner_text(".flash").startswith("paused service")
+    tab.page.click("#services button[value=resume]")
+    tab.wait_for_text(".flash", "resumed")
+
+
+def test_viewer_sees_no_actions(browser: Browser, site: Site, directory: Path) -> None:
+    state = str(directory / ".taskyard")
+    status, out, _ = run_here(directory, "web", "--state", state, "--invite", "viewer")
+    assert status == 0
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(out.strip())
+    page.goto(site.root + task_address("second"))
+    assert page.locator("button[value=retry]").count() == 0
+    script = """fetch("/tasks/actions", {method: "POST", body: "action=retry&name=trial/second"})
+      .then((one) => one.status)"""
+    assert page.evaluate(script) == 403
+    context.close()
+
+
+def test_page_outlives_its_broker(tab: Tab, directory: Path, processes: ExitStack) -> None:
+    """Ends the broker of the other tests, so it is the last one."""
+    tab.open("/tasks")
+    assert run_here(directory, "down")[0] == 0
+
+    def is_live() -> bool:
+        tab.open("/")
+        return "No broker is running" not in tab.page.inner_text("#notes")
+
+    until(lambda: not is_live(), "the page has noticed")
+    tab.open(task_address("first"))
+    tab.wait_for_text(".output", "hello")
+    assert not tab.page.locator("button[value=retry]").count()
+    processes.enter_context(Broker(directory))
+    until(is_live, "the page has found the broker")
+    assert not tab.complaints

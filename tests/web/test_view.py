@@ -1,0 +1,138 @@
+"""Pages of tasks and charts agree with a plain loop over the same tasks."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from simulator.schedule import run
+from taskyard.journal import recovery
+from taskyard.journal.sqlite import SqliteStore
+from taskyard.web.event_feed import EventFeed
+from taskyard.web.filters import SORTS, Filter
+from taskyard.web.task_table import STATE_NAMES
+from taskyard.web.view import View
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskyard.journal.chain import Row
+
+#: The key of each order in a row, and whether the largest comes first.
+_KEYS = {
+    "submitted": ("submitted_record", False),
+    "name": ("full_name", False),
+    "started": ("leased_ns", True),
+    "duration": ("run_ns", True),
+    "memory": ("memory_max_bytes", True),
+    "cpu": ("cpu_ns", True),
+    "ended": ("ended_ns", True),
+    "priority": ("priority", True),
+}
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> View:
+    """Return the view of a simulated history with many tasks."""
+    state: Path = tmp_path_factory.mktemp("view") / "state"
+    rows: list[Row] = []
+    run(5, invariants=False, on_row=rows.append)
+    with closing(SqliteStore(state)) as store:
+        for row in rows:
+            store.commit(row.body, len(recovery.decode(row.body)))
+        found = View()
+        for batch in EventFeed(state).read():
+            found.update(batch)
+    return found
+
+
+def all_rows(view: View) -> list[dict[str, Any]]:
+    every = [view.row(row) for row in range(view.tasks.count) if view.tasks.state[row] < 7]
+    assert len(every) > 20  # or the test shows nothing
+    return every
+
+
+def matches(row: dict[str, Any], wanted: Filter) -> bool:
+    for name in ("campaign", "service", "lane", "worker"):
+        value = getattr(wanted, name)
+        if value is not None and row[name] != value:
+            return False
+    return (
+        (not wanted.only or row["state"].lower() in wanted.only)
+        and (wanted.reason or "") in row["reason"]
+        and (wanted.match or "") in row["full_name"]
+    )
+
+
+def random_filter(choose: random.Random, rows: list[dict[str, Any]]) -> Filter:
+    one = choose.choice(rows)
+    fields: dict[str, Any] = {
+        name: one[name]
+        for name in ("campaign", "service", "lane", "worker")
+        if choose.random() < 0.25
+    }
+    if choose.random() < 0.3:
+        fields["match"] = one["full_name"][-2:]
+    if choose.random() < 0.3:
+        fields["only"] = (one["state"].lower(),)
+    return Filter(**fields, sort=choose.choice(SORTS), reverse=choose.random() < 0.5)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_page_is_a_part_of_the_sorted_matches(view: View, seed: int) -> None:
+    choose = random.Random(seed)
+    rows = all_rows(view)
+    wanted = random_filter(choose, rows)
+    first, count = choose.randrange(8), choose.randrange(1, 12)
+    key, is_falling = _KEYS[wanted.sort]
+    chosen = [row for row in rows if matches(row, wanted)]
+    chosen.sort(key=lambda row: row[key], reverse=is_falling != wanted.reverse)
+    page = view.page(wanted, first, count)
+    assert page.total == len(chosen)
+    shown = [row[key] for row in page.rows]
+    assert shown == [row[key] for row in chosen[first : first + count]]
+    assert all(matches(row, wanted) for row in page.rows)
+
+
+def test_pages_together_have_every_match_once(view: View) -> None:
+    for sort in SORTS:
+        wanted = Filter(sort=sort)
+        total = view.page(wanted, 0, 1).total
+        names = [
+            row["full_name"]
+            for first in range(0, total, 7)
+            for row in view.page(wanted, first, 7).rows
+        ]
+        assert sorted(names) == sorted(row["full_name"] for row in all_rows(view)), sort
+
+
+def test_counts_are_those_of_the_rows(view: View) -> None:
+    rows = all_rows(view)
+    assert +Counter(view.counts()) == Counter(row["state"] for row in rows)
+    for column in ("campaign", "service", "lane", "worker"):
+        found = view.counts_by(column)
+        expected = Counter((row[column], row["state"]) for row in rows)
+        assert (
+            Counter({(name, state): found[name][state] for name in found for state in STATE_NAMES})
+            == expected + Counter()
+        )
+
+
+def test_failures_and_durations_count_the_rows(view: View) -> None:
+    rows = all_rows(view)
+    chosen = view.select(Filter())
+    assert dict(view.failures(chosen)) == Counter(
+        row["reason"] for row in rows if row["state"] == "FAILED"
+    )
+    measured = [row["run_ns"] for row in rows if row["run_ns"]]
+    assert sum(count for _, count in view.durations(chosen)) == len(measured)
+
+
+def test_depth_ends_with_the_counts(view: View) -> None:
+    counts = view.counts()
+    for state in ("READY", "LEASED", "DONE", "FAILED", "CANCELLED"):
+        assert view.series.depth(STATE_NAMES.index(state))[-1] == counts[state]  # type: ignore[arg-type]
