@@ -61,7 +61,7 @@ def web(  # noqa: PLR0913  # one per option
     """Serve a page about a state directory.
 
     With a broker on it, the page follows what happens, and shows actions to those who may act.
-    Without one, it shows the last state. `taskyard up` serves the same page.
+    Without one, it shows the last state.
 
     Prints the address with a token, which is good until the page ends. An operator can retry,
     cancel, pause and change priorities. A viewer can only look.

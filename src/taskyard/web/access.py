@@ -1,8 +1,8 @@
 """Access to the page: tokens, cookies, the Host and Origin of a request, and response headers.
 
-A token is in the address that `up` prints. The first request exchanges it for a cookie. Both are
-derived from a secret in a private file of the state directory, which lives as long as the page. So
-`taskyard web --invite viewer` can print a token without asking the page.
+A token is in the address that `taskyard web` prints. The first request exchanges it for a cookie.
+Both are derived from a secret in a private file of the state directory, which lives as long as the
+page. So `taskyard web --invite viewer` can print a token without asking the page.
 
 A request of another web site in the same browser carries no Origin or Host of this page, and is
 refused before it reaches anything else. GET changes nothing.
@@ -213,8 +213,8 @@ class Guard:
 _HTTP_PORT: Final = 80
 
 _REFUSED: Final = (
-    "this page needs a token: open the address that `taskyard up` or `taskyard web` printed, or "
-    "print one with `taskyard web --invite viewer`"
+    "this page needs a token: open the address that `taskyard web` printed, or print one with "
+    "`taskyard web --invite viewer`"
 )
 
 
