@@ -52,6 +52,27 @@ KINDS: Final[dict[type, bytes]] = {
 #: The one kind without a record type.
 READY: Final = b"ready"
 
+#: The state after an event, by its kind. BLOCKED stands for any wait: a `ready` event of the same
+#: record follows if the task only waits for a worker.
+STATES: Final = {
+    b"submitted": TaskState.BLOCKED,
+    b"extended": TaskState.BLOCKED,
+    b"returned": TaskState.BLOCKED,
+    b"expired": TaskState.READY,
+    b"due": TaskState.READY,
+    b"retried": TaskState.BLOCKED,
+    READY: TaskState.READY,
+    b"leased": TaskState.LEASED,
+    b"postponed": TaskState.DELAYED,
+    b"finished": TaskState.DONE,
+    b"failed": TaskState.FAILED,
+    b"aged": TaskState.FAILED,
+    b"cancelled": TaskState.CANCELLED,
+}
+
+#: The kinds that can end an attempt.
+OUTCOMES: Final = (b"finished", b"failed", b"postponed", b"returned", b"expired", b"cancelled")
+
 #: The `reason` column of a `ready` row, by the record that made the task ready.
 _READY_BY: Final[dict[type, bytes]] = {
     records.Submitted: b"submitted",

@@ -52,23 +52,20 @@ class BrokerLink:
         now = time.monotonic()
         kept = self._replies.get(key)
         if kept is None or now - kept[0] > FRESH_SECONDS:
-            task = asyncio.ensure_future(self._call(lambda one: getattr(one, method)(*arguments)))
+            task = asyncio.ensure_future(self.call(lambda one: getattr(one, method)(*arguments)))
             kept = self._replies[key] = (now, task)
             while len(self._replies) > _REPLIES_MAX:
                 del self._replies[next(iter(self._replies))]
         return await asyncio.shield(kept[1])
 
-    async def call(self, read: Callable[[Client], Any]) -> Any:  # noqa: ANN401  # any reply
-        """Return the reply to a request that changes nothing and is not shared."""
-        return await self._call(read)
-
     async def act(self, change: Callable[[Client], Any]) -> Any:  # noqa: ANN401  # any reply
         """Carry out an action. Raises NoBroker if none is running."""
-        found = await self._call(change)
+        found = await self.call(change)
         self._replies.clear()
         return found
 
-    async def _call(self, request: Callable[[Client], Any]) -> Any:  # noqa: ANN401  # any reply
+    async def call(self, request: Callable[[Client], Any]) -> Any:  # noqa: ANN401  # any reply
+        """Return the reply to a request that is not shared."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._call_here, request)
 

@@ -9,6 +9,8 @@ from taskyard.core.states import TaskState
 from taskyard.web import format  # noqa: A004  # a module of formats
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taskyard.web.time_series import TimeSeries
     from taskyard.web.view import Timeline
 
@@ -20,22 +22,15 @@ def throughput_figure(series: TimeSeries) -> Figure:
     times = [_iso(series.begin_ns + place * series.width_ns) for place in range(series.buckets)]
     seconds = series.width_ns / 1e9
 
-    def line(state: TaskState, name: str, colour: str) -> Figure:
-        return {
-            "x": times,
-            "y": [round(int(one) / seconds, 3) for one in series.moved(state)],
-            "name": name,
-            "type": "scatter",
-            "mode": "lines",
-            "line": {"color": colour, "shape": "hv", "width": 1.5},
-        }
+    def rate(state: TaskState) -> list[float]:
+        return [round(int(one) / seconds, 3) for one in series.moved(state)]
 
-    def depth(state: TaskState, name: str, colour: str) -> Figure:
+    def line(values: Sequence[float], name: str, colour: str, axis_name: str) -> Figure:
         return {
             "x": times,
-            "y": [int(one) for one in series.depth(state)],
+            "y": values,
             "name": name,
-            "yaxis": "y2",
+            "yaxis": axis_name,
             "type": "scatter",
             "mode": "lines",
             "line": {"color": colour, "shape": "hv", "width": 1.5},
@@ -43,10 +38,10 @@ def throughput_figure(series: TimeSeries) -> Figure:
 
     return {
         "data": [
-            line(TaskState.DONE, "done a second", "@green"),
-            line(TaskState.FAILED, "failed a second", "@red"),
-            depth(TaskState.READY, "ready", "@blue"),
-            depth(TaskState.LEASED, "leased", "@orange"),
+            line(rate(TaskState.DONE), "done a second", "@green", "y"),
+            line(rate(TaskState.FAILED), "failed a second", "@red", "y"),
+            line(series.depth(TaskState.READY).tolist(), "ready", "@blue", "y2"),
+            line(series.depth(TaskState.LEASED).tolist(), "leased", "@orange", "y2"),
         ],
         "layout": {
             "yaxis": axis("tasks a second", domain=[0.55, 1], rangemode="tozero"),

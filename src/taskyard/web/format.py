@@ -13,7 +13,7 @@ _SIZE_STEP: Final = 1000
 
 
 def count(number: float) -> str:
-    """Format a number with thin separators: 1,234,567."""
+    """Format a number with commas: 1,234,567."""
     return f"{number:,.0f}"
 
 

@@ -16,33 +16,13 @@ import numpy as np
 from msgspec import Struct
 
 from taskyard.core.states import TaskState
+from taskyard.journal.history_rows import OUTCOMES, STATES
 from taskyard.web.event_columns import NULL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.web.event_columns import Catalog, Codes, EventColumns, Flags, Ints
-
-#: The state after an event, by its kind. A `ready` event of the same record follows if a task that
-#: is BLOCKED here only waits for a worker.
-STATES: Final = {
-    b"submitted": TaskState.BLOCKED,
-    b"extended": TaskState.BLOCKED,
-    b"returned": TaskState.BLOCKED,
-    b"retried": TaskState.BLOCKED,
-    b"expired": TaskState.READY,
-    b"due": TaskState.READY,
-    b"ready": TaskState.READY,
-    b"leased": TaskState.LEASED,
-    b"postponed": TaskState.DELAYED,
-    b"finished": TaskState.DONE,
-    b"failed": TaskState.FAILED,
-    b"aged": TaskState.FAILED,
-    b"cancelled": TaskState.CANCELLED,
-}
-
-#: Kinds that end an attempt of a leased task.
-OUTCOMES: Final = (b"finished", b"failed", b"postponed", b"returned", b"expired", b"cancelled")
 
 _ENDS: Final = (b"finished", b"failed", b"aged", b"cancelled")
 

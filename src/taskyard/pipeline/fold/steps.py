@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
+from taskyard.journal import history_rows
 from taskyard.pipeline.fold.columns import (
     Array,
     Flags,
@@ -30,29 +31,14 @@ from taskyard.pipeline.fold.columns import (
     text,
 )
 
-#: The state after a step, by its kind. BLOCKED stands for any wait: a `ready` event of the same
-#: record follows if the task only waits for a worker.
-STATES: Final = {
-    "submitted": "BLOCKED",
-    "extended": "BLOCKED",
-    "returned": "BLOCKED",
-    "expired": "READY",
-    "due": "READY",
-    "retried": "BLOCKED",
-    "ready": "READY",
-    "leased": "LEASED",
-    "postponed": "DELAYED",
-    "finished": "DONE",
-    "failed": "FAILED",
-    "aged": "FAILED",
-    "cancelled": "CANCELLED",
-}
+#: The state after a step, by its kind.
+STATES: Final = {kind.decode(): state.name for kind, state in history_rows.STATES.items()}
 
 #: Kinds of events that change the service, lane or priority of a task, but not its state.
 QUEUE_KINDS: Final = ("moved", "edited")
 
 #: The ways an attempt can end.
-OUTCOMES: Final = ("finished", "failed", "postponed", "returned", "expired", "cancelled")
+OUTCOMES: Final = tuple(kind.decode() for kind in history_rows.OUTCOMES)
 
 #: States that no task leaves by itself.
 ENDED: Final = ("DONE", "FAILED", "CANCELLED")
