@@ -30,7 +30,10 @@ _LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost", "::1")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind the address of the page. If the port is taken, a free one is used."""
+    """Bind the address of the page and listen. If the port is taken, a free one is used.
+
+    Browsers that connect before the server runs wait in the socket's queue.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -38,6 +41,7 @@ def bind(host: str, port: int) -> socket.socket:
         found.bind((host, port))
     except OSError:
         found.bind((host, 0))
+    found.listen()
     return found
 
 
