@@ -164,10 +164,15 @@ def test_every_dependency_but_msgspec_is_forbidden_to_core() -> None:
     assert [requirement.split(">")[0] for requirement in allowed] == ["msgspec"]
 
 
+def _plain(name: str) -> str:
+    """Return a distribution's name in one spelling: some wheels write `_` for `-`."""
+    return name.lower().replace("_", "-")
+
+
 def modules_of(requirement: str, installed: Mapping[str, list[str]]) -> list[str]:
     """Return the top-level modules of a requirement such as `rich>=13`."""
     return [
         module
         for module, distributions in installed.items()
-        if any(requirement.lower().startswith(name.lower()) for name in distributions)
+        if any(_plain(requirement).startswith(_plain(name)) for name in distributions)
     ]
