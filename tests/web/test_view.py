@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from simulator.schedule import run
+from taskyard.client.task_filters import SORTS, Filter
 from taskyard.journal import recovery
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.web.event_feed import EventFeed
-from taskyard.web.filters import SORTS, Filter
 from taskyard.web.task_table import STATE_NAMES
 from taskyard.web.view import View
 

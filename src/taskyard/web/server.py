@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
+from taskyard.client.broker_link import BrokerLink
 from taskyard.web.access import Guard, Role, create_secret, remove_secret
 from taskyard.web.app import make_app
-from taskyard.web.broker_link import BrokerLink
 from taskyard.web.follower import Follower
 from taskyard.web.views.site import Site
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from taskyard.web.broker_link import Connector
+    from taskyard.client.broker_link import Connector
 
 #: Workers and the broker come first on a busy machine.
 _NICENESS: Final = 10

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from msgspec import Struct
 
+from taskyard.client.task_filters import Filter
 from taskyard.core.identity import split
 from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName
 from taskyard.web.edge_table import EdgeTable
 from taskyard.web.event_columns import Catalog, columns_of
-from taskyard.web.filters import Filter
 from taskyard.web.task_table import NO_STATE, STATE_NAMES, TaskTable
 from taskyard.web.time_series import TimeSeries
 

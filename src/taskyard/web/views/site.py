@@ -11,8 +11,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
 from taskyard import __version__
+from taskyard.client import task_filters
 from taskyard.errors import NoBroker, TaskyardError, UnknownName, UserError
-from taskyard.web import filters, format  # noqa: A004  # a module of formats
+from taskyard.web import format  # noqa: A004  # a module of formats
 from taskyard.web.access import Role
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from taskyard.web.broker_link import BrokerLink
-    from taskyard.web.filters import Filter
+    from taskyard.client.broker_link import BrokerLink
+    from taskyard.client.task_filters import Filter
     from taskyard.web.follower import Follower
     from taskyard.web.view import View
 
@@ -110,7 +111,7 @@ class Site:
 
 def wanted(request: Request) -> Filter:
     """Return the filter in the address of a request. Raises UserError."""
-    return filters.parse(request.query_params.get("filter", ""))
+    return task_filters.parse(request.query_params.get("filter", ""))
 
 
 def number(request: Request, name: str, default: int = 0) -> int:
@@ -137,4 +138,4 @@ def link(path: str, **query: object) -> str:
 
 def tasks_link(**fields: object) -> str:
     """Return the address of the tasks that match a filter's fields."""
-    return link("/tasks", filter=filters.Filter(**fields).text)  # type: ignore[arg-type]
+    return link("/tasks", filter=task_filters.Filter(**fields).text)  # type: ignore[arg-type]

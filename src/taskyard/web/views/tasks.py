@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from taskyard.client import task_filters
 from taskyard.errors import UserError
-from taskyard.web import filters
 from taskyard.web.views import site
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ _DONE: Final = {
 
 def _target(shown: Site, text: str) -> Scope | list[str]:
     """Return what an action is for: a scope, or names if a scope can't say it."""
-    chosen = filters.parse(text)
+    chosen = task_filters.parse(text)
     if chosen.scope is not None:
         return chosen.scope
     with shown.view() as view:

@@ -1,7 +1,7 @@
-"""The broker behind the page: its counters, the details of a task, and actions.
+"""The broker behind the page and `taskyard top`: its counters, the details of a task, and actions.
 
-Everything here is asked for on a click, or once a second for all pages together. Requests run in a
-thread, one after the other, because the client blocks. Equal questions within a second share one
+Everything here is requested on a click, or once a second for all viewers together. Requests run in
+a thread, one after the other, because the client blocks. Equal requests within a second share one
 reply.
 
 If no broker runs, the last state is read from the state directory. A broker that starts later is
@@ -36,7 +36,7 @@ class Connector(Protocol):
 
 
 class BrokerLink:
-    """Shares one client between all pages."""
+    """Shares one client between all viewers."""
 
     def __init__(self, connect: Connector) -> None:
         self._connect = connect
@@ -103,4 +103,4 @@ class BrokerLink:
     def _close(self) -> None:
         if self._client is not None:
             self._client.close()
-            self._client = None
+        self._client, self.is_live = None, False

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taskyard.client.task_filters import SORTS, Filter, parse
 from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError
-from taskyard.web.filters import SORTS, Filter, parse
 
 _STATES = [state.name.lower() for state in TaskState]
 

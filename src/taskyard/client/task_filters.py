@@ -1,8 +1,8 @@
 """The filter box: the options of `taskyard list`, as text.
 
-`--campaign thumbs --failed fetch` selects the same tasks on the page as in a terminal. A word
-without an option is `--match`. Two options are the page's own: `--reason` and `--worker`, which its
-charts link to. Text and filter convert both ways, so that every selection has an address.
+`--campaign thumbs --failed fetch` selects the same tasks on the page and in `taskyard top` as in a
+command. A word without an option is `--match`. `--reason` and `--worker` are only in filters. Text
+and filter convert both ways, so that every selection of the page has an address.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Filter(Struct, frozen=True):
 
     @property
     def scope(self) -> Scope | None:
-        """Return the scope of an action. None if the page's own options are given."""
+        """Return the scope of an action. None if a reason or a worker is given."""
         if self.reason is not None or self.worker is not None:
             return None
         return Scope(
