@@ -1,0 +1,189 @@
+"""Opens addresses in Chromium and writes pictures of them, in three looks.
+
+Owns the browser. Views are found by following links, beginning at those of the page's navigation,
+so a new view can't be forgotten. Knows no broker.
+"""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+#: Names of the browser's program.
+_PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
+
+#: Limit for a busy machine to draw a page of some megabytes.
+_TIMEOUT_MS: Final = 180_000
+
+#: A longer view is cut.
+_HEIGHT_MAX: Final = 2400
+
+#: Pictures in the docs are smaller than this. The quality falls until they are.
+PICTURE_BYTES_MAX: Final = 150_000
+_QUALITIES: Final = (85, 75, 60, 45, 30)
+
+
+class Look(NamedTuple):
+    """A kind of window."""
+
+    name: str
+    width: int
+    height: int
+    is_dark: bool = False
+
+
+LOOKS: Final = (
+    Look("light", 1280, 800),
+    Look("dark", 1280, 800, is_dark=True),
+    Look("390", 390, 844),
+)
+
+
+class Shot(NamedTuple):
+    """A view to take pictures of: the name of its files, and its address."""
+
+    name: str
+    address: str
+
+
+class Camera:
+    """A browser with a window for each look. Notes what it could not show."""
+
+    def __init__(self, browser: Browser, directory: Path) -> None:
+        self._directory = directory
+        self._windows = {look: _window(browser, look) for look in LOOKS}
+        #: Errors of the browser's console, and views that don't fit their window.
+        self.complaints: list[str] = []
+
+    def open_page(self, address: str) -> None:
+        """Exchange the token in the page's address for a cookie, in every window."""
+        for window in self._windows.values():
+            page = window.new_page()
+            page.goto(address)
+            page.close()
+
+    def take(self, shot: Shot) -> list[str]:
+        """Take a picture in each look. Return the links of the view."""
+        links: list[str] = []
+        for look, window in self._windows.items():
+            page = window.new_page()
+            self._listen(page, f"{shot.name}-{look.name}")
+            page.goto(shot.address)
+            page.wait_for_selector("body[data-drawn]", timeout=_TIMEOUT_MS)
+            links = links or page.eval_on_selector_all("a[href]", "all => all.map(a => a.href)")
+            self._save(page, look, shot.name)
+            page.close()
+        return links
+
+    def _listen(self, page: Page, name: str) -> None:
+        def note(text: str) -> None:
+            self.complaints.append(f"{name}: {text}")
+
+        page.on("console", lambda line: note(line.text) if line.type == "error" else None)
+        page.on("pageerror", lambda error: note(str(error)))
+
+    def _save(self, page: Page, look: Look, name: str) -> None:
+        wide, high = page.evaluate(
+            "[document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
+        )
+        if wide > look.width:
+            self.complaints.append(f"{name}-{look.name}: {wide} pixels wide")
+        height = min(max(high, look.height), _HEIGHT_MAX)
+        page.set_viewport_size({"width": look.width, "height": height})
+        page.wait_for_timeout(_SETTLE_MS)
+        page.screenshot(path=self._directory / f"{name}-{look.name}.png", animations="disabled")
+
+
+#: Charts follow the size of their window after a moment.
+_SETTLE_MS: Final = 400
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Start the system's browser and close it at the end. Raises `FileNotFoundError`."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415  # takes a while
+
+    program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
+    if program is None:
+        raise FileNotFoundError("chromium: not installed (`apt-get install chromium`)")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--disable-gpu"]
+        )
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def _window(browser: Browser, look: Look) -> BrowserContext:
+    window = browser.new_context(
+        viewport={"width": look.width, "height": look.height},
+        color_scheme="dark" if look.is_dark else "light",
+        locale="en-GB",
+        timezone_id="UTC",
+    )
+    window.set_default_timeout(_TIMEOUT_MS)
+    return window
+
+
+def view_name(path: str) -> str:
+    """Return the name of a view's pictures: `overview` for `/`, `task` for `/task`."""
+    return path.strip("/").replace("/", "-") or "overview"
+
+
+def new_views(links: Iterable[str], root: str, known: Iterable[str], best: str) -> dict[str, str]:
+    """Return the views that links lead to, by their paths, without those of `known` paths.
+
+    Of several links to a view, the first that contains `best` counts, else the first. Files with a
+    suffix, as in `tasks.csv`, are no views.
+    """
+    seen = set(known)
+    found: dict[str, str] = {}
+    for link in links:
+        path = urlsplit(link).path or "/"
+        if not link.startswith(root) or path in seen or "." in path.rpartition("/")[2]:
+            continue
+        if path not in found or (best in link and best not in found[path]):
+            found[path] = link
+    return found
+
+
+def compress(browser: Browser, source: Path, target: Path, height_max: int) -> int:
+    """Write a picture as WebP, cut at a height, within `PICTURE_BYTES_MAX`. Return its bytes."""
+    page = browser.new_page()
+    page.goto(source.absolute().as_uri())
+    size = page.evaluate(
+        "(() => { const one = document.querySelector('img, svg').getBoundingClientRect();"
+        " return [Math.ceil(one.width), Math.ceil(one.height)]; })()"
+    )
+    page.close()
+    width, height = size[0], min(size[1], height_max)
+    page = browser.new_page(viewport={"width": width, "height": height})
+    page.set_content("<style>body{margin:0}img{display:block}</style>")
+    kind = "svg+xml" if source.suffix == ".svg" else "png"
+    data = base64.b64encode(source.read_bytes()).decode()
+    page.evaluate(
+        "async url => { const one = new Image(); one.src = url; await one.decode();"
+        " document.body.append(one); }",
+        f"data:image/{kind};base64,{data}",
+    )
+    session = page.context.new_cdp_session(page)
+    picture = b""
+    for quality in _QUALITIES:
+        answer = session.send("Page.captureScreenshot", {"format": "webp", "quality": quality})
+        picture = base64.b64decode(answer["data"])
+        if len(picture) <= PICTURE_BYTES_MAX:
+            break
+    page.close()
+    target.write_bytes(picture)
+    return len(picture)
