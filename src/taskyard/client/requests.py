@@ -145,12 +145,13 @@ def state_and_why(name: str, timeout: float) -> Exchange[tuple[str, str]]:
     return view["state"], sentence
 
 
-def tasks_page(
+def tasks_page(  # noqa: PLR0913  # the last ones are named
     scope: Scope,
     match: str = "",
     cursor: int = 0,
     deadline: Deadline | None = None,
     *,
+    count: int = PAGE_TASKS,
     measured: bool = False,
 ) -> Exchange[tuple[list[View], int]]:
     """Return a page of a scope's tasks, and the cursor of the next page: 0 after the last."""
@@ -159,7 +160,7 @@ def tasks_page(
         scope=scope,
         match=encode_text(match),
         cursor=cursor,
-        count=PAGE_TASKS,
+        count=count,
         measured=measured,
     )
     reply = yield from checked_reply(Query(build, deadline=deadline))
