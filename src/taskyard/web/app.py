@@ -18,6 +18,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from taskyard import design
 from taskyard.errors import TaskyardError
 from taskyard.web.views import overview, places, tasks
 
@@ -72,6 +73,8 @@ def make_app(shown: Site) -> Starlette:
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/static/plotly.js", _plotly),
+        Route("/static/design.css", _design_css),
+        Route("/static/design.js", _design_js),
         Mount("/static", StaticFiles(directory=str(_STATIC))),
     ]
     return Starlette(routes=routes, exception_handlers={TaskyardError: shown.error})
@@ -81,3 +84,11 @@ async def _plotly(_: Request) -> Response:
     """Send Plotly's script from its wheel."""
     path = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
     return FileResponse(path, headers={"Cache-Control": "private, max-age=86400"})
+
+
+async def _design_css(_: Request) -> Response:
+    return Response(design.stylesheet(), media_type="text/css")
+
+
+async def _design_js(_: Request) -> Response:
+    return Response(design.module(), media_type="text/javascript")

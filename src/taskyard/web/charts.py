@@ -1,4 +1,4 @@
-"""Charts as plain data for Plotly, with named colours that the page's script resolves."""
+"""Charts as plain data for Plotly. `taskyard.design` has the template and the named colours."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def throughput_figure(series: TimeSeries) -> Figure:
 
     return {
         "data": [
-            line(rate(TaskState.DONE), "done a second", "@green", "y"),
-            line(rate(TaskState.FAILED), "failed a second", "@red", "y"),
-            line(series.depth(TaskState.READY).tolist(), "ready", "@blue", "y2"),
-            line(series.depth(TaskState.LEASED).tolist(), "leased", "@orange", "y2"),
+            line(rate(TaskState.DONE), "done a second", "@done", "y"),
+            line(rate(TaskState.FAILED), "failed a second", "@failed", "y"),
+            line(series.depth(TaskState.READY).tolist(), "ready", "@ready", "y2"),
+            line(series.depth(TaskState.LEASED).tolist(), "leased", "@leased", "y2"),
         ],
         "layout": {
             "yaxis": axis("tasks a second", domain=[0.55, 1], rangemode="tozero"),
@@ -73,7 +73,7 @@ def durations_figure(bars: list[tuple[int, int]]) -> Figure:
 
 def timeline_figure(timeline: Timeline) -> Figure:
     """Show what each worker did when: attempts by outcome, and those that run."""
-    colours = {"finished": "@green", "failed": "@red", "running": "@orange"}
+    colours = {"finished": "@done", "failed": "@failed", "running": "@leased"}
     data = []
     for name, colour in (*colours.items(), ("other", "@purple")):
         bars = [bar for bar in timeline.bars if bar.kind == name]
@@ -112,24 +112,13 @@ def _iso(time_ns: int) -> str:
 
 
 def axis(title: str, **more: Any) -> Figure:  # noqa: ANN401  # options of Plotly
-    return {
-        "title": {"text": title, "font": {"color": "@quiet", "size": 13}},
-        "gridcolor": "@line",
-        "linecolor": "@line",
-        "zerolinecolor": "@line",
-        "tickfont": {"color": "@quiet", "size": 12},
-        "automargin": True,
-        **more,
-    }
+    return {"title": {"text": title}, **more}
 
 
 def _layout(height: int) -> Figure:
     return {
         "height": height,
         "margin": {"l": 48, "r": 12, "t": 12, "b": 36},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "legend": {"orientation": "h", "y": 1.12, "font": {"color": "@ink"}},
+        "legend": {"y": 1.12, "yanchor": "auto"},
         "hovermode": "x unified",
-        "font": {"color": "@ink"},
     }

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.design import SERIES
 from taskyard.pipeline.report.figures import (
-    COLOURS,
     TimeUnit,
     axis,
     bar_trace,
@@ -64,12 +64,12 @@ def over_time(summary: ReportSummary) -> Section:
     failed = [round(one / seconds, 3) for one in series.failed]
     width = series.width_ns / unit.length_ns
     traces = [
-        bar_trace("done", x, done, "@blue", offset=0, width=width),
-        line_trace("ready", x, series.ready_counts, "@orange", xaxis="x", yaxis="y2"),
-        line_trace("running", x, series.running, "@green", xaxis="x", yaxis="y2"),
+        bar_trace("done", x, done, "@done", offset=0, width=width),
+        line_trace("ready", x, series.ready_counts, "@ready", xaxis="x", yaxis="y2"),
+        line_trace("running", x, series.running, "@leased", xaxis="x", yaxis="y2"),
     ]
     if any(failed):
-        traces.insert(1, bar_trace("failed", x, failed, "@red", offset=0, width=width))
+        traces.insert(1, bar_trace("failed", x, failed, "@failed", offset=0, width=width))
     text = (
         f"Peak throughput was {max(done):,.0f} tasks per second, in intervals of "
         f"{format_duration(series.width_ns)}. At most "
@@ -132,7 +132,7 @@ def _histogram(name: str, phase: str, rows: _Rows, place: int) -> object:
     bins = range(first, last + 2)
     x = [round(10 ** (one / BINS_PER_DECADE)) for one in bins]
     y = [round(by_bin.get(one, 0) / every * 100, 2) for one in bins]
-    colour = COLOURS[place % len(COLOURS)]
+    colour = SERIES[place % len(SERIES)]
     suffix = "" if phase == "wait" else "2"
     return line_trace(
         escape_label(name),
@@ -320,7 +320,7 @@ def setbacks(summary: ReportSummary) -> Section:
     labels = [escape_label(row[0]) for row in rows]
     series = [
         ("retried", "@orange", [row[1] for row in rows]),
-        ("failed", "@red", [row[2] for row in rows]),
+        ("failed", "@failed", [row[2] for row in rows]),
         ("lost with the worker, or returned", "@purple", [row[3] for row in rows]),
     ]
     traces = [
@@ -360,8 +360,8 @@ def levels(summary: ReportSummary) -> Section:
     rows = [(place, *numbers) for place, numbers in summed.items()]
     x = [row[0] + 1 for row in rows]
     series = [
-        ("done", "@blue", [row[1] for row in rows]),
-        ("failed or cancelled", "@red", [row[2] for row in rows]),
+        ("done", "@done", [row[1] for row in rows]),
+        ("failed or cancelled", "@failed", [row[2] for row in rows]),
         ("unfinished", "@pale", [row[3] for row in rows]),
     ]
     traces = [bar_trace(name, x, values, colour) for name, colour, values in series if any(values)]
@@ -423,10 +423,10 @@ def critical_path(summary: ReportSummary) -> Section:
 #: The parts of a step in order of time, with their captions and colours.
 _PARTS: Final = {
     "held_ns": ("not submitted or not due", "@grey"),
-    "wait_ns": ("waiting for a worker", "@orange"),
+    "wait_ns": ("waiting for a worker", "@ready"),
     "queued_ns": ("queued in a worker", "@purple"),
-    "retry_ns": ("unsuccessful attempts", "@red"),
-    "run_ns": ("running", "@blue"),
+    "retry_ns": ("unsuccessful attempts", "@failed"),
+    "run_ns": ("running", "@leased"),
 }
 
 

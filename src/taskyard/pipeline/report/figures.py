@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from taskyard.pipeline.report.page import Figure
 
-#: In the order of use. Neighbours also differ in lightness.
-COLOURS: Final = ("@blue", "@orange", "@green", "@purple", "@sky", "@red", "@grey")
-
 #: Units of a time axis: name, length, and the longest time they are used for.
 _UNITS: Final = (
     ("milliseconds", SECOND_NS // 1000, 2 * SECOND_NS),
@@ -27,8 +24,6 @@ _UNITS: Final = (
     ("hours", 3600 * SECOND_NS, 300_000 * SECOND_NS),
     ("days", 86_400 * SECOND_NS, 1 << 63),
 )
-
-_FONT: Final = 'system-ui, -apple-system, "Segoe UI", "Liberation Sans", "DejaVu Sans", sans-serif'
 
 
 def escape_label(name: str) -> str:
@@ -49,29 +44,12 @@ class TimeUnit:
 
 
 def axis(title: str, **more: object) -> dict[str, object]:
-    return {
-        "title": {"text": title, "standoff": 10, "font": {"color": "@quiet", "size": 13}},
-        "gridcolor": "@line",
-        "linecolor": "@line",
-        "zerolinecolor": "@line",
-        "tickfont": {"color": "@quiet", "size": 12},
-        "automargin": True,
-        **more,
-    }
+    return {"title": {"text": title}, **more}
 
 
 def figure(traces: Sequence[object], **layout: object) -> Figure:
-    """Return a chart with the common layout."""
-    common: dict[str, object] = {
-        "font": {"family": _FONT, "size": 13, "color": "@ink"},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 60, "r": 16, "t": 28, "b": 48},
-        "hoverlabel": {"font": {"family": _FONT, "size": 12}},
-        "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"},
-        "bargap": 0.15,
-    }
-    return {"data": list(traces), "layout": {**common, **layout}}
+    """Return a chart. `taskyard.design` has the common layout and the named colours."""
+    return {"data": list(traces), "layout": layout}
 
 
 def line_trace(

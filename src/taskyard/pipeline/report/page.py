@@ -1,9 +1,8 @@
 """A self-contained HTML page: text, tables and charts in one file.
 
-Owns the template, the light and dark styles, and the escaping of users' text. Plotly's script is
-copied in from its wheel. Nothing is loaded from a network, and the page's own policy forbids it.
-Colours in charts are names that the page's script resolves, so they follow the reader's light or
-dark mode.
+Owns the template and the escaping of users' text. `taskyard.design` has the look, in light and in
+dark. Plotly's script is copied in from its wheel. Nothing is loaded from a network, and the
+page's own policy forbids it.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from taskyard.design import script, stylesheet
 from taskyard.errors import NotInstalled
 
 #: A chart for Plotly: traces and layout.
@@ -73,11 +73,11 @@ def render(page: Page) -> str:
     if figures:
         scripts = (
             f'<script type="application/json" id="figures">{_json(figures)}</script>\n'
-            f"<script>{_plotly()}</script>\n<script>{_SCRIPT}</script>\n"
+            f"<script>{_plotly()}</script>\n<script>{script()}{_SCRIPT}</script>\n"
         )
     return _TEMPLATE.format(
         title=html.escape(page.title),
-        style=_STYLE,
+        style=stylesheet() + _STYLE,
         body="\n".join(body),
         footer=html.escape(page.footer),
         scripts=scripts,
@@ -92,7 +92,8 @@ def _header(page: Page) -> str:
         f"<div><dt>{html.escape(tile.caption)}</dt><dd>{html.escape(tile.value)}</dd></div>"
         for tile in page.tiles
     )
-    return f"<header><h1>{html.escape(page.title)}</h1>{lead}{more}<dl>{tiles}</dl></header>"
+    title = html.escape(page.title)
+    return f'<header><h1>{title}</h1>{lead}{more}<dl class="tiles">{tiles}</dl></header>'
 
 
 def _section(section: Section) -> str:
@@ -132,8 +133,8 @@ def _json(value: object) -> str:
 def _plotly() -> str:
     """Read Plotly's script from its wheel."""
     try:
-        script = files("plotly") / "package_data" / "plotly.min.js"
-        text = Path(str(script)).read_text(encoding="utf-8")
+        path = files("plotly") / "package_data" / "plotly.min.js"
+        text = Path(str(path)).read_text(encoding="utf-8")
     except (ModuleNotFoundError, OSError):
         raise NotInstalled("plotly is not installed (`pip install 'taskyard[spark]'`)") from None
     return text.replace("</script", "<\\/script")
@@ -165,76 +166,35 @@ _TEMPLATE: Final = f"""<!doctype html>
 </html>
 """
 
+#: What the report alone has. The rest is in `taskyard.design`.
 _STYLE: Final = """
-:root { --ground: #ffffff; --card: #f6f7f9; --ink: #1b2430; --quiet: #5a6675; --line: #dde2e8;
-  --good: #006b4f; --good-ground: #dff3ea; --bad: #a3290c; --bad-ground: #fbe3db; }
-@media (prefers-color-scheme: dark) {
-  :root { --ground: #14181e; --card: #1c222a; --ink: #e6eaf0; --quiet: #9aa7b6; --line: #2d3641;
-    --good: #6fdcb4; --good-ground: #123529; --bad: #ff9d7d; --bad-ground: #43200f; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--ground); color: var(--ink);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", "Liberation Sans", "DejaVu Sans",
-    sans-serif; }
 main { max-width: 1080px; margin: 0 auto; padding: 28px 24px 48px; }
-h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .5rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.15rem; margin: 0 0 .2rem; }
+h1 { margin: 0 0 .5rem; }
 p { margin: .2rem 0; max-width: 78ch; overflow-wrap: anywhere; }
-.lead { font-size: 1.15rem; }
 section > p { color: var(--quiet); }
-section { border-top: 1px solid var(--line); margin-top: 26px; padding-top: 18px; }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 12px;
-  margin: 18px 0 0; }
-dl > div { background: var(--card); border-radius: 8px; padding: 10px 14px; }
-dt { color: var(--quiet); font-size: .85rem; }
-dd { margin: 0; font-size: 1.45rem; font-weight: 600; font-variant-numeric: tabular-nums; }
+.tiles { margin-top: 18px; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); }
 .figure { width: 100%; margin-top: 6px; }
-.wide { overflow-x: auto; margin-top: 10px; }
-table { border-collapse: collapse; font-size: .95rem; }
-th, td { text-align: left; padding: 5px 18px 5px 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; overflow-wrap: anywhere; }
-th { color: var(--quiet); font-weight: 500; white-space: nowrap; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-td.good, td.bad { font-weight: 600; padding-left: 10px; padding-right: 10px; border-radius: 4px; }
+.wide { margin-top: 10px; }
+td.good, td.bad { font-weight: 600; padding-left: 10px; padding-right: 10px;
+  border-radius: var(--radius-small); }
 td.good { color: var(--good); background: var(--good-ground); }
 td.bad { color: var(--bad); background: var(--bad-ground); }
-footer { color: var(--quiet); font-size: .85rem; margin-top: 32px; }
-@media print { section { break-inside: avoid; } }
+footer { margin-top: 32px; }
+@media (max-width: 640px) { main { padding: 18px 14px 32px; } }
 """
 
-#: Draws every chart, and again when the reader switches between light and dark. The palette is
-#: Okabe and Ito's, made for every kind of colour vision.
+#: Draws every chart, and again when the reader switches between light and dark.
 _SCRIPT: Final = """
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const palettes = {
-    light: { blue: "#0072b2", orange: "#e69f00", green: "#009e73", red: "#d55e00", sky: "#56b4e9",
-      purple: "#cc79a7", grey: "#8b95a1", ink: "#1b2430", quiet: "#5a6675", line: "#e4e8ed",
-      card: "#ffffff", pale: "#c9d1da" },
-    dark: { blue: "#4aa8e0", orange: "#f0b429", green: "#2fc79b", red: "#f07f3c", sky: "#8fd0f5",
-      purple: "#dd9dc0", grey: "#7d8997", ink: "#e6eaf0", quiet: "#9aa7b6", line: "#2a323c",
-      card: "#1c222a", pale: "#465260" },
-  };
-  const coloured = (value, palette) => {
-    if (typeof value === "string") {
-      return value[0] === "@" && value.slice(1) in palette ? palette[value.slice(1)] : value;
-    }
-    if (Array.isArray(value)) return value.map((one) => coloured(one, palette));
-    if (value && typeof value === "object") {
-      return Object.fromEntries(
-        Object.entries(value).map(([key, one]) => [key, coloured(one, palette)]));
-    }
-    return value;
-  };
   const draw = async () => {
-    const palette = palettes[dark.matches ? "dark" : "light"];
     for (const [name, figure] of Object.entries(figures)) {
-      const { data, layout } = coloured(figure, palette);
+      const { data, layout } = styled(figure);
       await Plotly.react(name, data, layout, { responsive: true, displayModeBar: false });
     }
     document.body.dataset.drawn = "yes";
   };
-  dark.addEventListener("change", draw);
+  darkMode.addEventListener("change", draw);
   draw();
 })();
 """

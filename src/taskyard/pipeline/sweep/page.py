@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from taskyard.design import SERIES
 from taskyard.pipeline.report import page
-from taskyard.pipeline.report.figures import COLOURS, TimeUnit, axis, escape_label, figure
+from taskyard.pipeline.report.figures import TimeUnit, axis, escape_label, figure
 from taskyard.pipeline.report.format import format_count, format_duration, format_percent
 from taskyard.pipeline.report.page import Figure, Page, Section, Table, Tile
 
@@ -96,7 +97,7 @@ def _makespans(sweep_result: SweepResult, series: dict[str, _Series]) -> Figure:
 
 
 def _line(name: str, place: int, one: _Series, y: list[float | None], **more: object) -> object:
-    colour = COLOURS[place % len(COLOURS)]
+    colour = SERIES[place % len(SERIES)]
     return {
         "type": "scatter",
         "mode": "lines+markers",
