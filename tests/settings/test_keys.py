@@ -32,6 +32,7 @@ VALUES: Final[dict[str, tuple[Any, Any]]] = {
     "state": ("/var/yard", Path("/var/yard")),
     "key": ("/var/me.key", Path("/var/me.key")),
     "invite": ("/var/me.invite", Path("/var/me.invite")),
+    "page": ("[::1]:80", "[::1]:80"),
     "dwork": (["tcp://127.0.0.1:1", "ipc:///a"], ("tcp://127.0.0.1:1", "ipc:///a")),
     "round-robin": ("tcp://127.0.0.1:6714", ("tcp://127.0.0.1:6714",)),
     "ping-pong": (["ipc:///back", "ipc:///front"], ("ipc:///back", "ipc:///front")),

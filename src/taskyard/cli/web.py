@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from taskyard.cli.daemon_options import log_to_stderr, until_eof_option
-from taskyard.cli.options import CliContext, quiet_option, state_option, verbose_option
+from taskyard.cli.options import (
+    CliContext,
+    quiet_option,
+    setting_option,
+    state_option,
+    verbose_option,
+)
 from taskyard.cli.output import example
-from taskyard.errors import NoBroker, NotInstalled, UserError
+from taskyard.errors import NoBroker, NotInstalled
+from taskyard.web import address
 
 if TYPE_CHECKING:
-    from taskyard.client.client import Client
+    from collections.abc import Callable
 
-#: Where the page is by default.
-DEFAULT_ADDRESS: Final = "127.0.0.1:6180"
+    from taskyard.client.client import Client
 
 #: Seconds until a request to the broker is given up, and the page says so.
 _REPLY_SECONDS: Final = 5.0
 
-_PORT_MAX: Final = 65535
-
 
 @click.command(epilog=example("web --state ./.taskyard", "web --invite viewer"))
 @state_option
-@click.option(
+@setting_option(
+    "broker.page",
     "--page",
     metavar="ADDRESS",
-    default=DEFAULT_ADDRESS,
-    show_default=True,
+    show_default=address.DEFAULT_ADDRESS,
     help="Host and port of the page. If the port is taken, a free one is used.",
 )
 @click.option(
@@ -42,20 +48,22 @@ _PORT_MAX: Final = 65535
 )
 @click.option(
     "--invite",
-    type=click.Choice(["operator", "viewer"]),
+    type=click.Choice([role.value for role in address.Role]),
     help="Print an address with a token for a colleague, for the page that is running.",
 )
+@click.option("--inherited", type=int, metavar="FD", hidden=True)
 @until_eof_option
 @verbose_option
 @quiet_option
 @click.pass_obj
 def web(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
+    *,
     state: Path,
-    page: str,
+    page: str | None,
     names: tuple[str, ...],
     invite: str | None,
-    *,
+    inherited: int | None,
     until_eof: bool,
 ) -> None:
     """Serve a page about a state directory.
@@ -63,32 +71,58 @@ def web(  # noqa: PLR0913  # one per option
     With a broker on it, the page follows what happens, and shows actions to those who may act.
     Without one, it shows the last state.
 
-    Prints the address with a token, which is good until the page ends. An operator can retry,
-    cancel, pause and change priorities. A viewer can only look.
+    Prints the address with a token, which is good until the page ends. If the state directory has a
+    page, as that of `taskyard up`, prints its address and ends. An operator can retry, cancel,
+    pause and change priorities. A viewer can only look.
     """
+    if invite is not None:
+        click.echo(address.invitation(state, address.Role(invite)))
+        return
+    if inherited is None and (found := address.find_page(state)) is not None:
+        _print_running(cli_context, found)
+        return
+    serve = _server(cli_context, state, names, until_eof=until_eof)
+    log_to_stderr(cli_context, "web")
+    if inherited is not None:  # of `up`, with the secret in the first line of stdin
+        secret = bytes.fromhex(sys.stdin.buffer.readline().decode("ascii"))
+        serve(socket.socket(fileno=inherited), secret)
+        return
     try:
-        from taskyard.web import access, server  # noqa: PLC0415  # an extra
+        with (
+            address.bind(page or address.DEFAULT_ADDRESS) as bound,
+            address.published(state, bound) as published,
+        ):
+            click.echo(f"page {published.with_token(address.Role.OPERATOR)}")
+            serve(bound, published.secret)
+    except address.PageRunning as running:
+        _print_running(cli_context, running.page)
+
+
+def _print_running(cli_context: CliContext, page: address.PageAddress) -> None:
+    click.echo(f"page {page.with_token(address.Role.OPERATOR)}")
+    cli_context.info(f"the page of process {page.pid} is running, no other one was started")
+
+
+def _server(
+    cli_context: CliContext, state: Path, names: tuple[str, ...], *, until_eof: bool
+) -> Callable[[socket.socket, bytes], None]:
+    """Return a function that serves the page on a socket with a secret. Raises NotInstalled."""
+    try:
+        from taskyard.web import server  # noqa: PLC0415  # an extra
     except ImportError as error:
         raise NotInstalled(
             f"the page needs {error.name} (`pip install 'taskyard[web]'`)"
         ) from error
-    if invite is not None:
-        click.echo(access.invitation(state, access.Role(invite)))
-        return
-    host, port = _parsed(page)
-    log_to_stderr(cli_context, "web")
 
     def connect(*, is_live: bool) -> Client:
         return _connect(cli_context, state, is_live=is_live)
 
-    server.serve(
-        state,
-        connect,
-        server.bind(host, port),
-        lambda address: click.echo(f"page {address}"),
-        names=names,
-        until_eof=until_eof,
-    )
+    def serve(bound: socket.socket, secret: bytes) -> None:
+        server.serve(
+            state, connect, bound, address.Secret(secret), names=names, until_eof=until_eof
+        )
+
+    return serve
 
 
 def _connect(cli_context: CliContext, state: Path, *, is_live: bool) -> Client:
@@ -105,10 +139,3 @@ def _connect(cli_context: CliContext, state: Path, *, is_live: bool) -> Client:
     from taskyard.client.client import Client  # noqa: PLC0415
 
     return Client(state=state, timeout=_REPLY_SECONDS, connect_timeout=_REPLY_SECONDS)
-
-
-def _parsed(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > _PORT_MAX:
-        raise UserError(f"--page {address}: not HOST:PORT, as in {DEFAULT_ADDRESS}")
-    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -21,8 +21,8 @@ NAMED_MAX: Final = 8
 #: Keys of the table that a broker applies without a restart.
 _APPLIED_LIVE: Final = ("broker.workers_max", "output.quota", "output.keep")
 
-#: Keys for clients, which a broker ignores.
-_OF_CLIENTS: Final = ("broker.url", "broker.key", "broker.invite")
+#: Keys for clients and the page, which a broker ignores.
+_OF_CLIENTS: Final = ("broker.url", "broker.key", "broker.invite", "broker.page")
 
 _RULES: Final = (f"{DEFAULTS}.", f"{SERVICE}.")
 

@@ -46,6 +46,9 @@ DEFAULTS: Final = "defaults"
 LISTEN: Final = "listen"
 DIALECTS: Final = ("dwork", "round-robin", "ping-pong", "wmp")
 
+#: Where the page is: the port of nothing else that is registered.
+PAGE_ADDRESS: Final = "127.0.0.1:6180"
+
 #: Worker processes of one machine: many times its cores.
 PROCESSES_MAX: Final = 1000
 
@@ -89,7 +92,7 @@ class Key(Struct, frozen=True):
 
     def text(self, value: object) -> str:
         """Format a value."""
-        return self.unset if value in (None, ()) else self.kind.text(value)
+        return self.unset if value in (None, (), "") else self.kind.text(value)
 
 
 def _key(  # noqa: PLR0913  # a row of the table
@@ -154,6 +157,14 @@ KEYS: Final = (
         kinds.integer(0, _WORKERS_MAX),
         0,
         "Lanes served at once, over all services. 0 is no limit.",
+    ),
+    _key(
+        "broker",
+        "page",
+        kinds.PAGE,
+        PAGE_ADDRESS,
+        "The address of the page of `up` and `web`. An empty text is no page.",
+        unset="none",
     ),
     *(_listen(dialect) for dialect in DIALECTS),
     _key(

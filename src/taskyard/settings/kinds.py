@@ -44,6 +44,7 @@ _IPC: Final = "ipc://"
 _ENDPOINT = re.compile(r"(?:tcp|ipc)://\S+")
 _NEXT_ENDPOINT = re.compile(r"\s*,\s*(?=(?:tcp|ipc)://)")
 _RATE = re.compile(r"([1-9][0-9]{0,8})/(s|m|h|d)")
+_HOST_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", re.ASCII)
 _PERCENT = re.compile(r"([0-9]{1,3})%?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _FLOAT = re.compile(r"[0-9]{1,20}\.[0-9]{1,20}")
@@ -61,6 +62,8 @@ IDENTITY_BYTES_MAX: Final = 255
 
 #: Endpoints of ping-pong: its backend and its frontend.
 _PAIR: Final = 2
+
+_PORT_MAX: Final = 65535
 
 
 class Rate(Struct, frozen=True):
@@ -321,6 +324,18 @@ def _read_identity(value: object) -> str:
     return text
 
 
+def read_host_port(value: object) -> str:
+    """Read `HOST:PORT`. A host with colons is in brackets."""
+    match = _HOST_PORT.fullmatch(value) if isinstance(value, str) else None
+    if match is None or int(match[1]) > _PORT_MAX:
+        raise InvalidValue(f"must be HOST:PORT, such as 127.0.0.1:6180, not {shown(value)}")
+    return match[0]
+
+
+def _read_page(value: object) -> str:
+    return "" if value == "" else read_host_port(value)
+
+
 def _read_gpus(value: object) -> int | tuple[str, ...]:
     """Read a number of GPUs, or a list of their ids."""
     if type(value) is int and 0 <= value <= GPUS_MAX:
@@ -429,6 +444,7 @@ DURATION_OR_AUTO: Final = Kind(
 )
 DURATION_OR_NONE: Final = Kind("a duration", read_duration, _span, suffix="_ns")
 SIZE: Final = Kind("a size: 10G", read_size, size_text, suffix="_bytes")
+PAGE: Final = Kind("HOST:PORT, or an empty text", _read_page)
 NAME: Final = Kind("a name", read_name)
 IDENTITY: Final = Kind("a text", _read_identity)
 NAMES: Final = Kind("a list of names", _read_names, list, _texts)

@@ -63,6 +63,8 @@ class BrokerSection(Struct, frozen=True):
     key: Path | None
     invite: Path | InvitationLine | None
     workers_max: int
+    #: The address of the page. Empty: no page.
+    page: str
 
 
 class ListenSection(Struct, frozen=True):

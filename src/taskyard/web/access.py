@@ -1,8 +1,7 @@
 """Access to the page: tokens, cookies, the Host and Origin of a request, and response headers.
 
-A token is in the address that `taskyard web` prints. The first request exchanges it for a cookie.
-Both are derived from a secret in a private file of the state directory, which lives as long as the
-page. So `taskyard web --invite viewer` can print a token without asking the page.
+A token is in the address that `taskyard up` prints. The first request exchanges it for a cookie.
+Both are derived from the secret of the page: see `address`.
 
 A request of another web site in the same browser carries no Origin or Host of this page, and is
 refused before it reaches anything else. GET changes nothing.
@@ -10,31 +9,22 @@ refused before it reaches anything else. GET changes nothing.
 
 from __future__ import annotations
 
-import hmac
-import secrets
-from enum import StrEnum
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urlsplit
 
-from msgspec import MsgspecError, Struct, json
 from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from taskyard.errors import UserError
-from taskyard.journal.files import create_private
-from taskyard.net.keys import read_private
+from taskyard.web.address import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
+    from collections.abc import Iterable
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: Private to the user, like the keys.
-PAGE_FILE: Final = "page.json"
-_SECRET_BYTES: Final = 32
+    from taskyard.web.address import Secret
 
 #: Paths that a supervisor asks without a token. They contain nothing of the tasks.
 OPEN_PATHS: Final = ("/healthz", "/readyz")
@@ -65,75 +55,6 @@ _HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-
-
-class Role(StrEnum):
-    """The permission of a token: to act, or only to look."""
-
-    OPERATOR = "operator"
-    VIEWER = "viewer"
-
-
-class Secret:
-    """Derives tokens and cookies. Equal secrets derive equal ones."""
-
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-
-    def token(self, role: Role) -> str:
-        """Return the token in the address for a role."""
-        return self._derived(f"token {role}")
-
-    def cookie(self, role: Role) -> str:
-        """Return the value of the cookie for a role."""
-        return self._derived(f"cookie {role}")
-
-    def role_of_token(self, token: str) -> Role | None:
-        return self._match(token, self.token)
-
-    def role_of_cookie(self, value: str) -> Role | None:
-        return self._match(value, self.cookie)
-
-    def _derived(self, purpose: str) -> str:
-        return hmac.digest(self._secret, purpose.encode(), "sha256").hex()
-
-    def _match(self, given: str, derive: Callable[[Role], str]) -> Role | None:
-        """Compare with all roles, so that the time reveals nothing."""
-        equal = [
-            role for role in Role if hmac.compare_digest(given.encode(), derive(role).encode())
-        ]
-        return equal[0] if equal else None
-
-
-class PageFile(Struct):
-    """The content of the page's file in the state directory."""
-
-    #: The page's address, without a token.
-    address: str
-    secret: bytes
-
-
-def create_secret(state: Path, address: str) -> Secret:
-    """Create the secret of a page. That of an earlier one becomes worthless."""
-    made = PageFile(address, secrets.token_bytes(_SECRET_BYTES))
-    create_private(state / PAGE_FILE, json.encode(made))
-    return Secret(made.secret)
-
-
-def invitation(state: Path, role: Role) -> str:
-    """Return the address of the running page with a token. Raises UserError."""
-    path = state / PAGE_FILE
-    try:
-        found = json.decode(read_private(path), type=PageFile)
-    except (FileNotFoundError, MsgspecError) as error:
-        raise UserError(
-            f"no page is running on {state} (start one with `taskyard web --state {state}`)"
-        ) from error
-    return f"{found.address}/?token={Secret(found.secret).token(role)}"
-
-
-def remove_secret(state: Path) -> None:
-    (state / PAGE_FILE).unlink(missing_ok=True)
 
 
 class Guard:
@@ -169,7 +90,7 @@ class Guard:
         """Return a refusal or a redirect. None if the request may pass, with its role set."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if host.lower() not in self._hosts:
+        if host.lower() not in self._hosts and host != _local_address(scope):
             return _refusal(HTTPStatus.MISDIRECTED_REQUEST, "unknown Host")
         is_safe = scope["method"] in _SAFE_METHODS
         if not is_safe and urlsplit(headers.get("origin", "")).netloc.lower() != host.lower():
@@ -204,16 +125,30 @@ class Guard:
         # Never to another host: `//host` would be one.
         target = "/" + path.lstrip("/") + (f"?{rest}" if rest else "")
         response = RedirectResponse(target, HTTPStatus.SEE_OTHER)
+        # Lax: a link in a report opens a view. A form of another site has no cookie.
         response.set_cookie(
-            self.cookie_name, self._secret.cookie(role), httponly=True, samesite="strict"
+            self.cookie_name, self._secret.cookie(role), httponly=True, samesite="lax"
         )
         return response
+
+
+def _local_address(scope: Scope) -> str | None:
+    """Return the number and port at which a request arrived.
+
+    It is good as a Host: another site can be found by a name that leads here, but its requests have
+    that name as their Host, and never a number.
+    """
+    server = scope.get("server")
+    if server is None or server[1] is None:
+        return None
+    host, port = server
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 _HTTP_PORT: Final = 80
 
 _REFUSED: Final = (
-    "this page needs a token: open the address that `taskyard web` printed, or print one with "
+    "this page needs a token: open the address that `taskyard up` printed, or print one with "
     "`taskyard web --invite viewer`"
 )
 

@@ -8,6 +8,7 @@ may contain any character. GET changes nothing. Views are HTML, charts are JSON 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
@@ -44,7 +45,7 @@ def make_app(shown: Site) -> Starlette:
     async def live(request: Request) -> Response:
         async def lines() -> AsyncIterator[str]:
             last, quiet = -1, 0
-            while not await request.is_disconnected():
+            while not (shown.stopping.is_set() or await request.is_disconnected()):
                 version = shown.follower.view.version
                 if version != last:
                     yield f"data: {version}\n\n"
@@ -53,7 +54,8 @@ def make_app(shown: Site) -> Starlette:
                     yield ":\n\n"
                     quiet = 0
                 quiet += 1
-                await asyncio.sleep(_LIVE_SECONDS)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(shown.stopping.wait(), _LIVE_SECONDS)
 
         return StreamingResponse(lines(), media_type="text/event-stream")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +15,7 @@ from taskyard import __version__
 from taskyard.client import task_filters
 from taskyard.errors import NoBroker, TaskyardError, UnknownName, UserError
 from taskyard.web import format  # noqa: A004  # a module of formats
-from taskyard.web.access import Role
+from taskyard.web.address import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +48,8 @@ class Site:
 
     def __init__(self, follower: Follower, broker: BrokerLink, title: str) -> None:
         self.follower, self.broker = follower, broker
+        #: Set when the server ends, so that live updates end too.
+        self.stopping = asyncio.Event()
         self._title = title
         self._templates = Environment(
             loader=PackageLoader("taskyard.web"),
