@@ -166,8 +166,19 @@ class Listeners:
 
     def malformed(self) -> int:
         """Count malformed messages, over all dialects and sockets."""
-        dropped = sum(wire.dropped for wire in self.sockets)
-        return dropped + self.dwork.malformed + sum(one.malformed for one in self._others)
+        return sum(self.malformed_by_dialect().values())
+
+    def malformed_by_dialect(self) -> dict[str, int]:
+        """Count malformed messages by the dialects of open listeners."""
+        found, dialects = {DWORK: self.dwork.malformed}, dict[str, str]()
+        for listener in self._open:
+            dialect = DWORK if listener.dialect == NATIVE else listener.dialect
+            dialects[listener.name or listener.dialect] = dialect
+            found.setdefault(dialect, 0)
+            found[dialect] += sum(wire.dropped for wire in listener.sockets)
+        for name, numbers in self._numbers.items():
+            found[dialects[name]] += sum(self._others[one - 1].malformed for one in numbers)
+        return found
 
     def forbidden(self) -> int:
         """Count messages that a peer's key does not allow, over all dialects."""

@@ -24,6 +24,7 @@ from taskyard.broker import compaction, output_store
 from taskyard.broker.archive import EndedTasks
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.compaction import Compactor
+from taskyard.broker.health import HealthReporter
 from taskyard.broker.listeners import NATIVE, Listeners
 from taskyard.broker.output_retention import OutputLimits, OutputRetention
 from taskyard.broker.output_store import OutputFiles
@@ -178,6 +179,9 @@ def serve(
         stack.enter_context(endpoint_file.listed(settings.state, listeners.listed()))
         for line in listeners.ready_lines():
             announce(line)
+        health_state = None if settings.in_memory else settings.state
+        reporter = HealthReporter(broker, listeners, guard, health_state)
+        listeners.dwork.report_health(reporter.measures)
         rejection_logs = (
             CountLog(listeners.malformed, clock, logger, MALFORMED_TEXT),
             CountLog(listeners.forbidden, clock, logger, FORBIDDEN_TEXT),

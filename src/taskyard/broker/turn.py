@@ -16,13 +16,14 @@ from taskyard.broker.record_stream import RecordStreams
 from taskyard.broker.requests import Requests
 from taskyard.broker.results import ResultLoader
 from taskyard.broker.whole_results import WholeResults
+from taskyard.core.counters import turn_histogram
 from taskyard.core.effects import Effect
 from taskyard.core.events import ClockSet, DiskSpaceChanged, Event, OutputSpaceChanged, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.recovery import EndedTaskIndex, encode, recall_for_event
-from taskyard.journal.store import DISK_RESERVE_BYTES, Store
+from taskyard.journal.store import DISK_RESERVE_BYTES, Head, Store
 from taskyard.net.protocols import Clock
 
 #: The wall clock may drift this far from the monotonic one before it counts as a jump.
@@ -106,6 +107,8 @@ class Broker:
         self._whole_results = WholeResults(scheduler.ledger, self.outputs)
         self._record_streams = RecordStreams(store, scheduler.ledger, index, self._is_reading)
         self.requests = Requests(scheduler.ledger, self._is_reading)
+        #: How long turns and commits took since the start.
+        self.turn_times, self.sync_times = turn_histogram(), turn_histogram()
         #: Delays replies to submissions while compaction lags behind.
         self.backpressure = Backpressure()
         #: Events for the next turn: undelivered effects and enqueued events.
@@ -122,12 +125,13 @@ class Broker:
 
     def process(self, arrived: Sequence[Event]) -> None:
         """Run a turn on events that were received for it: decide, commit, reply."""
+        since_ns = self.clock.monotonic_ns()
         effects = self._decide([*self._undelivered, *arrived], has_read=bool(arrived))
         records = self.scheduler.take_records()
         self._output_writer.sync(effects)
         if records:
             body = encode(records)
-            head = self.store.commit(body, len(records))
+            head = self._commit(body, len(records))
             if self.on_commit is not None:
                 self.on_commit(head.sequence, records)
             self._bytes_since_check += len(body)
@@ -138,6 +142,13 @@ class Broker:
         self._record_streams.fill(effects, records)
         passed = self.backpressure.throttle(effects, self.clock.monotonic_ns())
         self._undelivered = self.transport.send(passed)
+        self.turn_times.add(self.clock.monotonic_ns() - since_ns)
+
+    def _commit(self, body: bytes, records: int) -> Head:
+        since_ns = self.clock.monotonic_ns()
+        head = self.store.commit(body, records)
+        self.sync_times.add(self.clock.monotonic_ns() - since_ns)
+        return head
 
     def enqueue(self, event: Event) -> None:
         """Add an event to the next turn that did not come from the transport."""

@@ -60,9 +60,10 @@ def merged_status(found: Mapping[str, View]) -> View:
     merged["pauses"] = _distinct(one for view in views for one in view["pauses"])
     for kind in ("campaigns", "services"):
         merged[kind] = _merged_rows(view[kind] for view in views)
+    merged["health"] = None
     merged["brokers"] = [
         {"broker": endpoint, "counts": view["counts"], "workers": view["workers"]}
-        | {"paused": view["paused"], "accepting": view["accepting"]}
+        | {"paused": view["paused"], "accepting": view["accepting"], "health": view.get("health")}
         for endpoint, view in found.items()
     ]
     return merged

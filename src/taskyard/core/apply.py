@@ -15,7 +15,7 @@ from msgspec import structs
 
 from taskyard.core import graph, lane_queues, records
 from taskyard.core.entities import Ending, Lease, Task, Worker
-from taskyard.core.lane_queues import lane_counts, lower_lane_needs, one_lane
+from taskyard.core.lane_queues import lane_counts, lower_lane_needs, one_lane, whole_lease
 from taskyard.core.limits import (
     ATTEMPT_REASON_BYTES_MAX,
     ATTEMPTS_SHOWN_MAX,
@@ -250,10 +250,8 @@ def _finished(ledger: Ledger, record: records.Finished, tasks: Tasks) -> None:
 
 def _counts_of(tasks: Tasks) -> Counts:
     """Return `lane_counts`, from the lease if the tasks are a whole lease."""
-    lease = tasks[0].lease if tasks else None
-    if lease is not None and lease.tasks == tasks:
-        return lease.counts
-    return lane_counts(tasks)
+    lease = whole_lease(tasks)
+    return lane_counts(tasks) if lease is None else lease.counts
 
 
 def _release(ledger: Ledger, tasks: Tasks, at_ns: int) -> None:
@@ -264,7 +262,14 @@ def _release(ledger: Ledger, tasks: Tasks, at_ns: int) -> None:
         ledger.schedule_due(early)
         tasks = [task for task in tasks if task.due_ns <= at_ns]
     ledger.move(tasks, Cause.RELEASED)
+    _set_ready(tasks, at_ns)
     ledger.enqueue(tasks, front=True)
+
+
+def _set_ready(tasks: Tasks, at_ns: int) -> None:
+    """Note since when tasks are ready, if not since they were submitted."""
+    for task in tasks:
+        task.ready_ns = at_ns
 
 
 def _record_attempts(
@@ -331,6 +336,7 @@ def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
     back = record.reason is ReturnReason.DEFERRED_BACK
     front = record.reason not in RETURNS_TO_BACK
     ledger.requeue(tasks, Cause.RETURNED, front=front, deferred=back)
+    _set_ready(tasks, record.at_ns)
     for lane, _ in released:
         lane_queues.cap_released(lane)
     ledger.schedule_expiry(tasks)
@@ -340,11 +346,13 @@ def _lease_expired(ledger: Ledger, record: records.LeaseExpired, tasks: Tasks) -
     _record_attempts(ledger, tasks, (b"expired", record.at_ns), [_LOST_TEXT])
     ledger.release(tasks)
     ledger.requeue(tasks, Cause.LEASE_EXPIRED, front=True)
+    _set_ready(tasks, record.at_ns)
     ledger.schedule_expiry(tasks)
 
 
-def _came_due(ledger: Ledger, _record: records.CameDue, tasks: Tasks) -> None:
+def _came_due(ledger: Ledger, record: records.CameDue, tasks: Tasks) -> None:
     ledger.move(tasks, Cause.CAME_DUE)
+    _set_ready(tasks, record.at_ns)
     ledger.enqueue(tasks, deferred=True)
 
 
@@ -382,6 +390,7 @@ def _retried(ledger: Ledger, record: records.Retried, tasks: Tasks) -> None:
                     task.terms.report_ns, [task.name]
                 )  # an earlier entry was dropped while it was FAILED
     ledger.requeue(tasks, Cause.RETRIED, front=False)
+    _set_ready(tasks, record.at_ns)
     ledger.schedule_expiry(tasks)
 
 

@@ -125,6 +125,7 @@ def lease(context: Context, worker: Worker, count: int) -> bool:
     lease_ns = _lease_ns(worker, tasks)
     is_rarely_seen = not worker.leases and worker.heartbeat_ns > worker.facts.heartbeat_ns
     context.emit(Leased(context.at_ns, worker.name, names, attempts, lease_ns), tasks)
+    context.counters.add_lease(context.at_ns, tasks)
     if is_rarely_seen:
         worker.leased_ns = context.now_ns  # its last heartbeat may be older than a lease
         context.schedule_timeout(worker)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.core import deadlines
 from taskyard.core.apply import apply
+from taskyard.core.counters import Counters
 from taskyard.core.effects import UnknownWorker
 from taskyard.core.limits import SECOND_NS, WARNINGS_MAX
 
@@ -71,6 +72,8 @@ class Context:
         self.use_count = 0
         #: Counts down from -1. Orders workers that register ahead of all others.
         self.top_count = -1
+        #: What was decided since the start.
+        self.counters = Counters()
         self.records: list[AnyRecord] = []
         self.effects: list[Effect] = []
         #: Lines for the broker's log.
@@ -89,6 +92,7 @@ class Context:
     def emit(self, record: AnyRecord, tasks: list[Task] | None = None) -> None:
         """Apply a decision and keep its record for the journal."""
         self.records.append(record)
+        self.counters.add(record, tasks)
         apply(self.ledger, record, tasks)
 
     def send(self, effect: Effect) -> None:

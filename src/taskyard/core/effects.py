@@ -10,6 +10,7 @@ from enum import Enum
 
 from msgspec import Struct, field
 
+from taskyard.core.counters import Counters
 from taskyard.core.events import Scope
 from taskyard.core.model import HeartbeatMark, Refusal, RefusedTask, Terms, WorkerFacts
 from taskyard.core.output import OutputChunk, Stream
@@ -227,6 +228,8 @@ class Stats(Struct, gc=False):
     refused_last: RefusedTasks | None = None
     #: Work since the last compaction, in percent of the work that makes one due.
     lag_percent: int = 0
+    #: What was decided since the broker started. None: not requested.
+    counters: Counters | None = None
 
 
 class StatsReply(Effect):

@@ -70,6 +70,8 @@ class Task(Struct, gc=False, eq=False):
     losses_excused: int = 0
     #: DELAYED: until when, by the wall clock.
     due_ns: int = 0
+    #: Volatile. READY: since when, by the wall clock. 0: since it was submitted, or unknown.
+    ready_ns: int = 0
 
     @property
     def losses(self) -> int:

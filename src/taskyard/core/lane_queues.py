@@ -15,7 +15,7 @@ from taskyard.core.limits import EXCLUSIVE
 from taskyard.core.resources import common_minimum
 
 if TYPE_CHECKING:
-    from taskyard.core.entities import Lane, Task
+    from taskyard.core.entities import Lane, Lease, Task
     from taskyard.core.model import Terms
     from taskyard.core.queues import Queue
     from taskyard.core.resources import Resources
@@ -191,6 +191,12 @@ def one_queue(tasks: Tasks) -> Queue[Task] | None:
     priorities = [task.terms.priority for task in tasks]
     alike = attempts.count(0) == len(tasks) == priorities.count(priorities[0])
     return lane.queue(priorities[0]) if alike else None
+
+
+def whole_lease(tasks: Tasks) -> Lease | None:
+    """Return the lease of these tasks if they are all of it, as batch workers report them."""
+    lease = tasks[0].lease if tasks else None
+    return lease if lease is not None and lease.tasks == tasks else None
 
 
 def lane_counts(tasks: Tasks) -> Counts:

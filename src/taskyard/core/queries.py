@@ -292,6 +292,7 @@ def stats_requested(context: Context, event: events.StatsRequested) -> None:
         refused=context.refused,
         refused_last=context.refused_last,
         lag_percent=context.lag_percent,
+        counters=context.counters.copied(),
     )
     context.send(StatsReply(event.client, event.request, stats))
 

@@ -54,6 +54,7 @@ def _rates_ns(context: Context) -> list[int]:
 
 def clock_set(context: Context, event: events.ClockSet) -> None:
     context.wall_offset_ns = event.wall_ns - event.now_ns
+    context.counters.started_ns = context.counters.started_ns or event.wall_ns
     _follow_wall_clock(context)
 
 

@@ -138,6 +138,12 @@ class Guard:
         self._listeners.append(listener)
         return listener.arrivals
 
+    def connections(self) -> int | None:
+        """Return the number of open connections. None: they can't be counted on this system."""
+        if not self._is_able:
+            return None
+        return sum(len(listener.connections) for listener in self._listeners)
+
     def start(self) -> None:
         """Start the thread."""
         if not self._is_able:

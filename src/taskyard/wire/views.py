@@ -19,6 +19,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Terms, shown
 from taskyard.core.resources import MEMORY, UNIT
 from taskyard.core.states import WorkerState
+from taskyard.wire.health_views import Health
 from taskyard.wire.payloads import CALL, EXEC
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ class BrokerCounts(Document):
     workers: int
     paused: bool
     accepting: bool
+    health: Health | None
 
 
 class BrokerSums(Document, kw_only=True):
@@ -244,6 +246,9 @@ class Stats(BrokerSums):
     #: Connections cut since the broker started, by reason: "connections", "memory",
     #: "frames".
     connections_cut: dict[str, int]
+    #: The broker's own health. null: none is running, or it is of an older version. With several
+    #: brokers it is in `brokers`.
+    health: Health | None
 
 
 class Worker(BrokerPart):
@@ -476,7 +481,9 @@ def _seconds_run(one: runs.Attempt) -> float | None:
     return (ended_ns - started_ns) / SECOND_NS if ended_ns else None
 
 
-def stats(value: effects.Stats, connections_cut: Mapping[str, int]) -> Stats:
+def stats(
+    value: effects.Stats, connections_cut: Mapping[str, int], health: Health | None = None
+) -> Stats:
     return Stats(
         counts=counts(value.counts),
         behind_failure=value.stuck,
@@ -500,6 +507,7 @@ def stats(value: effects.Stats, connections_cut: Mapping[str, int]) -> Stats:
         refused_last=None if value.refused_last is None else _refused(value.refused_last),
         compaction_lag=value.lag_percent / 100,
         connections_cut=dict(connections_cut),
+        health=health,
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from taskyard.wire.dialect import Reply
+    from taskyard.wire.health_views import BrokerMeasures
 
 #: Workers whose facts and last heartbeat are kept, with a few kilobytes each at most. Most workers
 #: leave without an Exit.
@@ -175,6 +176,8 @@ class PendingRequests:
         self.leaving = False
         #: Connections cut by the guard, by reason. The guard updates it.
         self.connections_cut: Mapping[str, int] = {}
+        #: Measures the broker for its status. None: no broker is running.
+        self.measures: Callable[[], BrokerMeasures] | None = None
 
     def set_plain(self, socket: int, plain: PlainPeers) -> None:
         """Set the terms of plain peers at the socket with this number."""

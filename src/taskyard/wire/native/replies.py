@@ -15,7 +15,7 @@ from taskyard.core.model import Refusal
 from taskyard.core.output import Stream
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import views
+from taskyard.wire import health_views, views
 from taskyard.wire.native import frames as tasks
 from taskyard.wire.native.frames import encode_rule
 from taskyard.wire.record_views import record_document
@@ -226,7 +226,10 @@ def _found(pending: PendingRequests, effect: effects.TaskDetails) -> list[Reply]
 def _counted(pending: PendingRequests, effect: effects.StatsReply) -> list[Reply]:
     entry = pending.entries.get(effect.request)
     if entry is not None and entry.kind == _Q.Stats:
-        document = views.encode(views.stats(effect.stats, pending.connections_cut))
+        health, counters = None, effect.stats.counters
+        if counters is not None and pending.measures is not None:
+            health = health_views.health(counters, pending.measures())
+        document = views.encode(views.stats(effect.stats, pending.connections_cut, health))
         return pending.answer(effect.request, _Q.Stats, document=document)
     counts = effect.stats.counts
     ready = counts[TaskState.READY]

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from taskyard.wire.dialect import Reply
+    from taskyard.wire.health_views import BrokerMeasures
 
 _Q: Final = pb.QueryMsg
 
@@ -95,6 +96,10 @@ class NativeServer:
     def report_cut(self, counts: Mapping[str, int]) -> None:
         """Show cut connections in the status. The counts may still grow."""
         self._pending.connections_cut = counts
+
+    def report_health(self, measures: Callable[[], BrokerMeasures]) -> None:
+        """Show the broker's health in the status, with these measures."""
+        self._pending.measures = measures
 
     def receive(
         self,

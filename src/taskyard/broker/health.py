@@ -1,0 +1,71 @@
+"""The broker's own measures for its status: sizes on the disk, connections, malformed messages.
+
+Sizes are read from the disk at most every few seconds, however often a status is requested. The
+times of turns and commits come from the turn, and all other counters from the scheduler.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.journal import history, schema
+from taskyard.wire.health_views import BrokerMeasures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from taskyard.broker.listeners import Listeners
+    from taskyard.broker.turn import Broker
+    from taskyard.net.guard import Guard
+
+#: How old sizes on the disk may be. There may be thousands of files.
+_SIZES_NS_MAX: Final = 5 * SECOND_NS
+
+
+class HealthReporter:
+    """Collects the measures of a running broker."""
+
+    def __init__(
+        self, broker: Broker, listeners: Listeners, guard: Guard, state: Path | None
+    ) -> None:
+        """`state` is None if the journal is in memory."""
+        self._broker, self._listeners, self._guard = broker, listeners, guard
+        self._state = state
+        self._read_ns: int | None = None
+        self._journal_bytes = self._history_bytes = 0
+
+    def measures(self) -> BrokerMeasures:
+        broker = self._broker
+        now_ns = broker.clock.monotonic_ns()
+        if self._read_ns is None or now_ns - self._read_ns > _SIZES_NS_MAX:
+            self._read_ns = now_ns
+            self._read_sizes()
+        store = broker.store
+        return BrokerMeasures(
+            broker.turn_times,
+            broker.sync_times,
+            self._journal_bytes,
+            store.head.sequence - store.anchor.sequence,
+            self._history_bytes,
+            None if self._state is None else store.disk_free_bytes(),
+            self._guard.connections(),
+            self._listeners.malformed_by_dialect(),
+        )
+
+    def _read_sizes(self) -> None:
+        if self._state is not None:
+            journal = self._state / schema.FILE_NAME
+            self._journal_bytes = _bytes_of([journal, *schema.companions(journal)])
+            self._history_bytes = _bytes_of((self._state / history.FOLDER).rglob("*"))
+
+
+def _bytes_of(paths: Iterable[Path]) -> int:
+    """Return the size of these files together. One that was just removed counts nothing."""
+    total = 0
+    for path in paths:
+        with suppress(OSError):
+            total += path.stat().st_size
+    return total

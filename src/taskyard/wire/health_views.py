@@ -1,0 +1,132 @@
+"""The broker's health as JSON: its own times and sizes, and the counters of its scheduler.
+
+Owns the names of these fields, which scripts rely on, like `views`. All counters begin at 0 when
+the broker starts. The owner of the broker fills in what the scheduler does not count.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+
+from taskyard.core.counters import OUTCOMES, TASK_BOUNDS_NS, TURN_BOUNDS_NS
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import shown
+
+if TYPE_CHECKING:
+    from taskyard.core import counters
+
+
+class HealthPart(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Base of the broker's health and its parts."""
+
+
+class Histogram(HealthPart):
+    """Durations in seconds, counted in buckets."""
+
+    #: One count for each bound, which it includes, and one for all that is longer.
+    counts: list[int]
+    #: All durations together.
+    sum: float
+    #: Estimates within their buckets, and the longest duration.
+    p50: float
+    p99: float
+    longest: float
+
+
+class ServiceHealth(HealthPart):
+    """The attempts of a service."""
+
+    #: `(other)` stands for services beyond the first 200.
+    name: str
+    #: Ended attempts by outcome: `finished`, `failed`, `postponed`, `returned`, `expired` or
+    #: `cancelled`.
+    attempts: dict[str, int]
+    #: How long they ran: as the worker measured it, or else from the lease to the report.
+    run: Histogram
+    #: How long tasks were ready until they were leased, unless they were before the broker started.
+    wait: Histogram
+
+
+class Health(HealthPart):
+    """The broker's own health. Counters begin at 0 when it starts."""
+
+    started: float
+    #: Upper bounds in seconds of the buckets of `turns` and `syncs`, and of `run` and `wait`.
+    turn_bounds: list[float]
+    task_bounds: list[float]
+    #: Turns, from their messages to their replies, and the commits in them.
+    turns: Histogram
+    syncs: Histogram
+    #: On the disk. Rows are those that no snapshot covers yet.
+    journal_bytes: int
+    journal_rows: int
+    history_bytes: int
+    #: null: the journal is in memory.
+    disk_free_bytes: int | None
+    #: Open connections. null: not counted on this system.
+    connections: int | None
+    #: Malformed messages, by dialect.
+    malformed: dict[str, int]
+    submitted: int
+    #: Failed attempts after which the task is tried again.
+    retries: int
+    #: Attempts that ended because their worker was lost.
+    lease_expiries: int
+    #: Reports of attempts that were over.
+    stale_results: int
+    services: list[ServiceHealth]
+
+
+class BrokerMeasures(Struct):
+    """The part of a broker's health that its scheduler does not count."""
+
+    turns: counters.Histogram
+    syncs: counters.Histogram
+    journal_bytes: int = 0
+    journal_rows: int = 0
+    history_bytes: int = 0
+    disk_free_bytes: int | None = None
+    connections: int | None = None
+    malformed: dict[str, int] = field(default_factory=dict)
+
+
+def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:
+    """Return a broker's health from both of its parts."""
+    return Health(
+        started=counted.started_ns / SECOND_NS,
+        turn_bounds=[bound_ns / SECOND_NS for bound_ns in TURN_BOUNDS_NS],
+        task_bounds=[bound_ns / SECOND_NS for bound_ns in TASK_BOUNDS_NS],
+        turns=_histogram(measures.turns),
+        syncs=_histogram(measures.syncs),
+        journal_bytes=measures.journal_bytes,
+        journal_rows=measures.journal_rows,
+        history_bytes=measures.history_bytes,
+        disk_free_bytes=measures.disk_free_bytes,
+        connections=measures.connections,
+        malformed=measures.malformed,
+        submitted=counted.submitted,
+        retries=counted.retries,
+        lease_expiries=counted.lease_expiries,
+        stale_results=counted.stale_results,
+        services=[
+            ServiceHealth(
+                name=shown(name),
+                attempts=dict(zip(OUTCOMES, one.attempts, strict=True)),
+                run=_histogram(one.run),
+                wait=_histogram(one.wait),
+            )
+            for name, one in counted.services.items()
+        ],
+    )
+
+
+def _histogram(value: counters.Histogram) -> Histogram:
+    return Histogram(
+        counts=value.counts,
+        sum=value.sum_ns / SECOND_NS,
+        p50=value.quantile_ns(0.5) / SECOND_NS,
+        p99=value.quantile_ns(0.99) / SECOND_NS,
+        longest=value.longest_ns / SECOND_NS,
+    )

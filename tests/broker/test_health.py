@@ -1,0 +1,80 @@
+"""The broker's own measures: times of turns and commits, sizes on the disk, malformed messages."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from taskyard.broker.health import HealthReporter
+from taskyard.broker.listeners import Listeners
+from taskyard.broker.turn import Broker
+from taskyard.core.events import StatsRequested, SubmitRequested
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission
+from taskyard.core.scheduler import Scheduler
+from taskyard.journal.sqlite import SqliteStore
+from taskyard.net.guard import Guard
+from tests.kit.broker import TurnHarness
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEP_NS = SECOND_NS // 1000
+
+SUBMIT = SubmitRequested(0, b"client", Submission([b"a"], [b""]))
+
+
+class TickingHarness(TurnHarness):
+    """Every look at the clock takes a millisecond."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ns = 0
+        self.broker = Broker(Scheduler(), self, self.store, self)
+
+    def monotonic_ns(self) -> int:
+        self.now_ns += STEP_NS
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns
+
+
+def test_turns_and_commits_are_timed() -> None:
+    harness = TickingHarness()
+    harness.run_turn([SUBMIT])
+    broker = harness.broker
+    assert (sum(broker.turn_times.counts), sum(broker.sync_times.counts)) == (1, 1)
+    assert broker.sync_times.sum_ns == STEP_NS
+    assert broker.turn_times.sum_ns > 2 * STEP_NS
+    harness.run_turn([StatsRequested(0, b"client", 1)])
+    assert (sum(broker.turn_times.counts), sum(broker.sync_times.counts)) == (2, 1)
+
+
+def test_sizes_are_read_from_the_disk_once_in_a_while(tmp_path: Path) -> None:
+    harness, guard = TickingHarness(), Guard()
+    listeners = Listeners(b"identity")
+    with closing(SqliteStore(tmp_path)) as store, closing(guard):
+        harness.broker.store = store
+        reporter = HealthReporter(harness.broker, listeners, guard, tmp_path)
+        store.commit(b"body", 1)
+        found = reporter.measures()
+        assert (found.journal_rows, found.history_bytes) == (1, 0)
+        assert found.journal_bytes > 4096
+        assert found.disk_free_bytes
+        (tmp_path / "history").mkdir()
+        (tmp_path / "history" / "events-1").write_bytes(b"12345")
+        assert reporter.measures().history_bytes == 0
+        harness.now_ns += 60 * SECOND_NS
+        assert reporter.measures().history_bytes == 5
+
+
+def test_malformed_messages_are_counted_by_dialect(tmp_path: Path) -> None:
+    with closing(Listeners(b"identity" * 4)) as listeners:
+        listeners.open("native", [f"ipc://{tmp_path}/n"])
+        listeners.open("wmp", [f"ipc://{tmp_path}/w"])
+        listeners.dwork.malformed = 3
+        dialect = listeners.dialect()
+        dialect.receive(b"\x01peer", [b"not", b"a", b"message"], 0)
+        assert listeners.malformed_by_dialect() == {"dwork": 3, "wmp": 1}
+        assert listeners.malformed() == 4
