@@ -18,6 +18,7 @@ from msgspec import Struct
 from taskyard.core.states import TaskState
 from taskyard.journal.history_rows import OUTCOMES, STATES
 from taskyard.web.event_columns import NULL
+from taskyard.web.event_log import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +75,7 @@ class TaskTable:
         self.codes: dict[str, Codes] = {name: np.zeros(_ROWS_MIN, np.int32) for name in _CODES}
         self.numbers: dict[str, Ints] = {name: np.zeros(_ROWS_MIN, np.int64) for name in _NUMBERS}
         self.attempts = AttemptTable()
+        self.log = EventLog(catalog)
         kinds = catalog["kind"]
         self._kind = {kind: kinds.number(kind) for kind in (*STATES, *OUTCOMES)}
         self._state_of = _by_kind({self._kind[kind]: int(state) for kind, state in STATES.items()})
@@ -101,6 +103,7 @@ class TaskTable:
     def apply(self, events: EventColumns) -> Steps:
         """Apply a block of events. Returns those that moved tasks."""
         row = self.rows_of(events.task)
+        self.log.add(row, events)
         order = np.argsort(row, kind="stable")
         order = order[row[order] >= 0]
         row, kind = row[order], events.codes["kind"][order]

@@ -24,6 +24,7 @@ from taskyard.web.time_series import TimeSeries
 if TYPE_CHECKING:
     from taskyard.web.event_columns import Flags, Ints
     from taskyard.web.event_feed import Batch
+    from taskyard.web.event_log import TaskEvent
 
 #: Bars of a histogram of run times, for each factor of ten.
 BINS_PER_DECADE: Final = 4
@@ -210,6 +211,11 @@ class View:
     def full_names(self, rows: Ints) -> list[str]:
         """Return the full names of tasks."""
         return [_text(self.tasks.names[row]) for row in rows.tolist()]
+
+    def events_of(self, name: str) -> list[TaskEvent]:
+        """Return the latest events of a task, the oldest first. Empty if its name is unknown."""
+        row = self.tasks.row_of(name.encode())
+        return [] if row is None else self.tasks.log.of_task(row)
 
     def neighbours(self, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the tasks that a task waits for, and those that wait for it, some of each."""

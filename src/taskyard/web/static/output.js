@@ -1,30 +1,43 @@
 // Shows the output of a task, and what it prints while it runs.
 
-const POLL_MS = 1000;
 const SHOWN_CHARACTERS_MAX = 500_000;
 
 export function followOutput() {
   const element = document.querySelector("[data-output]");
   if (!element) return;
+  const choice = document.getElementById("attempt");
+  const status = document.getElementById("output-status");
   let stream = "stdout";
-  let next = 0;
-  let generation = 0;
+  let source = null;
 
-  async function read(mine) {
-    const address = `${element.dataset.output}&stream=${stream}&offset=${next}`;
-    const response = await fetch(address);
-    if (mine !== generation) return;
-    if (!response.ok) {
-      element.textContent = "no output is kept";
-      return;
-    }
-    const page = await response.json();
+  function write(text) {
     const isAtEnd = element.scrollTop + element.clientHeight >= element.scrollHeight - 4;
-    element.textContent = (element.textContent + page.text).slice(-SHOWN_CHARACTERS_MAX);
+    if (element.textContent.length + text.length <= SHOWN_CHARACTERS_MAX) element.append(text);
+    else element.textContent = (element.textContent + text).slice(-SHOWN_CHARACTERS_MAX);
     if (isAtEnd) element.scrollTop = element.scrollHeight;
-    next = page.next;
-    if (page.next < page.total) await read(mine);
-    else if (page.live) setTimeout(() => read(mine), POLL_MS);
+  }
+
+  function read() {
+    source?.close();
+    element.textContent = "";
+    status.textContent = "Reading";
+    const attempt = choice?.value ? `&attempt=${choice.value}` : "";
+    const mine = new EventSource(`${element.dataset.output}&stream=${stream}${attempt}`);
+    source = mine;
+    mine.addEventListener("message", (event) => {
+      const { text, skipped } = JSON.parse(event.data);
+      status.textContent = "Live";
+      if (text) write(text);
+      else write(`(${skipped.toLocaleString()} earlier bytes: taskyard log prints all)\n`);
+    });
+    mine.addEventListener("end", () => {
+      mine.close();
+      status.textContent = element.textContent ? "Ended" : "No output";
+    });
+    mine.addEventListener("error", () => {
+      const isOver = mine.readyState === EventSource.CLOSED;
+      status.textContent = isOver ? "No output is kept" : "Connecting again";
+    });
   }
 
   for (const button of document.querySelectorAll("[data-stream]")) {
@@ -33,11 +46,9 @@ export function followOutput() {
         other.setAttribute("aria-pressed", String(other === button));
       }
       stream = button.dataset.stream;
-      next = 0;
-      generation += 1;
-      element.textContent = "";
-      read(generation);
+      read();
     });
   }
-  read(generation);
+  choice?.addEventListener("change", read);
+  read();
 }

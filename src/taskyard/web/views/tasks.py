@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import shlex
+from codecs import getincrementaldecoder
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from taskyard.client import task_filters
+from taskyard.core.identity import spelling
 from taskyard.errors import UserError
+from taskyard.web import story
 from taskyard.web.views import site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from starlette.requests import Request
     from starlette.routing import BaseRoute
@@ -21,12 +27,17 @@ if TYPE_CHECKING:
     from taskyard.client.client import Client
     from taskyard.core.events import Scope
     from taskyard.web.views.site import Site
+    from taskyard.wire.native.streams import OutputPage
 
 #: Tasks on one page of the list.
 PAGE_TASKS: Final = 100
 
-#: Bytes of output in one reply.
+#: Bytes of output in one event, and those that a page shows of a long output: its end.
 _OUTPUT_BYTES_MAX: Final = 64 * 1024
+_OUTPUT_BYTES_SHOWN_MAX: Final = 512 * 1024
+
+#: The time between two questions for more output of a running task.
+_OUTPUT_SECONDS: Final = 1.0
 
 #: Tasks that an action by names takes: those of a filter that no scope describes.
 _NAMES_MAX: Final = 10_000
@@ -42,47 +53,74 @@ def routes(shown: Site) -> list[BaseRoute]:
         return shown.page(request, "tasks.html", filter=chosen, page=page, per_page=PAGE_TASKS)
 
     async def task(request: Request) -> Response:
-        name = request.query_params.get("name", "")
-        document = await shown.broker.ask("show", name)
+        document = await shown.broker.ask("show", request.query_params.get("name", ""))
+        name = spelling(document["campaign"], document["name"])
         why = await shown.broker.ask("explain", name)
         with shown.view() as view:
             befores, dependents = view.neighbours(name)
+            events = view.events_of(name)
         return shown.page(
             request,
             "task.html",
             name=name,
             task=document,
             why=why,
+            command=shlex.join(document["argv"] or ()),
+            story=story.tell(events, document["attempts"]),
             befores=befores,
             dependents=dependents,
-        )
-
-    async def output(request: Request) -> Response:
-        """Return a part of a task's output, and whether more may follow."""
-        query = request.query_params
-        offset, stderr = site.number(request, "offset"), query.get("stream") == "stderr"
-
-        def read(client: Client) -> Any:  # noqa: ANN401  # a page of output
-            return client.output_page(
-                query.get("name", ""), offset, stderr=stderr, count=_OUTPUT_BYTES_MAX
-            )
-
-        page = await shown.broker.call(read)
-        return JSONResponse(
-            {
-                "text": page.data.decode(errors="replace"),
-                "next": offset + len(page.data),
-                "total": page.bytes_total,
-                "live": page.live,
-            }
         )
 
     return [
         Route("/tasks", tasks),
         Route("/task", task),
-        Route("/task/output", output),
+        Route("/task/output", _output(shown)),
         _action_route(shown),
     ]
+
+
+def _output(shown: Site) -> Callable[[Request], Awaitable[Response]]:
+    async def output(request: Request) -> Response:
+        """Send a task's output as events, and what it prints while it runs."""
+        query = request.query_params
+        name, is_stderr = query.get("name", ""), query.get("stream") == "stderr"
+        attempt = site.number(request, "attempt") or None
+        # A browser that connects again goes on where it stopped.
+        last_id = request.headers.get("last-event-id", "")
+        offset = int(last_id) if last_id.isdecimal() else -1
+
+        def read(offset: int, count: int = _OUTPUT_BYTES_MAX) -> Callable[[Client], OutputPage]:
+            return lambda client: client.output_page(
+                name, offset, stderr=is_stderr, attempt=attempt, count=count
+            )
+
+        if offset < 0:  # only the end of a long output, so that the page stays small
+            total = (await shown.broker.call(read(0, 1))).bytes_total
+            offset = max(total - _OUTPUT_BYTES_SHOWN_MAX, 0)
+
+        async def parts(offset: int) -> AsyncIterator[str]:
+            decoder = getincrementaldecoder("utf-8")("replace")
+            if offset and not last_id:
+                yield _sent({"skipped": offset}, offset)
+            while not await request.is_disconnected():
+                page = await shown.broker.call(read(offset))
+                offset += len(page.data)
+                if page.data:
+                    yield _sent({"text": decoder.decode(page.data)}, offset)
+                if offset >= page.bytes_total or not page.data:
+                    if not page.live:
+                        break
+                    await asyncio.sleep(_OUTPUT_SECONDS)
+            yield "event: end\ndata: {}\n\n"
+
+        return StreamingResponse(parts(offset), media_type="text/event-stream")
+
+    return output
+
+
+def _sent(document: dict[str, object], offset: int) -> str:
+    """Return an event for the browser. JSON has no line breaks."""
+    return f"id: {offset}\ndata: {json.dumps(document)}\n\n"
 
 
 def _action_route(shown: Site) -> BaseRoute:
