@@ -1,7 +1,7 @@
-"""One Spark session for all tests of the pipeline, because it takes longer to start than to use.
+"""One JVM with Spark for all tests of the pipeline, because it takes longer to start than to use.
 
-With `-n`, each process of xdist has one. Without Spark (an install without the extra), the tests
-are skipped.
+With `-n`, each process of xdist has a session of its own in it. Without Spark (an install without
+the extra), the tests are skipped.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.pipeline import python_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from playwright.sync_api import Browser
     from pyspark.sql import SparkSession
+
+    from tests.pipeline.shared_jvm import SharedJvm
 
 _HAS_SPARK = find_spec("pyspark") is not None
 
@@ -53,37 +52,35 @@ def class_archive(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session")
-def python_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Run the server of Spark's Python programs. Yields the variables for a JVM that uses it."""
-    with python_daemon.served(tmp_path_factory.mktemp("daemon") / "socket") as variables:
-        yield variables
-
-
-@pytest.fixture(scope="session")
-def spark(
+def shared_jvm(
     class_archive: None,  # noqa: ARG001  # only before it
-    python_daemons: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[SparkSession]:
-    from taskyard.pipeline.session import session_scope  # noqa: PLC0415  # not without Spark
+) -> Iterator[SharedJvm]:
+    from tests.pipeline import shared_jvm  # noqa: PLC0415  # not without Spark
     from tests.pipeline.deployments import CONNECT  # noqa: PLC0415
     from tests.pipeline.scenarios import SMALL  # noqa: PLC0415
 
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent  # of all processes
     conf = {
         **SMALL,
         **CONNECT,
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
-    is_java_chosen = "JAVA_HOME" in os.environ
-    with ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in python_daemons.items():
-                patch.setenv(name, value)
-            session = stack.enter_context(session_scope("tests", "local[2]", conf=conf))
-        # The session sets it. Commands that inherit it would not find the class archive.
-        if not is_java_chosen:
-            del os.environ["JAVA_HOME"]
-        yield session
+    with shared_jvm.shared_jvm(directory, conf) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def spark(shared_jvm: SharedJvm) -> SparkSession:
+    return shared_jvm.session
+
+
+@pytest.fixture(scope="session")
+def python_daemons(shared_jvm: SharedJvm) -> dict[str, str]:
+    """Return the variables for a JVM that uses the server of Spark's Python programs."""
+    return shared_jvm.variables
 
 
 @pytest.fixture(scope="session")
