@@ -80,6 +80,7 @@ def remote(inputs: Path, connect_url: str, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def cluster(
     inputs: Path,
+    spark: SparkSession,
     short_lived: str,
     python_daemons: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
@@ -87,7 +88,7 @@ def cluster(
     directory = tmp_path_factory.mktemp("cluster")
     with (
         _broker(tmp_path_factory) as broker,
-        deployments.cluster(directory, short_lived, python_daemons) as (master, _),
+        deployments.cluster(spark, directory) as master,
     ):
         conf = {
             "spark.executor.memory": "512m",
