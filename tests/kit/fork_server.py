@@ -72,7 +72,9 @@ class ForkServer:
         ):
             return int(_execute(*how))
         with self._lock:
-            self._socket = self._socket or start_server()
+            if self._socket is None:
+                self._socket = start_server()
+                atexit.register(self._socket.close)  # else Python warns of it
             socket.send_fds(self._socket, [message], descriptors)
             return int(self._socket.recv(REQUEST_BYTES_MAX))
 

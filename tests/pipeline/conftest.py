@@ -32,9 +32,9 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have one process of xdist run all tests of a file, so that no deployment starts twice."""
+    """Let a process of xdist that is done take tests of others, because tests take long."""
     if config.getoption("dist", "no") == "load":  # the default of `-n`
-        config.option.dist = "loadfile"
+        config.option.dist = "worksteal"
 
 
 @pytest.fixture(scope="session")
