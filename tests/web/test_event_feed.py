@@ -97,7 +97,7 @@ def test_every_event_is_read_once_whatever_is_trimmed(seed: int, tmp_path: Path)
 
 def assert_equal_tables(one: View, other: View) -> None:
     count = other.tasks.count
-    assert one.tasks.names == other.tasks.names
+    assert one.tasks.names.names == other.tasks.names.names
     assert (one.tasks.state[:count] == other.tasks.state[:count]).all()
     for name, numbers in other.tasks.numbers.items():
         assert (one.tasks.numbers[name][:count] == numbers[:count]).all(), name

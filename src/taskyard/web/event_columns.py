@@ -6,7 +6,6 @@ hosts and reasons in the order in which they appear. Knows nothing of what the e
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -43,22 +42,36 @@ _PLACES: Final = {name: place for place, name in enumerate(TABLES["events"])}
 _INT64_MAX: Final = (1 << 63) - 1
 
 
+class _Numbers(dict["bytes | None", int]):
+    """Numbers by name. A new name gets the next one, None has that of the empty name."""
+
+    def __init__(self, names: list[bytes]) -> None:
+        super().__init__({None: 0, b"": 0})
+        self._names = names
+
+    def __missing__(self, name: bytes) -> int:
+        number = self[name] = len(self._names)
+        self._names.append(name)
+        return number
+
+
 class NameList:
     """Names by number. Number 0 is the empty name."""
 
     def __init__(self) -> None:
         self.names: list[bytes] = [b""]
-        self._numbers: dict[bytes, int] = {b"": 0}
+        self._numbers = _Numbers(self.names)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def number(self, name: bytes) -> int:
         """Return the number of a name. A new name gets the next one."""
-        found = self._numbers.get(name)
-        if found is None:
-            found = self._numbers[name] = len(self.names)
-            self.names.append(name)
+        return self._numbers[name]
+
+    def numbers(self, names: Sequence[bytes | None]) -> Codes:
+        """Return the numbers of names. None has that of the empty name."""
+        found: Codes = np.fromiter(map(self._numbers.__getitem__, names), np.int32, len(names))
         return found
 
     def find(self, name: bytes) -> int | None:
@@ -106,28 +119,30 @@ def _numbers(runs: ColumnRuns, rows: int, null: int) -> Ints:
     if runs is None:
         return np.full(rows, null, np.int64)
     values, counts = runs
-    found = [null if value is None else min(value, _INT64_MAX) for value in values]
-    return np.repeat(np.array(found, np.int64), _lengths(counts))
+    return np.repeat(_int64(values, null), _lengths(counts))
+
+
+def _int64(values: list[int | None], null: int) -> Ints:
+    """Return numbers as an array. Most columns have no null and no number that is too large."""
+    try:
+        return np.array(values, np.int64)
+    except TypeError:
+        return _int64([null if value is None else value for value in values], null)
+    except OverflowError:
+        return np.array([null if one is None else min(one, _INT64_MAX) for one in values], np.int64)
 
 
 def _codes(runs: ColumnRuns, rows: int, names: NameList) -> Codes:
     if runs is None:
         return np.zeros(rows, np.int32)
     values, counts = runs
-    number = names.number
-    found = [0 if value is None else number(value) for value in values]
-    return np.repeat(np.array(found, np.int32), _lengths(counts))
+    return np.repeat(names.numbers(values), _lengths(counts))
 
 
-def _lengths(counts: list[int]) -> list[int]:
+def _lengths(counts: list[int]) -> Ints:
     """Return how often each stored value is repeated."""
-    lengths: list[int] = []
-    for count in counts:
-        if count > 0:
-            lengths.append(count)
-        else:
-            lengths.extend(repeat(1, -count))
-    return lengths
+    found = np.array(counts, np.int64)
+    return np.repeat(np.maximum(found, 1), np.maximum(-found, 1))
 
 
 def expanded(runs: ColumnRuns, rows: int) -> list[Any]:

@@ -19,6 +19,7 @@ from taskyard.core.states import TaskState
 from taskyard.journal.history_rows import OUTCOMES, STATES
 from taskyard.web.event_columns import NULL
 from taskyard.web.event_log import EventLog
+from taskyard.web.names import TaskNames
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,8 +68,7 @@ class TaskTable:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self.count = 0
-        self.names: list[bytes] = []
-        self._rows: dict[bytes, int] = {}
+        self.names = TaskNames()
         self.state: Codes = np.full(_ROWS_MIN, NO_STATE, np.int32)
         #: The states that follow from the events alone, in which BLOCKED stands for any wait.
         self._event_state: Codes = self.state.copy()
@@ -82,23 +82,13 @@ class TaskTable:
 
     def row_of(self, name: bytes) -> int | None:
         """Return the row of a task, or None if its name is unknown."""
-        return self._rows.get(name)
+        return self.names.row_of(name)
 
     def rows_of(self, names: Sequence[bytes | None]) -> Ints:
         """Return the rows of tasks. New names get new rows, None gets -1."""
-        rows, known = self._rows, self.names
-        found = []
-        for name in names:
-            if name is None:
-                found.append(-1)
-                continue
-            row = rows.get(name)
-            if row is None:
-                row = rows[name] = len(known)
-                known.append(name)
-            found.append(row)
-        self._grow(len(known))
-        return np.array(found, np.int64)
+        found = self.names.rows_of(names)
+        self._grow(len(self.names))
+        return found
 
     def apply(self, events: EventColumns) -> Steps:
         """Apply a block of events. Returns those that moved tasks."""

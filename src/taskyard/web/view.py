@@ -169,18 +169,18 @@ class View:
             part = wanted.reason.encode()
             numbers = [number for number, one in enumerate(reasons) if part in one]
             chosen &= np.isin(table.codes["reason"][: table.count], numbers)
-        found = np.flatnonzero(chosen)
         if wanted.match:
-            part, names = wanted.match.encode(), table.names
-            return np.array([row for row in found.tolist() if part in names[row]], np.int64)
-        return found
+            chosen &= table.names.search(wanted.match.encode())[: table.count]
+        return np.flatnonzero(chosen)
 
     def _ordered(self, rows: Ints, wanted: Filter, first: int, count: int) -> Ints:
         """Return a page of rows. Only the rows up to its end are sorted."""
         if wanted.sort == "name":
-            names = self.tasks.names
-            ordered = sorted(rows.tolist(), key=names.__getitem__, reverse=wanted.reverse)
-            return np.array(ordered[first : first + count], np.int64)
+            is_chosen = np.zeros(self.tasks.count, bool)
+            is_chosen[rows] = True
+            order = self.tasks.names.order()
+            ordered = order[is_chosen[order]]
+            return (ordered[::-1] if wanted.reverse else ordered)[first : first + count]
         column, is_falling = _SORTED_BY[wanted.sort]
         keys = self.tasks.numbers[column][rows]
         if is_falling != wanted.reverse:
