@@ -1,4 +1,4 @@
-"""The bar beside futures: on a real terminal, in a notebook, and nothing in a pipe."""
+"""The bar of futures and campaigns: on a real terminal, in a notebook, and as lines in a pipe."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from taskyard.client import progress
 from taskyard.client.aio import AsyncClient
 from taskyard.client.client import Client
 from taskyard.client.futures import Future, as_completed, wait
+from taskyard.errors import TimedOut
 from tests.cli.yard import Yard, running
 from tests.kit.processes import PATIENCE_SECONDS
 
@@ -97,7 +98,7 @@ def test_terminal_gets_a_bar_and_a_pipe_what_is_printed(yard: Yard) -> None:
     assert sorted(printed.split()) == sorted(["got"] * 20 + [str(n) for n in range(20)])
 
 
-def test_in_a_pipe_nothing_is_drawn(yard: Yard) -> None:
+def test_in_a_pipe_no_bar_is_drawn(yard: Yard) -> None:
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         capture_output=True,
@@ -106,7 +107,8 @@ def test_in_a_pipe_nothing_is_drawn(yard: Yard) -> None:
         check=True,
         timeout=PATIENCE_SECONDS,
     )
-    assert run.stderr == ""
+    assert "\x1b" not in run.stderr
+    assert all(line.startswith("tasks ") for line in run.stderr.splitlines())  # if it was slow
     assert len(run.stdout.splitlines()) == 20
 
 
@@ -174,6 +176,47 @@ def test_slow_tasks_have_a_rate_a_minute(cell: Cell, clock: list[float]) -> None
     for _ in progress.with_progress([settled(1), settled(1)], 4):
         clock[0] += 10
     assert "6.0/min" in cell.texts()[-1]
+
+
+def test_pipe_gets_a_line_every_few_seconds(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in progress.with_progress([settled(1), settled(ValueError()), settled(1)], 3):
+        clock[0] += 3
+    assert capsys.readouterr().err.splitlines() == [
+        "tasks 3/3, 1 failed",
+        "tasks 3/3, 1 failed",
+    ]
+    for _ in progress.with_progress([settled(1)], 1):
+        clock[0] += 3
+    assert capsys.readouterr().err == "", "quick work prints nothing"
+
+
+def test_wait_of_a_campaign_draws_its_counts(client: Client, cell: Cell) -> None:
+    client.map("operator:neg", range(5), campaign="bar")
+    client.submit(["false"], campaign="bar", name="bad")
+    client.submit(["true"], campaign="bar", after=["bad"])
+    client.campaign("bar").wait(PATIENCE_SECONDS, progress=True)
+    assert cell.texts()[0].split(",")[0].endswith("/7")
+    assert cell.texts()[-1].startswith("6/7, 1 failed")
+
+
+def test_wait_of_a_campaign_with_a_bar_ends_after_its_timeout(client: Client, cell: Cell) -> None:
+    late = client.submit(b"", service=UNSERVED, campaign="late")
+    with pytest.raises(TimedOut, match="campaign late: not settled after"):
+        client.campaign("late").wait(0.05, progress=True)
+    assert cell.texts()[-1] == "0/1"
+    late.cancel()
+
+
+def test_async_wait_of_a_campaign_draws_too(yard: Yard, cell: Cell) -> None:
+    async def scenario() -> None:
+        async with AsyncClient(state=yard.state) as client:
+            await client.map("operator:neg", range(3), campaign="async")
+            await client.campaign("async").wait(progress=True)
+
+    asyncio.run(scenario())
+    assert cell.texts()[-1] == "3/3"
 
 
 def test_bar_stays_as_it_was_when_the_loop_is_left(client: Client, cell: Cell) -> None:

@@ -17,6 +17,7 @@ from taskyard.campaign.batches import bundle_submission, encode_text
 from taskyard.campaign.bundles import assign_lanes, expand_row
 from taskyard.campaign.task_spec import service_of
 from taskyard.client import commands, requests
+from taskyard.client import progress as drawing
 from taskyard.client.requests import TaskRef, scope_of
 from taskyard.client.submit import after_names
 from taskyard.core.events import UnknownPolicy
@@ -98,9 +99,12 @@ class Campaign(_CampaignBase):
         """Return futures of all tasks that the campaign has now."""
         return self._client.futures_of(self.name)
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until no task of the campaign can run any more. Raises `TimedOut`."""
-        self._run(requests.wait_campaign(self.name, timeout))
+    def wait(self, timeout: float | None = None, *, progress: bool = False) -> None:
+        """Wait until no task of the campaign can run any more. Raises `TimedOut`.
+
+        With `progress`, draw a bar on a terminal or in a notebook, else print a line now and then.
+        """
+        self._run(_wait(self.name, timeout, progress=progress))
 
     def cancel(self, timeout: float | None = None) -> int:
         """Cancel unsettled tasks and all that wait for them. Return how many."""
@@ -133,9 +137,12 @@ class AsyncCampaign(_CampaignBase):
         """Return `AsyncFuture`s of all tasks that the campaign has now."""
         return self._client.futures_of(self.name)
 
-    def wait(self, timeout: float | None = None) -> Awaited[None]:
-        """Wait until no task of the campaign can run any more. Raises `TimedOut`."""
-        return self._run(requests.wait_campaign(self.name, timeout))
+    def wait(self, timeout: float | None = None, *, progress: bool = False) -> Awaited[None]:
+        """Wait until no task of the campaign can run any more. Raises `TimedOut`.
+
+        With `progress`, draw a bar on a terminal or in a notebook, else print a line now and then.
+        """
+        return self._run(_wait(self.name, timeout, progress=progress))
 
     def cancel(self, timeout: float | None = None) -> Awaited[int]:
         """Cancel unsettled tasks and all that wait for them. Return how many."""
@@ -144,6 +151,12 @@ class AsyncCampaign(_CampaignBase):
     def retry(self, timeout: float | None = None) -> Awaited[int]:
         """Retry failed tasks, and delayed ones now. Return how many."""
         return self._run(commands.retry(campaign=self.name, timeout=timeout))
+
+
+def _wait(name: str, timeout: float | None, *, progress: bool) -> Exchange[None]:
+    if not progress:
+        return requests.wait_campaign(name, timeout)
+    return drawing.follow_campaign(name, timeout)
 
 
 # Bundles.

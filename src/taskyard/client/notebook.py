@@ -1,25 +1,30 @@
 """HTML for notebooks: clients, campaigns, futures and progress bars. All text is escaped.
 
-Each call sends one request, waits a second at most, and never raises: a notebook would print a
-traceback. Colours mark states only, and can be read on white and on black. Imports no client: a
-session is enough.
+Each call waits two seconds at most, and never raises: a notebook would print a traceback. Colours
+mark states only, and can be read on white and on black. Imports no client: a session is enough.
 """
 
 from __future__ import annotations
 
 import reprlib
+import time
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from taskyard.client import requests
-from taskyard.client.exchanges import request_and_wait, run_exchange
+from taskyard.client.exchanges import Deadline, request_and_wait, run_exchange
+from taskyard.client.progress import Rate
+from taskyard.core.states import TaskState
+from taskyard.design import PALETTES
 from taskyard.errors import OutputTruncated, TaskyardError, TimedOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskyard.client.exchanges import Exchange
+    from taskyard.client.progress import Progress
     from taskyard.client.session import Session
 
 _T = TypeVar("_T")
@@ -30,20 +35,30 @@ _SECONDS: Final = 1.0
 #: A longer result is described, not shown.
 _RESULT_CHARACTERS_MAX: Final = 200
 
+#: A longer line is cut.
+_LINE_CHARACTERS_MAX: Final = 500
+
+#: Failed tasks of a campaign that are named.
+_FAILURES_MAX: Final = 5
+
+#: A campaign is shown again some minutes later. The time left follows from all that was seen.
+_RATE_SECONDS: Final = 600.0
+
 #: The states of tasks, most interesting first.
 _COLOURS: Final = {
-    "done": "#2f9e58",
-    "failed": "#d9483b",
-    "cancelled": "#9a6b4f",
-    "leased": "#3b82d6",
-    "ready": "#7c8aa0",
-    "delayed": "#b58a1c",
-    "blocked": "#9467bd",
+    state: PALETTES["light"][state]
+    for state in ("done", "failed", "cancelled", "leased", "ready", "delayed", "blocked")
 }
+
+#: How fast the campaigns of a session proceed, as its boxes have shown it.
+_rates: Final[WeakKeyDictionary[Session, dict[str, Rate]]] = WeakKeyDictionary()
+
+#: States in which a task can't run any more.
+_ENDED: Final = ("done", "failed", "cancelled")
 
 _BOX: Final = (
     "display:inline-block;border:1px solid rgba(128,128,128,.4);border-radius:6px;"
-    "padding:.5em .8em;min-width:20em;max-width:100%;line-height:1.5"
+    "padding:.5em .8em;min-width:20em;max-width:60em;line-height:1.5;overflow-wrap:anywhere"
 )
 _FAINT: Final = "opacity:.7"
 _TRACK: Final = (
@@ -86,12 +101,34 @@ def _client_lines(session: Session) -> list[str]:
 
 
 def campaign_html(session: Session, name: str) -> str:
-    """Return a box with a campaign's tasks by state."""
-    return _box(
-        _title("Campaign", name),
-        session,
-        lambda: _counts_bar(_query(session, requests.counts(name, _SECONDS))),
-    )
+    """Return a box with a campaign's tasks by state, its time left and its failures."""
+    return _box(_title("Campaign", name), session, lambda: _campaign_lines(session, name))
+
+
+def _campaign_lines(session: Session, name: str) -> list[str]:
+    counts = _query(session, requests.counts(name, _SECONDS))
+    lines = _counts_bar(counts)
+    total, ended = sum(counts.values()), sum(counts[state] for state in _ENDED)
+    rate = _rates.setdefault(session, {}).setdefault(name, Rate(_RATE_SECONDS))
+    texts = rate.texts(time.monotonic(), ended, total)
+    if 0 < ended < total:
+        lines.append(_line(", ".join([f"{ended / total:.0%} ended", *texts])))
+    if counts["failed"]:
+        lines += _failure_lines(session, name, counts["failed"])
+    return lines
+
+
+def _failure_lines(session: Session, campaign: str, total: int) -> list[str]:
+    """Return the first failed tasks with their reasons. The counts alone are useful too."""
+    scope = requests.scope_of(campaign=campaign, states=[TaskState.FAILED])
+    deadline = Deadline.after(_SECONDS)
+    page = requests.tasks_page(scope, deadline=deadline, count=_FAILURES_MAX)
+    try:
+        views, _ = _query(session, page)
+    except TimedOut:
+        return []
+    lines = [_line(f"{view['name']} failed: {view['reason']}") for view in views]
+    return [*lines, *([_line(f"and {total - len(views):,} more")] if total > len(views) else [])]
 
 
 def future_html(session: Session, future: SettledFuture) -> str:
@@ -135,11 +172,12 @@ def _waiting_lines(session: Session, name: str) -> list[str]:
     return [_state(state), _line(sentence)]
 
 
-def progress_html(ended: int, failed: int, total: int, text: str) -> str:
+def progress_html(progress: Progress) -> str:
     """Return a progress bar with a caption."""
+    ended, failed, total, _ = progress
     good, rest = (_COLOURS["done"], ended - failed), ("transparent", total - ended)
     bar = _bar([good, (_COLOURS["failed"], failed), rest])
-    return f'<div style="max-width:40em">{bar}{_line(text)}</div>'
+    return f'<div style="max-width:40em">{bar}{_line(progress.text)}</div>'
 
 
 def _query(session: Session, exchange: Exchange[_T]) -> _T:
@@ -161,11 +199,16 @@ def _box(title: str, session: Session, lines: Callable[[], list[str]]) -> str:
 
 
 def _title(kind: str, name: str) -> str:
-    return f"<div>{escape(kind)} <code>{escape(name)}</code></div>"
+    return f"<div>{escape(kind)} <code>{escape(_short(name))}</code></div>"
 
 
 def _line(text: str) -> str:
-    return f'<div style="{_FAINT}">{escape(text)}</div>'
+    return f'<div style="{_FAINT}">{escape(_short(text))}</div>'
+
+
+def _short(text: str) -> str:
+    cut = len(text) > _LINE_CHARACTERS_MAX
+    return f"{text[:_LINE_CHARACTERS_MAX]}…" if cut else text
 
 
 def _state(state: str) -> str:

@@ -1,6 +1,6 @@
-"""Progress bars of futures: on a terminal or in a notebook, nothing in a pipe.
+"""Progress of futures and campaigns: a bar on a terminal or in a notebook, else a few lines.
 
-Counts settled futures and draws. Imports neither clients nor IPython, which a notebook has loaded.
+Counts settled tasks and draws. Imports neither clients nor IPython, which a notebook has loaded.
 """
 
 from __future__ import annotations
@@ -8,18 +8,27 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeVar
 
+from taskyard.client import requests
 from taskyard.core.durations import rough_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from taskyard.client.exchanges import Exchange
 
 #: Time between updates of a bar.
 _SHOWN_SECONDS: Final = 0.1
 
 #: Window of the rate: short enough to follow a change, long enough not to jump.
 _RATE_SECONDS: Final = 20.0
+
+#: Updates that a rate remembers: more than a bar draws in its window.
+_SAMPLES_MAX: Final = 1000
+
+#: Time between lines, if there is no bar. Work that ends sooner prints none.
+_LINE_SECONDS: Final = 5.0
 
 _MINUTE_SECONDS: Final = 60
 
@@ -32,10 +41,23 @@ class SettledFuture(Protocol):
     def exception(self) -> BaseException | None: ...
 
 
+class Progress(NamedTuple):
+    """How many tasks have ended, with a caption."""
+
+    ended: int
+    failed: int
+    total: int
+    caption: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.ended:,}/{self.total:,}{self.caption and ', '}{self.caption}"
+
+
 class ProgressDisplay(Protocol):
     """A place to draw a bar."""
 
-    def show(self, ended: int, failed: int, caption: str) -> None: ...
+    def show(self, progress: Progress) -> None: ...
 
     def close(self) -> None: ...
 
@@ -51,19 +73,41 @@ def with_progress(settled: Iterable[_S], total: int) -> Iterator[_S]:
             yield future
 
 
+class Rate:
+    """The recent rate of ended tasks. The clock is an argument."""
+
+    def __init__(self, window_seconds: float = _RATE_SECONDS) -> None:
+        self._window_seconds = window_seconds
+        #: Times and counts of the last updates.
+        self._seen: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
+
+    def texts(self, now: float, ended: int, total: int) -> list[str]:
+        """Note a count. Return the rate and the time left, or nothing until there is a rate."""
+        self._seen.append((now, ended))
+        while now - self._seen[0][0] > self._window_seconds:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        rate = (ended - before) / (now - then) if now - then >= 1 else 0.0
+        left = total - ended
+        if rate <= 0 or not left:
+            return []
+        caption = f"{rate:,.0f}/s" if rate >= 1 else f"{_MINUTE_SECONDS * rate:,.1f}/min"
+        return [caption, f"about {rough_duration(left / rate)} left"]
+
+
 class ProgressBar:
     """A context manager that counts settled futures and draws a bar."""
 
     def __init__(self, total: int, *, drawn: bool = True) -> None:
         self._total = total
-        self._screen = _screen(total) if drawn else None
+        self._screen = _screen() if drawn else None
         self._ended = self._failed = self._cancelled = 0
         self._shown = 0.0
-        #: Times and counts of the last updates, for the rate.
-        self._seen: deque[tuple[float, int]] = deque()
+        self._rate = Rate()
 
     def __enter__(self) -> Self:
-        self._show(time.monotonic())
+        if self._total:  # a campaign's is not known yet
+            self._show(time.monotonic())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -83,39 +127,62 @@ class ProgressBar:
         if now - self._shown >= _SHOWN_SECONDS:
             self._show(now)
 
+    def show_counts(self, counts: Mapping[str, int]) -> None:
+        """Draw the tasks of a campaign, by their states."""
+        self._failed, self._cancelled = counts["failed"], counts["cancelled"]
+        self._ended = counts["done"] + self._failed + self._cancelled
+        self._total = sum(counts.values())
+        self._show(time.monotonic())
+
     def _show(self, now: float) -> None:
         if self._screen is None:
             return
         self._shown = now
         notes = ((self._failed, "failed"), (self._cancelled, "cancelled"))
         parts = [f"{number:,} {word}" for number, word in notes if number]
-        self._screen.show(self._ended, self._failed, ", ".join([*parts, *self._rate_and_eta(now)]))
-
-    def _rate_and_eta(self, now: float) -> list[str]:
-        """Return the recent rate and the time left, as texts. Empty until there is a rate."""
-        self._seen.append((now, self._ended))
-        while now - self._seen[0][0] > _RATE_SECONDS:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        rate = (self._ended - before) / (now - then) if now - then >= 1 else 0.0
-        left = self._total - self._ended
-        if not rate or not left:
-            return []
-        caption = f"{rate:,.0f}/s" if rate >= 1 else f"{_MINUTE_SECONDS * rate:,.1f}/min"
-        return [caption, f"about {rough_duration(left / rate)} left"]
+        caption = ", ".join([*parts, *self._rate.texts(now, self._ended, self._total)])
+        self._screen.show(Progress(self._ended, self._failed, self._total, caption))
 
 
-def _screen(total: int) -> ProgressDisplay | None:
+def follow_campaign(campaign: str, timeout: float | None) -> Exchange[None]:
+    """Wait until no task of a campaign can run any more, and draw a bar. Raises `TimedOut`."""
+    with ProgressBar(0) as bar:
+        yield from requests.follow_campaign(campaign, bar.show_counts, timeout)
+
+
+def _screen() -> ProgressDisplay:
     display = notebook_display()
     if display is not None:
-        return _NotebookDisplay(display, total)
-    return _TerminalDisplay(total) if sys.stderr.isatty() else None
+        return _NotebookDisplay(display)
+    return _TerminalDisplay() if sys.stderr.isatty() else _LineDisplay()
+
+
+class _LineDisplay:
+    """Lines on stderr, for a log. Work of a few seconds prints none."""
+
+    def __init__(self) -> None:
+        self._printed = time.monotonic()
+        self._last = ""
+        self._has_printed = False
+
+    def show(self, progress: Progress) -> None:
+        self._last = progress.text
+        if time.monotonic() - self._printed >= _LINE_SECONDS:
+            self._print()
+
+    def _print(self) -> None:
+        self._printed, self._has_printed = time.monotonic(), True
+        print(f"tasks {self._last}", file=sys.stderr, flush=True)  # noqa: T201  # the caller asked
+
+    def close(self) -> None:
+        if self._has_printed:
+            self._print()
 
 
 class _TerminalDisplay:
     """A bar on stderr."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415  # only a drawn bar needs it
         from rich.progress import (  # noqa: PLC0415
             BarColumn,
@@ -135,11 +202,16 @@ class _TerminalDisplay:
             # Printed lines go above the bar, unless stdout is a file.
             redirect_stdout=sys.stdout.isatty(),
         )
-        self._bar = self._bars.add_task("", total=total, caption="")
+        self._bar = self._bars.add_task("", total=None, caption="")
         self._bars.start()
 
-    def show(self, ended: int, failed: int, caption: str) -> None:  # noqa: ARG002  # in the caption
-        self._bars.update(self._bar, completed=ended, caption=caption)
+    def show(self, progress: Progress) -> None:
+        self._bars.update(
+            self._bar,
+            completed=progress.ended,
+            total=progress.total,
+            caption=progress.caption,
+        )
 
     def close(self) -> None:
         self._bars.stop()
@@ -160,20 +232,15 @@ def notebook_display() -> Callable[..., Any] | None:
 class _NotebookDisplay:
     """A bar in the running cell."""
 
-    def __init__(self, display: Callable[..., Any], total: int) -> None:
+    def __init__(self, display: Callable[..., Any]) -> None:
         self._display = display
-        self._total = total
         #: IPython's handle to update the bar.
         self._handle: Any = None
 
-    def show(self, ended: int, failed: int, caption: str) -> None:
+    def show(self, progress: Progress) -> None:
         from taskyard.client import notebook  # noqa: PLC0415  # only notebooks need it
 
-        text = f"{ended:,}/{self._total:,}{caption and ', '}{caption}"
-        bundle = {
-            "text/html": notebook.progress_html(ended, failed, self._total, text),
-            "text/plain": text,
-        }
+        bundle = {"text/html": notebook.progress_html(progress), "text/plain": progress.text}
         if self._handle is None:
             self._handle = self._display(bundle, raw=True, display_id=True)
         else:

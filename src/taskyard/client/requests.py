@@ -24,7 +24,7 @@ from taskyard.errors import Refused, TaskFailed, TimedOut, UnknownName, UserErro
 from taskyard.wire.native import peer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from taskyard.client.exchanges import Exchange
     from taskyard.core.model import Result
@@ -33,6 +33,9 @@ _T = TypeVar("_T")
 
 #: The broker holds a reply for at most this long. Then the request is sent again.
 WAIT_STEP_NS: Final = 20 * SECOND_NS
+
+#: Time between the counts of a campaign that is followed.
+_SHOWN_STEP_NS: Final = SECOND_NS
 
 #: Travel time of a reply that the broker holds until the deadline.
 GRACE_SECONDS: Final = 1.0
@@ -357,7 +360,31 @@ def wait_campaign(campaign: str, timeout: float | None = None) -> Exchange[None]
     deadline, what = Deadline.after(timeout), f"campaign {campaign}"
     _, left = yield from _poll_settled(None, encode_text(campaign), deadline, what)
     if left and deadline is not None:
-        raise TimedOut(f"{what}: not settled after {deadline.timeout:g} s (see `taskyard status`)")
+        raise _unsettled(what, deadline)
+
+
+def follow_campaign(
+    campaign: str, show: Callable[[dict[str, int]], None], timeout: float | None = None
+) -> Exchange[None]:
+    """Wait like `wait_campaign`, and pass the counts of its tasks to `show` every second."""
+    deadline, what = Deadline.after(timeout), f"campaign {campaign}"
+
+    def count() -> Exchange[dict[str, int]]:
+        seconds = None if deadline is None else deadline.seconds_left + GRACE_SECONDS
+        return counts(campaign, seconds)
+
+    left = 1
+    while left:
+        show((yield from count()))
+        watch = _watch(None, encode_text(campaign), deadline, what, _SHOWN_STEP_NS)
+        left = (yield from checked_reply(watch)).count
+        if left and deadline is not None and not deadline.seconds_left:
+            raise _unsettled(what, deadline)
+    show((yield from count()))
+
+
+def _unsettled(what: str, deadline: Deadline) -> TimedOut:
+    return TimedOut(f"{what}: not settled after {deadline.timeout:g} s (see `taskyard status`)")
 
 
 def wait_names(
@@ -399,9 +426,12 @@ def _poll_settled(
 
 
 def _watch(
-    names: list[bytes] | None, campaign: bytes | None, deadline: Deadline | None, what: str
+    names: list[bytes] | None,
+    campaign: bytes | None,
+    deadline: Deadline | None,
+    what: str,
+    wait_ns: int = WAIT_STEP_NS,
 ) -> Query:
-    wait_ns = WAIT_STEP_NS
     if deadline is not None:
         wait_ns = min(wait_ns, int(deadline.seconds_left * SECOND_NS))
     build = partial(peer.watch, names=names, campaign=campaign, wait_ns=wait_ns)
