@@ -40,8 +40,8 @@ DOCS: Final = {
 #: All pictures of the docs together.
 DOCS_BYTES_MAX: Final = 1_200_000
 
-#: Failed tasks to wait for before the first picture.
-_FAILURES: Final = 2
+#: Tasks to wait for before the first picture.
+_DONE: Final = 120
 
 #: How long the broker stays away, so that the report shows a gap.
 _AWAY_SECONDS: Final = 4.0
@@ -56,11 +56,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--docs", action="store_true", help="also write the pictures of the docs to docs/images"
     )
+    parser.add_argument(
+        "--pace",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="factor of the tasks' seconds, for a busy machine (default: 1)",
+    )
     wanted = parser.parse_args(arguments)
     directory: Path = wanted.directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
     with camera.chromium() as browser:
-        complaints = take_all(browser, directory)
+        complaints = take_all(browser, directory, wanted.pace)
         if wanted.docs:
             complaints += copy_to_docs(browser, directory, IMAGES)
     pictures = sorted(directory.glob("*.png")) + sorted(directory.glob("*.svg"))
@@ -71,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if complaints else 0
 
 
-def take_all(browser: Browser, directory: Path) -> list[str]:
+def take_all(browser: Browser, directory: Path, pace: float) -> list[str]:
     """Take pictures of the page while tasks run, then of the report. Return all complaints."""
     with (
         tempfile.TemporaryDirectory(prefix="taskyard-screenshots-") as temporary,
@@ -79,9 +86,9 @@ def take_all(browser: Browser, directory: Path) -> list[str]:
     ):
         taker = Camera(browser, directory)
         taker.open_page(scene.address)
-        scene.load_survey()
-        scene.wait_for_failures(_FAILURES)
+        scene.load_survey(pace)
         scene.load_mail()
+        scene.wait_for_done(_DONE)
         for shot in page_shots(scene, taker):
             print(shot.name, flush=True)
         print("killing the broker, and waiting for the end of the survey", flush=True)

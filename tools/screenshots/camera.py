@@ -12,17 +12,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from playwright.sync_api import TimeoutError, sync_playwright  # noqa: A004  # its own
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, Page
 
 #: Names of the browser's program.
 _PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
 
 #: Limit for a busy machine to draw a page of some megabytes.
-_TIMEOUT_MS: Final = 180_000
+_TIMEOUT_MS: Final = 90_000
 
 #: A longer view is cut.
 _HEIGHT_MAX: Final = 2400
@@ -60,47 +62,59 @@ class Camera:
 
     def __init__(self, browser: Browser, directory: Path) -> None:
         self._directory = directory
-        self._windows = {look: _window(browser, look) for look in LOOKS}
+        #: One page a look: a new one would read the script of the charts again.
+        self._pages = {look: self._open_window(browser, look) for look in LOOKS}
+        self._shown = ""
         #: Errors of the browser's console, and views that don't fit their window.
         self.complaints: list[str] = []
 
+    def _open_window(self, browser: Browser, look: Look) -> Page:
+        window = browser.new_context(
+            viewport={"width": look.width, "height": look.height},
+            color_scheme="dark" if look.is_dark else "light",
+            locale="en-GB",
+            timezone_id="UTC",
+        )
+        window.set_default_timeout(_TIMEOUT_MS)
+        page = window.new_page()
+        page.on("console", lambda line: self._note(line.text) if line.type == "error" else None)
+        page.on("pageerror", lambda error: self._note(str(error)))
+        return page
+
+    def _note(self, text: str) -> None:
+        self.complaints.append(f"{self._shown}: {text}")
+
     def open_page(self, address: str) -> None:
         """Exchange the token in the page's address for a cookie, in every window."""
-        for window in self._windows.values():
-            page = window.new_page()
+        for page in self._pages.values():
             page.goto(address)
-            page.close()
 
     def take(self, shot: Shot) -> list[str]:
         """Take a picture in each look. Return the links of the view."""
         links: list[str] = []
-        for look, window in self._windows.items():
-            page = window.new_page()
-            self._listen(page, f"{shot.name}-{look.name}")
-            page.goto(shot.address)
-            page.wait_for_selector("body[data-drawn]", timeout=_TIMEOUT_MS)
+        for look, page in self._pages.items():
+            self._shown = f"{shot.name}-{look.name}"
+            try:
+                page.goto(shot.address)
+                page.wait_for_selector("body[data-drawn]")
+            except TimeoutError:
+                self._note(f"not drawn after {_TIMEOUT_MS // 1000} s")
+                continue
             links = links or page.eval_on_selector_all("a[href]", "all => all.map(a => a.href)")
-            self._save(page, look, shot.name)
-            page.close()
+            self._save(page, look)
         return links
 
-    def _listen(self, page: Page, name: str) -> None:
-        def note(text: str) -> None:
-            self.complaints.append(f"{name}: {text}")
-
-        page.on("console", lambda line: note(line.text) if line.type == "error" else None)
-        page.on("pageerror", lambda error: note(str(error)))
-
-    def _save(self, page: Page, look: Look, name: str) -> None:
+    def _save(self, page: Page, look: Look) -> None:
         wide, high = page.evaluate(
             "[document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
         )
         if wide > look.width:
-            self.complaints.append(f"{name}-{look.name}: {wide} pixels wide")
+            self._note(f"{wide} pixels wide")
         height = min(max(high, look.height), _HEIGHT_MAX)
         page.set_viewport_size({"width": look.width, "height": height})
         page.wait_for_timeout(_SETTLE_MS)
-        page.screenshot(path=self._directory / f"{name}-{look.name}.png", animations="disabled")
+        page.screenshot(path=self._directory / f"{self._shown}.png", animations="disabled")
+        page.set_viewport_size({"width": look.width, "height": look.height})
 
 
 #: Charts follow the size of their window after a moment.
@@ -110,8 +124,6 @@ _SETTLE_MS: Final = 400
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """Start the system's browser and close it at the end. Raises `FileNotFoundError`."""
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415  # takes a while
-
     program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
     if program is None:
         raise FileNotFoundError("chromium: not installed (`apt-get install chromium`)")
@@ -123,17 +135,6 @@ def chromium() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
-
-
-def _window(browser: Browser, look: Look) -> BrowserContext:
-    window = browser.new_context(
-        viewport={"width": look.width, "height": look.height},
-        color_scheme="dark" if look.is_dark else "light",
-        locale="en-GB",
-        timezone_id="UTC",
-    )
-    window.set_default_timeout(_TIMEOUT_MS)
-    return window
 
 
 def view_name(path: str) -> str:

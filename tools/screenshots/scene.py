@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from screenshots import survey
 from taskyard.client.client import Client
@@ -22,7 +22,7 @@ from taskyard.core.states import TaskState
 from taskyard.process.child import ChildProcess, environment_without_settings, taskyard_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MAIL: Final = ROOT / "examples" / "mail"
@@ -110,25 +110,27 @@ class Scene:
             check=True,
         ).stdout
 
-    def load_survey(self) -> None:
+    def load_survey(self, pace: float) -> None:
         """Submit the graph of a thousand tasks."""
-        self._load("survey", list(survey.tasks()))
+        file = self.directory / "survey.jsonl"
+        file.write_text("".join(json.dumps(task) + "\n" for task in survey.tasks(pace)))
+        self.taskyard("load", file.name, "--campaign", "survey")
 
     def load_mail(self) -> None:
         """Submit the messages of the mail example."""
         file = self.directory / "mails.jsonl"
-        subprocess.run([sys.executable, MAIL / "campaign.py", "--small", file], check=True)
+        subprocess.run([sys.executable, MAIL / "campaign.py", file], check=True)
         self.taskyard("load", file.name, "--campaign", "mail")
 
-    def _load(self, campaign: str, tasks: Sequence[dict[str, Any]]) -> None:
-        file = self.directory / f"{campaign}.jsonl"
-        file.write_text("".join(json.dumps(task) + "\n" for task in tasks))
-        self.taskyard("load", file.name, "--campaign", campaign)
+    def wait_for_done(self, count: int) -> None:
+        """Wait until so many tasks of the survey are done, and one has failed."""
 
-    def wait_for_failures(self, count: int) -> None:
-        """Wait until so many tasks of the survey have failed."""
+        def is_so() -> bool:
+            counts = client.counts("survey")
+            return counts["done"] >= count and counts["failed"] > 0
+
         with Client(state=self.state) as client:
-            until(lambda: client.counts("survey")["failed"] >= count)
+            until(is_so)
 
     def wait_for_end(self) -> None:
         """Wait until no task of the survey can run any more."""
