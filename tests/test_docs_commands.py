@@ -36,6 +36,9 @@ TIMEOUT_SECONDS: Final = 120
 #: Blocks of a page that no test runs: each is an unchecked promise.
 NOT_RUN_MAX: Final = 2
 
+#: A page of `up` takes two seconds of CPU. `tests/web/test_up_page.py` starts them.
+NO_PAGE = {"TASKYARD_BROKER_PAGE": "none"}
+
 #: The import by which a program uses Spark.
 SPARK: Final = "from taskyard.spark import "
 
@@ -128,7 +131,7 @@ def typed(directory: Path, commands: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["/bin/sh", "-eu", "-c", commands],
         cwd=directory,
-        env=own | {"PATH": f"{directory}/.venv/bin:{own['PATH']}"},
+        env=own | {"PATH": f"{directory}/.venv/bin:{own['PATH']}", **NO_PAGE},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

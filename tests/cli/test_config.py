@@ -379,7 +379,7 @@ def test_up_follows_the_file_and_passes_it_on(tmp_path: Path) -> None:
     settings_file(tmp_path, "none of these may read this")
     words = ("--config", "own.toml")
     try:
-        code, _, err = called(tmp_path, "up", "--detach", *words)
+        code, _, err = called(tmp_path, "up", "--detach", "--no-page", *words)
         assert (code, err.partition(",")[0]) == (0, "up: 2 workers")
         with Client(state=tmp_path / "yard") as client:
             found = sorted(client.workers(), key=lambda one: str(one["name"]))
@@ -399,14 +399,18 @@ def test_detached_up_gets_all_settings_and_options(
     settings_file(here, '[listen]\ndwork = "ipc:///d"\n[worker]\nslots = 2\n', "own.toml")
     seen: list[list[str]] = []
     monkeypatch.setattr("taskyard.cli.up._detach", lambda *given: seen.append(given[-1]))
-    for more in ([], ["--native-only"], ["--listen", "dwork=ipc:///e"]):
+    pages = (["--no-page"], ["--page", "[::1]:1"])
+    for more in ([], ["--native-only"], ["--listen", "dwork=ipc:///e"], *pages):
         assert entry.run(entry.taskyard, ["up", "--detach", "--config", "own.toml", *more]) == 0
     usual = ["up", "--workers", "1", "--state", ".taskyard", "--slots", "2"]
     services, config = ["--service", "exec", "--service", "call"], ["--config", "own.toml"]
+    page, listen = ["--page", "127.0.0.1:6180"], ["--listen", "dwork=ipc:///d"]
     assert seen == [
-        [*usual, "--listen", "dwork=ipc:///d", *services, *config],
-        [*usual, *services, *config, "--native-only"],
-        [*usual, "--listen", "dwork=ipc:///e", *services, *config],
+        [*usual, *listen, *services, *config, *page],
+        [*usual, *services, *config, "--native-only", *page],
+        [*usual, "--listen", "dwork=ipc:///e", *services, *config, *page],
+        [*usual, *listen, *services, *config, "--no-page"],
+        [*usual, *listen, *services, *config, "--page", "[::1]:1"],
     ]
 
 

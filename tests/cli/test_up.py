@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+#: The tests of `tests/web` start pages.
+DETACHED = ("up", "--detach", "--no-page")
+
 
 @contextmanager
 def up(directory: Path, *options: str) -> Iterator[tuple[Running, Client]]:
     """Run `up` in the foreground of another process."""
-    with Running(directory, "up", "--slots", "1", *options) as running:
+    with Running(directory, "up", "--no-page", "--slots", "1", *options) as running:
         assert running.line() == f"listening native ipc://{directory}/.taskyard/broker.sock"
         with Client(state=directory / ".taskyard") as client:
             yield running, client
@@ -101,7 +104,7 @@ def test_killed_it_takes_everything_with_it(tmp_path: Path) -> None:
 
 
 def test_detached_up_returns_when_ready_and_down_stops_it(tmp_path: Path) -> None:
-    code, out, err = run(tmp_path, "up", "--detach", "--workers", "2", "--slots", "1")
+    code, out, err = run(tmp_path, *DETACHED, "--workers", "2", "--slots", "1")
     try:
         assert (code, out) == (0, "")
         pid = int((tmp_path / ".taskyard" / "up.pid").read_text())
@@ -109,7 +112,7 @@ def test_detached_up_returns_when_ready_and_down_stops_it(tmp_path: Path) -> Non
         with Client(state=tmp_path / ".taskyard") as client:
             assert client.status()["workers"] == 2
             assert client.submit(["echo", "hello"]).result(30) == "hello\n"
-        assert run(tmp_path, "up", "--detach")[0] == 2
+        assert run(tmp_path, *DETACHED)[0] == 2
     finally:
         code, out, err = run_here(tmp_path, "down")
     assert (code, out, err) == (0, "", "stopped\n")
@@ -121,7 +124,7 @@ def test_detached_up_returns_when_ready_and_down_stops_it(tmp_path: Path) -> Non
 
 def test_detached_up_reports_why_it_could_not_start(tmp_path: Path) -> None:
     with Broker(tmp_path) as running:
-        code, _, err = run(tmp_path, "up", "--detach")
+        code, _, err = run(tmp_path, *DETACHED)
     assert code == 2
     assert f"taskyard: state directory .taskyard: in use by process {running.pid}" in err
 

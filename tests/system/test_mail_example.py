@@ -53,7 +53,7 @@ def test_small_run_keeps_its_guarantees_and_the_table_shows_violations(tmp_path:
     done = subprocess.run(
         words,
         cwd=tmp_path,
-        env=environment(),
+        env=environment(TASKYARD_BROKER_PAGE="none"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -370,7 +370,9 @@ def members(place: Layout) -> list[Member]:
     """Return the processes of a soak: `up`, a relay, and three workers of each dialect."""
     state = ("--state", str(place.state))
     return [
-        _taskyard("up", "up", "--workers", "3", "--slots", "3", *state, *place.listen()),
+        _taskyard(
+            "up", "up", "--no-page", "--workers", "3", "--slots", "3", *state, *place.listen()
+        ),
         _taskyard("watch", "watch", "--json", "--since", "0", *state),
         _taskyard("relay", "relay", "--listen", place.relay, "--to", place.wmp),
         *_own_workers(place),

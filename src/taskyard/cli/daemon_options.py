@@ -14,7 +14,7 @@ from taskyard.errors import UnusableEndpoint, UserError
 from taskyard.net import endpoints
 from taskyard.process.machine import usable_cores
 from taskyard.settings.files import InvalidSettings
-from taskyard.settings.keys import SLOTS_MAX
+from taskyard.settings.keys import PAGE_ADDRESS, SLOTS_MAX
 from taskyard.settings.sections import ListenSection
 
 if TYPE_CHECKING:
@@ -121,6 +121,15 @@ def listen_option(command: CommandFunction) -> CommandFunction:
         help="Open the native socket only and ignore the settings.",
     )
     return listen(native_only(command))
+
+
+page_option = setting_option(
+    "broker.page",
+    "--page",
+    metavar="HOST:PORT",
+    show_default=PAGE_ADDRESS,
+    help="Address of the page. If the port is taken, a free one is used.",
+)
 
 
 secure_option = click.option("--secure", is_flag=True, help="Require keys on loopback TCP too.")

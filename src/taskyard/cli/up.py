@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -17,6 +19,7 @@ from taskyard.cli.connection import connect_to
 from taskyard.cli.daemon_options import (
     allow_option,
     listen_option,
+    page_option,
     read_listen,
     slots_option,
 )
@@ -36,7 +39,14 @@ from taskyard.client.client import Client
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
-from taskyard.errors import ExitCode, NoBroker, ProcessEnded, StateLocked, TimedOut
+from taskyard.errors import (
+    ExitCode,
+    NoBroker,
+    ProcessEnded,
+    StateLocked,
+    TimedOut,
+    UserError,
+)
 from taskyard.journal.files import check_owner, make_private_directory, open_regular
 from taskyard.net import endpoints
 from taskyard.process.child import taskyard_command
@@ -48,6 +58,8 @@ from taskyard.process.supervisor import (
     stop_signals_as_interrupt,
 )
 from taskyard.settings.keys import PROCESSES_MAX
+from taskyard.settings.kinds import NO_PAGE
+from taskyard.web.address import Role, bind, find_page, published, split_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,6 +71,9 @@ LOG_FILE: Final = "log/up.log"
 
 #: The start timeout of a detached `up`. Recovering a large state takes a while.
 READY_SECONDS: Final = 600.0
+
+#: The extra `web`.
+_PAGE_PACKAGES: Final = ("jinja2", "numpy", "plotly", "prometheus_client", "starlette", "uvicorn")
 
 #: How often readiness and exits are polled.
 POLL_SECONDS: Final = 0.05
@@ -93,6 +108,8 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     show_default="exec, call",
     help="Service that the workers offer. Repeatable.",
 )
+@page_option
+@click.option("--no-page", is_flag=True, help="Start no page.")
 @click.option(
     "-d", "--detach", is_flag=True, help="Run in the background. The log is in STATE/log."
 )
@@ -112,18 +129,23 @@ def up(  # noqa: PLR0913  # one per option
     memory: int | None,
     gpus: tuple[str, ...] | None,
     resources: tuple[tuple[bytes, int], ...],
+    page: str,
+    no_page: bool,
     detach: bool,
 ) -> ExitCode | None:
-    """Run a broker and workers until stopped.
+    """Run a broker, workers and a page until stopped.
 
     Runs in the foreground until Ctrl-C, SIGTERM or `taskyard down`. Then the workers finish their
     running tasks and the broker exits. Processes that die are restarted. With --detach, the command
     returns when all processes are ready. SIGHUP or `taskyard config reload` reloads the settings.
 
     The workers share the cores, the memory, the GPUs and the other resources of this machine.
+
+    Prints the address of the page with a token, which is good until the command ends.
     """
     read_listen(listen, cli_context.settings().listeners)  # fail before anything is started
     machine = machine_if_set(cpus, memory, gpus, resources)
+    page = "" if no_page else _usable_page(cli_context, page)
     if detach:
         arguments = ["up", "--workers", str(workers), "--state", str(state)]
         arguments += _as_arguments(slots=slots, listen=listen, allow=allow, service=services)
@@ -131,19 +153,29 @@ def up(  # noqa: PLR0913  # one per option
             [] if listen else ["--native-only"]
         )
         arguments += [] if machine is None else machine.arguments()
+        arguments += ["--page", page] if page else ["--no-page"]
         _detach(cli_context, state, workers, arguments)
         return None
     worker_spec = WorkerSpec(workers, slots, allow, services, machine=machine)
     with stop_signals_as_interrupt():
-        return _run_until_stopped(cli_context, state, worker_spec, listen)
+        return _run_until_stopped(cli_context, state, worker_spec, listen, page)
 
 
 def _run_until_stopped(
-    cli_context: CliContext, state: Path, worker_spec: WorkerSpec, listen: tuple[str, ...]
+    cli_context: CliContext,
+    state: Path,
+    worker_spec: WorkerSpec,
+    listen: tuple[str, ...],
+    page: str,
 ) -> ExitCode | None:
     supervisor = Supervisor(state, _with_time(cli_context.info), listen, cli_context.config)
     try:
-        with hold_up_lock(state), reload_on_sighup(supervisor.reload), supervisor:
+        with (
+            hold_up_lock(state),
+            _open_page(cli_context, state, page) as opened,
+            reload_on_sighup(supervisor.reload),
+            supervisor,
+        ):
             if (status := supervisor.start_broker()) is not None:
                 raise click.exceptions.Exit(status)
             supervisor.start_workers(worker_spec)
@@ -152,11 +184,56 @@ def _run_until_stopped(
             cli_context.info(
                 f"{format_count(worker_spec.workers, 'worker')} started (Ctrl-C stops)"
             )
+            if opened is not None:
+                supervisor.start_page(*opened)
+            if page:
+                _print_page(state)
             supervisor.broker.ended.wait()
     except KeyboardInterrupt:
         return None
     status = supervisor.broker.status
     return ExitCode(status) if status in set(ExitCode) else ExitCode.STATE_DAMAGED
+
+
+# The page.
+
+
+def _usable_page(cli_context: CliContext, page: str) -> str:
+    """Return the address of the page. Empty if there is to be none, or an extra is missing."""
+    if page in ("", NO_PAGE):
+        return ""
+    split_address(page)  # fail before anything is started
+    missing = [name for name in _PAGE_PACKAGES if find_spec(name) is None]
+    if not missing:
+        return page
+    cli_context.info(f"no page: it needs {missing[0]} (`pip install 'taskyard[web]'`)")
+    return ""
+
+
+@contextmanager
+def _open_page(
+    cli_context: CliContext, state: Path, page: str
+) -> Iterator[tuple[int, bytes] | None]:
+    """Listen at the page's address, and name it in the state directory.
+
+    Yield the descriptor and the secret. None if there is no page, or one is running. A page never
+    keeps the broker from starting.
+    """
+    with ExitStack() as stack:
+        opened = None
+        try:
+            if page:
+                bound = stack.enter_context(bind(page))
+                made = stack.enter_context(published(state, bound))
+                opened = (bound.fileno(), made.secret)
+        except UserError as error:
+            cli_context.info(f"no page: {error}")
+        yield opened
+
+
+def _print_page(state: Path) -> None:
+    if (found := find_page(state)) is not None:
+        click.echo(f"page {found.with_token(Role.OPERATOR)}")
 
 
 def _with_time(info: Callable[[str], None]) -> Callable[[str], None]:
@@ -201,6 +278,7 @@ def _detach(cli_context: CliContext, state: Path, workers: int, arguments: list[
         f"up: {format_count(workers, 'worker')}, process {child.pid}, log in {log} "
         f"(stop with `taskyard down --state {state}`)"
     )
+    _print_page(state)
 
 
 def _check_not_running(state: Path) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskyard.cli.daemon_options import log_to_stderr, until_eof_option
+from taskyard.cli.daemon_options import log_to_stderr, page_option, until_eof_option
 from taskyard.cli.options import (
     CliContext,
     quiet_option,
-    setting_option,
     state_option,
     verbose_option,
 )
@@ -26,19 +27,16 @@ if TYPE_CHECKING:
 
     from taskyard.client.client import Client
 
+#: Workers and the broker come first on a busy machine.
+_NICENESS: Final = 10
+
 #: Seconds until a request to the broker is given up, and the page says so.
 _REPLY_SECONDS: Final = 5.0
 
 
 @click.command(epilog=example("web --state ./.taskyard", "web --invite viewer"))
 @state_option
-@setting_option(
-    "broker.page",
-    "--page",
-    metavar="ADDRESS",
-    show_default=address.DEFAULT_ADDRESS,
-    help="Host and port of the page. If the port is taken, a free one is used.",
-)
+@page_option
 @click.option(
     "--name",
     "names",
@@ -60,7 +58,7 @@ def web(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
     *,
     state: Path,
-    page: str | None,
+    page: str,
     names: tuple[str, ...],
     invite: str | None,
     inherited: int | None,
@@ -107,6 +105,8 @@ def _server(
     cli_context: CliContext, state: Path, names: tuple[str, ...], *, until_eof: bool
 ) -> Callable[[socket.socket, bytes], None]:
     """Return a function that serves the page on a socket with a secret. Raises NotInstalled."""
+    with suppress(OSError):
+        os.nice(_NICENESS)
     try:
         from taskyard.web import server  # noqa: PLC0415  # an extra
     except ImportError as error:

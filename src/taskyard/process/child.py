@@ -57,7 +57,7 @@ class ChildProcess:
 
     process: subprocess.Popen[str] | ForkedProcess
 
-    def __init__(  # passed on to Popen by name
+    def __init__(  # noqa: PLR0913  # passed on to Popen by name
         self,
         command: Sequence[str],
         *,
@@ -65,6 +65,7 @@ class ChildProcess:
         stderr: int | IO[bytes] | None = None,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.process = subprocess.Popen(
             command,
@@ -76,6 +77,7 @@ class ChildProcess:
             encoding="utf-8",
             errors="backslashreplace",
             process_group=0,
+            pass_fds=pass_fds,
         )
 
     @classmethod

@@ -93,10 +93,13 @@ class ManagedProcess:
         owns_name: bool = False,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        stdin_text: str = "",
     ) -> None:
         """Call `info` with each restart, and `on_line` with each line of its stdout.
 
-        See `IncarnationOptions` for `owns_name`.
+        See `IncarnationOptions` for `owns_name`. Each start inherits the descriptors `pass_fds` and
+        reads `stdin_text` first.
         """
         self.name = name
         self._arguments = arguments
@@ -105,6 +108,7 @@ class ManagedProcess:
         self._on_line = on_line
         self._incarnations = IncarnationOptions(owns_name=owns_name) if is_worker else None
         self._cwd, self._env = cwd, env
+        self._pass_fds, self._stdin_text = pass_fds, stdin_text
         #: Guards the child against a stop at the time of its start.
         self._lock = threading.Lock()
         self._child: ChildProcess | None = None
@@ -196,7 +200,11 @@ class ManagedProcess:
                 stdout=subprocess.DEVNULL if self._on_line is None else subprocess.PIPE,
                 cwd=self._cwd,
                 env=self._env,
+                pass_fds=self._pass_fds,
             )
+            if self._stdin_text:
+                with suppress(BrokenPipeError):  # it was killed
+                    self._child.write(self._stdin_text)
             return self._child
 
     def _watch(self) -> None:

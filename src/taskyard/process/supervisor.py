@@ -1,4 +1,4 @@
-"""A broker and workers on one machine as child processes: restarted, and stopped in order.
+"""A broker, workers and a page on one machine as child processes: restarted, and stopped in order.
 
 Owns which commands run, by which policy each is restarted, and the order of stopping: workers
 before the broker. Workers keep their names. A restarted worker reports the death of its
@@ -46,6 +46,9 @@ NAME_REFUSAL_SECONDS: Final = 2.0
 #: Of `up` and `run`. A broker with bad options or a damaged state would fail again.
 BROKER_POLICY: Final = RestartPolicy()
 WORKER_POLICY: Final = RestartPolicy(final_seconds_max=NAME_REFUSAL_SECONDS)
+
+#: The page comes last on a busy machine. One that fails at its start should not take much time.
+PAGE_POLICY: Final = RestartPolicy(delay_seconds_max=60.0)
 
 #: Of an executor. Its broker keeps everything in memory, so a restart would find nothing.
 PRIVATE_BROKER_POLICY: Final = RestartPolicy(early_exits_max=0)
@@ -120,6 +123,7 @@ class Supervisor:
         )
         self.broker.on_end = self._on_end
         self.workers: list[ManagedProcess] = []
+        self.page: ManagedProcess | None = None
         #: Called when no task can run any more, unless `stop` was called before.
         self.on_over: Callable[[], None] = no_callback
         self._is_stopping = False
@@ -175,6 +179,24 @@ class Supervisor:
             worker.on_end = self._on_end
             self.workers.append(worker)
 
+    def start_page(self, descriptor: int, secret: bytes) -> None:
+        """Start the page, on a socket that listens. It ends after the workers.
+
+        Socket and secret stay those of this process, so addresses are good after a restart of the
+        page. The secret is written to its stdin, because other users see arguments.
+        """
+        arguments = ["web", "--state", str(self._state), "--inherited", str(descriptor)]
+        self.page = ManagedProcess(
+            "the page",
+            [*arguments, "--until-eof", *self._common],
+            PAGE_POLICY,
+            self._info,
+            is_worker=False,
+            pass_fds=[descriptor],
+            stdin_text=f"{secret.hex()}\n",
+        )
+        self.page.start()
+
     def exit_reason(self) -> str | None:
         """Return why no task can run any more; None while the broker and a worker run."""
         if self.broker.ended.is_set():
@@ -210,10 +232,15 @@ class Supervisor:
             managed.discard()
         try:
             self._stop_workers(finish_running=finish_running)
+            if self.page is not None:
+                self.page.close_stdin()
             self._stop_all([self.broker])
         except KeyboardInterrupt:
             for managed in (*self.workers, self.broker):
                 managed.kill()
+        finally:
+            if self.page is not None:
+                self.page.kill()
 
     def _stop_workers(self, *, finish_running: bool) -> None:
         if self.broker.ended.is_set():  # reports would reach no broker

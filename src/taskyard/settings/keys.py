@@ -92,7 +92,7 @@ class Key(Struct, frozen=True):
 
     def text(self, value: object) -> str:
         """Format a value."""
-        return self.unset if value in (None, (), "") else self.kind.text(value)
+        return self.unset if value in (None, ()) else self.kind.text(value)
 
 
 def _key(  # noqa: PLR0913  # a row of the table
@@ -163,8 +163,7 @@ KEYS: Final = (
         "page",
         kinds.PAGE,
         PAGE_ADDRESS,
-        "The address of the page of `up` and `web`. An empty text is no page.",
-        unset="none",
+        "The address of the page of `up` and `web`. none: `up` starts no page.",
     ),
     *(_listen(dialect) for dialect in DIALECTS),
     _key(

@@ -38,6 +38,9 @@ from taskyard.settings.values import (
 #: The value of a duration that is not fixed.
 AUTO: Final = "auto"
 
+#: The address of a page that is not there. Empty variables count as not set.
+NO_PAGE: Final = "none"
+
 #: Followed by a path, relative to the directory of the settings file.
 _IPC: Final = "ipc://"
 
@@ -333,7 +336,7 @@ def read_host_port(value: object) -> str:
 
 
 def _read_page(value: object) -> str:
-    return "" if value == "" else read_host_port(value)
+    return "" if value in ("", NO_PAGE) else read_host_port(value)
 
 
 def _read_gpus(value: object) -> int | tuple[str, ...]:
@@ -444,7 +447,7 @@ DURATION_OR_AUTO: Final = Kind(
 )
 DURATION_OR_NONE: Final = Kind("a duration", read_duration, _span, suffix="_ns")
 SIZE: Final = Kind("a size: 10G", read_size, size_text, suffix="_bytes")
-PAGE: Final = Kind("HOST:PORT, or an empty text", _read_page)
+PAGE: Final = Kind("HOST:PORT or none", _read_page, lambda address: address or NO_PAGE)
 NAME: Final = Kind("a name", read_name)
 IDENTITY: Final = Kind("a text", _read_identity)
 NAMES: Final = Kind("a list of names", _read_names, list, _texts)

@@ -6,11 +6,9 @@ The socket and the secret belong to the owner of the page, which may be another 
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
@@ -28,9 +26,6 @@ if TYPE_CHECKING:
 
     from taskyard.client.broker_link import Connector
     from taskyard.web.address import Secret
-
-#: Workers and the broker come first on a busy machine.
-_NICENESS: Final = 10
 
 #: Requests that are being answered when the page ends are cut off after this.
 _CLOSE_SECONDS: Final = 1
@@ -53,8 +48,6 @@ def serve(  # noqa: PLR0913  # two are named
     UnusableState if the directory has no journal.
     """
     follower = Follower(state)
-    with suppress(OSError):
-        os.nice(_NICENESS)
     host, port = bound.getsockname()[:2]
     link = BrokerLink(connect)
     site = Site(follower, link, str(state))
