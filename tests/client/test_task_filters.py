@@ -21,6 +21,7 @@ any_filter = st.builds(
     lane=texts,
     match=texts,
     reason=texts,
+    reason_like=texts,
     worker=texts,
     only=st.lists(st.sampled_from(_STATES), unique=True).map(tuple),
     sort=st.sampled_from(SORTS),
@@ -55,6 +56,7 @@ def test_value_after_an_equals_sign_may_be_empty() -> None:
 
 def test_options_of_the_page_have_no_scope() -> None:
     assert parse("--reason refused").scope is None
+    assert parse("--reason-like 'row #'").scope is None
     assert parse("--worker local-1").scope is None
 
 

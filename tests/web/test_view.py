@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from simulator.schedule import run
+from taskyard.client.reason_forms import form_of
 from taskyard.client.task_filters import SORTS, Filter
 from taskyard.journal import recovery
 from taskyard.journal.sqlite import SqliteStore
@@ -64,6 +65,7 @@ def matches(row: dict[str, Any], wanted: Filter) -> bool:
     return (
         (not wanted.only or row["state"].lower() in wanted.only)
         and (wanted.reason or "") in row["reason"]
+        and wanted.reason_like in (None, form_of(row["reason"]))
         and (wanted.match or "") in row["full_name"]
     )
 
@@ -77,6 +79,8 @@ def random_filter(choose: random.Random, rows: list[dict[str, Any]]) -> Filter:
     }
     if choose.random() < 0.3:
         fields["match"] = one["full_name"][-2:]
+    if choose.random() < 0.2:
+        fields["reason_like"] = form_of(one["reason"])
     if choose.random() < 0.3:
         fields["only"] = (one["state"].lower(),)
     return Filter(**fields, sort=choose.choice(SORTS), reverse=choose.random() < 0.5)
@@ -125,9 +129,15 @@ def test_counts_are_those_of_the_rows(view: View) -> None:
 def test_failures_and_durations_count_the_rows(view: View) -> None:
     rows = all_rows(view)
     chosen = view.select(Filter())
-    assert dict(view.failures(chosen)) == Counter(
-        row["reason"] for row in rows if row["state"] == "FAILED"
+    found = view.failures(chosen)
+    assert {group.form: group.count for group in found} == Counter(
+        form_of(row["reason"]) for row in rows if row["state"] == "FAILED"
     )
+    for group in found:
+        assert (
+            view.page(Filter(only=("failed",), reason_like=group.form), 0, 1).total == group.count
+        )
+        assert form_of(group.example["reason"]) == group.form
     measured = [row["run_ns"] for row in rows if row["run_ns"]]
     assert sum(count for _, count in view.durations(chosen)) == len(measured)
 

@@ -1,8 +1,8 @@
 """The filter box: the options of `taskyard list`, as text.
 
 `--campaign thumbs --failed fetch` selects the same tasks on the page and in `taskyard top` as in a
-command. A word without an option is `--match`. `--reason` and `--worker` are only in filters. Text
-and filter convert both ways, so that every selection of the page has an address.
+command. A word without an option is `--match`. `--reason`, `--reason-like` and `--worker` are only
+in filters. Text and filter convert both ways, so that every selection of the page has an address.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import UserError
 
 #: Options with a text as their value, by the field that they set.
-_TEXTS: Final = ("campaign", "service", "lane", "match", "reason", "worker")
+_TEXTS: Final = ("campaign", "service", "lane", "match", "reason", "reason-like", "worker")
 
 #: Columns that a list can be sorted by, the largest first. `submitted` is the usual order.
 SORTS: Final = ("submitted", "name", "started", "duration", "memory", "cpu", "ended", "priority")
@@ -32,7 +32,10 @@ class Filter(Struct, frozen=True):
     service: str | None = None
     lane: str | None = None
     match: str | None = None
+    #: A part of the reason.
     reason: str | None = None
+    #: A reason of the same form, as in `reason_forms`.
+    reason_like: str | None = None
     worker: str | None = None
     only: tuple[str, ...] = ()
     sort: str = "submitted"
@@ -41,7 +44,7 @@ class Filter(Struct, frozen=True):
     @property
     def scope(self) -> Scope | None:
         """Return the scope of an action. None if a reason or a worker is given."""
-        if self.reason is not None or self.worker is not None:
+        if (self.reason, self.reason_like, self.worker) != (None, None, None):
             return None
         return Scope(
             campaign=_encoded(self.campaign),
@@ -56,7 +59,7 @@ class Filter(Struct, frozen=True):
         """Return the text of the box, from which `parse` makes an equal filter."""
         words: list[str] = []
         for name in _TEXTS:
-            value = getattr(self, name)
+            value = getattr(self, name.replace("-", "_"))
             if value is not None:
                 words += [f"--{name}", value]
         for name in self.only:
@@ -100,7 +103,8 @@ def parse(text: str) -> Filter:
         else:
             known = ", ".join(f"--{one}" for one in (*_TEXTS, "only", "failed", "sort", "reverse"))
             raise UserError(f"filter: unknown option --{name} (use {known}, or a part of a name)")
-    return Filter(**found, only=tuple(dict.fromkeys(only)), sort=sort, reverse=reverse)
+    texts = {name.replace("-", "_"): value for name, value in found.items()}
+    return Filter(**texts, only=tuple(dict.fromkeys(only)), sort=sort, reverse=reverse)
 
 
 def _set(found: dict[str, str], name: str, value: str) -> None:

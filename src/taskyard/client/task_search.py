@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.client import requests
+from taskyard.client.reason_forms import form_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,7 @@ class TaskSearch:
         self._wanted, self._count, self._place = wanted, count, place
         self._is_sorted = wanted.sort != "submitted" or wanted.reverse
         self._scope = listing_scope(wanted)
+        self._form = None if wanted.reason_like is None else form_of(wanted.reason_like)
         self._cursor = 0 if self._is_sorted else place
         self._requests = 0
         #: The tasks that were found, in the filter's order.
@@ -74,8 +76,12 @@ class TaskSearch:
 
     def _fits(self, view: View) -> bool:
         """Return whether a task matches what the broker does not filter by."""
-        reason, worker = self._wanted.reason, self._wanted.worker
-        return (reason is None or reason in view["reason"]) and worker in (None, view["worker"])
+        wanted, reason = self._wanted, view["reason"] or ""
+        return (
+            (wanted.reason is None or wanted.reason in reason)
+            and (self._form is None or form_of(reason) == self._form)
+            and wanted.worker in (None, view["worker"])
+        )
 
     def _sort(self) -> None:
         """Keep the page of the sorted tasks. Those without a value come last."""
@@ -103,9 +109,9 @@ def listing_scope(wanted: Filter) -> Scope | None:
         if only and "leased" not in only:
             return None
         only = ("leased",)
-    elif wanted.reason is not None:
+    elif wanted.reason is not None or wanted.reason_like is not None:
         only = only or ("failed",)
-    return wanted.with_fields(reason=None, worker=None, only=only).scope
+    return wanted.with_fields(reason=None, reason_like=None, worker=None, only=only).scope
 
 
 def _key(name: str) -> Callable[[View], Any]:

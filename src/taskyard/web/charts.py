@@ -17,13 +17,23 @@ if TYPE_CHECKING:
 Figure = dict[str, Any]
 
 
-def throughput_figure(series: TimeSeries) -> Figure:
-    """Show tasks done and failed a second, and the tasks that wait or run, over time."""
+def throughput_figure(series: TimeSeries, until_ns: int = 0) -> Figure:
+    """Show tasks done and failed a second, and the tasks that wait or run, over time.
+
+    The lines go on to `until_ns`, because nothing happened since the last event.
+    """
     times = [_iso(series.begin_ns + place * series.width_ns) for place in range(series.buckets)]
+    end_ns = series.begin_ns + series.buckets * series.width_ns
+    ends = [end_ns, max(end_ns, until_ns)] if times else []
+    times += [_iso(one) for one in ends]
     seconds = series.width_ns / 1e9
 
     def rate(state: TaskState) -> list[float]:
-        return [round(int(one) / seconds, 3) for one in series.moved(state)]
+        return [*(round(int(one) / seconds, 3) for one in series.moved(state)), *(0 for _ in ends)]
+
+    def depth(state: TaskState) -> list[float]:
+        found = series.depth(state).tolist()
+        return [*found, *(found[-1] for _ in ends)]
 
     def line(values: Sequence[float], name: str, colour: str, axis_name: str) -> Figure:
         return {
@@ -40,13 +50,13 @@ def throughput_figure(series: TimeSeries) -> Figure:
         "data": [
             line(rate(TaskState.DONE), "done a second", "@done", "y"),
             line(rate(TaskState.FAILED), "failed a second", "@failed", "y"),
-            line(series.depth(TaskState.READY).tolist(), "ready", "@ready", "y2"),
-            line(series.depth(TaskState.LEASED).tolist(), "leased", "@leased", "y2"),
+            line(depth(TaskState.READY), "ready", "@ready", "y2"),
+            line(depth(TaskState.LEASED), "leased", "@leased", "y2"),
         ],
         "layout": {
             "yaxis": axis("tasks a second", domain=[0.55, 1], rangemode="tozero"),
             "yaxis2": axis("tasks", domain=[0, 0.42], rangemode="tozero"),
-            "xaxis": axis("", anchor="y2"),
+            "xaxis": axis("time (UTC)", anchor="y2"),
             **_layout(380),
         },
     }

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _SECOND_NS: Final = 1_000_000_000
 _MILLISECOND_NS: Final = 1_000_000
@@ -47,6 +50,23 @@ def size(number: int) -> str:
             return f"{amount:.3g} {unit}"
         amount /= _SIZE_STEP
     return f"{amount:.3g} {_SIZES[-1]}"
+
+
+#: States from left to right in a bar: what is behind comes first.
+_BAR_ORDER: Final = ("DONE", "FAILED", "CANCELLED", "LEASED", "READY", "DELAYED", "BLOCKED")
+
+
+def shares(counts: Mapping[str, int]) -> list[tuple[str, float, float]]:
+    """Return the parts of a bar in percent: the state, where it begins, and how long it is."""
+    total = sum(counts.values())
+    found: list[tuple[str, float, float]] = []
+    before = 0
+    for state in _BAR_ORDER:
+        if counts[state]:
+            width = 100 * counts[state] / total
+            found.append((state.lower(), round(100 * before / total, 3), round(width, 3)))
+            before += counts[state]
+    return found
 
 
 def moment(time_ns: int) -> str:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from msgspec import Struct
 
+from taskyard.client.reason_forms import form_of
 from taskyard.client.task_filters import Filter
 from taskyard.core.identity import split
 from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName
 from taskyard.web.edge_table import EdgeTable
 from taskyard.web.event_columns import Catalog, columns_of
+from taskyard.web.form_table import FormTable
 from taskyard.web.task_table import NO_STATE, STATE_NAMES, TaskTable
 from taskyard.web.time_series import TimeSeries
 
@@ -64,6 +66,15 @@ class TaskPage(Struct):
     first: int
 
 
+class FailureGroup(Struct):
+    """Failed tasks whose reasons have one form."""
+
+    form: str
+    count: int
+    #: The row of one of them.
+    example: dict[str, Any]
+
+
 class Bar(Struct):
     """One attempt on the timeline, or several short ones together."""
 
@@ -92,13 +103,17 @@ class View:
         self.tasks = TaskTable(self.catalog)
         self.series = TimeSeries()
         self.edges = EdgeTable()
+        self.forms = FormTable(self.catalog["reason"])
         #: Grows with every change, for caches.
         self.version = 0
 
     def update(self, batch: Batch) -> None:
         """Apply a batch of events."""
         if batch.events.rows:
-            self.series.add(self.tasks.apply(columns_of(batch.events, self.catalog)))
+            events = columns_of(batch.events, self.catalog)
+            steps = self.tasks.apply(events)
+            self.series.add(steps)
+            self.forms.numbers(events.codes["reason"][steps.place[steps.state == TaskState.FAILED]])
         if batch.edges.rows:
             self.edges.add(batch.edges, self.tasks)
         self.tasks.set_states(batch.names, batch.states)
@@ -134,12 +149,19 @@ class View:
         )
 
     def time_left_ns(self) -> int:
-        """Return how long the open tasks take at the recent rate. 0 if it is unknown."""
+        """Return how long the open tasks take at the recent rate. 0 if it is unknown.
+
+        Tasks that wait for others count only while some task can run.
+        """
         counts = self.counts()
+        if not any(counts[name] for name in ("DELAYED", "READY", "LEASED")):
+            return 0
         open_tasks = sum(counts[name] for name in ("BLOCKED", "DELAYED", "READY", "LEASED"))
-        recent = self.series.moved(TaskState.DONE)[-_RECENT_BUCKETS:]
-        done = int(recent.sum())
-        return open_tasks * self.series.width_ns * len(recent) // done if done else 0
+        series = self.series
+        now = (time.time_ns() - series.begin_ns) // series.width_ns + 1
+        first = max(now - _RECENT_BUCKETS, 0)
+        done = int(series.moved(TaskState.DONE)[first:].sum())
+        return open_tasks * series.width_ns * (now - first) // done if done else 0
 
     # Lists.
 
@@ -169,6 +191,11 @@ class View:
             part = wanted.reason.encode()
             numbers = [number for number, one in enumerate(reasons) if part in one]
             chosen &= np.isin(table.codes["reason"][: table.count], numbers)
+        if wanted.reason_like is not None:
+            form = form_of(wanted.reason_like)
+            rows = np.flatnonzero(chosen)
+            codes = table.codes["reason"][rows]
+            chosen[rows[self.forms.numbers(codes) != self.forms.find(form)]] = False
         if wanted.match:
             chosen &= table.names.search(wanted.match.encode())[: table.count]
         return np.flatnonzero(chosen)
@@ -314,13 +341,25 @@ class View:
             for place, count in enumerate(counts)
         ]
 
-    def failures(self, rows: Ints) -> list[tuple[str, int]]:
-        """Return the most frequent reasons of failed tasks, with their counts."""
+    def failures(self, rows: Ints) -> list[FailureGroup]:
+        """Return the most frequent forms of the reasons of failed tasks, with an example each."""
         failed = rows[self.tasks.state[rows] == TaskState.FAILED]
-        counts = np.bincount(self.tasks.codes["reason"][failed])
-        most = np.argsort(-counts, kind="stable")[:REASONS_MAX]
-        names = self.catalog["reason"].names
-        return [(_text(names[one]), int(counts[one])) for one in most if counts[one]]
+        if not len(failed):
+            return []
+        forms = self.forms.numbers(self.tasks.codes["reason"][failed])
+        counts = np.bincount(forms)
+        latest = np.zeros(len(counts), np.int64)
+        latest[forms] = failed  # of several rows, the last one stays
+        most = np.argsort(-counts, kind="stable")[:REASONS_MAX].tolist()
+        return [
+            FailureGroup(self.forms.names[one], int(counts[one]), self.row(int(latest[one])))
+            for one in most
+            if counts[one]
+        ]
+
+    def failures_now(self) -> list[FailureGroup]:
+        """Return the most frequent failures of all tasks."""
+        return self.failures(np.arange(self.tasks.count))
 
 
 def _state_counts(states: np.ndarray) -> dict[str, int]:

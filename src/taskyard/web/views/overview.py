@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import JSONResponse, Response
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 
     from taskyard.web.views.site import Site
 
-#: Campaigns on the overview. The view of campaigns has all of them.
+#: Campaigns and groups of failures on the overview. Other views have all of them.
 CAMPAIGNS_MAX: Final = 10
+FAILURES_MAX: Final = 5
 
 
 def routes(shown: Site) -> list[BaseRoute]:
@@ -27,12 +29,14 @@ def routes(shown: Site) -> list[BaseRoute]:
         with shown.view() as view:
             campaigns = view.campaigns()
             oldest_ns, left_ns = view.oldest_ready_ns(), view.time_left_ns()
+            failures = view.failures_now()[:FAILURES_MAX]
         return shown.page(
             request,
             "overview.html",
             broker=status,
             oldest_ns=oldest_ns,
             left_ns=left_ns,
+            failures=failures,
             campaigns=campaigns[:CAMPAIGNS_MAX],
             campaigns_total=len(campaigns),
         )
@@ -56,7 +60,8 @@ def routes(shown: Site) -> list[BaseRoute]:
 
     async def throughput(_: Request) -> Response:
         with shown.view() as view:
-            return JSONResponse(throughput_figure(view.series))
+            until_ns = time.time_ns() if shown.broker.is_live else 0
+            return JSONResponse(throughput_figure(view.series, until_ns))
 
     async def durations(request: Request) -> Response:
         chosen = site.wanted(request)

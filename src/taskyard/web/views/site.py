@@ -64,6 +64,7 @@ class Site:
             "size": format.size,
             "moment": format.moment,
             "seconds": format.seconds,
+            "shares": format.shares,
         }
         self._templates.globals |= {
             "version": __version__,
