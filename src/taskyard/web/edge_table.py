@@ -12,7 +12,6 @@ from taskyard.web.event_columns import expanded
 if TYPE_CHECKING:
     from taskyard.journal.row_file import Block
     from taskyard.web.event_columns import Ints
-    from taskyard.web.task_table import TaskTable
 
 _ROWS_MIN: Final = 1024
 _TASK, _AFTER = (TABLES["edges"].index(name) for name in ("task", "after"))
@@ -25,16 +24,15 @@ class EdgeTable:
         self.count = 0
         self._pairs = np.zeros((2, _ROWS_MIN), np.int64)
 
-    def add(self, block: Block, tasks: TaskTable) -> None:
-        """Add the edges of a block."""
-        ends = (block.columns[_TASK], block.columns[_AFTER])
-        task, after = (tasks.rows_of(expanded(runs, block.rows)) for runs in ends)
+    def add(self, task: Ints, after: Ints) -> None:
+        """Add edges by the rows of their ends."""
+        end = self.count + len(task)
         size = self._pairs.shape[1]
-        if self.count + block.rows > size:
-            more = np.zeros((2, max(size, block.rows)), np.int64)
+        if end > size:
+            more = np.zeros((2, max(size, len(task))), np.int64)
             self._pairs = np.hstack([self._pairs, more])
-        self._pairs[:, self.count : self.count + block.rows] = task, after
-        self.count += block.rows
+        self._pairs[:, self.count : end] = task, after
+        self.count = end
 
     @property
     def task(self) -> Ints:
@@ -53,3 +51,9 @@ class EdgeTable:
     def dependents(self, row: int) -> Ints:
         """Return the rows of the tasks that wait for a task, each once."""
         return np.unique(self.task[self.after == row])
+
+
+def edge_names(block: Block) -> tuple[list[bytes], list[bytes]]:
+    """Return the names of tasks, and of those that they wait for."""
+    task, after = (expanded(block.columns[place], block.rows) for place in (_TASK, _AFTER))
+    return task, after

@@ -98,6 +98,14 @@ class EventColumns(Struct):
     numbers: dict[str, Ints]
     codes: dict[str, Codes]
 
+    def part(self, rows: slice) -> EventColumns:
+        """Return some of the events."""
+        task = self.task[rows]
+        numbers = {name: column[rows] for name, column in self.numbers.items()}
+        return EventColumns(
+            len(task), task, numbers, {name: column[rows] for name, column in self.codes.items()}
+        )
+
 
 def columns_of(block: Block, catalog: Catalog) -> EventColumns:
     """Decode a block of the table `events`."""

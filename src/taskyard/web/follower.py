@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import TYPE_CHECKING, Final
 
 from taskyard.errors import TaskyardError
@@ -27,6 +26,23 @@ _RETRY_SECONDS: Final = 2.0
 logger = logging.getLogger("taskyard.web")
 
 
+class TurnLock:
+    """A lock that goes to the thread that waits longest.
+
+    The follower would otherwise take it again before a request that waits for it wakes up.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._next = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._next:
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class Follower:
     """Owns the feed and the view of one state directory."""
 
@@ -34,7 +50,7 @@ class Follower:
         """Open a state directory. Raises UnusableState if it has no journal."""
         self._feed = EventFeed(state)
         self.view = View()
-        self.lock = threading.Lock()
+        self.lock = TurnLock()
         #: The last error while reading. Pages show it.
         self.error: str | None = None
         #: Set once the view has reached the end of the journal.
@@ -71,9 +87,9 @@ class Follower:
 
     def _read(self) -> None:
         for batch in self._feed.read():
-            with self.lock:
-                self.view.update(batch)
-            if self._stopped.is_set():
-                return
-            time.sleep(0)  # let a waiting request take the lock
+            for change in self.view.changes(batch):
+                with self.lock:
+                    change()
+                if self._stopped.is_set():
+                    return
         self.caught_up.set()

@@ -7,6 +7,7 @@ objects. Not thread-safe: the caller updates and asks in turns.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,14 +18,16 @@ from taskyard.client.task_filters import Filter
 from taskyard.core.identity import split
 from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName
-from taskyard.web.edge_table import EdgeTable
+from taskyard.web.edge_table import EdgeTable, edge_names
 from taskyard.web.event_columns import Catalog, columns_of
 from taskyard.web.form_table import FormTable
 from taskyard.web.task_table import NO_STATE, STATE_NAMES, TaskTable
 from taskyard.web.time_series import TimeSeries
 
 if TYPE_CHECKING:
-    from taskyard.web.event_columns import Flags, Ints
+    from collections.abc import Callable, Iterator
+
+    from taskyard.web.event_columns import EventColumns, Flags, Ints
     from taskyard.web.event_feed import Batch
     from taskyard.web.event_log import TaskEvent
 
@@ -55,6 +58,10 @@ _SORTED_BY: Final = {
     "ended": ("ended_ns", True),
     "priority": ("priority", True),
 }
+
+
+#: Events, edges or states of one change.
+_CHANGE_ROWS_MAX: Final = 8192
 
 
 class TaskPage(Struct):
@@ -109,14 +116,37 @@ class View:
 
     def update(self, batch: Batch) -> None:
         """Apply a batch of events."""
+        for change in self.changes(batch):
+            change()
+
+    def changes(self, batch: Batch) -> Iterator[Callable[[], None]]:
+        """Decode a batch, and yield changes of some milliseconds each, to be made in order.
+
+        The decoding changes nothing that a request reads. So only a change needs the lock.
+        """
         if batch.events.rows:
             events = columns_of(batch.events, self.catalog)
-            steps = self.tasks.apply(events)
-            self.series.add(steps)
-            self.forms.numbers(events.codes["reason"][steps.place[steps.state == TaskState.FAILED]])
+            for part in _parts(events.count):
+                yield partial(self._apply, events.part(part))
         if batch.edges.rows:
-            self.edges.add(batch.edges, self.tasks)
-        self.tasks.set_states(batch.names, batch.states)
+            names = edge_names(batch.edges)
+            for part in _parts(batch.edges.rows):
+                yield partial(self._add_edges, *(one[part] for one in names))
+        for part in _parts(len(batch.names)):
+            yield partial(self._set_states, batch.names[part], batch.states[part])
+
+    def _apply(self, events: EventColumns) -> None:
+        steps = self.tasks.apply(events)
+        self.series.add(steps)
+        self.forms.numbers(events.codes["reason"][steps.place[steps.state == TaskState.FAILED]])
+        self.version += 1
+
+    def _add_edges(self, task: list[bytes], after: list[bytes]) -> None:
+        self.edges.add(self.tasks.rows_of(task), self.tasks.rows_of(after))
+        self.version += 1
+
+    def _set_states(self, names: list[bytes], states: list[int]) -> None:
+        self.tasks.set_states(names, states)
         self.version += 1
 
     # Counts.
@@ -369,3 +399,7 @@ def _state_counts(states: np.ndarray) -> dict[str, int]:
 
 def _text(name: bytes) -> str:
     return name.decode(errors="backslashreplace")
+
+
+def _parts(count: int) -> list[slice]:
+    return [slice(at, at + _CHANGE_ROWS_MAX) for at in range(0, count, _CHANGE_ROWS_MAX)]
