@@ -24,7 +24,7 @@ def yard() -> Yard:
 
 
 def counters(yard: Yard) -> Counters:
-    return yard.scheduler.context.counters
+    return yard.scheduler.context.counters.copied()
 
 
 def attempts(yard: Yard, service: bytes = b"default") -> dict[str, int]:
@@ -41,14 +41,26 @@ def test_bucket_includes_its_upper_bound() -> None:
     found = task_histogram()
     for value_ns in (0, TASK_BOUNDS_NS[0], TASK_BOUNDS_NS[0] + 1, TASK_BOUNDS_NS[-1] + 1):
         found.add(value_ns)
+    found = found.copied()
     assert found.counts == [2, 1, *[0] * (len(TASK_BOUNDS_NS) - 2), 1]
     assert found.sum_ns == 2 * TASK_BOUNDS_NS[0] + 1 + TASK_BOUNDS_NS[-1] + 1
     assert found.longest_ns == TASK_BOUNDS_NS[-1] + 1
 
 
+def test_durations_together_count_like_each_alone() -> None:
+    together, alone = task_histogram(), task_histogram()
+    for number in range(2000):
+        value_ns = number**4 - 10
+        together.add(value_ns)
+        alone.add(value_ns)
+        alone = alone.copied()
+    assert together.copied() == alone
+
+
 def test_duration_before_zero_counts_as_zero() -> None:
     found = task_histogram()
     found.add(-5)
+    found = found.copied()
     assert (found.counts[0], found.sum_ns, found.longest_ns) == (1, 0, 0)
 
 
@@ -57,6 +69,7 @@ def test_quantile_lies_within_its_bucket_and_below_the_longest() -> None:
     assert found.quantile_ns(0.5) == 0
     found.add(TURN_BOUNDS_NS[3] + 1, times=99)
     found.add(TURN_BOUNDS_NS[8] + 1)
+    found = found.copied()
     assert TURN_BOUNDS_NS[3] < found.quantile_ns(0.5) <= TURN_BOUNDS_NS[4]
     assert found.quantile_ns(1.0) == TURN_BOUNDS_NS[8] + 1
 
@@ -118,7 +131,7 @@ def test_task_from_before_the_start_has_no_wait(yard: Yard) -> None:
     yard.join(b"w")
     yard.submit(b"a")
     yard.later(5)
-    counters(yard).started_ns = yard.scheduler.context.at_ns
+    yard.scheduler.context.counters.started_ns = yard.scheduler.context.at_ns
     yard.take(b"w")
     assert sum(counters(yard).services[b"default"].wait.counts) == 0
 
@@ -158,3 +171,22 @@ def test_status_is_a_copy(yard: Yard) -> None:
     assert reply.stats.counters.services[b"default"].attempts == [0] * len(OUTCOMES)  # type: ignore[attr-defined]
     (brief,) = yard.handle(StatsRequested(0, b"client", 6, is_brief=True))
     assert brief.stats.counters is None  # type: ignore[attr-defined]
+
+
+def oldest_ready_ns(yard: Yard) -> dict[bytes, int]:
+    (reply,) = yard.handle(StatsRequested(0, b"client", 5))
+    return reply.stats.oldest_ready_ns  # type: ignore[attr-defined, no-any-return]
+
+
+def test_oldest_ready_task_is_found_behind_others(yard: Yard) -> None:
+    yard.clock(1000 * SECOND_NS)
+    yard.join(b"w")
+    yard.submit(b"old", priority=-1)
+    yard.later(5)
+    yard.submit(b"urgent", priority=9)
+    yard.submit(b"x", service=b"x")
+    assert oldest_ready_ns(yard) == {b"default": 1000 * SECOND_NS, b"x": 1005 * SECOND_NS}
+    yard.cancel(b"old")
+    assert oldest_ready_ns(yard)[b"default"] == 1005 * SECOND_NS
+    yard.take(b"w")
+    assert oldest_ready_ns(yard) == {b"x": 1005 * SECOND_NS}

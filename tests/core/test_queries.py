@@ -402,7 +402,8 @@ def test_everything_is_counted(yard: Yard) -> None:
         paused=True,
         campaigns=[(b"c", [1, 0, 0, 1, 1, 1, 0], 0, 0), (b"", [0, 1, 1, 0, 0, 0, 1], 0, 0)],
         services=[(b"default", [1, 1, 0, 1, 1, 1, 1], 1), (b"x", [0, 0, 1, 0, 0, 0, 0], 0)],
-        counters=yard.scheduler.context.counters,
+        counters=yard.scheduler.context.counters.copied(),
+        oldest_ready_ns={b"x": yard[b"g ready"].terms.submitted_ns},
     )
     assert yard.handle(StatsRequested(0, b"client", 5)) == [StatsReply(b"client", 5, stats)]
 

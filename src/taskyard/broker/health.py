@@ -45,14 +45,15 @@ class HealthReporter:
             self._read_sizes()
         store = broker.store
         return BrokerMeasures(
-            broker.turn_times,
-            broker.sync_times,
+            broker.turn_times.copied(),
+            broker.sync_times.copied(),
             self._journal_bytes,
             store.head.sequence - store.anchor.sequence,
             self._history_bytes,
             None if self._state is None else store.disk_free_bytes(),
             self._guard.connections(),
             self._listeners.malformed_by_dialect(),
+            now_ns=now_ns,
         )
 
     def _read_sizes(self) -> None:

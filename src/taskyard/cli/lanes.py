@@ -193,7 +193,7 @@ def _service(
     own = [worker for worker in workers if one["name"] in worker["services"]]
     paused = [pause["lane"] for pause in stats["pauses"] if pause["service"] == one["name"]]
     row = ServiceRow(
-        **{field: one[field] for field in Service.__struct_fields__},
+        **{field: one.get(field) for field in Service.__struct_fields__},
         slots=sum(worker["slots"] for worker in own),
         slots_used=sum(worker["slots_used"] for worker in own),
         paused=None in paused,

@@ -94,7 +94,11 @@ def _merged_rows(lists: Iterable[Sequence[View]]) -> list[View]:
 
 def _merged_row(one: View, other: View) -> View:
     numbers = {key: value + other[key] for key, value in one.items() if type(value) is int}
-    return one | numbers | {"counts": _sums((one["counts"], other["counts"]))}
+    merged = one | numbers | {"counts": _sums((one["counts"], other["counts"]))}
+    oldest = [at for at in (one.get("oldest_ready"), other.get("oldest_ready")) if at is not None]
+    if "oldest_ready" in one:
+        merged["oldest_ready"] = min(oldest, default=None)
+    return merged
 
 
 def workers(routes: Routes, timeout: float | None = None) -> Routine[list[View]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.core import deadlines
 from taskyard.core.apply import apply
-from taskyard.core.counters import Counters
+from taskyard.core.counters import COUNTED, Counters
 from taskyard.core.effects import UnknownWorker
 from taskyard.core.limits import SECOND_NS, WARNINGS_MAX
 
@@ -92,7 +92,9 @@ class Context:
     def emit(self, record: AnyRecord, tasks: list[Task] | None = None) -> None:
         """Apply a decision and keep its record for the journal."""
         self.records.append(record)
-        self.counters.add(record, tasks)
+        counted = COUNTED.get(type(record))
+        if counted is not None:
+            counted(self.counters, record, tasks)
         apply(self.ledger, record, tasks)
 
     def send(self, effect: Effect) -> None:

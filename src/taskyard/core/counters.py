@@ -6,7 +6,7 @@ counts nothing. A batch of tasks costs as much as one task wherever its tasks ar
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskyard.core.entities import Task
-    from taskyard.core.records import AnyRecord
     from taskyard.core.runs import RunColumns
 
 _MS_NS: Final = SECOND_NS // 1000
@@ -40,6 +39,9 @@ TURN_BOUNDS_NS: Final = (
 SERVICES_COUNTED_MAX: Final = 200
 OTHER_SERVICES: Final = b"(other)"
 
+#: Durations that are sorted into their buckets together.
+_PENDING_MAX: Final = 512
+
 #: How an attempt may end, as in `Attempt.outcome`.
 OUTCOMES: Final = ("finished", "failed", "postponed", "returned", "expired", "cancelled")
 
@@ -52,15 +54,36 @@ class Histogram(Struct, gc=False):
     counts: list[int]
     sum_ns: int = 0
     longest_ns: int = 0
+    #: Durations that are not counted yet. Sorted together they cost a tenth.
+    pending_ns: list[int] = field(default_factory=list)
 
     def add(self, value_ns: int, times: int = 1) -> None:
-        """Count a duration. One before 0, after a clock was set back, counts as 0."""
+        """Add a duration. One before 0, after a clock was set back, counts as 0."""
+        if times == 1:
+            self.pending_ns.append(value_ns)
+            if len(self.pending_ns) >= _PENDING_MAX:
+                self._count_pending()
+            return
         value_ns = max(value_ns, 0)
         self.counts[bisect_left(self.bounds_ns, value_ns)] += times
         self.sum_ns += value_ns * times
         self.longest_ns = max(self.longest_ns, value_ns)
 
+    def _count_pending(self) -> None:
+        found, before = sorted(self.pending_ns), 0
+        self.pending_ns.clear()
+        for place, bound_ns in enumerate(self.bounds_ns):
+            through = bisect_right(found, bound_ns, before)
+            self.counts[place] += through - before
+            before = through
+        self.counts[-1] += len(found) - before
+        self.sum_ns += sum(found[bisect_left(found, 0) :])
+        self.longest_ns = max(self.longest_ns, found[-1])
+
     def copied(self) -> Histogram:
+        """Return a copy with everything counted."""
+        if self.pending_ns:
+            self._count_pending()
         return Histogram(self.bounds_ns, [*self.counts], self.sum_ns, self.longest_ns)
 
     def quantile_ns(self, share: float) -> int:
@@ -126,12 +149,6 @@ class Counters(Struct):
             found = self.services.setdefault(name, ServiceCounters())
         return found
 
-    def add(self, record: AnyRecord, tasks: list[Task] | None) -> None:
-        """Count a record before it is applied, while its tasks still have their leases."""
-        function = _COUNTED.get(type(record))
-        if function is not None:
-            function(self, record, tasks)
-
     def add_lease(self, at_ns: int, tasks: list[Task]) -> None:
         """Count how long tasks have waited that were just leased together.
 
@@ -141,14 +158,17 @@ class Counters(Struct):
         if lease is None:
             return
         for lane, count in lease.counts:
-            some = tasks if count == len(tasks) else tasks[place : place + count]
-            times_ns = [task.ready_ns or task.terms.submitted_ns for task in some]
-            wait, first_ns = self.service(lane.service.name).wait, times_ns[0]
-            if times_ns.count(first_ns) == count:
-                if first_ns >= self.started_ns:
-                    wait.add(at_ns - first_ns, count)
+            name = lane.service.name
+            wait = (self.services.get(name) or self.service(name)).wait
+            first, last = tasks[place], tasks[place + count - 1]
+            ready_ns = first.ready_ns or first.terms.submitted_ns
+            # A lane is in order of arrival: between tasks of one submission there is no other.
+            if first is last or (first.terms is last.terms and first.ready_ns == last.ready_ns):
+                if ready_ns >= self.started_ns:
+                    wait.add(at_ns - ready_ns, count)
             else:
-                for ready_ns in times_ns:
+                for task in tasks[place : place + count]:
+                    ready_ns = task.ready_ns or task.terms.submitted_ns
                     if ready_ns >= self.started_ns:
                         wait.add(at_ns - ready_ns)
             place += count
@@ -171,7 +191,8 @@ def _add_finished(counters: Counters, record: records.Finished, tasks: list[Task
         _add_runs(counters, _FINISHED, tasks, record.at_ns, record.runs)
         return
     for lane, count in lease.counts:
-        service = counters.service(lane.service.name)
+        name = lane.service.name
+        service = counters.services.get(name) or counters.service(name)
         service.attempts[_FINISHED] += count
         service.run.add(record.at_ns - lease.at_ns, count)
 
@@ -228,8 +249,9 @@ def _add_runs(
     return attempts
 
 
-#: Records that are counted when they are emitted. `add_lease` counts leases.
-_COUNTED: Final[dict[type, Callable[[Counters, Any, Any], None]]] = {
+#: Counts a record and its tasks before it is applied, while they have their leases. `add_lease`
+#: counts leases.
+COUNTED: Final[dict[type, Callable[[Counters, Any, Any], None]]] = {
     records.Submitted: _add_submitted,
     records.StaleReport: _add_stale,
     records.Finished: _add_finished,

@@ -230,6 +230,8 @@ class Stats(Struct, gc=False):
     lag_percent: int = 0
     #: What was decided since the broker started. None: not requested.
     counters: Counters | None = None
+    #: Since when the oldest ready task of each service is ready, where there is one.
+    oldest_ready_ns: dict[bytes, int] = field(default_factory=dict)
 
 
 class StatsReply(Effect):

@@ -196,7 +196,9 @@ def one_queue(tasks: Tasks) -> Queue[Task] | None:
 def whole_lease(tasks: Tasks) -> Lease | None:
     """Return the lease of these tasks if they are all of it, as batch workers report them."""
     lease = tasks[0].lease if tasks else None
-    return lease if lease is not None and lease.tasks == tasks else None
+    if lease is None or (lease.tasks is not tasks and lease.tasks != tasks):
+        return None
+    return lease
 
 
 def lane_counts(tasks: Tasks) -> Counts:

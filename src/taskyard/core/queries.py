@@ -43,6 +43,7 @@ from taskyard.core.limits import (
     LIST_MEASURED_MAX,
     LIST_SCAN_MAX,
     LIST_TASKS_MAX,
+    NUMBER_MAX,
     STATS_ROWS_MAX,
     TASKS_MAX,
     TASKS_PER_MESSAGE_MAX,
@@ -50,7 +51,7 @@ from taskyard.core.limits import (
 from taskyard.core.model import DIGEST_BYTES, Refusal, TaskProgress
 from taskyard.core.rules import compile_glob
 from taskyard.core.runs import Attempt
-from taskyard.core.states import BLOCKED, DELAYED, DONE, FAILED
+from taskyard.core.states import BLOCKED, DELAYED, DONE, FAILED, READY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -63,6 +64,11 @@ if TYPE_CHECKING:
 
 #: Lanes of one service that are searched for paused ones, in about 50 µs.
 PAUSES_LANES_MAX: Final = 2000
+
+#: Lanes that are searched for the oldest ready task, in about 1 ms, and tasks at the end of each
+#: queue: a few may be taken or cancelled already.
+OLDEST_LANES_MAX: Final = 500
+OLDEST_TASKS: Final = 4
 
 
 def request_rejected(context: Context, event: events.RequestRejected) -> None:
@@ -293,8 +299,28 @@ def stats_requested(context: Context, event: events.StatsRequested) -> None:
         refused_last=context.refused_last,
         lag_percent=context.lag_percent,
         counters=context.counters.copied(),
+        oldest_ready_ns=_oldest_ready_ns(services),
     )
     context.send(StatsReply(event.client, event.request, stats))
+
+
+def _oldest_ready_ns(services: list[Service]) -> dict[bytes, int]:
+    """Return since when the oldest ready task of each service is ready.
+
+    Reads the ends of the queues, where the oldest tasks are. Skips lanes beyond a limit.
+    """
+    found: dict[bytes, int] = {}
+    lanes = (lane for service in services for lane in service.lanes.values() if lane.ready)
+    for lane in islice(lanes, OLDEST_LANES_MAX):
+        name = lane.service.name
+        for queue in lane.queues:
+            first = queue.cursor
+            ends = (*queue.front[:OLDEST_TASKS], *queue.items[first : first + OLDEST_TASKS])
+            for task in ends:
+                ready_ns = task.ready_ns or task.terms.submitted_ns
+                if task.state is READY and ready_ns < found.get(name, NUMBER_MAX):
+                    found[name] = ready_ns
+    return found
 
 
 def _pauses(services: list[Service]) -> list[tuple[bytes, bytes | None]]:

@@ -49,6 +49,17 @@ class ServiceHealth(HealthPart):
     wait: Histogram
 
 
+class RelayHealth(HealthPart):
+    """A relay of the native dialect that is connected."""
+
+    #: 1: connected to this broker itself. 2: to such a relay, and so on.
+    depth: int
+    #: Clients, workers and relays behind it.
+    peers: int
+    #: Seconds since its last message.
+    last_seen_ago: float
+
+
 class Health(HealthPart):
     """The broker's own health. Counters begin at 0 when it starts."""
 
@@ -77,6 +88,8 @@ class Health(HealthPart):
     #: Reports of attempts that were over.
     stale_results: int
     services: list[ServiceHealth]
+    #: Those with the latest messages, at most 100.
+    relays: list[RelayHealth]
 
 
 class BrokerMeasures(Struct):
@@ -90,6 +103,9 @@ class BrokerMeasures(Struct):
     disk_free_bytes: int | None = None
     connections: int | None = None
     malformed: dict[str, int] = field(default_factory=dict)
+    relays: list[RelayHealth] = field(default_factory=list)
+    #: The monotonic clock at this moment.
+    now_ns: int = 0
 
 
 def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:
@@ -119,6 +135,7 @@ def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:
             )
             for name, one in counted.services.items()
         ],
+        relays=measures.relays,
     )
 
 

@@ -182,6 +182,8 @@ class Service(Document):
     counts: Counts
     #: Workers that offer it.
     workers: int
+    #: Since when its oldest ready task is ready. null: none is.
+    oldest_ready: float | None
 
 
 class Pause(Document):
@@ -496,7 +498,12 @@ def stats(
             for name, of, truncated, restarted in value.campaigns
         ],
         services=[
-            Service(name=shown(name), counts=counts(of), workers=workers)
+            Service(
+                name=shown(name),
+                counts=counts(of),
+                workers=workers,
+                oldest_ready=seconds(value.oldest_ready_ns.get(name, 0)),
+            )
             for name, of, workers in value.services
         ],
         pauses=[

@@ -10,14 +10,17 @@ Owns the routes of relayed peers, and the heartbeats that relays may renew. Pure
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
 from taskyard.core import events
+from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import HeartbeatMark
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.health_views import RelayHealth
 from taskyard.wire.native.counts import LIMITS, TooMany
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import NOT_WAITING, RELAYED
@@ -35,6 +38,9 @@ DEPTH_MAX: Final = 8
 #: is forgotten. Its peers send their requests again.
 PEERS_MAX: Final = 10_000
 ALL_PEERS_MAX: Final = 100_000
+
+#: Relays in a status.
+SHOWN_MAX: Final = 100
 
 #: Bytes of replies in one message to a relay. A longer reply has a message of its own.
 BUNDLE_BYTES_MAX: Final = 1 << 20
@@ -56,6 +62,8 @@ class Relay(Struct, eq=False):
     workers: dict[int, tuple[bytes, HeartbeatMark]] = field(default_factory=dict)
     #: The waiting Steal that it named, by peer. None: there was none.
     steals: dict[int, int] = field(default_factory=dict)
+    #: When its last message came.
+    seen_ns: int = 0
 
     def forget_worker(self, number: int) -> None:
         """Forget the heartbeat of a peer. The next one is decoded."""
@@ -75,9 +83,21 @@ class Relays:
         #: Renewals in this turn: by request, the relay, its own request, and the peers.
         self._renewals: dict[int, tuple[bytes, int, list[int]]] = {}
 
+    def summaries(self, now_ns: int) -> list[RelayHealth]:
+        """Return the relays for the status, the one with the latest message first."""
+        latest = islice(reversed(self._relays.values()), SHOWN_MAX)
+        return [
+            RelayHealth(
+                depth=relay.depth,
+                peers=len(relay.routes),
+                last_seen_ago=max(now_ns - relay.seen_ns, 0) / SECOND_NS,
+            )
+            for relay in latest
+        ]
+
     # Messages of relays.
 
-    def open(self, route: bytes, query: pb.QueryMsg) -> list[tuple[bytes, bytes]]:
+    def open(self, route: bytes, query: pb.QueryMsg, now_ns: int) -> list[tuple[bytes, bytes]]:
         """Return the routes and messages of a relay's peers. Raise Malformed, changing nothing."""
         depth = self._relays[self._peers[route][0]].depth + 1 if route in self._peers else 1
         if depth > DEPTH_MAX:
@@ -91,6 +111,7 @@ class Relays:
             raise TooMany(f"a relay may have at most {PEERS_MAX} peers")
         relay = Relay(depth) if former is None else self._relays.pop(route)
         self._relays[route] = relay
+        relay.seen_ns = now_ns
         for number in new:
             mine = _route(route, number)
             if self._peers.setdefault(mine, (route, number)) == (route, number):

@@ -99,7 +99,13 @@ class NativeServer:
 
     def report_health(self, measures: Callable[[], BrokerMeasures]) -> None:
         """Show the broker's health in the status, with these measures."""
-        self._pending.measures = measures
+
+        def with_relays() -> BrokerMeasures:
+            found = measures()
+            found.relays = self._relays.summaries(found.now_ns)
+            return found
+
+        self._pending.measures = with_relays
 
     def receive(
         self,
@@ -179,7 +185,7 @@ class NativeServer:
     ) -> list[events.Event]:
         """Decode the messages of a relay's peers. Each is checked by the permissions of its key."""
         route, query = incoming.route, incoming.query
-        messages = self._relays.open(route, query)
+        messages = self._relays.open(route, query, incoming.now_ns)
         result: list[events.Event] = []
         for number in query.gone:
             for gone in self._relays.forget_peer(route, number):
