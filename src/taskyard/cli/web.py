@@ -49,6 +49,11 @@ _REPLY_SECONDS: Final = 5.0
     type=click.Choice([role.value for role in address.Role]),
     help="Print an address with a token for a colleague, for the page that is running.",
 )
+@click.option(
+    "--metrics-token",
+    is_flag=True,
+    help="Print the token with which Prometheus reads `/metrics`. It stays good.",
+)
 @click.option("--inherited", type=int, metavar="FD", hidden=True)
 @until_eof_option
 @verbose_option
@@ -61,6 +66,7 @@ def web(  # noqa: PLR0913  # one per option
     page: str,
     names: tuple[str, ...],
     invite: str | None,
+    metrics_token: bool,
     inherited: int | None,
     until_eof: bool,
 ) -> None:
@@ -75,6 +81,9 @@ def web(  # noqa: PLR0913  # one per option
     """
     if invite is not None:
         click.echo(address.invitation(state, address.Role(invite)))
+        return
+    if metrics_token:
+        click.echo(address.metrics_token(state))
         return
     if inherited is None and (found := address.find_page(state)) is not None:
         _print_running(cli_context, found)

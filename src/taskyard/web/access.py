@@ -9,6 +9,7 @@ refused before it reaches anything else. GET changes nothing.
 
 from __future__ import annotations
 
+import hmac
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urlsplit
@@ -60,10 +61,22 @@ _HEADERS: Final = {
 class Guard:
     """Checks every request before the page sees it, and completes every response."""
 
-    def __init__(self, app: ASGIApp, secret: Secret, hosts: Iterable[str], port: int) -> None:
-        """Guard an app. `hosts` are the names by which it is reached, without port."""
+    def __init__(  # the last one is named
+        self,
+        app: ASGIApp,
+        secret: Secret,
+        hosts: Iterable[str],
+        port: int,
+        *,
+        metrics_token: str = "",
+    ) -> None:
+        """Guard an app. `hosts` are the names by which it is reached, without port.
+
+        `metrics_token` is a bearer token for metrics besides those of the secret. Empty: none.
+        """
         self._app = app
         self._secret = secret
+        self._metrics_token = metrics_token
         names = [f"[{host}]" if ":" in host else host for host in hosts]
         self._hosts = {f"{name}:{port}" for name in names}
         if port == _HTTP_PORT:
@@ -112,7 +125,9 @@ class Guard:
     def _role(self, headers: Headers, path: str) -> Role | None:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if path in BEARER_PATHS and kind.lower() == "bearer":
-            return self._secret.role_of_token(token)
+            known, given = self._metrics_token.encode(), token.encode()
+            is_own = bool(known) and hmac.compare_digest(given, known)
+            return Role.VIEWER if is_own else self._secret.role_of_token(token)
         value = cookie_parser(headers.get("cookie", "")).get(self.cookie_name, "")
         return self._secret.role_of_cookie(value)
 

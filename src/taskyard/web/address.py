@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import MsgspecError, Struct, json
 
 from taskyard.errors import TaskyardError, UnusableEndpoint, UserError
-from taskyard.journal.files import open_regular
+from taskyard.journal.files import open_regular, replace_private
 from taskyard.net.keys import read_private
 from taskyard.settings.keys import PAGE_ADDRESS
 from taskyard.settings.kinds import read_host_port
@@ -37,6 +37,9 @@ DEFAULT_ADDRESS: Final = PAGE_ADDRESS
 #: Private to the user, like the keys.
 PAGE_FILE: Final = "page.json"
 
+#: The token for programs that collect metrics. It outlives the page, so that they keep it.
+METRICS_TOKEN_FILE: Final = "metrics.token"  # noqa: S105  # its name
+
 _SECRET_BYTES: Final = 32
 
 #: Addresses that stand for all of a machine, with one that a browser can open.
@@ -51,6 +54,20 @@ class Role(StrEnum):
 
     OPERATOR = "operator"
     VIEWER = "viewer"
+
+
+def metrics_token(state: Path) -> str:
+    """Return the token for metrics of a state directory. It is made at the first call."""
+    path = state / METRICS_TOKEN_FILE
+    try:
+        return read_private(path).decode("ascii").strip()
+    except FileNotFoundError:
+        pass
+    try:
+        replace_private(path, secrets.token_hex(_SECRET_BYTES).encode() + b"\n")
+        return read_private(path).decode("ascii").strip()  # another process may have made it too
+    except OSError as error:
+        raise UserError(f"{path}: can't write: {error.strerror}") from error
 
 
 class Secret:

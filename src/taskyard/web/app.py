@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from taskyard import design
 from taskyard.errors import TaskyardError
-from taskyard.web.views import overview, places, tasks
+from taskyard.web.views import broker, overview, places, tasks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -62,18 +61,13 @@ def make_app(shown: Site) -> Starlette:
     async def healthz(_: Request) -> Response:
         return PlainTextResponse("ok\n")
 
-    async def readyz(_: Request) -> Response:
-        if shown.follower.error is not None or not shown.follower.caught_up.is_set():
-            return PlainTextResponse("not ready\n", HTTPStatus.SERVICE_UNAVAILABLE)
-        return PlainTextResponse("ok\n")
-
     routes = [
         *overview.routes(shown),
         *tasks.routes(shown),
         *places.routes(shown),
+        *broker.routes(shown),
         Route("/live", live),
         Route("/healthz", healthz),
-        Route("/readyz", readyz),
         Route("/static/plotly.js", _plotly),
         Route("/static/design.css", _design_css),
         Route("/static/design.js", _design_js),

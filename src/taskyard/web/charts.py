@@ -81,6 +81,22 @@ def durations_figure(bars: list[tuple[int, int]]) -> Figure:
     }
 
 
+def histogram_figure(bounds: list[float], counts: list[int], title: str) -> Figure:
+    """Show durations by bucket, without the empty buckets at both ends."""
+    names = [*(f"≤ {format.duration(round(bound * 1e9))}" for bound in bounds), "longer"]
+    filled = [place for place, count in enumerate(counts) if count]
+    shown = slice(filled[0], filled[-1] + 1) if filled else slice(0)
+    bar = {"x": names[shown], "y": counts[shown], "type": "bar", "marker": {"color": "@blue"}}
+    return {
+        "data": [bar],
+        "layout": {
+            "xaxis": axis("", type="category"),
+            "yaxis": axis(title),
+            **_layout(220),
+        },
+    }
+
+
 def timeline_figure(timeline: Timeline) -> Figure:
     """Show what each worker did when: attempts by outcome, and those that run."""
     colours = {"finished": "@done", "failed": "@failed", "running": "@leased"}

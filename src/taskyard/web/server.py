@@ -6,6 +6,7 @@ The socket and the secret belong to the owner of the page, which may be another 
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 import threading
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from taskyard.client.broker_link import BrokerLink
+from taskyard.errors import UserError
 from taskyard.web.access import Guard
-from taskyard.web.address import WILDCARDS
+from taskyard.web.address import WILDCARDS, metrics_token
 from taskyard.web.app import make_app
 from taskyard.web.follower import Follower
 from taskyard.web.views.site import Site
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from taskyard.client.broker_link import Connector
     from taskyard.web.address import Secret
+
+logger = logging.getLogger("taskyard.web")
 
 #: Requests that are being answered when the page ends are cut off after this.
 _CLOSE_SECONDS: Final = 1
@@ -51,7 +55,9 @@ def serve(  # noqa: PLR0913  # two are named
     host, port = bound.getsockname()[:2]
     link = BrokerLink(connect)
     site = Site(follower, link, str(state))
-    guarded = Guard(make_app(site), secret, {*_LOOPBACK_NAMES, *_names_of(host), *names}, port)
+    hosts = {*_LOOPBACK_NAMES, *_names_of(host), *names}
+    token = _metrics_token(state)
+    guarded = Guard(make_app(site), secret, hosts, port, metrics_token=token)
     config = uvicorn.Config(
         guarded,
         log_level="warning",
@@ -68,6 +74,15 @@ def serve(  # noqa: PLR0913  # two are named
     finally:
         follower.stop()
         link.close()
+
+
+def _metrics_token(state: Path) -> str:
+    """Return the token for metrics. Empty if the state directory is read-only."""
+    try:
+        return metrics_token(state)
+    except UserError as error:
+        logger.warning("no token for metrics: %s", error)
+        return ""
 
 
 class _Server(uvicorn.Server):

@@ -35,6 +35,8 @@ NAVIGATION: Final = (
     ("/workers", "Workers"),
     ("/lanes", "Lanes"),
     ("/timeline", "Timeline"),
+    ("/brokers", "Brokers"),
+    ("/health", "Health"),
 )
 
 _NUMBER_DIGITS_MAX: Final = 12

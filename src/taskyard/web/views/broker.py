@@ -1,0 +1,131 @@
+"""The broker itself: its health, its relays and forwarders, and metrics for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from taskyard.errors import TaskyardError, UnknownName
+from taskyard.web import metrics
+from taskyard.web.charts import histogram_figure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+    from starlette.routing import BaseRoute
+
+    from taskyard.web.views.site import Site
+
+#: A broker that takes longer to answer counts as away. Programs that collect metrics wait for 10 s.
+_REPLY_SECONDS: Final = 5.0
+
+#: Forwarders, and services with charts of their own, on one page.
+FORWARDERS_MAX: Final = 200
+SERVICES_MAX: Final = 20
+
+#: Charts by name: the bounds of the buckets, and the title of the axis.
+_BROKER_CHARTS: Final = {"turns": ("turn_bounds", "turns"), "syncs": ("turn_bounds", "commits")}
+_SERVICE_CHARTS: Final = {"run": ("task_bounds", "attempts"), "wait": ("task_bounds", "tasks")}
+
+
+def routes(shown: Site) -> list[BaseRoute]:
+    async def brokers(request: Request) -> Response:
+        status, workers = await shown.broker.ask("status"), await shown.broker.ask("workers")
+        forwarders = [one for one in workers if one["forwards"]]
+        return shown.page(
+            request,
+            "brokers.html",
+            broker=status,
+            health=status.get("health"),
+            forwarders=forwarders[:FORWARDERS_MAX],
+            forwarders_more=max(len(forwarders) - FORWARDERS_MAX, 0),
+        )
+
+    async def health(request: Request) -> Response:
+        found = (await shown.broker.ask("status")).get("health")
+        services = [] if found is None else sorted(found["services"], key=_by_attempts)
+        return shown.page(
+            request,
+            "health.html",
+            health=found,
+            services=services[:SERVICES_MAX],
+            services_more=max(len(services) - SERVICES_MAX, 0),
+            behind=shown.follower.rows_behind,
+        )
+
+    async def chart(request: Request) -> Response:
+        found = (await shown.broker.ask("status")).get("health")
+        query = request.query_params
+        return JSONResponse(_chart(found, query.get("of", ""), query.get("service")))
+
+    return [
+        Route("/brokers", brokers),
+        Route("/health", health),
+        Route("/charts/health", chart),
+        *_program_routes(shown),
+    ]
+
+
+def _by_attempts(service: Mapping[str, Any]) -> int:
+    """Sort services with the most attempts first."""
+    attempts: dict[str, int] = service["attempts"]
+    return -sum(attempts.values())
+
+
+def _chart(health: Mapping[str, Any] | None, name: str, service: str | None) -> dict[str, Any]:
+    """Return the chart of a histogram. Without a broker it is empty."""
+    charts = _BROKER_CHARTS if service is None else _SERVICE_CHARTS
+    if name not in charts:
+        raise UnknownName(f"unknown chart {name!r}")
+    bounds, title = charts[name]
+    if health is None:
+        return histogram_figure([], [], title)
+    if service is None:
+        return histogram_figure(health[bounds], health[name]["counts"], title)
+    for one in health["services"]:
+        if one["name"] == service:
+            return histogram_figure(health[bounds], one[name]["counts"], title)
+    return histogram_figure([], [], title)
+
+
+def _program_routes(shown: Site) -> list[BaseRoute]:
+    """Return the addresses for programs: metrics, and whether the page is ready."""
+
+    async def live_status() -> dict[str, Any] | None:
+        """Return the status of the broker, or None if it does not answer."""
+        with suppress(TaskyardError, TimeoutError):
+            status: dict[str, Any] = await asyncio.wait_for(
+                shown.broker.ask("status"), _REPLY_SECONDS
+            )
+            return status if shown.broker.is_live else None
+        return None
+
+    async def exposition(_: Request) -> Response:
+        status, workers = await live_status(), list[dict[str, Any]]()
+        if status is not None:
+            try:
+                workers = await asyncio.wait_for(shown.broker.ask("workers"), _REPLY_SECONDS)
+            except (TaskyardError, TimeoutError):
+                status = None
+            if not shown.broker.is_live:
+                status = None
+        text = metrics.exposition(status, workers, shown.follower.rows_behind)
+        return Response(text, media_type=metrics.CONTENT_TYPE)
+
+    async def readyz(_: Request) -> Response:
+        problem = shown.follower.error
+        if problem is None and not shown.follower.caught_up.is_set():
+            problem = f"the page reads the journal, {shown.follower.rows_behind:,} rows behind"
+        if problem is None and await live_status() is None:
+            problem = "the broker does not answer"
+        if problem is not None:
+            return PlainTextResponse(f"not ready: {problem}\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return PlainTextResponse("ok\n")
+
+    return [Route("/metrics", exposition), Route("/readyz", readyz)]
