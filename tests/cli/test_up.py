@@ -43,7 +43,7 @@ def up(directory: Path, *options: str) -> Iterator[tuple[Running, Client]]:
 def test_up_runs_until_it_is_interrupted(tmp_path: Path) -> None:
     with up(tmp_path, "--workers", "2", "--allow", "operator") as (running, client):
         assert client.submit("operator:mul", args=[6, 7]).result(PATIENCE_SECONDS) == 42
-        assert running.error_line() == "2 workers started (Ctrl-C stops)"
+        assert running.error_line().endswith(" info up: 2 workers started (Ctrl-C stops)")
         until(lambda: len(all_children_of(running)) == 3, "two workers and a broker")
         children = all_children_of(running)
         code, out, err = running.send(signal.SIGINT).end()

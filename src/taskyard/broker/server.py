@@ -26,6 +26,7 @@ from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.compaction import Compactor
 from taskyard.broker.health import HealthReporter
 from taskyard.broker.listeners import NATIVE, Listeners
+from taskyard.broker.membership_log import MembershipLog, both
 from taskyard.broker.output_retention import OutputLimits, OutputRetention
 from taskyard.broker.output_store import OutputFiles
 from taskyard.broker.transport import SocketTransport
@@ -172,6 +173,10 @@ def serve(
         transport = SocketTransport(dialect, listeners.sockets, host.poller, clock, authenticator)
         broker = opened.broker(transport, clock)
         broker.is_reading = transport.is_reading
+        membership = MembershipLog(opened.ledger, clock)
+        if membership.is_enabled():
+            broker.on_commit = both(broker.on_commit, membership)
+            transport.on_registered = membership.note_address
         broker.enqueue(settings.rules if reloading is None else reloading.rules)
         gc.collect()
         gc.freeze()
@@ -182,13 +187,14 @@ def serve(
         health_state = None if settings.in_memory else settings.state
         reporter = HealthReporter(broker, listeners, guard, health_state)
         listeners.dwork.report_health(reporter.measures)
-        rejection_logs = (
+        logs = (
             CountLog(listeners.malformed, clock, logger, MALFORMED_TEXT),
             CountLog(listeners.forbidden, clock, logger, FORBIDDEN_TEXT),
             CountLog(lambda: broker.scheduler.context.refused, clock, logger, REFUSED_TASKS_TEXT),
+            membership,
         )
         retention = opened.retention(clock, reloading or settings)
-        housekeeping = _Housekeeping(rejection_logs, opened.compactor, retention, broker)
+        housekeeping = _Housekeeping(logs, opened.compactor, retention, broker)
         _run_until_stopped(
             broker, transport, listeners, housekeeping, lambda: controls.should_stop(broker)
         )
@@ -276,19 +282,19 @@ class _Housekeeping:
 
     def __init__(
         self,
-        rejection_logs: tuple[CountLog, ...],
+        logs: tuple[CountLog | MembershipLog, ...],
         compactor: Compactor | None,
         retention: OutputRetention,
         broker: Broker,
     ) -> None:
-        self._rejection_logs = rejection_logs
+        self._logs = logs
         self._compactor = compactor
         self._retention = retention
         self._broker = broker
 
     def run_step(self) -> int | None:
         """Run one step and return the time until the next, or None."""
-        for log in self._rejection_logs:
+        for log in self._logs:
             log.log_if_due()
         waits = [self._retention.run_step()]
         self._broker.note_output_space(self._retention.problem())

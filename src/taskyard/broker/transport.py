@@ -10,17 +10,24 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from taskyard.broker.connections import Connections
 from taskyard.broker.turn import CatchUp
-from taskyard.core.events import HeartbeatsRenewed, HeartbeatsRepeated, WorkerHeartbeat
+from taskyard.core.events import (
+    HeartbeatsRenewed,
+    HeartbeatsRepeated,
+    WorkerHeartbeat,
+    WorkerRegistered,
+)
 from taskyard.core.limits import SECOND_NS
+from taskyard.net.accepted import peer_address
 from taskyard.net.unread import COUNTED_BYTES_MIN, Unread
 from taskyard.wire.dialect import DIALECTS_MAX, collecting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from taskyard.broker.auth import Authenticator
     from taskyard.core.effects import Effect
@@ -189,6 +196,8 @@ class SocketTransport:
         self._pauses = False
         #: Bytes that were sent and not yet read.
         self._unread = Unread()
+        #: Called with the name and the address of a worker that registers, for the log.
+        self.on_registered: Callable[[bytes, str], None] | None = None
         #: A descriptor other than a socket was ready, such as a signal's.
         self.signalled = False
         #: The longest wait, set by the caller between turns. None for no limit.
@@ -245,10 +254,12 @@ class SocketTransport:
                 route = number + frames[0]
                 if self._connections.is_renewed(route, wire.connection_of_last):
                     events += self._dialect.reconnected(route, now_ns)
+                before = len(events)
                 if wire.is_secure:
                     events += self._receive_authenticated(wire.user, route, frames[1:], now_ns)
                 elif route not in self._backlogs:
                     events += self._dialect.receive(route, frames[1:], now_ns)
+                self._note_registered(events, before, wire)
                 if not count and not wire.is_readable():
                     break  # usually there is one message, and this test is cheaper than a receive
                 if bytes_taken >= BYTES_PER_TURN_MAX or self._clock.monotonic_ns() > ends_ns:
@@ -258,6 +269,15 @@ class SocketTransport:
                 wires.append(wire)
         for wire in wires:
             wire.is_readable()  # updates the guard when nothing is left
+
+    def _note_registered(self, events: list[Event], first: int, wire: ZmqSocket) -> None:
+        """Report the address of a worker if the last message, from event `first`, registers it."""
+        if self.on_registered is None:
+            return
+        for event in events[first:]:
+            if type(event) is WorkerRegistered:
+                with suppress(OSError):  # the connection has ended
+                    self.on_registered(event.worker, peer_address(wire.connection_of_last()[0]))
 
     def _receive_authenticated(
         self, user: str, route: bytes, frames: Sequence[bytes], now_ns: int

@@ -8,11 +8,11 @@ from taskyard.broker.compaction import CompactionLimits
 from taskyard.broker.server import BrokerSettings, SettingsReloader, serve
 from taskyard.cli.daemon_options import (
     listen_option,
-    log_to_stderr,
     read_listen,
     secure_option,
     until_eof_option,
 )
+from taskyard.cli.log_options import log_options, open_log
 from taskyard.cli.options import CliContext, quiet_option, state_option, verbose_option
 from taskyard.cli.output import example
 
@@ -27,6 +27,7 @@ from taskyard.cli.output import example
     help="Keep the state in memory only. It is lost when the broker exits.",
 )
 @click.option("--compact-after-rows", type=click.IntRange(min=1), hidden=True)
+@log_options
 @until_eof_option
 @verbose_option
 @quiet_option
@@ -58,7 +59,7 @@ def broker(  # noqa: PLR0913  # one per option
     SIGTERM and Ctrl-C stop the broker. Workers wait and reconnect. Exit 2 if another broker uses
     the state directory, 6 if the state is damaged.
     """
-    log_to_stderr(cli_context, "broker")
+    open_log(cli_context, "broker")
     settings = BrokerSettings(
         state,
         read_listen(listen, cli_context.settings().listeners),

@@ -1,10 +1,8 @@
-"""Options, endpoint parsing and logging of the commands that run in the foreground."""
+"""Options and endpoint parsing of the commands that run in the foreground."""
 
 from __future__ import annotations
 
-import logging
 import re
-import sys
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -207,13 +205,3 @@ def listen_pairs(settings: Settings, name: str) -> tuple[str, ...]:
         path = f"listen.{name}" if section is None else f"listen.{name}.endpoint"
         raise InvalidSettings(f"{settings.all[path].origin}: {path}: {wrong}") from wrong
     return pairs
-
-
-def log_to_stderr(cli_context: CliContext, process_name: str) -> None:
-    """Log to stderr: warnings, more with -v, only errors with -q."""
-    level = logging.INFO if cli_context.verbose else logging.WARNING
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"taskyard {process_name}: %(message)s"))
-    logger = logging.getLogger("taskyard")
-    logger.handlers[:] = [handler]
-    logger.setLevel(logging.ERROR if cli_context.quiet else level)

@@ -113,6 +113,10 @@ class CliContext:
         self.native_only = False
         #: Whether a supervisor started this process. The supervisor prints warnings about settings.
         self.is_supervised = False
+        #: The log options of a daemon. None: from the settings, and stderr.
+        self.log_format: str | None = None
+        self.log_level: str | None = None
+        self.log_file: Path | None = None
         #: The message when the command is interrupted.
         self.interrupt_message = "interrupted"
         self._settings: Settings | None = None

@@ -8,9 +8,9 @@ import click
 from taskyard.cli.daemon_options import (
     DIALECT_SIDES,
     check_dialect,
-    log_to_stderr,
     until_eof_option,
 )
+from taskyard.cli.log_options import log_options, open_log
 from taskyard.cli.options import (
     CliContext,
     config_option,
@@ -69,6 +69,7 @@ from taskyard.wire import roles
     "reach --listen.",
 )
 @config_option
+@log_options
 @until_eof_option
 @verbose_option
 @quiet_option
@@ -102,7 +103,7 @@ def relay(  # noqa: PLR0913  # click's options
     When ready, it prints `listening DIALECT ENDPOINT`. It waits for brokers that are not running.
     SIGTERM and Ctrl-C stop it.
     """
-    log_to_stderr(cli_context, "relay")
+    open_log(cli_context, "relay")
     dialect, places = _read("--listen", listen)
     below = tuple(map(endpoints.listen_endpoint, places))
     address = _identity(dialect, below[0], identity)

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.broker.server import BrokerSettings, serve
-from taskyard.cli.daemon_options import log_to_stderr, read_listen
+from taskyard.cli.daemon_options import read_listen
 from taskyard.cli.format import format_count
+from taskyard.cli.log_options import open_log
 from taskyard.cli.options import (
     CliContext,
     config_option,
@@ -141,7 +142,7 @@ def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> N
     Commands: `workers` lists the workers with their free slots, `quit` stops the server.
     """
     cli_context.quiet, cli_context.verbose = not debug, debug >= SUMMARIES
-    log_to_stderr(cli_context, "rr server")
+    open_log(cli_context, "rr server")
     console = Console("server", debug)
     server_prompt = _ServerPrompt(console, endpoints.native_endpoint(state))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -24,6 +26,7 @@ from taskyard.cli.daemon_options import (
     slots_option,
 )
 from taskyard.cli.format import escape_line, format_count, full_name
+from taskyard.cli.log_options import children_logged, log_arguments, log_options, open_log
 from taskyard.cli.options import (
     DURATION,
     CliContext,
@@ -65,6 +68,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Reply = TypeVar("Reply")
+
+logger = logging.getLogger("taskyard.up")
 
 #: The log of a detached `up` and its processes, in the state directory.
 LOG_FILE: Final = "log/up.log"
@@ -111,8 +116,12 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
 @page_option
 @click.option("--no-page", is_flag=True, help="Start no page.")
 @click.option(
-    "-d", "--detach", is_flag=True, help="Run in the background. The log is in STATE/log."
+    "-d",
+    "--detach",
+    is_flag=True,
+    help="Run in the background. Without --log-file, the log is STATE/log/up.log.",
 )
+@log_options
 @verbose_option
 @quiet_option
 @click.pass_obj
@@ -154,10 +163,12 @@ def up(  # noqa: PLR0913  # one per option
         )
         arguments += [] if machine is None else machine.arguments()
         arguments += ["--page", page] if page else ["--no-page"]
+        arguments += _log_options(cli_context)
         _detach(cli_context, state, workers, arguments)
         return None
     worker_spec = WorkerSpec(workers, slots, allow, services, machine=machine)
-    with stop_signals_as_interrupt():
+    writer = open_log(cli_context, "up")
+    with stop_signals_as_interrupt(), children_logged(cli_context, writer):
         return _run_until_stopped(cli_context, state, worker_spec, listen, page)
 
 
@@ -168,7 +179,9 @@ def _run_until_stopped(
     listen: tuple[str, ...],
     page: str,
 ) -> ExitCode | None:
-    supervisor = Supervisor(state, _with_time(cli_context.info), listen, cli_context.config)
+    info = _info(cli_context)
+    log = log_arguments(cli_context)
+    supervisor = Supervisor(state, info, listen, cli_context.config, log=log)
     try:
         with (
             hold_up_lock(state),
@@ -181,9 +194,7 @@ def _run_until_stopped(
             supervisor.start_workers(worker_spec)
             for line in supervisor.listening:
                 click.echo(line)
-            cli_context.info(
-                f"{format_count(worker_spec.workers, 'worker')} started (Ctrl-C stops)"
-            )
+            info(f"{format_count(worker_spec.workers, 'worker')} started (Ctrl-C stops)")
             if opened is not None:
                 supervisor.start_page(*opened)
             if page:
@@ -236,14 +247,25 @@ def _print_page(state: Path) -> None:
         click.echo(f"page {found.with_token(Role.OPERATOR)}")
 
 
-def _with_time(info: Callable[[str], None]) -> Callable[[str], None]:
-    """Prefix messages with the time if stderr is a log."""
-    if sys.stderr.isatty():
-        return info
-    return lambda line: info(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
+def _info(cli_context: CliContext) -> Callable[[str], None]:
+    """Return how messages of `up` itself are printed: to a person, or as lines of the log."""
+    if sys.stderr.isatty() and cli_context.log_file is None:
+        return cli_context.info
+    if cli_context.log_level is None and not cli_context.quiet:
+        logger.setLevel(logging.INFO)
+    return logger.info
 
 
 # Detached.
+
+
+def _log_options(cli_context: CliContext) -> list[str]:
+    words: list[str] = []
+    if cli_context.log_format is not None:
+        words += ["--log-format", cli_context.log_format]
+    if cli_context.log_level is not None:
+        words += ["--log-level", cli_context.log_level]
+    return words
 
 
 def _as_arguments(**options: object) -> list[str]:
@@ -261,7 +283,8 @@ def _detach(cli_context: CliContext, state: Path, workers: int, arguments: list[
     _check_not_running(state)
     make_private_directory(state)
     check_owner(state)
-    log = state / LOG_FILE
+    log = cli_context.log_file or state / LOG_FILE
+    arguments += ["--log-file", str(log)]
     make_private_directory(log.parent)
     descriptor = open_regular(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     with os.fdopen(descriptor, "ab") as file:
@@ -321,10 +344,14 @@ def _ignore_report(_report: str) -> None:
 
 
 def _last_line(log: Path, offset: int) -> str:
+    """Return the last message since a place in the log."""
     with log.open("rb") as file:
-        file.seek(offset)
+        file.seek(offset if offset <= os.fstat(file.fileno()).st_size else 0)
         lines = file.read().decode(errors="backslashreplace").split("\n")
-    return next((line for line in reversed(lines) if line), "")
+    line = next((line for line in reversed(lines) if line), "")
+    with suppress(ValueError):
+        line = json.loads(line).get("text", line)
+    return line
 
 
 def _poll_until(deadline: float) -> Iterator[None]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskyard.cli.daemon_options import log_to_stderr, page_option, until_eof_option
+from taskyard.cli.daemon_options import page_option, until_eof_option
+from taskyard.cli.log_options import log_options, open_log
 from taskyard.cli.options import (
     CliContext,
     quiet_option,
@@ -55,6 +56,7 @@ _REPLY_SECONDS: Final = 5.0
     help="Print the token with which Prometheus reads `/metrics`. It stays good.",
 )
 @click.option("--inherited", type=int, metavar="FD", hidden=True)
+@log_options
 @until_eof_option
 @verbose_option
 @quiet_option
@@ -89,7 +91,7 @@ def web(  # noqa: PLR0913  # one per option
         _print_running(cli_context, found)
         return
     serve = _server(cli_context, state, names, until_eof=until_eof)
-    log_to_stderr(cli_context, "web")
+    open_log(cli_context, "web")
     if inherited is not None:  # of `up`, with the secret in the first line of stdin
         secret = bytes.fromhex(sys.stdin.buffer.readline().decode("ascii"))
         serve(socket.socket(fileno=inherited), secret)

@@ -12,9 +12,9 @@ from msgspec import Struct, structs
 
 from taskyard.cli.daemon_options import (
     check_dialect,
-    log_to_stderr,
     until_eof_option,
 )
+from taskyard.cli.log_options import log_options, open_log
 from taskyard.cli.options import (
     DURATION,
     DURATION_OR_AUTO,
@@ -237,6 +237,7 @@ class WorkerOptions(Struct, frozen=True):
 # For supervisors.
 @click.option("--incarnation", type=click.IntRange(1, NUMBER_MAX), hidden=True)
 @click.option("--replaces", type=click.IntRange(0, NUMBER_MAX), default=0, hidden=True)
+@log_options
 @until_eof_option
 @verbose_option
 @quiet_option
@@ -276,7 +277,7 @@ def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401 
     _apply_invitation(cli_context, options)
     values = WorkerOptions(**options)
     _check(values)
-    log_to_stderr(cli_context, "worker")
+    open_log(cli_context, "worker")
     _RUNNERS_BY_DIALECT[values.dialect](cli_context, values)
 
 

@@ -19,7 +19,7 @@ import termios
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct, field
 
@@ -144,6 +144,8 @@ class Connection(Struct, eq=False):
     inode: int
     arrivals: Arrivals
     accepted_ns: int
+    #: The peer's address, if it is logged.
+    address: str = ""
     #: As of the last sample: its time, bytes received, and messages of all connections.
     sampled_ns: int = 0
     received: int = 0
@@ -417,11 +419,24 @@ def peer_address(descriptor: int) -> str:
         if held.family == socket.AF_UNIX:
             raw = held.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             return f"process {struct.unpack('3i', raw)[0]}"
-        host, port = held.getpeername()[:2]
+        return _with_port(held.getpeername())
     except OSError:
         return ""
     finally:
         held.detach()
+
+
+def listener_address(descriptor: int) -> str:
+    """Return the address and port at which a connection over TCP was accepted."""
+    held = socket.socket(fileno=descriptor)
+    try:
+        return _with_port(held.getsockname())
+    finally:
+        held.detach()
+
+
+def _with_port(address: tuple[Any, ...]) -> str:
+    host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -41,6 +41,7 @@ from taskyard.net.accepted import (
 )
 from taskyard.net.context import context
 from taskyard.net.memory import Memory, MemoryMeter
+from taskyard.net.peer_log import PeerLog
 from taskyard.net.pressure import (
     LOCAL_SHARE,
     LOOK_MS,
@@ -219,6 +220,7 @@ class _Work:
         self._cutter = Cutter()
         self._pressure = Pressure(limits.memory, self._meter.read())
         self._report = CutReport(cut)
+        self._peers = PeerLog()
         #: Connections without a message, the oldest first. Some may have sent one since.
         self._strangers: dict[Connection, None] = {}
         self._strangers_checked_ns = 0
@@ -302,15 +304,17 @@ class _Work:
         self._count += 1
         self._descriptors_used += 1
         self._strangers[found] = None
+        self._peers.on_accepted(found, now_ns)
         self._pulse_ns = 0
         self._limit_strangers(now_ns)
 
     def _disconnected(self, listener: _Listener, descriptor: int) -> None:
-        listener.arrivals.messages.pop(descriptor, None)
+        messages = listener.arrivals.messages.pop(descriptor, 0)
         listener.arrivals.counted.pop(descriptor, None)
         found = listener.connections.pop(descriptor, None)
         if found is None:
             return
+        self._peers.on_disconnected(found, messages, time.monotonic_ns())
         self._count -= 1
         self._descriptors_used -= 1
         self._strangers.pop(found, None)
@@ -389,6 +393,7 @@ class _Work:
         self._cut_unrouted(now_ns)
         self._cut_reported()
         self._report.log(now_ns)
+        self._peers.log_if_due(now_ns)
         now = self._meter.read()
         self._pressure.backlog = 0
         level = self._pressure.level(now)

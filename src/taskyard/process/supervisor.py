@@ -100,11 +100,14 @@ class Supervisor:
         info: Callable[[str], None],
         listen: Sequence[str] = (),
         config: Path | None = None,
+        *,
+        log: Sequence[str] = (),
     ) -> None:
+        """`log` has the log options of all children."""
         self._state = state
         self._info = info
         #: All children read the settings file that this process has read.
-        self._common = [] if config is None else ["--config", str(config)]
+        self._common = [*log, *([] if config is None else ["--config", str(config)])]
         #: The `listening …` lines that the broker has printed.
         self.listening: list[str] = []
         self._expected = 1 + len(listen)

@@ -101,6 +101,14 @@ class OutputSection(Struct, frozen=True):
     keep_ns: int | None
 
 
+class LogSection(Struct, frozen=True):
+    format: str
+    #: None: depends on where the log is.
+    level: str | None
+    size_bytes: int
+    files: int
+
+
 class WorkerSection(Struct, frozen=True):
     processes: int
     #: None for one per core.
@@ -158,6 +166,7 @@ class Settings(Struct, frozen=True):
     listeners: dict[str, ListenSection]
     lease: LeaseSection
     output: OutputSection
+    log: LogSection
     worker: WorkerSection
     defaults: ServiceSection
     services: dict[str, ServiceSection]
