@@ -34,6 +34,10 @@ PICTURE_BYTES_MAX: Final = 150_000
 _QUALITIES: Final = (85, 75, 60, 45, 30)
 
 
+#: Addresses of links. The property `href` of those in an SVG is no text.
+_ADDRESSES: Final = "all => all.map(a => new URL(a.getAttribute('href'), location).href)"
+
+
 class Look(NamedTuple):
     """A kind of window."""
 
@@ -100,7 +104,7 @@ class Camera:
             except TimeoutError:
                 self._note(f"not drawn after {_TIMEOUT_MS // 1000} s")
                 continue
-            links = links or page.eval_on_selector_all("a[href]", "all => all.map(a => a.href)")
+            links = links or page.eval_on_selector_all("a[href]", _ADDRESSES)
             self._save(page, look)
         return links
 
