@@ -128,7 +128,7 @@ def test_campaign_shown_again_tells_the_time_left(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = {**dict.fromkeys(("blocked", "delayed", "leased", "failed", "cancelled"), 0)}
-    monkeypatch.setattr(notebook, "_query", lambda *_: counts)
+    monkeypatch.setattr(notebook, "_query", lambda *_: (counts, counts["ready"]))
     shown = ""
     for seconds, done in ((0, 10), (60, 40)):
         monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: 100.0 + seconds)

@@ -198,7 +198,7 @@ def test_wait_of_a_campaign_draws_its_counts(client: Client, cell: Cell) -> None
     client.submit(["true"], campaign="bar", after=["bad"])
     client.campaign("bar").wait(PATIENCE_SECONDS, progress=True)
     assert cell.texts()[0].split(",")[0].endswith("/7")
-    assert cell.texts()[-1].startswith("6/7, 1 failed")
+    assert cell.texts()[-1] == "6/7, 1 failed, 1 behind a failure"
 
 
 def test_wait_of_a_campaign_with_a_bar_ends_after_its_timeout(client: Client, cell: Cell) -> None:

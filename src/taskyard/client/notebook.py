@@ -106,13 +106,13 @@ def campaign_html(session: Session, name: str) -> str:
 
 
 def _campaign_lines(session: Session, name: str) -> list[str]:
-    counts = _query(session, requests.counts(name, _SECONDS))
+    counts, left = _query(session, requests.campaign_counts(name, Deadline.after(_SECONDS)))
     lines = _counts_bar(counts)
-    total, ended = sum(counts.values()), sum(counts[state] for state in _ENDED)
+    ended = sum(counts[state] for state in _ENDED)
     rate = _rates.setdefault(session, {}).setdefault(name, Rate(_RATE_SECONDS))
-    texts = rate.texts(time.monotonic(), ended, total)
-    if 0 < ended < total:
-        lines.append(_line(", ".join([f"{ended / total:.0%} ended", *texts])))
+    texts = rate.texts(time.monotonic(), ended, left)
+    if ended and left:
+        lines.append(_line(", ".join([f"{ended / (ended + left):.0%} ended", *texts])))
     if counts["failed"]:
         lines += _failure_lines(session, name, counts["failed"])
     return lines

@@ -14,9 +14,10 @@ from taskyard.client import requests
 from taskyard.core.durations import rough_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from taskyard.client.exchanges import Exchange
+    from taskyard.client.requests import CampaignCounts
 
 #: Time between updates of a bar.
 _SHOWN_SECONDS: Final = 0.1
@@ -81,14 +82,13 @@ class Rate:
         #: Times and counts of the last updates.
         self._seen: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
 
-    def texts(self, now: float, ended: int, total: int) -> list[str]:
+    def texts(self, now: float, ended: int, left: int) -> list[str]:
         """Note a count. Return the rate and the time left, or nothing until there is a rate."""
         self._seen.append((now, ended))
         while now - self._seen[0][0] > self._window_seconds:
             self._seen.popleft()
         then, before = self._seen[0]
         rate = (ended - before) / (now - then) if now - then >= 1 else 0.0
-        left = total - ended
         if rate <= 0 or not left:
             return []
         caption = f"{rate:,.0f}/s" if rate >= 1 else f"{_MINUTE_SECONDS * rate:,.1f}/min"
@@ -102,6 +102,8 @@ class ProgressBar:
         self._total = total
         self._screen = _screen() if drawn else None
         self._ended = self._failed = self._cancelled = 0
+        #: Tasks that can't run, because they depend on a failed one.
+        self._behind = 0
         self._shown = 0.0
         self._rate = Rate()
 
@@ -127,20 +129,27 @@ class ProgressBar:
         if now - self._shown >= _SHOWN_SECONDS:
             self._show(now)
 
-    def show_counts(self, counts: Mapping[str, int]) -> None:
+    def show_counts(self, counts: CampaignCounts) -> None:
         """Draw the tasks of a campaign, by their states."""
-        self._failed, self._cancelled = counts["failed"], counts["cancelled"]
-        self._ended = counts["done"] + self._failed + self._cancelled
-        self._total = sum(counts.values())
+        states = counts.by_state
+        self._failed, self._cancelled = states["failed"], states["cancelled"]
+        self._ended = states["done"] + self._failed + self._cancelled
+        self._total = sum(states.values())
+        self._behind = max(0, self._total - self._ended - counts.left)
         self._show(time.monotonic())
 
     def _show(self, now: float) -> None:
         if self._screen is None:
             return
         self._shown = now
-        notes = ((self._failed, "failed"), (self._cancelled, "cancelled"))
-        parts = [f"{number:,} {word}" for number, word in notes if number]
-        caption = ", ".join([*parts, *self._rate.texts(now, self._ended, self._total)])
+        notes = {
+            "failed": self._failed,
+            "cancelled": self._cancelled,
+            "behind a failure": self._behind,
+        }
+        parts = [f"{number:,} {word}" for word, number in notes.items() if number]
+        left = self._total - self._ended - self._behind
+        caption = ", ".join([*parts, *self._rate.texts(now, self._ended, left)])
         self._screen.show(Progress(self._ended, self._failed, self._total, caption))
 
 

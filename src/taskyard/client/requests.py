@@ -70,6 +70,13 @@ class TaskResult(NamedTuple):
     bytes_total: int = 0
 
 
+class CampaignCounts(NamedTuple):
+    """The tasks of a campaign by state, and how many of them can still run."""
+
+    by_state: dict[str, int]
+    left: int
+
+
 def _document(kind: int, name: str | None = None, timeout: float | None = None) -> Exchange[Any]:
     """Return the JSON document on a task, or on the broker."""
     encoded = None if name is None else encode_text(name)
@@ -364,23 +371,30 @@ def wait_campaign(campaign: str, timeout: float | None = None) -> Exchange[None]
 
 
 def follow_campaign(
-    campaign: str, show: Callable[[dict[str, int]], None], timeout: float | None = None
+    campaign: str, show: Callable[[CampaignCounts], None], timeout: float | None = None
 ) -> Exchange[None]:
     """Wait like `wait_campaign`, and pass the counts of its tasks to `show` every second."""
     deadline, what = Deadline.after(timeout), f"campaign {campaign}"
-
-    def count() -> Exchange[dict[str, int]]:
-        seconds = None if deadline is None else deadline.seconds_left + GRACE_SECONDS
-        return counts(campaign, seconds)
-
-    left = 1
-    while left:
-        show((yield from count()))
-        watch = _watch(None, encode_text(campaign), deadline, what, _SHOWN_STEP_NS)
-        left = (yield from checked_reply(watch)).count
-        if left and deadline is not None and not deadline.seconds_left:
+    found = yield from campaign_counts(campaign, deadline)
+    show(found)
+    while found.left:
+        if deadline is not None and not deadline.seconds_left:
             raise _unsettled(what, deadline)
-    show((yield from count()))
+        found = yield from campaign_counts(campaign, deadline, _SHOWN_STEP_NS)
+        show(found)
+
+
+def campaign_counts(
+    campaign: str, deadline: Deadline | None = None, wait_ns: int = 0
+) -> Exchange[CampaignCounts]:
+    """Return how many tasks are in each state, and how many can still run.
+
+    Waits up to `wait_ns` for the end of the campaign.
+    """
+    watch = _watch(None, encode_text(campaign), deadline, f"campaign {campaign}", wait_ns)
+    left = (yield from checked_reply(watch)).count
+    seconds = None if deadline is None else deadline.seconds_left + GRACE_SECONDS
+    return CampaignCounts((yield from counts(campaign, seconds)), left)
 
 
 def _unsettled(what: str, deadline: Deadline) -> TimedOut:
