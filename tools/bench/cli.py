@@ -15,6 +15,7 @@ from bench import commands, heartbeats, lanes, steady
 from bench.broker import suite as broker_suite
 from bench.core import suite as core_suite
 from bench.dialects import suite as dialects
+from bench.page import suite as page_suite
 from bench.pipeline import suite as pipeline_suite
 from bench.settings import Settings
 from bench.table import TableLine
@@ -262,6 +263,32 @@ def pipeline_command(
     settings = Settings(_progress_to_stderr(), repeats, quick)
     suite = "pipeline --quick" if quick else "pipeline"
     _finish(suite, pipeline_suite.run(settings, only), json_file)
+
+
+@main.command("page")
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep the large state in this directory, or use the one that is there.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(list(page_suite.CASES)),
+    help="Run only this case. May be given several times.",
+)
+@click.option("--quick", is_flag=True, help="Use small numbers, to see whether it runs.")
+@json_option
+def page_command(
+    state: Path | None, only: tuple[str, ...], json_file: Path | None, *, quick: bool
+) -> None:
+    """Measure the page at a million tasks: the time of every view, and its cost.
+
+    Example: ./yard bench page --state /var/tmp/million --only views --json page.json
+    """
+    bench = page_suite.PageBench(Settings(_progress_to_stderr(), quick=quick), state)
+    suite = "page --quick" if quick else "page"
+    _finish(suite, page_suite.run(bench, only), json_file)
 
 
 def _progress_to_stderr() -> Callable[[str], None]:

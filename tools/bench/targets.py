@@ -93,3 +93,9 @@ LOAD_CPU_S: Final = Target(20, 20)
 SUBMITTED_ROWS_PER_SECOND: Final = Target(40_000, 100_000, at_least=True)
 #: Simulated tasks per second of CPU.
 SWEPT_TASKS_PER_SECOND: Final = Target(50_000, 150_000, at_least=True)
+
+#: Milliseconds for a view of the page at a million tasks: any request, and the first of its kind.
+PAGE_VIEW_MS: Final = Target(200, 50)
+PAGE_FIRST_MS: Final = Target(200, 200)
+#: Elements of a view that a browser holds.
+PAGE_ELEMENTS: Final = Target(5000, 5000)
