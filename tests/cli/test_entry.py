@@ -218,7 +218,6 @@ def test_suggestions_name_commands_for_words_that_are_none() -> None:
         ("frobnicate", "No such command 'frobnicate'."),
         ("ps", "No such command 'ps'. Did you mean list or workers?"),
         ("stop", "No such command 'stop'. Did you mean down or cancel?"),
-        ("top", "No such command 'top'. Did you mean status or watch?"),
     ],
 )
 def test_misspelt_command_gets_suggestions(

@@ -181,6 +181,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "report": LazyCommand(
         "taskyard.cli.pipeline.report:report", "Write an HTML report with charts, and tables."
     ),
+    "top": LazyCommand(
+        "taskyard.cli.top:top", "Show counters, lanes, workers, tasks and output in the terminal."
+    ),
     "web": LazyCommand("taskyard.cli.web:web", "Serve a page about a state directory."),
     "pipeline": LazyCommand(
         "taskyard.cli.pipeline.group:pipeline",
@@ -211,7 +214,6 @@ SUGGESTIONS: dict[str, tuple[str, ...]] = {
     "start": ("up", "run"),
     "stop": ("down", "cancel"),
     "tasks": ("list",),
-    "top": ("status", "watch"),
     "version": ("--version",),
     "xargs": ("map",),
 }

@@ -82,19 +82,27 @@ class ReadOnlyClient(Protocol):
     ) -> OutputPage: ...
 
 
-def connect_client(cli_context: CliContext) -> Client:
-    """Connect to the broker that the options name, or to all of them. Raises `NoBroker`."""
+def connect_client(
+    cli_context: CliContext, report: Callable[[str], object] | None = None
+) -> Client:
+    """Connect to the broker that the options name, or to all of them. Raises `NoBroker`.
+
+    `report` is called when a broker does not answer. The default is a warning on stderr.
+    """
     from taskyard.client.discovery import configured_key_file  # noqa: PLC0415
 
     configured = configured_key_file(cli_context.settings())
     keys = cli_context.keys or (() if configured is None else (configured,))
-    return connect_to(cli_context, broker_location(cli_context).endpoints(), keys)
+    return connect_to(cli_context, broker_location(cli_context).endpoints(), keys, report)
 
 
 def connect_to(
-    cli_context: CliContext, broker: str | Sequence[str], key: Sequence[Path] = ()
+    cli_context: CliContext,
+    broker: str | Sequence[str],
+    key: Sequence[Path] = (),
+    report: Callable[[str], object] | None = None,
 ) -> Client:
-    """Connect to a broker or several. Warn on stderr when one does not answer."""
+    """Connect to a broker or several. Report when one does not answer, by default on stderr."""
     from taskyard.client.client import Client  # noqa: PLC0415  # slow to import
 
     limit_ns = cli_context.broker_timeout
@@ -103,7 +111,7 @@ def connect_to(
         key=key,
         timeout=None if limit_ns is None else limit_ns / SECOND_NS,
         connect_timeout=FIRST_ANSWER_SECONDS,
-        report=cli_context.warn,
+        report=report or cli_context.warn,
         env=cli_context.variables,
     )
     # Commands read long results part by part, so that memory stays bounded.

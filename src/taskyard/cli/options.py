@@ -512,6 +512,33 @@ raw_option = click.option(
 )
 
 
+_broker_state_option = click.option(
+    "--state",
+    cls=SettingOption,
+    envvar="TASKYARD_STATE",
+    show_default=NEAREST_STATE,
+    type=click.Path(path_type=Path, readable=False),
+    metavar="DIR",
+    expose_value=False,
+    callback=store_option("state"),
+    help="State directory of the broker.",
+)
+
+
+def _broker_option(text: str) -> Callable[[CommandFunction], CommandFunction]:
+    return click.option(
+        "--broker",
+        cls=SettingOption,
+        envvar="TASKYARD_BROKER",
+        show_default="in the state directory",
+        multiple=True,
+        metavar="URL",
+        expose_value=False,
+        callback=store_option("brokers"),
+        help=text,
+    )
+
+
 def broker_options(command: CommandFunction) -> CommandFunction:
     """Add the options of commands that connect to a broker. They are stored in the `CliContext`."""
     for option in (
@@ -529,28 +556,22 @@ def broker_options(command: CommandFunction) -> CommandFunction:
             callback=_set_json,
             help="Print a JSON document.",
         ),
-        click.option(
-            "--state",
-            cls=SettingOption,
-            envvar="TASKYARD_STATE",
-            show_default=NEAREST_STATE,
-            type=click.Path(path_type=Path, readable=False),
-            metavar="DIR",
-            expose_value=False,
-            callback=store_option("state"),
-            help="State directory of the broker.",
-        ),
-        click.option(
-            "--broker",
-            cls=SettingOption,
-            envvar="TASKYARD_BROKER",
-            show_default="in the state directory",
-            multiple=True,
-            metavar="URL",
-            expose_value=False,
-            callback=store_option("brokers"),
-            help="Endpoint of the broker. Repeatable: the command goes over all of them.",
-        ),
+        _broker_state_option,
+        _broker_option("Endpoint of the broker. Repeatable: the command goes over all of them."),
+    ):
+        command = option(command)
+    return command
+
+
+def location_options(command: CommandFunction) -> CommandFunction:
+    """Add the options of a command that shows one broker until it is left."""
+    for option in (
+        verbose_option,
+        config_option,
+        single_key_option,
+        client_invite_option,
+        _broker_state_option,
+        _broker_option("Endpoint of the broker."),
     ):
         command = option(command)
     return command

@@ -1,0 +1,122 @@
+"""`taskyard top`: the broker's state in a terminal, drawn every second."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskyard.cli.connection import (
+    JOURNAL_FILE,
+    broker_location,
+    connect_client,
+    has_several_brokers,
+)
+from taskyard.cli.options import CliContext, location_options
+from taskyard.cli.output import example
+from taskyard.cli.scopes import scope_options
+from taskyard.core.limits import SECOND_NS
+from taskyard.errors import NoBroker, NotInstalled, SeveralBrokers, UserError
+
+if TYPE_CHECKING:
+    from taskyard.client.client import Client
+    from taskyard.client.task_filters import Filter
+
+#: Nanoseconds until a request to the broker is given up, and the banner says so.
+_REPLY_NS: Final = 5 * SECOND_NS
+
+#: Seconds without a broker until its last state is read instead. A restart is quicker, and reading
+#: a large state would keep the new broker from its lock.
+_RESTART_SECONDS: Final = 15.0
+
+
+@click.command(
+    epilog=example(
+        "top", "top --campaign thumbs --failed", "top --broker tcp://head:6170 --key viewer.key"
+    )
+)
+@click.argument("part", required=False, metavar="[PART-OF-NAME]")
+@scope_options
+@location_options
+@click.pass_obj
+def top(cli_context: CliContext, /, part: str | None, **given: Any) -> None:  # noqa: ANN401  # scope options
+    """Show counters, lanes, workers, tasks and output in the terminal.
+
+    Options select tasks, as in `taskyard list`. Keys retry, cancel, pause and change priorities
+    after a confirmation: ? lists them. Without a broker, shows the last state of the directory.
+    """
+    try:
+        from taskyard.client.broker_link import BrokerLink  # noqa: PLC0415  # slow to import
+        from taskyard.tui.app import Top  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        raise NotInstalled(f"top: needs {error.name} (`pip install 'taskyard[tui]'`)") from error
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UserError("top: not a terminal (use `taskyard status` or `taskyard list`)")
+    if has_several_brokers(cli_context):
+        raise SeveralBrokers("top: needs one broker (give one --broker)")
+    connector = BrokerConnector(cli_context)
+    connector.check()
+    link = BrokerLink(connector)
+    try:
+        Top(link, connector.name, _filter(part, given)).run()
+    finally:
+        link.close()
+
+
+def _filter(part: str | None, given: dict[str, Any]) -> Filter:
+    """Return the filter of the options. A word is a part of a name, as in the filter box."""
+    from taskyard.client.task_filters import Filter  # noqa: PLC0415  # slow to import
+
+    if part is not None and given["match"] not in (None, part):
+        raise UserError(f"--match: takes one value, got {given['match']!r} and {part!r}")
+    only = (*given["only"], *(["failed"] if given["failed"] else []))
+    names = {name: given[name] for name in ("campaign", "service", "lane")}
+    return Filter(**names, match=part or given["match"], only=tuple(dict.fromkeys(only)))
+
+
+class BrokerConnector:
+    """Opens a client of the broker, or of its last state. See `BrokerLink`."""
+
+    def __init__(self, cli_context: CliContext) -> None:
+        location = broker_location(cli_context)
+        self._cli_context, self._state = cli_context, location.state
+        self._is_remote = location.broker is not None
+        self.name = location.broker or str(location.state)
+        self._was_live = False
+        #: When the broker was missed first. It may be restarting.
+        self._away_since: float | None = None
+        cli_context.broker_timeout = _REPLY_NS
+
+    def check(self) -> None:
+        """Raise `NoBroker` if there is no such state, before the screen is cleared."""
+        if not self._is_remote and not (self._state / JOURNAL_FILE).exists():
+            raise NoBroker(
+                f"no broker is running: {self._state} has no journal (start one with "
+                "`taskyard up`, or give another --state)"
+            )
+
+    def __call__(self, *, is_live: bool) -> Client:
+        from taskyard.process.locks import LOCK_FILE, lock_holder  # noqa: PLC0415
+
+        if not is_live:
+            return self._last_state()
+        if not self._is_remote and lock_holder(self._state / LOCK_FILE) is None:
+            raise NoBroker(f"no broker is running on {self._state}")
+        client = connect_client(self._cli_context, report=lambda _line: None)  # there is a banner
+        self._was_live, self._away_since = True, None
+        return client
+
+    def _last_state(self) -> Client:
+        if self._is_remote:
+            raise NoBroker(f"no broker answers at {self.name}")
+        now = time.monotonic()
+        self._away_since = self._away_since or now
+        if self._was_live and now - self._away_since < _RESTART_SECONDS:
+            raise NoBroker(f"no broker is running on {self._state}: waiting for its restart")
+        from taskyard.cli.offline import OfflineClient  # noqa: PLC0415  # imports most of the broker
+        from taskyard.settings import rules  # noqa: PLC0415
+
+        settings = self._cli_context.settings()
+        return OfflineClient(self._state, rules.to_rules_set(settings), keeps_lock=False)

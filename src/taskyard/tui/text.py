@@ -1,0 +1,313 @@
+"""Replies of the broker as rows and lines of text. Knows nothing of the terminal.
+
+Names, reasons and output come from users and programs, so every character that a terminal would
+obey is escaped here.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.text import Text
+
+from taskyard.client.requests import full_name
+from taskyard.core.durations import duration_text, rough_duration
+from taskyard.core.resources import MEMORY, UNIT, format_amount
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+View = dict[str, Any]
+
+#: A row of a table: its key, and its cells.
+Row = tuple[str, tuple[Text, ...]]
+
+#: Colours of states. Their words are always shown too.
+STATE_STYLES: Final = {
+    "ready": "cyan",
+    "leased": "yellow",
+    "done": "green",
+    "failed": "bold red",
+    "blocked": "magenta",
+    "delayed": "blue",
+    "cancelled": "dim",
+}
+
+#: The order of counters: what moves first, what has ended last.
+STATES: Final = ("ready", "leased", "delayed", "blocked", "done", "failed", "cancelled")
+
+CAMPAIGN_COLUMNS: Final = ("CAMPAIGN", "PROGRESS", "DONE", "TOTAL", "FAILED", "RUNNING", "READY")
+SERVICE_COLUMNS: Final = ("SERVICE", "WORKERS", "READY", "RUNNING", "WAITING", "FAILED", "PAUSED")
+LANE_COLUMNS: Final = ("SERVICE", "LANE", "READY", "RUNNING", "OLDEST", "NEXT DUE", "WHY")
+WORKER_COLUMNS: Final = ("WORKER", "STATE", "SLOTS", "TASKS", "SEEN", "SERVICES", "FREE", "HOST")
+TASK_COLUMNS: Final = ("TASK", "STATE", "TRY", "SINCE", "DETAIL", "SERVICE", "LANE", "PRIORITY")
+
+_BAR_WIDTH: Final = 10
+_NAME_WIDTH_MIN: Final = 16
+
+#: The part of a table's width that a name may take.
+_NAME_SHARE: Final = 0.42
+
+_TAB_WIDTH: Final = 8
+
+
+def one_line(text: str) -> str:
+    """Return a text on one line, with control characters as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else _escaped(one) for one in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode()
+
+
+def output_line(line: bytes) -> str:
+    """Return a line that a program has printed. Tabs are kept as spaces."""
+    text = line.decode(errors="backslashreplace").rstrip("\r").expandtabs(_TAB_WIDTH)
+    return one_line(text.rpartition("\r")[2])  # a progress bar has overwritten the rest
+
+
+def shortened(text: str, width: int) -> str:
+    """Replace the middle of a name that is too long."""
+    text = one_line(text)
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+
+
+def name_width(width: int) -> int:
+    """Return the width of names in a table of this width."""
+    return max(_NAME_WIDTH_MIN, int(width * _NAME_SHARE))
+
+
+def count(number: int, thing: str) -> str:
+    """Format a count: `1 task`, `2,000 tasks`."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def since(at: float | None, now: float) -> str:
+    return "" if at is None else rough_duration(max(0.0, now - at))
+
+
+def until(at: float | None, now: float) -> str:
+    if at is None:
+        return ""
+    return f"in {rough_duration(at - now)}" if at > now else "now"
+
+
+def _number(number: int, style: str = "") -> Text:
+    """Return a number at the right of its cell. Zeros are dim."""
+    return Text(f"{number:,}", style if number else "dim", justify="right")
+
+
+def _word(text: object, style: str = "") -> Text:
+    return Text(one_line(str(text)), style)
+
+
+# The overview.
+
+
+def counters(counts: dict[str, int], width: int) -> Text:
+    """Return the numbers of tasks in each state, on one line or two."""
+    cells = [
+        Text.assemble((f"{counts[state]:,}", f"{STATE_STYLES[state]} bold"), f" {_label(state)}")
+        for state in STATES
+    ]
+    text, used = Text(), 0
+    for cell in cells:
+        if used and used + cell.cell_len + 3 > width:
+            text.append("\n")
+            used = 0
+        if used:
+            text.append("   ")
+        text.append_text(cell)
+        used += cell.cell_len + 3
+    return text
+
+
+def _label(state: str) -> str:
+    """Return the word for a state. To users, a leased task runs."""
+    return "running" if state == "leased" else state
+
+
+def pauses(stats: View) -> str:
+    """Name what is paused. Empty: nothing is."""
+    parts = ["everything"] if stats["paused"] else []
+    parts += [place(one["service"], one["lane"]) for one in stats["pauses"]]
+    return ", ".join(parts)
+
+
+def place(service: str | None, lane: str | None) -> str:
+    """Name a service, one of its lanes, or everything."""
+    if service is None:
+        return "everything"
+    if lane is None:
+        return f"service {one_line(service)}"
+    return f"lane {one_line(lane) or '-'} of service {one_line(service)}"
+
+
+def campaign_row(one: View, width: int) -> Row:
+    counts = one["counts"]
+    total = sum(counts.values())
+    done = counts["done"]
+    share = done / total if total else 0.0
+    full = int(share * _BAR_WIDTH)
+    bar = Text.assemble(
+        ("━" * full, "green"), ("─" * (_BAR_WIDTH - full), "dim"), f" {int(share * 100):3d} %"
+    )
+    name = Text(shortened(one["name"], name_width(width)) or "-")
+    failed = _number(counts["failed"], STATE_STYLES["failed"])
+    running, ready = _number(counts["leased"]), _number(counts["ready"])
+    return one["name"], (name, bar, _number(done), _number(total), failed, running, ready)
+
+
+# Services, lanes and workers.
+
+
+def service_row(one: View, stats: View) -> Row:
+    counts = one["counts"]
+    paused = [pause["lane"] for pause in stats["pauses"] if pause["service"] == one["name"]]
+    words = ["yes"] if None in paused or stats["paused"] else []
+    lanes = len([lane for lane in paused if lane is not None])
+    words += [count(lanes, "lane")] if lanes else []
+    return one["name"], (
+        _word(one["name"]),
+        _number(one["workers"]),
+        *(_number(counts[state]) for state in ("ready", "leased")),
+        _number(counts["blocked"] + counts["delayed"]),
+        _number(counts["failed"], STATE_STYLES["failed"]),
+        Text(", ".join(words), "yellow"),
+    )
+
+
+def lane_row(one: View, now: float) -> Row:
+    return lane_key(one["service"], one["lane"]), (
+        _word(one["service"]),
+        _word(one["lane"] or "-"),
+        _number(one["ready"]),
+        _number(one["leased"]),
+        _word(since(one["oldest"], now)),
+        _word(until(one["next_due"], now)),
+        _word(one["why"]),
+    )
+
+
+def lane_key(service: str, lane: str) -> str:
+    """Return the key of a lane's row."""
+    return f"{service}\0{lane}"
+
+
+def lane_order(one: View) -> tuple[object, ...]:
+    """Sort waiting lanes first, and the one with the oldest task on top."""
+    return bool(one["leased"]), not one["ready"], one["oldest"] or 0.0, one["service"], one["lane"]
+
+
+def worker_row(one: View, width: int) -> Row:
+    slots, used = one["slots"], one["slots_used"]
+    free = [
+        f"{format_amount(name.encode(), _amount(name, one['resources_free'].get(name, 0)))} {name}"
+        for name in one["resources"]
+    ]
+    state = one["agent_error"] or one["state"]
+    return one["name"], (
+        Text(shortened(one["name"], name_width(width))),
+        _word(state, "bold red" if one["agent_error"] else ""),
+        Text(f"{min(used, slots)} of {slots}" if slots else str(used), justify="right"),
+        _number(one["tasks"]),
+        _word(f"{rough_duration(one['last_seen_ago'])} ago"),
+        _word(", ".join(one["services"])),
+        _word(", ".join(free)),
+        _word(one["host"] or ""),
+    )
+
+
+def _amount(name: str, amount: float) -> int:
+    return round(amount * (1 if name.encode() == MEMORY else UNIT))
+
+
+# Tasks.
+
+
+def task_row(view: View, width: int, now: float) -> Row:
+    state = view["state"]
+    at = view["ended"] or view["leased"] or (None if state == "delayed" else view["submitted"])
+    return full_name(view), (
+        Text(shortened(full_name(view), name_width(width))),
+        Text(_label(state), STATE_STYLES[state]),
+        _number(view["attempt"]),
+        Text(since(at, now)),
+        _word(_detail(view, now)),
+        _word(view["service"]),
+        _word(view["lane"] or "-"),
+        _number(view["priority"]),
+    )
+
+
+def _detail(view: View, now: float) -> str:
+    """Return what matters in a task's state."""
+    if view["state"] == "leased":
+        percent = "" if view["percent"] is None else f" {view['percent']} %"
+        return f"{view['worker']}{percent} {view['progress']}".strip()
+    if view["state"] == "delayed":
+        return f"due {until(view['due'], now)}. {view['reason']}".rstrip(". ")
+    if view["state"] == "blocked":
+        return f"waits for {count(view['waits_for'], 'task')}"
+    return str(view["reason"])
+
+
+def task_lines(view: View, why: str, now: float) -> Iterator[tuple[str, Text]]:
+    """Yield the labels and values of one task, the most important first."""
+    state = view["state"]
+    yield "task", Text(one_line(full_name(view)), "bold")
+    yield "state", Text(_label(state), STATE_STYLES[state])
+    yield "why", _word(why)
+    work = shlex.join(view["argv"] or []) or view["call"] or ""
+    yield "work", _word(work)
+    lane = f", lane {view['lane']}" if view["lane"] else ""
+    yield "place", _word(f"service {view['service']}{lane}, priority {view['priority']}")
+    after = ", ".join(view["after"])
+    yield "after", _word(after)
+    dependents = view["dependents"]
+    yield "before", _word(count(dependents, "task") if dependents else "")
+    for attempt in view["attempts"]:
+        yield f"attempt {attempt['attempt']}", _word(_attempt(attempt, now))
+
+
+def _attempt(one: View, now: float) -> str:
+    """Return one attempt on a line: outcome, worker, times and measurements."""
+    started, ended = one["started"], one["ended"]
+    words = [one["outcome"] or "running", f"on {one['worker']}"]
+    if one["host"]:
+        words.append(f"at {one['host']}")
+    if started is not None:
+        words.append(f"from {time.strftime('%H:%M:%S', time.localtime(started))}")
+        words.append(f"for {duration_text(max(0.0, (ended or now) - started))}")
+    if one["cpu_seconds"] is not None:
+        words.append(f"CPU {one['cpu_seconds']:.2f} s")
+    if one["memory_max"] is not None:
+        words.append(f"memory {format_amount(MEMORY, one['memory_max'])}")
+    if one["exit_status"]:
+        words.append(f"exit {one['exit_status']}")
+    reason = one["reason"] or one["note"]
+    return " ".join(words) + (f": {reason}" if reason else "")
+
+
+def labelled(lines: Iterable[tuple[str, Text]]) -> Text:
+    """Return labels and values below each other. Empty values are left out."""
+    text = Text()
+    for label, value in lines:
+        if value.plain:
+            text.append(f"{label:<10} ", "dim")
+            text.append_text(value)
+            text.append("\n")
+    text.rstrip()
+    return text
+
+
+def quoted(name: str) -> str:
+    """Return a name as a word of a shell command."""
+    return one_line(shlex.quote(name))
