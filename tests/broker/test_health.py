@@ -14,6 +14,8 @@ from taskyard.core.model import Submission
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.net.guard import Guard
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.native.relays import Relays
 from tests.kit.broker import TurnHarness
 
 if TYPE_CHECKING:
@@ -79,3 +81,20 @@ def test_malformed_messages_are_counted_by_dialect(tmp_path: Path) -> None:
         dialect.receive(b"\x01peer", [b"not", b"a", b"message"], 0)
         assert listeners.malformed_by_dialect() == {"dwork": 3, "wmp": 1}
         assert listeners.malformed() == 4
+
+
+def test_relays_are_shown_with_their_peers_latest_first() -> None:
+    relays = Relays()
+    relays.open(b"\x00one", relayed(1, 2), 10 * SECOND_NS)
+    relays.open(b"\x00two", relayed(7), 12 * SECOND_NS)
+    found = relays.summaries(13 * SECOND_NS)
+    assert [(one.depth, one.peers, one.last_seen_ago) for one in found] == [
+        (1, 1, 1.0),
+        (1, 2, 3.0),
+    ]
+
+
+def relayed(*peers: int) -> pb.QueryMsg:
+    """Return a message of a relay for these peers."""
+    made = [pb.Envelope(peer=one, message=b"").SerializeToString() for one in peers]
+    return pb.QueryMsg(type=pb.QueryMsg.Relay, envelope=made)

@@ -82,17 +82,17 @@ def durations_figure(bars: list[tuple[int, int]]) -> Figure:
 
 
 def histogram_figure(bounds: list[float], counts: list[int], title: str) -> Figure:
-    """Show durations by bucket, without the empty buckets at both ends."""
+    """Show durations by bucket, without most of the empty buckets at both ends."""
     names = [*(f"≤ {format.duration(round(bound * 1e9))}" for bound in bounds), "longer"]
     filled = [place for place, count in enumerate(counts) if count]
-    shown = slice(filled[0], filled[-1] + 1) if filled else slice(0)
+    shown = slice(max(filled[0] - 2, 0), filled[-1] + 3) if filled else slice(0)
     bar = {"x": names[shown], "y": counts[shown], "type": "bar", "marker": {"color": "@blue"}}
     return {
         "data": [bar],
         "layout": {
             "xaxis": axis("", type="category"),
             "yaxis": axis(title),
-            **_layout(220),
+            **_layout(240),
         },
     }
 
