@@ -108,7 +108,9 @@ def test_other_commands_find_the_page(up: UpWithPage, directory: Path) -> None:
     assert operator == f"{up.address}\n"
     _, viewer, _ = run_here(directory, "web", "--invite", "viewer")
     assert status_of(viewer.strip())[0] == 303
-    assert page_address(directory / ".taskyard") == up.address.partition("/?")[0]
+    root = up.address.partition("/?")[0]
+    assert page_address(directory / ".taskyard") == root
+    assert run_here(directory, "status")[1] == f"0 tasks: none\n0 workers\npage {root}\n"
 
 
 def test_second_up_takes_a_free_port(up: UpWithPage, tmp_path: Path) -> None:

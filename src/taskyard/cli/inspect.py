@@ -16,7 +16,7 @@ from taskyard.cli.completion import (
     complete_name,
     complete_service,
 )
-from taskyard.cli.connection import connect_read_only
+from taskyard.cli.connection import broker_location, connect_read_only
 from taskyard.cli.control import format_pauses
 from taskyard.cli.documents import (
     CampaignStatusDocument,
@@ -226,8 +226,17 @@ def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> Exit
     elif line:
         click.echo(" ".join(f"{state}={number}" for state, number in stats["counts"].items()))
     else:
-        _print_status(stats)
+        page = _page_address(cli_context)
+        _print_status(stats, f"page {page}\n" if page else "")
     return ExitCode.OK
+
+
+def _page_address(cli_context: CliContext) -> str | None:
+    """Return the address of the page without a token, if the broker is one on this machine."""
+    from taskyard.web.address import page_address  # noqa: PLC0415  # not for every command
+
+    location = broker_location(cli_context)
+    return page_address(location.state) if location.broker is None else None
 
 
 def _campaign_stats(broker: ReadOnlyClient, stats: dict[str, Any], campaign: str) -> dict[str, Any]:
@@ -254,11 +263,12 @@ def _refused_line(number: int, last: dict[str, Any]) -> str:
     )
 
 
-def _print_status(stats: dict[str, Any]) -> None:
+def _print_status(stats: dict[str, Any], page_line: str) -> None:
     click.echo(format_counts(stats["counts"], stats.get("behind_failure", 0)))
     if "workers" not in stats:
         return
     click.echo(f"{format_count(stats['workers'], 'worker')}")
+    click.echo(page_line, nl=False)
     if pauses := format_pauses(stats):
         click.echo(f"{pauses} (undo with `taskyard resume`)")
     if not stats["accepting"]:

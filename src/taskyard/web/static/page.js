@@ -13,6 +13,12 @@ function showTimes(root) {
   }
 }
 
+// Parts with the focus, or with a changed field, stay as they are.
+function isUsed(part) {
+  if (part.contains(document.activeElement) && document.activeElement !== document.body) return true;
+  return [...part.querySelectorAll("input")].some((field) => field.value !== field.defaultValue);
+}
+
 let isBusy = false;
 
 async function refresh() {
@@ -25,8 +31,7 @@ async function refresh() {
     showTimes(fresh);
     for (const part of fresh.querySelectorAll("[data-live]")) {
       const shown = document.getElementById(part.id);
-      const isUsed = shown?.contains(document.activeElement) && document.activeElement !== document.body;
-      if (shown && !isUsed && shown.innerHTML !== part.innerHTML) shown.innerHTML = part.innerHTML;
+      if (shown && !isUsed(shown) && shown.innerHTML !== part.innerHTML) shown.innerHTML = part.innerHTML;
     }
     await drawCharts();
   } finally {
@@ -40,12 +45,14 @@ document.body.dataset.drawn = "yes";
 
 followOutput();
 
-for (const form of document.querySelectorAll("form[data-confirm]")) {
-  form.addEventListener("submit", (event) => {
-    const action = event.submitter?.value ?? "change";
-    if (!confirm(`${action} ${form.dataset.confirm}?`)) event.preventDefault();
-  });
-}
+// On the document, because forms are replaced with the parts around them.
+document.addEventListener("submit", (event) => {
+  const { confirm: what } = event.target.dataset;
+  if (what === undefined) return;
+  const text = what.startsWith("#") ? document.querySelector(what).textContent : what;
+  const question = event.submitter?.dataset.question ?? event.submitter?.value ?? "change";
+  if (!confirm(`${question} ${text}?`)) event.preventDefault();
+});
 
 const source = new EventSource("/live");
 source.addEventListener("message", refresh);

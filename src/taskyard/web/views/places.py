@@ -77,9 +77,7 @@ def _action_route(shown: Site) -> BaseRoute:
         if action not in ("pause", "resume"):
             raise UserError(f"unknown action {action!r}")
         await shown.broker.act(lambda client: getattr(client, action)(service, lane))
-        where = "everything" if service is None else f"service {service}"
-        where = where if lane is None else f"lane {lane or '(open)'} of {where}"
-        done = f"{'paused' if action == 'pause' else 'resumed'} {where}"
+        done = f"{'paused' if action == 'pause' else 'resumed'} {site.place_name(service, lane)}"
         return RedirectResponse(site.link("/lanes", done=done), HTTPStatus.SEE_OTHER)
 
     return Route("/lanes/actions", act, methods=["POST"])

@@ -136,6 +136,12 @@ async def form(request: Request) -> dict[str, str]:
     return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
 
 
+def place_name(service: str | None, lane: str | None) -> str:
+    """Return the words for a lane, a service, or everything."""
+    where = "everything" if service is None else f"service {service}"
+    return where if lane is None else f"lane {lane or '(open)'} of {where}"
+
+
 def link(path: str, **query: object) -> str:
     """Return an address with a query. Empty values are left out."""
     pairs = {name: value for name, value in query.items() if value not in ("", None)}

@@ -13,6 +13,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from taskyard.client import task_filters
+from taskyard.client.task_filters import Filter
 from taskyard.core.identity import spelling
 from taskyard.errors import UserError
 from taskyard.web import story
@@ -128,6 +129,11 @@ def _action_route(shown: Site) -> BaseRoute:
         """Carry out an action on the tasks of a filter, or on one task."""
         form = await site.form(request)
         action, text, name = (form.get(field, "") for field in ("action", "filter", "name"))
+        if action in ("pause", "resume"):
+            done = await _pause(shown, action, task_filters.parse(text))
+            return RedirectResponse(
+                site.link("/tasks", filter=text, done=done), HTTPStatus.SEE_OTHER
+            )
         target = [name] if name else _target(shown, text)
         count = await shown.broker.act(_change(action, target, form))
         done = f"{_DONE[action]} {count:,} {'task' if count == 1 else 'tasks'}"
@@ -139,12 +145,35 @@ def _action_route(shown: Site) -> BaseRoute:
     return Route("/tasks/actions", act, methods=["POST"])
 
 
+async def _pause(shown: Site, action: str, chosen: Filter) -> str:
+    """Pause or resume the service or lane of a filter. Return what was done.
+
+    Raises UserError if the filter selects anything else: tasks of a campaign can't be paused.
+    """
+    if chosen.service is None or chosen != Filter(
+        service=chosen.service, lane=chosen.lane, sort=chosen.sort, reverse=chosen.reverse
+    ):
+        raise UserError(
+            f"{action}: a service or a lane can be paused, but not other selections (use a filter "
+            "with --service, or --service and --lane, alone)"
+        )
+    with shown.view() as view:
+        count = view.page(chosen, 0, 1).total
+    if action == "pause" and not count:
+        raise UserError("pause: no task matches the filter")
+    await shown.broker.act(lambda client: getattr(client, action)(chosen.service, chosen.lane))
+    where = site.place_name(chosen.service, chosen.lane)
+    return f"{_DONE[action]} {where} with {count:,} {'task' if count == 1 else 'tasks'}"
+
+
 #: Actions, with the words of their result.
 _DONE: Final = {
     "retry": "retried",
     "cancel": "cancelled",
     "expire": "expired",
     "priority": "changed the priority of",
+    "pause": "paused",
+    "resume": "resumed",
 }
 
 
