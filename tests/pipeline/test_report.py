@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shutil
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pyarrow as pa
@@ -20,8 +22,11 @@ import pytest
 
 from docs.schemas import check
 from taskyard.cli.entry import run, taskyard
+from taskyard.client import task_filters
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.output_paths import directory_of
+from taskyard.design import PALETTES
 from taskyard.errors import UserError
 from taskyard.journal import recovery, witness
 from taskyard.journal.audit import AuditCounts, Auditor
@@ -33,8 +38,9 @@ from taskyard.pipeline.fold.whole import fold_whole
 from taskyard.pipeline.jobs import history as history_job
 from taskyard.pipeline.jobs import report
 from taskyard.pipeline.report import charts, page, summary
-from taskyard.pipeline.report.format import format_duration, shorten_name
+from taskyard.pipeline.report.format import format_bytes, format_duration, shorten_name
 from taskyard.pipeline.report.headline import lower_bound_ns, page_of
+from taskyard.pipeline.report.outputs import last_output, last_outputs
 from taskyard.pipeline.report.page import Page, Section, Table
 from taskyard.pipeline.report.stays import with_work_of
 from taskyard.pipeline.report.summary import BrokerSummary, ReportSummary
@@ -56,7 +62,9 @@ CAMPAIGN = HOSTILE.replace("/", "|")
 MARKUP = '<a href="javascript:alert(2)">x</a>&lt;b&gt;<br>'
 
 #: All charts of a page.
-CHARTS = (*("over-time", "workers", "times", "lanes", "setbacks", "levels", "critical-path"),)
+CHARTS = (
+    *("over-time", "workers", "slowest", "times", "lanes", "setbacks", "levels", "critical-path"),
+)
 
 
 def fill(yard: WritingYard) -> None:
@@ -122,6 +130,7 @@ def document(state: Path, spark: SparkSession) -> dict[str, Any]:
     assert spark is not None
     answer = io.TextIOWrapper(io.BytesIO())
     arguments = ["pipeline", "report", "--state", str(state), "--campaign", CAMPAIGN, "--json"]
+    arguments += ["--page", "http://page.example:8080/tasks"]
     with contextlib.redirect_stdout(answer):
         assert run(taskyard, [*arguments, "--out", str(state.parent / "out")]) == 0
     answer.seek(0)
@@ -162,6 +171,55 @@ def test_page_is_drawn_in_dark_mode(out: Path, browser: Browser) -> None:
     assert seen.page.locator(".xtitle").first.evaluate("one => one.style.fill") == (
         "rgb(154, 167, 182)"
     )
+
+
+def test_charts_fit_a_phone_and_paper(out: Path, browser: Browser) -> None:
+    shown = opened(browser, out / report.PAGE, dark=True).page
+    looks = """() => [...document.querySelectorAll(".figure")].map(
+      ({ _fullLayout: { width, font } }) => [width, font.color])"""
+    shown.evaluate(f"addEventListener('beforeprint', () => {{ window.printed = ({looks})(); }})")
+    made = shown.pdf(prefer_css_page_size=True)
+    assert made.startswith(b"%PDF")
+    light, dark = (PALETTES[mode]["ink"] for mode in ("light", "dark"))
+    assert shown.evaluate("window.printed") == [[680, light]] * len(CHARTS)
+    shown.set_viewport_size({"width": 390, "height": 844})
+    shown.wait_for_function(f"() => ({looks})().every(([width]) => width <= 390)")
+    assert {colour for _, colour in shown.evaluate(looks)} == {dark}
+    assert shown.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_failed_task_is_shown_with_its_reason_and_links_to_the_page(
+    seen: Opened, out: Path
+) -> None:
+    assert seen.page.locator("#section-failures p").first.inner_text() == (
+        "1 task failed, grouped by the form of the reason."
+    )
+    block = seen.page.locator("#section-failures article")
+    assert block.locator("h3").inner_text().startswith("1 task: </…")
+    assert block.locator("p").inner_text() == "first-1"
+    assert block.locator("pre").inner_text() == HOSTILE
+    (link,) = [one.get_attribute("href") for one in block.locator("a").all()]
+    address = urlsplit(link or "")
+    assert (address.netloc, address.path) == ("page.example:8080", "/task")
+    assert parse_qs(address.query) == {"name": [f"{CAMPAIGN}/first-1"]}
+    meta = seen.page.evaluate("document.getElementById('lanes').data[0].meta.links")
+    filters = [parse_qs(urlsplit(one).query)["filter"][0] for one in meta]
+    lanes = {task_filters.parse(text).lane for text in filters}
+    tasks = pq.read_table(out / "tables" / "tasks.parquet").to_pylist()
+    assert lanes == {row["lane"] for row in tasks if row["lane"]}
+
+
+def test_click_on_a_bar_opens_its_task(seen: Opened, out: Path) -> None:
+    tasks = pq.read_table(out / "tables" / "tasks.parquet").to_pylist()
+    ran = sorted((-row["run_ns"], row["task"]) for row in tasks if row["run_ns"])
+    seen.page.evaluate("window.open = (link) => { window.opened = link; }")
+    seen.page.locator("#slowest .point").first.click(force=True)
+    link = seen.page.wait_for_function("window.opened").json_value()
+    assert parse_qs(urlsplit(link).query) == {"name": [ran[0][1]]}
+    bars = seen.page.evaluate("document.getElementById('slowest').data[0].meta.links")
+    assert [parse_qs(urlsplit(one).query)["name"][0] for one in bars] == [
+        task for _, task in ran[:10]
+    ]
 
 
 def test_counts_equal_those_of_the_journal(
@@ -218,6 +276,7 @@ def test_history_is_found_in_every_kind_of_directory(
         (["--history", "."], "--state and --history exclude each other"),
         (["--state", "."], "histories of the same broker"),
         (["--state", "/", "--tables", "t"], "not a state directory"),
+        (["--page", "here"], "--page here: not the address of a page"),
     ],
 )
 def test_input_errors_come_before_spark_starts(
@@ -258,10 +317,40 @@ def test_run_writes_a_report_at_the_end(spark: SparkSession, tmp_path: Path) -> 
     name = campaign(tmp_path, [{"name": "a", "argv": ["true"]}], "c.jsonl")
     code, _, err = run_here(tmp_path, "run", name, "--workers", "1", "--report", "made")
     assert (code, err.splitlines()[-1]) == (0, "report: made/report.html")
-    assert "Campaign c" in (tmp_path / "made" / report.PAGE).read_text()
+    text = (tmp_path / "made" / report.PAGE).read_text()
+    assert "Campaign c" in text
+    (attempt,) = pq.read_table(tmp_path / "made" / "tables" / "attempts.parquet").to_pylist()
+    cells = [attempt["host"], "1", *(format_duration(attempt[f"{n}_ns"]) for n in ("run", "cpu"))]
+    row = text.partition('id="section-places"')[2].partition("<tbody><tr>")[2].partition("</tr>")[0]
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", row)[:4] == cells
 
 
 # Without Spark.
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (48_234_496, "48.2 MB"), (2 * 10**15, "2e+03 TB")],
+)
+def test_sizes_have_readable_units(number: int, text: str) -> None:
+    assert format_bytes(number) == text
+
+
+def test_output_ends_with_the_last_lines_of_its_file(tmp_path: Path) -> None:
+    place = tmp_path.joinpath("outputs", *directory_of(b"c", b"a/b"))
+    place.mkdir(parents=True)
+    lines = [f"line {number}\x1b[0m" for number in range(2000)]
+    for name, content in {"1.err": "old", "10.out": "\n".join(lines), "10.err": "\n"}.items():
+        (place / name).write_text(content)
+    (place / "11.err").symlink_to("1.err")
+    printed = pa.table({"task": ["c/a/b", "c/d"], "record": [2, 1], "reason": ["x", "one\ntwo\n"]})
+    tasks = [{"broker": "n", "campaign": "c", "name": name, "task": f"c/{name}"} for name in "d"]
+    found = last_outputs(tasks, printed, {"n": tmp_path})
+    assert found == {"c/a/b": "x", "c/d": "one\ntwo"}
+    assert last_output(tmp_path, "c", "a/b") == ""  # a link is not followed
+    (place / "11.err").unlink()
+    shown = last_output(tmp_path, "c", "a/b").split("\n")
+    assert shown == [line.replace("\x1b", " ") for line in lines[-12:]]
 
 
 def test_report_of_a_run_needs_a_state(tmp_path: Path) -> None:
@@ -299,6 +388,9 @@ def facts(**more: Any) -> ReportSummary:
         "setbacks": _empty(*("reason", "retried", "failed", "lost", "attempts_all", "failed_all")),
         "levels": _empty("level", "done", "failed", "open"),
         "critical_path": _empty(*CRITICAL_PATH.names),
+        "hosts": _empty("host", "attempts", "run_ns", "cpu_ns", "memory_max_bytes"),
+        "slowest": _empty("task", "run_ns"),
+        "failures": _empty("rank"),
     }
     return ReportSummary(**given | more)
 

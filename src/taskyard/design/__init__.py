@@ -99,7 +99,8 @@ TEMPLATE: Final[dict[str, Any]] = {
         "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"},
         "bargap": 0.15,
         "xaxis": _AXIS,
-        "yaxis": _AXIS,
+        # Ticks without a colour keep the labels away from bars.
+        "yaxis": {**_AXIS, "ticks": "outside", "ticklen": 5, "tickcolor": "rgba(0,0,0,0)"},
     }
 }
 

@@ -14,7 +14,6 @@ function coloured(value, palette) {
   return value;
 }
 
-function styled({ data, layout }) {
-  const palette = palettes[darkMode.matches ? "dark" : "light"];
-  return coloured({ data, layout: { template, ...layout } }, palette);
+function styled({ data, layout }, mode = darkMode.matches ? "dark" : "light") {
+  return coloured({ data, layout: { template, ...layout } }, palettes[mode]);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -32,6 +33,7 @@ from taskyard.cli.pipeline.group import (
 from taskyard.cli.pipeline.progress import StageProgress, starting_text
 from taskyard.cli.scopes import OnceOption
 from taskyard.errors import ExitCode, UserError
+from taskyard.web.address import page_address
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -123,6 +125,13 @@ def history_location(
     help="Compute the tables in DIR as `pipeline history` does, and keep them for the next report. "
     "For one state.",
 )
+@click.option(
+    "--page",
+    cls=OnceOption,
+    metavar="URL",
+    help="Let charts and names link to tasks on this page of `taskyard web`. By default the page "
+    "that runs on the state.",
+)
 @master_option
 @json_option
 @verbose_option
@@ -141,7 +150,13 @@ def report(cli_context: CliContext, /, out: Path, master: str, **values: Any) ->
     """
     location = history_location(cli_context, values["states"], values["history"])
     path, facts = make_report(
-        cli_context, location, values["campaign"], out, master=master, tables=values["tables"]
+        cli_context,
+        location,
+        values["campaign"],
+        out,
+        master=master,
+        tables=values["tables"],
+        page=values["page"],
     )
     _print_result(path, facts, as_json=values["as_json"])
     return ExitCode.OK if facts.guarantees.is_clean else ExitCode.STATE_DAMAGED
@@ -155,11 +170,13 @@ def make_report(  # noqa: PLR0913  # options of a command
     *,
     master: str = LOCAL_MASTER,
     tables: Path | None = None,
+    page: str | None = None,
 ) -> tuple[Path, ReportSummary]:
     """Write the report. Input errors are raised before Spark starts."""
     from taskyard.pipeline import session  # noqa: PLC0415  # it imports Spark
     from taskyard.pipeline.jobs import report as job  # noqa: PLC0415
 
+    address = _page_address(location, page)
     with session.scratch_directory(master, out) as scratch:
         files = _find(cli_context, location, scratch, tables)
         chosen = job.find_campaign(files, campaign)
@@ -172,7 +189,19 @@ def make_report(  # noqa: PLR0913  # options of a command
             location.check_shared(spark, master, scratch)
             tuned = session.tune_session(spark, size)
             found = job.datasets(tuned, chosen, scratch, tables, progress.show)
-            return job.write(found, out, f"Made by Taskyard {__version__}.", progress.show)
+            footer = f"Made by Taskyard {__version__}."
+            return job.write(found, out, footer, progress.show, address)
+
+
+def _page_address(location: HistoryLocation, given: str | None) -> str:
+    """Return the address that links begin with. Empty if no page is known. Raises UserError."""
+    if given is None:
+        is_one = location.are_states and len(location.directories) == 1
+        return (page_address(location.directories[0]) or "") if is_one else ""
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise UserError(f"--page {given}: not the address of a page (such as http://HOST:PORT)")
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _find(

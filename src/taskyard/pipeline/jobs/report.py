@@ -12,6 +12,7 @@ united with the column `broker`.
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -38,6 +39,8 @@ from taskyard.pipeline.report import page
 from taskyard.pipeline.report.charts import WORKERS_SHOWN_MAX
 from taskyard.pipeline.report.format import shorten_name
 from taskyard.pipeline.report.headline import page_of
+from taskyard.pipeline.report.links import PageLinks
+from taskyard.pipeline.report.outputs import last_outputs
 from taskyard.pipeline.report.stays import ATTEMPT_COLUMNS, with_work_of
 from taskyard.pipeline.report.summary import (
     BrokerSummary,
@@ -45,6 +48,7 @@ from taskyard.pipeline.report.summary import (
     TimeSeries,
     campaign_series,
     distributions_of,
+    hosts_of,
     interval_width,
     levels_of,
     totals,
@@ -57,7 +61,6 @@ from taskyard.pipeline.transforms import guarantees, summaries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -75,10 +78,11 @@ _CAMPAIGNS_LISTED_MAX: Final = 10
 _TASK_COLUMNS: Final = (
     *("level", "state", "is_behind_failure", "service", "lane", "attempts", "failures", "losses"),
     *("wait_ns", "run_ns", "submitted", "ended", "earliest_end", "waits_for"),
+    *("broker", "campaign", "task", "name", "worker", "reason"),
 )
 _ATTEMPT_COLUMNS: Final = (
     *("broker", "service", "lane", "worker", "outcome", "reason", "wait_ns", "queued_ns"),
-    *("run_ns", "leased_ns", "leased_record", "settled"),
+    *("run_ns", "leased_ns", "leased_record", "settled", "host", "cpu_ns", "memory_max_bytes"),
 )
 _STEP_COLUMNS: Final = ("broker", "campaign", "task", "record", "kind", "time_ns")
 _GUARANTEE_COLUMNS: Final = ("task", "record", "kind", "worker", "due")
@@ -214,9 +218,10 @@ def _unknown_campaign(campaign: str, known: list[str]) -> str:
     return f"{text} (this history has {names}{more})"
 
 
-def summarize(found: ReportDatasets) -> ReportSummary:
-    """Collect the aggregates that the page shows."""
-    by_level = summaries.levels(found.frame(TASKS, _TASK_COLUMNS)).toArrow()
+def summarize(found: ReportDatasets, address: str = "") -> ReportSummary:
+    """Collect the aggregates that the page shows. `address` is that of the state's page."""
+    tasks = found.frame(TASKS, _TASK_COLUMNS)
+    by_level = summaries.levels(tasks).toArrow()
     stays = found.workers
     if len(found.brokers) > 1:
         stays = _with_broker_labels(stays, found.brokers)
@@ -236,17 +241,38 @@ def summarize(found: ReportDatasets) -> ReportSummary:
         setbacks=_rows(summaries.setbacks(attempts), needed=counts["attempts"] != counts["done"]),
         levels=levels_of(by_level),
         critical_path=last_path(_collected(found, CRITICAL_PATH)),
+        hosts=_NO_ROWS,
+        slowest=summaries.slowest(tasks).toArrow(),
+        failures=_rows(summaries.failures(tasks), needed=bool(counts["failed"])),
+        links=PageLinks(address, found.campaign) if len(found.brokers) == 1 else PageLinks(),
     )
+    failed = summary.failures.to_pylist()
+    if failed:
+        states = {one.broker: Path(one.files.directory) for one in found.own_tables}
+        printed = _printed(found, [row["task"] for row in failed])
+        summary.outputs = last_outputs(failed, printed, states)
     width_ns = interval_width(summary.makespan_ns)
     are_shown = len(stays.column("worker").unique()) <= WORKERS_SHOWN_MAX
     task_steps = summaries.steps(found.frame(EVENTS, _STEP_COLUMNS))
     began_ns = summary.began_us * 1000
     cells = summaries.cells(task_steps, attempts, began_ns, width_ns, by_worker=are_shown).toArrow()
     summary.distributions, summary.worker_runs = distributions_of(cells), worker_runs_of(cells)
+    summary.hosts = hosts_of(cells)
     summary.over_time = campaign_series(cells, width_ns)
     if are_shown:
         summary.worker_times = worker_series(cells, width_ns)
     return summary
+
+
+def _printed(found: ReportDatasets, names: list[str]) -> pa.Table:
+    """Return the events with the output of some tasks."""
+    columns = ["task", "record", "reason"]
+    rows = found.rows(EVENTS)
+    if rows is None:
+        is_mine = (f.col("kind") == "progressed") & f.col("task").isin(names)
+        return found.frame(EVENTS).where(is_mine).select(*columns).toArrow()
+    is_mine = pc.equal(rows["kind"], "progressed")
+    return rows.filter(pc.and_(is_mine, pc.is_in(rows["task"], pa.array(names)))).select(columns)
 
 
 #: In place of an aggregate that is not there yet.
@@ -311,10 +337,14 @@ def write(
     out: Path,
     footer: str,
     on_stage: StageCallback = _ignore_stage,
+    address: str = "",
 ) -> tuple[Path, ReportSummary]:
-    """Write the page and the tables. Returns the path of the page and its summary."""
+    """Write the page and the tables. Returns the path of the page and its summary.
+
+    Charts link to the tasks on the state's page at `address`, if it is given.
+    """
     on_stage("summarizing tasks and attempts", 0, None)
-    summary = summarize(found)
+    summary = summarize(found, address)
     writing, rows = "writing the page and the tables", 0
     on_stage(writing, rows, None)
     out.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ A chart without data is left out, and its paragraph says why. Axes have names an
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core.limits import SECOND_NS
@@ -26,7 +27,12 @@ from taskyard.pipeline.report.format import (
 )
 from taskyard.pipeline.report.page import Section
 from taskyard.pipeline.report.summary import ReportSummary, busy_share, columns, int_of, micros
-from taskyard.pipeline.transforms.summaries import BINS_PER_DECADE
+from taskyard.pipeline.transforms.summaries import (
+    BINS_PER_DECADE,
+    LEASE_EXPIRED,
+    NO_REASON,
+    RETURNED,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,6 +50,12 @@ LEVELS_MAX: Final = 100
 #: The most intervals that are drawn with a gap between them.
 INTERVALS_SEPARATE_MAX: Final = 60
 
+#: A shorter beginning of a reason would find other reasons too.
+REASON_LETTERS_MIN: Final = 4
+
+#: States of tasks that have not ended.
+UNFINISHED: Final = ("blocked", "delayed", "ready", "leased")
+
 #: Height of one row of a chart, and of its frame, in pixels.
 _ROW_HEIGHT: Final = 22
 _AROUND_HEIGHT: Final = 110
@@ -60,16 +72,17 @@ def over_time(summary: ReportSummary) -> Section:
     unit = TimeUnit(summary.makespan_ns)
     x = unit.of(series.begins_ns)
     seconds = series.width_ns / SECOND_NS
+    more = {"offset": 0, "width": series.width_ns / unit.length_ns}
+    done_link, failed_link = (_link(summary, one) for one in ("done", "failed"))
     done = [round(one / seconds, 3) for one in series.finished]
     failed = [round(one / seconds, 3) for one in series.failed]
-    width = series.width_ns / unit.length_ns
     traces = [
-        bar_trace("done", x, done, "@done", offset=0, width=width),
+        bar_trace("done", x, done, "@done", meta=done_link, **more),
         line_trace("ready", x, series.ready_counts, "@ready", xaxis="x", yaxis="y2"),
         line_trace("running", x, series.running, "@leased", xaxis="x", yaxis="y2"),
     ]
     if any(failed):
-        traces.insert(1, bar_trace("failed", x, failed, "@failed", offset=0, width=width))
+        traces.insert(1, bar_trace("failed", x, failed, "@failed", meta=failed_link, **more))
     text = (
         f"Peak throughput was {max(done):,.0f} tasks per second, in intervals of "
         f"{format_duration(series.width_ns)}. At most "
@@ -84,6 +97,11 @@ def over_time(summary: ReportSummary) -> Section:
         barmode="stack",
     )
     return Section("over-time", title, [text], shown, height=440)
+
+
+def _link(summary: ReportSummary, *states: str) -> dict[str, object]:
+    """Return the link of a series: the tasks in some states on the page."""
+    return {"link": summary.links.tasks(only=states)}
 
 
 def times(summary: ReportSummary) -> Section:
@@ -224,6 +242,7 @@ def _timeline(
         "xgap": 1 if len(x) <= INTERVALS_SEPARATE_MAX else 0,
         "ygap": 2,
         "hovertemplate": "%{y}: %{z:.0f} %<extra></extra>",
+        "meta": {"links": [summary.links.tasks(worker=name) for name in rows]},
         "colorbar": {
             "title": {"text": "slots in use, %", "side": "right", "font": {"size": 12}},
             "tickfont": {"size": 11},
@@ -236,10 +255,11 @@ def _timeline(
         xaxis=axis(_SINCE.format(unit.name), showgrid=False),
         yaxis=axis("", showgrid=False, type="category"),
     )
-    return Section("workers", title, paragraphs, shown, height=_height(len(rows)))
+    return Section("workers", title, paragraphs, shown, height=row_height(len(rows)))
 
 
-def _height(rows: int) -> int:
+def row_height(rows: int) -> int:
+    """Return the height of a chart with this many rows."""
     return max(200, _AROUND_HEIGHT + rows * _ROW_HEIGHT)
 
 
@@ -285,7 +305,12 @@ def lanes(summary: ReportSummary) -> Section:
     middle, tail = unit.of([int_of(one) for one in half]), unit.of([int_of(one) for one in most])
     rest = [round((late or 0) - (early or 0), 6) for early, late in zip(middle, tail, strict=True)]
     texts = [format_count(int_of(one), "attempt") for one in number][::-1]
+    links = [
+        summary.links.tasks(service=service, lane=name)
+        for name, service in zip(names, services, strict=True)
+    ][::-1]
     horizontal: dict[str, object] = {"orientation": "h", "customdata": texts}
+    horizontal["meta"] = {"links": links}
     traces = [
         bar_trace("median wait", middle[::-1], labels, "@blue", **horizontal),
         bar_trace("95th percentile", rest[::-1], labels, "@pale", **horizontal),
@@ -302,7 +327,7 @@ def lanes(summary: ReportSummary) -> Section:
         f"{format_count(every, 'named lane')}. By default, one worker at a time serves a lane. "
         f"The chart has {shown_lanes}, the longest waits first."
     )
-    return Section("lanes", title, [text], shown, height=_height(len(names)))
+    return Section("lanes", title, [text], shown, height=row_height(len(names)))
 
 
 def setbacks(summary: ReportSummary) -> Section:
@@ -323,8 +348,9 @@ def setbacks(summary: ReportSummary) -> Section:
         ("failed", "@failed", [row[2] for row in rows]),
         ("lost with the worker, or returned", "@purple", [row[3] for row in rows]),
     ]
+    links = [_reason_link(summary, row[0]) for row in rows]
     traces = [
-        bar_trace(name, values, labels, colour, orientation="h")
+        bar_trace(name, values, labels, colour, orientation="h", meta={"links": links})
         for name, colour, values in series
         if any(values)
     ]
@@ -340,7 +366,17 @@ def setbacks(summary: ReportSummary) -> Section:
         f"{format_count(summary.number('failed'), 'task').capitalize()} failed. "
         f"The most frequent reason: {shorten_name(rows[-1][0])}."
     )
-    return Section("setbacks", title, [text], shown, height=_height(len(rows)))
+    return Section("setbacks", title, [text], shown, height=row_height(len(rows)))
+
+
+def _reason_link(summary: ReportSummary, form: str) -> str:
+    """Return the link of a reason, by its beginning. The page keeps those of failures and delays.
+
+    Empty if the beginning says too little.
+    """
+    words = re.split("[…#]", form)[0].rstrip("'\"/")
+    is_known = form in (LEASE_EXPIRED, NO_REASON) or form.startswith(RETURNED)
+    return "" if is_known or len(words) < REASON_LETTERS_MIN else summary.links.tasks(reason=words)
 
 
 def levels(summary: ReportSummary) -> Section:
@@ -360,11 +396,15 @@ def levels(summary: ReportSummary) -> Section:
     rows = [(place, *numbers) for place, numbers in summed.items()]
     x = [row[0] + 1 for row in rows]
     series = [
-        ("done", "@done", [row[1] for row in rows]),
-        ("failed or cancelled", "@failed", [row[2] for row in rows]),
-        ("unfinished", "@pale", [row[3] for row in rows]),
+        ("done", "@done", [row[1] for row in rows], ("done",)),
+        ("failed or cancelled", "@failed", [row[2] for row in rows], ("failed", "cancelled")),
+        ("unfinished", "@pale", [row[3] for row in rows], UNFINISHED),
     ]
-    traces = [bar_trace(name, x, values, colour) for name, colour, values in series if any(values)]
+    traces = [
+        bar_trace(name, x, values, colour, meta=_link(summary, *states))
+        for name, colour, values, states in series
+        if any(values)
+    ]
     levels_text = f" ({together} levels per bar)" if together > 1 else ""
     shown = figure(
         traces,
@@ -408,6 +448,7 @@ def critical_path(summary: ReportSummary) -> Section:
         base_ns = [base + part for base, part in zip(base_ns, parts[name], strict=True)]
         if any(values):
             more: dict[str, object] = {"orientation": "h", "base": bases}
+            more["meta"] = {"links": [summary.links.task(names[place]) for place in steps]}
             more["hovertemplate"] = f"%{{y}}: {caption} %{{x:.3g}} {unit.name}<extra></extra>"
             traces.append(bar_trace(caption, values, labels, colour, **more))
     shown = figure(
@@ -417,7 +458,7 @@ def critical_path(summary: ReportSummary) -> Section:
         barmode="overlay",
         showlegend=True,
     )
-    return Section("critical-path", title, paragraphs, shown, height=_height(len(labels)))
+    return Section("critical-path", title, paragraphs, shown, height=row_height(len(labels)))
 
 
 #: The parts of a step in order of time, with their captions and colours.

@@ -13,6 +13,9 @@ _MINUTE_SECONDS: Final = 60
 _HOUR_SECONDS: Final = 3600
 _DAY_SECONDS: Final = 86_400
 
+_SIZES: Final = ("B", "kB", "MB", "GB", "TB")
+_SIZE_STEP: Final = 1000
+
 #: Below these, the smaller unit is shown too.
 _SHORT_SECONDS: Final = 10
 _FEW_UNITS: Final = 10
@@ -56,6 +59,22 @@ def format_percent(part: float) -> str:
     """Format a fraction of 1 as a percentage, such as `97 %`."""
     shown = part * 100
     return f"{shown:.1f} %" if 0 < shown < 1 else f"{shown:.0f} %"
+
+
+def format_bytes(number: int) -> str:
+    """Format a number of bytes: `512 B`, `1.2 GB`."""
+    amount, units = float(number), iter(_SIZES)
+    unit = next(units)
+    for larger in units:
+        if round(amount) < _SIZE_STEP:
+            break
+        amount, unit = amount / _SIZE_STEP, larger
+    return f"{amount:.3g} {unit}"
+
+
+def format_time(time: object) -> str:
+    """Format a time of a table to the second, in UTC."""
+    return "" if time is None else f"{time:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def shorten_name(name: str) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskyard.pipeline.report import charts
+from taskyard.pipeline.report import charts, details
 from taskyard.pipeline.report.format import (
+    format_bytes,
     format_count,
     format_duration,
     format_percent,
     shorten_name,
 )
-from taskyard.pipeline.report.page import Page, Section, Table, Tile
+from taskyard.pipeline.report.page import Link, Page, Section, Table, Tile
 from taskyard.pipeline.report.summary import columns
 
 if TYPE_CHECKING:
@@ -34,15 +35,19 @@ def page_of(summary: ReportSummary, footer: str) -> Page:
     )
     drawers = (
         guarantees,
+        details.failures,
         charts.over_time,
+        details.places,
         charts.workers,
+        details.slowest,
         charts.times,
         charts.lanes,
         charts.setbacks,
         charts.levels,
         charts.critical_path,
     )
-    sections = [draw(summary) for draw in drawers]
+    drawn = (draw(summary) for draw in drawers)
+    sections = [section for section in drawn if section is not None]
     if len(summary.brokers) > 1:
         sections.insert(1, brokers(summary))
     return Page(title, sentences(summary), tiles(summary), sections, footer)
@@ -173,6 +178,10 @@ def tiles(summary: ReportSummary) -> list[Tile]:
     seconds = summary.makespan_ns / 1e9
     if seconds:
         shown.append(Tile(f"{done / seconds:,.1f}", "done per second"))
+    if details.cpu_ns(summary):
+        shown.append(Tile(format_duration(details.cpu_ns(summary)), "CPU time"))
+    if details.memory_max_bytes(summary):
+        shown.append(Tile(format_bytes(details.memory_max_bytes(summary)), "peak memory"))
     first = summary.setbacks.slice(0, 1).to_pylist()
     retried = sum(row["attempts_all"] - row["failed_all"] for row in first)
     if retried:
@@ -192,7 +201,7 @@ def guarantees(summary: ReportSummary) -> Section:
     }
     ends = " + ".join(f"{number:,} {end}" for end, number in parts.items() if number) or "0"
     adds_up = sum(parts.values()) == found.submitted
-    rows = [
+    rows: list[list[str | Link]] = [
         [
             "every task is accounted for",
             f"{found.submitted:,} submitted = {ends}",
@@ -228,7 +237,7 @@ def guarantees(summary: ReportSummary) -> Section:
 
 def brokers(summary: ReportSummary) -> Section:
     """Tabulate the brokers: their campaigns, how tasks ended, and whether the guarantees hold."""
-    rows = []
+    rows: list[list[str | Link]] = []
     for one in summary.brokers:
         counts = one.guarantees
         unfinished = counts.unfinished + counts.blocked_behind_failure + counts.lost

@@ -22,17 +22,32 @@ from taskyard.errors import NotInstalled
 Figure = dict[str, object]
 
 
+class Link(Struct):
+    """A text that leads to an address. Without an address, it is plain text."""
+
+    text: str
+    address: str
+
+
 class Table(Struct):
     """Rows of text. A cell that is one of `STATUS_WORDS` is shown in colour."""
 
     head: list[str]
-    rows: list[list[str]]
+    rows: list[list[str | Link]]
     #: Columns with numbers, aligned to the right.
     numbers: tuple[int, ...] = ()
 
 
+class Block(Struct):
+    """A part of a section under a title of its own: some links, and lines of output."""
+
+    title: str
+    links: list[Link]
+    output: str = ""
+
+
 class Section(Struct):
-    """One section: its paragraphs, and a chart or a table if there is data."""
+    """One section: its paragraphs, and a chart, a table or blocks if there is data."""
 
     name: str
     title: str
@@ -41,6 +56,7 @@ class Section(Struct):
     table: Table | None = None
     #: Height of the chart in pixels.
     height: int = 320
+    blocks: list[Block] = []
 
 
 class Tile(Struct):
@@ -60,6 +76,9 @@ class Page(Struct):
     sections: list[Section]
     footer: str = ""
 
+
+#: A higher chart has a sheet of paper of its own, so its section may break before it.
+PAPER_HEIGHT_MAX: Final = 700
 
 #: Cells shown in colour. The word alone is enough, for readers who can't see the colour.
 STATUS_WORDS: Final = {"holds": "good", "broken": "bad"}
@@ -104,23 +123,50 @@ def _section(section: Section) -> str:
         shown = f'<div class="figure" id="{name}" style="height:{section.height}px"></div>'
     if section.table is not None:
         shown += _table(section.table)
+    shown += "".join(_block(one) for one in section.blocks)
     title = html.escape(section.title)
-    return f'<section id="section-{name}"><h2>{title}</h2>{paragraphs}{shown}</section>'
+    kind = ' class="long"' if section.blocks or section.height > PAPER_HEIGHT_MAX else ""
+    return f'<section id="section-{name}"{kind}><h2>{title}</h2>{paragraphs}{shown}</section>'
+
+
+_NUMBER: Final = ' class="number"'
+
+
+def _block(block: Block) -> str:
+    title = f"<h3>{html.escape(block.title)}</h3>"
+    links = ", ".join(_text(one) for one in block.links)
+    output = f"<pre>{html.escape(block.output)}</pre>" if block.output else ""
+    return f"<article>{title}<p>{links}</p>{output}</article>"
+
+
+def _text(text: str | Link) -> str:
+    """Return escaped text. Addresses are those of a page, which begin with its own."""
+    if isinstance(text, str):
+        return html.escape(text)
+    if not text.address:
+        return html.escape(text.text)
+    return f'<a href="{html.escape(text.address)}">{html.escape(text.text)}</a>'
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(text)}</th>" for text in table.head)
+    kinds = [
+        ' class="number"' if place in table.numbers else "" for place in range(len(table.head))
+    ]
+    head = "".join(
+        f"<th{kind}>{html.escape(text)}</th>" for kind, text in zip(kinds, table.head, strict=True)
+    )
     rows = "".join(f"<tr>{_cells(row, table.numbers)}</tr>" for row in table.rows)
     table_text = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     return f'<div class="wide">{table_text}</div>'
 
 
-def _cells(row: list[str], numbers: tuple[int, ...]) -> str:
+def _cells(row: list[str | Link], numbers: tuple[int, ...]) -> str:
     cells = []
     for place, text in enumerate(row):
-        looks = STATUS_WORDS.get(text, "number" if place in numbers else "")
+        looks = "number" if place in numbers else ""
+        looks = STATUS_WORDS.get(text, looks) if isinstance(text, str) else looks
         kind = f' class="{looks}"' if looks else ""
-        cells.append(f"<td{kind}>{html.escape(text)}</td>")
+        cells.append(f"<td{kind}>{_text(text)}</td>")
     return "".join(cells)
 
 
@@ -175,26 +221,79 @@ section > p { color: var(--quiet); }
 .tiles { margin-top: 18px; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); }
 .figure { width: 100%; margin-top: 6px; }
 .wide { margin-top: 10px; }
-td.good, td.bad { font-weight: 600; padding-left: 10px; padding-right: 10px;
+td.good, td.bad { font-weight: 600; white-space: nowrap; padding-left: 10px; padding-right: 10px;
   border-radius: var(--radius-small); }
 td.good { color: var(--good); background: var(--good-ground); }
 td.bad { color: var(--bad); background: var(--bad-ground); }
+h3 { font-size: 1rem; margin: var(--space-3) 0 0; overflow-wrap: anywhere; }
+pre { max-height: 22em; overflow: auto; white-space: pre-wrap; overflow-wrap: anywhere;
+  margin: 6px 0 0; }
+.figure.linked .nsewdrag { cursor: pointer; }
 footer { margin-top: 32px; }
-@media (max-width: 640px) { main { padding: 18px 14px 32px; } }
+@media (max-width: 640px) {
+  main { padding: 18px 14px 32px; }
+  .tiles { grid-template-columns: repeat(auto-fill, minmax(104px, 1fr)); }
+  th, td { padding-right: 10px; }
+  .wide table { font-size: var(--text-small); }
+}
+@page { size: A4; margin: 14mm; }
+@media print {
+  body { font-size: 10pt; }
+  main { max-width: none; padding: 0; }
+  h1, h2, h3, section > p { break-after: avoid; }
+  section, article, .figure, tr { break-inside: avoid; }
+  section.long { break-inside: auto; }
+  .wide, pre { overflow: visible; max-height: none; }
+  a { color: inherit; text-decoration: none; }
+  .tiles > div, pre { border: 1px solid var(--line); }
+}
 """
 
-#: Draws every chart, and again when the reader switches between light and dark.
+#: Draws every chart, and again when the reader switches between light and dark. For print, charts
+#: are light and get the width of the paper, because they don't follow it by themselves. A click on
+#: a bar opens its tasks on the page of the state.
 _SCRIPT: Final = """
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
-  const draw = async () => {
+  const paperWidth = 680; // pixels of A4 within its margins
+  const isNarrow = matchMedia("(max-width: 640px)");
+  const open = ({ points: [point] }) => {
+    const [row] = [point.pointIndex ?? point.pointNumber].flat(); // a heat map has two numbers
+    const link = point.data.meta?.links?.[row] ?? point.data.meta?.link;
+    if (link) window.open(link, "_blank", "noopener");
+  };
+  const labelLetters = 18; // on a phone
+  const narrowed = (data, layout) => {
+    const labels = data.find((one) => one.orientation === "h" || one.type === "heatmap")?.y;
+    const cut = (text) => text.length > labelLetters ? text.slice(0, labelLetters) + "…" : text;
+    const yaxis = labels && { tickmode: "array", tickvals: labels, ticktext: labels.map(cut) };
+    const margin = { ...template.layout.margin, l: 40, r: 6 };
+    return { ...layout, margin, yaxis: { ...layout.yaxis, ...yaxis } };
+  };
+  let isPrinting = false;
+  const sized = ({ data, layout }) => {
+    if (isPrinting) return { ...layout, width: paperWidth };
+    return isNarrow.matches ? narrowed(data, layout) : layout;
+  };
+  const draw = () => {
     for (const [name, figure] of Object.entries(figures)) {
-      const { data, layout } = styled(figure);
-      await Plotly.react(name, data, layout, { responsive: true, displayModeBar: false });
+      const shown = styled(figure, isPrinting ? "light" : undefined);
+      const options = { responsive: !isPrinting, displayModeBar: false };
+      Plotly.react(name, shown.data, sized(shown), options);
     }
     document.body.dataset.drawn = "yes";
   };
+  const print = (isPrinted) => { isPrinting = isPrinted; draw(); };
   darkMode.addEventListener("change", draw);
+  isNarrow.addEventListener("change", draw);
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
   draw();
+  for (const [name, { data }] of Object.entries(figures)) {
+    if (!data.some((trace) => trace.meta?.link || trace.meta?.links?.some(Boolean))) continue;
+    const element = document.getElementById(name);
+    element.classList.add("linked");
+    element.on("plotly_click", open);
+  }
 })();
 """

@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.pipeline.fold.steps import OUTCOMES
+from taskyard.pipeline.report.links import PageLinks
 from taskyard.pipeline.transforms.guarantees import NO_TASKS, Guarantees
 
 
@@ -50,6 +51,15 @@ class ReportSummary(Struct):
     levels: pa.Table
     #: Of the broker that ended last.
     critical_path: pa.Table
+    #: Measured attempts by `host`, see `hosts_of`.
+    hosts: pa.Table
+    #: The tasks that ran the longest, and those that failed. See `transforms.summaries`.
+    slowest: pa.Table
+    failures: pa.Table
+    #: The last lines of output of some failed tasks, by full name.
+    outputs: dict[str, str] = {}
+    #: Addresses of tasks on the page of the state, if there is one.
+    links: PageLinks = PageLinks()
 
     @property
     def guarantees(self) -> Guarantees:
@@ -198,6 +208,19 @@ def worker_runs_of(cells: pa.Table) -> pa.Table:
     """Return the run time of each worker: `worker`, `run_ns`."""
     mine = cells.filter(pc.equal(cells["kind"], "worker"))
     return pa.table({"worker": mine["name"], "run_ns": pc.fill_null(mine["time_ns"], 0)})
+
+
+def hosts_of(cells: pa.Table) -> pa.Table:
+    """Return the measured attempts of each host: `host`, `attempts`, times and peak memory."""
+    mine = cells.filter(pc.equal(cells["kind"], "host"))
+    table = {
+        "host": mine["name"],
+        "attempts": mine["count"],
+        "run_ns": mine["change"],
+        "cpu_ns": mine["time_ns"],
+        "memory_max_bytes": mine["peak"],
+    }
+    return pa.table(table).sort_by([("cpu_ns", "descending"), ("host", "ascending")])
 
 
 def campaign_series(cells: pa.Table, width_ns: int) -> TimeSeries:

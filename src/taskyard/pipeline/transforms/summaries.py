@@ -19,8 +19,29 @@ REASONS_MAX: Final = 12
 
 _REASON_CHARACTERS_MAX: Final = 120
 
+#: Reasons in place of a worker's own, and the beginning of those of returned tasks.
+LEASE_EXPIRED: Final = "lease expired"
+NO_REASON: Final = "no reason given"
+RETURNED: Final = "returned: "
 
-#: Columns of a cell that are not added up. Each cell has a `count`, `change` and `time_ns`.
+
+#: Groups of failures are shown with the names of this many tasks.
+EXAMPLES_MAX: Final = 5
+
+#: Tasks that the report lists because they ran the longest.
+SLOWEST_MAX: Final = 10
+
+#: Parts of a reason that differ between tasks that fail for the same cause, and their stand-ins.
+#: An exit status or a signal is a cause, so its number stays.
+_VARIABLE_PARTS: Final = (
+    (r"'[^']*'", "'…'"),
+    (r'"[^"]*"', '"…"'),
+    (r"(?<![\w.])/\S+", "/…"),
+    (r"0x[0-9a-fA-F]+", "#"),
+    (r"(?<!exit status |signal |\d)\d+", "#"),
+)
+
+#: Columns of a cell that are not added up. Each cell has a `count`, `change`, `time_ns`, `peak`.
 _PLACE: Final = ("kind", "name", "place")
 
 #: Kinds of steps after which a task is ready.
@@ -36,6 +57,8 @@ def cells(
 
     - `wait`, `queued`, `run`: attempts by service and bin, with their `time_ns`.
     - `worker`: attempts by worker, with their run time as `time_ns`.
+    - `host`: measured attempts by host. `change` is their run time, `time_ns` their CPU time, and
+      `peak` the most memory of one.
     - `begun`: attempts by worker and by the interval of their start. `change` is that of running
       attempts, and `time_ns` is the effect on the busy time of this interval.
     - each outcome of attempts: the same, by the interval of their end.
@@ -50,6 +73,7 @@ def cells(
             f.count("kind").alias("count"),
             f.sum("change").alias("change"),
             f.sum("time_ns").alias("time_ns"),
+            f.max("peak").alias("peak"),
         )
     )
 
@@ -92,23 +116,35 @@ def _attempt_cells(attempts: DataFrame, interval: _Interval, *, by_worker: bool)
         *("service", "worker", "outcome", "wait_ns", "queued_ns", "run_ns"),
         leased_ns.alias("start_ns"),
         f.coalesce(leased_ns + run_ns, settled_ns, leased_ns).alias("end_ns"),
-        f.when(run_ns.isNotNull() | outcome.isNull(), 1).otherwise(0).alias("running"),
+        f.when(run_ns.isNotNull() | outcome.isNull(), f.lit(1).cast("long"))
+        .otherwise(0)
+        .alias("running"),
+        *("host", "cpu_ns", "memory_max_bytes"),
     )
     start_ns, end_ns, running = f.col("start_ns"), f.col("end_ns"), f.col("running")
-    worker, nothing = f.col("worker"), f.lit(None)
+    worker, nothing, host = f.col("worker"), f.lit(None), f.col("host")
     name = worker if by_worker else f.lit("")
     every: list[tuple[Column, ...]] = [
         *(_time_cell(phase) for phase in ("wait", "queued", "run")),
-        (f.lit("worker"), worker, nothing, nothing, run_ns),
+        (f.lit("worker"), worker, nothing, nothing, run_ns, nothing),
+        (
+            *(f.when(host.isNotNull(), "host"), host, nothing),
+            *(run_ns, f.col("cpu_ns"), f.col("memory_max_bytes")),
+        ),
         (
             *(f.lit("begun"), name, interval.place(start_ns)),
-            *(running, running * interval.rest_ns(start_ns)),
+            *(running, running * interval.rest_ns(start_ns), nothing),
         ),
         # Without an outcome the attempt has no end.
-        (outcome, name, interval.place(end_ns), -running, -running * interval.rest_ns(end_ns)),
+        (
+            *(outcome, name, interval.place(end_ns)),
+            *(-running, -running * interval.rest_ns(end_ns), nothing),
+        ),
     ]
     made = f.stack(f.lit(len(every)), *(column for cell in every for column in cell))
-    return timed.select(made.alias(*_PLACE, "change", "time_ns")).where(f.col("kind").isNotNull())
+    return timed.select(made.alias(*_PLACE, "change", "time_ns", "peak")).where(
+        f.col("kind").isNotNull()
+    )
 
 
 def _time_cell(phase: str) -> tuple[Column, ...]:
@@ -117,7 +153,7 @@ def _time_cell(phase: str) -> tuple[Column, ...]:
     long_enough = f.greatest(time_ns, f.lit(TIME_NS_MIN))
     place = f.floor(f.log10(long_enough) * BINS_PER_DECADE)
     kind = f.when(time_ns.isNotNull(), f.lit(phase))
-    return kind, f.col("service"), place, f.lit(None), time_ns
+    return kind, f.col("service"), place, f.lit(None), time_ns, f.lit(None)
 
 
 def _step_cells(task_steps: DataFrame, interval: _Interval) -> DataFrame:
@@ -127,6 +163,7 @@ def _step_cells(task_steps: DataFrame, interval: _Interval) -> DataFrame:
         interval.place(f.col("time_ns")).alias("place"),
         "change",
         f.lit(None).alias("time_ns"),
+        f.lit(None).alias("peak"),
     )
 
 
@@ -174,16 +211,16 @@ def lanes(attempts: DataFrame) -> DataFrame:
 
 
 def setbacks(attempts: DataFrame) -> DataFrame:
-    """Count unsuccessful attempts by `reason`: `retried`, `failed`, or `lost` with their worker.
+    """Count unsuccessful attempts by the form of their `reason`: `retried`, `failed`, or `lost`.
 
     Only the most frequent reasons. `attempts_all` and `failed_all` are the sums over all reasons.
     """
     outcome = f.col("outcome")
     unsuccessful = attempts.where(outcome.isin("failed", "postponed", "returned", "expired"))
     reason = (
-        f.when(outcome == "expired", f.lit("lease expired"))
-        .when(outcome == "returned", f.concat(f.lit("returned: "), _first_line()))
-        .otherwise(_first_line())
+        f.when(outcome == "expired", f.lit(LEASE_EXPIRED))
+        .when(outcome == "returned", f.concat(f.lit(RETURNED), _form()))
+        .otherwise(_form())
     )
     summed = unsuccessful.groupBy(reason.alias("reason")).agg(
         f.count(f.when(outcome == "postponed", 1)).alias("retried"),
@@ -202,10 +239,45 @@ def setbacks(attempts: DataFrame) -> DataFrame:
     return ranked.where(f.col("place") <= REASONS_MAX).drop("place")
 
 
-def _first_line() -> Column:
+def _form() -> Column:
+    """Return the first line of a reason, without the parts that differ from task to task."""
     first = f.split_part(f.trim(f.coalesce("reason", f.lit(""))), f.lit("\n"), f.lit(1))
     short = f.left(first, f.lit(_REASON_CHARACTERS_MAX))
-    return f.when(short == "", f.lit("no reason given")).otherwise(short)
+    form = f.when(short == "", f.lit(NO_REASON)).otherwise(short)
+    for pattern, text in _VARIABLE_PARTS:
+        form = f.regexp_replace(form, pattern, text)
+    return form
+
+
+#: Columns of a task that the report lists.
+_LISTED: Final = ("broker", "campaign", "task", "name", "service", "worker", "attempts", "run_ns")
+
+
+def slowest(tasks: DataFrame) -> DataFrame:
+    """Find the tasks that ran the longest over all their attempts, the slowest first."""
+    order = (f.desc_nulls_last("run_ns"), "task")
+    ran = tasks.where(f.col("run_ns") > 0)
+    return ran.orderBy(*order).limit(SLOWEST_MAX).select(*_LISTED, "state", "ended")
+
+
+def failures(tasks: DataFrame) -> DataFrame:
+    """Group failed tasks by the `form` of their reason, which has no names, numbers and paths.
+
+    The most frequent forms, each with its `count` and a few of its tasks in the order of failure.
+    `place` numbers the tasks of a form.
+    """
+    alike = Window.partitionBy("form")
+    failed = tasks.where(f.col("state") == "FAILED").withColumn("form", _form())
+    listed = failed.withColumns(
+        {
+            "place": f.row_number().over(alike.orderBy("ended", "task")),
+            "count": f.count("state").over(alike),
+        }
+    ).where(f.col("place") <= EXAMPLES_MAX)
+    order = Window.partitionBy(f.lit(1)).orderBy(f.desc("count"), "form")
+    ranked = listed.withColumn("rank", f.dense_rank().over(order))
+    shown = ranked.where(f.col("rank") <= REASONS_MAX)
+    return shown.select("rank", "form", "count", "place", *_LISTED, "reason", "ended")
 
 
 def levels(tasks: DataFrame) -> DataFrame:
