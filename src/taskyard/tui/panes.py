@@ -42,7 +42,7 @@ _WHOLE_RATE: Final = 10
 
 
 class Session(Struct):
-    """What all panes share."""
+    """The link, the filter and the latest status, shared by all panes."""
 
     link: BrokerLink
     wanted: Filter
