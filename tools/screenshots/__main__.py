@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from screenshots import camera
+from screenshots import camera, notebook
 from screenshots.camera import Camera, Shot
 from screenshots.scene import ROOT, Scene
 from taskyard.web.views.site import NAVIGATION, link
@@ -91,6 +91,9 @@ def take_all(browser: Browser, directory: Path, pace: float) -> list[str]:
         scene.wait_for_done(_DONE)
         for shot in page_shots(scene, taker):
             print(shot.name, flush=True)
+        file = scene.directory / "notebook.html"
+        file.write_text(notebook.page(scene.state, "survey", scene.task_of_each_kind()))
+        taker.take(Shot("notebook", file.as_uri()))
         print("killing the broker, and waiting for the end of the survey", flush=True)
         scene.kill_broker()
         time.sleep(_AWAY_SECONDS)
