@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -15,12 +16,12 @@ from taskyard.client.aio import AsyncClient
 from taskyard.client.client import Client
 from taskyard.client.futures import Future
 from taskyard.client.progress import Progress
+from taskyard.web.address import bind, published
 from tests.cli.yard import Yard, running
 from tests.kit.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 #: A service that no worker offers: its tasks wait.
 UNSERVED = "unserved"
@@ -104,6 +105,15 @@ def test_client_shows_counts_and_workers(client: Client, yard: Yard) -> None:
     assert shown.endswith(" 1 worker") or " 1 worker, " in shown
     assert " ready" not in shown
     assert repr(client) == f"<Client of {yard.broker.endpoint}>"
+
+
+def test_client_links_to_a_page_that_runs(client: Client, yard: Yard) -> None:
+    assert "http" not in client._repr_html_()
+    with bind("127.0.0.1:0") as bound, published(Path(yard.state), bound) as page:
+        html = client._repr_html_()
+        assert f'<a href="{page.address}" target="_blank">{page.address}</a>' in html
+        assert "token" not in html
+    assert "http" not in client._repr_html_()
 
 
 def test_campaign_shows_its_counts(client: Client) -> None:

@@ -10,6 +10,7 @@ import reprlib
 import time
 from functools import partial
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,7 @@ from taskyard.client.progress import Rate
 from taskyard.core.states import TaskState
 from taskyard.design import PALETTES
 from taskyard.errors import OutputTruncated, TaskyardError, TimedOut
+from taskyard.process.page_file import page_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -97,7 +99,16 @@ def _client_lines(session: Session) -> list[str]:
         note += ", accepts no more tasks"
     if status["paused"]:
         note += ", paused"
-    return [*_counts_bar(status["counts"]), _line(note)]
+    return [*_counts_bar(status["counts"]), _line(note), *_page_link(session.endpoint)]
+
+
+def _page_link(endpoint: str) -> list[str]:
+    """Return a link to the page of a broker on this machine, if one runs. It has no token."""
+    scheme, _, path = endpoint.partition("://")
+    address = page_address(Path(path).parent) if scheme == "ipc" else None
+    if address is None:
+        return []
+    return [f'<div><a href="{escape(address)}" target="_blank">{escape(address)}</a></div>']
 
 
 def campaign_html(session: Session, name: str) -> str:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import MsgspecError, Struct, json
 
-from taskyard.errors import TaskyardError, UnusableEndpoint, UserError
+from taskyard.errors import UnusableEndpoint, UserError
 from taskyard.journal.files import open_regular, replace_private
 from taskyard.net.keys import read_private
+from taskyard.process.page_file import PAGE_FILE, is_owned, page_address, read_page_file
 from taskyard.settings.keys import PAGE_ADDRESS
 from taskyard.settings.kinds import read_host_port
 from taskyard.settings.values import InvalidValue
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+#: Names of the module below that callers look for here.
+__all__ = ["PAGE_FILE", "page_address"]
+
 #: Where the page is by default.
 DEFAULT_ADDRESS: Final = PAGE_ADDRESS
-
-#: Private to the user, like the keys.
-PAGE_FILE: Final = "page.json"
 
 #: The token for programs that collect metrics. It outlives the page, so that they keep it.
 METRICS_TOKEN_FILE: Final = "metrics.token"  # noqa: S105  # its name
@@ -203,7 +204,7 @@ def _locked(path: Path) -> int | None:
             if _is_file(path, descriptor):
                 return descriptor
         except BlockingIOError:
-            if _is_owned(descriptor):
+            if is_owned(descriptor):
                 os.close(descriptor)
                 return None
         os.close(descriptor)  # a reader had it, or its owner has just removed it
@@ -217,34 +218,13 @@ def _is_file(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _is_owned(descriptor: int) -> bool:
-    """Return whether an owner holds the lock. Readers share it, so they don't see each other."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
-
-
 def find_page(state: Path) -> PageAddress | None:
     """Return the running page of a state directory. None if there is none, or not for this user."""
-    path = state / PAGE_FILE
+    content = read_page_file(state)
     try:
-        descriptor = open_regular(path, os.O_RDONLY)
-        try:
-            if not _is_owned(descriptor):
-                return None
-        finally:
-            os.close(descriptor)
-        return json.decode(read_private(path), type=PageAddress)
-    except (OSError, MsgspecError, TaskyardError):
+        return None if content is None else json.decode(content, type=PageAddress)
+    except MsgspecError:
         return None
-
-
-def page_address(state: Path) -> str | None:
-    """Return the address of the running page without a token, as a link in reports and status."""
-    found = find_page(state)
-    return None if found is None else found.address
 
 
 def invitation(state: Path, role: Role) -> str:
