@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
-from taskyard.web.access import Guard
+from taskyard.web.access import BEARER_PATHS, OPEN_PATHS, Guard
 from taskyard.web.address import Role, Secret
+from taskyard.web.app import make_app
 from tests.web.asgi import send
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.routing import BaseRoute
+    from starlette.types import Message, Receive, Scope, Send
 
+    from taskyard.web.views.site import Site
     from tests.web.asgi import Reply
 
 PORT = 6180
@@ -27,7 +33,8 @@ OK, SEE_OTHER = HTTPStatus.OK, HTTPStatus.SEE_OTHER
 UNAUTHORIZED, FORBIDDEN = HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN
 MISDIRECTED = HTTPStatus.MISDIRECTED_REQUEST
 
-METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "ODD")
+SAFE = ("GET", "HEAD")
 
 
 async def answer(request: Request) -> Response:
@@ -80,7 +87,7 @@ CASES = {
         MISDIRECTED,
         MISDIRECTED,
     ),
-    "bearer elsewhere": (
+    "bearer": (
         {"authorization": f"Bearer {SECRET.token(Role.OPERATOR)}", "origin": HERE},
         UNAUTHORIZED,
         UNAUTHORIZED,
@@ -88,14 +95,80 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("case", CASES)
-def test_methods_by_token_origin_and_host(guard: Guard, method: str, case: str) -> None:
-    headers, safe, unsafe = CASES[case]
-    expected = safe if method in ("GET", "HEAD") else unsafe
-    found = request(guard, method, "/tasks", **headers)
-    assert found.status == expected
-    assert "script-src 'self';" in found.headers["content-security-policy"]
+def page_routes() -> list[BaseRoute]:
+    """Return the addresses of the real page. None is left out of the tests by mistake."""
+    unused = SimpleNamespace(error=answer)
+    return make_app(cast("Site", unused)).routes
+
+
+def path_of(route: BaseRoute) -> str:
+    """Return the path of a route, or of something below it."""
+    assert isinstance(route, Route | Mount)
+    return route.path if isinstance(route, Route) else f"{route.path}/page.js"
+
+
+PATHS = sorted({path_of(route) for route in page_routes()})
+
+
+@pytest.fixture(scope="module")
+def every_path() -> Guard:
+    """Return a guard before an app that answers everything, so that no refusal is the app's."""
+
+    async def passed(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("passed")(scope, receive, send)
+
+    return Guard(passed, SECRET, ["127.0.0.1"], PORT)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_methods_by_token_origin_and_host(every_path: Guard, path: str) -> None:
+    found, expected = {}, {}
+    for case, (headers, safe, unsafe) in CASES.items():
+        for method in METHODS:
+            reply = request(every_path, method, path, **headers)
+            assert "script-src 'self';" in reply.headers["content-security-policy"]
+            assert reply.headers["x-content-type-options"] == "nosniff"
+            found[case, method] = reply.status
+            expected[case, method] = safe if method in SAFE else unsafe
+            is_open = path in OPEN_PATHS and method in SAFE
+            takes_bearer = path in BEARER_PATHS and case == "bearer"
+            if expected[case, method] == UNAUTHORIZED and (is_open or takes_bearer):
+                expected[case, method] = OK
+    assert found == expected
+
+
+def test_routes_that_change_something_take_nothing_but_post() -> None:
+    methods = {
+        path_of(route): sorted(route.methods or ())
+        for route in page_routes()
+        if isinstance(route, Route)
+    }
+    changing = {path: given for path, given in methods.items() if given != ["GET", "HEAD"]}
+    assert changing == {"/lanes/actions": ["POST"], "/tasks/actions": ["POST"]}
+
+
+def test_open_paths_are_those_of_the_contract() -> None:
+    assert (OPEN_PATHS, BEARER_PATHS) == (("/healthz", "/readyz"), ("/metrics",))
+    assert {*OPEN_PATHS, *BEARER_PATHS} <= set(PATHS)
+
+
+def test_websockets_are_closed(every_path: Guard) -> None:
+    sent: list[Message] = []
+
+    async def send_message(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    asyncio.run(every_path({"type": "websocket"}, receive, send_message))
+    assert sent == [{"type": "websocket.close"}]
+
+
+def test_address_at_which_a_request_arrived_is_a_host(every_path: Guard) -> None:
+    """The app of these tests is reached at 127.0.0.1:1."""
+    assert request(every_path, "GET", "/tasks", host="127.0.0.1:1", cookie=OPERATOR).status == OK
+    assert request(every_path, "GET", "/tasks", host="127.0.0.2:1").status == MISDIRECTED
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])

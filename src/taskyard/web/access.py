@@ -85,6 +85,9 @@ class Guard:
         self.cookie_name = f"taskyard-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # the page has none
+            await send({"type": "websocket.close"})
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -109,7 +112,7 @@ class Guard:
         if not is_safe and urlsplit(headers.get("origin", "")).netloc.lower() != host.lower():
             return _refusal(HTTPStatus.FORBIDDEN, "the Origin is not this page")
         path = scope["path"]
-        if path in OPEN_PATHS:
+        if is_safe and path in OPEN_PATHS:
             return None
         query = QueryParams(scope["query_string"])
         if is_safe and "token" in query:
