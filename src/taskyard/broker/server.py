@@ -173,10 +173,6 @@ def serve(
         transport = SocketTransport(dialect, listeners.sockets, host.poller, clock, authenticator)
         broker = opened.broker(transport, clock)
         broker.is_reading = transport.is_reading
-        membership = MembershipLog(opened.ledger, clock)
-        if membership.is_enabled():
-            broker.on_commit = both(broker.on_commit, membership)
-            transport.on_registered = membership.note_address
         broker.enqueue(settings.rules if reloading is None else reloading.rules)
         gc.collect()
         gc.freeze()
@@ -187,18 +183,30 @@ def serve(
         health_state = None if settings.in_memory else settings.state
         reporter = HealthReporter(broker, listeners, guard, health_state)
         listeners.dwork.report_health(reporter.measures)
-        logs = (
-            CountLog(listeners.malformed, clock, logger, MALFORMED_TEXT),
-            CountLog(listeners.forbidden, clock, logger, FORBIDDEN_TEXT),
-            CountLog(lambda: broker.scheduler.context.refused, clock, logger, REFUSED_TASKS_TEXT),
-            membership,
-        )
+        logs = _logs(broker, transport, listeners)
         retention = opened.retention(clock, reloading or settings)
         housekeeping = _Housekeeping(logs, opened.compactor, retention, broker)
         _run_until_stopped(
             broker, transport, listeners, housekeeping, lambda: controls.should_stop(broker)
         )
         logger.info("stopped: %d rows in the journal", broker.store.head.sequence)
+
+
+def _logs(
+    broker: Broker, transport: SocketTransport, listeners: Listeners
+) -> tuple[CountLog | MembershipLog, ...]:
+    """Return the logs of peers, which are limited in their rate."""
+    scheduler, clock = broker.scheduler, broker.clock
+    membership = MembershipLog(scheduler.ledger, clock)
+    if membership.is_enabled():
+        broker.on_commit = both(broker.on_commit, membership)
+        transport.on_registered = membership.note_address
+    return (
+        CountLog(listeners.malformed, clock, logger, MALFORMED_TEXT),
+        CountLog(listeners.forbidden, clock, logger, FORBIDDEN_TEXT),
+        CountLog(lambda: scheduler.context.refused, clock, logger, REFUSED_TASKS_TEXT),
+        membership,
+    )
 
 
 def _acquire_lock(state: Path) -> StateLock:
