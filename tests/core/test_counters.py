@@ -190,3 +190,16 @@ def test_oldest_ready_task_is_found_behind_others(yard: Yard) -> None:
     assert oldest_ready_ns(yard)[b"default"] == 1005 * SECOND_NS
     yard.take(b"w")
     assert oldest_ready_ns(yard) == {b"x": 1005 * SECOND_NS}
+
+
+def test_released_task_may_be_the_oldest_ready_one(yard: Yard) -> None:
+    yard.clock(1000 * SECOND_NS)
+    yard.join(b"w")
+    yard.submit(b"first")
+    yard.submit(b"second", after=[[b"first"]])
+    yard.take(b"w")
+    yard.later(5)
+    yard.finish(b"w", b"first")
+    yard.later(5)
+    yard.submit(b"third")
+    assert oldest_ready_ns(yard) == {b"default": 1005 * SECOND_NS}

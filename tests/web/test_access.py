@@ -33,6 +33,7 @@ OK, SEE_OTHER = HTTPStatus.OK, HTTPStatus.SEE_OTHER
 UNAUTHORIZED, FORBIDDEN = HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN
 MISDIRECTED = HTTPStatus.MISDIRECTED_REQUEST
 
+METRICS_TOKEN = "0123abcd"  # noqa: S105  # of this test
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "ODD")
 SAFE = ("GET", "HEAD")
 
@@ -41,11 +42,16 @@ async def answer(request: Request) -> Response:
     return PlainTextResponse(request.scope.get("role", "none"))
 
 
-@pytest.fixture
-def guard() -> Guard:
+def guarded(metrics_token: str) -> Guard:
     paths = ("/", "/tasks", "/healthz", "/readyz", "/metrics")
     app = Starlette(routes=[Route(path, answer, methods=[*METHODS]) for path in paths])
-    return Guard(app, SECRET, ["127.0.0.1", "localhost", "::1"], PORT)
+    hosts = ["127.0.0.1", "localhost", "::1"]
+    return Guard(app, SECRET, hosts, PORT, metrics_token=metrics_token)
+
+
+@pytest.fixture
+def guard() -> Guard:
+    return guarded(METRICS_TOKEN)
 
 
 def request(guard: Guard, method: str, address: str, **headers: str) -> Reply:
@@ -182,6 +188,19 @@ def test_metrics_take_the_token_as_bearer(guard: Guard) -> None:
     assert request(guard, "GET", "/metrics", authorization=f"Bearer {token}").status == OK
     assert request(guard, "GET", "/metrics").status == UNAUTHORIZED
     assert request(guard, "GET", "/metrics", authorization="Bearer x").status == UNAUTHORIZED
+
+
+def test_token_of_metrics_opens_nothing_else(guard: Guard) -> None:
+    headers = {"authorization": f"Bearer {METRICS_TOKEN}"}
+    assert request(guard, "GET", "/metrics", **headers).body == b"viewer"
+    assert request(guard, "GET", "/tasks", **headers).status == UNAUTHORIZED
+    assert request(guard, "GET", f"/metrics?token={METRICS_TOKEN}").status == UNAUTHORIZED
+    assert request(guard, "POST", "/metrics", **headers, origin=HERE).status == FORBIDDEN
+
+
+def test_empty_bearer_is_refused_without_a_token_of_metrics() -> None:
+    found = request(guarded(""), "GET", "/metrics", authorization="Bearer ")
+    assert found.status == UNAUTHORIZED
 
 
 def test_token_is_exchanged_for_a_cookie(guard: Guard) -> None:

@@ -53,6 +53,8 @@ VIEWS: Final = {
     "lanes": "/lanes",
     "timeline": "/timeline",
     "timeline chart": "/charts/timeline",
+    "brokers": "/brokers",
+    "health": "/health",
 }
 
 
