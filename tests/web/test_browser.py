@@ -46,7 +46,7 @@ class Tab:
     """A tab of the browser, with all complaints of its console."""
 
     def __init__(self, page: Page, site: Site) -> None:
-        self.page, self._site = page, site
+        self.page, self.root = page, site.root
         self.complaints: list[str] = []
         page.set_default_timeout(_TIMEOUT_MS)
         page.on("console", lambda one: self._note(one.type, one.text))
@@ -57,7 +57,7 @@ class Tab:
             self.complaints.append(text)
 
     def open(self, address: str) -> None:
-        self.page.goto(self._site.root + address)
+        self.page.goto(self.root + address)
         self.page.wait_for_selector("body[data-drawn]")
 
     def wait_for_text(self, selector: str, text: str) -> None:
@@ -126,15 +126,103 @@ def task_address(name: str) -> str:
     return f"/task?{urlencode({'name': f'trial/{name}'})}"
 
 
-@pytest.mark.parametrize("address", VIEWS)
-@pytest.mark.parametrize("width", [1280, 390])
-def test_every_view_opens_without_complaints(tab: Tab, address: str, width: int) -> None:
-    tab.page.set_viewport_size({"width": width, "height": 800})
+#: Elements that are wider than the window, except inside boxes that scroll by themselves.
+_TOO_WIDE = """() => [...document.querySelectorAll("body *")]
+  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1)
+  .filter((one) => !one.closest(".wide, pre, .hidden, .skip, .chart, dialog"))
+  .map((one) => one.outerHTML.slice(0, 80))"""
+
+#: Texts that are smaller than 14 pixels, except in drawings.
+_TOO_SMALL = """() => [...document.querySelectorAll("body *")]
+  .filter((one) => !one.closest("svg, .chart, .hidden") && one.checkVisibility())
+  .filter((one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim()))
+  .filter((one) => parseFloat(getComputedStyle(one).fontSize) < 14)
+  .map((one) => one.outerHTML.slice(0, 80))"""
+
+TRIAL_VIEWS = (
+    "/campaign?name=trial",
+    "/task?name=trial%2Fsecond",
+    "/tasks?filter=--campaign+trial",
+)
+
+
+@pytest.mark.parametrize("address", [*VIEWS, *TRIAL_VIEWS])
+def test_every_view_opens_wide_and_narrow_without_complaints(tab: Tab, address: str) -> None:
+    tab.page.set_viewport_size({"width": 1280, "height": 800})
     tab.open(address)
+    assert tab.page.title()
     assert tab.page.locator("h1").count() == 1
+    headers = tab.page.locator("th:not([scope])").count() + tab.page.locator("table").count()
+    assert headers == tab.page.locator("table > caption").count()
+    tab.page.set_viewport_size({"width": 390, "height": 800})
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert not tab.page.evaluate(_TOO_WIDE)
+    assert not tab.page.evaluate(_TOO_SMALL)
     assert not tab.complaints
-    wide = tab.page.evaluate("document.documentElement.scrollWidth")
-    assert wide <= width, "the page itself must not scroll sideways"
+
+
+def test_keys_open_views_and_move_in_lists(tab: Tab, site: Site) -> None:
+    tab.open("/")
+    tab.page.keyboard.press("?")
+    assert tab.page.locator("dialog[open]").count() == 1
+    tab.page.keyboard.press("Escape")
+    tab.page.keyboard.press("g")
+    tab.page.keyboard.press("t")
+    tab.page.wait_for_url(f"{site.root}/tasks")
+    tab.page.wait_for_selector("body[data-drawn]")
+    for key in ("j", "j", "j", "k"):
+        tab.page.keyboard.press(key)
+    second = tab.page.locator("tbody tr a").nth(1).inner_text()
+    assert tab.page.evaluate("document.activeElement.textContent") == second
+    tab.page.keyboard.press("/")
+    assert tab.page.evaluate("document.activeElement.id") == "filter"
+    tab.page.keyboard.type("g")  # a letter like any other
+    assert tab.page.input_value("#filter") == "g"
+    tab.page.locator("tbody tr a").nth(1).focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_selector(".story")
+    assert tab.page.inner_text("h1") == second
+
+
+def test_live_update_keeps_focus_selection_and_scroll(tab: Tab, directory: Path) -> None:
+    tab.page.set_viewport_size({"width": 1280, "height": 400})
+    tab.open(f"/tasks?filter={quote('--campaign trial --sort name --reverse')}")
+    tab.page.evaluate("document.querySelector('tbody tr a').focus()")
+    tab.page.evaluate("window.kept = document.querySelector('tbody tr')")
+    tab.page.evaluate("getSelection().selectAllChildren(document.querySelector('tbody tr td'))")
+    focused = "document.activeElement.textContent"
+    before = tab.page.evaluate(f"[{focused}, getSelection().toString(), scrollY]")
+    assert before[0] == "trial/third"
+    assert (
+        run_here(directory, "submit", "--name", "zz", "--campaign", "trial", "sleep", "0")[0] == 0
+    )
+    tab.wait_for_text("#rows", "trial/zz")
+    assert tab.page.locator("tbody tr a").first.inner_text() == "trial/zz"
+    assert tab.page.evaluate(f"[{focused}, getSelection().toString(), scrollY]") == before
+    assert tab.page.evaluate("window.kept.isConnected && window.kept.innerText.includes('third')")
+    assert not tab.complaints
+
+
+def test_failures_of_one_form_are_one_group(tab: Tab, directory: Path) -> None:
+    argv = ["sh", "-c", "echo no row $1 >&2; exit 4"]
+    tasks = [{"name": f"row{row}", "argv": [*argv, "-", str(row)]} for row in (17, 18)]
+    file = directory / "rows.jsonl"
+    file.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    assert run_here(directory, "load", str(file))[0] == 0
+    tab.open("/")
+    tab.wait_for_text("#campaigns", "rows")
+    tab.open("/campaign?name=rows")
+    tab.wait_for_text("#failures td.number", "2")
+    tab.page.click("#failures td.main a")
+    tab.wait_for_text("#total", "2 tasks match.")
+    assert tab.page.input_value("#filter").endswith("--only failed")
+    assert "--reason-like 'exit status 4: no row #'" in tab.page.input_value("#filter")
+
+
+def test_malformed_filter_is_explained_beside_the_box(tab: Tab) -> None:
+    tab.page.goto(tab.root + "/tasks?filter=--bogus")
+    tab.wait_for_text("#error", "unknown option --bogus")
+    assert tab.page.input_value("#filter") == "--bogus"
 
 
 def test_task_shows_its_story_its_output_and_its_neighbours(tab: Tab) -> None:

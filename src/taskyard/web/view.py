@@ -25,7 +25,7 @@ from taskyard.web.task_table import NO_STATE, STATE_NAMES, TaskTable
 from taskyard.web.time_series import TimeSeries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from taskyard.web.event_columns import EventColumns, Flags, Ints
     from taskyard.web.event_feed import Batch
@@ -268,6 +268,18 @@ class View:
     def full_names(self, rows: Ints) -> list[str]:
         """Return the full names of tasks."""
         return [_text(self.tasks.names[row]) for row in rows.tolist()]
+
+    def current_tasks(self, workers: Container[str], count: int) -> dict[str, list[str]]:
+        """Return the full names of tasks that workers hold, at most `count` for each worker."""
+        table, names = self.tasks, self.catalog["worker"].names
+        leased = np.flatnonzero(table.state[: table.count] == TaskState.LEASED)
+        codes = table.codes["worker"][leased]
+        found: dict[str, list[str]] = {}
+        for code in np.unique(codes).tolist():
+            worker = _text(names[code])
+            if worker in workers:
+                found[worker] = self.full_names(leased[codes == code][:count])
+        return found
 
     def events_of(self, name: str) -> list[TaskEvent]:
         """Return the latest events of a task, the oldest first. Empty if its name is unknown."""

@@ -21,8 +21,8 @@ export function followOutput() {
     source?.close();
     element.textContent = "";
     status.textContent = "Reading";
-    const attempt = choice?.value ? `&attempt=${choice.value}` : "";
-    const mine = new EventSource(`${element.dataset.output}&stream=${stream}${attempt}`);
+    const wanted = choice.value ? `&attempt=${choice.value}` : "";
+    const mine = new EventSource(`${element.dataset.output}&stream=${stream}${wanted}`);
     source = mine;
     mine.addEventListener("message", (event) => {
       const { text, skipped } = JSON.parse(event.data);
@@ -49,6 +49,13 @@ export function followOutput() {
       read();
     });
   }
-  choice?.addEventListener("change", read);
+  choice.addEventListener("change", read);
+  const attemptNow = () => document.querySelector("[data-attempt]")?.dataset.attempt;
+  let attempt = attemptNow();
+  document.addEventListener("refreshed", () => {
+    if (attempt === attemptNow()) return;
+    attempt = attemptNow();
+    if (!choice.value) read(); // another attempt runs now
+  });
   read();
 }

@@ -1,7 +1,9 @@
 // Keeps an open page up to date, draws its charts, and shows times in the reader's zone.
-// A page asks for its own address again when something has changed, and replaces the marked parts.
+// A page asks for its own address again when something has changed, and changes the marked parts in place.
 
 import { drawCharts } from "./charts.js";
+import { listenToKeys } from "./keyboard.js";
+import { morph } from "./morph.js";
 import { followOutput } from "./output.js";
 
 const times = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
@@ -11,12 +13,6 @@ function showTimes(root) {
     element.textContent = times.format(new Date(element.getAttribute("datetime")));
     element.title = element.getAttribute("datetime");
   }
-}
-
-// Parts with the focus, or with a changed field, stay as they are.
-function isUsed(part) {
-  if (part.contains(document.activeElement) && document.activeElement !== document.body) return true;
-  return [...part.querySelectorAll("input")].some((field) => field.value !== field.defaultValue);
 }
 
 let isBusy = false;
@@ -29,10 +25,14 @@ async function refresh() {
     if (!response.ok) return;
     const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
     showTimes(fresh);
+    const focused = document.activeElement;
     for (const part of fresh.querySelectorAll("[data-live]")) {
       const shown = document.getElementById(part.id);
-      if (shown && !isUsed(shown) && shown.innerHTML !== part.innerHTML) shown.innerHTML = part.innerHTML;
+      if (shown) morph(shown, part);
     }
+    // An element that moved has lost its focus.
+    if (focused?.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
+    document.dispatchEvent(new Event("refreshed"));
     await drawCharts();
   } finally {
     isBusy = false;
@@ -44,8 +44,9 @@ await drawCharts();
 document.body.dataset.drawn = "yes";
 
 followOutput();
+listenToKeys();
 
-// On the document, because forms are replaced with the parts around them.
+// On the document, because forms may come with an update.
 document.addEventListener("submit", (event) => {
   const { confirm: what } = event.target.dataset;
   if (what === undefined) return;
@@ -56,4 +57,7 @@ document.addEventListener("submit", (event) => {
 
 const source = new EventSource("/live");
 source.addEventListener("message", refresh);
+const offline = document.getElementById("offline");
+source.addEventListener("open", () => { offline.hidden = true; });
+source.addEventListener("error", () => { offline.hidden = false; });
 document.addEventListener("visibilitychange", refresh);

@@ -24,15 +24,22 @@ if TYPE_CHECKING:
 LANES_MAX: Final = 200
 WORKERS_MAX: Final = 200
 
+#: Current tasks that are named beside a worker.
+WORKER_TASKS_MAX: Final = 5
+
 
 def routes(shown: Site) -> list[BaseRoute]:
     async def workers(request: Request) -> Response:
         every = await shown.broker.ask("workers")
         first = site.number(request, "first")
+        workers = every[first : first + WORKERS_MAX]
+        with shown.view() as view:
+            tasks = view.current_tasks({one["name"] for one in workers}, WORKER_TASKS_MAX)
         return shown.page(
             request,
             "workers.html",
-            workers=every[first : first + WORKERS_MAX],
+            workers=workers,
+            tasks=tasks,
             first=first,
             total=len(every),
             per_page=WORKERS_MAX,

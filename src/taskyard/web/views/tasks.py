@@ -17,6 +17,7 @@ from taskyard.client.task_filters import Filter
 from taskyard.core.identity import spelling
 from taskyard.errors import UserError
 from taskyard.web import story
+from taskyard.web.view import TaskPage
 from taskyard.web.views import site
 
 if TYPE_CHECKING:
@@ -48,10 +49,24 @@ _PRIORITY_MAX: Final = 1_000_000
 
 def routes(shown: Site) -> list[BaseRoute]:
     async def tasks(request: Request) -> Response:
-        chosen, first = site.wanted(request), site.number(request, "first")
+        error, code = "", HTTPStatus.OK
+        try:
+            chosen = site.wanted(request)
+        except UserError as problem:
+            error, code, chosen = str(problem), HTTPStatus.BAD_REQUEST, Filter()
+        first = site.number(request, "first")
         with shown.view() as view:
-            page = view.page(chosen, first, PAGE_TASKS)
-        return shown.page(request, "tasks.html", filter=chosen, page=page, per_page=PAGE_TASKS)
+            page = TaskPage([], 0, 0) if error else view.page(chosen, first, PAGE_TASKS)
+        return shown.page(
+            request,
+            "tasks.html",
+            code,
+            filter=chosen,
+            text=request.query_params["filter"] if error else chosen.text,
+            error=error,
+            page=page,
+            per_page=PAGE_TASKS,
+        )
 
     async def task(request: Request) -> Response:
         document = await shown.broker.ask("show", request.query_params.get("name", ""))
@@ -103,7 +118,7 @@ def _output(shown: Site) -> Callable[[Request], Awaitable[Response]]:
             decoder = getincrementaldecoder("utf-8")("replace")
             if offset and not last_id:
                 yield _sent({"skipped": offset}, offset)
-            while not await request.is_disconnected():
+            while not (shown.stopping.is_set() or await request.is_disconnected()):
                 page = await shown.broker.call(read(offset))
                 offset += len(page.data)
                 if page.data:
