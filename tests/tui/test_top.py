@@ -18,11 +18,10 @@ from taskyard.cli.top import BrokerConnector
 from taskyard.client import task_filters
 from taskyard.client.broker_link import BrokerLink
 from taskyard.client.client import Client
-from taskyard.errors import Refused
 from taskyard.tui.app import Top, key_table
 from taskyard.tui.dialogs import Confirmation
 from taskyard.tui.table import RowTable
-from tests.kit.processes import Broker, Worker
+from tests.kit.processes import Broker, Worker, run_here
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -80,7 +79,7 @@ class Seat:
         end = time.monotonic() + _PATIENCE_SECONDS
         while not is_true():
             assert time.monotonic() < end, "the screen does not show it"
-            await self._pilot.pause(0.02)
+            await asyncio.sleep(0.05)  # the screen has no event for it
 
     async def type_filter(self, words: str) -> None:
         await self.press("slash")
@@ -130,12 +129,17 @@ class Seat:
         return [line.text.rstrip() for line in self.widget("#output", RichLog).lines]
 
 
-@asynccontextmanager
-async def seated(
-    directory: Path, words: str = "", size: tuple[int, int] = (80, 24)
-) -> AsyncIterator[Seat]:
+def local(directory: Path) -> CliContext:
+    """Return the context of a command with --state."""
     context = CliContext()
     context.state = directory / ".taskyard"
+    return context
+
+
+@asynccontextmanager
+async def seated(
+    context: CliContext, words: str = "", size: tuple[int, int] = (80, 24)
+) -> AsyncIterator[Seat]:
     link = BrokerLink(BrokerConnector(context))
     app = Top(link, "here", task_filters.parse(words))
     try:
@@ -153,7 +157,7 @@ def run(
     """Play a scene in front of a broker."""
 
     async def scene() -> None:
-        async with seated(directory, words) as seat:
+        async with seated(local(directory), words) as seat:
             await play(seat)
 
     asyncio.run(scene())
@@ -312,21 +316,23 @@ def test_lane_is_paused_and_resumed(directory: Path, client: Client) -> None:
     run(directory, play)
 
 
-@pytest.mark.usefixtures("client")
-def test_refusal_is_shown(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> int:
-        raise Refused("key viewer: may not cancel", "forbidden")
+def test_refusal_of_a_viewer_is_shown(tmp_path: Path) -> None:
+    assert run_here(tmp_path, "keys", "new", "eye", "--role", "viewer")[0] == 0
 
-    monkeypatch.setattr(Client, "cancel", refuse)
+    async def scene(endpoint: str) -> None:
+        context = CliContext()
+        context.brokers, context.keys = (endpoint,), (tmp_path / "eye.key",)
+        async with seated(context, "--campaign e") as seat:
+            await seat.shows("tasks-table", "e/early")
+            await seat.press("c")
+            await seat.choices()
+            await seat.press("enter")
+            await seat.notes("viewer")
 
-    async def play(seat: Seat) -> None:
-        await seat.moved_to("tasks-table", "b/wait-000")
-        await seat.press("c")
-        await seat.choices()
-        await seat.press("enter")
-        await seat.notes("key viewer: may not cancel")
-
-    run(directory, play, "--campaign b")
+    with Broker(tmp_path, "--secure", "--listen", "dwork=tcp://127.0.0.1:0") as broker:
+        with Client(state=tmp_path / ".taskyard") as client:
+            client.submit(b"", name="early", campaign="e", service="fax")
+        asyncio.run(scene(broker.endpoints[1]))
 
 
 def test_output_is_followed_while_the_task_runs(directory: Path, client: Client) -> None:
@@ -348,7 +354,7 @@ def test_output_is_followed_while_the_task_runs(directory: Path, client: Client)
 
 def test_broker_that_goes_away_is_reported_until_it_is_back(tmp_path: Path) -> None:
     async def scene(broker: Broker) -> None:
-        async with seated(tmp_path) as seat:
+        async with seated(local(tmp_path)) as seat:
             await seat.shows("campaigns-table", "e")
             banner = seat.widget("#banner", Static)
             assert not banner.display

@@ -52,6 +52,7 @@ def top(cli_context: CliContext, /, part: str | None, **given: Any) -> None:  # 
         from taskyard.tui.app import Top  # noqa: PLC0415  # an extra
     except ImportError as error:
         raise NotInstalled(f"top: needs {error.name} (`pip install 'taskyard[tui]'`)") from error
+    wanted = _filter(part, given)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError("top: not a terminal (use `taskyard status` or `taskyard list`)")
     if has_several_brokers(cli_context):
@@ -60,7 +61,7 @@ def top(cli_context: CliContext, /, part: str | None, **given: Any) -> None:  # 
     connector.check()
     link = BrokerLink(connector)
     try:
-        Top(link, connector.name, _filter(part, given)).run()
+        Top(link, connector.name, wanted).run()
     finally:
         link.close()
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from rich.text import Text
 from textual.app import App
 from textual.binding import Binding
+from textual.css.query import NoMatches
 from textual.widgets import ContentSwitcher, Footer, Input, Static
 
 from taskyard.client import task_filters
@@ -181,7 +182,12 @@ class Top(App[None]):
         """Draw once a second, and at once after a key."""
         while True:
             self._wake.clear()
-            await self._draw()
+            try:
+                await self._draw()
+            except NoMatches:
+                if self._base.query(ContentSwitcher):
+                    raise
+                return  # the screen is being closed
             seconds = _TICK_SECONDS if self._is_focused else _BLURRED_SECONDS
             try:
                 async with asyncio.timeout(seconds):
