@@ -55,6 +55,19 @@ def test_joins_and_leaves_have_names_addresses_and_reasons(tmp_path: Path) -> No
     assert events(log)[-1]["event"].startswith("stopped: ")
 
 
+def test_log_of_a_worker_in_json_has_nothing_else(tmp_path: Path) -> None:
+    with (
+        Broker(tmp_path),
+        Running(tmp_path, "worker", "--log-format", "json", "--log-level", "info") as worker,
+    ):
+        line = json.loads(worker.error_line())
+        assert (line["level"], line["process"]) == ("info", "worker")
+        assert " works for the broker at " in line["event"]
+        code, _, err = worker.terminate()
+    assert code == 0
+    assert [json.loads(line)["process"] for line in err.splitlines()] in ([], ["worker"])
+
+
 def test_log_of_detached_up_is_json_with_its_children_and_is_rotated(tmp_path: Path) -> None:
     (tmp_path / "taskyard.toml").write_text('[log]\nsize = "200"\nfiles = 50\n')
     try:

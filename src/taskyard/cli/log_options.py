@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -75,6 +76,8 @@ def open_log(cli_context: CliContext, process: str) -> LogWriter:
     rotation = Rotation(settings.size_bytes, settings.files)
     writer = LogWriter(formatter, StderrSink() if path is None else RotatedFile(path, rotation))
     start_log(writer, level_number(log_level(cli_context)))
+    if path is not None or log_format == "json":
+        cli_context.log_info = logging.getLogger("taskyard.daemon").info
     click.get_current_context().call_on_close(lambda: stop_log(writer))
     return writer
 

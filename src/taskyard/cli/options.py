@@ -117,6 +117,8 @@ class CliContext:
         self.log_format: str | None = None
         self.log_level: str | None = None
         self.log_file: Path | None = None
+        #: Logs messages for the user. None: they are printed.
+        self.log_info: Callable[[str], None] | None = None
         #: The message when the command is interrupted.
         self.interrupt_message = "interrupted"
         self._settings: Settings | None = None
@@ -129,8 +131,13 @@ class CliContext:
         return self.keys[0] if self.keys else None
 
     def info(self, line: str) -> None:
-        """Print a message on stderr unless --quiet is given. Ignores a closed pipe or terminal."""
-        if not self.quiet:
+        """Print a message on stderr unless --quiet is given. Ignores a closed pipe or terminal.
+
+        A daemon that logs to a file or in JSON logs it instead.
+        """
+        if self.log_info is not None:
+            self.log_info(line)
+        elif not self.quiet:
             with suppress(OSError):
                 click.echo(line, err=True)
 

@@ -46,6 +46,9 @@ _READ_BYTES: Final = 1 << 16
 #: A line without an end is written in pieces of this size.
 _LINE_BYTES_MAX: Final = 1 << 20
 
+#: This package, and libraries that log in its daemons.
+_LOGGERS: Final = ("taskyard", "uvicorn", "asyncio")
+
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 LEVELS: Final = tuple(_LEVELS)
 FORMATS: Final = ("text", "json")
@@ -288,17 +291,18 @@ class LogWriter(logging.Handler):
 
 
 def start_log(writer: LogWriter, level: int) -> None:
-    """Send the records of all loggers of this package to a writer."""
-    logger = logging.getLogger("taskyard")
-    logger.handlers[:] = [writer]
-    logger.setLevel(level)
+    """Send the records of all loggers of this package, and of its libraries, to a writer."""
+    for name in _LOGGERS:
+        logging.getLogger(name).handlers[:] = [writer]
+    logging.getLogger("taskyard").setLevel(level)
 
 
 def stop_log(writer: LogWriter) -> None:
     """Write the lines that are left. Later records are ignored."""
-    logger = logging.getLogger("taskyard")
-    if writer in logger.handlers:
-        logger.handlers[:] = [logging.NullHandler()]
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        if writer in logger.handlers:
+            logger.handlers[:] = [logging.NullHandler()]
     writer.close()
 
 

@@ -60,6 +60,7 @@ def serve(  # noqa: PLR0913  # two are named
     guarded = Guard(make_app(site), secret, hosts, port, metrics_token=token)
     config = uvicorn.Config(
         guarded,
+        log_config=None,  # the log of this process has its lines
         log_level="warning",
         access_log=False,
         server_header=False,
