@@ -1,4 +1,4 @@
-"""`./yard screenshots [DIR] [--docs]`: pictures of every view of the page, and of the report.
+"""`./yard screenshots [DIR] [--docs]`: pictures of the page, of `taskyard top` and of the report.
 
 Starts a broker, workers and the page, submits the mail example and a graph of a thousand tasks, and
 takes pictures while they run. Kills the broker once, for the report. Takes about five minutes.
@@ -10,11 +10,12 @@ import argparse
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from screenshots import camera, notebook
+from screenshots import camera, notebook, top
 from screenshots.camera import Camera, Shot
 from screenshots.scene import ROOT, Scene
 from taskyard.web.views.site import NAVIGATION, link
@@ -30,10 +31,13 @@ IMAGES: Final = ROOT / "docs" / "images"
 DOCS: Final = {
     "overview-light": 900,
     "overview-dark": 900,
-    "graph-light": 800,
+    "campaign-light": 1000,
+    "graph-light": 700,
     "task-failed-light": 1000,
-    "tasks-390": 844,
-    "timeline-light": 800,
+    "timeline-light": 700,
+    "overview-390": 844,
+    "notebook-light": 900,
+    "top-overview": 900,
     "report-light": 1400,
 }
 
@@ -94,6 +98,8 @@ def take_all(browser: Browser, directory: Path, pace: float) -> list[str]:
         file = scene.directory / "notebook.html"
         file.write_text(notebook.page(scene.state, "survey", scene.task_of_each_kind()))
         taker.take(Shot("notebook", file.as_uri()))
+        with ThreadPoolExecutor(1) as other:  # the browser has an event loop in this thread
+            other.submit(top.capture, scene.state, directory).result()
         print("killing the broker, and waiting for the end of the survey", flush=True)
         scene.kill_broker()
         time.sleep(_AWAY_SECONDS)

@@ -178,9 +178,9 @@ def compress(browser: Browser, source: Path, target: Path, height_max: int) -> i
     kind = "svg+xml" if source.suffix == ".svg" else "png"
     data = base64.b64encode(source.read_bytes()).decode()
     page.evaluate(
-        "async url => { const one = new Image(); one.src = url; await one.decode();"
-        " document.body.append(one); }",
-        f"data:image/{kind};base64,{data}",
+        "async ([url, width]) => { const one = new Image(); one.src = url; await one.decode();"
+        " one.style.width = `${width}px`; document.body.append(one); }",
+        [f"data:image/{kind};base64,{data}", width],
     )
     session = page.context.new_cdp_session(page)
     picture = b""
