@@ -145,6 +145,5 @@ def _layout(height: int) -> Figure:
     return {
         "height": height,
         "margin": {"l": 48, "r": 12, "t": 12, "b": 36},
-        "legend": {"y": 1.12, "yanchor": "auto"},
         "hovermode": "x unified",
     }
