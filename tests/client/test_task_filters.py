@@ -13,7 +13,7 @@ from taskyard.errors import UserError
 
 _STATES = [state.name.lower() for state in TaskState]
 
-texts = st.none() | st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+texts = st.none() | st.text(st.characters(exclude_categories=["Cs"]))
 any_filter = st.builds(
     Filter,
     campaign=texts,

@@ -61,7 +61,7 @@ class Filter(Struct, frozen=True):
         for name in _TEXTS:
             value = getattr(self, name.replace("-", "_"))
             if value is not None:
-                words += [f"--{name}", value]
+                words += [f"--{name}", value] if value else [f"--{name}="]
         for name in self.only:
             words += ["--only", name]
         if self.sort != "submitted":
