@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from taskyard.journal.history_rows import KINDS, READY
+from taskyard.journal.row_file import ColumnBuilder
 from taskyard.web import event_log
-from taskyard.web.event_columns import Catalog, EventColumns
+from taskyard.web.event_columns import Catalog, EventColumns, columns_of
 from taskyard.web.event_log import EventLog, TaskEvent
 from taskyard.web.story import tell
 
@@ -88,6 +89,16 @@ def test_log_returns_the_events_of_one_task_across_chunks(monkeypatch: pytest.Mo
     assert {event.kind for event in log.of_task(1)} == {"leased"}
     monkeypatch.setattr(event_log, "EVENTS_MAX", 2)
     assert [event.time_ns for event in log.of_task(0)] == [16, 19]  # the latest ones
+
+
+def test_output_of_tasks_is_not_kept_among_the_reasons() -> None:
+    builder = ColumnBuilder("events")
+    builder.add(2, {"kind": b"progressed", "task": [b"a", b"b"], "reason": [b"one", b"two"]})
+    builder.add(1, {"kind": b"failed", "task": [b"a"], "reason": [b"exit status 1"]})
+    catalog = Catalog()
+    columns = columns_of(builder.take(), catalog)
+    assert catalog["reason"].names == [b"", b"exit status 1"]
+    assert columns.codes["reason"].tolist() == [0, 0, 1]
 
 
 def _columns(catalog: Catalog, kind: str, time_ns: int) -> EventColumns:

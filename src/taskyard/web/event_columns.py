@@ -113,8 +113,18 @@ def columns_of(block: Block, catalog: Catalog) -> EventColumns:
     rows = block.rows
     numbers = {name: _numbers(_runs(runs, name), rows, 0) for name in NUMBERS}
     numbers |= {name: _numbers(_runs(runs, name), rows, NULL) for name in _NULLABLE}
-    codes = {name: _codes(_runs(runs, name), rows, catalog[name]) for name in CODED}
+    coded = {name: _runs(runs, name) for name in CODED}
+    coded["reason"] = _without_output(coded["reason"], coded["kind"], rows)
+    codes = {name: _codes(found, rows, catalog[name]) for name, found in coded.items()}
     return EventColumns(rows, expanded(_runs(runs, "task"), rows), numbers, codes)
+
+
+def _without_output(reasons: ColumnRuns, kinds: ColumnRuns, rows: int) -> ColumnRuns:
+    """Return the reasons without those of progress, which are the output of tasks."""
+    if reasons is None or kinds is None or b"progressed" not in kinds[0]:
+        return reasons
+    both = zip(expanded(kinds, rows), expanded(reasons, rows), strict=True)
+    return [None if kind == b"progressed" else reason for kind, reason in both], [-rows]
 
 
 def _runs(columns: Sequence[ColumnRuns], name: str) -> ColumnRuns:
