@@ -1,8 +1,10 @@
 """The graph of a campaign as a page shows it: levels from left to right, coloured by state.
 
-A small graph is drawn task by task. A larger one is collapsed: the tasks of a level and service are
-one node, with its counts by state. So the number of elements is bounded for any campaign. The level
-of a task is the length of the longest way to it.
+A small graph is drawn task by task. A larger one is collapsed: the tasks of a level whose names
+differ only in numbers are one group, with a bar of their states. An open group shows its tasks, and
+those that need attention come first. So the number of elements is bounded for any campaign.
+
+The structure of a graph seldom changes, so it is kept. Only states are counted for each drawing.
 """
 
 from __future__ import annotations
@@ -12,43 +14,96 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from msgspec import Struct
 
+from taskyard.web import graph_levels
+from taskyard.web.names import NUMBER_SIGN, stem
 from taskyard.web.task_table import NO_STATE, STATE_NAMES
 
 if TYPE_CHECKING:
-    from taskyard.web.event_columns import Ints
+    from collections.abc import Sequence
+
+    from taskyard.web.event_columns import Codes, Flags, Ints
     from taskyard.web.view import View
 
 #: A larger graph is collapsed.
-TASKS_MAX: Final = 300
+TASKS_MAX: Final = 200
 
-#: Levels of a collapsed graph. The rest of a deeper one is left out and counted.
-LEVELS_MAX: Final = 60
-
-#: Services of one level that are shown apart.
+#: Groups of one level that are shown apart. The rest of them is one more.
 GROUPS_MAX: Final = 12
 
-#: Sizes in pixels of a drawing.
-_BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y = 148, 26, 56, 10
-_NAME_CHARACTERS_MAX: Final = 20
+#: Tasks of an open group, open groups, and boxes in all. The address leads to further levels.
+OPEN_TASKS_MAX: Final = 40
+OPEN_GROUPS_MAX: Final = 4
+NODES_MAX: Final = 250
+
+LINES_MAX: Final = 900
+
+#: Structures that are kept, some 40 bytes for each task and edge.
+SHAPES_MAX: Final = 4
+
+#: Sizes of a drawing in pixels.
+WIDTH, HEIGHT, GROUP_HEIGHT = 176, 26, 48
+_GAP_X, _GAP_Y = 56, 10
+_TITLE_CHARACTERS_MAX: Final = 23
+
+#: The states that need attention come first.
+_ATTENTION: Final = ("FAILED", "LEASED", "READY", "DELAYED", "BLOCKED", "CANCELLED", "DONE")
+
+_OTHERS: Final = "other names"
+
+
+class Shape(Struct):
+    """The structure of a graph. Tasks and groups have numbers from 0 on."""
+
+    rows: Ints
+    #: The ends of each edge.
+    task: Ints
+    after: Ints
+    level: Ints
+    #: The group of each task, and the level and first task of each group.
+    group_of: Ints
+    group_level: list[int]
+    group_first: list[int]
+    #: Edges of all campaigns that were looked at.
+    edges_seen: int
 
 
 class Node(Struct):
-    """A task, or the tasks of one level and service."""
+    """A task, a group, or the tasks of an open group that are not drawn."""
 
     level: int
-    x: int
-    y: int
-    text: str
-    #: The full name of a task, or None for a group.
-    name: str | None
-    service: str
+    title: str
     counts: dict[str, int]
+    #: The full name of a task.
+    name: str | None = None
+    #: What the address calls a group, and the part of a name that finds its tasks.
+    group: str | None = None
+    match: str = ""
+    is_open: bool = False
+    x: int = 0
+    y: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def height(self) -> int:
+        return HEIGHT if self.group is None else GROUP_HEIGHT
 
     @property
     def state(self) -> str:
         """Return the state that colours the node: the first that needs attention."""
-        order = ("FAILED", "LEASED", "READY", "DELAYED", "BLOCKED", "CANCELLED", "DONE")
-        return next((state for state in order if self.counts.get(state)), "BLOCKED").lower()
+        return next((state for state in _ATTENTION if self.counts.get(state)), "BLOCKED").lower()
+
+    @property
+    def bar(self) -> list[tuple[str, float, float]]:
+        """Return the states with their places and widths in the bar of a group."""
+        found, at, scale = [], 0.0, (WIDTH - 16) / max(self.total, 1)
+        for state in reversed(_ATTENTION):
+            if number := self.counts.get(state, 0):
+                found.append((state.lower(), round(at, 2), round(number * scale, 2)))
+                at += number * scale
+        return found
 
 
 class Drawing(Struct):
@@ -62,131 +117,229 @@ class Drawing(Struct):
     tasks: int
     edges: int
     is_collapsed: bool
-    #: Levels that are not drawn.
-    levels_more: int = 0
+    #: The first level of the drawing, the one after the last, and the number of all levels.
+    level_first: int
+    level_end: int
+    levels: int
+    lines_more: int
+    open: list[str]
 
 
-def draw(view: View, campaign: str) -> Drawing:
-    """Draw the graph of a campaign."""
-    table = view.tasks
+def draw(
+    view: View, campaign: str, opened: Sequence[str] = (), first: int = 0, focus: str = ""
+) -> Drawing:
+    """Draw the graph of a campaign from a level on, or only what a task is connected with."""
+    shape = _shape(view, campaign)
+    if focus:
+        shape = _part(view, shape, focus)
+    if len(shape.rows) <= TASKS_MAX:
+        nodes, node_of = _whole(view, shape, campaign)
+        level_end, levels = (
+            1 + int(shape.level.max(initial=-1)),
+            1 + int(shape.level.max(initial=-1)),
+        )
+        first, opened = 0, ()
+    else:
+        opened = list(dict.fromkeys(opened))[:OPEN_GROUPS_MAX]
+        nodes, node_of, level_end = _collapsed(view, shape, campaign, opened, first)
+        levels = 1 + max(shape.group_level)
+    _place(nodes)
+    pairs = _pairs(node_of[shape.after], node_of[shape.task], len(nodes))
+    lines = [_line(nodes[one], nodes[other]) for one, other in pairs[:LINES_MAX] if one != other]
+    return Drawing(
+        nodes=nodes,
+        lines=lines,
+        width=max((node.x for node in nodes), default=0) + WIDTH,
+        height=max((node.y + node.height for node in nodes), default=0),
+        tasks=len(shape.rows),
+        edges=len(shape.task),
+        is_collapsed=len(shape.rows) > TASKS_MAX,
+        level_first=first,
+        level_end=level_end,
+        levels=levels,
+        lines_more=max(len(pairs) - LINES_MAX, 0),
+        open=list(opened),
+    )
+
+
+# Structure.
+
+
+def _shape(view: View, campaign: str) -> Shape:
+    """Return the structure of a campaign's graph, which is kept while it does not grow."""
+    table, edges = view.tasks, view.edges
     number = view.catalog["campaign"].find(campaign.encode())
-    mine = (table.codes["campaign"][: table.count] == (-1 if number is None else number)) & (
+    mine: Flags = (table.codes["campaign"][: table.count] == (-1 if number is None else number)) & (
         table.state[: table.count] != NO_STATE
     )
+    kept = view.graphs.pop(campaign, None)
+    if kept is not None and np.count_nonzero(mine) == len(kept.rows):
+        new = slice(kept.edges_seen, None)
+        if not (mine[edges.task[new]] & mine[edges.after[new]]).any():
+            kept.edges_seen = edges.count
+            view.graphs[campaign] = kept
+            return kept
     rows = np.flatnonzero(mine)
-    edges = mine[view.edges.task] & mine[view.edges.after]
-    task, after = view.edges.task[edges], view.edges.after[edges]
+    inner = mine[edges.task] & mine[edges.after]
     place = np.full(table.count, -1, np.int64)
     place[rows] = np.arange(len(rows))
-    task, after = place[task], place[after]
-    levels = levels_of(len(rows), task, after)
-    if len(rows) <= TASKS_MAX:
-        return _whole(view, rows, levels, task, after)
-    return _collapsed(view, rows, levels, task, after)
-
-
-def levels_of(count: int, task: Ints, after: Ints) -> Ints:
-    """Return the level of each task, by Kahn's algorithm, a level at a time. -1 in a cycle."""
-    level = np.full(count, -1, np.int64)
-    waits = np.bincount(task, minlength=count)
-    order = np.argsort(after, kind="stable")
-    followers = task[order]
-    begins = np.searchsorted(after[order], np.arange(count + 1))
-    frontier = np.flatnonzero(waits == 0)
-    depth = 0
-    while len(frontier):
-        level[frontier] = depth
-        counts = begins[frontier + 1] - begins[frontier]
-        offsets = np.repeat(begins[frontier] - np.append(0, np.cumsum(counts)[:-1]), counts)
-        reached = followers[offsets + np.arange(int(counts.sum()))]
-        np.subtract.at(waits, reached, 1)
-        candidates = np.unique(reached)
-        frontier = candidates[waits[candidates] == 0]
-        depth += 1
-    return level
-
-
-def _whole(view: View, rows: Ints, levels: Ints, task: Ints, after: Ints) -> Drawing:
-    """Draw every task as a box."""
-    used: dict[int, int] = {}
-    nodes = []
-    for row, level in zip(rows.tolist(), levels.tolist(), strict=True):
-        line = used.get(level, 0)
-        used[level] = line + 1
-        shown = view.row(row)
-        nodes.append(
-            Node(
-                level,
-                max(level, 0) * (_BOX_WIDTH + _GAP_X),
-                line * (_BOX_HEIGHT + _GAP_Y),
-                _short(shown["name"]),
-                shown["full_name"],
-                shown["service"],
-                {shown["state"]: 1},
-            )
-        )
-    lines = [_line(nodes[b], nodes[a]) for a, b in zip(task.tolist(), after.tolist(), strict=True)]
-    return _drawing(nodes, lines, len(rows), len(task), is_collapsed=False)
-
-
-def _collapsed(view: View, rows: Ints, levels: Ints, task: Ints, after: Ints) -> Drawing:
-    """Draw a node for the tasks of each level and service."""
-    services = view.tasks.codes["service"][rows].astype(np.int64)
-    width = int(services.max()) + 1
-    keys = (levels + 1) * width + services
-    groups, group_of = np.unique(keys, return_inverse=True)
-    states = len(STATE_NAMES) + 1
-    counts = np.bincount(
-        group_of * states + view.tasks.state[rows], minlength=len(groups) * states
-    ).reshape(-1, states)
-    names = view.catalog["service"].names
-    used: dict[int, int] = {}
-    placed: dict[int, Node] = {}
-    for number, key in enumerate(groups.tolist()):
-        level, service = key // width - 1, names[key % width].decode(errors="backslashreplace")
-        line = used.get(level, 0)
-        if level >= LEVELS_MAX or line >= GROUPS_MAX:
-            continue
-        used[level] = line + 1
-        by_state = dict(zip(STATE_NAMES, map(int, counts[number]), strict=False))
-        total = sum(by_state.values())
-        placed[number] = Node(
-            level,
-            max(level, 0) * (_BOX_WIDTH + _GAP_X),
-            line * (_BOX_HEIGHT + _GAP_Y),
-            f"{total:,} × {_short(service)}",
-            None,
-            service,
-            by_state,
-        )
-    pairs = np.unique(group_of[after] * len(groups) + group_of[task])
-    lines = [
-        _line(placed[pair // len(groups)], placed[pair % len(groups)])
-        for pair in pairs.tolist()
-        if pair // len(groups) in placed and pair % len(groups) in placed
-    ]
-    found = _drawing([*placed.values()], lines, len(rows), len(task), is_collapsed=True)
-    found.levels_more = max(int(levels.max(initial=0)) + 1 - LEVELS_MAX, 0)
+    found = _shaped(view, rows, place[edges.task[inner]], place[edges.after[inner]])
+    view.graphs[campaign] = found
+    while len(view.graphs) > SHAPES_MAX:
+        del view.graphs[next(iter(view.graphs))]
     return found
 
 
+def _shaped(view: View, rows: Ints, task: Ints, after: Ints) -> Shape:
+    level = graph_levels.levels_of(len(rows), task, after)
+    stems = _dense(view.tasks.names.stems[rows])
+    width = int(stems.max(initial=0)) + 1
+    keys = (level + 1) * width + stems
+    groups, firsts, group_of = np.unique(keys, return_index=True, return_inverse=True)
+    levels = (groups // width - 1).tolist()
+    return Shape(
+        rows, task, after, level, group_of, levels, firsts.tolist(), edges_seen=view.edges.count
+    )
+
+
+def _part(view: View, shape: Shape, focus: str) -> Shape:
+    """Return the tasks that a task waits for, and those that wait for it, at any distance."""
+    row = view.tasks.row_of(focus.encode())
+    place = np.flatnonzero(shape.rows == (-1 if row is None else row))
+    if not len(place):
+        return _shaped(view, shape.rows[:0], shape.task[:0], shape.after[:0])
+    kept = graph_levels.reached(len(shape.rows), shape.after, shape.task, place)
+    kept |= graph_levels.reached(len(shape.rows), shape.task, shape.after, place)
+    numbers = np.cumsum(kept) - 1
+    inner = kept[shape.task] & kept[shape.after]
+    ends = (numbers[shape.task[inner]], numbers[shape.after[inner]])
+    return _shaped(view, shape.rows[kept], *ends)
+
+
+def _dense(codes: Codes) -> Ints:
+    """Return numbers from 0 on without gaps, in place of codes."""
+    used = np.zeros(int(codes.max(initial=0)) + 1, bool)
+    used[codes] = True
+    found: Ints = (np.cumsum(used) - 1)[codes]
+    return found
+
+
+# Nodes.
+
+
+def _whole(view: View, shape: Shape, campaign: str) -> tuple[list[Node], Ints]:
+    """Make a node of every task."""
+    every = range(len(shape.rows))
+    return [_task_node(view, shape, campaign, place) for place in every], np.arange(len(shape.rows))
+
+
+def _collapsed(
+    view: View, shape: Shape, campaign: str, opened: Sequence[str], first: int
+) -> tuple[list[Node], Ints, int]:
+    """Make nodes of groups and open groups. Returns also the node of each task or -1, and the
+    level after the last that is drawn."""
+    states = len(STATE_NAMES) + 1
+    keys = shape.group_of * states + view.tasks.state[shape.rows]
+    counts = np.bincount(keys, minlength=len(shape.group_level) * states).reshape(-1, states)
+    by_level: dict[int, list[int]] = {}
+    for number, level in enumerate(shape.group_level):
+        by_level.setdefault(level, []).append(number)
+    nodes: list[Node] = []
+    node_of_group = np.full(len(shape.group_level), -1, np.int64)
+    shown: list[tuple[int, int]] = []  # tasks of open groups, with their nodes
+    for level in sorted(by_level):
+        if level < first:
+            continue
+        groups = sorted(by_level[level], key=lambda number: -int(counts[number].sum()))
+        if nodes and len(nodes) + min(len(groups), GROUPS_MAX + 1) > NODES_MAX:
+            return nodes, _node_of(shape, node_of_group, shown), level
+        for number in groups[:GROUPS_MAX]:
+            node = _group_node(view, shape, campaign, number, counts[number])
+            node_of_group[number] = len(nodes)
+            nodes.append(node)
+            if node.group in opened and len(nodes) <= NODES_MAX:
+                node.is_open = True
+                shown += _open(view, shape, campaign, number, nodes)
+        if rest := groups[GROUPS_MAX:]:
+            node_of_group[rest] = len(nodes)
+            title = f"{len(rest):,} other patterns"
+            nodes.append(Node(level, title, _by_state(counts[rest].sum(axis=0)), group=""))
+    return nodes, _node_of(shape, node_of_group, shown), max(by_level, default=-1) + 1
+
+
+def _open(
+    view: View, shape: Shape, campaign: str, number: int, nodes: list[Node]
+) -> list[tuple[int, int]]:
+    """Add nodes for the tasks of a group, those that need attention first."""
+    places = np.flatnonzero(shape.group_of == number)
+    ranks = np.full(len(STATE_NAMES) + 1, len(_ATTENTION))
+    for rank, name in enumerate(_ATTENTION):
+        ranks[STATE_NAMES.index(name)] = rank
+    urgent = np.argsort(ranks[view.tasks.state[shape.rows[places]]], kind="stable")
+    found = []
+    for place in places[urgent[:OPEN_TASKS_MAX]].tolist():
+        found.append((place, len(nodes)))
+        nodes.append(_task_node(view, shape, campaign, place))
+    return found
+
+
+def _node_of(shape: Shape, node_of_group: Ints, shown: list[tuple[int, int]]) -> Ints:
+    found = node_of_group[shape.group_of]
+    for place, node in shown:
+        found[place] = node
+    return found
+
+
+def _task_node(view: View, shape: Shape, campaign: str, place: int) -> Node:
+    row = int(shape.rows[place])
+    full = view.tasks.names[row].decode(errors="backslashreplace")
+    state = int(view.tasks.state[row])
+    title = short(full.removeprefix(f"{campaign}/") if campaign else full)
+    return Node(int(shape.level[place]), title, {STATE_NAMES[state]: 1}, name=full)
+
+
+def _group_node(view: View, shape: Shape, campaign: str, number: int, counts: Ints) -> Node:
+    level, row = shape.group_level[number], int(shape.rows[shape.group_first[number]])
+    full = view.tasks.names[row].decode(errors="backslashreplace")
+    text = stem(full.removeprefix(f"{campaign}/") if campaign else full)
+    if not view.tasks.names.stems[row]:
+        text = _OTHERS
+    match = "" if text == _OTHERS else max(text.split(NUMBER_SIGN), key=len)
+    return Node(level, short(text), _by_state(counts), group=f"{level}:{text}", match=match)
+
+
+def _by_state(counts: Ints) -> dict[str, int]:
+    return {name: int(count) for name, count in zip(STATE_NAMES, counts, strict=False) if count}
+
+
+# Places and lines.
+
+
+def _place(nodes: list[Node]) -> None:
+    """Give each node its place: a column for each level, an open group's tasks below it."""
+    first = min((node.level for node in nodes), default=0)
+    used: dict[int, int] = {}
+    for node in nodes:
+        node.x = (node.level - first) * (WIDTH + _GAP_X)
+        node.y = used.get(node.level, 0)
+        used[node.level] = node.y + node.height + _GAP_Y
+
+
+def _pairs(before: Ints, after: Ints, count: int) -> list[tuple[int, int]]:
+    """Return the pairs of different nodes with an edge, each once."""
+    drawn = (before >= 0) & (after >= 0)
+    is_pair = np.zeros(count * count, bool)
+    is_pair[before[drawn] * count + after[drawn]] = True
+    return [divmod(pair, count) for pair in np.flatnonzero(is_pair).tolist()]
+
+
 def _line(before: Node, after: Node) -> tuple[int, int, int, int]:
-    half = _BOX_HEIGHT // 2
-    return before.x + _BOX_WIDTH, before.y + half, after.x, after.y + half
+    y = before.y + before.height // 2
+    return before.x + WIDTH, y, after.x, after.y + after.height // 2
 
 
-def _drawing(
-    nodes: list[Node],
-    lines: list[tuple[int, int, int, int]],
-    tasks: int,
-    edges: int,
-    *,
-    is_collapsed: bool,
-) -> Drawing:
-    width = max((node.x for node in nodes), default=0) + _BOX_WIDTH
-    height = max((node.y for node in nodes), default=0) + _BOX_HEIGHT
-    return Drawing(nodes, lines, width, height, tasks, edges, is_collapsed)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _NAME_CHARACTERS_MAX else f"{name[: _NAME_CHARACTERS_MAX - 1]}…"
+def short(name: str) -> str:
+    """Return the end of a long name, which is where names of one campaign differ."""
+    if len(name) <= _TITLE_CHARACTERS_MAX:
+        return name
+    return f"…{name[1 - _TITLE_CHARACTERS_MAX :]}"

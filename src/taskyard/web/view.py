@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from taskyard.web.event_columns import EventColumns, Flags, Ints
     from taskyard.web.event_feed import Batch
     from taskyard.web.event_log import TaskEvent
+    from taskyard.web.graph import Shape
 
 #: Bars of a histogram of run times, for each factor of ten.
 BINS_PER_DECADE: Final = 4
@@ -110,6 +111,8 @@ class View:
         self.tasks = TaskTable(self.catalog)
         self.series = TimeSeries()
         self.edges = EdgeTable()
+        #: Structures of graphs by campaign, as `graph` keeps them.
+        self.graphs: dict[str, Shape] = {}
         self.forms = FormTable(self.catalog["reason"])
         #: Grows with every change, for caches.
         self.version = 0

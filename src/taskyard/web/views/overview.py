@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode
 
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -13,6 +14,8 @@ from taskyard.web.graph import draw
 from taskyard.web.views import site
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
@@ -53,10 +56,21 @@ def routes(shown: Site) -> list[BaseRoute]:
         return shown.page(request, "campaign.html", **found)
 
     async def graph(request: Request) -> Response:
-        name = request.query_params.get("campaign", "")
+        query = request.query_params
+        name, focus = query.get("campaign", ""), query.get("task", "")
+        first = site.number(request, "level")
         with shown.view() as view:
-            drawing = draw(view, name)
-        return shown.page(request, "graph.html", drawing=drawing, campaign=name)
+            drawing = draw(view, name, query.getlist("open"), first, focus)
+
+        def address(opened: Sequence[str], level: int = first) -> str:
+            """Return the address of this graph with other open groups, or from another level on."""
+            pairs = [("campaign", name), ("task", focus), ("level", level or "")]
+            pairs += [("open", one) for one in opened]
+            return f"/graph?{urlencode([pair for pair in pairs if pair[1]])}"
+
+        return shown.page(
+            request, "graph.html", drawing=drawing, campaign=name, focus=focus, address=address
+        )
 
     async def throughput(_: Request) -> Response:
         with shown.view() as view:
