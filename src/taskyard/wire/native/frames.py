@@ -1,4 +1,4 @@
-"""Tasks, reports, worker facts and rules in native messages, to and from the core's types.
+"""Tasks, reports and worker facts in native messages, to and from the core's types.
 
 A message holds tasks as TaskMsgs, one after the other, or as columns (`Batch`), which cost a tenth.
 Owns the meaning of both forms and their limits, not the requests: those are in `requests.py`
@@ -30,11 +30,11 @@ from taskyard.core.limits import (
 )
 from taskyard.core.model import RefusedTask, Submission, Terms, TermsChanges, WorkerFacts
 from taskyard.core.resources import RESOURCES_MAX
-from taskyard.core.rules import LaneOptions, Rule
 from taskyard.errors import Malformed, PeerError
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import environments
 from taskyard.wire.dialect import TaskDefaults
+from taskyard.wire.native import alike
 from taskyard.wire.native import runs as native_runs
 from taskyard.wire.native import streams as native_streams
 from taskyard.wire.native.counts import LOGS_MAX, TooMany, check_counts, check_lengths
@@ -99,6 +99,13 @@ class Report(Struct):
     streams: OutputColumns | None = None
 
 
+#: The columns of a report beside its names, in the order of the fields.
+_REPORT_COLUMNS: Final = (
+    *("attempts", "outcomes", "texts", "retry_at_ns", "outputs", "percents"),
+    *("result_bytes_total", "output_bytes_total"),
+)
+
+
 def parse(kind: type[_M], raw: bytes) -> _M:
     """Parse a message and check its required fields. Raise `Malformed`."""
     try:
@@ -147,7 +154,7 @@ def submission_of(query: pb.QueryMsg) -> tuple[Submission, bool]:
             raise Malformed("tasks in `task` and `batch`: only one is allowed")
         submission, is_extended = _from_columns(query.batch), True
     else:
-        submission, is_extended = _from_messages(_tasks(query))
+        submission, is_extended = _from_task_messages(query)
     if any(terms.environment for terms in submission.terms):
         raise Malformed("`environment` in the terms of a Create: only allowed beside the tasks")
     if query.HasField("environment"):
@@ -172,9 +179,34 @@ def _environment(raw: bytes) -> bytes:
     return raw
 
 
-def _tasks(query: pb.QueryMsg) -> list[pb.TaskMsg]:
+def _from_task_messages(query: pb.QueryMsg) -> tuple[Submission, bool]:
+    names = _alike(query)
+    if names is None:
+        return _from_messages(_tasks(query.task))
+    submission, is_extended = _from_messages(_tasks(query.task[:1]))
+    if submission.names != names[:1]:  # it has two names
+        return _from_messages(_tasks(query.task))
+    return structs.replace(
+        submission,
+        names=names,
+        payloads=submission.payloads * len(names),
+        lanes=submission.lanes and submission.lanes * len(names),
+        after=submission.after and submission.after * len(names),
+    ), is_extended
+
+
+def _alike(query: pb.QueryMsg) -> list[bytes] | None:
+    """Return the names of at least two tasks that differ in nothing else. None: they may differ."""
     check_count(len(query.task))
-    tasks = [parse_counted(pb.TaskMsg, raw) for raw in query.task]
+    names = alike.split(query.task[:]) if len(query.task) > 1 else None
+    if names is not None:
+        check_text(names, "names and origins")
+    return names
+
+
+def _tasks(encoded: Sequence[bytes]) -> list[pb.TaskMsg]:
+    check_count(len(encoded))
+    tasks = [parse_counted(pb.TaskMsg, raw) for raw in encoded]
     check_text([part for task in tasks for part in (task.name, task.origin)], "names and origins")
     if not all(task.name for task in tasks):
         raise Malformed("a task's name must not be empty")
@@ -419,10 +451,7 @@ def report_of(query: pb.QueryMsg) -> Report:
         report.streams = native_streams.decode_columns(query.batch, len(report.names))
         report.runs = native_runs.decode_columns(query.batch, query.host)
     else:
-        messages = _tasks(query)
-        report = _report_in_messages(messages)
-        report.streams = native_streams.decode_messages(messages)
-        report.runs = native_runs.decode_messages(messages, query.host)
+        report = _report_of_messages(query)
     check_text([query.host], "a host")
     columns = (report.attempts, report.outcomes, report.texts, report.retry_at_ns)
     lengths = (report.result_bytes_total, report.output_bytes_total)
@@ -436,6 +465,21 @@ def report_of(query: pb.QueryMsg) -> Report:
     if report.percents is not None and max(report.percents) > PERCENT_MAX:
         raise Malformed(f"progress: must be 0 to {PERCENT_MAX} percent")
     return report
+
+
+def _report_of_messages(query: pb.QueryMsg) -> Report:
+    names = _alike(query)
+    if names is not None:
+        one = _report_in_messages(_tasks(query.task[:1]), query.host)
+        if one.names == names[:1] and one.streams is None and one.runs is None:
+            return _repeated(one, names)
+    return _report_in_messages(_tasks(query.task), query.host)
+
+
+def _repeated(report: Report, names: list[bytes]) -> Report:
+    """Return the report of one task for several that differ only in their names."""
+    columns = [getattr(report, name) for name in _REPORT_COLUMNS]
+    return Report(names, *(column and column * len(names) for column in columns))
 
 
 def _report_in_columns(batch: pb.Batch) -> Report:
@@ -456,7 +500,7 @@ def _report_in_columns(batch: pb.Batch) -> Report:
     )
 
 
-def _report_in_messages(tasks: list[pb.TaskMsg]) -> Report:
+def _report_in_messages(tasks: list[pb.TaskMsg], host: bytes) -> Report:
     attempts = [task.attempt for task in tasks if task.HasField("attempt")]
     if attempts and len(attempts) != len(tasks):
         raise Malformed("attempts: all tasks of a report must have one, or none")
@@ -472,6 +516,8 @@ def _report_in_messages(tasks: list[pb.TaskMsg]) -> Report:
         percents=_present([task.percent for task in tasks]),
         result_bytes_total=_present([task.result_bytes_total for task in tasks]),
         output_bytes_total=_present([task.output_bytes_total for task in tasks]),
+        runs=native_runs.decode_messages(tasks, host),
+        streams=native_streams.decode_messages(tasks),
     )
 
 
@@ -490,11 +536,11 @@ def returned_after(query: pb.QueryMsg) -> list[list[bytes]] | None:
     """Return the new dependencies of the tasks of a Transfer."""
     if query.HasField("batch"):
         return after_of(query.batch)
-    after = [predecessors(task) for task in _tasks(query)]
+    after = [predecessors(task) for task in _tasks(query.task)]
     return after if any(after) else None
 
 
-# Workers and rules.
+# Workers.
 
 UNREGISTERED_FACTS: Final = WorkerFacts(
     slots_total=0, lease_timeout_ns=LEASE_TIMEOUT_NS, dialect=DIALECT
@@ -532,31 +578,6 @@ def decode_facts(raw: bytes) -> WorkerFacts:
         resources=_decode_resources(worker.resources),
         forwards=worker.forwards,
     )
-
-
-#: The options of a rule that are sent to peers. The others concern only the broker.
-SENT_OPTIONS: Final = (
-    "command",
-    "lane_workers_max",
-    "overfeed",
-    "idle_ns_max",
-    "hunger_ns_max",
-    "lane_template",
-)
-
-
-def encode_rule(rule: Rule) -> bytes:
-    sent = {field: getattr(rule.options, field) for field in SENT_OPTIONS}
-    return pb.ClauseMsg(name=rule.name, match=rule.match, **sent).SerializeToString()
-
-
-def decode_rule(raw: bytes) -> Rule:
-    """Decode a rule. Raise Malformed."""
-    message = parse(pb.ClauseMsg, raw)
-    rules = LaneOptions(
-        **{field: getattr(message, field) for field in SENT_OPTIONS if message.HasField(field)}
-    )
-    return Rule(message.name, message.match, rules)
 
 
 # Refusals.

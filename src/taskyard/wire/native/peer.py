@@ -20,7 +20,7 @@ from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import frames as tasks
 from taskyard.wire.native import runs as native_runs
 from taskyard.wire.native import streams
-from taskyard.wire.native.frames import decode_rule
+from taskyard.wire.native.rules import decode_rule
 from taskyard.wire.payloads import is_command
 
 if TYPE_CHECKING:
