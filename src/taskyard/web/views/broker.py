@@ -94,37 +94,35 @@ def _chart(health: Mapping[str, Any] | None, name: str, service: str | None) -> 
     return histogram_figure([], [], title)
 
 
+async def _live(shown: Site, method: str) -> Any:  # noqa: ANN401  # any reply
+    """Return a reply of the running broker, or None if it does not answer."""
+    with suppress(TaskyardError, TimeoutError):
+        reply = await asyncio.wait_for(shown.broker.ask(method), _REPLY_SECONDS)
+        return reply if shown.broker.is_live else None
+    return None
+
+
+async def _problem(shown: Site) -> str:
+    """Return why the page is not ready. Empty: it is."""
+    if shown.follower.error is not None:  # it names files, and this needs no token
+        return "the page can't read the journal (see its log)"
+    if not shown.follower.caught_up.is_set():
+        return f"the page reads the journal, {shown.follower.rows_behind:,} rows behind"
+    return "" if await _live(shown, "status") is not None else "the broker does not answer"
+
+
 def _program_routes(shown: Site) -> list[BaseRoute]:
     """Return the addresses for programs: metrics, and whether the page is ready."""
 
-    async def live_status() -> dict[str, Any] | None:
-        """Return the status of the broker, or None if it does not answer."""
-        with suppress(TaskyardError, TimeoutError):
-            status: dict[str, Any] = await asyncio.wait_for(
-                shown.broker.ask("status"), _REPLY_SECONDS
-            )
-            return status if shown.broker.is_live else None
-        return None
-
     async def exposition(_: Request) -> Response:
-        status, workers = await live_status(), list[dict[str, Any]]()
-        if status is not None:
-            try:
-                workers = await asyncio.wait_for(shown.broker.ask("workers"), _REPLY_SECONDS)
-            except (TaskyardError, TimeoutError):
-                status = None
-            if not shown.broker.is_live:
-                status = None
-        text = metrics.exposition(status, workers, shown.follower.rows_behind)
+        status = await _live(shown, "status")
+        workers = None if status is None else await _live(shown, "workers")
+        status = None if workers is None else status
+        text = metrics.exposition(status, workers or (), shown.follower.rows_behind)
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     async def readyz(_: Request) -> Response:
-        problem = shown.follower.error
-        if problem is None and not shown.follower.caught_up.is_set():
-            problem = f"the page reads the journal, {shown.follower.rows_behind:,} rows behind"
-        if problem is None and await live_status() is None:
-            problem = "the broker does not answer"
-        if problem is not None:
+        if problem := await _problem(shown):
             return PlainTextResponse(f"not ready: {problem}\n", HTTPStatus.SERVICE_UNAVAILABLE)
         return PlainTextResponse("ok\n")
 
