@@ -84,6 +84,12 @@ def test_index_shows_every_picture() -> None:
     assert "b<c" not in page
 
 
+def test_docs_have_their_pictures() -> None:
+    sizes = [(command.IMAGES / f"{name}.webp").stat().st_size for name in command.DOCS]
+    assert max(sizes) <= camera.PICTURE_BYTES_MAX
+    assert sum(sizes) <= command.DOCS_BYTES_MAX
+
+
 def noise(width: int, height: int) -> bytes:
     """Return a PNG that compresses badly."""
 
@@ -102,9 +108,13 @@ def noise(width: int, height: int) -> bytes:
 def test_pictures_of_the_docs_are_small(tmp_path: Path) -> None:
     chromium()  # skips without one
     source, target = tmp_path / "noise.png", tmp_path / "noise.webp"
-    source.write_bytes(noise(500, 500))
+    source.write_bytes(noise(200, 1600))
     with camera.chromium() as browser:
-        size = camera.compress(browser, source, target, 400)
+        size = camera.compress(browser, source, target, 1500)
+        page = browser.new_page(viewport={"width": 2000, "height": 2000})
+        page.goto(target.as_uri())
+        shown = page.evaluate("[document.images[0].naturalWidth, document.images[0].naturalHeight]")
+    assert shown == [200, 1500]
     assert size == target.stat().st_size <= camera.PICTURE_BYTES_MAX
     assert target.read_bytes()[:4] == b"RIFF"
 

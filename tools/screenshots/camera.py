@@ -31,6 +31,10 @@ _HEIGHT_MAX: Final = 2400
 
 #: Pictures in the docs are smaller than this. The quality falls until they are.
 PICTURE_BYTES_MAX: Final = 150_000
+
+#: A drawing has any size. It gets this width.
+_DRAWING_WIDTH: Final = 1000
+
 _QUALITIES: Final = (85, 75, 60, 45, 30)
 
 
@@ -165,23 +169,17 @@ def new_views(links: Iterable[str], root: str, known: Iterable[str], best: str) 
 
 def compress(browser: Browser, source: Path, target: Path, height_max: int) -> int:
     """Write a picture as WebP, cut at a height, within `PICTURE_BYTES_MAX`. Return its bytes."""
-    page = browser.new_page()
-    page.goto(source.absolute().as_uri())
-    size = page.evaluate(
-        "(() => { const one = document.querySelector('img, svg').getBoundingClientRect();"
-        " return [Math.ceil(one.width), Math.ceil(one.height)]; })()"
-    )
-    page.close()
-    width, height = size[0], min(size[1], height_max)
-    page = browser.new_page(viewport={"width": width, "height": height})
-    page.set_content("<style>body{margin:0}img{display:block}</style>")
     kind = "svg+xml" if source.suffix == ".svg" else "png"
     data = base64.b64encode(source.read_bytes()).decode()
-    page.evaluate(
+    page = browser.new_page()
+    page.set_content("<style>body{margin:0}img{display:block}</style>")
+    width, height = page.evaluate(
         "async ([url, width]) => { const one = new Image(); one.src = url; await one.decode();"
-        " one.style.width = `${width}px`; document.body.append(one); }",
-        [f"data:image/{kind};base64,{data}", width],
+        " one.style.width = `${width ?? one.naturalWidth}px`; document.body.append(one);"
+        " const box = one.getBoundingClientRect(); return [box.width, box.height]; }",
+        [f"data:image/{kind};base64,{data}", _DRAWING_WIDTH if kind == "svg+xml" else None],
     )
+    page.set_viewport_size({"width": int(width), "height": min(int(height), height_max)})
     session = page.context.new_cdp_session(page)
     picture = b""
     for quality in _QUALITIES:
