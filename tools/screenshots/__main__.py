@@ -1,7 +1,7 @@
 """`./yard screenshots [DIR] [--docs]`: pictures of the page, of `taskyard top` and of the report.
 
 Starts a broker, workers and the page, submits the mail example and a graph of a thousand tasks, and
-takes pictures while they run. Kills the broker once, for the report. Takes about five minutes.
+takes pictures while they run. Kills the broker once before that. Takes about five minutes.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ DOCS: Final = {
 #: All pictures of the docs together.
 DOCS_BYTES_MAX: Final = 1_200_000
 
-#: Tasks to wait for before the first picture.
-_DONE: Final = 120
+#: Tasks to wait for before the broker is killed, and again before the first picture.
+_DONE: Final = 100
 
-#: How long the broker stays away, so that the report shows a gap.
+#: How long the broker stays away, so that charts show a gap.
 _AWAY_SECONDS: Final = 4.0
 
 
@@ -93,6 +93,10 @@ def take_all(browser: Browser, directory: Path, pace: float) -> list[str]:
         scene.load_survey(pace)
         scene.load_mail()
         scene.wait_for_done(_DONE)
+        scene.kill_broker()
+        time.sleep(_AWAY_SECONDS)
+        scene.start_broker()
+        scene.wait_for_done(2 * _DONE)
         for shot in page_shots(scene, taker):
             print(shot.name, flush=True)
         file = scene.directory / "notebook.html"
@@ -100,10 +104,7 @@ def take_all(browser: Browser, directory: Path, pace: float) -> list[str]:
         taker.take(Shot("notebook", file.as_uri()))
         with ThreadPoolExecutor(1) as other:  # the browser has an event loop in this thread
             other.submit(top.capture, scene.state, directory).result()
-        print("killing the broker, and waiting for the end of the survey", flush=True)
-        scene.kill_broker()
-        time.sleep(_AWAY_SECONDS)
-        scene.start_broker()
+        print("waiting for the end of the survey", flush=True)
         scene.wait_for_end()
         print("report", flush=True)
         scene.taskyard("pipeline", "report", "--campaign", "survey", "--out", "report")
