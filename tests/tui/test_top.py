@@ -250,7 +250,7 @@ def test_names_are_shown_as_text(directory: Path) -> None:
         await seat.press("c")
         assert await seat.choices() == [
             f"1 task: {shown} (done): nothing to change",
-            "0 tasks that match --match '[red]' are blocked, delayed, ready, leased or failed",
+            "0 unfinished or failed tasks matching --match '[red]'",
         ]
 
     run(directory, play, "--match [red]")
@@ -262,7 +262,7 @@ def test_action_states_its_number_and_is_confirmed(directory: Path, client: Clie
         await seat.press("plus")
         assert await seat.choices() == [
             "1 task: b/wait-004 (ready)",
-            "50 tasks that match --campaign b --lane l1",
+            "50 waiting tasks matching --campaign b --lane l1",
         ]
         seat.app.screen.query_one("#priority", Input).value = "7"
         await seat.press("enter", "enter")
@@ -286,7 +286,7 @@ def test_many_tasks_are_not_changed_by_enter_alone(directory: Path, client: Clie
     async def play(seat: Seat) -> None:
         await seat.moved_to("campaigns-table", "a")
         await seat.press("r")
-        assert await seat.choices() == ["1 task that match --campaign a"]
+        assert await seat.choices() == ["1 failed or delayed task matching --campaign a"]
         await seat.press("enter")
         assert isinstance(seat.app.screen, Confirmation)
         await seat.press("down", "enter")

@@ -41,21 +41,27 @@ class Verb(NamedTuple):
     #: The title of its confirmation, and the beginning of its result.
     question: str
     result: str
-    #: States of the tasks that it changes.
+    #: Which tasks it changes: in words, and by their states.
+    adjective: str
     states: tuple[TaskState, ...]
 
 
 _WAITING: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
 
 VERBS: Final = {
-    "retry": Verb("retry", "Retry now", "retried", (TaskState.FAILED, TaskState.DELAYED)),
+    "retry": Verb(
+        "retry", "Retry now", "retried", "failed or delayed", (TaskState.FAILED, TaskState.DELAYED)
+    ),
     "cancel": Verb(
         "cancel",
         "Cancel, with all tasks that wait for them",
         "cancelled",
+        "unfinished or failed",
         (*_WAITING, TaskState.LEASED, TaskState.FAILED),
     ),
-    "priority": Verb("priority", "New priority, and of which tasks", "changed", _WAITING),
+    "priority": Verb(
+        "priority", "New priority, and of which tasks", "changed", "waiting", _WAITING
+    ),
 }
 
 
@@ -91,12 +97,11 @@ async def _task_choice(link: BrokerLink, stats: View, verb: Verb, target: Target
         if TaskState[state.upper()] not in verb.states:
             return Choice(f"{label}: nothing to change", None)
         return Choice(label, _request(verb, [target.name]), is_small=True)
-    which = f"that match {text.one_line(target.wanted.text)}" if target.wanted.text else "in total"
+    which = f"matching {text.one_line(target.wanted.text)}" if target.wanted.text else "in total"
     counted = await _count(link, stats, verb, target.wanted)
+    label = f"{text.count(counted.number, f'{verb.adjective} task')} {which}"
     if not counted.number:
-        *most, last = (state.name.lower() for state in verb.states)
-        return Choice(f"0 tasks {which} are {', '.join(most)} or {last}", None)
-    label = f"{text.count(counted.number, 'task')} {which}"
+        return Choice(label, None)
     scope = target.wanted.scope
     if scope is None:  # the broker has no such filter, so the tasks are named
         first = "the first " if counted.is_more else ""

@@ -55,6 +55,9 @@ _BLURRED_SECONDS: Final = 5.0
 #: A broker that has not replied for this long is reported.
 _SILENT_SECONDS: Final = 2.0
 
+#: The name of the broker is left out of the title if there is less room.
+_NAME_WIDTH_MIN: Final = 8
+
 #: Screens that `Esc` goes back to.
 _BACK_MAX: Final = 50
 
@@ -67,28 +70,29 @@ _PANES: Final = {
 }
 
 _CSS: Final = """
-#title { height: 1; background: $primary-background; }
+#title { height: 1; background: $primary-background; text-wrap: nowrap; }
 #banner { display: none; height: auto; background: $warning; color: $text; padding: 0 1; }
 #banner.shown { display: block; }
 ContentSwitcher { height: 1fr; }
 Pane { height: 1fr; }
 #counters { height: auto; padding: 0 1; margin: 1 0 0 0; }
-#rates { height: 3; margin: 0 1; }
+#rates { height: 3; padding: 0 1; }
 #facts { height: auto; padding: 0 1; margin: 0 0 1 0; }
 RowTable { height: 1fr; scrollbar-size-vertical: 1; }
 #services-table { height: auto; max-height: 40%; margin: 0 0 1 0; }
 #filter-line { height: 1; padding: 0 1; }
 .note { height: 1; padding: 0 1; color: $text-muted; }
 #details { height: auto; max-height: 50%; padding: 0 1; }
-#output { height: 1fr; border-top: solid $primary; padding: 0 1; scrollbar-size-vertical: 1; }
+#output { height: 1fr; border-top: solid $primary; padding: 0 1; overflow-y: auto; }
+#output, #details, #dialog { scrollbar-size-vertical: 1; }
 #filter { display: none; dock: bottom; margin: 0 0 1 0; }
 #filter.shown { display: block; }
 Confirmation, Help { align: center middle; }
 #dialog {
-    width: 90%; max-width: 100; height: auto; max-height: 90%; padding: 1 2;
+    width: 90%; max-width: 100; height: auto; max-height: 100%; padding: 0 2;
     border: round $primary; background: $surface;
 }
-#dialog OptionList { height: auto; max-height: 12; margin: 1 0; }
+#dialog OptionList { height: auto; max-height: 12; margin: 1 0; padding: 0; border: none; }
 #dialog #priority { margin: 1 0 0 0; }
 """
 
@@ -169,11 +173,13 @@ class Top(App[None]):
         self.pane.query_one(f"#{self.pane.focus_on}").focus()
 
     def _draw_title(self) -> None:
-        title = Text(" taskyard top ", "bold", no_wrap=True, overflow="ellipsis")
+        title = Text(" taskyard top ", "bold")
         for number, name in enumerate(_PANES, start=1):
             style = "bold reverse" if name == self.pane_name else ""
             title.append(f" {number} {name} ", style)
-        title.append(f"  {text.one_line(self._broker_name)}", "dim")
+        room = self.size.width - title.cell_len - 2
+        if room > _NAME_WIDTH_MIN:
+            title.append(f" {text.shortened(self._broker_name, room)}", "dim")
         self._base.query_one("#title", Static).update(title)
 
     # The timer.
@@ -226,6 +232,10 @@ class Top(App[None]):
     def _refresh_soon(self) -> None:
         """Request everything again, after an action or a key."""
         self.pane.reload()
+        self._wake.set()
+
+    def on_resize(self) -> None:
+        self._draw_title()
         self._wake.set()
 
     def on_app_blur(self, _event: events.AppBlur) -> None:

@@ -132,7 +132,7 @@ class OutputPane(Pane):
         if view is None:
             return
         lines = text.task_lines(view, self._why, time.time())
-        self.query_one("#details-text", Static).update(text.labelled(lines))
+        self.query_one("#details-text", Static).update(text.labelled(lines, self.size.width - 2))
         if not self._is_read:
             await self._read_output(name, view)
 

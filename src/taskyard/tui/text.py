@@ -7,14 +7,17 @@ obey is escaped here.
 from __future__ import annotations
 
 import shlex
+import textwrap
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
+from taskyard import design
 from taskyard.client.requests import full_name
 from taskyard.core.durations import duration_text, rough_duration
 from taskyard.core.resources import MEMORY, UNIT, format_amount
+from taskyard.design import TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,33 +27,35 @@ View = dict[str, Any]
 #: A row of a table: its key, and its cells.
 Row = tuple[str, tuple[Text, ...]]
 
-#: Colours of states. Their words are always shown too.
+#: Colours of states, as on the page in dark mode. Their words are always shown too.
 STATE_STYLES: Final = {
-    "ready": "cyan",
-    "leased": "yellow",
-    "done": "green",
-    "failed": "bold red",
-    "blocked": "magenta",
-    "delayed": "blue",
-    "cancelled": "dim",
+    name: f"{'bold ' if name == 'failed' else ''}{TEXT['dark'][one.text_colour]}"
+    for name, one in design.STATES.items()
 }
+
+#: Counters that are left out if they are 0, so that the others fit a line.
+_RARE: Final = ("delayed", "blocked", "cancelled")
 
 #: The order of counters: what moves first, what has ended last.
 STATES: Final = ("ready", "leased", "delayed", "blocked", "done", "failed", "cancelled")
 
 CAMPAIGN_COLUMNS: Final = ("CAMPAIGN", "PROGRESS", "DONE", "TOTAL", "FAILED", "RUNNING", "READY")
 SERVICE_COLUMNS: Final = ("SERVICE", "WORKERS", "READY", "RUNNING", "WAITING", "FAILED", "PAUSED")
-LANE_COLUMNS: Final = ("SERVICE", "LANE", "READY", "RUNNING", "OLDEST", "NEXT DUE", "WHY")
+LANE_COLUMNS: Final = ("SERVICE", "LANE", "READY", "RUNNING", "OLDEST", "WHY", "NEXT DUE")
 WORKER_COLUMNS: Final = ("WORKER", "STATE", "SLOTS", "TASKS", "SEEN", "SERVICES", "FREE", "HOST")
 TASK_COLUMNS: Final = ("TASK", "STATE", "TRY", "SINCE", "DETAIL", "SERVICE", "LANE", "PRIORITY")
 
 _BAR_WIDTH: Final = 10
+
+#: Lanes are often host names. Longer ones are shortened.
+_LANE_WIDTH_MAX: Final = 24
 _NAME_WIDTH_MIN: Final = 16
 
 #: The part of a table's width that a name may take.
 _NAME_SHARE: Final = 0.42
 
 _TAB_WIDTH: Final = 8
+_LABEL_WIDTH: Final = 12
 
 
 def one_line(text: str) -> str:
@@ -114,8 +119,9 @@ def _word(text: object, style: str = "") -> Text:
 def counters(counts: dict[str, int], width: int) -> Text:
     """Return the numbers of tasks in each state, on one line or two."""
     cells = [
-        Text.assemble((f"{counts[state]:,}", f"{STATE_STYLES[state]} bold"), f" {_label(state)}")
+        Text.assemble((f"{counts[state]:,}", f"{STATE_STYLES[state]} bold"), f" {state}")
         for state in STATES
+        if counts[state] or state not in _RARE
     ]
     text, used = Text(), 0
     for cell in cells:
@@ -127,11 +133,6 @@ def counters(counts: dict[str, int], width: int) -> Text:
         text.append_text(cell)
         used += cell.cell_len + 3
     return text
-
-
-def _label(state: str) -> str:
-    """Return the word for a state. To users, a leased task runs."""
-    return "running" if state == "leased" else state
 
 
 def pauses(stats: View) -> str:
@@ -187,12 +188,12 @@ def service_row(one: View, stats: View) -> Row:
 def lane_row(one: View, now: float) -> Row:
     return lane_key(one["service"], one["lane"]), (
         _word(one["service"]),
-        _word(one["lane"] or "-"),
+        Text(shortened(one["lane"], _LANE_WIDTH_MAX) or "-"),
         _number(one["ready"]),
         _number(one["leased"]),
         _word(since(one["oldest"], now)),
-        _word(until(one["next_due"], now)),
         _word(one["why"]),
+        _word(until(one["next_due"], now)),
     )
 
 
@@ -237,7 +238,7 @@ def task_row(view: View, width: int, now: float) -> Row:
     at = view["ended"] or view["leased"] or (None if state == "delayed" else view["submitted"])
     return full_name(view), (
         Text(shortened(full_name(view), name_width(width))),
-        Text(_label(state), STATE_STYLES[state]),
+        Text(state, STATE_STYLES[state]),
         _number(view["attempt"]),
         Text(since(at, now)),
         _word(_detail(view, now)),
@@ -263,7 +264,7 @@ def task_lines(view: View, why: str, now: float) -> Iterator[tuple[str, Text]]:
     """Yield the labels and values of one task, the most important first."""
     state = view["state"]
     yield "task", Text(one_line(full_name(view)), "bold")
-    yield "state", Text(_label(state), STATE_STYLES[state])
+    yield "state", Text(state, STATE_STYLES[state])
     yield "why", _word(why)
     work = shlex.join(view["argv"] or []) or view["call"] or ""
     yield "work", _word(work)
@@ -296,14 +297,17 @@ def _attempt(one: View, now: float) -> str:
     return " ".join(words) + (f": {reason}" if reason else "")
 
 
-def labelled(lines: Iterable[tuple[str, Text]]) -> Text:
-    """Return labels and values below each other. Empty values are left out."""
+def labelled(lines: Iterable[tuple[str, Text]], width: int) -> Text:
+    """Return labels and values below each other, with long values wrapped beside their label.
+
+    Empty values are left out.
+    """
     text = Text()
     for label, value in lines:
-        if value.plain:
-            text.append(f"{label:<10} ", "dim")
-            text.append_text(value)
-            text.append("\n")
+        parts = textwrap.wrap(value.plain, max(width - _LABEL_WIDTH, _NAME_WIDTH_MIN))
+        for number, part in enumerate(parts):
+            text.append(f"{'' if number else label:<{_LABEL_WIDTH}}", "dim")
+            text.append(f"{part}\n", value.style)
     text.rstrip()
     return text
 
