@@ -219,6 +219,22 @@ def test_failures_of_one_form_are_one_group(tab: Tab, directory: Path) -> None:
     assert "--reason-like 'exit status 4: no row #'" in tab.page.input_value("#filter")
 
 
+def test_output_of_a_running_task_arrives_live(tab: Tab, directory: Path) -> None:
+    go = directory / "go"
+    script = f"echo before; until [ -e {go} ]; do sleep 0.05; done; echo after"
+    words = ("submit", "--name", "talks", "--campaign", "trial", "sh", "-c", script)
+    assert run_here(directory, *words)[0] == 0
+    tab.open(task_address("talks"))
+    tab.wait_for_text(".output", "before")
+    assert "after" not in tab.page.inner_text(".output")
+    go.touch()
+    tab.wait_for_text(".output", "after")
+    tab.wait_for_text("#output-status", "Ended")
+    tab.wait_for_text(".story", "attempt 1 finished")
+    assert tab.page.inner_text(".output") == "before\nafter\n"
+    assert not tab.complaints
+
+
 def test_malformed_filter_is_explained_beside_the_box(tab: Tab) -> None:
     tab.page.goto(tab.root + "/tasks?filter=--bogus")
     tab.wait_for_text("#error", "unknown option --bogus")
