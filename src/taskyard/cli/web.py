@@ -21,6 +21,7 @@ from taskyard.cli.options import (
 )
 from taskyard.cli.output import example
 from taskyard.errors import NoBroker, NotInstalled
+from taskyard.process.locks import LOCK_FILE, UP_FILE, live_writer, lock_holder
 from taskyard.web import address
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ def _server(
     """Return a function that serves the page on a socket with a secret. Raises NotInstalled."""
     with suppress(OSError):
         os.nice(_NICENESS)
+    from taskyard.client.broker_link import BrokerLink  # noqa: PLC0415
+
     try:
         from taskyard.web import server  # noqa: PLC0415  # an extra
     except ImportError as error:
@@ -125,28 +128,54 @@ def _server(
             f"the page needs {error.name} (`pip install 'taskyard[web]'`)"
         ) from error
 
-    def connect(*, is_live: bool) -> Client:
-        return _connect(cli_context, state, is_live=is_live)
+    connect = _Connector(cli_context, state)
 
     def serve(bound: socket.socket, secret: bytes) -> None:
         server.serve(
-            state, connect, bound, address.Secret(secret), names=names, until_eof=until_eof
+            state,
+            BrokerLink(connect, connect.is_away),
+            bound,
+            address.Secret(secret),
+            names=names,
+            until_eof=until_eof,
         )
 
     return serve
 
 
-def _connect(cli_context: CliContext, state: Path, *, is_live: bool) -> Client:
-    """Open a client of the broker on a state directory, or of the directory without one."""
-    from taskyard.process.locks import LOCK_FILE, lock_holder  # noqa: PLC0415
-    from taskyard.settings import rules  # noqa: PLC0415
+class _Connector:
+    """Opens a client of the broker on a state directory, or of the directory without one.
 
-    if not is_live:
+    The lock of the state is tested only if its last writer runs, and the directory is not loaded
+    while `up` runs: a broker that is restarted meanwhile would find the state in use, and end.
+    """
+
+    def __init__(self, cli_context: CliContext, state: Path) -> None:
+        self._cli_context, self._state = cli_context, state
+        #: The broker that ran here last. 0 if none was seen.
+        self._pid = 0
+
+    def is_away(self) -> bool:
+        """Return whether the broker that was seen last has ended, and no other one runs."""
+        pid = live_writer(self._state / LOCK_FILE)
+        self._pid = pid or self._pid
+        return pid is None and self._pid != 0
+
+    def __call__(self, *, is_live: bool) -> Client:
+        if not is_live:
+            return self._last_state()
+        if self.is_away() or lock_holder(self._state / LOCK_FILE) is None:
+            raise NoBroker(f"no broker is running on {self._state}")
+        from taskyard.client.client import Client  # noqa: PLC0415
+
+        return Client(state=self._state, timeout=_REPLY_SECONDS, connect_timeout=_REPLY_SECONDS)
+
+    def _last_state(self) -> Client:
+        up = live_writer(self._state / UP_FILE)
+        if up is not None and lock_holder(self._state / UP_FILE) is not None:
+            raise NoBroker(f"the broker is away: `taskyard up`, process {up}, is restarting it")
         from taskyard.cli.offline import OfflineClient  # noqa: PLC0415
+        from taskyard.settings import rules  # noqa: PLC0415
 
-        return OfflineClient(state, rules.to_rules_set(cli_context.settings()), keeps_lock=False)
-    if lock_holder(state / LOCK_FILE) is None:
-        raise NoBroker(f"no broker is running on {state}")
-    from taskyard.client.client import Client  # noqa: PLC0415
-
-    return Client(state=state, timeout=_REPLY_SECONDS, connect_timeout=_REPLY_SECONDS)
+        settings = self._cli_context.settings()
+        return OfflineClient(self._state, rules.to_rules_set(settings), keeps_lock=False)

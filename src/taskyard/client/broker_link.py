@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskyard.errors import NoBroker, TaskyardError, TimedOut
@@ -38,13 +39,26 @@ class Connector(Protocol):
 class BrokerLink:
     """Shares one client between all viewers."""
 
-    def __init__(self, connect: Connector) -> None:
-        self._connect = connect
+    def __init__(self, connect: Connector, is_away: Callable[[], bool] = lambda: False) -> None:
+        """Connect at the first request. `is_away` is quick: whether the broker surely has ended."""
+        self._connect, self._is_away = connect, is_away
         self._client: Client | None = None
-        self.is_live = False
+        self._is_live = False
         #: One thread for all requests: a client without a broker has files of its thread.
         self._thread = ThreadPoolExecutor(1, "broker")
         self._replies: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether a broker runs, as of the last request or its end."""
+        return self._is_live and not self._is_away()
+
+    async def find_broker(self) -> bool:
+        """Connect to the broker unless that is done. Return whether it runs."""
+        if not self.is_live and not self._is_away():
+            with suppress(TaskyardError):
+                await self.ask("status")
+        return self.is_live
 
     async def ask(self, method: str, *arguments: Hashable) -> Any:  # noqa: ANN401  # any reply
         """Return the reply to a request that changes nothing. Raises TaskyardError."""
@@ -71,13 +85,13 @@ class BrokerLink:
 
     def _call_here(self, request: Callable[[Client], Any]) -> Any:  # noqa: ANN401  # any reply
         """Send a request to the broker. Without one, use the state directory."""
-        if self._client is None or not self.is_live:
+        if self._client is None or not self._is_live:
             self._open()
         assert self._client is not None  # noqa: S101  # opened above
         try:
             return request(self._client)
         except (NoBroker, TimedOut):
-            if not self.is_live:
+            if not self._is_live:
                 raise
             self._close()  # it has just stopped
             self._open()
@@ -88,19 +102,22 @@ class BrokerLink:
         try:
             client = self._connect(is_live=True)
         except TaskyardError:
-            if self._client is None or self.is_live:
+            if self._client is None or self._is_live:
                 self._close()
-                self._client, self.is_live = self._connect(is_live=False), False
+                self._client, self._is_live = self._connect(is_live=False), False
             return
         self._close()
-        self._client, self.is_live = client, True
+        self._client, self._is_live = client, True
 
     def close(self) -> None:
         """Close the client. Requests that wait are dropped."""
+        client = self._client
+        if client is not None and self._is_live:
+            client.close(0)  # ends a request to a broker that does not reply
         self._thread.submit(self._close).result()
         self._thread.shutdown(cancel_futures=True)
 
     def _close(self) -> None:
         if self._client is not None:
             self._client.close()
-        self._client, self.is_live = None, False
+        self._client, self._is_live = None, False

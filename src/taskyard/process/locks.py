@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from taskyard.errors import StateLocked, UnusableFile
@@ -16,7 +17,6 @@ from taskyard.journal.files import check_owner, make_private_directory, open_reg
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 #: Locked by the process that has the journal open.
 LOCK_FILE: Final = lock.FILE_NAME
@@ -50,6 +50,30 @@ def lock_holder(path: Path) -> int | None:
     finally:
         os.close(descriptor)
     return None
+
+
+def live_writer(path: Path) -> int | None:
+    """Return the process that wrote a lock file last, if it runs. Takes no lock, even for a moment.
+
+    It may not be visible here, as that of another container.
+    """
+    try:
+        written = path.read_bytes()[:_PID_BYTES_MAX].strip()
+    except OSError:
+        return None
+    pid = int(written) if written.isdigit() else 0
+    return pid if pid and _is_running(pid) else None
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user, or a system without /proc
+        return True
+    return state not in (b"Z", b"X")  # ended, but its parent has not noticed
 
 
 @contextmanager

@@ -244,6 +244,7 @@ class Supervisor:
         finally:
             if self.page is not None:
                 self.page.kill()
+                self.page.join()
 
     def _stop_workers(self, *, finish_running: bool) -> None:
         if self.broker.ended.is_set():  # reports would reach no broker

@@ -43,12 +43,12 @@ def make_app(shown: Site) -> Starlette:
 
     async def live(request: Request) -> Response:
         async def lines() -> AsyncIterator[str]:
-            last, quiet = -1, 0
+            last, quiet = (-1, False), 0
             while not (shown.stopping.is_set() or await request.is_disconnected()):
-                version = shown.follower.view.version
-                if version != last:
-                    yield f"data: {version}\n\n"
-                    last, quiet = version, 0
+                now = (shown.follower.view.version, await shown.broker.find_broker())
+                if now != last:
+                    yield f"data: {now[0]}\n\n"
+                    last, quiet = now, 0
                 elif quiet >= _QUIET_INTERVALS_MAX:
                     yield ":\n\n"
                     quiet = 0

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
-from taskyard.client.broker_link import BrokerLink
 from taskyard.errors import UserError
 from taskyard.web.access import Guard
 from taskyard.web.address import WILDCARDS, metrics_token
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from taskyard.client.broker_link import Connector
+    from taskyard.client.broker_link import BrokerLink
     from taskyard.web.address import Secret
 
 logger = logging.getLogger("taskyard.web")
@@ -39,21 +38,20 @@ _LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost", "::1")
 
 def serve(  # noqa: PLR0913  # two are named
     state: Path,
-    connect: Connector,
+    link: BrokerLink,
     bound: socket.socket,
     secret: Secret,
     *,
     names: Sequence[str] = (),
     until_eof: bool = False,
 ) -> None:
-    """Serve the page of a state directory until a signal.
+    """Serve the page of a state directory until a signal. Closes the link then.
 
     With `until_eof`, the end of stdin ends it too, because its parent has ended. Raises
     UnusableState if the directory has no journal.
     """
     follower = Follower(state)
     host, port = bound.getsockname()[:2]
-    link = BrokerLink(connect)
     site = Site(follower, link, str(state))
     hosts = {*_LOOPBACK_NAMES, *_names_of(host), *names}
     token = _metrics_token(state)

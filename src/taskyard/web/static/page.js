@@ -18,22 +18,25 @@ function showTimes(root) {
 let isBusy = false;
 
 async function refresh() {
-  if (isBusy || document.hidden) return;
+  // The refusal of an action can't be asked for again.
+  if (isBusy || document.hidden || location.pathname.endsWith("/actions")) return;
   isBusy = true;
   try {
     const response = await fetch(location.href, { headers: { Accept: "text/html" } });
-    if (!response.ok) return;
+    const hasFailed = document.querySelector("main [data-failed]") !== null;
+    if (response.ok && hasFailed) return location.reload();
     const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
     showTimes(fresh);
     const focused = document.activeElement;
-    for (const part of fresh.querySelectorAll("[data-live]")) {
+    // Of a view that could not be made, only the notes: the last values stay.
+    for (const part of fresh.querySelectorAll(response.ok ? "[data-live]" : "#notes")) {
       const shown = document.getElementById(part.id);
       if (shown) morph(shown, part);
     }
     // An element that moved has lost its focus.
     if (focused?.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
     document.dispatchEvent(new Event("refreshed"));
-    await drawCharts();
+    if (response.ok) await drawCharts();
   } finally {
     isBusy = false;
   }
