@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core.states import TaskState
 from taskyard.web import format  # noqa: A004  # a module of formats
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.web.time_series import TimeSeries
-    from taskyard.web.view import Timeline
+    from taskyard.web.timeline import Bar, Timeline
 
 Figure = dict[str, Any]
 
@@ -97,40 +97,80 @@ def histogram_figure(bounds: list[float], counts: list[int], title: str) -> Figu
     }
 
 
+#: Heights on the timeline: of a line of bars, and of what surrounds them.
+_LINE_PIXELS: Final = 14
+_AROUND_PIXELS: Final = 90
+
+_OUTCOMES: Final = {
+    "finished": "@done",
+    "failed": "@failed",
+    "running": "@leased",
+    "other": "@purple",
+}
+
+
 def timeline_figure(timeline: Timeline) -> Figure:
     """Show what each worker did when: attempts by outcome, and those that run."""
-    colours = {"finished": "@done", "failed": "@failed", "running": "@leased"}
-    data = []
-    for name, colour in (*colours.items(), ("other", "@purple")):
+    first_line: dict[str, int] = {}
+    lines = 0
+    for worker, count in timeline.workers.items():
+        first_line[worker] = lines
+        lines += count
+
+    def trace(name: str, colour: str) -> Figure:
         bars = [bar for bar in timeline.bars if bar.kind == name]
-        data.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": name,
-                "y": [bar.worker for bar in bars],
-                "base": [_iso(bar.begin_ns) for bar in bars],
-                "x": [max(bar.end_ns - bar.begin_ns, 1) / 1e6 for bar in bars],
-                "text": [bar.text for bar in bars],
-                "textposition": "none",
-                "hovertemplate": "%{text}<extra></extra>",
-                "marker": {"color": colour, "line": {"width": 0}},
-            }
-        )
-    rows = max(len(timeline.workers), 1)
+        return {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "y": [first_line[bar.worker] + bar.line for bar in bars],
+            "width": 0.8,
+            "base": [_iso(bar.begin_ns) for bar in bars],
+            "x": [_milliseconds(bar) for bar in bars],
+            "text": [bar.text for bar in bars],
+            "customdata": [bar.task for bar in bars],
+            "textposition": "none",
+            "hovertemplate": "%{text}<extra></extra>",
+            "marker": {"color": colour, "line": {"width": 0}},
+        }
+
+    middles = [first_line[one] + (count - 1) / 2 for one, count in timeline.workers.items()]
+    borders = [first - 0.5 for first in first_line.values() if first]
     return {
-        "data": data,
+        "data": [trace(name, colour) for name, colour in _OUTCOMES.items()],
         "layout": {
-            **_layout(min(90 + 24 * rows, 1400)),
+            **_layout(_AROUND_PIXELS + _LINE_PIXELS * max(lines, 6)),
             "barmode": "overlay",
-            "bargap": 0.25,
             "hovermode": "closest",
-            "xaxis": axis("", type="date"),
+            "dragmode": "zoom",
+            "xaxis": axis("", type="date", range=[_iso(timeline.begin_ns), _iso(timeline.end_ns)]),
             "yaxis": axis(
-                "", type="category", categoryorder="array", categoryarray=timeline.workers[::-1]
+                "",
+                range=[max(lines, 1) - 0.5, -0.5],
+                tickvals=middles,
+                ticktext=list(timeline.workers),
+                fixedrange=True,
+                showgrid=False,
+                zeroline=False,
             ),
+            "shapes": [
+                {
+                    "type": "line",
+                    "xref": "paper",
+                    "x0": 0,
+                    "x1": 1,
+                    "y0": border,
+                    "y1": border,
+                    "line": {"width": 1, "color": "@line"},
+                }
+                for border in borders
+            ],
         },
     }
+
+
+def _milliseconds(bar: Bar) -> float:
+    return max(bar.end_ns - bar.begin_ns, 1) / 1e6
 
 
 def _iso(time_ns: int) -> str:

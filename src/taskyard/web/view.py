@@ -1,4 +1,4 @@
-"""All tasks as the pages show them: counts, pages of a list, charts, the timeline.
+"""All tasks as the pages show them: counts, pages of a list, charts.
 
 Holds the tables that the events fill, and answers from arrays. So no request looks at a million
 objects. Not thread-safe: the caller updates and asks in turns.
@@ -43,10 +43,6 @@ REASONS_MAX: Final = 20
 SLOWEST_MAX: Final = 10
 NEIGHBOURS_MAX: Final = 50
 
-#: Attempts and workers on the timeline.
-ATTEMPTS_MAX: Final = 2000
-WORKERS_MAX: Final = 60
-
 _NEVER_NS: Final = (1 << 63) - 1
 
 #: The column of each order, and whether the largest comes first.
@@ -81,26 +77,6 @@ class FailureGroup(Struct):
     count: int
     #: The row of one of them.
     example: dict[str, Any]
-
-
-class Bar(Struct):
-    """One attempt on the timeline, or several short ones together."""
-
-    worker: str
-    kind: str
-    begin_ns: int
-    end_ns: int
-    text: str
-
-
-class Timeline(Struct):
-    """The latest attempts of the workers."""
-
-    workers: list[str]
-    bars: list[Bar]
-    #: Workers and attempts that are not shown.
-    workers_more: int
-    attempts_more: int
 
 
 class View:
@@ -340,37 +316,6 @@ class View:
         }
 
     # Charts.
-
-    def timeline(self) -> Timeline:
-        """Return the latest attempts of the workers that worked last."""
-        table, attempts = self.tasks, self.tasks.attempts
-        bars: list[Bar] = []
-        kinds, names = self.catalog["kind"].names, self.catalog["worker"].names
-        first = max(attempts.count - ATTEMPTS_MAX, 0)
-        columns = [
-            attempts.column(name)[first:].tolist()
-            for name in ("task", "worker", "kind", "leased_ns", "ended_ns", "run_ns")
-        ]
-        for task, worker, kind, leased_ns, ended_ns, run_ns in zip(*columns, strict=True):
-            outcome = kinds[kind].decode()
-            begin_ns = ended_ns - run_ns if run_ns else leased_ns
-            shown = outcome if outcome in ("finished", "failed") else "other"
-            text = f"{_text(table.names[task])}: {outcome}"
-            bars.append(Bar(_text(names[worker]), shown, begin_ns, ended_ns, text))
-        now_ns = time.time_ns()
-        leased = np.flatnonzero(table.state[: table.count] == TaskState.LEASED)[:ATTEMPTS_MAX]
-        for row in leased.tolist():
-            worker = _text(names[table.codes["worker"][row]])
-            leased_ns = int(table.numbers["leased_ns"][row])
-            bars.append(Bar(worker, "running", leased_ns, now_ns, _text(table.names[row])))
-        workers = sorted({bar.worker for bar in bars})
-        shown_workers = set(workers[:WORKERS_MAX])
-        return Timeline(
-            workers[:WORKERS_MAX],
-            [bar for bar in bars if bar.worker in shown_workers],
-            max(len(workers) - WORKERS_MAX, 0),
-            first,
-        )
 
     def durations(self, rows: Ints) -> list[tuple[int, int]]:
         """Return a histogram of run times: the lower edge of each bar in ns, and its count."""

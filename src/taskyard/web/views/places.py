@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from taskyard.errors import UserError
 from taskyard.web.charts import timeline_figure
+from taskyard.web.timeline import timeline_of
 from taskyard.web.views import site
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from taskyard.client.client import Client
+    from taskyard.web.timeline import Timeline
     from taskyard.web.views.site import Site
 
 #: Lanes and workers on one page.
@@ -26,6 +28,10 @@ WORKERS_MAX: Final = 200
 
 #: Current tasks that are named beside a worker.
 WORKER_TASKS_MAX: Final = 5
+
+
+#: The range of the timeline is in milliseconds, as browsers count.
+_MILLISECOND_NS: Final = 1_000_000
 
 
 def routes(shown: Site) -> list[BaseRoute]:
@@ -91,11 +97,16 @@ def _action_route(shown: Site) -> BaseRoute:
 
 
 def _timeline_routes(shown: Site) -> list[BaseRoute]:
-    async def timeline(request: Request) -> Response:
-        return shown.page(request, "timeline.html")
-
-    async def chart(_: Request) -> Response:
+    def read(request: Request) -> Timeline:
+        begin_ns, end_ns = (site.number(request, end) * _MILLISECOND_NS for end in ("from", "to"))
         with shown.view() as view:
-            return JSONResponse(timeline_figure(view.timeline()))
+            return timeline_of(view, begin_ns, end_ns)
+
+    async def timeline(request: Request) -> Response:
+        chart = f"/charts/timeline?{request.url.query}"
+        return shown.page(request, "timeline.html", timeline=read(request), chart=chart)
+
+    async def chart(request: Request) -> Response:
+        return JSONResponse(timeline_figure(read(request)))
 
     return [Route("/timeline", timeline), Route("/charts/timeline", chart)]
