@@ -75,7 +75,9 @@ def timeline_of(view: View, begin_ns: int = 0, end_ns: int = 0) -> Timeline:
         latest = begins[-_LATEST:]
         starts = [int(one.min()) for one in (latest, leased[running]) if len(one)]
         begin_ns = min(starts, default=now_ns) if len(latest) < len(begins) else 0
-    end_ns = end_ns or now_ns
+    if not end_ns:
+        last_ns = int(attempts.column("ended_ns").max(initial=0))
+        end_ns = max(last_ns, now_ns) if len(running) or not last_ns else last_ns
     ended = np.flatnonzero((begins < end_ns) & (attempts.column("ended_ns") > begin_ns))
     running = running[leased[running] < end_ns]
     bars = [*_ended_bars(view, ended, begins), *_running_bars(view, running, now_ns)]
