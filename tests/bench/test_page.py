@@ -8,22 +8,23 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import main
-from bench.page import state, suite
+from bench.page import state, suite, throughput
 
 
-@pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
-    monkeypatch.setattr(state, "TASKS", 200_000)  # a hundredth of it with --quick
-    monkeypatch.setattr(suite, "_REQUESTS", 1)
+def measured(tmp_path: Path, *words: str) -> dict[str, dict[str, Any]]:
     file = tmp_path / "page.json"
-    words = ["page", "--quick", "--state", str(tmp_path / "state"), "--json", str(file)]
-    done = CliRunner().invoke(main, [*words, "--only", "views", "--only", "stopped"])
+    every = ["page", "--quick", "--repeats", "1", "--json", str(file), *words]
+    done = CliRunner().invoke(main, every)
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "state").exists()
     return {line["what"]: line for line in json.loads(file.read_text())["lines"]}
 
 
-def test_every_view_is_measured(lines: dict[str, dict[str, Any]]) -> None:
+def test_every_view_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "TASKS", 200_000)  # a hundredth of it with --quick
+    monkeypatch.setattr(suite, "_REQUESTS", 1)
+    kept = tmp_path / "state"
+    lines = measured(tmp_path, "--state", str(kept), "--only", "views", "--only", "stopped")
+    assert kept.exists()
     for name in suite.VIEWS:
         assert lines[name]["best"] > 0
         assert lines[name]["floor"] == 200
@@ -31,3 +32,12 @@ def test_every_view_is_measured(lines: dict[str, dict[str, Any]]) -> None:
     assert lines["stopped: first overview"]["best"] > 0
     (elements,) = (line for name, line in lines.items() if name.startswith("elements"))
     assert 100 < elements["best"] < 5000
+
+
+def test_throughput_is_measured_with_and_without_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throughput, "TASKS", 300_000)
+    lines = measured(tmp_path, "--only", "throughput")
+    assert lines["with pages over alone, best"]["floor"] == 0.95
+    assert all(line["best"] > 0 for line in lines.values())

@@ -266,6 +266,7 @@ def pipeline_command(
 
 
 @main.command("page")
+@repeats_option
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
@@ -280,13 +281,15 @@ def pipeline_command(
 @click.option("--quick", is_flag=True, help="Use small numbers, to see whether it runs.")
 @json_option
 def page_command(
-    state: Path | None, only: tuple[str, ...], json_file: Path | None, *, quick: bool
+    state: Path | None, only: tuple[str, ...], json_file: Path | None, repeats: int, *, quick: bool
 ) -> None:
     """Measure the page at a million tasks: the time of every view, and its cost.
 
+    `throughput` compares a broker with ten open pages and without, in alternation.
+
     Example: ./yard bench page --state /var/tmp/million --only views --json page.json
     """
-    bench = page_suite.PageBench(Settings(_progress_to_stderr(), quick=quick), state)
+    bench = page_suite.PageBench(Settings(_progress_to_stderr(), repeats, quick), state)
     suite = "page --quick" if quick else "page"
     _finish(suite, page_suite.run(bench, only), json_file)
 

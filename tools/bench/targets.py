@@ -99,3 +99,5 @@ PAGE_VIEW_MS: Final = Target(200, 50)
 PAGE_FIRST_MS: Final = Target(200, 200)
 #: Elements of a view that a browser holds.
 PAGE_ELEMENTS: Final = Target(5000, 5000)
+#: Throughput of a broker with ten open pages, over that without.
+PAGE_THROUGHPUT: Final = Target(0.95, 0.98, at_least=True)

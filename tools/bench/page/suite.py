@@ -12,6 +12,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from bench.page import state as page_state
+from bench.page import throughput
 from bench.page.process import Page, View
 from bench.processes import Broker
 from bench.settings import Settings
@@ -143,4 +144,5 @@ def run_stopped(bench: PageBench, stack: ExitStack) -> list[TableLine]:
 CASES: Final[dict[str, Callable[[PageBench, ExitStack], list[TableLine]]]] = {
     "views": run_views,
     "stopped": run_stopped,
+    "throughput": lambda bench, _: throughput.run(bench.settings),
 }
