@@ -109,7 +109,7 @@ COMMANDS: dict[str, LazyCommand] = {
         "taskyard.cli.map:map_rows",
         "Run a command for every line of input, or for lists of values.",
     ),
-    "up": LazyCommand("taskyard.cli.up:up", "Run a broker and workers until stopped."),
+    "up": LazyCommand("taskyard.cli.up:up", "Run a broker, workers and a page until stopped."),
     "down": LazyCommand(
         "taskyard.cli.up:down",
         "Stop the broker and workers of a state directory.",
