@@ -16,6 +16,7 @@ from taskyard.client.aio import AsyncClient
 from taskyard.client.client import Client
 from taskyard.client.futures import Future
 from taskyard.client.progress import Progress
+from taskyard.client.requests import CampaignCounts
 from taskyard.web.address import bind, published
 from tests.cli.yard import Yard, running
 from tests.kit.processes import PATIENCE_SECONDS
@@ -126,19 +127,20 @@ def test_campaign_shows_its_counts(client: Client) -> None:
 def test_campaign_shows_its_failures_and_how_far_it_is(client: Client) -> None:
     for number in range(7):
         client.submit(["false"], name=f"bad-{number}", campaign="f").exception(PATIENCE_SECONDS)
-    waits = client.submit(b"", name="waits", campaign="f", service=UNSERVED)
+    for name in ("waits", "waits-too", "last"):
+        client.submit(b"", name=name, campaign="f", service=UNSERVED)
     first = seen(client.campaign("f"))
-    assert first.startswith("Campaign f 7 failed 1 ready 88% ended bad-0 failed: exit status 1 bad")
+    assert first.startswith("Campaign f 7 failed 3 ready 70% ended bad-0 failed: exit status 1 bad")
     assert first.endswith("bad-4 failed: exit status 1 and 2 more")
-    waits.cancel()
-    assert "8% ended" not in seen(client.campaign("f"))
+    client.campaign("f").cancel()
+    assert "% ended" not in seen(client.campaign("f"))
 
 
 def test_campaign_shown_again_tells_the_time_left(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = {**dict.fromkeys(("blocked", "delayed", "leased", "failed", "cancelled"), 0)}
-    monkeypatch.setattr(notebook, "_query", lambda *_: (counts, counts["ready"]))
+    monkeypatch.setattr(notebook, "_query", lambda *_: CampaignCounts(counts, is_settled=False))
     shown = ""
     for seconds, done in ((0, 10), (60, 40)):
         monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: 100.0 + seconds)

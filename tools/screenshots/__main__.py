@@ -32,7 +32,6 @@ DOCS: Final = {
     "overview-light": 900,
     "overview-dark": 900,
     "campaign-light": 1000,
-    "graph-light": 700,
     "task-failed-light": 1000,
     "timeline-light": 700,
     "overview-390": 844,

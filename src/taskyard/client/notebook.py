@@ -55,9 +55,6 @@ _COLOURS: Final = {
 #: How fast the campaigns of a session proceed, as its boxes have shown it.
 _rates: Final[WeakKeyDictionary[Session, dict[str, Rate]]] = WeakKeyDictionary()
 
-#: States in which a task can't run any more.
-_ENDED: Final = ("done", "failed", "cancelled")
-
 _BOX: Final = (
     "display:inline-block;border:1px solid rgba(128,128,128,.4);border-radius:6px;"
     "padding:.5em .8em;min-width:20em;max-width:60em;line-height:1.5;overflow-wrap:anywhere"
@@ -117,9 +114,9 @@ def campaign_html(session: Session, name: str) -> str:
 
 
 def _campaign_lines(session: Session, name: str) -> list[str]:
-    counts, left = _query(session, requests.campaign_counts(name, Deadline.after(_SECONDS)))
+    found = _query(session, requests.campaign_counts(name, Deadline.after(_SECONDS)))
+    counts, ended, left = found.by_state, found.ended, found.left
     lines = _counts_bar(counts)
-    ended = sum(counts[state] for state in _ENDED)
     rate = _rates.setdefault(session, {}).setdefault(name, Rate(_RATE_SECONDS))
     texts = rate.texts(time.monotonic(), ended, left)
     if ended and left:

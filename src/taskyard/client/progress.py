@@ -133,9 +133,9 @@ class ProgressBar:
         """Draw the tasks of a campaign, by their states."""
         states = counts.by_state
         self._failed, self._cancelled = states["failed"], states["cancelled"]
-        self._ended = states["done"] + self._failed + self._cancelled
+        self._ended = counts.ended
         self._total = sum(states.values())
-        self._behind = max(0, self._total - self._ended - counts.left)
+        self._behind = self._total - self._ended - counts.left
         self._show(time.monotonic())
 
     def _show(self, now: float) -> None:

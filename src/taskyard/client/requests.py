@@ -71,10 +71,20 @@ class TaskResult(NamedTuple):
 
 
 class CampaignCounts(NamedTuple):
-    """The tasks of a campaign by state, and how many of them can still run."""
+    """The tasks of a campaign by state, and whether none of them can run any more."""
 
     by_state: dict[str, int]
-    left: int
+    is_settled: bool
+
+    @property
+    def ended(self) -> int:
+        """How many have a result, have failed or were cancelled."""
+        return sum(self.by_state[state] for state in ("done", "failed", "cancelled"))
+
+    @property
+    def left(self) -> int:
+        """How many may still run. Those behind a failure count until the campaign is settled."""
+        return 0 if self.is_settled else sum(self.by_state.values()) - self.ended
 
 
 def _document(kind: int, name: str | None = None, timeout: float | None = None) -> Exchange[Any]:
@@ -377,7 +387,7 @@ def follow_campaign(
     deadline, what = Deadline.after(timeout), f"campaign {campaign}"
     found = yield from campaign_counts(campaign, deadline)
     show(found)
-    while found.left:
+    while not found.is_settled:
         if deadline is not None and not deadline.seconds_left:
             raise _unsettled(what, deadline)
         found = yield from campaign_counts(campaign, deadline, _SHOWN_STEP_NS)
@@ -387,14 +397,14 @@ def follow_campaign(
 def campaign_counts(
     campaign: str, deadline: Deadline | None = None, wait_ns: int = 0
 ) -> Exchange[CampaignCounts]:
-    """Return how many tasks are in each state, and how many can still run.
+    """Return how many tasks are in each state, and whether none can run any more.
 
     Waits up to `wait_ns` for the end of the campaign.
     """
     watch = _watch(None, encode_text(campaign), deadline, f"campaign {campaign}", wait_ns)
-    left = (yield from checked_reply(watch)).count
+    is_settled = not (yield from checked_reply(watch)).count
     seconds = None if deadline is None else deadline.seconds_left + GRACE_SECONDS
-    return CampaignCounts((yield from counts(campaign, seconds)), left)
+    return CampaignCounts((yield from counts(campaign, seconds)), is_settled)
 
 
 def _unsettled(what: str, deadline: Deadline) -> TimedOut:
