@@ -23,6 +23,7 @@ import pytest
 from docs.schemas import check
 from taskyard.cli.entry import run, taskyard
 from taskyard.client import task_filters
+from taskyard.client.reason_forms import form_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.output_paths import directory_of
@@ -42,10 +43,12 @@ from taskyard.pipeline.report.format import format_bytes, format_duration, short
 from taskyard.pipeline.report.headline import lower_bound_ns, page_of
 from taskyard.pipeline.report.outputs import last_output, last_outputs
 from taskyard.pipeline.report.page import Page, Section, Table
+from taskyard.pipeline.report.reasons import failure_groups
 from taskyard.pipeline.report.stays import with_work_of
 from taskyard.pipeline.report.summary import BrokerSummary, ReportSummary
 from taskyard.pipeline.sources import history
 from taskyard.pipeline.transforms.guarantees import NO_TASKS
+from taskyard.pipeline.transforms.summaries import LISTED
 from tests.journal.scenarios import BEGIN_NS, WritingYard
 from tests.kit.processes import campaign, run_here
 from tests.pipeline.browser import Opened, opened
@@ -195,7 +198,7 @@ def test_failed_task_is_shown_with_its_reason_and_links_to_the_page(
         "1 task failed, grouped by the form of the reason."
     )
     block = seen.page.locator("#section-failures article")
-    assert block.locator("h3").inner_text().startswith("1 task: </…")
+    assert block.locator("h3").inner_text() == f"1 task: {form_of(HOSTILE)}"
     assert block.locator("p").inner_text() == "first-1"
     assert block.locator("pre").inner_text() == HOSTILE
     (link,) = [one.get_attribute("href") for one in block.locator("a").all()]
@@ -301,6 +304,10 @@ def test_tables_are_kept_for_the_next_report(
     code, text, _ = run_here(tmp_path, *words, "--json")
     made = json.loads(text)
     assert (code, made["summary"]) == (0, document["summary"])
+    pages = [Path(document["page"]), tmp_path / made["page"]]
+    for name in ("failures", "slowest", "places"):  # by queries, and from rows in memory
+        first, second = (_section_text(one, name) for one in pages)
+        assert first == second, name
     assert made["guarantees"] == document["guarantees"]
     assert tables.read(spark, tmp_path / "kept", TASKS).count() == 26
     for name in ("workers", "critical_path"):
@@ -310,6 +317,13 @@ def test_tables_are_kept_for_the_next_report(
         ]
         old, new = (sorted(str(sorted(row.items())) for row in table) for table in rows)
         assert old == new
+
+
+def _section_text(path: Path, name: str) -> str:
+    whole = (
+        path.read_text().partition(f'<section id="section-{name}"')[2].partition("</section>")[0]
+    )
+    return re.sub("<[^>]*>", "", whole)
 
 
 def test_run_writes_a_report_at_the_end(spark: SparkSession, tmp_path: Path) -> None:
@@ -334,6 +348,21 @@ def test_run_writes_a_report_at_the_end(spark: SparkSession, tmp_path: Path) -> 
 )
 def test_sizes_have_readable_units(number: int, text: str) -> None:
     assert format_bytes(number) == text
+
+
+def test_failures_of_one_form_are_one_group() -> None:
+    reasons = ["row 1: bad", "exit status 3", "row 22: bad\nmore", None, "row 3: bad"]
+    rows: list[dict[str, Any]] = [
+        dict[str, Any].fromkeys(LISTED, "")
+        | {"task": f"t{n}", "reason": reason, "ended": 9 - n, "count": n}
+        for n, reason in enumerate(reasons, 1)
+    ]
+    groups = failure_groups(pa.Table.from_pylist(rows))
+    assert [(one.form, one.count, [row["task"] for row in one.tasks]) for one in groups] == [
+        ("row #: bad", 9, ["t5", "t3", "t1"]),
+        ("no reason given", 4, ["t4"]),
+        ("exit status 3", 2, ["t2"]),
+    ]
 
 
 def test_output_ends_with_the_last_lines_of_its_file(tmp_path: Path) -> None:
@@ -390,7 +419,6 @@ def facts(**more: Any) -> ReportSummary:
         "critical_path": _empty(*CRITICAL_PATH.names),
         "hosts": _empty("host", "attempts", "run_ns", "cpu_ns", "memory_max_bytes"),
         "slowest": _empty("task", "run_ns"),
-        "failures": _empty("rank"),
     }
     return ReportSummary(**given | more)
 

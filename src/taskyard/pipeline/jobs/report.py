@@ -41,6 +41,7 @@ from taskyard.pipeline.report.format import shorten_name
 from taskyard.pipeline.report.headline import page_of
 from taskyard.pipeline.report.links import PageLinks
 from taskyard.pipeline.report.outputs import last_outputs
+from taskyard.pipeline.report.reasons import failed_rows, failure_groups, setbacks_by_form
 from taskyard.pipeline.report.stays import ATTEMPT_COLUMNS, with_work_of
 from taskyard.pipeline.report.summary import (
     BrokerSummary,
@@ -238,15 +239,17 @@ def summarize(found: ReportDatasets, address: str = "") -> ReportSummary:
         distributions=_NO_ROWS,
         # Most histories have neither lanes nor failures. A query takes longer than to look.
         lanes=_rows(summaries.lanes(attempts), needed=bool(counts["laned"])),
-        setbacks=_rows(summaries.setbacks(attempts), needed=counts["attempts"] != counts["done"]),
+        setbacks=setbacks_by_form(
+            _rows(summaries.setbacks(attempts), needed=counts["attempts"] != counts["done"])
+        ),
         levels=levels_of(by_level),
         critical_path=last_path(_collected(found, CRITICAL_PATH)),
         hosts=_NO_ROWS,
-        slowest=summaries.slowest(tasks).toArrow(),
-        failures=_rows(summaries.failures(tasks), needed=bool(counts["failed"])),
+        slowest=_slowest(found, tasks),
+        failures=failure_groups(_failed(found, tasks)) if counts["failed"] else [],
         links=PageLinks(address, found.campaign) if len(found.brokers) == 1 else PageLinks(),
     )
-    failed = summary.failures.to_pylist()
+    failed = [row for group in summary.failures for row in group.tasks]
     if failed:
         states = {one.broker: Path(one.files.directory) for one in found.own_tables}
         printed = _printed(found, [row["task"] for row in failed])
@@ -262,6 +265,22 @@ def summarize(found: ReportDatasets, address: str = "") -> ReportSummary:
     if are_shown:
         summary.worker_times = worker_series(cells, width_ns)
     return summary
+
+
+def _slowest(found: ReportDatasets, tasks: DataFrame) -> pa.Table:
+    """Return the tasks that ran the longest. Rows in memory need no query."""
+    rows = found.rows(TASKS)
+    if rows is None:
+        return summaries.slowest(tasks).toArrow()
+    ran = rows.select(summaries.LISTED).filter(pc.greater(rows["run_ns"], 0))
+    order = [("run_ns", "descending"), ("task", "ascending")]
+    return ran.sort_by(order).slice(0, summaries.SLOWEST_MAX)
+
+
+def _failed(found: ReportDatasets, tasks: DataFrame) -> pa.Table:
+    """Return failed tasks with the `count` that each adds to its reason."""
+    rows = found.rows(TASKS)
+    return summaries.failures(tasks).toArrow() if rows is None else failed_rows(rows)
 
 
 def _printed(found: ReportDatasets, names: list[str]) -> pa.Table:

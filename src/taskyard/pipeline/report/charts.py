@@ -5,7 +5,6 @@ A chart without data is left out, and its paragraph says why. Axes have names an
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core.limits import SECOND_NS
@@ -49,9 +48,6 @@ LEVELS_MAX: Final = 100
 
 #: The most intervals that are drawn with a gap between them.
 INTERVALS_SEPARATE_MAX: Final = 60
-
-#: A shorter beginning of a reason would find other reasons too.
-REASON_LETTERS_MIN: Final = 4
 
 #: States of tasks that have not ended.
 UNFINISHED: Final = ("blocked", "delayed", "ready", "leased")
@@ -370,13 +366,9 @@ def setbacks(summary: ReportSummary) -> Section:
 
 
 def _reason_link(summary: ReportSummary, form: str) -> str:
-    """Return the link of a reason, by its beginning. The page keeps those of failures and delays.
-
-    Empty if the beginning says too little.
-    """
-    words = re.split("[…#]", form)[0].rstrip("'\"/")
-    is_known = form in (LEASE_EXPIRED, NO_REASON) or form.startswith(RETURNED)
-    return "" if is_known or len(words) < REASON_LETTERS_MIN else summary.links.tasks(reason=words)
+    """Return the link of a reason. The page keeps those of failures and delays."""
+    is_own = form in (LEASE_EXPIRED, NO_REASON) or form.startswith(RETURNED)
+    return "" if is_own else summary.links.tasks(reason_like=form)
 
 
 def levels(summary: ReportSummary) -> Section:

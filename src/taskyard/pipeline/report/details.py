@@ -16,10 +16,12 @@ from taskyard.pipeline.report.format import (
 )
 from taskyard.pipeline.report.page import Block, Link, Section, Table
 from taskyard.pipeline.report.summary import int_of
+from taskyard.pipeline.transforms.summaries import NO_REASON
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from taskyard.pipeline.report.reasons import FailureGroup
     from taskyard.pipeline.report.summary import ReportSummary
 
 #: Hosts that the table lists. The rest is one row.
@@ -28,32 +30,29 @@ HOSTS_MAX: Final = 20
 
 def failures(summary: ReportSummary) -> Section | None:
     """List failed tasks by the form of their reason, with the last output of one of each."""
-    rows = summary.failures.to_pylist()
-    if not rows:
+    if not summary.failures:
         return None
-    blocks, shown = [], 0
-    for rank in sorted({row["rank"] for row in rows}):
-        alike = sorted((row for row in rows if row["rank"] == rank), key=lambda row: row["place"])
-        shown += alike[0]["count"]
-        blocks.append(_failure_block(summary, alike))
-    failed = summary.number("failed")
+    failed, shown = summary.number("failed"), sum(group.count for group in summary.failures)
     text = f"{format_count(failed, 'task').capitalize()} failed, grouped by the form of the reason."
     if shown < failed:
         text += f" The most frequent forms are shown, with {shown:,} of them."
+    blocks = [_failure_block(summary, group) for group in summary.failures]
     return Section("failures", "Failed tasks", [text], blocks=blocks)
 
 
-def _failure_block(summary: ReportSummary, alike: list[dict[str, Any]]) -> Block:
-    first = alike[0]
-    links = [Link(shorten_name(row["name"]), summary.links.task(row["task"])) for row in alike]
-    more = first["count"] - len(alike)
+def _failure_block(summary: ReportSummary, group: FailureGroup) -> Block:
+    pages = summary.links
+    links = [Link(shorten_name(row["name"]), pages.task(row["task"])) for row in group.tasks]
+    more = group.count - len(links)
     if more:
-        links.append(Link(f"{more:,} more", summary.links.tasks(only=("failed",))))
+        alike = {} if group.form == NO_REASON else {"reason_like": group.form}
+        links.append(Link(f"{more:,} more", pages.tasks(only=("failed",), **alike)))
+    names = [row["task"] for row in group.tasks]
     output = next(
-        (summary.outputs[row["task"]] for row in alike if row["task"] in summary.outputs),
-        first["reason"] or "",
+        (summary.outputs[name] for name in names if name in summary.outputs),
+        group.tasks[0]["reason"] or "",
     )
-    return Block(f"{format_count(first['count'], 'task')}: {first['form']}", links, output)
+    return Block(f"{format_count(group.count, 'task')}: {group.form}", links, output)
 
 
 def slowest(summary: ReportSummary) -> Section | None:

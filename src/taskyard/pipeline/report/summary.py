@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 from taskyard.core.limits import SECOND_NS
 from taskyard.pipeline.fold.steps import OUTCOMES
 from taskyard.pipeline.report.links import PageLinks
+from taskyard.pipeline.report.reasons import FailureGroup
 from taskyard.pipeline.transforms.guarantees import NO_TASKS, Guarantees
 
 
@@ -53,9 +54,9 @@ class ReportSummary(Struct):
     critical_path: pa.Table
     #: Measured attempts by `host`, see `hosts_of`.
     hosts: pa.Table
-    #: The tasks that ran the longest, and those that failed. See `transforms.summaries`.
+    #: The tasks that ran the longest, and those that failed.
     slowest: pa.Table
-    failures: pa.Table
+    failures: list[FailureGroup] = []
     #: The last lines of output of some failed tasks, by full name.
     outputs: dict[str, str] = {}
     #: Addresses of tasks on the page of the state, if there is one.

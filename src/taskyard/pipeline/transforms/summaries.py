@@ -13,9 +13,11 @@ BINS_PER_DECADE: Final = 8
 #: Shorter times are in the first bin: they are noise.
 TIME_NS_MIN: Final = 100_000
 
-#: Lanes and reasons that a chart shows.
+#: Lanes that a chart shows.
 LANES_MAX: Final = 20
-REASONS_MAX: Final = 12
+
+#: Reasons that are collected. The report groups them by their form and shows a few groups.
+REASONS_MAX: Final = 1000
 
 _REASON_CHARACTERS_MAX: Final = 120
 
@@ -25,21 +27,11 @@ NO_REASON: Final = "no reason given"
 RETURNED: Final = "returned: "
 
 
-#: Groups of failures are shown with the names of this many tasks.
+#: Tasks that are collected for each reason.
 EXAMPLES_MAX: Final = 5
 
 #: Tasks that the report lists because they ran the longest.
 SLOWEST_MAX: Final = 10
-
-#: Parts of a reason that differ between tasks that fail for the same cause, and their stand-ins.
-#: An exit status or a signal is a cause, so its number stays.
-_VARIABLE_PARTS: Final = (
-    (r"'[^']*'", "'…'"),
-    (r'"[^"]*"', '"…"'),
-    (r"(?<![\w.])/\S+", "/…"),
-    (r"0x[0-9a-fA-F]+", "#"),
-    (r"(?<!exit status |signal |\d)\d+", "#"),
-)
 
 #: Columns of a cell that are not added up. Each cell has a `count`, `change`, `time_ns`, `peak`.
 _PLACE: Final = ("kind", "name", "place")
@@ -211,7 +203,7 @@ def lanes(attempts: DataFrame) -> DataFrame:
 
 
 def setbacks(attempts: DataFrame) -> DataFrame:
-    """Count unsuccessful attempts by the form of their `reason`: `retried`, `failed`, or `lost`.
+    """Count unsuccessful attempts by `reason`: `retried`, `failed`, or `lost` with their worker.
 
     Only the most frequent reasons. `attempts_all` and `failed_all` are the sums over all reasons.
     """
@@ -219,8 +211,8 @@ def setbacks(attempts: DataFrame) -> DataFrame:
     unsuccessful = attempts.where(outcome.isin("failed", "postponed", "returned", "expired"))
     reason = (
         f.when(outcome == "expired", f.lit(LEASE_EXPIRED))
-        .when(outcome == "returned", f.concat(f.lit(RETURNED), _form()))
-        .otherwise(_form())
+        .when(outcome == "returned", f.concat(f.lit(RETURNED), _first_line()))
+        .otherwise(_first_line())
     )
     summed = unsuccessful.groupBy(reason.alias("reason")).agg(
         f.count(f.when(outcome == "postponed", 1)).alias("retried"),
@@ -239,45 +231,41 @@ def setbacks(attempts: DataFrame) -> DataFrame:
     return ranked.where(f.col("place") <= REASONS_MAX).drop("place")
 
 
-def _form() -> Column:
-    """Return the first line of a reason, without the parts that differ from task to task."""
+def _first_line() -> Column:
     first = f.split_part(f.trim(f.coalesce("reason", f.lit(""))), f.lit("\n"), f.lit(1))
     short = f.left(first, f.lit(_REASON_CHARACTERS_MAX))
-    form = f.when(short == "", f.lit(NO_REASON)).otherwise(short)
-    for pattern, text in _VARIABLE_PARTS:
-        form = f.regexp_replace(form, pattern, text)
-    return form
+    return f.when(short == "", f.lit(NO_REASON)).otherwise(short)
 
 
 #: Columns of a task that the report lists.
-_LISTED: Final = ("broker", "campaign", "task", "name", "service", "worker", "attempts", "run_ns")
+LISTED: Final = ("broker", "campaign", "task", "name", "service", "worker", "attempts", "run_ns")
 
 
 def slowest(tasks: DataFrame) -> DataFrame:
     """Find the tasks that ran the longest over all their attempts, the slowest first."""
     order = (f.desc_nulls_last("run_ns"), "task")
     ran = tasks.where(f.col("run_ns") > 0)
-    return ran.orderBy(*order).limit(SLOWEST_MAX).select(*_LISTED, "state", "ended")
+    return ran.orderBy(*order).limit(SLOWEST_MAX).select(*LISTED)
 
 
 def failures(tasks: DataFrame) -> DataFrame:
-    """Group failed tasks by the `form` of their reason, which has no names, numbers and paths.
+    """Find the most frequent reasons of failed tasks, each with a few of its tasks.
 
-    The most frequent forms, each with its `count` and a few of its tasks in the order of failure.
-    `place` numbers the tasks of a form.
+    The `count` of a reason is at its first task, in the order of failure. It is 0 at the others.
     """
-    alike = Window.partitionBy("form")
-    failed = tasks.where(f.col("state") == "FAILED").withColumn("form", _form())
+    alike = Window.partitionBy("first_line")
+    failed = tasks.where(f.col("state") == "FAILED").withColumn("first_line", _first_line())
     listed = failed.withColumns(
         {
             "place": f.row_number().over(alike.orderBy("ended", "task")),
-            "count": f.count("state").over(alike),
+            "every": f.count("state").over(alike),
         }
     ).where(f.col("place") <= EXAMPLES_MAX)
-    order = Window.partitionBy(f.lit(1)).orderBy(f.desc("count"), "form")
+    order = Window.partitionBy(f.lit(1)).orderBy(f.desc("every"), "first_line")
     ranked = listed.withColumn("rank", f.dense_rank().over(order))
+    count = f.when(f.col("place") == 1, f.col("every")).otherwise(0)
     shown = ranked.where(f.col("rank") <= REASONS_MAX)
-    return shown.select("rank", "form", "count", "place", *_LISTED, "reason", "ended")
+    return shown.select(count.alias("count"), *LISTED, "reason", "ended")
 
 
 def levels(tasks: DataFrame) -> DataFrame:
