@@ -15,7 +15,7 @@ from taskyard.client import notebook
 from taskyard.client.aio import AsyncClient
 from taskyard.client.client import Client
 from taskyard.client.futures import Future
-from taskyard.client.progress import Progress
+from taskyard.client.progress_rate import Progress
 from taskyard.client.requests import CampaignCounts
 from taskyard.web.address import bind, published
 from tests.cli.yard import Yard, running

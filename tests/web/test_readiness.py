@@ -62,7 +62,7 @@ def test_page_that_reads_the_journal_is_not_ready(site: FakeSite) -> None:
 
 
 def test_page_that_can_not_read_the_journal_is_not_ready(site: FakeSite) -> None:
-    site.error = "/home/someone/.taskyard: the journal is damaged"
+    site.error = "/somewhere/.taskyard: the journal is damaged"
     assert site.ready() == (503, "not ready: the page can't read the journal (see its log)\n")
 
 

@@ -42,7 +42,7 @@ _QUALITIES: Final = (85, 75, 60, 45, 30)
 _ADDRESSES: Final = "all => all.map(a => new URL(a.getAttribute('href'), location).href)"
 
 
-class Look(NamedTuple):
+class Window(NamedTuple):
     """A kind of window."""
 
     name: str
@@ -51,10 +51,10 @@ class Look(NamedTuple):
     is_dark: bool = False
 
 
-LOOKS: Final = (
-    Look("light", 1280, 800),
-    Look("dark", 1280, 800, is_dark=True),
-    Look("390", 390, 844),
+WINDOWS: Final = (
+    Window("light", 1280, 800),
+    Window("dark", 1280, 800, is_dark=True),
+    Window("390", 390, 844),
 )
 
 
@@ -66,25 +66,25 @@ class Shot(NamedTuple):
 
 
 class Camera:
-    """A browser with a window for each look. Notes what it could not show."""
+    """A browser with a window for each window. Notes what it could not show."""
 
     def __init__(self, browser: Browser, directory: Path) -> None:
         self._directory = directory
-        #: One page a look: a new one would read the script of the charts again.
-        self._pages = {look: self._open_window(browser, look) for look in LOOKS}
+        #: One page a window: a new one would read the script of the charts again.
+        self._pages = {window: self._open_window(browser, window) for window in WINDOWS}
         self._shown = ""
         #: Errors of the browser's console, and views that don't fit their window.
         self.complaints: list[str] = []
 
-    def _open_window(self, browser: Browser, look: Look) -> Page:
-        window = browser.new_context(
-            viewport={"width": look.width, "height": look.height},
-            color_scheme="dark" if look.is_dark else "light",
+    def _open_window(self, browser: Browser, window: Window) -> Page:
+        context = browser.new_context(
+            viewport={"width": window.width, "height": window.height},
+            color_scheme="dark" if window.is_dark else "light",
             locale="en-GB",
             timezone_id="UTC",
         )
-        window.set_default_timeout(_TIMEOUT_MS)
-        page = window.new_page()
+        context.set_default_timeout(_TIMEOUT_MS)
+        page = context.new_page()
         page.on("console", lambda line: self._note(line.text) if line.type == "error" else None)
         page.on("pageerror", lambda error: self._note(str(error)))
         return page
@@ -98,10 +98,10 @@ class Camera:
             page.goto(address)
 
     def take(self, shot: Shot) -> list[str]:
-        """Take a picture in each look. Return the links of the view."""
+        """Take a picture in each window. Return the links of the view."""
         links: list[str] = []
-        for look, page in self._pages.items():
-            self._shown = f"{shot.name}-{look.name}"
+        for window, page in self._pages.items():
+            self._shown = f"{shot.name}-{window.name}"
             try:
                 page.goto(shot.address)
                 page.wait_for_selector("body[data-drawn]")
@@ -109,20 +109,20 @@ class Camera:
                 self._note(f"not drawn after {_TIMEOUT_MS // 1000} s")
                 continue
             links = links or page.eval_on_selector_all("a[href]", _ADDRESSES)
-            self._save(page, look)
+            self._save(page, window)
         return links
 
-    def _save(self, page: Page, look: Look) -> None:
+    def _save(self, page: Page, window: Window) -> None:
         wide, high = page.evaluate(
             "[document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
         )
-        if wide > look.width:
+        if wide > window.width:
             self._note(f"{wide} pixels wide")
-        height = min(max(high, look.height), _HEIGHT_MAX)
-        page.set_viewport_size({"width": look.width, "height": height})
+        height = min(max(high, window.height), _HEIGHT_MAX)
+        page.set_viewport_size({"width": window.width, "height": height})
         page.wait_for_timeout(_SETTLE_MS)
         page.screenshot(path=self._directory / f"{self._shown}.png", animations="disabled")
-        page.set_viewport_size({"width": look.width, "height": look.height})
+        page.set_viewport_size({"width": window.width, "height": window.height})
 
 
 #: Charts follow the size of their window after a moment.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.client import notebook
 from taskyard.client.client import Client
-from taskyard.client.progress import Progress
+from taskyard.client.progress_rate import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from taskyard.client import requests
 from taskyard.client.exchanges import Deadline, request_and_wait, run_exchange
-from taskyard.client.progress import Rate
+from taskyard.client.progress_rate import Rate
 from taskyard.core.states import TaskState
 from taskyard.design import PALETTES
 from taskyard.errors import OutputTruncated, TaskyardError, TimedOut
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskyard.client.exchanges import Exchange
-    from taskyard.client.progress import Progress
+    from taskyard.client.progress_rate import Progress
     from taskyard.client.session import Session
 
 _T = TypeVar("_T")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from taskyard.client import requests
-from taskyard.core.durations import rough_duration
+from taskyard.client.progress_rate import Progress, Rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -22,16 +21,8 @@ if TYPE_CHECKING:
 #: Time between updates of a bar.
 _SHOWN_SECONDS: Final = 0.1
 
-#: Window of the rate: short enough to follow a change, long enough not to jump.
-_RATE_SECONDS: Final = 20.0
-
-#: Updates that a rate remembers: more than a bar draws in its window.
-_SAMPLES_MAX: Final = 1000
-
 #: Time between lines, if there is no bar. Work that ends sooner prints none.
 _LINE_SECONDS: Final = 5.0
-
-_MINUTE_SECONDS: Final = 60
 
 
 class SettledFuture(Protocol):
@@ -40,19 +31,6 @@ class SettledFuture(Protocol):
     def cancelled(self) -> bool: ...
 
     def exception(self) -> BaseException | None: ...
-
-
-class Progress(NamedTuple):
-    """How many tasks have ended, with a caption."""
-
-    ended: int
-    failed: int
-    total: int
-    caption: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.ended:,}/{self.total:,}{self.caption and ', '}{self.caption}"
 
 
 class ProgressDisplay(Protocol):
@@ -72,27 +50,6 @@ def with_progress(settled: Iterable[_S], total: int) -> Iterator[_S]:
         for future in settled:
             bar.count(future)
             yield future
-
-
-class Rate:
-    """The recent rate of ended tasks. The clock is an argument."""
-
-    def __init__(self, window_seconds: float = _RATE_SECONDS) -> None:
-        self._window_seconds = window_seconds
-        #: Times and counts of the last updates.
-        self._seen: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
-
-    def texts(self, now: float, ended: int, left: int) -> list[str]:
-        """Note a count. Return the rate and the time left, or nothing until there is a rate."""
-        self._seen.append((now, ended))
-        while now - self._seen[0][0] > self._window_seconds:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        rate = (ended - before) / (now - then) if now - then >= 1 else 0.0
-        if rate <= 0 or not left:
-            return []
-        caption = f"{rate:,.0f}/s" if rate >= 1 else f"{_MINUTE_SECONDS * rate:,.1f}/min"
-        return [caption, f"about {rough_duration(left / rate)} left"]
 
 
 class ProgressBar:

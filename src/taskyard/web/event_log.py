@@ -1,8 +1,8 @@
-"""What happened to each task, in order: the events of a task's story.
+"""The events of each task in order, for its story.
 
 Holds a few numbers for each event, in chunks that never move, so that a million tasks take about
 75 MB and adding events copies nothing. Progress is left out, because a task may report it often.
-Knows nothing of what the events mean. `story.py` turns them into sentences.
+Knows nothing of what the events mean. `task_story.py` turns them into sentences.
 """
 
 from __future__ import annotations

@@ -55,6 +55,27 @@ def routes(shown: Site) -> list[BaseRoute]:
             found = view.campaign(name)
         return shown.page(request, "campaign.html", **found)
 
+    async def throughput(_: Request) -> Response:
+        with shown.view() as view:
+            until_ns = time.time_ns() if shown.broker.is_live else 0
+            return JSONResponse(throughput_figure(view.series, until_ns))
+
+    async def durations(request: Request) -> Response:
+        chosen = site.wanted(request)
+        with shown.view() as view:
+            return JSONResponse(durations_figure(view.durations(view.select(chosen))))
+
+    return [
+        Route("/", overview),
+        Route("/campaigns", campaigns),
+        Route("/campaign", campaign),
+        _graph_route(shown),
+        Route("/charts/throughput", throughput),
+        Route("/charts/durations", durations),
+    ]
+
+
+def _graph_route(shown: Site) -> BaseRoute:
     async def graph(request: Request) -> Response:
         query = request.query_params
         name, focus = query.get("campaign", ""), query.get("task", "")
@@ -72,21 +93,4 @@ def routes(shown: Site) -> list[BaseRoute]:
             request, "graph.html", drawing=drawing, campaign=name, focus=focus, address=address
         )
 
-    async def throughput(_: Request) -> Response:
-        with shown.view() as view:
-            until_ns = time.time_ns() if shown.broker.is_live else 0
-            return JSONResponse(throughput_figure(view.series, until_ns))
-
-    async def durations(request: Request) -> Response:
-        chosen = site.wanted(request)
-        with shown.view() as view:
-            return JSONResponse(durations_figure(view.durations(view.select(chosen))))
-
-    return [
-        Route("/", overview),
-        Route("/campaigns", campaigns),
-        Route("/campaign", campaign),
-        Route("/graph", graph),
-        Route("/charts/throughput", throughput),
-        Route("/charts/durations", durations),
-    ]
+    return Route("/graph", graph)

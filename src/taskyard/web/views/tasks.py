@@ -16,7 +16,7 @@ from taskyard.client import task_filters
 from taskyard.client.task_filters import Filter
 from taskyard.core.identity import spelling
 from taskyard.errors import UserError
-from taskyard.web import story
+from taskyard.web.task_story import story_of
 from taskyard.web.view import TaskPage
 from taskyard.web.views import site
 
@@ -82,7 +82,7 @@ def routes(shown: Site) -> list[BaseRoute]:
             task=document,
             why=why,
             command=shlex.join(document["argv"] or ()),
-            story=story.tell(events, document["attempts"]),
+            story=story_of(events, document["attempts"]),
             befores=befores,
             dependents=dependents,
         )

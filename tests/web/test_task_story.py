@@ -12,11 +12,11 @@ from taskyard.journal.row_file import ColumnBuilder
 from taskyard.web import event_log
 from taskyard.web.event_columns import Catalog, EventColumns, columns_of
 from taskyard.web.event_log import EventLog, TaskEvent
-from taskyard.web.story import tell
+from taskyard.web.task_story import story_of
 
 
 def told(events: list[TaskEvent], *attempts: dict[str, Any]) -> list[str]:
-    return [f"{line.text}: {line.detail}".removesuffix(": ") for line in tell(events, attempts)]
+    return [f"{line.text}: {line.detail}".removesuffix(": ") for line in story_of(events, attempts)]
 
 
 def test_task_that_failed_once_and_then_finished() -> None:
@@ -67,12 +67,12 @@ def test_task_whose_worker_was_lost() -> None:
         "cancelled",
         "submitted again under the same name",
     ]
-    assert [line.tone for line in tell(events, [])][2] == "bad"
+    assert [line.tone for line in story_of(events, [])][2] == "bad"
 
 
 @pytest.mark.parametrize("kind", [*(kind.decode() for kind in KINDS.values()), READY.decode()])
 def test_every_kind_of_event_has_a_sentence(kind: str) -> None:
-    (line,) = tell([TaskEvent(kind, 1, 1, worker="w", reason="r")], [])
+    (line,) = story_of([TaskEvent(kind, 1, 1, worker="w", reason="r")], [])
     assert line.text
     assert "_" not in line.text
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from taskyard.web.event_log import TaskEvent
 
 
-class Line(Struct, frozen=True):
+class StoryLine(Struct, frozen=True):
     """One sentence of a story."""
 
     time_ns: int
@@ -64,13 +64,13 @@ _PLAIN: Final = {
 _TONES: Final = {"finished": "good", "failed": "bad", "aged": "bad", "expired": "bad"}
 
 
-def tell(events: Sequence[TaskEvent], attempts: Sequence[Mapping[str, Any]]) -> list[Line]:
+def story_of(events: Sequence[TaskEvent], attempts: Sequence[Mapping[str, Any]]) -> list[StoryLine]:
     """Return the story of a task: a sentence for each event, the oldest first.
 
     `attempts` are those of the task's document. They add hosts and run times.
     """
     by_number = {one["attempt"]: one for one in attempts}
-    lines: list[Line] = []
+    lines: list[StoryLine] = []
     for place, event in enumerate(events):
         last = events[place - 1] if place else None
         if event.kind == "ready" and last is not None and last.time_ns == event.time_ns:
@@ -82,11 +82,11 @@ def tell(events: Sequence[TaskEvent], attempts: Sequence[Mapping[str, Any]]) -> 
     return lines
 
 
-def _joined(line: Line, more: str) -> Line:
-    return Line(line.time_ns, f"{line.text}, {more}", line.tone, line.detail)
+def _joined(line: StoryLine, more: str) -> StoryLine:
+    return StoryLine(line.time_ns, f"{line.text}, {more}", line.tone, line.detail)
 
 
-def _line(event: TaskEvent, attempt: Mapping[str, Any] | None, *, is_again: bool) -> Line:
+def _line(event: TaskEvent, attempt: Mapping[str, Any] | None, *, is_again: bool) -> StoryLine:
     tone = _TONES.get(event.kind, "")
     describe = _SENTENCES.get(event.kind)
     if event.kind == "submitted":
@@ -98,7 +98,7 @@ def _line(event: TaskEvent, attempt: Mapping[str, Any] | None, *, is_again: bool
     else:
         text = _PLAIN.get(event.kind, event.kind.replace("_", " "))
     detail = event.reason if event.kind in ("failed", "postponed", "aged") else ""
-    return Line(event.time_ns, text, tone, detail)
+    return StoryLine(event.time_ns, text, tone, detail)
 
 
 def _leased(event: TaskEvent, attempt: Mapping[str, Any]) -> str:
