@@ -4,6 +4,7 @@
 content. It is deterministic.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, TermsChanges
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
+from taskyard.journal import schema, wal
 from taskyard.journal.recovery import encode
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore, Store
@@ -196,6 +198,12 @@ def _lanes(yard: WritingYard) -> None:
 def rich_yard(directory: Path) -> WritingYard:
     """Return the rich scenario in a state directory, with its store open."""
     return rich_story(SqliteStore(directory))
+
+
+def cut_fill(directory: Path) -> None:
+    """Cut the zeros off the log of a store that was killed, so that it ends with its last row."""
+    log = directory / schema.LOG_NAME
+    os.truncate(log, wal.tail(log.read_bytes()).committed_bytes)
 
 
 def copied(store: Store, rows: int) -> MemoryStore:

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from taskyard.errors import StateError, UnknownFormat
+from taskyard.journal import wal
 from taskyard.journal.chain import SEALED_BYTES, Row
 from taskyard.journal.readonly import check
 from taskyard.journal.sqlite import SqliteStore
@@ -71,6 +72,8 @@ def built(state: str, directory: Path) -> Journal:
         store.close()
     files = {path.name: path.read_bytes() for path in directory.iterdir()}
     store.close()
+    if LOG in files:  # with one frame of the zeros after its end
+        files[LOG] = files[LOG][: wal.tail(files[LOG]).committed_bytes + FRAME_BYTES]
     return Journal(files, rows)
 
 

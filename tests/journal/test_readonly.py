@@ -15,6 +15,7 @@ from taskyard.journal import readonly, schema
 from taskyard.journal.lock import FILE_NAME, ReadLock, StateLock
 from taskyard.journal.readonly import ReadonlyStore
 from taskyard.journal.sqlite import SqliteStore
+from tests.journal.scenarios import cut_fill
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +70,7 @@ def test_large_database_is_read_by_sqlite_itself(
 
 
 def test_torn_end_of_the_log_is_left_out(killed: Path) -> None:
+    cut_fill(killed)
     log = killed / schema.LOG_NAME
     log.write_bytes(log.read_bytes()[:-2000])
     (killed / "witness").unlink()

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from taskyard.errors import JournalDamaged, JournalFailed, UnknownFormat
-from taskyard.journal import schema
+from taskyard.journal import schema, wal
 from taskyard.journal import sqlite as module
 from taskyard.journal.readonly import check
 from taskyard.journal.sqlite import SqliteStore
+from tests.journal import scenarios
 
 DATABASE, LOG, WITNESS = "journal.sqlite", "journal.sqlite-wal", "witness"
 
@@ -41,6 +42,15 @@ def commit(store: SqliteStore, rows: int) -> None:
 def as_killed(directory: Path, copy: Path) -> Path:
     """Copy the files as a SIGKILL at this moment would leave them."""
     shutil.copytree(directory, copy)
+    return copy
+
+
+def with_torn_tail(directory: Path, copy: Path, written: bytes) -> Path:
+    """Copy the files as a SIGKILL would leave them while it writes to the log."""
+    as_killed(directory, copy)
+    scenarios.cut_fill(copy)
+    with (copy / LOG).open("ab") as file:
+        file.write(written)
     return copy
 
 
@@ -171,15 +181,53 @@ def test_another_thread_may_commit(store: SqliteStore) -> None:
     assert [row.body for row in store.rows()] == [b"from there"]
 
 
+def test_log_is_filled_ahead_of_the_commits(store: SqliteStore, tmp_path: Path) -> None:
+    log = tmp_path / LOG
+    sizes: list[int] = []
+    while len({*sizes}) < 4:
+        sizes.append(log.stat().st_size)
+        store.commit(bytes(10_000), 1)
+        content = log.read_bytes()
+        assert wal.tail(content).committed_bytes <= len(content) == log.stat().st_size
+    first = module.LOG_BYTES_FILLED_FIRST
+    assert sorted({*sizes}) == [first, 2 * first, 4 * first, 8 * first]
+
+
+def test_filled_log_stays_that_long(
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOG_BYTES_MERGE", 600_000)
+    monkeypatch.setattr(module, "LOG_BYTES_FILLED_MAX", 700_000)
+    for _ in range(100):
+        store.commit(bytes(50_000), 1)
+    assert (tmp_path / LOG).stat().st_size <= 700_000
+    again = SqliteStore(as_killed(tmp_path, tmp_path / "copy"))
+    assert list(again.rows()) == list(store.rows())
+    again.close()
+
+
+def test_log_is_not_filled_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_small(descriptor: int, data: bytes, offset: int, pwrite: Any = os.pwrite) -> int:
+        if len(data) > module.PAGE_BYTES:
+            raise OSError(errno.ENOSPC, "full")
+        return int(pwrite(descriptor, data, offset))  # of the witness
+
+    monkeypatch.setattr(os, "pwrite", write_small)
+    store = SqliteStore(tmp_path)
+    commit(store, 30)
+    log = (tmp_path / LOG).read_bytes()
+    assert len(log) == wal.tail(log).committed_bytes
+    assert len(list(store.rows())) == 30
+    store.close()
+
+
 def test_torn_tail_is_cut_and_logged(
     store: SqliteStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     commit(store, 3)
-    copy = as_killed(tmp_path, tmp_path / "copy")
-    log = copy / LOG
-    salts = log.read_bytes()[16:24]
-    with log.open("ab") as file:
-        file.write(bytes([0, 0, 0, 3, 0, 0, 0, 0]) + salts + bytes(1000))
+    salts = (tmp_path / LOG).read_bytes()[16:24]
+    written = bytes([0, 0, 0, 3, 0, 0, 0, 0]) + salts + bytes(1000)
+    copy = with_torn_tail(tmp_path, tmp_path / "copy", written)
     with caplog.at_level(logging.WARNING, "taskyard.journal"):
         again = SqliteStore(copy)
     assert list(again.rows()) == list(store.rows())
@@ -195,9 +243,7 @@ def test_torn_tail_is_logged_once(
     store: SqliteStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     commit(store, 1)
-    copy = as_killed(tmp_path, tmp_path / "copy")
-    with (copy / LOG).open("ab") as file:
-        file.write(bytes(10))
+    copy = with_torn_tail(tmp_path, tmp_path / "copy", bytes(10))
     first = SqliteStore(copy)
     second = as_killed(copy, tmp_path / "second")
     SqliteStore(second).close()
@@ -207,7 +253,7 @@ def test_torn_tail_is_logged_once(
 
 def test_shortened_log_is_refused_with_the_lost_rows(store: SqliteStore, tmp_path: Path) -> None:
     commit(store, 1)
-    size = (tmp_path / LOG).stat().st_size
+    size = wal.tail((tmp_path / LOG).read_bytes()).committed_bytes
     commit(store, 3)
     copy = as_killed(tmp_path, tmp_path / "copy")
     os.truncate(copy / LOG, size)
@@ -594,9 +640,7 @@ def test_check_reports_a_missing_journal(tmp_path: Path) -> None:
 
 def test_check_measures_a_torn_tail(store: SqliteStore, tmp_path: Path) -> None:
     commit(store, 2)
-    copy = as_killed(tmp_path, tmp_path / "copy")
-    with (copy / LOG).open("ab") as file:
-        file.write(bytes(10))
+    copy = with_torn_tail(tmp_path, tmp_path / "copy", bytes(10))
     before = {path.name: path.read_bytes() for path in copy.iterdir()}
     assert check(copy).torn_bytes == 10
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == before

@@ -39,7 +39,16 @@ def test_log_of_whole_transactions_has_no_tail(
 
 
 def test_empty_log_has_no_tail() -> None:
-    assert tail(b"") == Tail(0, 0)
+    assert tail(b"") == tail(bytes(10)) == tail(bytes(100_000)) == Tail(0, 0)
+
+
+def test_zeros_after_the_last_frame_are_no_tail(
+    database: sqlite3.Connection, tmp_path: Path
+) -> None:
+    log = log_of(tmp_path)
+    database.close()
+    for zeros in (FRAME_BYTES, 10 * FRAME_BYTES + 100):
+        assert tail(log + bytes(zeros)) == Tail(len(log), 0)
 
 
 @pytest.mark.slow
@@ -93,7 +102,7 @@ def test_damaged_header_makes_all_of_it_a_tail(
     log = bytearray(log_of(tmp_path))
     database.close()
     log[offset] ^= 1
-    assert tail(bytes(log)) == Tail(0, len(log))
+    assert tail(bytes(log)) == Tail(0, len(log.rstrip(b"\0")))
     assert tail(bytes(log[:20])) == Tail(0, 20)
 
 

@@ -12,6 +12,9 @@ virtual disk with fast syncs; one run each, so differences of a few µs mean lit
 - This module checkpoints the log itself, at 4 MiB. SQLite would do it inside a commit, too, but
   hides a failure. A checkpoint takes 1 to 7 ms, at 16 MiB 4 to 21 ms. The log file is overwritten,
   not truncated: a sync that changes no file size is cheaper.
+- The log file is filled with zeros ahead of the commits. A commit that overwrites takes a tenth of
+  the time of one that makes the file longer, and half of its CPU time, because its sync has no
+  blocks to allocate. SQLite takes zeros after its last frame for the end of the log.
 - No `mmap`: a disk error would be a signal instead of an exception.
 
 After a failed write or sync the store is broken. The system may have dropped the failed pages and
@@ -19,6 +22,7 @@ report success for the next sync, so nothing is acknowledged any more.
 """
 
 import logging
+import os
 import secrets
 import shlex
 import sqlite3
@@ -34,6 +38,7 @@ from taskyard.journal.files import (
     create_private,
     free_bytes,
     make_private_directory,
+    open_regular,
     sync_directory,
 )
 from taskyard.journal.reader import RowReader
@@ -49,8 +54,16 @@ LOG_BYTES_MERGE = 4 * 1024 * 1024
 #: A log that one huge row made longer than this is truncated when it restarts.
 LOG_BYTES_KEPT = 4 * LOG_BYTES_MERGE
 
+#: The log is filled to this size at first, and then to twice its size, up to its usual end. So a
+#: short campaign needs little, and a long one waits a few times.
+LOG_BYTES_FILLED_FIRST = 256 * 1024
+LOG_BYTES_FILLED_MAX = LOG_BYTES_MERGE + 512 * 1024
+
 #: Pages that a commit writes besides its body: a leaf, its parent, the header.
 _PAGES_BESIDE_BODY = 3
+
+#: The header of a page in the log.
+_FRAME_BYTES = 24
 
 #: Rows that one transaction of `trim` deletes: some milliseconds.
 TRIM_ROWS_MAX = 256
@@ -85,7 +98,7 @@ class SqliteStore(RowReader):
     def __init__(self, directory: Path, page_bytes: int = PAGE_BYTES) -> None:
         self._path = directory / schema.FILE_NAME
         self._page_bytes = page_bytes
-        self._log_bytes = 0
+        self._log_bytes = self._log_bytes_filled = 0
         try:
             make_private_directory(directory)
             if _is_new(directory):
@@ -102,7 +115,7 @@ class SqliteStore(RowReader):
         self._check_usable()
         row = chain.next_row(self._head, body, records)
         try:
-            self._merge_long_log(len(body))
+            self._make_room(len(body))
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute(
                 INSERT_ROW, (row.sequence, row.record_first, row.record_last, row.chain, body)
@@ -167,6 +180,9 @@ class SqliteStore(RowReader):
             self._connection.execute("COMMIT")
             self._merge("TRUNCATE")
             sync_directory(self._path.parent)
+            self._log = open_regular(self._path.with_name(schema.LOG_NAME), os.O_WRONLY)
+            opened.callback(os.close, self._log)
+            self._fill(LOG_BYTES_FILLED_FIRST)
             witness_file = Witness(self._path.parent, self._identity)
             self._witness = opened.enter_context(closing(witness_file))
             self._opened = opened.pop_all()
@@ -186,11 +202,34 @@ class SqliteStore(RowReader):
         self._broken = str(failure)
         return failure
 
-    def _merge_long_log(self, body_bytes: int) -> None:
-        """Checkpoint before the commit, so that a failure leaves no row half acknowledged."""
+    def _make_room(self, body_bytes: int) -> None:
+        """Checkpoint a long log and fill a short one, before the commit of a row.
+
+        So a failure leaves no row half acknowledged.
+        """
         if self._log_bytes > LOG_BYTES_MERGE:
             self._merge("PASSIVE")
-        self._log_bytes += body_bytes + _PAGES_BESIDE_BODY * self._page_bytes
+        pages = -(-body_bytes // self._page_bytes) + _PAGES_BESIDE_BODY
+        self._log_bytes += pages * (self._page_bytes + _FRAME_BYTES)
+        if self._log_bytes > self._log_bytes_filled < LOG_BYTES_FILLED_MAX:
+            self._fill(min(max(2 * self._log_bytes_filled, self._log_bytes), LOG_BYTES_FILLED_MAX))
+
+    def _fill(self, size: int) -> None:
+        """Lengthen the log file with zeros. On a full disk, it stays as it is."""
+        self._log_bytes_filled = size
+        end = os.fstat(self._log).st_size
+        if end >= size:
+            return
+        try:
+            written = os.pwrite(self._log, bytes(size - end), end)
+            os.fsync(self._log)
+        except OSError as error:
+            if not schema.is_full(error):
+                raise
+            written = 0
+        if written < size - end:
+            os.ftruncate(self._log, end)
+            self._log_bytes_filled = LOG_BYTES_FILLED_MAX  # no more
 
     def _merge(self, mode: str) -> None:
         _merge(self._connection, mode)

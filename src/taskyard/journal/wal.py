@@ -48,14 +48,17 @@ def check_database_header(header: bytes) -> None:
 
 
 def tail(log: bytes) -> Tail:
-    """Find the end of the log's last complete transaction, and measure the bytes after it."""
+    """Find the end of the log's last complete transaction, and measure the bytes after it.
+
+    Zeros at the end of the file are not part of the log: the store fills it ahead of its commits.
+    """
     header = log[: _HEADER.size]
     if len(header) < _HEADER.size:
-        return Tail(0, len(log))
+        return Tail(0, len(log.rstrip(b"\0")))
     magic, _, page_bytes, _, *salts_and_sums = _HEADER.unpack(header)
     salts, sums = tuple(salts_and_sums[:2]), tuple(salts_and_sums[2:])
     if magic not in (MAGIC_LITTLE, MAGIC_BIG) or checksum((0, 0), header[:24], magic) != sums:
-        return Tail(0, len(log))
+        return Tail(0, len(log.rstrip(b"\0")))
     frame_bytes = _FRAME.size + page_bytes
     committed = _committed(log, frame_bytes, magic, salts, sums)
     return Tail(committed, _generation_end(log, committed, frame_bytes, salts) - committed)
