@@ -8,6 +8,7 @@ may contain any character. GET changes nothing. Views are HTML, charts are JSON 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from taskyard.web.views.site import Site
-
-#: How often an open page is told that something has changed, at most.
-_LIVE_SECONDS: Final = 1.0
 
 #: Without a change, a line after so many intervals keeps the connection open.
 _QUIET_INTERVALS_MAX: Final = 15
@@ -53,8 +51,9 @@ def make_app(shown: Site) -> Starlette:
                     yield ":\n\n"
                     quiet = 0
                 quiet += 1
+                pause = shown.follower.pace.round_seconds(time.thread_time())
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(shown.stopping.wait(), _LIVE_SECONDS)
+                    await asyncio.wait_for(shown.stopping.wait(), pause)
 
         return StreamingResponse(lines(), media_type="text/event-stream")
 

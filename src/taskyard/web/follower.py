@@ -1,17 +1,20 @@
 """A thread that keeps the view up to date.
 
-Reads the feed at a low priority, so that workers and the broker come first on a busy machine. The
-view then lags behind, and every page shows as of when it is. Requests take the lock for one answer.
+Reads the feed at a low priority and with pauses, so that workers and the broker come first on a
+busy machine. The view then lags behind, and every page shows by how much. The first reading has no
+pauses. Requests take the lock for one answer.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 from taskyard.errors import TaskyardError
 from taskyard.web.event_feed import EventFeed
+from taskyard.web.pace import Pace
 from taskyard.web.view import View
 
 if TYPE_CHECKING:
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
 #: The time between two reads when there is nothing new.
 POLL_SECONDS: Final = 0.25
+
+#: The longest pause on a busy machine.
+_PAUSE_SECONDS_MAX: Final = 2.0
 
 #: After an error of the disk or the journal.
 _RETRY_SECONDS: Final = 2.0
@@ -51,6 +57,7 @@ class Follower:
         self._feed = EventFeed(state)
         self.view = View()
         self.lock = TurnLock()
+        self.pace = Pace()
         #: The last error while reading. Pages show it.
         self.error: str | None = None
         #: Set once the view has reached the end of the journal.
@@ -86,10 +93,15 @@ class Follower:
             self._stopped.wait(pause)
 
     def _read(self) -> None:
+        used = time.thread_time()
         for batch in self._feed.read():
             for change in self.view.changes(batch):
                 with self.lock:
                     change()
+                pause = self.pace.pause_seconds(time.thread_time() - used)
+                if self.caught_up.is_set() and pause:
+                    self._stopped.wait(min(pause, _PAUSE_SECONDS_MAX))
+                used = time.thread_time()
                 if self._stopped.is_set():
                     return
         self.caught_up.set()
