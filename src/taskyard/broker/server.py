@@ -37,7 +37,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import LEASED
 from taskyard.errors import StateLocked, UserError
-from taskyard.journal import recovery
+from taskyard.journal import recovery, starts
 from taskyard.journal.archive import Archive
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
@@ -178,9 +178,10 @@ def serve(
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
         stack.enter_context(endpoint_file.listed(settings.state, listeners.listed()))
+        health_state = None if settings.in_memory else settings.state
+        _note(health_state, starts.Word.STARTED, clock)
         for line in listeners.ready_lines():
             announce(line)
-        health_state = None if settings.in_memory else settings.state
         reporter = HealthReporter(broker, listeners, guard, health_state)
         listeners.dwork.report_health(reporter.measures)
         logs = _logs(broker, transport, listeners)
@@ -189,7 +190,14 @@ def serve(
         _run_until_stopped(
             broker, transport, listeners, housekeeping, lambda: controls.should_stop(broker)
         )
+        _note(health_state, starts.Word.STOPPED, clock)
         logger.info("stopped: %d rows in the journal", broker.store.head.sequence)
+
+
+def _note(state: Path | None, word: starts.Word, clock: Clock) -> None:
+    """Note a start or a stop in the state directory, if the state is kept there."""
+    if state is not None:
+        starts.note(state, word, clock.wall_ns())
 
 
 def _logs(

@@ -1,0 +1,86 @@
+"""When brokers started and stopped on a state directory: the file `starts`.
+
+A line for each start and each orderly stop, so a start without a stop before it follows a kill or a
+crash. Reports and pages mark them in charts. The broker itself never reads the file to decide
+something, and nothing is lost without it.
+"""
+
+import logging
+import os
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from taskyard.errors import UserError
+from taskyard.journal.files import open_regular, replace_private
+
+FILE_NAME: Final = "starts"
+
+#: Lines that are kept: 500 restarts, in about 30 kB.
+LINES_MAX: Final = 1000
+
+#: A longer file was written by something else.
+_BYTES_MAX: Final = LINES_MAX * 40
+
+#: A time in nanoseconds has 19 digits until the year 2286.
+_DIGITS_MAX: Final = 19
+
+logger = logging.getLogger("taskyard.journal")
+
+
+class Word(StrEnum):
+    """What a line is about."""
+
+    STARTED = "started"
+    STOPPED = "stopped"
+
+
+class Start(Struct, frozen=True):
+    """A start of a broker after an earlier one."""
+
+    time_ns: int
+    #: When the earlier one stopped in order. None: it was killed, or it crashed.
+    stopped_ns: int | None = None
+
+
+def note(state: Path, word: Word, time_ns: int) -> None:
+    """Add a line. An error is logged, and the broker goes on without the line."""
+    try:
+        kept = [f"{at_ns} {known}\n" for at_ns, known in _lines(state)[-LINES_MAX + 1 :]]
+        content = "".join([*kept, f"{time_ns} {word}\n"])
+        replace_private(state / FILE_NAME, content.encode())
+    except (OSError, UserError) as error:
+        logger.warning("%s: not written: %s", state / FILE_NAME, error)
+
+
+def read(state: Path) -> list[Start]:
+    """Return the restarts of a broker. Empty if there is no readable file."""
+    try:
+        lines = _lines(state)
+    except (OSError, UserError):
+        return []
+    found = []
+    for (before_ns, before), (time_ns, word) in pairwise(lines):
+        if word is Word.STARTED:
+            stopped_ns = before_ns if before is Word.STOPPED else None
+            found.append(Start(time_ns, stopped_ns))
+    return found
+
+
+def _lines(state: Path) -> list[tuple[int, Word]]:
+    """Read the lines, without those that are not valid. A missing file has none."""
+    try:
+        descriptor = open_regular(state / FILE_NAME, os.O_RDONLY)
+    except FileNotFoundError:
+        return []
+    with os.fdopen(descriptor, "rb") as file:
+        text = file.read(_BYTES_MAX).decode("ascii", "replace")
+    found = []
+    for line in text.splitlines():
+        digits, _, word = line.partition(" ")
+        if digits.isdecimal() and len(digits) <= _DIGITS_MAX and word in tuple(Word):
+            found.append((int(digits), Word(word)))
+    return found

@@ -1,0 +1,73 @@
+"""The file `starts`: restarts with and without a stop before them, and its limits."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from taskyard.journal import starts
+from taskyard.journal.starts import Start, Word
+from tests.kit.processes import Broker, run_here
+
+
+def test_start_without_a_stop_before_it_follows_a_kill(tmp_path: Path) -> None:
+    assert starts.read(tmp_path) == []
+    words = (Word.STARTED, Word.STOPPED, Word.STARTED, Word.STARTED, Word.STOPPED)
+    for time_ns, word in enumerate(words, 1):
+        starts.note(tmp_path, word, time_ns)
+    assert starts.read(tmp_path) == [Start(3, 2), Start(4)]
+    assert (tmp_path / "starts").stat().st_mode & 0o777 == 0o600
+
+
+def test_only_the_last_lines_are_kept(tmp_path: Path) -> None:
+    lines = "".join(f"{time_ns} started\n" for time_ns in range(1, starts.LINES_MAX + 1))
+    (tmp_path / "starts").write_text(lines)
+    starts.note(tmp_path, Word.STARTED, 2000)
+    kept = (tmp_path / "starts").read_text().splitlines()
+    assert (len(kept), kept[0], kept[-1]) == (starts.LINES_MAX, "2 started", "2000 started")
+
+
+def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
+    damaged = b"1 started\n\xff\xfe started\n5\n-3 started\n" + b"9" * 30 + b" started\n7 star"
+    (tmp_path / "starts").write_bytes(damaged)
+    starts.note(tmp_path, Word.STARTED, 8)
+    assert starts.read(tmp_path) == [Start(8)]
+
+
+@pytest.mark.parametrize("kind", ["link", "directory", "read-only"])
+def test_file_that_can_not_be_written_fails_nothing(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, place = tmp_path / "state", tmp_path / "state" / "starts"
+    state.mkdir()
+    if kind == "link":
+        place.symlink_to(tmp_path / "elsewhere")
+    elif kind == "directory":
+        place.mkdir()
+    elif os.geteuid() == 0:
+        state.rmdir()  # root may write anywhere
+    else:
+        state.chmod(0o500)
+    starts.note(state, Word.STARTED, 1)
+    assert "not written" in caplog.text
+    assert starts.read(state) == []
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_broker_notes_its_starts_and_its_orderly_stop(tmp_path: Path) -> None:
+    begun_ns = time.time_ns()
+    with Broker(tmp_path) as broker:
+        broker.terminate()
+    with Broker(tmp_path) as broker:
+        broker.kill()
+    with Broker(tmp_path) as broker:
+        after_stop, after_kill = starts.read(tmp_path / ".taskyard")
+        assert after_stop.stopped_ns is not None
+        times = (begun_ns, after_stop.stopped_ns, after_stop.time_ns, after_kill.time_ns)
+        assert sorted(times) == list(times)
+        assert after_kill.stopped_ns is None
+        broker.terminate()
+    assert run_here(tmp_path, "journal", "check")[0] == 0
