@@ -9,7 +9,7 @@ from taskyard.core.states import TaskState
 from taskyard.web import format  # noqa: A004  # a module of formats
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from taskyard.web.time_series import TimeSeries
     from taskyard.web.timeline import Bar, Timeline
@@ -117,27 +117,10 @@ def timeline_figure(timeline: Timeline) -> Figure:
         first_line[worker] = lines
         lines += count
 
-    def trace(name: str, colour: str) -> Figure:
-        bars = [bar for bar in timeline.bars if bar.kind == name]
-        return {
-            "type": "bar",
-            "orientation": "h",
-            "name": name,
-            "y": [first_line[bar.worker] + bar.line for bar in bars],
-            "width": 0.8,
-            "base": [_iso(bar.begin_ns) for bar in bars],
-            "x": [_milliseconds(bar) for bar in bars],
-            "text": [bar.text for bar in bars],
-            "customdata": [bar.task for bar in bars],
-            "textposition": "none",
-            "hovertemplate": "%{text}<extra></extra>",
-            "marker": {"color": colour, "line": {"width": 0}},
-        }
-
     middles = [first_line[one] + (count - 1) / 2 for one, count in timeline.workers.items()]
     borders = [first - 0.5 for first in first_line.values() if first]
     return {
-        "data": [trace(name, colour) for name, colour in _OUTCOMES.items()],
+        "data": [_bars(timeline, first_line, *one) for one in _OUTCOMES.items()],
         "layout": {
             **_layout(_AROUND_PIXELS + _LINE_PIXELS * max(lines, 6)),
             "barmode": "overlay",
@@ -166,6 +149,25 @@ def timeline_figure(timeline: Timeline) -> Figure:
                 for border in borders
             ],
         },
+    }
+
+
+def _bars(timeline: Timeline, first_line: Mapping[str, int], name: str, colour: str) -> Figure:
+    """Draw the attempts with one outcome."""
+    bars = [bar for bar in timeline.bars if bar.kind == name]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [first_line[bar.worker] + bar.line for bar in bars],
+        "width": 0.8,
+        "base": [_iso(bar.begin_ns) for bar in bars],
+        "x": [_milliseconds(bar) for bar in bars],
+        "text": [bar.text for bar in bars],
+        "customdata": [bar.task for bar in bars],
+        "textposition": "none",
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {"color": colour, "line": {"width": 0}},
     }
 
 

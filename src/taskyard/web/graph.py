@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from taskyard.web import graph_levels
+from taskyard.web.graph_levels import Shape
 from taskyard.web.names import NUMBER_SIGN, stem
 from taskyard.web.task_table import NO_STATE, STATE_NAMES
 
@@ -49,22 +50,6 @@ _TITLE_CHARACTERS_MAX: Final = 23
 _ATTENTION: Final = ("FAILED", "LEASED", "READY", "DELAYED", "BLOCKED", "CANCELLED", "DONE")
 
 _OTHERS: Final = "other names"
-
-
-class Shape(Struct):
-    """The structure of a graph. Tasks and groups have numbers from 0 on."""
-
-    rows: Ints
-    #: The ends of each edge.
-    task: Ints
-    after: Ints
-    level: Ints
-    #: The group of each task, and the level and first task of each group.
-    group_of: Ints
-    group_level: list[int]
-    group_first: list[int]
-    #: Edges of all campaigns that were looked at.
-    edges_seen: int
 
 
 class Node(Struct):

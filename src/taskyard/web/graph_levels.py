@@ -9,9 +9,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from taskyard.web.event_columns import Flags, Ints
+
+
+class Shape(Struct):
+    """The structure of a graph. Tasks and groups have numbers from 0 on."""
+
+    rows: Ints
+    #: The ends of each edge.
+    task: Ints
+    after: Ints
+    level: Ints
+    #: The group of each task, and the level and first task of each group.
+    group_of: Ints
+    group_level: list[int]
+    group_first: list[int]
+    #: Edges of all campaigns that were looked at.
+    edges_seen: int
 
 
 class _Successors:

@@ -1,4 +1,4 @@
-"""What each worker did when: its attempts as bars, those that ran at the same time side by side.
+"""The timeline: the attempts of each worker as bars, with those of the same time side by side.
 
 Shows a range of time. If more attempts fall into it than can be drawn, the longest ones are shown
 and the others counted. So the number of bars is bounded, and a shorter range shows more of them.

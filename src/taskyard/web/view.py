@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from taskyard.web.event_columns import EventColumns, Flags, Ints
     from taskyard.web.event_feed import Batch
     from taskyard.web.event_log import TaskEvent
-    from taskyard.web.graph import Shape
+    from taskyard.web.graph_levels import Shape
 
 #: Bars of a histogram of run times, for each factor of ten.
 BINS_PER_DECADE: Final = 4

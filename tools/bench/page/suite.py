@@ -1,5 +1,5 @@
-"""What the page costs at a million tasks: every view, the first one of a stopped state, and the
-throughput of a broker with ten open pages."""
+"""The page at a million tasks: every view, the first one of a stopped state, and the throughput of
+a broker with ten open pages."""
 
 import tempfile
 from collections.abc import Callable, Sequence
