@@ -23,6 +23,7 @@ from msgspec import Struct
 from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
+from taskyard.journal.history import FOLDER
 from taskyard.pipeline.datasets import (
     ATTEMPTS,
     BROKER,
@@ -35,7 +36,7 @@ from taskyard.pipeline.datasets import (
 )
 from taskyard.pipeline.fold.stays import MEMBER_COLUMNS
 from taskyard.pipeline.jobs.broker_tables import BrokerTables, frame_of, make_tables, rows_of
-from taskyard.pipeline.report import page
+from taskyard.pipeline.report import marks, page
 from taskyard.pipeline.report.charts import WORKERS_SHOWN_MAX
 from taskyard.pipeline.report.format import shorten_name
 from taskyard.pipeline.report.headline import page_of
@@ -86,6 +87,7 @@ _ATTEMPT_COLUMNS: Final = (
     *("run_ns", "leased_ns", "leased_record", "settled", "host", "cpu_ns", "memory_max_bytes"),
 )
 _STEP_COLUMNS: Final = ("broker", "campaign", "task", "record", "kind", "time_ns")
+_PAUSE_COLUMNS: Final = ("broker", "record", "kind", "time_ns", "service", "lane")
 _GUARANTEE_COLUMNS: Final = ("task", "record", "kind", "worker", "due")
 
 
@@ -264,7 +266,33 @@ def summarize(found: ReportDatasets, address: str = "") -> ReportSummary:
     summary.over_time = campaign_series(cells, width_ns)
     if are_shown:
         summary.worker_times = worker_series(cells, width_ns)
+    services = {name for name in by_level["service"].unique().to_pylist() if name is not None}
+    summary.marks = summary.span.clip(_marks(found, services))
     return summary
+
+
+def _marks(found: ReportDatasets, services: set[str]) -> list[marks.Mark]:
+    """Return the restarts of the campaign's brokers, and pauses of the services."""
+    labels = {one.broker: one.label for one in found.brokers} if len(found.brokers) > 1 else {}
+    restarts = [
+        mark
+        for one in found.own_tables
+        for mark in marks.restarts(_state_of(one.files), labels.get(one.broker, ""))
+    ]
+    rows = rows_of(found.own_tables, EVENTS)
+    kinds = ("paused", "resumed")
+    if rows is None:
+        frame = frame_of(found.spark, found.own_tables, EVENTS, names=_PAUSE_COLUMNS)
+        rows = frame.where(f.col("kind").isin(*kinds)).toArrow()
+    else:
+        rows = rows.filter(pc.is_in(rows["kind"], pa.array(kinds))).select(_PAUSE_COLUMNS)
+    return restarts + marks.pauses(rows.to_pylist(), services, labels)
+
+
+def _state_of(files: HistoryFiles) -> Path:
+    """Return the state directory of a history, if it is in one."""
+    directory = Path(files.directory)
+    return directory.parent if directory.name == FOLDER else directory
 
 
 def _slowest(found: ReportDatasets, tasks: DataFrame) -> pa.Table:

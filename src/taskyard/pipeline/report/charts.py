@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.design import SERIES
+from taskyard.pipeline.report import marks
 from taskyard.pipeline.report.figures import (
     TimeUnit,
     axis,
@@ -85,14 +86,17 @@ def over_time(summary: ReportSummary) -> Section:
         f"{format_count(max(series.ready_counts), 'task')} waited for a worker at once, and at "
         f"most {format_count(max(series.running), 'task')} ran at once."
     )
+    noted = marks.text(summary.marks, summary.span)
     shown = figure(
-        traces,
+        [*traces, *marks.legend_traces(summary.marks)],
         xaxis=axis(_SINCE.format(unit.name), anchor="y2"),
         yaxis=axis("tasks per second", domain=[0.57, 1], rangemode="tozero"),
         yaxis2=axis("tasks", domain=[0, 0.45], rangemode="tozero", anchor="x"),
         barmode="stack",
+        **marks.layout(summary.marks, summary.span, unit),
     )
-    return Section("over-time", title, [text], shown, height=440)
+    paragraphs = [text, noted] if noted else [text]
+    return Section("over-time", title, paragraphs, shown, height=440)
 
 
 def _link(summary: ReportSummary, *states: str) -> dict[str, object]:

@@ -58,6 +58,7 @@ def sentences(summary: ReportSummary) -> list[str]:
         text
         for text in (
             _ends_text(summary),
+            _open_text(summary),
             _brokers_text(summary),
             _busiest_worker_text(summary),
             limiting_factor(summary),
@@ -77,9 +78,26 @@ def _ends_text(summary: ReportSummary) -> str:
     ends["unfinished"] = tasks - done - sum(ends.values())
     parts = [f"{done:,} done", *(f"{one:,} {caption}" for caption, one in ends.items() if one)]
     text = "all done" if done == tasks else ", ".join(parts)
+    text = f"{format_count(tasks, 'task')}: {text}."
+    if summary.totals.get("ended") is None:
+        return text
+    last = "last one so far" if summary.open_tasks else "last one"
     return (
-        f"{format_count(tasks, 'task')}: {text}. The last one ended "
-        f"{format_duration(summary.makespan_ns)} after the first submission."
+        f"{text} The {last} ended {format_duration(summary.makespan_ns)} after the first "
+        "submission."
+    )
+
+
+def _open_text(summary: ReportSummary) -> str:
+    """State that a campaign was still running when the report was made."""
+    number = summary.open_tasks
+    if not number:
+        return ""
+    subject = "The campaigns are" if summary.campaign is None else "The campaign is"
+    have = "has" if number == 1 else "have"
+    return (
+        f"{subject} still running: {format_count(number, 'task')} {have} not ended. All numbers "
+        "are those so far."
     )
 
 
@@ -173,7 +191,7 @@ def tiles(summary: ReportSummary) -> list[Tile]:
         Tile(f"{summary.number('tasks'):,}", "tasks"),
         Tile(f"{done:,}", "done"),
         Tile(f"{summary.number('failed'):,}", "failed"),
-        Tile(format_duration(summary.makespan_ns), "makespan"),
+        Tile(format_duration(summary.makespan_ns), _makespan_caption(summary)),
     ]
     seconds = summary.makespan_ns / 1e9
     if seconds:
@@ -187,6 +205,10 @@ def tiles(summary: ReportSummary) -> list[Tile]:
     if retried:
         shown.append(Tile(f"{retried:,}", "retry" if retried == 1 else "retries"))
     return shown
+
+
+def _makespan_caption(summary: ReportSummary) -> str:
+    return "makespan so far" if summary.open_tasks else "makespan"
 
 
 def guarantees(summary: ReportSummary) -> Section:

@@ -218,7 +218,8 @@ main { max-width: 1080px; margin: 0 auto; padding: 28px 24px 48px; }
 h1 { margin: 0 0 .5rem; }
 p { margin: .2rem 0; max-width: 78ch; overflow-wrap: anywhere; }
 section > p { color: var(--quiet); }
-.tiles { margin-top: 18px; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); }
+.tiles { margin-top: 18px; grid-template-columns: repeat(auto-fit, minmax(124px, 1fr)); }
+.tiles dd { font-size: 1.2rem; }
 .figure { width: 100%; margin-top: 6px; }
 .wide { margin-top: 10px; }
 td.good, td.bad { font-weight: 600; white-space: nowrap; padding-left: 10px; padding-right: 10px;
@@ -268,7 +269,8 @@ _SCRIPT: Final = """
     const cut = (text) => text.length > labelLetters ? text.slice(0, labelLetters) + "…" : text;
     const yaxis = labels && { tickmode: "array", tickvals: labels, ticktext: labels.map(cut) };
     const margin = { ...template.layout.margin, l: 40, r: 6 };
-    return { ...layout, margin, yaxis: { ...layout.yaxis, ...yaxis } };
+    const annotations = []; // they would cover each other, and the text above has them
+    return { ...layout, margin, annotations, yaxis: { ...layout.yaxis, ...yaxis } };
   };
   let isPrinting = false;
   const sized = ({ data, layout }) => {

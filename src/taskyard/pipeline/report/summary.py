@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 from taskyard.core.limits import SECOND_NS
 from taskyard.pipeline.fold.steps import OUTCOMES
 from taskyard.pipeline.report.links import PageLinks
+from taskyard.pipeline.report.marks import Mark, Span
 from taskyard.pipeline.report.reasons import FailureGroup
 from taskyard.pipeline.transforms.guarantees import NO_TASKS, Guarantees
 
@@ -61,6 +62,8 @@ class ReportSummary(Struct):
     outputs: dict[str, str] = {}
     #: Addresses of tasks on the page of the state, if there is one.
     links: PageLinks = PageLinks()
+    #: Restarts of brokers and pauses, within the time of the chart.
+    marks: list[Mark] = []
 
     @property
     def guarantees(self) -> Guarantees:
@@ -88,6 +91,20 @@ class ReportSummary(Struct):
         """The time from the first submission to the last end."""
         ended = self.totals.get("ended")
         return 0 if ended is None else max(0, micros(ended) - self.began_us) * 1000
+
+    @property
+    def span(self) -> Span:
+        """The time that charts show: to the last end, or to the last event after it."""
+        began_ns, series = self.began_us * 1000, self.over_time
+        events_ns = len(series.finished) * series.width_ns
+        is_open = self.open_tasks > 0
+        return Span(began_ns, began_ns + max(self.makespan_ns, events_ns if is_open else 0))
+
+    @property
+    def open_tasks(self) -> int:
+        """Tasks that have not ended, and that no failure blocks."""
+        ends = ("done", "failed", "cancelled", "blocked")
+        return max(0, self.number("tasks") - sum(map(self.number, ends)))
 
 
 def micros(time: object) -> int:
