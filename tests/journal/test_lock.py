@@ -1,9 +1,11 @@
 """One process at a time writes a state directory. Tested with real processes."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -205,3 +207,13 @@ def test_state_directory_that_others_may_write_is_warned_of(
     state.chmod(mode)
     StateLock(state).release()
     assert ("other users may write in it" in caplog.text) is bool(is_open)
+
+
+def test_lock_that_another_process_looks_at_is_taken(tmp_path: Path) -> None:
+    StateLock(tmp_path).release()
+    looking = os.open(tmp_path / FILE_NAME, os.O_RDWR)
+    fcntl.flock(looking, fcntl.LOCK_EX)
+    timer = threading.Timer(0.03, os.close, [looking])
+    timer.start()
+    with StateLock(tmp_path):
+        timer.join()

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +19,10 @@ FILE_NAME = "lock"
 
 #: Enough for any process id. A longer file was written by something else.
 _PID_BYTES_MAX = 20
+
+#: A command that looks whether a broker is running holds the lock for a moment. It is free by then.
+_LOOK_SECONDS_MAX = 0.2
+_RETRY_SECONDS = 0.01
 
 _held: list[int] = []
 
@@ -129,13 +134,19 @@ def _keep(descriptor: int, directory: Path) -> int:
 
 
 def _take(descriptor: int, directory: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise StateLocked(
-            f"state directory {directory}: in use by {_holder(descriptor)} "
-            "(stop it, or use another --state)"
-        ) from error
+    ends = time.monotonic() + _LOOK_SECONDS_MAX
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= ends:
+                raise StateLocked(
+                    f"state directory {directory}: in use by {_holder(descriptor)} "
+                    "(stop it, or use another --state)"
+                ) from error
+            time.sleep(_RETRY_SECONDS)
+        else:
+            return
 
 
 def _write_holder(descriptor: int) -> None:
