@@ -115,6 +115,28 @@ class ReportBroker(Document):
     guarantees: GuaranteeCounts
 
 
+class ComparedFigure(Document):
+    """A figure of the report's campaign and of an earlier one. Null if it is unknown."""
+
+    name: str
+    value: float | None
+    earlier: float | None
+    difference: float | None
+    #: Null if the earlier one is 0.
+    ratio: float | None
+
+
+class ReportComparison(Document):
+    """The comparison with an earlier campaign."""
+
+    #: Null: all campaigns.
+    campaign: str | None
+    #: The directory of the earlier one. Empty: the same history.
+    source: str
+    sentence: str
+    figures: list[ComparedFigure]
+
+
 class PipelineReportDocument(JsonDocument, tag="pipeline report"):
     """`pipeline report`."""
 
@@ -128,6 +150,8 @@ class PipelineReportDocument(JsonDocument, tag="pipeline report"):
     guarantees: GuaranteeCounts
     sound: bool
     brokers: list[ReportBroker]
+    #: Null without `--compare`.
+    comparison: ReportComparison | None
 
 
 class DemoCounts(Document):

@@ -20,9 +20,11 @@ from taskyard.cli.options import (
 )
 from taskyard.cli.output import example, print_document
 from taskyard.cli.pipeline.documents import (
+    ComparedFigure,
     GuaranteeCounts,
     PipelineReportDocument,
     ReportBroker,
+    ReportComparison,
 )
 from taskyard.cli.pipeline.group import (
     LOCAL_MASTER,
@@ -36,8 +38,11 @@ from taskyard.errors import ExitCode, UserError
 from taskyard.web.address import page_address
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import SparkSession
 
+    from taskyard.pipeline.report.comparison import Comparison
     from taskyard.pipeline.report.summary import BrokerSummary, ReportSummary
     from taskyard.pipeline.sources.history import HistoryFiles
 
@@ -79,11 +84,13 @@ class HistoryLocation(Struct):
 
         return history.find_all(self.directories, scratch, are_states=self.are_states)
 
-    def check_shared(self, spark: SparkSession, master: str, scratch: Path) -> None:
-        """Raise UserError if a machine of a cluster does not see the histories."""
+    def check_shared(
+        self, spark: SparkSession, master: str, scratch: Path, more: Sequence[Path] = ()
+    ) -> None:
+        """Raise UserError if a machine of a cluster does not see the histories and `more`."""
         from taskyard.pipeline import executors  # noqa: PLC0415  # it imports Spark
 
-        shared = executors.SharedPaths((), [scratch], self.directories)
+        shared = executors.SharedPaths((), [scratch], (*self.directories, *more))
         executors.check(spark, master, shared)
 
 
@@ -107,6 +114,7 @@ def history_location(
     epilog=example(
         "report --out ./report",
         "report --campaign nightly --json",
+        "report --campaign tuesday --compare monday",
         "report --state ./north/.taskyard --state ./south/.taskyard",
     ),
 )
@@ -131,6 +139,13 @@ def history_location(
     metavar="URL",
     help="Let charts and names link to tasks on this page of `taskyard web`. By default the page "
     "that runs on the state.",
+)
+@click.option(
+    "--compare",
+    cls=OnceOption,
+    metavar="EARLIER",
+    help="Compare with an earlier campaign: a campaign of this history, or PATH or PATH:CAMPAIGN "
+    "of a state, of the tables of `pipeline history`, or of an earlier report.",
 )
 @master_option
 @json_option
@@ -157,6 +172,7 @@ def report(cli_context: CliContext, /, out: Path, master: str, **values: Any) ->
         master=master,
         tables=values["tables"],
         page=values["page"],
+        compare=values["compare"],
     )
     _print_result(path, facts, as_json=values["as_json"])
     return ExitCode.OK if facts.guarantees.is_clean else ExitCode.STATE_DAMAGED
@@ -171,22 +187,28 @@ def make_report(  # noqa: PLR0913  # options of a command
     master: str = LOCAL_MASTER,
     tables: Path | None = None,
     page: str | None = None,
+    compare: str | None = None,
 ) -> tuple[Path, ReportSummary]:
     """Write the report. Input errors are raised before Spark starts."""
     from taskyard.pipeline import session  # noqa: PLC0415  # it imports Spark
     from taskyard.pipeline.jobs import report as job  # noqa: PLC0415
+    from taskyard.pipeline.jobs.earlier import find_earlier  # noqa: PLC0415
 
     address = _page_address(location, page)
     with session.scratch_directory(master, out) as scratch:
         files = _find(cli_context, location, scratch, tables)
         chosen = job.find_campaign(files, campaign)
-        size = sum(one.size_bytes for one in files)
+        if compare is not None:
+            known, place = chosen.campaigns, scratch / "earlier"
+            chosen.earlier = find_earlier(compare, chosen.campaign, known, place)
+        size = chosen.size_bytes
         is_short = size <= session.SMALL_BYTES
         with (
             StageProgress(cli_context, starting_text(master)) as progress,
             session.session_scope("taskyard report", master, short_job=is_short) as spark,
         ):
-            location.check_shared(spark, master, scratch)
+            more = [] if chosen.earlier is None else chosen.earlier.directories
+            location.check_shared(spark, master, scratch, more)
             tuned = session.tune_session(spark, size)
             found = job.datasets(tuned, chosen, scratch, tables, progress.show)
             footer = f"Made by Taskyard {__version__}."
@@ -238,6 +260,7 @@ def _print_result(path: Path, facts: ReportSummary, *, as_json: bool) -> None:
             guarantees=msgspec.convert(guarantees, GuaranteeCounts, from_attributes=True),
             sound=guarantees.is_clean,
             brokers=[_broker_document(one) for one in facts.brokers],
+            comparison=None if facts.comparison is None else _comparison(facts.comparison),
         )
         print_document(document)
         return
@@ -251,6 +274,19 @@ def _print_result(path: Path, facts: ReportSummary, *, as_json: bool) -> None:
         f"{guarantees.stale_refused}."
     )
     click.echo(f"report: {path}")
+
+
+def _comparison(found: Comparison) -> ReportComparison:
+    from taskyard.pipeline.report.comparison import sentence  # noqa: PLC0415
+
+    return ReportComparison(
+        campaign=found.campaign,
+        source=found.source,
+        sentence=sentence(found),
+        figures=[
+            msgspec.convert(one, ComparedFigure, from_attributes=True) for one in found.figures
+        ],
+    )
 
 
 def _broker_document(one: BrokerSummary) -> ReportBroker:

@@ -36,8 +36,10 @@ from taskyard.pipeline.datasets import (
 )
 from taskyard.pipeline.fold.stays import MEMBER_COLUMNS
 from taskyard.pipeline.jobs.broker_tables import BrokerTables, frame_of, make_tables, rows_of
+from taskyard.pipeline.jobs.earlier import EarlierCampaign, compare, listed
 from taskyard.pipeline.report import marks, page
 from taskyard.pipeline.report.charts import WORKERS_SHOWN_MAX
+from taskyard.pipeline.report.comparison import Comparison
 from taskyard.pipeline.report.format import shorten_name
 from taskyard.pipeline.report.headline import page_of
 from taskyard.pipeline.report.links import PageLinks
@@ -73,9 +75,6 @@ PAGE: Final = "report.html"
 #: A larger table is written as a directory of files.
 ROWS_PER_FILE_MAX: Final = 2_000_000
 
-#: Campaigns that an error lists.
-_CAMPAIGNS_LISTED_MAX: Final = 10
-
 #: Columns that the aggregates need.
 _TASK_COLUMNS: Final = (
     *("level", "state", "is_behind_failure", "service", "lane", "attempts", "failures", "losses"),
@@ -98,6 +97,19 @@ class ReportHistory(Struct):
     #: None: all campaigns together.
     campaign: str | None
     brokers: list[BrokerSummary]
+    #: The campaign to compare with.
+    earlier: EarlierCampaign | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """The approximate size of the files to read."""
+        size = sum(one.size_bytes for one in self.files)
+        return size if self.earlier is None else size + self.earlier.size_bytes
+
+    @property
+    def campaigns(self) -> list[str]:
+        """The campaigns of all brokers."""
+        return sorted({name for one in self.brokers for name in one.campaigns})
 
 
 def find_campaign(files: Sequence[HistoryFiles], campaign: str | None) -> ReportHistory:
@@ -131,6 +143,8 @@ class ReportDatasets(Struct):
     workers: pa.Table
     #: With guarantees that are counted over the whole history.
     brokers: list[BrokerSummary]
+    #: With --compare.
+    comparison: Comparison | None = None
 
     def frame(self, dataset: Dataset, names: Sequence[str] | None = None) -> DataFrame:
         """Return a table of the report's campaign, or some of its columns."""
@@ -157,6 +171,7 @@ def datasets(
     """Make the tables of a report, and count its guarantees.
 
     `scratch` must exist until the report is written. With `tables`, the tables are kept there.
+    The campaign is compared with the earlier one, if there is one.
     """
     made = []
     for number, one in enumerate(found.files):
@@ -174,7 +189,12 @@ def datasets(
         if found.campaign is None or found.campaign in broker.campaigns
     ]
     workers = pa.concat_tables([_workers(spark, one, found.campaign) for one in own])
-    return ReportDatasets(spark, found.campaign, made, own, workers, found.brokers)
+    comparison = None
+    if found.earlier is not None:
+        on_stage("comparing with the earlier campaign", 0, None)
+        place = scratch / "earlier"
+        comparison = compare(spark, made, found.campaign, found.earlier, place)
+    return ReportDatasets(spark, found.campaign, made, own, workers, found.brokers, comparison)
 
 
 def _workers(spark: SparkSession, one: BrokerTables, campaign: str | None) -> pa.Table:
@@ -213,12 +233,7 @@ def count_guarantees(spark: SparkSession, one: BrokerTables) -> Guarantees:
 
 
 def _unknown_campaign(campaign: str, known: list[str]) -> str:
-    text = f"unknown campaign {shorten_name(campaign)!r}"
-    if not known:
-        return f"{text} (this history has no tasks)"
-    names = ", ".join(shorten_name(one) or "(none)" for one in known[:_CAMPAIGNS_LISTED_MAX])
-    more = ", …" if len(known) > _CAMPAIGNS_LISTED_MAX else ""
-    return f"{text} (this history has {names}{more})"
+    return f"unknown campaign {shorten_name(campaign)!r} ({listed(known)})"
 
 
 def summarize(found: ReportDatasets, address: str = "") -> ReportSummary:
@@ -250,6 +265,7 @@ def summarize(found: ReportDatasets, address: str = "") -> ReportSummary:
         slowest=_slowest(found, tasks),
         failures=failure_groups(_failed(found, tasks)) if counts["failed"] else [],
         links=PageLinks(address, found.campaign) if len(found.brokers) == 1 else PageLinks(),
+        comparison=found.comparison,
     )
     failed = [row for group in summary.failures for row in group.tasks]
     if failed:

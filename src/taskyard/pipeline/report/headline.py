@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskyard.pipeline.report import charts, details
+from taskyard.pipeline.report import charts, comparison, details
 from taskyard.pipeline.report.format import (
     format_bytes,
     format_count,
@@ -50,6 +50,8 @@ def page_of(summary: ReportSummary, footer: str) -> Page:
     sections = [section for section in drawn if section is not None]
     if len(summary.brokers) > 1:
         sections.insert(1, brokers(summary))
+    if summary.comparison is not None:
+        sections.insert(0, comparison.section(summary.comparison, summary.campaign))
     return Page(title, sentences(summary), tiles(summary), sections, footer)
 
 
@@ -59,6 +61,7 @@ def sentences(summary: ReportSummary) -> list[str]:
         for text in (
             _ends_text(summary),
             _open_text(summary),
+            "" if summary.comparison is None else comparison.sentence(summary.comparison),
             _brokers_text(summary),
             _busiest_worker_text(summary),
             limiting_factor(summary),

@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.pipeline.fold.steps import OUTCOMES
+from taskyard.pipeline.report.comparison import Comparison
 from taskyard.pipeline.report.links import PageLinks
 from taskyard.pipeline.report.marks import Mark, Span
 from taskyard.pipeline.report.reasons import FailureGroup
@@ -64,6 +65,7 @@ class ReportSummary(Struct):
     links: PageLinks = PageLinks()
     #: Restarts of brokers and pauses, within the time of the chart.
     marks: list[Mark] = []
+    comparison: Comparison | None = None
 
     @property
     def guarantees(self) -> Guarantees:
