@@ -17,6 +17,7 @@ from bench.core import suite as core_suite
 from bench.dialects import suite as dialects
 from bench.page import suite as page_suite
 from bench.pipeline import suite as pipeline_suite
+from bench.rivals import suite as rivals_suite
 from bench.settings import Settings
 from bench.table import TableLine
 from taskyard.errors import UserError
@@ -292,6 +293,43 @@ def page_command(
     bench = page_suite.PageBench(Settings(_progress_to_stderr(), repeats, quick), state)
     suite = "page --quick" if quick else "page"
     _finish(suite, page_suite.run(bench, only), json_file)
+
+
+@main.command("peers")
+@repeats_option
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="NAME",
+    help="Measure only systems whose names start so, and Taskyard. May be given several times.",
+)
+@click.option(
+    "--dhub",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path, resolve_path=True),
+    help="The program of dwork's own server.",
+)
+@click.option("--install", is_flag=True, help="Install Dask into a temporary environment.")
+@click.option("--quick", is_flag=True, help="Use small numbers, to see whether it runs.")
+@json_option
+def peers_command(  # noqa: PLR0913  # an option each
+    repeats: int,
+    only: tuple[str, ...],
+    dhub: Path | None,
+    json_file: Path | None,
+    *,
+    install: bool,
+    quick: bool,
+) -> None:
+    """Compare Taskyard with other task queues and pools, interleaved in one run.
+
+    The systems are gearmand, beanstalkd, Redis, PostgreSQL, ProcessPoolExecutor and Dask. Those
+    that are not installed are named, with the command that installs them.
+
+    Example: ./yard bench peers --only gearmand --only redis --json peers.json
+    """
+    settings = Settings(_progress_to_stderr(), repeats, quick)
+    suite = "peers --quick" if quick else "peers"
+    _finish(suite, rivals_suite.run(settings, only, dhub, install=install), json_file)
 
 
 def _progress_to_stderr() -> Callable[[str], None]:

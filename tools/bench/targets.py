@@ -101,3 +101,9 @@ PAGE_FIRST_MS: Final = Target(200, 200)
 PAGE_ELEMENTS: Final = Target(5000, 5000)
 #: Throughput of a broker with ten open pages, over that without.
 PAGE_THROUGHPUT: Final = Target(0.95, 0.98, at_least=True)
+
+#: CPU of all processes per task, native, durable, batch 100, over gearmand's in the same run.
+NATIVE_OVER_GEARMAN: Final = Target(1.5, 1.0)
+#: CPU of the broker per task, dwork's protocol, durable, batch 100, over one message of an echo
+#: with 100 under way in the same run.
+PLAIN_OVER_ECHO: Final = Target(1.0, 0.7)

@@ -1,0 +1,73 @@
+"""`bench peers` runs the same job through Taskyard and other systems."""
+
+import os
+import sys
+
+import pytest
+
+from bench.rivals import servers, suite
+from bench.rivals.servers import RIVALS, Rival
+from bench.settings import Settings
+
+
+def test_installed_systems_run_beside_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    native, *_ = suite.systems(None)
+    pool = next(one for one in suite.systems(None) if one.name == "ProcessPoolExecutor")
+    monkeypatch.setattr(suite, "systems", lambda _python, _dhub: [native, pool])
+    monkeypatch.setattr(suite, "COUNTS", {100: 20_000})
+    said: list[str] = []
+    lines = suite.run(Settings(said.append, repeats=1, quick=True))
+    figures = {line.what: line.best for line in lines}
+    assert list(figures) == [
+        "Taskyard (durable: yes), batch 100",
+        "  of it the server",
+        "  a queued task",
+        "Taskyard, one task, p50",
+        "Taskyard, one task, p99",
+        "ProcessPoolExecutor (durable: no), batch 100",
+        "  over Taskyard",
+        "ProcessPoolExecutor, one task, p50",
+        "ProcessPoolExecutor, one task, p99",
+        "echo of 100 messages under way",
+    ]
+    assert all(figure > 0 for figure in figures.values())
+    ours, pools = (figures[what] for what in list(figures) if what.endswith("batch 100"))
+    assert figures["  over Taskyard"] == pytest.approx(pools / ours)
+    assert "Dask: not installed (--install makes a temporary environment with it)" in said
+
+
+def test_missing_server_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    lines = suite.missing(sys.executable)
+    assert "gearmand: not installed (apt-get install gearman-job-server)" in lines
+    assert len([line for line in lines if line.startswith("redis-server:")]) == 1
+
+
+def test_only_keeps_ours_for_the_ratios() -> None:
+    available = suite.systems(sys.executable)
+    names = [one.name for one in suite._chosen(available, ("process", "dask"))]  # noqa: SLF001
+    assert names == [
+        "Taskyard",
+        "Taskyard in memory",
+        "Taskyard by dwork's protocol",
+        "ProcessPoolExecutor",
+        "Dask",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rival", RIVALS, ids=lambda rival: rival.name)
+def test_installed_server_finishes_all_tasks(rival: Rival) -> None:
+    if not servers.is_installed(rival):
+        pytest.skip(f"{rival.program} is not installed")
+    system = suite._rival(rival)  # noqa: SLF001
+    cost = system.cost(25, 10)
+    assert cost.server_us is not None
+    assert 0 < cost.server_us < cost.all_us
+    if system.latency is not None:
+        assert len(system.latency(3)) == 3
+
+
+def test_cpu_time_includes_that_of_children() -> None:
+    assert servers.tree_cpu_ns(os.getpid()) > 0
+    assert servers.tree_cpu_ns(2**22 + 1) == 0

@@ -1,0 +1,1 @@
+"""`bench peers`: other task queues and pools beside Taskyard, in one run."""

@@ -1,0 +1,372 @@
+"""Other task queues and pools beside Taskyard: the same job, interleaved, in one run.
+
+Tasks with a payload of 20 bytes that do nothing are queued, then two worker processes take them,
+and their completion is acknowledged. Each system has a process of its own and starts anew for each
+case. Ratios are those of one round, because the rounds of a shared machine differ.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from bench.peers import PeerProgress, PeerTask
+from bench.processes import BrokerBench, Process
+from bench.rivals import pools
+from bench.rivals.links import CALLS
+from bench.rivals.parts import Part
+from bench.rivals.servers import RIVALS, Rival, Server, dwork_rival, is_installed, tree_cpu_ns
+from bench.settings import Kind, Settings
+from bench.table import TableLine, table_line
+from bench.targets import NATIVE_OVER_GEARMAN, PLAIN_OVER_ECHO
+
+WORKERS: Final = 2
+#: Tasks by batch size: enough for a second or so.
+COUNTS: Final = {1: 5_000, 10: 30_000, 100: 100_000}
+LATENCY_COUNT: Final = 1_000
+ECHO_COUNT: Final = 50_000
+
+OURS: Final = "Taskyard"
+PLAIN: Final = "Taskyard by dwork's protocol"
+ECHO: Final = "echo of 100 messages under way"
+#: The batch size that has targets.
+BATCH: Final = 100
+
+
+class Cost(Struct, frozen=True):
+    """The cost of a task in one case. None: the system has no such part."""
+
+    all_us: float
+    server_us: float | None = None
+    queued_bytes: float | None = None
+
+
+class System(Struct, frozen=True):
+    """A system that can be measured."""
+
+    name: str
+    durable: str
+    #: Measures the cost of a number of tasks in batches of a size.
+    cost: Callable[[int, int], Cost]
+    #: Measures the latency of single tasks, in milliseconds.
+    latency: Callable[[int], list[float]] | None = None
+    slower: int = 1
+
+
+class Client(Process):
+    """A process of `parts`."""
+
+    def __init__(self, part: Part) -> None:
+        encoded = msgspec.json.encode(part).decode()
+        super().__init__("bench.rivals.parts", encoded, environment={})
+        self.done()
+
+    def done(self) -> PeerProgress:
+        return msgspec.json.decode(self.line(), type=PeerProgress)
+
+
+def _clients(stack: ExitStack, *parts: Part) -> list[Client]:
+    """Start clients that end with the stack. Return them when all are ready."""
+    clients = []
+    for part in parts:
+        clients.append(Client(part))
+        stack.callback(clients[-1].end)
+    return clients
+
+
+def _measure_queue(stack: ExitStack, server: Server | BrokerBench, first: Part) -> Cost:
+    """Measure a job through a server: all tasks are queued before the workers start."""
+    shares = [first.count // WORKERS, first.count - first.count // WORKERS]
+    works = [msgspec.structs.replace(first, what="work", count=share) for share in shares]
+    producer, *workers = clients = _clients(stack, first, *works)
+    process = server.broker if isinstance(server, BrokerBench) else server
+    server_ns, clients_ns = process.cpu_ns(), sum(one.cpu_ns() for one in clients)
+    before_bytes = process.resident_bytes()
+    producer.send_go()
+    producer.done()
+    queued_bytes = process.resident_bytes() - before_bytes
+    for worker in workers:
+        worker.send_go()
+    for worker in workers:
+        worker.done()
+    server_ns = process.cpu_ns() - server_ns
+    clients_ns = sum(one.cpu_ns() for one in clients) - clients_ns
+    return _cost(first.count, server_ns, server_ns + clients_ns, queued_bytes)
+
+
+def _cost(count: int, server_ns: int, all_ns: int, queued_bytes: int) -> Cost:
+    return Cost(all_ns / count / 1e3, server_ns / count / 1e3, queued_bytes / count)
+
+
+def _rival(rival: Rival) -> System:
+    def cost(count: int, batch: int) -> Cost:
+        with ExitStack() as stack:
+            server = _server(stack, rival)
+            part = Part("produce", rival.link, server.address, count, batch)
+            measured = _measure_queue(stack, server, part)
+        if rival.in_memory:
+            return measured
+        return msgspec.structs.replace(measured, queued_bytes=None)
+
+    def latency(count: int) -> list[float]:
+        with ExitStack() as stack:
+            address = _server(stack, rival).address
+            parts = [Part(what, rival.link, address, count) for what in ("serve", "call")]
+            worker, caller = _clients(stack, *parts)
+            worker.send_go()
+            caller.send_go()
+            return [wait_ns / 1e6 for wait_ns in caller.done().waits_ns]
+
+    calls = latency if rival.link in CALLS else None
+    return System(rival.name, rival.durable, cost, calls, rival.slower)
+
+
+def _server(stack: ExitStack, rival: Rival) -> Server:
+    """Start a server in a directory of its own. Both end with the stack."""
+    top = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+    place = top / "server"
+    place.mkdir()
+    return stack.enter_context(closing(Server(rival, place)))
+
+
+def _native(kind: Kind) -> System:
+    def cost(count: int, batch: int) -> Cost:
+        with BrokerBench(kind) as bench:
+            produces = PeerTask("produce", bench.endpoint, count=count, batch=batch)
+            works = [PeerTask("work", bench.endpoint, one, batch=batch) for one in range(WORKERS)]
+            producer, *workers = bench.start_peers(produces, *works)
+            all_ns, server_ns = bench.cpu_ns(), bench.broker.cpu_ns()
+            before_bytes = bench.broker.resident_bytes()
+            producer.send_go()
+            producer.done()
+            queued_bytes = bench.broker.resident_bytes() - before_bytes
+            for worker in workers:
+                worker.send_go()
+            bench.wait_for(workers, count)
+            server_ns, all_ns = bench.broker.cpu_ns() - server_ns, bench.cpu_ns() - all_ns
+            return _cost(count, server_ns, all_ns, queued_bytes)
+
+    def latency(count: int) -> list[float]:
+        with BrokerBench(kind) as bench:
+            calls = PeerTask("wait", bench.endpoint, count=count)
+            caller, worker = bench.start_peers(calls, PeerTask("work", bench.endpoint))
+            worker.send_go()
+            caller.send_go()
+            return [wait_ns / 1e6 for wait_ns in caller.done().waits_ns]
+
+    durable = kind == "durable"
+    name = OURS if durable else f"{OURS} in memory"
+    return System(name, "yes" if durable else "no", cost, latency)
+
+
+def _plain_cost(count: int, batch: int) -> Cost:
+    with ExitStack() as stack:
+        bench = stack.enter_context(BrokerBench("durable"))
+        return _measure_queue(stack, bench, Part("produce", "dwork", bench.endpoint, count, batch))
+
+
+def _pool(name: str, pool: str, python: str) -> System:
+    def start(stack: ExitStack, *words: str) -> subprocess.Popen[bytes]:
+        process = stack.enter_context(
+            subprocess.Popen(
+                [python, str(pools.__file__), pool, *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=os.environ | {"PYTHONPATH": ""},
+            )
+        )
+        _next_line(process)
+        return process
+
+    def cost(count: int, batch: int) -> Cost:
+        with ExitStack() as stack:
+            process = start(stack, str(count), str(batch))
+            before_ns = tree_cpu_ns(process.pid)
+            _go(process)
+            _next_line(process)
+            all_ns = tree_cpu_ns(process.pid) - before_ns
+            _go(process)
+        return Cost(all_ns / count / 1e3)
+
+    def latency(count: int) -> list[float]:
+        with ExitStack() as stack:
+            process = start(stack, str(count), "1", "call")
+            _go(process)
+            done = msgspec.json.decode(_next_line(process), type=PeerProgress)
+            _go(process)
+        return [wait_ns / 1e6 for wait_ns in done.waits_ns]
+
+    return System(name, "no", cost, latency, 1 if pool == "executor" else 10)
+
+
+def _go(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+
+
+def _next_line(process: subprocess.Popen[bytes]) -> bytes:
+    line = process.stdout.readline() if process.stdout is not None else b""
+    if not line:
+        raise RuntimeError(f"the pool ended early: exit status {process.wait()}")
+    return line
+
+
+def _echo_us(count: int) -> float:
+    """Return the server's CPU time for one message of many."""
+    with BrokerBench("echo") as bench, ExitStack() as stack:
+        (client,) = _clients(stack, Part("echo", "echo", bench.endpoint, count))
+        before_ns = bench.broker.cpu_ns()
+        client.send_go()
+        client.done()
+        return (bench.broker.cpu_ns() - before_ns) / count / 1e3
+
+
+def systems(python: str | None, dhub: Path | None = None) -> list[System]:
+    """Return all systems that are installed. `python` has Dask, `dhub` is dwork's server."""
+    others = RIVALS if dhub is None else (*RIVALS, dwork_rival(dhub))
+    return [
+        _native("durable"),
+        _native("in memory"),
+        System(PLAIN, "yes", _plain_cost),
+        *(_rival(rival) for rival in others if is_installed(rival)),
+        _pool("ProcessPoolExecutor", "executor", sys.executable),
+        *([_pool("Dask", "dask", python)] if python is not None else ()),
+    ]
+
+
+def _chosen(available: Iterable[System], only: tuple[str, ...]) -> list[System]:
+    """Return the systems whose names start with one of these in any case, and ours for the
+    ratios."""
+    words = tuple(word.lower() for word in only)
+    return [
+        one
+        for one in available
+        if not only or one.name.startswith(OURS) or one.name.lower().startswith(words)
+    ]
+
+
+def missing(python: str | None) -> list[str]:
+    """Return a line for each system that is not installed, with the command that installs it."""
+    lines = {
+        f"{rival.program}: not installed ({rival.install})": None
+        for rival in RIVALS
+        if not is_installed(rival)
+    }
+    if python is None:
+        lines["Dask: not installed (--install makes a temporary environment with it)"] = None
+    return [*lines]
+
+
+class _Run:
+    """The figures of all rounds."""
+
+    def __init__(self, settings: Settings, chosen: list[System]) -> None:
+        self._settings = settings
+        self._systems = chosen
+        self.costs: dict[tuple[str, int], list[Cost]] = defaultdict(list)
+        self.latencies: dict[str, list[list[float]]] = defaultdict(list)
+        self.echoes_us: list[float] = []
+
+    def measure(self) -> None:
+        settings = self._settings
+        for round_number in settings.times():
+            settings.say(f"round {round_number + 1} of {settings.repeats}")
+            for batch, count in COUNTS.items():
+                for system in self._systems:
+                    settings.say(f"  {system.name}: batch {batch}")
+                    tasks = settings.count(count // system.slower)
+                    self.costs[system.name, batch].append(system.cost(max(WORKERS, tasks), batch))
+            self.echoes_us.append(_echo_us(settings.count(ECHO_COUNT)))
+            for system in self._systems:
+                if system.latency is not None:
+                    settings.say(f"  {system.name}: one task")
+                    waits = system.latency(max(2, settings.count(LATENCY_COUNT)))
+                    self.latencies[system.name].append(waits)
+
+    def lines(self) -> list[TableLine]:
+        lines: list[TableLine] = []
+        for system in self._systems:
+            for batch in COUNTS:
+                lines += self._cost_lines(system, batch)
+            lines += self._latency_lines(system)
+        return [*lines, *self._target_lines()]
+
+    def _cost_lines(self, system: System, batch: int) -> list[TableLine]:
+        costs = self.costs[system.name, batch]
+        what = f"{system.name} (durable: {system.durable}), batch {batch}"
+        lines = [table_line(what, "µs/task", [cost.all_us for cost in costs])]
+        server = [cost.server_us for cost in costs if cost.server_us is not None]
+        if server:
+            lines.append(table_line("  of it the server", "µs/task", server))
+        if system.name != OURS:
+            ratios = self._ratios(system.name, OURS, batch)
+            lines.append(table_line(f"  over {OURS}", "×", ratios))
+        sizes = [cost.queued_bytes for cost in costs if cost.queued_bytes is not None]
+        if sizes and batch == BATCH:
+            lines.append(table_line("  a queued task", "B/task", sizes))
+        return lines
+
+    def _ratios(self, one: str, other: str, batch: int) -> list[float]:
+        """Return the ratio of two systems' costs in each round."""
+        pairs = zip(self.costs[one, batch], self.costs[other, batch], strict=True)
+        return [cost.all_us / base.all_us for cost, base in pairs]
+
+    def _latency_lines(self, system: System) -> list[TableLine]:
+        runs = self.latencies[system.name]
+        if not runs:
+            return []
+        what = f"{system.name}, one task"
+        return [
+            table_line(f"{what}, p50", "ms", [median(run) for run in runs]),
+            table_line(f"{what}, p99", "ms", [quantiles(run, n=100)[-1] for run in runs]),
+        ]
+
+    def _target_lines(self) -> list[TableLine]:
+        lines = [table_line(ECHO, "µs each", self.echoes_us)]
+        if plain := [cost.server_us or 0.0 for cost in self.costs[PLAIN, BATCH]]:
+            ratios = [cost / echo for cost, echo in zip(plain, self.echoes_us, strict=True)]
+            what = f"{PLAIN}, batch {BATCH}, server, over echo"
+            lines.append(table_line(what, "×", ratios, PLAIN_OVER_ECHO))
+        if self.costs["gearmand", BATCH]:
+            ratios = self._ratios(OURS, "gearmand", BATCH)
+            what = f"{OURS}, batch {BATCH}, over gearmand"
+            lines.append(table_line(what, "×", ratios, NATIVE_OVER_GEARMAN))
+        return lines
+
+
+def run(
+    settings: Settings,
+    only: tuple[str, ...] = (),
+    dhub: Path | None = None,
+    *,
+    install: bool = False,
+) -> list[TableLine]:
+    """Measure the systems that are installed, and return the lines of the table."""
+    with ExitStack() as stack:
+        python = _environment(stack, settings) if install else None
+        for line in missing(python):
+            settings.say(line)
+        chosen = _chosen(systems(python, dhub), only)
+        runs = _Run(settings, chosen)
+        runs.measure()
+        return runs.lines()
+
+
+def _environment(stack: ExitStack, settings: Settings) -> str:
+    """Make a temporary environment with Dask. Return its Python."""
+    place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+    settings.say("Dask: installing into a temporary environment")
+    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+    python = str(place / "bin" / "python")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "distributed"], check=True)
+    return python
