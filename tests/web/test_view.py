@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from contextlib import closing
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,9 +13,12 @@ import pytest
 from simulator.schedule import run
 from taskyard.client.reason_forms import form_of
 from taskyard.client.task_filters import SORTS, Filter
-from taskyard.journal import recovery
+from taskyard.core.limits import SECOND_NS
+from taskyard.journal import recovery, starts
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.web.charts import throughput_figure
 from taskyard.web.event_feed import EventFeed
+from taskyard.web.follower import Follower
 from taskyard.web.task_table import STATE_NAMES
 from taskyard.web.view import View
 
@@ -146,3 +150,27 @@ def test_depth_ends_with_the_counts(view: View) -> None:
     counts = view.counts()
     for state in ("READY", "LEASED", "DONE", "FAILED", "CANCELLED"):
         assert view.series.depth(STATE_NAMES.index(state))[-1] == counts[state]  # type: ignore[arg-type]
+
+
+def test_restarts_of_the_broker_are_marked_over_time(view: View, tmp_path: Path) -> None:
+    begin_ns = view.series.begin_ns
+    with closing(SqliteStore(tmp_path)):
+        pass
+    words = [(-9, "started"), (-5, "started"), (20, "stopped"), (30, "started"), (50, "started")]
+    for seconds, word in words:
+        starts.note(tmp_path, starts.Word(word), begin_ns + seconds * SECOND_NS)
+    restarts = Follower(tmp_path).restarts()
+    layout = throughput_figure(view.series, 0, restarts)["layout"]
+    drawn = [
+        tuple(
+            round(datetime.fromisoformat(one[end]).timestamp() - begin_ns / SECOND_NS, 3)
+            for end in ("x0", "x1")
+        )
+        for one in layout["shapes"]
+    ]
+    assert [one["type"] for one in layout["shapes"]] == ["rect", "line", "line"]
+    assert drawn == [(20, 30), (30, 30), (50, 50)]
+    (label,) = layout["annotations"]
+    shown = datetime.fromtimestamp(begin_ns / SECOND_NS + 50, UTC)
+    assert label["text"] == f"broker restarted {shown:%H:%M:%S}"
+    assert "shapes" not in throughput_figure(view.series)["layout"]

@@ -11,16 +11,20 @@ from taskyard.web import format  # noqa: A004  # a module of formats
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from taskyard.journal.starts import Start
     from taskyard.web.time_series import TimeSeries
     from taskyard.web.timeline import Bar, Timeline
 
 Figure = dict[str, Any]
 
 
-def throughput_figure(series: TimeSeries, until_ns: int = 0) -> Figure:
+def throughput_figure(
+    series: TimeSeries, until_ns: int = 0, restarts: Sequence[Start] = ()
+) -> Figure:
     """Show tasks done and failed a second, and the tasks that wait or run, over time.
 
-    The lines go on to `until_ns`, because nothing happened since the last event.
+    The lines go on to `until_ns`, because nothing happened since the last event. Restarts of the
+    broker since the first event are marked.
     """
     times = [_iso(series.begin_ns + place * series.width_ns) for place in range(series.buckets)]
     end_ns = series.begin_ns + series.buckets * series.width_ns
@@ -58,8 +62,39 @@ def throughput_figure(series: TimeSeries, until_ns: int = 0) -> Figure:
             "yaxis2": axis("tasks", domain=[0, 0.42], rangemode="tozero"),
             "xaxis": axis("time (UTC)", anchor="y2"),
             **_layout(380),
+            **_restart_marks([one for one in restarts if 0 < series.begin_ns <= one.time_ns]),
         },
     }
+
+
+def _restart_marks(restarts: Sequence[Start]) -> Figure:
+    """Draw a line at each restart, and a shade while the broker was stopped before it."""
+    shapes: list[Figure] = []
+    for one in restarts:
+        colour = "@red" if one.stopped_ns is None else "@grey"
+        high = {"yref": "paper", "y0": 0, "y1": 1, "x1": _iso(one.time_ns)}
+        if one.stopped_ns is not None:
+            shade = {"type": "rect", "x0": _iso(one.stopped_ns), "fillcolor": colour}
+            shapes.append({**high, **shade, "opacity": 0.16, "line": {"width": 0}})
+        line = {"color": colour, "width": 1.5, "dash": "dot"}
+        shapes.append({**high, "type": "line", "x0": _iso(one.time_ns), "line": line})
+    if not restarts:
+        return {}
+    # Older ones have a line only, so that no label covers another.
+    label = {
+        "x": _iso(restarts[-1].time_ns),
+        "y": 0.485,
+        "yref": "paper",
+        "yanchor": "middle",
+        "showarrow": False,
+        "text": f"broker restarted {_time_of_day(restarts[-1].time_ns)}",
+        "font": {"size": 11, "color": "@quiet"},
+    }
+    return {"shapes": shapes, "annotations": [label]}
+
+
+def _time_of_day(time_ns: int) -> str:
+    return f"{datetime.fromtimestamp(time_ns / 1e9, UTC):%H:%M:%S}"
 
 
 def durations_figure(bars: list[tuple[int, int]]) -> Figure:

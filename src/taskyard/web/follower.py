@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from taskyard.errors import TaskyardError
+from taskyard.journal import starts
 from taskyard.web.event_feed import EventFeed
 from taskyard.web.pace import Pace
 from taskyard.web.view import View
@@ -28,6 +29,9 @@ _PAUSE_SECONDS_MAX: Final = 2.0
 
 #: After an error of the disk or the journal.
 _RETRY_SECONDS: Final = 2.0
+
+#: The time between two reads of the broker's restarts, which are rare.
+_RESTARTS_SECONDS: Final = 3.0
 
 logger = logging.getLogger("taskyard.web")
 
@@ -55,6 +59,9 @@ class Follower:
     def __init__(self, state: Path) -> None:
         """Open a state directory. Raises UnusableState if it has no journal."""
         self._feed = EventFeed(state)
+        self._state = state
+        self._restarts: list[starts.Start] = []
+        self._restarts_until = 0.0
         self.view = View()
         self.lock = TurnLock()
         self.pace = Pace()
@@ -67,6 +74,14 @@ class Follower:
 
     def start(self) -> None:
         self._thread.start()
+
+    def restarts(self) -> list[starts.Start]:
+        """Return the restarts of the broker. The file is read every few seconds at most."""
+        now = time.monotonic()
+        if now >= self._restarts_until:
+            self._restarts = starts.read(self._state)
+            self._restarts_until = now + _RESTARTS_SECONDS
+        return self._restarts
 
     def stop(self) -> None:
         self._stopped.set()

@@ -58,7 +58,8 @@ def routes(shown: Site) -> list[BaseRoute]:
     async def throughput(_: Request) -> Response:
         with shown.view() as view:
             until_ns = time.time_ns() if shown.broker.is_live else 0
-            return JSONResponse(throughput_figure(view.series, until_ns))
+            restarts = shown.follower.restarts()
+            return JSONResponse(throughput_figure(view.series, until_ns, restarts))
 
     async def durations(request: Request) -> Response:
         chosen = site.wanted(request)
