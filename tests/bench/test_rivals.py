@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,7 +29,7 @@ def test_installed_systems_run_beside_ours(monkeypatch: pytest.MonkeyPatch) -> N
         "  over Taskyard",
         "ProcessPoolExecutor, one task, p50",
         "ProcessPoolExecutor, one task, p99",
-        "echo of 100 messages under way",
+        "one message of an echo, 100 under way",
     ]
     assert all(figure > 0 for figure in figures.values())
     ours, pools = (figures[what] for what in list(figures) if what.endswith("batch 100"))
@@ -66,6 +67,17 @@ def test_installed_server_finishes_all_tasks(rival: Rival) -> None:
     assert 0 < cost.server_us < cost.all_us
     if system.latency is not None:
         assert len(system.latency(3)) == 3
+
+
+@pytest.mark.slow
+def test_server_of_dwork_is_found_on_its_own_port(tmp_path: Path) -> None:
+    dhub = tmp_path / "dhub"
+    broker = f"{sys.executable} -m taskyard.cli broker --memory --listen dwork=tcp://127.0.0.1:0"
+    dhub.write_text(f"#!/bin/sh\nexec {broker} --state {tmp_path}/state\n")
+    dhub.chmod(0o755)
+    cost = suite._rival(servers.dwork_rival(dhub)).cost(25, 10)  # noqa: SLF001
+    assert cost.server_us is not None
+    assert 0 < cost.server_us < cost.all_us
 
 
 def test_cpu_time_includes_that_of_children() -> None:

@@ -24,7 +24,7 @@ ECHO_MAX: Final = 100
 class Part(msgspec.Struct):
     """What a client does, and for how many tasks."""
 
-    what: Literal["produce", "work", "call", "serve", "echo"]
+    what: Literal["produce", "work", "check", "call", "serve", "echo"]
     #: The key of the connection's class, and its address.
     link: str
     address: int | str
@@ -53,6 +53,12 @@ def work(part: Part) -> Iterator[PeerProgress]:
         left -= len(taken)
     link.exchange(taken, 0)
     yield PeerProgress(part.count)
+
+
+def check(part: Part) -> Iterator[PeerProgress]:
+    """Take a task if there is one left."""
+    link = LINKS[part.link](part.address, works=True)
+    yield PeerProgress(len(link.exchange([], 1)))
 
 
 def call(part: Part) -> Iterator[PeerProgress]:
@@ -90,7 +96,14 @@ def echo(part: Part) -> Iterator[PeerProgress]:
     yield PeerProgress(part.count)
 
 
-_PARTS: Final = {"produce": produce, "work": work, "call": call, "serve": serve, "echo": echo}
+_PARTS: Final = {
+    "produce": produce,
+    "work": work,
+    "check": check,
+    "call": call,
+    "serve": serve,
+    "echo": echo,
+}
 
 
 def main(encoded: str) -> None:

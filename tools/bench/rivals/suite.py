@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from bench.peers import PeerProgress, PeerTask
-from bench.processes import BrokerBench, Process
+from bench.processes import Broker, BrokerBench, Process
 from bench.rivals import pools
 from bench.rivals.links import CALLS
 from bench.rivals.parts import Part
@@ -37,7 +37,7 @@ ECHO_COUNT: Final = 50_000
 
 OURS: Final = "Taskyard"
 PLAIN: Final = "Taskyard by dwork's protocol"
-ECHO: Final = "echo of 100 messages under way"
+ECHO: Final = "one message of an echo, 100 under way"
 #: The batch size that has targets.
 BATCH: Final = 100
 
@@ -68,7 +68,7 @@ class Client(Process):
     def __init__(self, part: Part) -> None:
         encoded = msgspec.json.encode(part).decode()
         super().__init__("bench.rivals.parts", encoded, environment={})
-        self.done()
+        self.ready = self.done()
 
     def done(self) -> PeerProgress:
         return msgspec.json.decode(self.line(), type=PeerProgress)
@@ -83,24 +83,33 @@ def _clients(stack: ExitStack, *parts: Part) -> list[Client]:
     return clients
 
 
-def _measure_queue(stack: ExitStack, server: Server | BrokerBench, first: Part) -> Cost:
+def _measure_queue(server: Server | Broker, first: Part) -> Cost:
     """Measure a job through a server: all tasks are queued before the workers start."""
     shares = [first.count // WORKERS, first.count - first.count // WORKERS]
     works = [msgspec.structs.replace(first, what="work", count=share) for share in shares]
-    producer, *workers = clients = _clients(stack, first, *works)
-    process = server.broker if isinstance(server, BrokerBench) else server
-    server_ns, clients_ns = process.cpu_ns(), sum(one.cpu_ns() for one in clients)
-    before_bytes = process.resident_bytes()
-    producer.send_go()
-    producer.done()
-    queued_bytes = process.resident_bytes() - before_bytes
-    for worker in workers:
-        worker.send_go()
-    for worker in workers:
-        worker.done()
-    server_ns = process.cpu_ns() - server_ns
-    clients_ns = sum(one.cpu_ns() for one in clients) - clients_ns
+    with ExitStack() as stack:
+        producer, *workers = clients = _clients(stack, first, *works)
+        server_ns, clients_ns = server.cpu_ns(), sum(one.cpu_ns() for one in clients)
+        before_bytes = server.resident_bytes()
+        producer.send_go()
+        producer.done()
+        queued_bytes = server.resident_bytes() - before_bytes
+        for worker in workers:
+            worker.send_go()
+        for worker in workers:
+            worker.done()
+        server_ns = server.cpu_ns() - server_ns
+        clients_ns = sum(one.cpu_ns() for one in clients) - clients_ns
+    _check_empty(first)
     return _cost(first.count, server_ns, server_ns + clients_ns, queued_bytes)
+
+
+def _check_empty(first: Part) -> None:
+    """Raise if a task is left. Servers queue tasks again whose worker did not finish them."""
+    client = Client(msgspec.structs.replace(first, what="check"))
+    client.end()
+    if client.ready.count:
+        raise RuntimeError(f"{first.link}: a task is left when all should be finished")
 
 
 def _cost(count: int, server_ns: int, all_ns: int, queued_bytes: int) -> Cost:
@@ -112,7 +121,7 @@ def _rival(rival: Rival) -> System:
         with ExitStack() as stack:
             server = _server(stack, rival)
             part = Part("produce", rival.link, server.address, count, batch)
-            measured = _measure_queue(stack, server, part)
+            measured = _measure_queue(server, part)
         if rival.in_memory:
             return measured
         return msgspec.structs.replace(measured, queued_bytes=None)
@@ -169,9 +178,9 @@ def _native(kind: Kind) -> System:
 
 
 def _plain_cost(count: int, batch: int) -> Cost:
-    with ExitStack() as stack:
-        bench = stack.enter_context(BrokerBench("durable"))
-        return _measure_queue(stack, bench, Part("produce", "dwork", bench.endpoint, count, batch))
+    with BrokerBench("durable") as bench:
+        part = Part("produce", "dwork", bench.endpoint, count, batch)
+        return _measure_queue(bench.broker, part)
 
 
 def _pool(name: str, pool: str, python: str) -> System:
@@ -255,7 +264,7 @@ def _chosen(available: Iterable[System], only: tuple[str, ...]) -> list[System]:
     ]
 
 
-def missing(python: str | None) -> list[str]:
+def missing(python: str | None, dhub: Path | None = None) -> list[str]:
     """Return a line for each system that is not installed, with the command that installs it."""
     lines = {
         f"{rival.program}: not installed ({rival.install})": None
@@ -264,6 +273,8 @@ def missing(python: str | None) -> list[str]:
     }
     if python is None:
         lines["Dask: not installed (--install makes a temporary environment with it)"] = None
+    if dhub is None:
+        lines["dwork's server: not given (--dhub, from https://github.com/frobnitzem/dwork)"] = None
     return [*lines]
 
 
@@ -332,10 +343,10 @@ class _Run:
         ]
 
     def _target_lines(self) -> list[TableLine]:
-        lines = [table_line(ECHO, "µs each", self.echoes_us)]
+        lines = [table_line(ECHO, "µs", self.echoes_us)]
         if plain := [cost.server_us or 0.0 for cost in self.costs[PLAIN, BATCH]]:
             ratios = [cost / echo for cost, echo in zip(plain, self.echoes_us, strict=True)]
-            what = f"{PLAIN}, batch {BATCH}, server, over echo"
+            what = f"{PLAIN}, server over echo"
             lines.append(table_line(what, "×", ratios, PLAIN_OVER_ECHO))
         if self.costs["gearmand", BATCH]:
             ratios = self._ratios(OURS, "gearmand", BATCH)
@@ -354,7 +365,7 @@ def run(
     """Measure the systems that are installed, and return the lines of the table."""
     with ExitStack() as stack:
         python = _environment(stack, settings) if install else None
-        for line in missing(python):
+        for line in missing(python, dhub):
             settings.say(line)
         chosen = _chosen(systems(python, dhub), only)
         runs = _Run(settings, chosen)
