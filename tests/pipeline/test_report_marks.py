@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.journal import starts
-from taskyard.pipeline.report import charts, marks
+from taskyard.pipeline.report import charts, marks, page
 from taskyard.pipeline.report.figures import TimeUnit
 from taskyard.pipeline.report.headline import sentences, tiles
 from taskyard.pipeline.report.marks import Mark, MarkKind, Span
+from taskyard.pipeline.report.page import Page, Tile
 from taskyard.pipeline.report.summary import TimeSeries
 from tests.pipeline.event_log import START_NS, EventLog
 from tests.pipeline.test_report import facts, traces_of
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 #: 12:00:00 to 12:01:40.
 SPAN = Span(START_NS, START_NS + 100 * SECOND_NS)
@@ -125,3 +129,18 @@ def test_campaign_that_is_running_is_called_so() -> None:
     assert "makespan so far" in [one.caption for one in tiles(running)]
     assert "makespan" in [one.caption for one in tiles(ended)]
     assert not any("running" in text for text in sentences(ended))
+
+
+def test_tile_has_room_for_minutes_and_seconds(tmp_path: Path, browser: Browser) -> None:
+    shown = [Tile(text, "makespan so far") for text in ("3 min 48 s", "9 h 59 min", "4.2 s")] * 2
+    (tmp_path / "page.html").write_text(page.render(Page("tiles", ["Text."], shown, [])))
+    tab = browser.new_page(viewport={"width": 1100, "height": 800})
+    tab.goto((tmp_path / "page.html").as_uri())
+    for width in (1100, 390):
+        tab.set_viewport_size({"width": width, "height": 800})
+        heights = tab.evaluate(
+            "[...document.querySelectorAll('dd')].map((one) => one.offsetHeight)"
+        )
+        assert len(set(heights)) == 1, width  # all on one line
+        assert tab.evaluate("document.documentElement.scrollWidth") == width
+    tab.close()

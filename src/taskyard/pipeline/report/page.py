@@ -218,8 +218,8 @@ main { max-width: 1080px; margin: 0 auto; padding: 28px 24px 48px; }
 h1 { margin: 0 0 .5rem; }
 p { margin: .2rem 0; max-width: 78ch; overflow-wrap: anywhere; }
 section > p { color: var(--quiet); }
-.tiles { margin-top: 18px; grid-template-columns: repeat(auto-fit, minmax(124px, 1fr)); }
-.tiles dd { font-size: 1.2rem; }
+.tiles { margin-top: 18px; grid-template-columns: repeat(auto-fit, minmax(148px, 1fr)); }
+.tiles dd { font-size: 1.2rem; white-space: normal; }
 .figure { width: 100%; margin-top: 6px; }
 .wide { margin-top: 10px; }
 td.good, td.bad { font-weight: 600; white-space: nowrap; padding-left: 10px; padding-right: 10px;
@@ -233,7 +233,7 @@ pre { max-height: 22em; overflow: auto; white-space: pre-wrap; overflow-wrap: an
 footer { margin-top: 32px; }
 @media (max-width: 640px) {
   main { padding: 18px 14px 32px; }
-  .tiles { grid-template-columns: repeat(auto-fill, minmax(104px, 1fr)); }
+  .tiles { grid-template-columns: repeat(auto-fill, minmax(148px, 1fr)); }
   th, td { padding-right: 10px; }
   .wide table { font-size: var(--text-small); }
 }
