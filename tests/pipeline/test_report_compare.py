@@ -210,7 +210,7 @@ def test_earlier_campaign_may_be_in_a_report_or_in_the_same_history(
     [
         ("nothing", "--compare nothing: neither a campaign nor a directory (this history has more"),
         ("new", "--compare new: the campaign of the report itself"),
-        ("earlier", "--compare earlier: unknown campaign 'new' (this history has old; use PATH"),
+        ("earlier", "--compare earlier: unknown campaign 'new' (this history has old, or use PATH"),
         ("earlier:x", "--compare earlier: unknown campaign 'x'"),
         (".", "no history found"),
     ],

@@ -32,7 +32,7 @@ logger = logging.getLogger("taskyard.journal")
 
 
 class Word(StrEnum):
-    """What a line is about."""
+    """The kinds of lines."""
 
     STARTED = "started"
     STOPPED = "stopped"

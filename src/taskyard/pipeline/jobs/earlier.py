@@ -88,7 +88,7 @@ def find_earlier(
     names = _campaigns(found)
     if name is not None and name not in names:
         raise UserError(
-            f"--compare {directory}: unknown campaign {shorten_name(name)!r} ({listed(names)}; "
+            f"--compare {directory}: unknown campaign {shorten_name(name)!r} ({listed(names)}, or "
             "use PATH:CAMPAIGN)"
         )
     return found

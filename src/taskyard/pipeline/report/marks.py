@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class MarkKind(StrEnum):
-    """What a mark is about, as the chart's legend has it."""
+    """The kinds of marks, in the words of the chart's legend."""
 
     KILLED = "broker restarted after a kill"
     STOPPED = "broker stopped"
