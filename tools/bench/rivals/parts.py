@@ -22,7 +22,7 @@ ECHO_MAX: Final = 100
 
 
 class Part(msgspec.Struct):
-    """What a client does, and for how many tasks."""
+    """The work of a client, and the number of its tasks."""
 
     what: Literal["produce", "work", "check", "call", "serve", "echo"]
     #: The key of the connection's class, and its address.
