@@ -12,7 +12,10 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.wire.native.server import NativeServer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taskyard.core.events import Event
+    from taskyard.wire.dialect import Reply
 
 #: The broker's number in every reply to an extended peer.
 BROKER = 77
@@ -23,6 +26,9 @@ WALL_NS = 1_700_000_000 * SECOND_NS
 
 class Counter:
     """A broker with one socket: frames in, frames out, in order."""
+
+    #: End each turn with a flush. Tests of relays flush themselves.
+    flushes = False
 
     def __init__(self) -> None:
         self.scheduler = Scheduler()
@@ -38,10 +44,15 @@ class Counter:
                 if isinstance(effect, Settled):  # there is no journal to read the result from
                     effect.texts = [text or b"" for text in effect.texts]
                     effect.records = []
-                for route, frames in self.dialect.reply(effect):
-                    assert frames[0] == b""
-                    self.sent.append((route, frames[1]))
+                self._send(self.dialect.reply(effect))
+        if self.flushes:
+            self._send(self.dialect.flush())
         invariants.check(self.scheduler)
+
+    def _send(self, replies: Sequence[Reply]) -> None:
+        for route, frames in replies:
+            assert frames[0] == b""
+            self.sent.append((route, frames[1]))
 
     def frames(self, frames: list[bytes], route: bytes = b"peer") -> list[bytes]:
         """Return the replies to these frames, and others that the peer gets now."""

@@ -12,19 +12,20 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, UserError
-from taskyard.net.channel import Channel
+from taskyard.net.channel import OVERDUE_NS, Channel
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
+from taskyard.wire.native.server import NativeServer
 from taskyard.worker.native import (
     REFUSED_RETRY_NS,
-    REPORT_BYTES_MAX,
     REPORT_DELAY_NS,
     STEAL_WAIT_NS,
     NativeWorkerLoop,
 )
+from taskyard.worker.native_messages import REPORT_BYTES_MAX
 from taskyard.worker.native_process import WorkerMonitor
 from taskyard.worker.settings import WorkerSettings, worker_settings
-from tests.wire.kit import Counter
+from tests.wire.kit import BROKER, Counter
 from tests.worker.fake_runner import FakeRunner
 
 if TYPE_CHECKING:
@@ -34,13 +35,15 @@ if TYPE_CHECKING:
 class WorkerHarness(Counter):
     """One worker, one broker, and the channel between them. Implements `Transport` and `Clock`."""
 
+    flushes = True
+
     def __init__(self, slots: int = 2) -> None:
         super().__init__()
         self.cut_off = False
         self.refusing = False
         #: The broker does not reply.
         self.is_deaf = False
-        #: The broker is older than the field `waiting`.
+        #: The broker is older than the field `waiting`, and than Completes that wait.
         self.ignores_waiting = False
         self._inbox: list[list[bytes]] = []
         #: The kinds of the worker's requests.
@@ -66,6 +69,8 @@ class WorkerHarness(Counter):
         if self.ignores_waiting:
             query = pb.QueryMsg.FromString(frames[1])
             query.ClearField("waiting")
+            if query.type == peer.COMPLETE:
+                query.ClearField("wait_ms")
             frames = [b"", query.SerializeToString()]
         events = self.dialect.receive(b"worker", list(frames), self.now_ns)
         self.handle([*events])
@@ -131,6 +136,68 @@ def test_report_and_next_steal_share_a_message() -> None:
     harness.turn()
     assert harness.names() == [b"b"]
     assert harness.state(b"a") is TaskState.DONE
+
+
+def test_worker_sends_one_message_per_task() -> None:
+    harness = WorkerHarness(slots=1)
+    harness.turn()
+    harness.sent_kinds.clear()
+    for name in (b"a", b"b", b"c"):
+        harness.create(name)
+        harness.turn()
+        harness.runner.finish()
+        harness.turn()
+        assert harness.state(name) is TaskState.DONE
+        assert harness.loop.held == 0
+    assert harness.sent_kinds == [peer.COMPLETE] * 3
+
+
+def test_acknowledged_report_that_is_sent_again_is_a_steal() -> None:
+    harness = WorkerHarness(slots=1)
+    harness.create(b"a")
+    harness.turn()
+    harness.runner.finish()
+    harness.turn()
+    harness.sent_kinds.clear()
+    harness.dialect = NativeServer(BROKER + 1, lambda: 0)  # the broker has restarted
+    harness.pass_time(SECOND_NS)
+    harness.turn(4)
+    assert peer.STEAL in harness.sent_kinds
+    assert peer.COMPLETE not in harness.sent_kinds
+    harness.create(b"b")
+    harness.turn()
+    assert harness.names() == [b"b"]
+
+
+def test_report_that_was_not_acknowledged_is_sent_again() -> None:
+    harness = WorkerHarness(slots=1)
+    harness.create(b"a")
+    harness.turn()
+    harness.is_deaf = True
+    harness.runner.finish()
+    harness.turn()
+    harness.is_deaf = False
+    harness.sent_kinds.clear()
+    for _ in range(OVERDUE_NS // SECOND_NS + 1):
+        harness.pass_time(SECOND_NS)
+        harness.turn()
+    assert harness.state(b"a") is TaskState.DONE
+    assert harness.sent_kinds.count(peer.COMPLETE) == 1
+    assert harness.loop.held == 0
+
+
+def test_older_broker_answers_a_report_at_once_and_gets_a_steal() -> None:
+    harness = WorkerHarness(slots=1)
+    harness.ignores_waiting = True
+    harness.create(b"a")
+    harness.turn()
+    harness.sent_kinds.clear()
+    harness.runner.finish()
+    harness.turn()
+    assert harness.sent_kinds == [peer.COMPLETE, peer.STEAL]
+    harness.create(b"b")
+    harness.turn()
+    assert harness.names() == [b"b"]
 
 
 def test_failure_is_reported_with_its_reason() -> None:

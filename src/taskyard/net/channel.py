@@ -132,10 +132,13 @@ class Channel:
             self._unsent[number] = None
         request.waits = waits
 
-    def replace(self, number: int, body: bytes) -> None:
-        """Replace the body that is sent if the request has to be sent again."""
-        if number in self._open:
-            self._open[number].body = body
+    def replace(self, number: int, body: bytes, wait_ns: int | None = None) -> None:
+        """Replace the body that is sent if the request has to be sent again, and how long the
+        broker may hold it."""
+        request = self._open.get(number)
+        if request is not None:
+            request.body = body
+            request.wait_ns = request.wait_ns if wait_ns is None else wait_ns
 
     def drop(self, number: int) -> None:
         """Drop a request. Its reply is ignored."""

@@ -6,8 +6,9 @@ hangs, the leases expire. A rule-aware runner gets the broker's rules before the
 again every few seconds.
 
 One report and one `Steal` are in flight at a time. Tasks that finish meanwhile go into the next
-report, which carries the next `Steal`. While enough tasks are queued here, a report waits a moment
-for more tasks to finish. The channel resends unacknowledged requests.
+report, which carries the next `Steal`. It is acknowledged at once and waits for tasks, so a worker
+sends one message per task. While enough tasks are queued here, a report waits a moment for more
+tasks to finish. The channel resends unacknowledged requests.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from collections import Counter
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.core import heartbeats, runs
+from taskyard.core import heartbeats
 from taskyard.core.events import Outcome
-from taskyard.core.identity import split
-from taskyard.core.limits import NUMBER_MAX, SECOND_NS, STREAM_BYTES_MAX
+from taskyard.core.limits import NUMBER_MAX, SECOND_NS
 from taskyard.core.model import Result, counted
 from taskyard.core.states import TaskState
 from taskyard.net.channel import OVERDUE_NS, PING_NS, Channel
 from taskyard.wire.native import peer
 from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.native_messages import assigned_jobs, report_columns, report_size
 from taskyard.worker.output_sender import OutputSender
 from taskyard.worker.prefetch import Prefetch
 from taskyard.worker.settings import AUTO
-from taskyard.worker.spool import OutputSpool, stream_columns
+from taskyard.worker.spool import OutputSpool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,9 +65,6 @@ NEVER_NS: Final = NUMBER_MAX
 
 #: How often to send output of running tasks, at most: each time is a record in the journal.
 PROGRESS_NS: Final = SECOND_NS
-
-#: Results and output in one report. The rest follows in the next.
-REPORT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 #: How long a report waits for more tasks to finish, while enough tasks are queued here. A message
 #: for each quick task costs CPU time in worker, broker and client.
@@ -130,7 +128,7 @@ class NativeWorkerLoop:
         self._report_request = 0
         self._reported_keys: list[tuple[bytes, int]] = []
         #: The `Steal` in flight. It may be the report too.
-        self._steal_request = self._steal_sent_ns = 0
+        self._steal_request = self._steal_sent_ns = self._steal_count = 0
         #: Heartbeats in flight, and the `Steal` that each names. A slow broker may have several.
         self._heartbeats: dict[int, int] = {}
         #: The interval of heartbeats now.
@@ -334,6 +332,9 @@ class NativeWorkerLoop:
             self._report_request = 0
             for key in self._reported_keys:  # durable, or lost to another worker
                 self._held.pop(key, None)
+        if is_report and is_steal and reply.kind == peer.OK:
+            self._on_report_waits(number)
+            is_steal = False
         if is_steal:
             self._steal_request = 0
             if self._share is not None:
@@ -348,6 +349,13 @@ class NativeWorkerLoop:
             self._start_assigned(reply.assigned())
         elif is_steal and reply.kind == peer.EXIT:
             self.shut_down()
+
+    def _on_report_waits(self, number: int) -> None:
+        """Keep a report that was acknowledged and waits for tasks. If it is lost, a `Steal` with
+        its number is sent instead."""
+        name, worker, count = self.settings.name, self._worker_message, self._steal_count
+        steal = peer.steal(number, name, worker, count, STEAL_WAIT_NS)
+        self._channel.replace(number, steal, STEAL_WAIT_NS)
 
     def _on_refused(self, reason: str, reports: int) -> None:
         """Record the refusal, and back off: the broker would refuse the next request too."""
@@ -367,24 +375,7 @@ class NativeWorkerLoop:
         self._backoff_until_ns = self._clock.monotonic_ns() + REFUSED_RETRY_NS
 
     def _start_assigned(self, assigned: peer.Assigned) -> None:
-        jobs: list[Job] = []
-        for index, name in enumerate(assigned.names):
-            terms = assigned.terms_of(index)
-            # A plain dwork client creates tasks without a payload: the name is the payload.
-            payload = assigned.payloads[index] or split(name, terms.campaign)
-            jobs.append(
-                Job(
-                    *(name, assigned.attempts[index], terms.service, payload),
-                    time_limit_ns=terms.time_limit_ns,
-                    slots=terms.slots,
-                    lane=assigned.lanes[index] if assigned.lanes else b"",
-                    campaign=terms.campaign,
-                    environment=terms.environment,
-                    resources=terms.resources,
-                    submitted_ns=assigned.submitted_ns[index] if assigned.submitted_ns else 0,
-                )
-            )
-        fresh = [job for job in jobs if job.key not in self._held]
+        fresh = [job for job in assigned_jobs(assigned) if job.key not in self._held]
         for job in fresh:
             self._held[job.key] = (job.service, job.lane)
         self._shorten_heartbeat()
@@ -468,30 +459,22 @@ class NativeWorkerLoop:
         if self._prefetch.on_finished(finished, self._clock.monotonic_ns()):
             self._worker_message = self._make_worker_message()
         self._reported_keys = [one.job.key for one in done]
-        reports = peer.ReportColumns(
-            names=[one.job.name for one in done],
-            attempts=[one.job.attempt for one in done],
-            outcomes=[one.outcome for one in done],
-            texts=[one.text for one in done],
-            outputs=[one.output for one in done],
-            retry_at_ns=[one.retry_at_ns for one in done],
-            result_bytes_total=[one.result_bytes_total for one in done],
-            output_bytes_total=[one.output_bytes_total for one in done],
-            runs=runs.run_columns([one.run for one in done], self.settings.host),
-        )
-        if any(one.streams is not None for one in done):
-            reports.streams = stream_columns(done)
+        reports = report_columns(done, self.settings.host)
         self._report_request = -1  # in flight, so that its tasks are not counted twice
         count = 0 if self._steal_request else self._tasks_wanted()
         name, worker = self.settings.name, self._worker_message
         self._report_request = self._channel.request(
-            lambda number: peer.complete(number, name, reports, worker, count)
+            lambda number: peer.complete(
+                *(number, name, reports, worker, count), wait_ns=STEAL_WAIT_NS
+            ),
+            stream=bool(count),
         )
         if count:
             self._on_steal(self._report_request, count)
 
     def _on_steal(self, request: int, count: int) -> None:
-        self._steal_request = request
+        self._steal_request, self._steal_count = request, count
+        self._steal_sent_ns = self._clock.monotonic_ns()
         if self._share is not None:
             self._share.on_request(count)
 
@@ -511,24 +494,17 @@ class NativeWorkerLoop:
         return bool(self._reports_due_ns)
 
     def _next_reports(self) -> list[JobResult]:
-        """Return the results for the next report, up to `REPORT_BYTES_MAX`."""
-        count = room = 0
-        for done in self._reports:
-            room += len(done.text) + len(done.output)
-            room += 0 if done.streams is None else 2 * STREAM_BYTES_MAX
-            if room > REPORT_BYTES_MAX and count:
-                break
-            count += 1
-        first, self._reports = self._reports[:count], self._reports[count:]
+        """Remove and return the results for the next report."""
+        size = report_size(self._reports)
+        first, self._reports = self._reports[:size], self._reports[size:]
         return first
 
     def _request_tasks(self) -> None:
-        """Send a `Steal` that waits at the broker. One in a report is answered at once."""
+        """Send a `Steal` that waits at the broker, unless one in a report does."""
         count = self._tasks_wanted()
         if self._steal_request or self._reports_due_ns or not count:
             return
         name, worker = self.settings.name, self._worker_message
-        self._steal_sent_ns = self._clock.monotonic_ns()
         request = self._channel.request(
             lambda number: peer.steal(number, name, worker, count, STEAL_WAIT_NS), STEAL_WAIT_NS
         )

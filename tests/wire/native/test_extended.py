@@ -37,6 +37,8 @@ HEARTBEAT_NS = SECOND_NS
 class Extended(Counter):
     """A broker with extended peers."""
 
+    flushes = True
+
     def request(self, body: bytes, route: bytes = b"peer") -> Reply:
         return Reply(self.ask(body, route))
 
@@ -276,6 +278,99 @@ def test_complete_with_a_steal_gets_tasks_or_an_empty_reply_at_once() -> None:
     last = counter.finish(reply.assigned(), count=1)
     assert last.kind == peer.NOT_FOUND
     assert counter.scheduler.ledger.counts[TaskState.DONE] == 2
+
+
+def parked_report(
+    counter: Extended, assigned: peer.Assigned, wait_ns: int = SECOND_NS
+) -> list[Reply]:
+    """Send a Complete that waits for a task. Return the replies in this turn."""
+    reports = peer.ReportColumns(assigned.names, assigned.attempts)
+    body = peer.complete(3, b"w", reports, WORKER, 1, wait_ns=wait_ns)
+    return [Reply(one) for one in counter.frames([b"", body], b"w")]
+
+
+def test_complete_that_waits_is_acknowledged_at_once_and_gets_tasks_later() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    (acknowledged,) = parked_report(counter, counter.take())
+    assert (acknowledged.kind, acknowledged.request) == (peer.OK, 3)
+    assert counter.scheduler.ledger.counts[TaskState.DONE] == 1
+    counter.create(b"b")
+    ((_, body),) = [one for one in counter.sent if one[0] == b"w"]
+    assert (Reply(body).request, Reply(body).assigned().names) == (3, [b"b"])
+
+
+def test_complete_that_waits_has_one_reply_if_tasks_are_ready() -> None:
+    counter = Extended()
+    counter.create(b"a", b"b", after=[[], [b"a"]])
+    (reply,) = parked_report(counter, counter.take())
+    assert (reply.request, reply.assigned().names) == (3, [b"b"])
+    assert counter.dialect.wake_at_ns() is None
+
+
+def test_complete_that_waits_lists_tasks_not_held_once() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    assigned = counter.take()
+    counter.finish(assigned)
+    (acknowledged,) = parked_report(counter, assigned)
+    assert (acknowledged.kind, acknowledged.reason) == (peer.OK, "not held: a")
+    ((_, body),) = counter.pass_time(SECOND_NS)
+    assert (Reply(body).kind, Reply(body).reason) == (peer.NOT_FOUND, "")
+
+
+def test_complete_waits_while_heartbeats_name_it() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    parked_report(counter, counter.take())
+    for _ in range(20):
+        body = peer.heartbeat(4, b"w", WORKER, [], HEARTBEAT_NS, seen=0, waiting=3)
+        assert counter.request(body, b"w").waiting == 3
+        assert counter.pass_time(10 * SECOND_NS) == []
+
+
+def test_complete_that_waits_and_is_repeated_waits_once() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    assigned = counter.take()
+    parked_report(counter, assigned)
+    former, again = parked_report(counter, assigned)
+    assert (former.kind, again.kind, again.reason) == (peer.NOT_FOUND, peer.OK, "not held: a")
+    counter.create(b"b", b"c")
+    assert [Reply(body).assigned().names for to, body in counter.sent if to == b"w"] == [[b"b"]]
+
+
+def test_complete_of_a_route_that_is_gone_waits_no_longer() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    parked_report(counter, counter.take())
+    counter.handle(counter.dialect.disconnected(b"w"))
+    counter.create(b"b")
+    assert counter.scheduler.ledger.tasks[b"b"].state is TaskState.READY
+
+
+def test_complete_of_a_drained_worker_gets_an_exit() -> None:
+    counter = Extended()
+    counter.create(b"a", b"b")
+    first, second = counter.take(), counter.take()
+    counter.request(peer.drain(9, b"w"))
+    (acknowledged,) = parked_report(counter, first)
+    assert acknowledged.kind == peer.OK
+    counter.sent = []
+    reports = peer.ReportColumns(second.names, second.attempts)
+    replies = counter.frames([b"", peer.complete(4, b"w", reports, WORKER)], b"w")
+    assert {Reply(one).request: Reply(one).kind for one in replies} == {3: peer.EXIT, 4: peer.OK}
+
+
+def test_complete_beyond_the_limit_of_waiting_requests_is_accepted_and_does_not_wait() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    assigned = counter.take()
+    for number in range(WAITING_MAX):
+        counter.frames([b"", peer.watch(10 + number, [b"b"], wait_ns=SECOND_NS)], b"w")
+    (reply,) = parked_report(counter, assigned)
+    assert reply.kind == peer.NOT_FOUND
+    assert counter.scheduler.ledger.counts[TaskState.DONE] == 1
 
 
 def test_complete_of_an_old_attempt_is_not_found_and_changes_nothing() -> None:

@@ -332,15 +332,17 @@ class ReportColumns(Struct):
     runs: RunColumns | None = None
 
 
-def complete(
+def complete(  # noqa: PLR0913  # one a field
     request: int,
     location: bytes,
     reports: ReportColumns,
     worker: WorkerMessage | None = None,
     count: int = 0,
+    *,
+    wait_ns: int = 0,
 ) -> bytes:
-    """Encode a Complete. With a `count` it also requests that many tasks, and the reply does not
-    wait for any."""
+    """Encode a Complete. With a `count` it also requests that many tasks. With `wait_ns` it waits
+    for them as a Steal does, and OK acknowledges the report if there are none at once."""
     given: tasks.Columns = {
         "outcome": reports.outcomes,
         "text": reports.texts,
@@ -361,6 +363,8 @@ def complete(
     if worker is not None and count:
         query.n = count
         query.worker.CopyFrom(worker)
+        if wait_ns:
+            query.wait_ms = wait_ns // _MILLISECOND_NS
     elif worker is not None:
         query.incarnation = worker.incarnation
     return query.SerializeToString()

@@ -48,6 +48,9 @@ WATCHED_NAMES_MAX: Final = TASKS_MAX
 #: Stands for a Steal that a heartbeat names and that does not wait.
 NOT_WAITING: Final = -1
 
+#: Requests that wait for tasks. A Complete that waits has a Steal in it.
+STEALS: Final = (pb.QueryMsg.Steal, pb.QueryMsg.Complete)
+
 #: In the first byte of a relayed peer's route, beside the number of the socket.
 RELAYED: Final = 0x80
 
@@ -99,6 +102,11 @@ class PendingRequest(Struct):
     known: KnownWorker | None = None
     #: Heartbeat: the worker's waiting Steal that it names, or `NOT_WAITING`. 0: none.
     steal: int = 0
+
+    def take_missing(self) -> dict[str, bytes]:
+        """Return the field of a reply with the tasks that the worker did not hold, once."""
+        missing, self.missing = self.missing, ()
+        return {"reason": b"not held: " + b", ".join(missing)} if missing else {}
 
 
 class KnownWorker(Struct, eq=False):
@@ -166,6 +174,8 @@ class PendingRequests:
         self.facts: dict[bytes, KnownWorker] = {}
         #: The plain worker behind each route that its peer chose, the latest ones.
         self.plain_workers: dict[bytes, bytes] = {}
+        #: Completes of this turn that may wait for tasks, and have no acknowledgement yet.
+        self.unacknowledged: list[int] = []
         #: Tasks that a worker should stop, for the reply to its heartbeat.
         self.stops: dict[bytes, effects.Stop] = {}
         #: Waiting requests by route.
@@ -266,7 +276,7 @@ class PendingRequests:
         entry, found = self.entries[heartbeat], NOT_WAITING if request else 0
         for number in self._waiting.get(entry.route, ()) if request else ():
             steal = self.entries[number]
-            if steal.request == request and steal.kind == _Q.Steal and steal.worker == worker:
+            if steal.request == request and steal.kind in STEALS and steal.worker == worker:
                 found = number
         entry.steal = self.facts[worker].steal = found
 
@@ -365,6 +375,12 @@ class PendingRequests:
         if entry.request is not None:
             query.request = entry.request
         return entry.route, [b"", query.SerializeToString()]
+
+    def acknowledge_reports(self) -> list[Reply]:
+        """Acknowledge the reports of this turn whose Completes wait for tasks from now on."""
+        waiting = [self.entries[number] for number in self.unacknowledged if number in self.entries]
+        self.unacknowledged.clear()
+        return [self.reply(entry, _Q.OK, **entry.take_missing()) for entry in waiting]
 
     def fields_if_extended(self, number: int, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
         """Return these fields if the peer of the request uses them, else none."""

@@ -158,7 +158,9 @@ def _report_ack(pending: PendingRequests, effect: effects.ReportAck) -> list[Rep
     if entry is None:
         return []
     if entry.kind == _Q.Complete and entry.columns:
-        entry.missing = tuple(effect.missing)  # sent with the reply to the Steal in it
+        entry.missing = tuple(effect.missing)  # sent with the first reply
+        if entry.deadline_ns:
+            pending.unacknowledged.append(effect.request)
         return []
     if not effect.missing:
         return pending.answer(effect.request, _Q.OK)
@@ -399,9 +401,7 @@ def _payloads(payloads: list[bytes]) -> list[bytes]:
 
 def _missing(entry: PendingRequest | None) -> dict[str, bytes]:
     """Return the tasks that the worker did not hold, for a Complete with a Steal in it."""
-    if entry is None or not entry.missing:
-        return {}
-    return {"reason": b"not held: " + b", ".join(entry.missing)}
+    return {} if entry is None else entry.take_missing()
 
 
 class _CollectedSettled(effects.Settled):

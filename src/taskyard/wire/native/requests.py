@@ -164,11 +164,17 @@ def _complete(pending: PendingRequests, incoming: Request) -> Sequence[events.Ev
         return [*result, _reported(pending, query, report, pending.add(incoming))]
     count, facts = _count(query), _facts(pending, incoming, worker)
     result += pending.register_worker(worker, facts, query.worker)
-    forwards = query.worker.forwards
-    number = pending.add(incoming, worker=worker, columns=True, forwards=forwards)
+    # Never refuse a report because too much waits: then the worker sends a Steal.
+    wait_ns = 0 if pending.is_at_limit(incoming.route) else _wait_ns(query)
+    number = pending.add(
+        incoming,
+        worker=worker,
+        columns=True,
+        forwards=query.worker.forwards,
+        deadline_ns=_steal_deadline_ns(incoming.now_ns, wait_ns),
+    )
     result.append(_reported(pending, query, report, number))
-    parks = False
-    asks = events.TasksRequested(0, worker, count, parks, number, facts.incarnation)
+    asks = events.TasksRequested(0, worker, count, bool(wait_ns), number, facts.incarnation)
     result.append(_unless_leaving(pending, incoming, asks))
     return result
 

@@ -31,6 +31,7 @@ from taskyard.wire.native.pending import (
     NOT_WAITING,
     PLAIN_LEASE_NS,
     RELAYED,
+    STEALS,
     PendingRequest,
     PendingRequests,
     PlainPeers,
@@ -252,8 +253,12 @@ class NativeServer:
         return [(entry.route, [b"", body]) for entry, body in zip(entries, bodies, strict=True)]
 
     def flush(self) -> list[Reply]:
-        """Return the replies to relayed peers since the last call. Call it at the end of a turn."""
-        return self._relays.flush()
+        """Return the replies to relayed peers since the last call, and acknowledge reports. Call it
+        at the end of a turn."""
+        acknowledged: list[Reply] = []
+        if self._pending.unacknowledged:
+            acknowledged = self._relays.collect(self._pending.acknowledge_reports())
+        return [*acknowledged, *self._relays.flush()]
 
     def carrier(self, route: bytes) -> bytes:
         """Return the route of the connection that a client's replies leave by."""
@@ -267,7 +272,7 @@ class NativeServer:
     def _drop(self, route: bytes) -> list[events.Event]:
         result: list[events.Event] = [events.ClientDisconnected(0, route)]
         for number, entry in self._pending.drop_route(route):
-            if entry.kind == _Q.Steal:
+            if entry.kind in STEALS:
                 result.append(events.WaitEnded(0, entry.worker, number))
         return result
 
@@ -288,7 +293,7 @@ class NativeServer:
         """Return events for the requests whose deadline has passed."""
         result: list[events.Event] = []
         for number, entry in self._pending.timed_out(now_ns):
-            if entry.kind != _Q.Steal:
+            if entry.kind not in STEALS:
                 result += self._watch_ended(number, entry, now_ns)
             elif self._pending.is_named(number):
                 self._pending.extend(number, now_ns + native_requests.WAIT_NS_MAX)
