@@ -59,6 +59,8 @@ class PeerTask(msgspec.Struct):
     first: int = 0
     #: flow: the unfinished tasks at which no more are submitted.
     unfinished_max: int = 0
+    #: work: reports wait for the next tasks, with no other request beside them.
+    is_parking: bool = False
 
 
 class PeerProgress(msgspec.Struct):
@@ -210,11 +212,13 @@ def work(peer_task: PeerTask) -> Iterator[PeerProgress]:
 
 class _Worker:
     """Reports and requests in one message, with a second request open meanwhile. Without tasks
-    one request waits."""
+    one request waits. With `is_parking`, each report waits as our workers' reports do."""
 
     def __init__(self, link: BrokerLink, peer_task: PeerTask) -> None:
         self._link = link
         self._batch = peer_task.batch
+        self._requests_max = 1 if peer_task.is_parking else STEALS_MAX
+        self._wait_ns = _LONG_NS if peer_task.is_parking else 0
         self._location = b"worker-%d" % peer_task.number
         facts = WorkerFacts(slots_total=0, lease_timeout_ns=_LEASE_TIMEOUT_NS)
         self._worker_message = peer.worker_message(facts)
@@ -233,9 +237,11 @@ class _Worker:
         if reported:
             self.done.count += reported
             self.done.end_ns = time.monotonic_ns()
-        if reply.kind == peer.TRANSFER:
+        if reply.kind == peer.OK:
+            self._reported[reply.request] = 0  # its tasks are still to come
+        elif reply.kind == peer.TRANSFER:
             self._report(reply.assigned())
-            if len(self._reported) < STEALS_MAX:
+            if len(self._reported) < self._requests_max:
                 self.ask()
         elif not self._reported:
             self.ask(_LONG_NS)
@@ -244,7 +250,8 @@ class _Worker:
         number = self._count(len(assigned.names))
         reports = ReportColumns(assigned.names, assigned.attempts)
         worker, batch = self._worker_message, self._batch
-        self._link.send(peer.complete(number, self._location, reports, worker, batch))
+        fixed = (number, self._location, reports, worker, batch)
+        self._link.send(peer.complete(*fixed, wait_ns=self._wait_ns))
 
     def _count(self, reported: int) -> int:
         self._number += 1

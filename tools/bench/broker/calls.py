@@ -105,21 +105,27 @@ def latency(settings: Settings) -> list[TableLine]:
         settings.say(f"latency, {kind}")
         runs = [_measure_latency(kind, settings) for _ in settings.times()]
         what = f"submit to result, {kind}"
-        middle = [median(run) for run in runs]
+        middle = [median(run) for run, _ in runs]
         lines.append(table_line(f"{what}, p50", "ms", middle, LATENCY_MS[kind]))
-        lines.append(table_line(f"{what}, p99", "ms", [quantiles(run, n=100)[-1] for run in runs]))
+        lines.append(
+            table_line(f"{what}, p99", "ms", [quantiles(run, n=100)[-1] for run, _ in runs])
+        )
+        lines.append(table_line("  all processes", "µs/task", [cost for _, cost in runs]))
     return lines
 
 
-def _measure_latency(kind: Kind, settings: Settings) -> list[float]:
-    """Return the latency of each task in milliseconds."""
+def _measure_latency(kind: Kind, settings: Settings) -> tuple[list[float], float]:
+    """Return the latency of each task in milliseconds, and CPU microseconds per task."""
     count = max(2, settings.count(LATENCY_COUNT))
     with BrokerBench(kind, profile=settings.profile) as broker_bench:
         parts = (
             PeerTask("wait", broker_bench.endpoint, count=count),
-            PeerTask("work", broker_bench.endpoint),
+            PeerTask("work", broker_bench.endpoint, is_parking=True),
         )
         caller, worker = broker_bench.start_peers(*parts)
+        cpu_ns = broker_bench.cpu_ns()
         worker.send_go()
         caller.send_go()
-        return [one / 1e6 for one in caller.done().waits_ns]
+        waits_ns = caller.done().waits_ns
+        cpu_ns = broker_bench.cpu_ns() - cpu_ns
+    return [one / 1e6 for one in waits_ns], cpu_ns / count / 1e3
