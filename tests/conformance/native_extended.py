@@ -177,6 +177,22 @@ class ExtendedWorker(Worker):
         while self.requests.ask(type=Q.Complete, location=self.name, batch=batch) is None:
             pass
 
+    def report_and_wait(self, job: Job, result: bytes) -> bytes:
+        """Send a Complete that waits for the next task. Return the reason in the acknowledgement,
+        which lists tasks that this worker did not hold."""
+        name, attempt = job.mark
+        batch = pb.Batch(name=[name], attempt=[attempt], text=[result])
+        fields: dict[str, Any] = {"location": self.name, "worker": self._who}
+        fields |= {"type": Q.Complete, "batch": batch, "n": 1, "wait_ms": 5000}
+        request = self.requests.send(**fields)
+        while (answer := self.requests.receive(request, LOST_SECONDS)) is None:
+            request = self.requests.send(**fields)
+        assert answer.type == Q.OK, answer
+        if job in self._held:
+            self._held.remove(job)
+        self._asked = request
+        return answer.reason
+
     def progress(self, job: Job, percent: int, text: bytes) -> None:
         name, attempt = job.mark
         batch = pb.Batch(name=[name], attempt=[attempt], percent=[percent], output=[text])
