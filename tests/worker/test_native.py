@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,13 +26,15 @@ from taskyard.worker.native import (
     NativeWorkerLoop,
 )
 from taskyard.worker.native_messages import REPORT_BYTES_MAX
-from taskyard.worker.native_process import WorkerMonitor
+from taskyard.worker.native_process import WorkerMonitor, run_quick_tasks
 from taskyard.worker.settings import WorkerSettings, worker_settings
 from tests.wire.kit import BROKER, Counter
 from tests.worker.fake_runner import FakeRunner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from taskyard.worker.jobs import JobResult
 
 
 class WorkerHarness(Counter):
@@ -495,6 +500,39 @@ def test_report_waits_for_more_tasks_while_enough_are_queued() -> None:
     assert harness.sent_kinds == [peer.COMPLETE]
     assert harness.scheduler.ledger.counts[TaskState.DONE] == 8 + 2
     assert len(harness.runner.jobs) == 1 + 8
+
+
+def test_quick_tasks_run_without_messages_until_few_are_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = quick_harness()
+    harness.sent_kinds.clear()
+    harness.runner.finish()
+    harness.loop.run_tasks()
+    turn = harness.runner.turn
+
+    def finish_one() -> list[JobResult]:
+        harness.runner.finish()
+        return turn()
+
+    monkeypatch.setattr(harness.runner, "turn", finish_one)
+    poll = select.poll()
+    with Path(os.devnull).open("rb") as always_ready:
+        poll.register(always_ready, select.POLLIN)
+        run_quick_tasks(harness.loop, poll)
+    assert (len(harness.runner.jobs), harness.sent_kinds) == (1 + 8 // 2, [])
+    harness.loop.send()
+    assert harness.sent_kinds == [peer.COMPLETE]
+
+
+def test_reports_are_gathered_while_enough_tasks_are_queued_unless_the_worker_stops() -> None:
+    harness = quick_harness()
+    assert not harness.loop.is_gathering()
+    harness.runner.finish()
+    harness.loop.run_tasks()
+    assert harness.loop.is_gathering()
+    harness.loop.shut_down()
+    assert not harness.loop.is_gathering()
 
 
 def test_report_does_not_wait_when_few_tasks_are_queued() -> None:

@@ -182,7 +182,19 @@ class NativeWorkerLoop:
         """Receive, and run tasks. The first half of a turn."""
         for reply in self._channel.receive():
             self._on_reply(reply)
+        self.run_tasks()
+
+    def run_tasks(self) -> None:
+        """Run tasks without receiving."""
         self._collect_done(self._runner.turn())
+
+    def is_gathering(self) -> bool:
+        """Return whether there are reports that may wait for more tasks to finish."""
+        return bool(self._reports) and not self.stopping and self._has_enough()
+
+    def _has_enough(self) -> bool:
+        """Return whether enough tasks are queued here until the next message."""
+        return self._unfinished_count() > self._slots() + self._prefetch.count // 2
 
     def send(self) -> None:
         """Send reports, requests and heartbeats. The second half of a turn."""
@@ -484,8 +496,7 @@ class NativeWorkerLoop:
             self._reports_due_ns = 0
             return True
         now_ns = self._clock.monotonic_ns()
-        enough = self._slots() + self._prefetch.count // 2
-        if self.stopping or self._unfinished_count() <= enough:
+        if self.stopping or not self._has_enough():
             self._reports_due_ns = 0
         elif not self._reports_due_ns:
             self._reports_due_ns = now_ns + REPORT_DELAY_NS

@@ -8,6 +8,8 @@ tasks that it could not report run again when their leases expire.
 from __future__ import annotations
 
 import logging
+import select
+import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskyard.core.limits import SECOND_NS
@@ -37,6 +39,12 @@ logger = logging.getLogger("taskyard.worker")
 
 #: How long to wait for the reply to `Exit`.
 EXIT_NS_MAX: Final = 2 * SECOND_NS
+
+#: How long to run quick tasks without receiving, while their reports wait for more. A turn of the
+#: whole loop costs as much as the start of a program. Messages and signals wait meanwhile.
+GATHER_NS_MAX: Final = SECOND_NS // 50
+
+_MILLISECOND_NS: Final = SECOND_NS // 1000
 
 #: Announce that the broker is missing after this time without a reply.
 BROKER_MISSING_NS: Final = 2 * SECOND_NS
@@ -113,10 +121,25 @@ class WorkerMonitor:
         return True
 
 
+def run_quick_tasks(loop: NativeWorkerLoop, runner_poll: select.poll) -> None:
+    """Run tasks, without receiving, while reports wait for more. Ends soon.
+
+    `runner_poll` is ready when a process of the runner has ended or printed.
+    """
+    until_ns = time.monotonic_ns() + GATHER_NS_MAX
+    while loop.is_gathering():
+        left_ns = until_ns - time.monotonic_ns()
+        if left_ns <= 0 or not runner_poll.poll(left_ns / _MILLISECOND_NS):
+            return
+        loop.run_tasks()
+
+
 class SocketWorker(WorkerMonitor):
     """A native worker on a socket, as the host drives it."""
 
     wire: ZmqSocket
+    #: Ready when a process of the runner has ended or printed.
+    runner_poll: select.poll
     #: Its part of a process that works for several brokers.
     share: Share | None = None
 
@@ -126,6 +149,7 @@ class SocketWorker(WorkerMonitor):
 
     def turn(self) -> bool:
         self.receive()
+        run_quick_tasks(self._loop, self.runner_poll)
         self.send()
         return False
 
@@ -280,4 +304,7 @@ def _make_worker(
     if rule_runner is not None:
         rule_runner.on_output = loop.set_progress
     worker.wire, worker.share = wire, share
+    worker.runner_poll = select.poll()
+    for descriptor in runner.filenos():
+        worker.runner_poll.register(descriptor, select.POLLIN)
     return worker
