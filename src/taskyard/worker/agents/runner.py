@@ -177,6 +177,8 @@ class AgentRunner(runner.ProcessRunner):
         self._agents_wanted: dict[tuple[str, ...], list[tuple[Job, AgentSettings]]] = {}
         #: Waiting tasks must be examined though no descriptor is ready.
         self._is_dirty = False
+        #: A task with a lane was queued. Until then the waiting tasks need no search for lanes.
+        self._has_had_lanes = False
         #: When a lane becomes free for another agent.
         self._recheck_ns: int | None = None
         self._is_leaving = False
@@ -230,6 +232,7 @@ class AgentRunner(runner.ProcessRunner):
 
     def start(self, job: Job) -> None:
         self._is_dirty = True
+        self._has_had_lanes = self._has_had_lanes or bool(job.lane)
         super().start(job)
 
     def _work_of(self, job: Job) -> Work | None:
@@ -291,7 +294,7 @@ class AgentRunner(runner.ProcessRunner):
         self._agents_wanted.clear()
         if not self._waiting:
             return
-        if not self._rules.commands and not any(job.lane for job, _ in self._waiting):
+        if not self._rules.commands and not self._has_lanes_waiting():
             super()._start_waiting()  # no task needs an agent or its lane
             return
         lanes = self._lane_assignment()
@@ -305,6 +308,9 @@ class AgentRunner(runner.ProcessRunner):
             if result is StartResult.NO_SLOTS:
                 break
         self._waiting.extendleft(reversed(kept))
+
+    def _has_lanes_waiting(self) -> bool:
+        return self._has_had_lanes and any(job.lane for job, _ in self._waiting)
 
     def _cannot_start_more(self, lanes: LaneAssignment) -> bool:
         """Return whether all remaining tasks would have to wait. There may be hundreds."""
