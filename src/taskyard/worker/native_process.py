@@ -138,8 +138,8 @@ class SocketWorker(WorkerMonitor):
     """A native worker on a socket, as the host drives it."""
 
     wire: ZmqSocket
-    #: Ready when a process of the runner has ended or printed.
-    runner_poll: select.poll
+    #: Ready when a process of the runner has ended or printed. None: it runs no quick tasks.
+    runner_poll: select.poll | None = None
     #: Its part of a process that works for several brokers.
     share: Share | None = None
 
@@ -149,7 +149,8 @@ class SocketWorker(WorkerMonitor):
 
     def turn(self) -> bool:
         self.receive()
-        run_quick_tasks(self._loop, self.runner_poll)
+        if self.runner_poll is not None:
+            run_quick_tasks(self._loop, self.runner_poll)
         self.send()
         return False
 
