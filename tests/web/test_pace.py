@@ -25,7 +25,7 @@ def test_full_machine_leaves_the_page_a_little() -> None:
     machine = Machine()
     assert machine.run(1, 2.0) == 1.0
     assert machine.run(1, 0.0) == 0.5
-    assert machine.run(20, 0.05) == SHARE_MIN
+    assert machine.run(20, 0.7) == SHARE_MIN
     assert machine.pace.pause_seconds(0.1) == pytest.approx(4.9)
 
 

@@ -119,4 +119,7 @@ class Follower:
                 used = time.thread_time()
                 if self._stopped.is_set():
                     return
-        self.caught_up.set()
+        if not self.caught_up.is_set():
+            with self.lock:
+                self.view.prepare()
+            self.caught_up.set()

@@ -1,9 +1,10 @@
 """The share of the CPU that the page takes: what the machine has left, and a little in any case.
 
-A low priority is not enough. On a machine that is full, a process that always has work still gets a
-tenth of a core, and the broker is slower by as much. So the page looks at the idle time of the
-machine once a second. While there is none, it halves its share, down to a minimum. The view then
-falls behind, and open pages are changed less often.
+A low priority is not enough. A process that always has work still gets a tenth of a core on a full
+machine. On one that is nearly full, the broker and the workers wait for a core because of it. So
+the page looks at the idle time of the machine once a second. While most of a core is not idle, it
+halves its share, down to a minimum. The view then falls behind, and open pages are changed less
+often.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 #: The share of a core in any case, for each of the two parts: the follower and the open pages.
 SHARE_MIN: Final = 0.02
 
-#: A machine with less idle cores than this is full.
-IDLE_CORES_MIN: Final = 0.1
+#: A machine with less idle cores than this is busy.
+IDLE_CORES_MIN: Final = 0.75
 
 #: Seconds between two looks at the machine.
 _LOOK_SECONDS: Final = 1.0

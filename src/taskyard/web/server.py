@@ -69,6 +69,7 @@ def serve(  # noqa: PLR0913  # two are named
         threading.Thread(target=_stop_at_eof, args=[server], daemon=True).start()
     follower.start()
     try:
+        site.load_templates()
         server.run([bound])
     finally:
         follower.stop()

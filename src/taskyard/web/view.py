@@ -98,6 +98,10 @@ class View:
         for change in self.changes(batch):
             change()
 
+    def prepare(self) -> None:
+        """Compute what the first request would otherwise wait for: the order of names."""
+        self.tasks.names.order()
+
     def changes(self, batch: Batch) -> Iterator[Callable[[], None]]:
         """Decode a batch, and yield changes of some milliseconds each, to be made in order.
 

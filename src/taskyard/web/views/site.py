@@ -75,6 +75,11 @@ class Site:
             "tasks_link": tasks_link,
         }
 
+    def load_templates(self) -> None:
+        """Compile all templates, so that the first request of a view does not wait for its own."""
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)
+
     @contextmanager
     def view(self) -> Iterator[View]:
         """Hold the view still for one answer."""
