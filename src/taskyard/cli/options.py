@@ -352,15 +352,20 @@ def state_option(command: CommandFunction) -> CommandFunction:
 
 
 #: For `worker`, which may have several brokers.
-broker_state_option = click.option(
-    "--state",
-    cls=SettingOption,
-    envvar="TASKYARD_STATE",
-    show_default=NEAREST_STATE,
-    type=click.Path(path_type=Path, readable=False),
-    metavar="DIR",
-    help="State directory of the broker.",
-)
+def _broker_state_option(**more: Any) -> Callable[[CommandFunction], CommandFunction]:  # noqa: ANN401  # options of click
+    return click.option(
+        "--state",
+        cls=SettingOption,
+        envvar="TASKYARD_STATE",
+        show_default=NEAREST_STATE,
+        type=click.Path(path_type=Path, readable=False),
+        metavar="DIR",
+        help="State directory of the broker.",
+        **more,
+    )
+
+
+broker_state_option = _broker_state_option()
 
 
 def _key_option(repeated: str) -> Callable[[CommandFunction], CommandFunction]:
@@ -519,17 +524,7 @@ raw_option = click.option(
 )
 
 
-_broker_state_option = click.option(
-    "--state",
-    cls=SettingOption,
-    envvar="TASKYARD_STATE",
-    show_default=NEAREST_STATE,
-    type=click.Path(path_type=Path, readable=False),
-    metavar="DIR",
-    expose_value=False,
-    callback=store_option("state"),
-    help="State directory of the broker.",
-)
+_stored_state_option = _broker_state_option(expose_value=False, callback=store_option("state"))
 
 
 def _broker_option(text: str) -> Callable[[CommandFunction], CommandFunction]:
@@ -563,7 +558,7 @@ def broker_options(command: CommandFunction) -> CommandFunction:
             callback=_set_json,
             help="Print a JSON document.",
         ),
-        _broker_state_option,
+        _stored_state_option,
         _broker_option("Endpoint of the broker. Repeatable: the command goes over all of them."),
     ):
         command = option(command)
@@ -577,7 +572,7 @@ def location_options(command: CommandFunction) -> CommandFunction:
         config_option,
         single_key_option,
         client_invite_option,
-        _broker_state_option,
+        _stored_state_option,
         _broker_option("Endpoint of the broker."),
     ):
         command = option(command)
