@@ -205,14 +205,22 @@ def _offline_client(cli_context: CliContext) -> Client | None:
         return None
     if not (state / JOURNAL_FILE).exists() or lock_holder(state / LOCK_FILE) is not None:
         return None
+    try:
+        return open_last_state(cli_context, state)
+    except StateLocked:  # a broker has started meanwhile
+        return None
+
+
+def open_last_state(cli_context: CliContext, state: Path, *, keeps_lock: bool = True) -> Client:
+    """Open a client for a state directory without a broker. Raises `StateLocked`.
+
+    With `keeps_lock`, no broker can start until it is closed.
+    """
     from taskyard.cli.offline import OfflineClient  # noqa: PLC0415  # imports most of the broker
     from taskyard.settings import rules  # noqa: PLC0415
 
-    try:
-        offline = OfflineClient(state, rules.to_rules_set(cli_context.settings()))
-    except StateLocked:  # a broker has started meanwhile
-        return None
-    return offline
+    own = rules.to_rules_set(cli_context.settings())
+    return OfflineClient(state, own, keeps_lock=keeps_lock)
 
 
 def is_offline(broker: ReadOnlyClient) -> bool:

@@ -13,6 +13,7 @@ from taskyard.cli.connection import (
     broker_location,
     connect_client,
     has_several_brokers,
+    open_last_state,
 )
 from taskyard.cli.options import CliContext, location_options
 from taskyard.cli.output import example
@@ -116,8 +117,4 @@ class BrokerConnector:
         self._away_since = self._away_since or now
         if self._was_live and now - self._away_since < _RESTART_SECONDS:
             raise NoBroker(f"no broker is running on {self._state}: waiting for its restart")
-        from taskyard.cli.offline import OfflineClient  # noqa: PLC0415  # imports most of the broker
-        from taskyard.settings import rules  # noqa: PLC0415
-
-        settings = self._cli_context.settings()
-        return OfflineClient(self._state, rules.to_rules_set(settings), keeps_lock=False)
+        return open_last_state(self._cli_context, self._state, keeps_lock=False)

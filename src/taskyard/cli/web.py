@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskyard.cli.connection import open_last_state
 from taskyard.cli.daemon_options import page_option, until_eof_option
 from taskyard.cli.log_options import log_options, open_log
 from taskyard.cli.options import (
@@ -174,8 +175,4 @@ class _Connector:
         up = live_writer(self._state / UP_FILE)
         if up is not None and lock_holder(self._state / UP_FILE) is not None:
             raise NoBroker(f"the broker is away: `taskyard up`, process {up}, is restarting it")
-        from taskyard.cli.offline import OfflineClient  # noqa: PLC0415
-        from taskyard.settings import rules  # noqa: PLC0415
-
-        settings = self._cli_context.settings()
-        return OfflineClient(self._state, rules.to_rules_set(settings), keeps_lock=False)
+        return open_last_state(self._cli_context, self._state, keeps_lock=False)
