@@ -16,7 +16,10 @@ from taskyard.journal.sqlite import SqliteStore
 from taskyard.net.guard import Guard
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native.relays import Relays
+from taskyard.wire.roles import AuthenticatedPeer, Role
+from taskyard.wire.wmp.server import Wmp
 from tests.kit.broker import TurnHarness
+from tests.wire.wmp.kit import frames as wmp_frames
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,11 +90,36 @@ def test_relays_are_shown_with_their_peers_latest_first() -> None:
     relays = Relays()
     relays.open(b"\x00one", relayed(1, 2), 10 * SECOND_NS)
     relays.open(b"\x00two", relayed(7), 12 * SECOND_NS)
-    found = relays.summaries(13 * SECOND_NS)
-    assert [(one.depth, one.peers, one.last_seen_ago) for one in found] == [
-        (1, 1, 1.0),
-        (1, 2, 3.0),
-    ]
+    relays.open(b"\x00one", relayed(1), 12 * SECOND_NS, key="edge")
+    one, two = relays.summaries(13 * SECOND_NS)
+    assert (one.key, one.peers, one.connected_ago, one.last_seen_ago) == ("edge", 2, 3.0, 1.0)
+    assert (two.key, two.peers, two.connected_ago, two.last_seen_ago) == ("", 1, 1.0, 1.0)
+    assert [one.depth for one in (one, two)] == [1, 1]
+    assert len(relays.new) == 2
+
+
+def test_wmp_relays_are_those_of_the_workers_paths() -> None:
+    wmp = Wmp(1, "manager", lambda: 0)
+
+    def ready(worker: str, route: bytes, path: list[bytes], at: int) -> None:
+        key = AuthenticatedPeer("edge", (Role.WORKER, Role.RELAY))
+        message = wmp_frames("READY", {"worker": worker, "slots": 1, "incarnation": 7})
+        wmp.receive(route, [*path, *message], at * SECOND_NS, key)
+
+    ready("direct", b"\x01d", [], 1)
+    ready("near", b"\x01r", [b"n"], 2)
+    ready("far", b"\x01r", [b"r2", b"f"], 3)
+    ready("far", b"\x01r", [b"r2", b"f"], 4)
+    found = wmp.relays(5 * SECOND_NS)
+    assert [
+        (one.dialect, one.depth, one.peers, one.key, one.connected_ago, one.last_seen_ago)
+        for one in found
+    ] == [("wmp", 1, 2, "edge", 3.0, 1.0), ("wmp", 2, 1, "", 2.0, 1.0)]
+    assert [one.depth for one in wmp.new_relays] == [1]
+    ready("far", b"\x01f", [], 6)
+    assert [(one.depth, one.peers) for one in wmp.relays(7 * SECOND_NS)] == [(1, 1)]
+    wmp.disconnected(b"\x01r")
+    assert wmp.relays(7 * SECOND_NS) == []
 
 
 def relayed(*peers: int) -> pb.QueryMsg:

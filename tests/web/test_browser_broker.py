@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
+import zmq
 
 from tests.kit.processes import Broker, Running, Worker, run_here
 from tests.pipeline.browser import launched
 from tests.web.test_browser import Site, Tab
+from tests.wire.wmp.kit import frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 ANY = "dwork=tcp://127.0.0.1:0"
+ANY_WMP = "wmp=tcp://127.0.0.1:0"
 
 pytestmark = pytest.mark.slow
 
@@ -26,10 +30,20 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     """Open a tab of an operator, beside a broker that has run a task."""
     directory: Path = tmp_path_factory.mktemp("broker")
     with ExitStack() as stack:
-        broker = stack.enter_context(Broker(directory, "--listen", ANY))
-        words = ("relay", "--until-eof", "--listen", ANY, "--to", f"dwork={broker.endpoints[1]}")
-        relay = stack.enter_context(Running(directory, *words, stderr=subprocess.DEVNULL))
-        stack.enter_context(Worker(directory, "--broker", relay.line().split()[2]))
+        broker = stack.enter_context(Broker(directory, "--listen", ANY, "--listen", ANY_WMP))
+
+        def start_relay(listen: str, upstream: str) -> str:
+            words = ("relay", "--until-eof", "--listen", listen, "--to", upstream)
+            relay = stack.enter_context(Running(directory, *words, stderr=subprocess.DEVNULL))
+            return relay.line().split()[2]
+
+        place = start_relay(ANY, f"dwork={broker.endpoints[1]}")
+        stack.enter_context(Worker(directory, "--broker", place))
+        place = start_relay(ANY_WMP, f"wmp={broker.endpoints[2]}")
+        plain: zmq.Socket[bytes] = stack.enter_context(zmq.Context.instance().socket(zmq.DEALER))
+        plain.connect(place)
+        plain.send_multipart(frames("READY", {"worker": "plain", "slots": 1}))
+        assert plain.poll(10_000), "the manager pings it"
         assert run_here(directory, "submit", "--wait", "--", "true")[0] == 0
         site = Site(directory)
         stack.enter_context(site.process)
@@ -60,5 +74,10 @@ def test_health_shows_times_and_charts(tab: Tab) -> None:
 def test_brokers_shows_that_it_runs(tab: Tab) -> None:
     tab.open("/brokers")
     tab.wait_for_text("#broker dd", "running")
-    tab.wait_for_text("#relays tbody tr", "this broker")
+    for dialect in ("native", "wmp"):
+        row = tab.page.locator("#relays tbody tr").filter(has_text=dialect)
+        address, _, connected_to, peers, *times = row.locator("td").all_inner_texts()
+        assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
+        assert (connected_to, peers) == ("this broker", "1")
+        assert all(one.endswith(" ago") for one in times)
     tab.wait_for_text("#forwarders", "No forwarder is connected.")

@@ -53,7 +53,7 @@ class HealthReporter:
             None if self._state is None else store.disk_free_bytes(),
             self._guard.connections(),
             self._listeners.malformed_by_dialect(),
-            now_ns=now_ns,
+            self._listeners.relays(now_ns),
         )
 
     def _read_sizes(self) -> None:

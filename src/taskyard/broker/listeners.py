@@ -22,6 +22,7 @@ from taskyard.settings.sections import ListenSection
 from taskyard.wire.dialect import DIALECTS_MAX
 from taskyard.wire.native.pending import PLAIN_LEASE_NS
 from taskyard.wire.native.server import NativeServer
+from taskyard.wire.seen_relays import RelayedDialect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from taskyard.net.keyring import Keyring
     from taskyard.net.sockets import ZmqSocket
     from taskyard.wire.dialect import Dialect
+    from taskyard.wire.health_views import RelayHealth
     from taskyard.wire.round_robin.server import RoundRobin
 
 logger = logging.getLogger("taskyard.broker")
@@ -73,6 +75,9 @@ class Listeners:
         self.dwork = NativeServer(
             secrets.randbits(63) | 1, random_bits, plain_lease_ns=plain_lease_ns
         )
+        #: Relays of any dialect whose first message was just received. The transport sets their
+        #: addresses.
+        self.new_relays = self.dwork.new_relays
         if guard is not None:
             self.dwork.report_cut(guard.cut)
         #: The other dialects, from number 1 on, and the numbers of each by listener.
@@ -134,6 +139,9 @@ class Listeners:
             if first + 1 >= DIALECTS_MAX:
                 raise UnusableEndpoint(f"listener {name}: too many listeners with servers")
             made = BUILDERS[dialect](first, self._identity, options)
+            for one in made:
+                if isinstance(one, RelayedDialect):
+                    one.new_relays = self.new_relays
             self._others += made
             self._numbers[name] = [*range(first, first + len(made))]
         return self._numbers[name]
@@ -179,6 +187,11 @@ class Listeners:
         for name, numbers in self._numbers.items():
             found[dialects[name]] += sum(self._others[one - 1].malformed for one in numbers)
         return found
+
+    def relays(self, now_ns: int) -> list[RelayHealth]:
+        """Return the relays for the status, by dialect, those with the latest messages first."""
+        relayed = [one for one in self._dialects() if isinstance(one, RelayedDialect)]
+        return [relay for one in relayed for relay in one.relays(now_ns)]
 
     def forbidden(self) -> int:
         """Count messages that a peer's key does not allow, over all dialects."""

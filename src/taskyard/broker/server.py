@@ -171,6 +171,7 @@ def serve(
         dialect = listeners.dialect()
         authenticator = None if keyring is None else Authenticator(keyring, dialect)
         transport = SocketTransport(dialect, listeners.sockets, host.poller, clock, authenticator)
+        transport.new_relays = listeners.new_relays
         broker = opened.broker(transport, clock)
         broker.is_reading = transport.is_reading
         broker.enqueue(settings.rules if reloading is None else reloading.rules)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from taskyard.net.sockets import ZmqSocket
     from taskyard.wire.dialect import Dialect, Reply
     from taskyard.wire.roles import AuthenticatedPeer
+    from taskyard.wire.seen_relays import SeenRelay
 
 
 #: Messages and bytes that one turn receives. They share a commit, but the first waits for the last.
@@ -198,6 +199,8 @@ class SocketTransport:
         self._unread = Unread()
         #: Called with the name and the address of a worker that registers, for the log.
         self.on_registered: Callable[[bytes, str], None] | None = None
+        #: Relays whose first message was just received. They get the address of its connection.
+        self.new_relays: list[SeenRelay] = []
         #: A descriptor other than a socket was ready, such as a signal's.
         self.signalled = False
         #: The longest wait, set by the caller between turns. None for no limit.
@@ -259,7 +262,7 @@ class SocketTransport:
                     events += self._receive_authenticated(wire.user, route, frames[1:], now_ns)
                 elif route not in self._backlogs:
                     events += self._dialect.receive(route, frames[1:], now_ns)
-                self._note_registered(events, before, wire)
+                self._note_addresses(events, before, wire)
                 if not count and not wire.is_readable():
                     break  # usually there is one message, and this test is cheaper than a receive
                 if bytes_taken >= BYTES_PER_TURN_MAX or self._clock.monotonic_ns() > ends_ns:
@@ -270,14 +273,25 @@ class SocketTransport:
         for wire in wires:
             wire.is_readable()  # updates the guard when nothing is left
 
-    def _note_registered(self, events: list[Event], first: int, wire: ZmqSocket) -> None:
-        """Report the address of a worker if the last message, from event `first`, registers it."""
+    def _note_addresses(self, events: list[Event], first: int, wire: ZmqSocket) -> None:
+        """Report the address of a worker if the last message, from event `first`, registers it, and
+        that of a relay if the message is its first."""
+        if self.new_relays:
+            self._note_relays(wire)
         if self.on_registered is None:
             return
         for event in events[first:]:
             if type(event) is WorkerRegistered:
                 with suppress(OSError):  # the connection has ended
                     self.on_registered(event.worker, peer_address(wire.connection_of_last()[0]))
+
+    def _note_relays(self, wire: ZmqSocket) -> None:
+        """Set the address of relays that sent the last message, unless the connection has ended."""
+        with suppress(OSError):
+            address = peer_address(wire.connection_of_last()[0])
+            for relay in self.new_relays:
+                relay.address = address
+        self.new_relays.clear()
 
     def _receive_authenticated(
         self, user: str, route: bytes, frames: Sequence[bytes], now_ns: int

@@ -50,12 +50,20 @@ class ServiceHealth(HealthPart):
 
 
 class RelayHealth(HealthPart):
-    """A relay of the native dialect that is connected."""
+    """A relay that has sent messages. Those of other dialects can't be told from their peers."""
 
+    #: `native` or `wmp`.
+    dialect: str
     #: 1: connected to this broker itself. 2: to such a relay, and so on.
     depth: int
-    #: Clients, workers and relays behind it.
+    #: Of the native dialect: clients, workers and relays behind it. Of WMP: workers.
     peers: int
+    #: Of its connection: a host and port, or a process. Empty: it is behind another relay.
+    address: str
+    #: The name of its key. Empty: it needs none, or is behind another relay.
+    key: str
+    #: Seconds since its first message.
+    connected_ago: float
     #: Seconds since its last message.
     last_seen_ago: float
 
@@ -88,7 +96,7 @@ class Health(HealthPart):
     #: Reports of attempts that were over.
     stale_results: int
     services: list[ServiceHealth]
-    #: Those with the latest messages, at most 100.
+    #: Those with the latest messages, at most 100 of a dialect.
     relays: list[RelayHealth]
 
 
@@ -104,8 +112,6 @@ class BrokerMeasures(Struct):
     connections: int | None = None
     malformed: dict[str, int] = field(default_factory=dict)
     relays: list[RelayHealth] = field(default_factory=list)
-    #: The monotonic clock at this moment.
-    now_ns: int = 0
 
 
 def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:

@@ -13,23 +13,23 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct, field
+from msgspec import field
 
 from taskyard.core import events
-from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import HeartbeatMark
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.health_views import RelayHealth
 from taskyard.wire.native.counts import LIMITS, TooMany
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import NOT_WAITING, RELAYED
+from taskyard.wire.seen_relays import SeenRelay
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
     from taskyard.core.effects import HeartbeatAck, RenewalAck
     from taskyard.wire.dialect import Reply
+    from taskyard.wire.health_views import RelayHealth
 
 #: Relays in a chain.
 DEPTH_MAX: Final = 8
@@ -52,18 +52,15 @@ _NUMBER_BYTES: Final = 4
 _Q: Final = pb.QueryMsg
 
 
-class Relay(Struct, eq=False):
+class Relay(SeenRelay):
     """One relay, with the peers behind it."""
 
-    depth: int
     #: The route of each peer by number.
     routes: dict[int, bytes] = field(default_factory=dict)
     #: The worker of a peer's last heartbeat: name and mark.
     workers: dict[int, tuple[bytes, HeartbeatMark]] = field(default_factory=dict)
     #: The waiting Steal that it named, by peer. None: there was none.
     steals: dict[int, int] = field(default_factory=dict)
-    #: When its last message came.
-    seen_ns: int = 0
 
     def forget_worker(self, number: int) -> None:
         """Forget the heartbeat of a peer. The next one is decoded."""
@@ -82,23 +79,23 @@ class Relays:
         self._collected: dict[bytes, list[bytes]] = {}
         #: Renewals in this turn: by request, the relay, its own request, and the peers.
         self._renewals: dict[int, tuple[bytes, int, list[int]]] = {}
+        #: See `RelayedDialect`.
+        self.new: list[SeenRelay] = []
 
     def summaries(self, now_ns: int) -> list[RelayHealth]:
         """Return the relays for the status, the one with the latest message first."""
         latest = islice(reversed(self._relays.values()), SHOWN_MAX)
-        return [
-            RelayHealth(
-                depth=relay.depth,
-                peers=len(relay.routes),
-                last_seen_ago=max(now_ns - relay.seen_ns, 0) / SECOND_NS,
-            )
-            for relay in latest
-        ]
+        return [relay.health("native", len(relay.routes), now_ns) for relay in latest]
 
     # Messages of relays.
 
-    def open(self, route: bytes, query: pb.QueryMsg, now_ns: int) -> list[tuple[bytes, bytes]]:
-        """Return the routes and messages of a relay's peers. Raise Malformed, changing nothing."""
+    def open(
+        self, route: bytes, query: pb.QueryMsg, now_ns: int, key: str = ""
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the routes and messages of a relay's peers. Raise Malformed, changing nothing.
+
+        `key` is the name of the key of the connection.
+        """
         depth = self._relays[self._peers[route][0]].depth + 1 if route in self._peers else 1
         if depth > DEPTH_MAX:
             raise Malformed(f"a chain of more than {DEPTH_MAX} relays")
@@ -109,9 +106,10 @@ class Relays:
         new = {one.peer for one in envelopes if one.peer not in known}
         if len(known) + len(new) > PEERS_MAX:
             raise TooMany(f"a relay may have at most {PEERS_MAX} peers")
-        relay = Relay(depth) if former is None else self._relays.pop(route)
+        relay = self._new(depth, now_ns) if former is None else self._relays.pop(route)
         self._relays[route] = relay
-        relay.seen_ns = now_ns
+        relay.last_seen_ns = now_ns
+        relay.key = key if depth == 1 else ""
         for number in new:
             mine = _route(route, number)
             if self._peers.setdefault(mine, (route, number)) == (route, number):
@@ -119,6 +117,12 @@ class Relays:
         return [
             (relay.routes[one.peer], one.message) for one in envelopes if one.peer in relay.routes
         ]
+
+    def _new(self, depth: int, now_ns: int) -> Relay:
+        relay = Relay(depth, now_ns, now_ns)
+        if depth == 1:
+            self.new.append(relay)
+        return relay
 
     def renewal(
         self, route: bytes, query: pb.QueryMsg, number: int, requests: Container[int]

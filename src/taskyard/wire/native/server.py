@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from taskyard.wire.dialect import Reply
-    from taskyard.wire.health_views import BrokerMeasures
+    from taskyard.wire.health_views import BrokerMeasures, RelayHealth
 
 _Q: Final = pb.QueryMsg
 
@@ -77,6 +77,8 @@ class NativeServer:
     ) -> None:
         self._pending = PendingRequests(broker, random_bits, dialect, plain_lease_ns)
         self._relays = Relays()
+        #: See `RelayedDialect`.
+        self.new_relays = self._relays.new
         #: The event of repeated heartbeats that more of them can join. Any other message ends it,
         #: so that messages of a peer stay in order.
         self._repeated: events.HeartbeatsRepeated | None = None
@@ -100,13 +102,11 @@ class NativeServer:
 
     def report_health(self, measures: Callable[[], BrokerMeasures]) -> None:
         """Show the broker's health in the status, with these measures."""
+        self._pending.measures = measures
 
-        def with_relays() -> BrokerMeasures:
-            found = measures()
-            found.relays = self._relays.summaries(found.now_ns)
-            return found
-
-        self._pending.measures = with_relays
+    def relays(self, now_ns: int) -> list[RelayHealth]:
+        """Return the relays for the status, the one with the latest message first."""
+        return self._relays.summaries(now_ns)
 
     def receive(
         self,
@@ -186,7 +186,8 @@ class NativeServer:
     ) -> list[events.Event]:
         """Decode the messages of a relay's peers. Each is checked by the permissions of its key."""
         route, query = incoming.route, incoming.query
-        messages = self._relays.open(route, query, incoming.now_ns)
+        key = "" if peer is None else peer.name
+        messages = self._relays.open(route, query, incoming.now_ns, key)
         result: list[events.Event] = []
         for number in query.gone:
             for gone in self._relays.forget_peer(route, number):

@@ -24,12 +24,14 @@ from taskyard.wire import dialect as wire_dialect
 from taskyard.wire import roles
 from taskyard.wire.wmp import frames as wmp
 from taskyard.wire.wmp.frames import Side, name_of, text_of
-from taskyard.wire.wmp.routes import Peer, PendingReply, Sender
+from taskyard.wire.wmp.routes import PathRelays, Peer, PendingReply, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.wire.dialect import Reply
+    from taskyard.wire.health_views import RelayHealth
+    from taskyard.wire.seen_relays import SeenRelay
 
 #: Silence after which a worker is pinged. It has time for two replies before it times out.
 PING_NS: Final = 5 * SECOND_NS
@@ -117,6 +119,9 @@ class Wmp:
         self._attended_ns: dict[bytes, int] = {}
         #: The workers behind each route. A relay has many.
         self._behind: dict[bytes, dict[bytes, None]] = {}
+        self._relays = PathRelays()
+        #: See `RelayedDialect`.
+        self.new_relays: list[SeenRelay] = []
         self._pending: dict[int, PendingReply] = {}
         #: Malformed messages, and messages for another manager.
         self.malformed = 0
@@ -162,6 +167,7 @@ class Wmp:
         worker = self.prefix + name_of(message.worker, "worker's id", wmp.WORKER_BYTES_MAX)
         sender = Sender(route, path, worker, now_ns, message.incarnation)
         if peer is not None:
+            sender.key = peer.name
             own = worker.removeprefix(self.prefix)
             refusal = roles.refusal(peer, roles.WMP, _REQUESTS[type(message)], own)
             if refusal is not None:
@@ -493,10 +499,15 @@ class Wmp:
             peer = Peer(sender.route, sender.path, sender.now_ns)
             self._peers[sender.worker] = peer
             self._behind.setdefault(sender.route, {})[sender.worker] = None
-        elif peer.route != sender.route:
-            self._unlist(sender.worker, peer.route)
+            self.new_relays += self._relays.add(peer, sender.now_ns)
+        elif (peer.route, peer.path) != (sender.route, sender.path):
+            self._unlist(sender.worker, peer)
+            peer.route, peer.path = sender.route, sender.path
             self._behind.setdefault(sender.route, {})[sender.worker] = None
-        peer.route, peer.path, peer.last_seen_ns = sender.route, sender.path, sender.now_ns
+            self.new_relays += self._relays.add(peer, sender.now_ns)
+        peer.last_seen_ns = sender.now_ns
+        if peer.path:
+            self._relays.touch(peer, sender.key)
         peer.routes[sender.route, sender.path] = None
         if len(peer.routes) > ROUTES_MAX:
             del peer.routes[next(iter(peer.routes))]
@@ -513,13 +524,18 @@ class Wmp:
         peer = self._peers.pop(worker, None)
         if peer is not None:
             del self._attended_ns[worker]
-            self._unlist(worker, peer.route)
+            self._unlist(worker, peer)
 
-    def _unlist(self, worker: bytes, route: bytes) -> None:
-        behind = self._behind[route]
+    def _unlist(self, worker: bytes, peer: Peer) -> None:
+        self._relays.remove(peer)
+        behind = self._behind[peer.route]
         del behind[worker]
         if not behind:
-            del self._behind[route]
+            del self._behind[peer.route]
+
+    def relays(self, now_ns: int) -> list[RelayHealth]:
+        """Return the relays for the status, the one with the latest message first."""
+        return self._relays.health(now_ns)
 
 
 def _heartbeat_ns(promised_ms: int) -> int:
