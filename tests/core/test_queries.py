@@ -4,10 +4,12 @@ Every question is sent through `Yard`, which compares the ledger with one that o
 changed: none of these events may change anything that is durable.
 """
 
+from collections.abc import Iterable
+
 import pytest
 from msgspec import structs
 
-from taskyard.core import effects, events, queries
+from taskyard.core import effects, events, task_pages
 from taskyard.core.effects import (
     Assign,
     Explanation,
@@ -30,6 +32,7 @@ from taskyard.core.effects import (
     WorkerTasks,
     WorkerView,
 )
+from taskyard.core.entities import Task
 from taskyard.core.events import (
     DiskSpaceChanged,
     DuplicatePolicy,
@@ -375,8 +378,8 @@ def test_failed_tasks_are_listed_without_those_that_failed_and_are_tried_again(y
 def test_page_scans_a_limited_number_of_tasks_and_returns_a_cursor(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queries, "LIST_SCAN_MAX", 5)
-    monkeypatch.setattr(queries, "LIST_BATCH", 2)
+    monkeypatch.setattr(task_pages, "LIST_SCAN_MAX", 5)
+    monkeypatch.setattr(task_pages, "LIST_BATCH", 2)
     yard.submit(*(b"%d" % number for number in range(12)))
     assert page(yard, match=b"7") == ([], 5)
     assert page(yard, match=b"7", cursor=5) == ([b"7"], 10)
@@ -384,6 +387,69 @@ def test_page_scans_a_limited_number_of_tasks_and_returns_a_cursor(
     assert page(yard, match=b"1", count=1, cursor=1) == ([b"1"], 2)
     assert page(yard, match=b"1", count=1, cursor=6) == ([b"10"], 11)
     assert page(yard, match=b"1", count=1, cursor=11) == ([b"11"], 0)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note the place at which each pass over the table of tasks begins."""
+    noted: list[int] = []
+
+    class NotedWalk(task_pages.TaskWalk):
+        def __init__(self, tasks: Iterable[Task], place: int) -> None:
+            noted.append(place)
+            super().__init__(tasks, place)
+
+    monkeypatch.setattr(task_pages, "TaskWalk", NotedWalk)
+    monkeypatch.setattr(task_pages, "LIST_BATCH", 4)
+    return noted
+
+
+def test_listings_at_once_are_one_pass_each(yard: Yard, passes: list[int]) -> None:
+    names = [b"%02d" % number for number in range(30)]
+    yard.submit(*names)
+    for cursor in range(0, 30, 10):
+        listed = names[cursor : cursor + 10]
+        assert page(yard, count=10, cursor=cursor) == (listed, (cursor + 10) % 30)
+        start = cursor and cursor - 4
+        assert page(yard, match=b"5", count=1, cursor=start) == (
+            [b"%d5" % (cursor // 10)],
+            cursor + 6,
+        )
+    assert passes == [0, 0]
+
+
+def test_listing_goes_on_after_tasks_were_added(yard: Yard, passes: list[int]) -> None:
+    yard.submit(b"a", b"b", b"c", b"d")
+    assert page(yard, count=2) == ([b"a", b"b"], 2)
+    yard.submit(b"e")
+    assert page(yard, count=2, cursor=2) == ([b"c", b"d"], 4)
+    assert page(yard, count=2, cursor=4) == ([b"e"], 0)
+    assert passes == [0, 2]
+
+
+def test_listing_goes_on_after_tasks_were_archived(yard: Yard) -> None:
+    yard.submit(b"a", b"b", b"c", b"d")
+    yard.take(b"w", 1)
+    yard.report(b"w", b"a", Outcome.DONE)
+    ledger, event = yard.scheduler.ledger, ListRequested(0, b"client", Scope(), count=3)
+    walk = ledger.walks.resume(ledger.tasks, 0)
+    task_pages.read_page(walk, 4, event)
+    ledger.walks.keep(ledger.tasks, walk)
+    ledger.archive([b"a"])
+    ledger.tasks[b"e"] = ledger.tasks[b"b"]  # as many tasks as before, at other places
+    walk = ledger.walks.resume(ledger.tasks, 3)
+    assert task_pages.read_page(walk, 4, event).tasks == [ledger.tasks[b"e"]]
+
+
+def test_few_places_are_kept(yard: Yard, passes: list[int]) -> None:
+    yard.submit(*(b"%02d" % number for number in range(30)))
+    starts = range(task_pages.WALKS_MAX + 1)
+    for _ in range(2):
+        for start in starts:
+            page(yard, count=11, cursor=start)
+        for start in starts[1:]:
+            page(yard, count=1, cursor=start + 11)
+    assert passes == [*starts] * 2
 
 
 # Counts.

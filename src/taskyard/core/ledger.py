@@ -17,6 +17,7 @@ from taskyard.core.model import DIGEST_BYTES, Digests, EndedTask, Replaced, Term
 from taskyard.core.queues import DueHeap
 from taskyard.core.rules import OPEN_LANE, RuleTable
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
+from taskyard.core.task_pages import TaskWalks
 from taskyard.errors import IllegalTransition
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class Ledger:
 
     def _begin_volatile(self) -> None:
         """Set the fields that a restart loses, and that records don't change."""
+        #: Places where pages of the listing ended.
+        self.walks = TaskWalks()
         #: Services with a change that may allow a lease.
         self.dirty: dict[bytes, Service] = {}
         #: Workers kept free for one task each (`reservations`).
@@ -160,6 +163,7 @@ class Ledger:
 
     def archive(self, names: Iterable[bytes]) -> None:
         """Drop ended tasks that are in the archive now."""
+        self.walks.clear()
         for name in names:
             task = self.tasks.get(name)
             if task is not None and task.ending is not None:

@@ -40,8 +40,6 @@ from taskyard.core.limits import (
     LANE_SCAN_MAX,
     LIST_BATCH,
     LIST_LANES_MAX,
-    LIST_MEASURED_MAX,
-    LIST_SCAN_MAX,
     LIST_TASKS_MAX,
     NUMBER_MAX,
     STATS_ROWS_MAX,
@@ -52,6 +50,7 @@ from taskyard.core.model import DIGEST_BYTES, Refusal, TaskProgress
 from taskyard.core.rules import compile_glob
 from taskyard.core.runs import Attempt
 from taskyard.core.states import BLOCKED, DELAYED, DONE, FAILED, READY
+from taskyard.core.task_pages import TaskWalk, read_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from taskyard.core import events
     from taskyard.core.context import Context
     from taskyard.core.entities import Lane, Lease, Service, Task, Worker
-    from taskyard.core.events import Scope
     from taskyard.core.ledger import Ledger
 
 #: Lanes of one service that are searched for paused ones, in about 50 µs.
@@ -209,71 +207,29 @@ def _task_view(ledger: Ledger, task: Task) -> TaskView:
 
 def list_requested(context: Context, event: events.ListRequested) -> None:
     ledger, scope = context.ledger, event.scope
-    tasks: Iterable[Task] = ledger.tasks.values()
-    total = len(ledger.tasks)
+    cursor, kept = min(max(event.cursor, 0), len(ledger.tasks)), None
     if scope.names is not None:
         find = _everywhere if scope.any_campaign else _existing
-        tasks = find(ledger, scope.names)
-        total = len(tasks)
+        named = find(ledger, scope.names)
+        total, walk = len(named), TaskWalk(named, cursor)
     elif scope.states == (FAILED,):
-        tasks = map(ledger.tasks.__getitem__, ledger.reasons)  # every failed task has a reason
-        total = len(ledger.reasons)
-    found, cursor, places = _task_page(tasks, total, event)
-    views = [_task_view(ledger, task) for task in found]
+        failed = map(ledger.tasks.__getitem__, ledger.reasons)  # every failed task has a reason
+        total, walk = len(ledger.reasons), TaskWalk(failed, cursor)
+    else:
+        total, walk = len(ledger.tasks), ledger.walks.resume(ledger.tasks, cursor)
+        kept = ledger.walks
+    found = read_page(walk, total, event)
+    cursor = walk.place if walk.place < total else 0
+    if cursor and kept is not None:
+        kept.keep(ledger.tasks, walk)
+    views = [_task_view(ledger, task) for task in found.tasks]
     page = TaskPage(event.client, event.request, views, cursor)
     if event.measured:
-        page.places = places
-        for view, task in zip(views, found, strict=True):
+        page.places = found.places
+        for view, task in zip(views, found.tasks, strict=True):
             view.attempts = _attempts(ledger, task)[-1:]
             view.finished_record = _finished_record(task)
     context.send(page)
-
-
-def _task_page(
-    tasks: Iterable[Task], total: int, event: events.ListRequested
-) -> tuple[list[Task], int, list[int]]:
-    """Return the next matching tasks of a listing and the next cursor, 0 at the end.
-
-    With measurements, also return the cursor behind each of these tasks.
-    """
-    limit = LIST_MEASURED_MAX if event.measured else LIST_TASKS_MAX
-    count = min(max(event.count, 1), limit)
-    cursor = min(max(event.cursor, 0), total)
-    end = min(cursor + LIST_SCAN_MAX, total)
-    found: list[Task] = []
-    places: list[int] = []
-    rest = islice(tasks, cursor, end)
-    while cursor < end:
-        step = list(islice(rest, LIST_BATCH))
-        fitting = _matching(step, event.scope, event.match or event.scope.match)[
-            : count - len(found)
-        ]
-        found += fitting
-        if event.measured:
-            behind = {id(task): cursor + index for index, task in enumerate(step, start=1)}
-            places += [behind[id(task)] for task in fitting]
-        if len(found) == count:
-            cursor += step.index(fitting[-1]) + 1
-            break
-        cursor += len(step)
-    return found, cursor if cursor < total else 0, places
-
-
-def _matching(tasks: list[Task], scope: Scope, match: bytes) -> list[Task]:
-    """Return the tasks that match every given field. Filters by columns, which is fast."""
-    if scope.states is not None:
-        tasks = [task for task in tasks if task.state in scope.states]
-    if scope.campaign is not None:
-        tasks = [task for task in tasks if task.terms.campaign == scope.campaign]
-    if scope.service is not None:
-        tasks = [task for task in tasks if task.terms.service == scope.service]
-    if scope.lane is not None:
-        tasks = [task for task in tasks if task.lane.name == scope.lane]
-    if not match:
-        return tasks
-    if match not in b"\n".join([task.name for task in tasks]):
-        return []  # the common case, tested at once
-    return [task for task in tasks if identity.matches(task.name, match, scope.campaign)]
 
 
 def stats_requested(context: Context, event: events.StatsRequested) -> None:

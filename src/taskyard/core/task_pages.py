@@ -1,0 +1,120 @@
+"""Pages of a listing: which tasks fit, and where the next page starts.
+
+A cursor is the place of a task in the table, and a table can only be read from its start. So the
+place where a page ended is kept, and the next page skips nothing: a listing is one pass.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core import identity
+from taskyard.core.limits import LIST_BATCH, LIST_MEASURED_MAX, LIST_SCAN_MAX, LIST_TASKS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskyard.core import events
+    from taskyard.core.entities import Task
+    from taskyard.core.events import Scope
+
+#: Places that are kept, for as many listings at once. The oldest is dropped.
+WALKS_MAX: Final = 8
+
+
+class TaskWalk:
+    """A place in a table of tasks that is read on from there."""
+
+    def __init__(self, tasks: Iterable[Task], place: int) -> None:
+        self.place = place
+        self._rest = islice(tasks, place, None)
+        self._ahead: list[Task] = []
+
+    def take(self, count: int) -> list[Task]:
+        """Return the next tasks, fewer at the end."""
+        taken = [*self._ahead[:count]]
+        del self._ahead[:count]
+        taken += islice(self._rest, count - len(taken))
+        self.place += len(taken)
+        return taken
+
+    def put_back(self, tasks: list[Task]) -> None:
+        """Return the last of the tasks that were taken, to be taken again."""
+        self._ahead[:0] = tasks
+        self.place -= len(tasks)
+
+
+class TaskWalks:
+    """The places where pages of the whole table ended.
+
+    They hold until tasks are added, which changes the size, or removed, which calls `clear`.
+    """
+
+    def __init__(self) -> None:
+        #: By place, oldest first.
+        self._kept: dict[int, TaskWalk] = {}
+        self._size = 0
+
+    def resume(self, tasks: dict[bytes, Task], place: int) -> TaskWalk:
+        """Return a walk that is at this place."""
+        kept = self._kept.pop(place, None) if self._size == len(tasks) else None
+        return TaskWalk(tasks.values(), place) if kept is None else kept
+
+    def keep(self, tasks: dict[bytes, Task], walk: TaskWalk) -> None:
+        if self._size != len(tasks):
+            self.clear()
+            self._size = len(tasks)
+        self._kept[walk.place] = walk
+        if len(self._kept) > WALKS_MAX:
+            del self._kept[next(iter(self._kept))]
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+class FoundTasks:
+    """The tasks of a page."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+        #: The cursor behind each task, of a page with measurements.
+        self.places: list[int] = []
+
+
+def read_page(walk: TaskWalk, total: int, event: events.ListRequested) -> FoundTasks:
+    """Read the next matching tasks. The walk ends where the next page starts."""
+    limit = LIST_MEASURED_MAX if event.measured else LIST_TASKS_MAX
+    count = min(max(event.count, 1), limit)
+    end = min(walk.place + LIST_SCAN_MAX, total)
+    match = event.match or event.scope.match
+    found = FoundTasks()
+    while walk.place < end:
+        first = walk.place
+        step = walk.take(min(LIST_BATCH, end - first))
+        fitting = _matching(step, event.scope, match)[: count - len(found.tasks)]
+        found.tasks += fitting
+        if event.measured:
+            behind = {id(task): first + index for index, task in enumerate(step, start=1)}
+            found.places += [behind[id(task)] for task in fitting]
+        if len(found.tasks) == count:
+            walk.put_back(step[step.index(fitting[-1]) + 1 :])
+            break
+    return found
+
+
+def _matching(tasks: list[Task], scope: Scope, match: bytes) -> list[Task]:
+    """Return the tasks that match every given field. Filters by columns, which is fast."""
+    if scope.states is not None:
+        tasks = [task for task in tasks if task.state in scope.states]
+    if scope.campaign is not None:
+        tasks = [task for task in tasks if task.terms.campaign == scope.campaign]
+    if scope.service is not None:
+        tasks = [task for task in tasks if task.terms.service == scope.service]
+    if scope.lane is not None:
+        tasks = [task for task in tasks if task.lane.name == scope.lane]
+    if not match:
+        return tasks
+    if match not in b"\n".join([task.name for task in tasks]):
+        return []  # the common case, tested at once
+    return [task for task in tasks if identity.matches(task.name, match, scope.campaign)]
