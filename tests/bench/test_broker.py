@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
@@ -17,8 +18,10 @@ from msgspec.structs import replace
 from bench import lanes
 from bench.broker import calls as broker_calls
 from bench.broker import campaigns as broker_campaigns
+from bench.broker import growth
 from bench.broker import suite as broker_suite
 from bench.broker.campaigns import Campaign, CampaignRun
+from bench.broker.growth import GrowthRun
 from bench.cli import main
 from bench.peers import PeerTask
 from bench.processes import BrokerBench
@@ -60,7 +63,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Campaign]:
     return noted
 
 
-def bench(tmp_path: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
+def bench(
+    tmp_path: Path, *arguments: str, suite: str = "broker --quick"
+) -> tuple[str, list[dict[str, Any]]]:
     """Run the suite quickly. Return its output and the lines of its document."""
     file = tmp_path / "figures.json"
     words = ["broker", "--quick", "--repeats", "1", "--json", str(file), *arguments]
@@ -68,7 +73,7 @@ def bench(tmp_path: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
     assert done.exit_code == 0, done.output
     report = json.loads(file.read_text())
     # Marked, so that these figures are not taken for real ones.
-    assert report["suite"] == "broker --quick"
+    assert report["suite"] == suite
     return done.stdout, report["lines"]
 
 
@@ -164,17 +169,42 @@ def test_shapes_are_compared_with_flat_tasks(measured: list[Campaign], tmp_path:
     assert [what for what in LINES["shapes"] if what not in shown] == []
 
 
-def test_growth_is_measured_where_it_is_asked_for(
-    measured: list[Campaign], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(broker_campaigns, "SHAPES", ("flat",))
-    _, lines = bench(tmp_path, "--only", "shapes", "--huge")
-    assert measured == [Campaign(10_000), Campaign(100), Campaign(100_000)]
-    assert figures(lines)[1:] == [
-        ("flat, 10⁴ queued", "µs/task", 2),
-        ("flat, 10⁷ queued", "µs/task", 3),
-        ("10⁷ over 10⁴", "×", 1.5),
+def test_growth_is_measured_at_one_size() -> None:
+    run = growth.measure(2_000, Settings(print))
+    figures = msgspec.structs.asdict(run)
+    assert [name for name, figure in figures.items() if figure <= 0] == []
+    assert run.broker_bytes > run.compaction_bytes / 2
+
+
+def test_growth_compares_both_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each figure of the larger size costs twice as much, except memory."""
+    counts: list[int] = []
+
+    def measure(count: int, _: Settings) -> GrowthRun:
+        counts.append(count)
+        cost = 1 if count < 100_000 else 2
+        made = GrowthRun(*[cost] * len(GrowthRun.__struct_fields__))
+        made.task_bytes, made.compaction_bytes, made.broker_bytes = 250, 1 << 20, 10 << 20
+        return made
+
+    monkeypatch.setattr(growth, "measure", measure)
+    lines = bench(tmp_path, "--huge", suite="broker --huge --quick")[1]
+    assert counts == [10_000, 100_000]
+    assert figures(lines)[:3] == [
+        ("submit, 10⁶ queued", "µs/task", 1),
+        ("submit, 10⁷ queued", "µs/task", 2),
+        ("10⁷ over 10⁶", "×", 2),
     ]
+    ratios = [(one["best"], one["verdict"]) for one in lines if "over 10⁶" in one["what"]]
+    assert ratios.count((2, "missed, 1.33 × floor")) == len(growth.FIGURES) - 1
+    assert ratios.count((1, "goal")) == 1
+    assert figures(lines)[-1] == ("10⁷: over that of the broker", "×", 0.1)
+
+
+def test_growth_takes_no_cases() -> None:
+    done = CliRunner().invoke(main, ["broker", "--huge", "--only", "plain"])
+    assert done.exit_code == 2
+    assert "--huge: can't be combined with --only" in done.output
 
 
 def test_unknown_case_is_refused() -> None:

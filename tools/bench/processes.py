@@ -182,6 +182,11 @@ class BrokerBench:
             peer.done()
         return started
 
+    def end_peer(self, peer: Peer) -> None:
+        """End a peer before the others."""
+        self.peers.remove(peer)
+        peer.end()
+
     def cpu_ns(self) -> int:
         """Return the CPU time of the broker and all peers."""
         return self.broker.cpu_ns() + sum(peer.cpu_ns() for peer in self.peers)

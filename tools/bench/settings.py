@@ -17,7 +17,6 @@ class Settings(Struct, frozen=True):
     repeats: int = 3
     #: Small numbers, to see whether it runs.
     quick: bool = False
-    huge: bool = False
     #: Print where the broker spends its time.
     profile: bool = False
 

@@ -29,6 +29,10 @@ BATCH: Final = 100
 LIMIT_MIN: Final = 1_000
 WORKERS: Final = 2
 
+#: Limits of a broker that never compacts, and of one that does as soon as it has started.
+NEVER: Final = CompactionLimits(rows=1 << 60, rows_bytes=1 << 60, ended=1 << 60)
+AT_ONCE: Final = CompactionLimits(rows=1)
+
 #: Seconds between polls, and the shares of all tasks at which memory is noted.
 POLL_S: Final = 0.1
 MARKS: Final = (0.1, 0.5, 1.0)
@@ -145,27 +149,16 @@ def _lines(watch: CompactionWatch, tasks: int, seconds: float, cpu_s: float) -> 
 def run_queued(tasks: int, say: Callable[[str], None]) -> list[TableLine]:
     """Queue tasks, then measure one compaction of all of them."""
     say(f"steady: {tasks:,} tasks queued, then compacted")
-    never = CompactionLimits(rows=1 << 60, rows_bytes=1 << 60, ended=1 << 60)
-    with BrokerBench("durable", limits=never) as broker_bench:
+    with BrokerBench("durable", limits=NEVER) as broker_bench:
         part = PeerTask(
             "flow", broker_bench.endpoint, count=tasks, batch=BATCH, unfinished_max=1 << 60
         )
         (producer,) = broker_bench.start_peers(part)
         producer.send_go()
         producer.done()
-        broker_bench.restart_broker(CompactionLimits(rows=1))  # makes a compaction due at once
-        watch, link = CompactionWatch(), BrokerLink(broker_bench.endpoint)
-        while not watch.children or watch.is_at_work:
-            time.sleep(POLL_S)
-            broker_bench.broker.check()
-            _stats(link)  # an idle broker takes no turns
-            watch.poll(broker_bench.broker.pid)
-        link.close()
-        broker_bytes, child = (
-            broker_bench.broker.resident_bytes(),
-            next(iter(watch.children.values())),
-        )
-        broker_bench.restart_broker(never)
+        broker_bench.restart_broker(AT_ONCE)
+        child, broker_bytes = compact_once(broker_bench)
+        broker_bench.restart_broker(NEVER)
         start_s = broker_bench.broker.cpu_ns() / 1e9
     return [
         table_line("memory of the broker", "MiB", [broker_bytes / _MIB]),
@@ -176,3 +169,18 @@ def run_queued(tasks: int, say: Callable[[str], None]) -> list[TableLine]:
         table_line("CPU of the compaction", "s", [child.cpu_s]),
         table_line("CPU of a start from the snapshot", "s", [start_s]),
     ]
+
+
+def compact_once(broker_bench: BrokerBench) -> tuple[CompactionProcess, int]:
+    """Wait for the compaction of a broker that was started with the limits `AT_ONCE`.
+
+    Return its process and the broker's memory.
+    """
+    watch, link = CompactionWatch(), BrokerLink(broker_bench.endpoint)
+    while not watch.children or watch.is_at_work:
+        time.sleep(POLL_S)
+        broker_bench.broker.check()
+        _stats(link)  # an idle broker takes no turns
+        watch.poll(broker_bench.broker.pid)
+    link.close()
+    return next(iter(watch.children.values())), broker_bench.broker.resident_bytes()

@@ -33,7 +33,7 @@ CORE_TASK_US: Final = {
 }
 #: Bytes per queued task with a payload of 20 bytes.
 QUEUED_TASK_BYTES: Final = Target(400, 260)
-#: Cost per task at the largest size over that at 10,000.
+#: Cost per task at the largest size over that at a smaller one.
 GROWTH: Final = Target(1.5, 1.15)
 #: Memory of a broker when all tasks of a steady flow are done, over that at a tenth.
 STEADY_GROWTH: Final = Target(1.3, 1.1)

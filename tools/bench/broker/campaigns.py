@@ -10,7 +10,7 @@ from bench.peers import PeerTask
 from bench.processes import BrokerBench
 from bench.settings import Kind, Settings
 from bench.table import TableLine, table_line
-from bench.targets import BROKER_TASK_US, GROWTH, SHAPE_COST, Target
+from bench.targets import BROKER_TASK_US, SHAPE_COST, Target
 from bench.workloads import SHAPES, Shape
 from taskyard.core.events import RulesSet
 
@@ -23,8 +23,6 @@ COUNTS: Final = {1: 20_000, 10: 100_000, 100: 300_000, 1000: 500_000}
 BATCH: Final = 100
 
 COUNT_SHAPES: Final = 1_000_000
-COUNT_SMALL: Final = 10_000
-COUNT_HUGE: Final = 10_000_000
 
 
 class Campaign(Struct, frozen=True):
@@ -139,16 +137,4 @@ def shapes(settings: Settings) -> list[TableLine]:
         else:
             costs = [run.task_us / flat_us for run in runs]
             lines.append(table_line(f"{shape} over flat", "×", costs, SHAPE_COST))
-    return [*lines, *(_growth(settings) if settings.huge else ())]
-
-
-def _growth(settings: Settings) -> list[TableLine]:
-    small, large = settings.count(COUNT_SMALL), settings.count(COUNT_HUGE)
-    settings.say(f"flat: {small:,} and {large:,} tasks")
-    least = min(run.task_us for run in measure_repeatedly(Campaign(small), settings))
-    most = measure(Campaign(large), settings)
-    return [
-        table_line("flat, 10⁴ queued", "µs/task", [least]),
-        table_line("flat, 10⁷ queued", "µs/task", [most.task_us]),
-        table_line("10⁷ over 10⁴", "×", [most.task_us / least], GROWTH),
-    ]
+    return lines
