@@ -20,6 +20,13 @@ def test_installed_systems_run_and_others_are_reported(monkeypatch: pytest.Monke
     parts = [figure for what, figure in figures.items() if what.startswith("of map: ")]
     assert len(parts) == 5
     assert sum(parts) == pytest.approx(figures["Taskyard map: CPU"])
+    judged = [line for line in lines if line.what.startswith("Taskyard run o")]
+    assert [line.what for line in judged] == [
+        "Taskyard run over xargs, 20 x true minus one: wall",
+        "Taskyard run over xargs, 20 x true minus one: CPU",
+        "Taskyard run of one command: CPU",
+    ]
+    assert all(line.verdict for line in judged)
     assert any("has no module distributed, left out" in text for text in said)
 
 

@@ -6,18 +6,21 @@ that of daemons, which is not measured. Systems with a queue are also measured b
 tasks are queued without a worker, the process with the queue gets SIGKILL and is started again on
 the same directory, and the tasks that are still queued are counted. A system that is not installed
 is left out. Python packages are looked for in the Python that `--python` names.
+
+`run` and xargs are compared once more, by the ratio of their costs above a run of one command.
 """
 
 import resource
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -26,11 +29,23 @@ from bench import command_costs
 from bench.command_costs import Costs
 from bench.settings import Settings
 from bench.table import TableLine, table_line
-from bench.targets import MAP_CPU_S, Target
+from bench.targets import (
+    MAP_CPU_S,
+    RUN_CPU_OVER_XARGS,
+    RUN_START_CPU_S,
+    RUN_WALL_OVER_XARGS,
+    Target,
+)
 from taskyard.process.child import environment_without_settings, taskyard_command
 
 COUNT: Final = 1_000
 WORKERS: Final = 2
+
+#: Commands of `run` beside xargs.
+COUNT_BESIDE_XARGS: Final = 2_000
+
+#: A bare interpreter with the libraries of a broker, as a scale for the start.
+_BARE: Final = "import msgspec, sqlite3, zmq"
 
 #: Seconds for a server to start or a queue to empty. Many times what any system takes.
 _LIMIT_S: Final = 300
@@ -129,6 +144,10 @@ class Place(Struct, frozen=True):
 
     def script(self, text: str) -> None:
         (self.directory / "work.py").write_text(text)
+
+
+#: Runs a number of commands in a directory.
+Runs: TypeAlias = Callable[[Place, int], None]
 
 
 def _numbers(count: int) -> bytes:
@@ -244,6 +263,10 @@ def _taskyard_run(place: Place, count: int) -> None:
     place.run(*taskyard_command(["run", "--jobs", str(WORKERS), "cmds.txt"]))
 
 
+def _bare(place: Place, _count: int) -> None:
+    place.run(sys.executable, "-c", _BARE)
+
+
 # Kills of the process that has the queue.
 
 
@@ -278,7 +301,7 @@ class System(Struct, frozen=True):
 
     name: str
     program: str
-    run: Callable[[Place, int], None]
+    run: Runs
     #: Counts the tasks that are left after a kill. None: it has no queue that outlives a process.
     left: Callable[[Place, int], int] | None = None
     module: str = "sys"
@@ -319,7 +342,7 @@ def run(settings: Settings, python: str) -> list[TableLine]:
     for _ in settings.times():
         for system in systems:
             with _place(python) as place:
-                wall, cpu = _measure(system, place, min(count, system.count_max))
+                wall, cpu = _measure_in(place, system.run, min(count, system.count_max))
                 if system.run is _taskyard_map:
                     costs.append(_map_costs(place, count, cpu))
             cpu_text = "" if system.ping else f", {cpu:.1f} s of CPU time"
@@ -334,7 +357,31 @@ def run(settings: Settings, python: str) -> list[TableLine]:
         if not system.ping:
             cpu_s = cpus[system.name]
             lines.append(table_line(f"{system.name}: CPU", "s", cpu_s, system.cpu_target))
-    return lines + command_costs.lines(costs) + _lines_after_kill(systems, python, count)
+    lines += command_costs.lines(costs)
+    if any(system.run is _xargs for system in systems):
+        lines += _lines_beside_xargs(settings, python)
+    return lines + _lines_after_kill(systems, python, count)
+
+
+def _lines_beside_xargs(settings: Settings, python: str) -> list[TableLine]:
+    """Compare `run` with xargs in turns. A cost is that of all commands minus that of one."""
+    count = settings.count(COUNT_BESIDE_XARGS)
+    walls, cpus, starts, bare = [], [], [], []
+    for _ in settings.times():
+        bare.append(_measure(_bare, python, 1)[1])
+        (wall_of_one, start), (wall, cpu) = (_measure(_taskyard_run, python, n) for n in (1, count))
+        xargs_of_one, xargs = (_measure(_xargs, python, n) for n in (1, count))
+        walls.append((wall - wall_of_one) / (xargs[0] - xargs_of_one[0]))
+        cpus.append((cpu - start) / (xargs[1] - xargs_of_one[1]))
+        starts.append(start)
+        settings.say(f"run over xargs: wall {walls[-1]:.2f}, CPU {cpus[-1]:.2f}")
+    name = f"Taskyard run over xargs, {count} x true minus one"
+    return [
+        table_line(f"{name}: wall", "ratio", walls, RUN_WALL_OVER_XARGS),
+        table_line(f"{name}: CPU", "ratio", cpus, RUN_CPU_OVER_XARGS),
+        table_line("Taskyard run of one command: CPU", "s", starts, RUN_START_CPU_S),
+        table_line("Python with zmq, msgspec and sqlite3: CPU", "s", bare),
+    ]
 
 
 def _lines_after_kill(systems: list[System], python: str, count: int) -> list[TableLine]:
@@ -363,17 +410,19 @@ def _is_installed(system: System, python: str, settings: Settings) -> bool:
 
 def _map_costs(place: Place, count: int, cpu_s: float) -> Costs:
     """Measure the parts of the costs of a `map` that has just run in the directory."""
-    with _place(place.python) as other:
-        before = _cpu_s()
-        _taskyard_map(other, 1)
-        start_s = _cpu_s() - before
+    _, start_s = _measure(_taskyard_map, place.python, 1)
     return command_costs.measure(place.directory / ".taskyard", count, cpu_s, start_s)
 
 
-def _measure(system: System, place: Place, count: int) -> tuple[float, float]:
-    """Return the seconds of wall and CPU time of one run."""
+def _measure(run: Runs, python: str, count: int) -> tuple[float, float]:
+    """Return the seconds of wall and CPU time of one run, in a directory of its own."""
+    with _place(python) as place:
+        return _measure_in(place, run, count)
+
+
+def _measure_in(place: Place, run: Runs, count: int) -> tuple[float, float]:
     begin, used = time.monotonic(), _cpu_s()
-    system.run(place, count)
+    run(place, count)
     return time.monotonic() - begin, _cpu_s() - used
 
 

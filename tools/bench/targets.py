@@ -78,6 +78,11 @@ RELAYED_CROWD_CORE_PERCENT: Final = Target(3, 3)
 
 #: CPU seconds of `taskyard map` of 1,000 commands `true`, with nothing running before.
 MAP_CPU_S: Final = Target(3.0, 1.5)
+#: `taskyard run` of 2,000 commands `true` over `xargs -P2`, each minus a run of one command.
+RUN_WALL_OVER_XARGS: Final = Target(1.5, 1.1)
+RUN_CPU_OVER_XARGS: Final = Target(1.3, 1.1)
+#: CPU seconds of `taskyard run` of one command: the start and end of client, broker and worker.
+RUN_START_CPU_S: Final = Target(0.6, 0.4)
 
 #: CPU of ten million events to attempts, Parquet to Parquet, over DuckDB's on the same files.
 ATTEMPTS_OVER_DUCKDB: Final = Target(5, 2.5)
