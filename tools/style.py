@@ -9,13 +9,14 @@ shrink. The words that are not used come from docs/glossary.md, so this file has
 
 import argparse
 import ast
+import gc
 import io
 import re
 import sys
 import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -82,14 +83,17 @@ def pages() -> list[Path]:
     return sorted(path for path in found if path != GLOSSARY)
 
 
-@cache
+# The syntax tree of one file is kept, not of all: they take half a gigabyte.
+
+
+@lru_cache(maxsize=1)
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
 
-@cache
+@lru_cache(maxsize=1)
 def nodes_of(path: Path) -> list[ast.AST]:
-    """Return the nodes of a file's syntax tree, in the order of `ast.walk`. Every rule reads them.
+    """Return the nodes of a file's syntax tree, in the order of `ast.walk`.
 
     Without the contexts of names (load, store), which no rule reads and which are a third of all.
     """
@@ -100,6 +104,18 @@ def nodes_of(path: Path) -> list[ast.AST]:
                 found += [one for one in part if isinstance(one, ast.AST)]
             elif isinstance(part, ast.AST) and not isinstance(part, ast.expr_context):
                 found.append(part)
+    return found
+
+
+@lru_cache(maxsize=1)
+def statements_of(path: Path) -> list[ast.AST]:
+    """Return the module and its statements. Most rules read no expressions, which are many."""
+    blocks = (ast.stmt, ast.excepthandler, ast.match_case)
+    found: list[ast.AST] = [tree_of(path)]
+    for node in found:  # grows
+        for part in vars(node).values():
+            if isinstance(part, list):
+                found += [one for one in part if isinstance(one, blocks)]
     return found
 
 
@@ -168,7 +184,7 @@ def old_names(path: Path) -> Iterator[Find]:
     replaced = unused_words("Names of modules and classes")
     if path.stem in replaced:
         yield Find(path, 1, "replaced name", path.stem)
-    for node in nodes_of(path):
+    for node in statements_of(path):
         if isinstance(node, ast.ClassDef) and node.name.lstrip("_").lower() in replaced:
             yield Find(path, node.lineno, "replaced name", node.name)
 
@@ -176,7 +192,7 @@ def old_names(path: Path) -> Iterator[Find]:
 def sentences_without_subject(path: Path) -> Iterator[Find]:
     """Find docstrings with a sentence that starts with who, what, somebody or nobody."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in nodes_of(path):
+    for node in statements_of(path):
         if isinstance(node, documented) and (docstring := ast.get_docstring(node)):
             line = node.body[0].lineno
             for found in NO_SUBJECT.finditer(re.sub(r"\s+", " ", docstring)):
@@ -199,7 +215,7 @@ def error_sentences(path: Path) -> Iterator[Find]:
 
     An internal error may ask for a report.
     """
-    for node in nodes_of(path):
+    for node in statements_of(path):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             for text in map(literal_text, node.exc.args):
                 if re.search(r";|\.( [A-Z]|$)", text) and "Please report" not in text:
@@ -256,7 +272,7 @@ def missing_docstrings(path: Path) -> Iterator[Find]:
 
 def long_functions(path: Path) -> Iterator[Find]:
     """Find functions that do not fit a screen."""
-    for node in nodes_of(path):
+    for node in statements_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > FUNCTION_LINES_MAX:
@@ -303,7 +319,7 @@ def module_name(path: Path) -> str:
 def imported_names(path: Path) -> frozenset[str]:
     """Return every dotted name that a file imports. They are absolute: ruff sees to that."""
     names: set[str] = set()
-    for node in nodes_of(path):
+    for node in statements_of(path):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -313,10 +329,10 @@ def imported_names(path: Path) -> frozenset[str]:
 
 def imports_of(path: Path, modules: Iterable[str]) -> set[str]:
     """Return the modules that a file imports, out of these."""
-    found = set()
+    found, own = set(), module_name(path)
     for name in imported_names(path):
         module = name if name in modules else name.rpartition(".")[0]
-        if module in modules and module != module_name(path):
+        if module in modules and module != own:
             found.add(module)
     return found
 
@@ -350,20 +366,34 @@ SOURCE_RULES: Final[tuple[FileRule, ...]] = (
 )
 CORE_RULES: Final[tuple[FileRule, ...]] = (words_of_other_systems, sets, dialect_names)
 
+CORE: Final = ROOT / "src" / "taskyard" / "core"
+
 #: The packages that use Spark.
-SPARK_PACKAGES: Final = ("taskyard/pipeline", "taskyard/cli/pipeline", "pyspark_taskyard")
+SPARK_PACKAGES: Final = tuple(
+    ROOT / "src" / name
+    for name in ("taskyard/pipeline", "taskyard/cli/pipeline", "pyspark_taskyard")
+)
 
 
 def finds() -> list[Find]:
     """Return every find in the checkout."""
+    gc.disable()  # it would look through every syntax tree, and none of them is garbage
     sources = source_files()
-    core = [path for path in sources if ROOT / "src" / "taskyard" / "core" in path.parents]
-    found = [find for path in sources for rule in SOURCE_RULES for find in rule(path)]
-    found += [find for path in core for rule in CORE_RULES for find in rule(path)]
-    spark = [path for name in SPARK_PACKAGES for path in (ROOT / "src" / name).rglob("*.py")]
-    found += [find for path in sorted(spark) for find in driver_only_names(path)]
+    found = [find for path in sources for find in finds_in(path)]
     found += [find for path in pages() for find in invented_words(path)]
+    gc.enable()
     return [*found, *small_files(sources), *import_cycles(sources)]
+
+
+def finds_in(path: Path) -> list[Find]:
+    """Return the finds in one source file. Its imports are kept for the rules of modules."""
+    rules = [*SOURCE_RULES]
+    if path.is_relative_to(CORE):
+        rules += CORE_RULES
+    if any(path.is_relative_to(package) for package in SPARK_PACKAGES):
+        rules.append(driver_only_names)
+    imported_names(path)
+    return [find for rule in rules for find in rule(path)]
 
 
 def counts(found: Iterable[Find]) -> Counter[tuple[str, str]]:
