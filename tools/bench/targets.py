@@ -61,7 +61,7 @@ PLAIN_TASKS_PER_SECOND: Final = Target(
     1.5 * DWORK_TASKS_PER_SECOND, 3.0 * DWORK_TASKS_PER_SECOND, at_least=True
 )
 #: Tasks per second by one-task calls in a loop.
-CALLS_PER_SECOND: Final = Target(25_000, 60_000, at_least=True)
+CALLS_PER_SECOND: Final = Target(60_000, 100_000, at_least=True)
 #: Milliseconds from submit to result of one task, idle broker, the median.
 LATENCY_MS: Final[dict[Kind, Target]] = {
     "durable": Target(1.0, 0.65),

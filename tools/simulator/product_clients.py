@@ -12,6 +12,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from simulator.codecs.dialects import DO, JOB
 from simulator.listeners import Listener
 from simulator.models import BLOCKED
@@ -106,7 +108,7 @@ class NativeProductClient(SimProcess):
         if full_name not in self.world.names:
             self.world.names.append(full_name)
         self.open[full_name] = parcel
-        self._session.submit(parcel._replace(future=SettableFuture(self, full_name)))
+        self._session.submit(replace(parcel, future=SettableFuture(self, full_name)))
         self.wake()
 
     def turn(self) -> None:

@@ -208,7 +208,8 @@ class AsyncFuture(AwaitableFuture):
 
     def settle(self, state: TaskState, result: Result) -> None:
         """Pass the outcome of the settled task to the loop."""
-        self._bridge.put(self, *result_or_error(self.full_name, self._service, state, result))
+        outcome = result_or_error(self._campaign, self._name, self._service, state, result)
+        self._bridge.put(self, *outcome)
 
     def set_result(self, result: Any, /) -> None:  # noqa: ANN401  # a task's own value
         self._bridge.put(self, result, None)

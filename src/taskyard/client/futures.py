@@ -8,8 +8,11 @@ futures of both clients share. Those of `AsyncClient` are in `aio`. Imports no c
 from __future__ import annotations
 
 import concurrent.futures
+import os
+import threading
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, overload
+from concurrent.futures import _base
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast, overload
 
 from taskyard.client import progress as drawing
 from taskyard.client.results import result_or_error
@@ -23,6 +26,22 @@ if TYPE_CHECKING:
     from taskyard.client.session import Session
     from taskyard.core.model import Result
     from taskyard.core.states import TaskState
+
+
+_DONE: Final = (_base.FINISHED, _base.CANCELLED, _base.CANCELLED_AND_NOTIFIED)
+
+
+class _Guard:
+    """The lock that all futures without a condition share. It is held for a few instructions."""
+
+    lock = threading.Lock()
+
+
+def _on_fork() -> None:
+    _Guard.lock = threading.Lock()  # a thread that is not in this process may have held it
+
+
+os.register_at_fork(after_in_child=_on_fork)
 
 
 class SessionOwner(Protocol):
@@ -102,18 +121,70 @@ class AwaitableFuture(FutureBase, Awaitable[Any]):
 
 
 class Future(FutureBase, concurrent.futures.Future[Any]):
-    """A task's result, once it is there."""
+    """A task's result, once it is there.
+
+    It has a condition and lists, as the standard library's futures do, from the first wait or
+    callback on. Most futures are settled before, and a program may hold a million of them.
+    """
 
     _client: FutureOwner
+    # The attributes of the base, which `__init__` would set.
+    _state = _base.PENDING
+    _result = None
+    _exception = None
+    #: Condition, waiters and callbacks. None: nothing waits.
+    _waiting: tuple[threading.Condition, list[Any], list[Any]] | None = None
 
-    def __init__(
+    def __init__(  # the base's would make the condition
         self, client: FutureOwner, name: bytes, service: bytes, campaign: bytes = b""
     ) -> None:
-        super().__init__()
         self._client = client
         self._campaign = campaign
         self._name = name
         self._service = service
+
+    def _made(self) -> tuple[threading.Condition, list[Any], list[Any]]:
+        with _Guard.lock:
+            if self._waiting is None:
+                self._waiting = threading.Condition(), [], []
+            return self._waiting
+
+    if not TYPE_CHECKING:  # there they stay attributes of the base
+
+        @property
+        def _condition(self) -> threading.Condition:
+            return (self._waiting or self._made())[0]
+
+        @property
+        def _waiters(self) -> list[Any]:
+            return (self._waiting or self._made())[1]
+
+        @property
+        def _done_callbacks(self) -> list[Any]:
+            return (self._waiting or self._made())[2]
+
+    def done(self) -> bool:
+        return self._state in _DONE
+
+    def cancelled(self) -> bool:
+        return self._state in _DONE and self._state != _base.FINISHED
+
+    def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # a task's own value
+        """Wait for the result, and return it. Raises what the task failed with.
+
+        Raises `TimeoutError` after `timeout` seconds.
+        """
+        if self._state == _base.FINISHED and self._exception is None:
+            return self._result
+        return super().result(timeout)
+
+    def set_result(self, result: Any) -> None:  # noqa: ANN401  # a task's own value
+        """Set the result. Called by the session."""
+        with _Guard.lock:
+            if self._waiting is None and self._state == _base.PENDING:
+                self._result, self._state = result, _base.FINISHED
+                return
+        super().set_result(result)
 
     @property
     def state(self) -> str:
@@ -151,10 +222,11 @@ class Future(FutureBase, concurrent.futures.Future[Any]):
 
     def settle(self, state: TaskState, result: Result) -> None:
         """Set the outcome of the settled task. Called by the session."""
-        if self.done():
+        if self._state in _DONE:
             return
-        self.has_stderr = result.has_stderr
-        value, error = result_or_error(self.full_name, self._service, state, result)
+        if result.has_stderr:
+            self.has_stderr = True
+        value, error = result_or_error(self._campaign, self._name, self._service, state, result)
         if error is None:
             self.set_result(value)
         elif isinstance(error, concurrent.futures.CancelledError):

@@ -14,6 +14,8 @@ from bisect import insort
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from msgspec import Struct
+
 from taskyard.campaign.batches import task_bytes
 from taskyard.campaign.lanes import LaneTemplates
 from taskyard.campaign.values import InvalidValue
@@ -46,8 +48,8 @@ OUTBOX_MAX: Final = 100_000
 _DUPLICATE: Final = Refusal.DUPLICATE.value
 
 
-class PendingTask(NamedTuple):
-    """A task that the broker has not acknowledged."""
+class PendingTask(Struct, gc=False):
+    """A task that the broker has not acknowledged. Part of no cycle."""
 
     #: In the campaign of its terms.
     name: bytes
@@ -60,6 +62,8 @@ class PendingTask(NamedTuple):
     future: SettableFuture | None
     #: Settle the future when the task is settled. False: as soon as it is accepted.
     watched: bool = True
+    #: Its size in a message. Set by the session.
+    message_bytes: int = 0
 
 
 class Batch(NamedTuple):
@@ -156,11 +160,11 @@ class Outbox:
         """Take the next tasks that fit one message, with one policy and known lane templates."""
         waiting = self.tasks
         tasks = [waiting.popleft()]
-        room = BYTES_PER_CREATE_MAX - message_bytes(tasks[0])
+        room = BYTES_PER_CREATE_MAX - tasks[0].message_bytes
         unknown, has = tasks[0].unknown, self._lane_templates.has
         while waiting and len(tasks) < TASKS_PER_CREATE_MAX:
             following = waiting[0]
-            room -= message_bytes(following)
+            room -= following.message_bytes
             if room < 0 or following.unknown is not unknown:
                 break
             if following.lane is None and not has(following.terms.service):
@@ -296,7 +300,8 @@ class Outbox:
             except InvalidValue as bad:
                 _refuse(task, str(bad), Refusal.MALFORMED.value)
             else:
-                fit.append(task._replace(lane=lane) if lane else task)
+                task.lane = lane or None
+                fit.append(task)
         return fit
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import CancelledError, InvalidStateError
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from taskyard.core.identity import spelling
 from taskyard.core.model import shown
 from taskyard.core.states import TaskState
 from taskyard.errors import OutputTruncated, TaskBlocked, TaskFailed
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from taskyard.wire.native.streams import OutputPage
 
 logger = logging.getLogger("taskyard.client")
+
+#: Services whose results are not plain bytes.
+_DECODED: Final = (payloads.EXEC, payloads.CALL)
 
 
 class SettableFuture(Protocol):
@@ -50,20 +54,23 @@ def settle_future(settle: Callable[..., None], *outcome: object) -> None:
 
 
 def result_or_error(
-    name: str, service: bytes, state: TaskState, result: Result
+    campaign: bytes, name: bytes, service: bytes, state: TaskState, result: Result
 ) -> tuple[Any, Exception | None]:
     """Return the value of a settled task, or the exception that its future raises.
 
     The value of a long result that was not fetched is a `Result` with its head and tail.
     """
+    if state is TaskState.DONE and service not in _DECODED and not result.bytes_total:
+        return (result if result.in_file else result.text), None
+    full_name = shown(spelling(campaign, name))
     if state is TaskState.CANCELLED:
-        return None, CancelledError(f"task {name} was cancelled")
+        return None, CancelledError(f"task {full_name} was cancelled")
     if state is not TaskState.DONE:
-        return None, _failure(name, state, result.text)
+        return None, _failure(full_name, state, result.text)
     if result.in_file:  # this client reads long results part by part
         return result, None
     try:
-        return decode_whole_result(name, service, result), None
+        return decode_whole_result(full_name, service, result), None
     except Exception as error:  # noqa: BLE001  # raised to the caller of `result`
         return None, error
 

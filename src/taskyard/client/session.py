@@ -110,18 +110,22 @@ class Session:
 
     def submit(self, task: PendingTask) -> None:
         """Queue a task. Block while the outbox is full. Raises `InvalidTask` if it is too large."""
-        message_bytes(task)
+        task.message_bytes = message_bytes(task)
         outbox = self._outbox
         with self._lock:
-            self._check_open()
+            if self._stopping or self._end is not None:
+                self._check_open()
             outbox.tasks.append(task)
             outbox.submitted_count += 1
             if not self._awake:
                 self._awake = True
                 self._waker.wake()
-        is_full = len(outbox.tasks) > outbox.tasks_max
-        if is_full and self._blocking and not self._is_session_thread():
-            outbox.wait_for_room(self._thread.is_alive)
+        if len(outbox.tasks) > outbox.tasks_max:
+            self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        if self._blocking and not self._is_session_thread():
+            self._outbox.wait_for_room(self._thread.is_alive)
 
     @property
     def environment(self) -> bytes:

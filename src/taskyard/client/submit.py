@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from taskyard.campaign.batches import encode_batch, encode_text
 from taskyard.campaign.task_spec import check_task
@@ -34,6 +34,19 @@ _F = TypeVar("_F", bound="SettableFuture")
 #: Tasks of one watch: their names fit one message.
 _NAMES_PER_WATCH: Final = 1000
 
+#: The arguments of work that takes none.
+_NONE: Final = (None, None)
+
+
+class _Plain(NamedTuple):
+    """Values that plain tasks of one service and campaign share."""
+
+    #: The outbox sends shared terms once.
+    terms: Terms
+    campaign: bytes
+    #: Of generated names.
+    name_prefix: bytes
+
 
 class Submitter(Generic[_F]):
     """Passes tasks to a session. `make_future` takes a task's name, service and campaign."""
@@ -44,8 +57,8 @@ class Submitter(Generic[_F]):
         #: Random, so that generated names are unique.
         self._prefix = secrets.token_hex(5)
         self._count = count(1)
-        #: Terms of plain tasks, by service and campaign: the outbox sends shared terms once.
-        self._terms: dict[tuple[bytes, bytes], Terms] = {}
+        #: Values that plain tasks share, by service and campaign.
+        self._plain: dict[tuple[bytes, str], _Plain] = {}
 
     def submit(  # noqa: PLR0913  # one per key
         self,
@@ -58,11 +71,13 @@ class Submitter(Generic[_F]):
         wait_for_unknown: bool = False,
     ) -> _F:
         """Submit one task: an argv, a "module:function" with its arguments, or bytes."""
-        _check_work_type(work, arguments)
-        task = f"{campaign or 'task'}-{self._prefix}-{next(self._count)}" if name is None else name
+        if arguments != _NONE or not isinstance(work, bytes):
+            _check_work_type(work, arguments)
         if not options and not wait_for_unknown:
-            return self._submit_plain(task, work, encode_text(campaign), arguments)
-        raw = {"name": task, **_work_keys(work, *arguments), **options}
+            return self._submit_plain(name, work, campaign, arguments)
+        if name is None:
+            name = f"{self._name_prefix(campaign)}{next(self._count)}"
+        raw = {"name": name, **_work_keys(work, *arguments), **options}
         if "after" in options:
             raw["after"] = after_names(options["after"], campaign)
         unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
@@ -74,26 +89,34 @@ class Submitter(Generic[_F]):
         self._queue_row(submission, 0, lane=lane, unknown=unknown, future=future)
         return future
 
+    def _name_prefix(self, campaign: str) -> str:
+        return f"{campaign or 'task'}-{self._prefix}-"
+
     def _submit_plain(
         self,
-        name: str,
+        name: str | None,
         work: Sequence[str] | str | bytes,
-        campaign: bytes,
+        campaign: str,
         arguments: tuple[Sequence[Any] | None, Mapping[str, Any] | None],
     ) -> _F:
         """Submit a task without options. Skips the checks of options, for loops of many tasks."""
-        if not name:
-            raise UserError("task name: must not be empty")
         service, payload = _encode_work(work, *arguments)
-        terms = self._terms.get((service, campaign))
-        if terms is None:
-            terms = Terms(campaign=campaign, service=service)
-            self._terms[(service, campaign)] = terms
-        encoded = encode_text(name)
-        future = self._make_future(encoded, service, campaign)
-        self._session.submit(
-            PendingTask(encoded, payload, terms, None, (), UnknownPolicy.REFUSE, future)
-        )
+        plain = self._plain.get((service, campaign))
+        if plain is None:
+            encoded = encode_text(campaign)
+            terms = Terms(campaign=encoded, service=service)
+            plain = _Plain(terms, encoded, encode_text(self._name_prefix(campaign)))
+            self._plain[(service, campaign)] = plain
+        terms, encoded, prefix = plain
+        if name is None:
+            task = b"%b%d" % (prefix, next(self._count))
+        elif name:
+            task = encode_text(name)
+        else:
+            raise UserError("task name: must not be empty")
+        future = self._make_future(task, service, encoded)
+        refuse = UnknownPolicy.REFUSE
+        self._session.submit(PendingTask(task, payload, terms, None, (), refuse, future))
         return future
 
     def submit_each(
@@ -204,10 +227,10 @@ def _encode_work(
     kwargs: Mapping[str, Any] | None,
 ) -> tuple[bytes, bytes]:
     """Return the service and the payload of a task without options."""
-    if isinstance(work, str):
-        return payloads.CALL, payloads.encode_call(work, args or (), kwargs)
     if isinstance(work, bytes):
         return b"default", work
+    if isinstance(work, str):
+        return payloads.CALL, payloads.encode_call(work, args or (), kwargs)
     return payloads.EXEC, payloads.encode_command(work)
 
 
