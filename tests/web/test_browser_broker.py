@@ -45,6 +45,17 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
         plain.send_multipart(frames("READY", {"worker": "plain", "slots": 1}))
         assert plain.poll(10_000), "the manager pings it"
         assert run_here(directory, "submit", "--wait", "--", "true")[0] == 0
+        other = tmp_path_factory.mktemp("other")
+        stack.enter_context(Broker(other))
+        here, there = str(directory / ".taskyard"), str(other / ".taskyard")
+        down = ("--forward-to", there, "--name", "down", "--service", "elsewhere")
+        stack.enter_context(Worker(directory, "--state", here, *down))
+        up = ("--forward-to", here, "--forward-as", "the-other")
+        stack.enter_context(Worker(other, "--state", there, *up))
+        forwarded = ("--wait", "--state", there, "--campaign", "c", "--", "true")
+        assert run_here(other, "submit", *forwarded)[0] == 0
+        own = ("--campaign", "a@nobody", "--name", "waits", "--service", "none", "--", "true")
+        assert run_here(directory, "submit", *own)[0] == 0
         site = Site(directory)
         stack.enter_context(site.process)
         page = stack.enter_context(launched()).new_page()
@@ -80,4 +91,14 @@ def test_brokers_shows_that_it_runs(tab: Tab) -> None:
         assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
         assert (connected_to, peers) == ("this broker", "1")
         assert all(one.endswith(" ago") for one in times)
-    tab.wait_for_text("#forwarders", "No forwarder is connected.")
+
+
+def test_brokers_shows_those_above_and_below(tab: Tab) -> None:
+    tab.open("/brokers")
+    row = tab.page.locator("#forwarders tbody tr")
+    name, _, lower, service, *_ = row.locator("td").all_inner_texts()
+    assert (name, service) == ("down", "elsewhere")
+    assert lower.startswith("ipc://")
+    assert lower.endswith("/other0/.taskyard/broker.sock")
+    row = tab.page.locator("#uppers tbody tr")
+    assert row.locator("td").all_inner_texts()[:3] == ["the-other", "1", "0"]

@@ -31,7 +31,7 @@ from taskyard.cli.options import (
 from taskyard.cli.output import example
 from taskyard.cli.resource_options import given_resource_options, machine_of, resource_options
 from taskyard.client import discovery
-from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, NUMBER_MAX
+from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, NAME_BYTES_MAX, NUMBER_MAX
 from taskyard.errors import UserError
 from taskyard.net import endpoints
 from taskyard.process.machine import usable_cores
@@ -405,7 +405,9 @@ def _forward(
     capacity = lower.capacity()
     slots, resources = capacity or (usable_cores(), ())
     chosen = structs.replace(values, slots=values.slots or slots)
-    settings = structs.replace(chosen.settings(services, name, resources), forwards=True)
+    target = lower.endpoint.encode(errors="surrogateescape")[:NAME_BYTES_MAX]
+    settings = chosen.settings(services, name, resources)
+    settings = structs.replace(settings, forwards=True, forwards_to=target)
     more: Any = {"slots": values.slots, "until_eof": values.until_eof}
     if is_native:
         process.serve(found[0], settings, lower, cli_context.info, key=keys[0], **more)

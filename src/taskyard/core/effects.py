@@ -337,8 +337,9 @@ class WorkerView(Struct, gc=False):
     #: Its named resources, in total and those that no task has.
     resources_total: Resources = ()
     resources_free: Resources = ()
-    #: It submits its tasks to another broker.
+    #: It submits its tasks to another broker, and to which. b"": unknown.
     forwards: bool = False
+    forwards_to: bytes = b""
 
 
 class WorkerList(Effect):

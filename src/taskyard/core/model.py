@@ -225,6 +225,8 @@ class WorkerFacts(Struct, array_like=True, frozen=True):
     resources: Resources = ()
     #: It submits its tasks to another broker.
     forwards: bool = False
+    #: That broker, in the worker's own words, for users. b"": unknown.
+    forwards_to: bytes = b""
 
 
 class Replaced(Struct, array_like=True):

@@ -328,6 +328,7 @@ def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
         resources_total=facts.resources,
         resources_free=tuple(worker.resources_free.items()),
         forwards=facts.forwards,
+        forwards_to=facts.forwards_to,
     )
 
 

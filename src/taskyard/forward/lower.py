@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from taskyard.core.resources import Resources
     from taskyard.worker.jobs import Job
 
-_ORIGIN: Final = "forwarded:"
+#: The origin of a forwarded task begins with this.
+FORWARDED_ORIGIN: Final = "forwarded:"
+
 _ENDED: Final = ("done", "failed", "cancelled")
 
 #: Characters of the hash of a local socket's path.
@@ -101,7 +103,7 @@ class LowerBroker:
         campaign = shown(job.campaign)
         key = f"{job.submitted_ns}" if job.submitted_ns else _digest(job)
         name = shown(split(job.name, job.campaign))
-        return LowerTask(f"{campaign}@{self._label_of(job)}", name, f"{_ORIGIN}{key}")
+        return LowerTask(f"{campaign}@{self._label_of(job)}", name, f"{FORWARDED_ORIGIN}{key}")
 
     def _label_of(self, job: Job) -> str:
         """Return the label of the broker or manager that a job comes from."""

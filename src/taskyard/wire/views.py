@@ -283,6 +283,8 @@ class Worker(BrokerPart):
     malformed: int
     #: It submits its tasks to another broker.
     forwards: bool
+    #: That broker, in the worker's own words. Null: it forwards nothing, or does not name it.
+    forwards_to: str | None
 
 
 class Lane(BrokerPart):
@@ -542,6 +544,7 @@ def worker(view: effects.WorkerView) -> Worker:
         agent_error=shown(view.trouble),
         malformed=view.malformed,
         forwards=view.forwards,
+        forwards_to=shown(view.forwards_to) or None,
     )
 
 

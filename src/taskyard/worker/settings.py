@@ -51,6 +51,8 @@ class WorkerSettings(Struct, frozen=True):
     resources: Resources = ()
     #: It submits its tasks to another broker.
     forwards: bool = False
+    #: That broker, shown to users.
+    forwards_to: bytes = b""
 
     def facts(self) -> WorkerFacts:
         """Return the facts that the broker gets."""
@@ -64,6 +66,7 @@ class WorkerSettings(Struct, frozen=True):
             heartbeat_ns=self.heartbeat_ns,
             resources=self.resources,
             forwards=self.forwards,
+            forwards_to=self.forwards_to,
         )
 
 
@@ -116,6 +119,7 @@ def worker_settings(
         incarnation=more.pop("incarnation", 0) or 1 + secrets.randbits(61),
         resources=resources,
         forwards=bool(more.pop("forwards", 0)),
+        forwards_to=b"",  # the caller sets it
         **more,
     )
 

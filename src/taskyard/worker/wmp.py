@@ -93,6 +93,7 @@ class WmpWorkerLoop:
             heartbeat_ns=settings.heartbeat_ns,
             replaces=settings.replaces,
             forwards=settings.forwards,
+            forwards_to=settings.forwards_to,
         )
         self.worker = wmp_peer.Worker(me, len(self._connections), now_ns)
         #: The time of the last message on each connection. None: never.

@@ -186,8 +186,9 @@ def test_take_of_a_worker_that_forwards_has_the_time_of_submission() -> None:
 
 def test_worker_that_forwards_is_marked() -> None:
     manager = Manager()
-    manager.ready(forwards=True)
-    assert manager.scheduler.ledger.workers[b"wmp:w"].facts.forwards
+    manager.ready(forwards=True, forwards_to="tcp://low:1")
+    facts = manager.scheduler.ledger.workers[b"wmp:w"].facts
+    assert (facts.forwards, facts.forwards_to) == (True, b"tcp://low:1")
 
 
 # WAKE without a thundering herd.

@@ -564,6 +564,8 @@ def decode_facts(raw: bytes) -> WorkerFacts:
     check_services(worker.service)
     if worker.host:
         check_name(worker.host, "a host")
+    if worker.forwards_to:
+        check_name(worker.forwards_to, "a broker")
     lease_timeout_ns = worker.silence_ns if worker.HasField("silence_ns") else LEASE_TIMEOUT_NS
     heartbeat_ns = worker.heartbeat_ns or lease_timeout_ns // HEARTBEATS_PER_TIMEOUT
     return WorkerFacts(
@@ -577,6 +579,7 @@ def decode_facts(raw: bytes) -> WorkerFacts:
         heartbeat_ns=min(heartbeat_ns, NUMBER_MAX),
         resources=_decode_resources(worker.resources),
         forwards=worker.forwards,
+        forwards_to=worker.forwards_to,
     )
 
 

@@ -299,6 +299,7 @@ def worker_message(
         message.replaces = replaces
     if forwards:
         message.forwards = True
+        message.forwards_to = facts.forwards_to
     message.resources.extend(tasks.encode_resources(facts.resources))
     return message
 

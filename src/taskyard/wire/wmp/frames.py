@@ -91,8 +91,9 @@ class Ready(Struct, omit_defaults=True):
     replaces: Number = 0
     #: The interval of its PINGs. 0: it does not promise any.
     heartbeat_ms: Number = 0
-    #: The worker forwards tasks to another broker.
+    #: The worker forwards tasks to another broker, and its name for that one.
     forwards: bool = False
+    forwards_to: Text | None = None
 
 
 class Wake(Struct, omit_defaults=True):

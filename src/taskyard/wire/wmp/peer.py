@@ -91,8 +91,9 @@ class Settings(Struct, frozen=True):
     heartbeat_ns: int = SECOND_NS
     #: Its supervisor saw all processes of its id end, from this incarnation on. 0: no supervisor.
     replaces: int = 0
-    #: It submits its tasks to another broker.
+    #: It submits its tasks to another broker, and to which.
     forwards: bool = False
+    forwards_to: bytes = b""
 
 
 class Send(Struct):
@@ -478,6 +479,7 @@ class Worker:
         settings = self._settings
         message = wmp.Ready(self._id, settings.slots, incarnation=settings.incarnation)
         message.forwards = settings.forwards
+        message.forwards_to = text_of(settings.forwards_to) or None
         if settings.incarnation:
             message.replaces = settings.replaces
             longest_ns = settings.heartbeat_ns or HEARTBEAT_NS_MAX

@@ -213,6 +213,7 @@ class Wmp:
             restart_lease_ns=self._lease_timeout_ns,
             heartbeat_ns=_heartbeat_ns(message.heartbeat_ms) if message.incarnation else 0,
             forwards=message.forwards,
+            forwards_to=name_of(message.forwards_to, "broker") if message.forwards_to else b"",
         )
 
     def _give(self, sender: Sender, message: wmp.Give, _payload: bytes) -> list[events.Event]:
