@@ -189,7 +189,7 @@ def _from_task_messages(query: pb.QueryMsg) -> tuple[Submission, bool]:
     return structs.replace(
         submission,
         names=names,
-        payloads=submission.payloads * len(names),
+        payloads=submission.payloads * (len(names) if any(submission.payloads) else 1),
         lanes=submission.lanes and submission.lanes * len(names),
         after=submission.after and submission.after * len(names),
     ), is_extended
@@ -260,7 +260,7 @@ def _from_messages(tasks: list[pb.TaskMsg]) -> tuple[Submission, bool]:
     after = [predecessors(task) for task in tasks]
     submission = Submission(
         names=[task.name for task in tasks],
-        payloads=[task.payload for task in tasks],
+        payloads=_present([task.payload for task in tasks]) or [b""],
         terms=decoded or [_PLAIN_TERMS],
         terms_at=terms_at if len(decoded) > 1 else None,
         lanes=[task.lane for task in tasks] if any(task.lane for task in tasks) else None,

@@ -208,22 +208,26 @@ class PendingRequests:
         query = incoming.query
         request = query.request if query.HasField("request") else None
         entry = PendingRequest(incoming.route, query.type, request, incoming.extended, **more)
-        number = next(self._numbers)
-        self.entries[number] = entry
+        number = self.enter(entry)
         if entry.deadline_ns:
             self._waiting.setdefault(incoming.route, {})[number] = None
             heappush(self._ends, (entry.deadline_ns, number))
         return number
 
+    def enter(self, entry: PendingRequest) -> int:
+        """Add a request that does not wait, and return its number."""
+        number = next(self._numbers)
+        self.entries[number] = entry
+        return number
+
     def add_heartbeat(self, route: bytes, request: int, known: KnownWorker) -> int:
         """Add a heartbeat that is equal to the worker's last one, and return its number."""
-        number, repeat = next(self._numbers), known.repeat
+        repeat = known.repeat
         entry = PendingRequest(
             route, _Q.Heartbeat, request, extended=True, repeat=repeat, known=known
         )
         entry.steal = 0 if repeat is None else repeat.steal
-        self.entries[number] = entry
-        return number
+        return self.enter(entry)
 
     def next_number(self) -> int:
         """Return the number of a request that is kept elsewhere."""

@@ -37,6 +37,7 @@ from taskyard.wire.native.pending import (
     PlainPeers,
     Request,
 )
+from taskyard.wire.native.plain import PlainRequests
 from taskyard.wire.native.relays import Relays
 from taskyard.wire.native.repeats import Repeat, encode_acks, worker_of
 
@@ -79,6 +80,7 @@ class NativeServer:
         self._relays = Relays()
         #: See `RelayedDialect`.
         self.new_relays = self._relays.new
+        self._plain = PlainRequests(self._pending)
         #: The event of repeated heartbeats that more of them can join. Any other message ends it,
         #: so that messages of a peer stay in order.
         self._repeated: events.HeartbeatsRepeated | None = None
@@ -95,6 +97,7 @@ class NativeServer:
     def set_plain(self, socket: int, plain: PlainPeers) -> None:
         """Set the terms of plain peers at the socket with this number."""
         self._pending.set_plain(socket, plain)
+        self._plain = PlainRequests(self._pending)
 
     def report_cut(self, counts: Mapping[str, int]) -> None:
         """Show cut connections in the status. The counts may still grow."""
@@ -121,6 +124,10 @@ class NativeServer:
             repeated = self._receive_repeated(route, frames[1], peer)
             if repeated is not None:
                 return repeated
+            self._repeated = None
+            plain = self._plain.receive(route, frames[1], peer)
+            if plain is not None:
+                return plain
         self._repeated = None
         incoming = Request(route, _UNREADABLE, extended=False, now_ns=now_ns)
         try:
@@ -140,6 +147,7 @@ class NativeServer:
             return self._refuse(incoming, refusal, str(malformed))
         if query.type == _Q.Heartbeat:
             self._keep_heartbeat(route, frames[-1], found[-1])
+        self._plain.learn(found)
         return found
 
     def _receive_repeated(
