@@ -18,12 +18,15 @@ from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import WorkerFacts
 from taskyard.errors import NoBroker, Refused, TaskyardError
+from taskyard.journal.row_file import TABLES
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey, make_secret, read_peer_key
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
+from taskyard.web.event_columns import expanded
+from taskyard.web.event_feed import EventFeed
 from taskyard.wire.native import peer
 from taskyard.wire.roles import Role
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run, run_here, until
@@ -193,9 +196,31 @@ def test_each_role_may_do_its_own_requests_and_gets_errors_for_others(yard: Yard
         producer.drain()
     assert [task["name"] for task in viewer.tasks()] == ["a"]
     assert viewer.show("a")["state"] == "ready"
+    yard.owner().pause("nobody's")  # by the local socket, without a key
+    assert producer.edit(["a"], priority=1) == 1
     assert producer.cancel(["a"]) == 1
     assert yard.client(Role.ADMIN).drain() == 0
     assert yard.broker.end()[0] == 0
+    assert _reasons(yard.directory / ".taskyard") == {
+        b"submitted": b"by key producer",
+        b"edited": b"by key producer",
+        b"cancelled": b"by key producer",
+        b"paused": None,
+    }
+
+
+def _reasons(state: Path) -> dict[bytes, bytes | None]:
+    """Return the reasons of all commands in the history of a state directory, by kind."""
+    found: dict[bytes, bytes | None] = {}
+    for batch in EventFeed(state).read():
+        if not batch.events.rows:
+            continue
+        kinds, reasons = (
+            expanded(batch.events.columns[TABLES["events"].index(name)], batch.events.rows)
+            for name in ("kind", "reason")
+        )
+        found |= dict(zip(kinds, reasons, strict=True))
+    return {kind: why for kind, why in found.items() if kind != b"ready"}
 
 
 def test_worker_key_can_not_submit_or_query(yard: Yard) -> None:

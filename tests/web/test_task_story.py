@@ -54,7 +54,7 @@ def test_task_whose_worker_was_lost() -> None:
         TaskEvent("stale", 4, 1, worker="w1"),
         TaskEvent("leased", 5, 2, worker="w2"),
         TaskEvent("returned", 6, 2, worker="w2", reason="left"),
-        TaskEvent("cancelled", 7, 2),
+        TaskEvent("cancelled", 7, 2, reason="by key ops"),
         TaskEvent("submitted", 8, 2),
     ]
     assert told(events) == [
@@ -64,7 +64,7 @@ def test_task_whose_worker_was_lost() -> None:
         "a late report of worker w1 on attempt 1 was refused",
         "attempt 2: leased to worker w2",
         "attempt 2 ended: worker w2 left",
-        "cancelled",
+        "cancelled by key ops",
         "submitted again under the same name",
     ]
     assert [line.tone for line in story_of(events, [])][2] == "bad"

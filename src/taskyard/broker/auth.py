@@ -12,6 +12,7 @@ import logging
 import shlex
 from typing import TYPE_CHECKING, Final
 
+from taskyard.core.events import Command
 from taskyard.core.model import shown
 from taskyard.errors import UnusableKey, UserError
 from taskyard.net import endpoints
@@ -65,14 +66,19 @@ class Authenticator:
     def receive(
         self, user: str, route: bytes, frames: Sequence[bytes], now_ns: int
     ) -> Sequence[Event]:
-        """Decode a message, with the permissions of its key."""
+        """Decode a message, with the permissions of its key. Commands get the name of the key."""
         former = self._users.pop(route, user)  # reinserted as the newest
         if former != user:
             self._log_reused_route(route, user, former)
         self._users[route] = user
         if len(self._users) > ROUTES_MAX:
             del self._users[next(iter(self._users))]
-        return self._dialect.receive(route, frames, now_ns, self._peer(user))
+        peer = self._peer(user)
+        events = self._dialect.receive(route, frames, now_ns, peer)
+        for event in events:
+            if isinstance(event, Command):
+                event.by = peer.name.encode()
+        return events
 
     def _log_reused_route(self, route: bytes, user: str, former: str) -> None:
         """Log that another key uses this routing id."""

@@ -335,7 +335,7 @@ def _of_submitted(record: Submitted, scope: Scope) -> Submitted | None:
     if not places or len(places) == len(submission.names):
         return record if places else None
     after_done, attempts = _pick(record.after_done, places), _pick(record.attempts, places)
-    return Submitted(record.at_ns, submission.part(places), after_done, attempts)
+    return Submitted(record.at_ns, submission.part(places), after_done, attempts, by=record.by)
 
 
 def _select(record: AnyRecord, places: list[int], total: int) -> AnyRecord | None:

@@ -110,7 +110,9 @@ def cancel_requested(context: Context, event: events.CancelRequested) -> None:
     tasks, causes = graph.with_causes(chosen)
     if tasks:
         stops = _stops(tasks)
-        context.emit(Cancelled(context.at_ns, [task.name for task in tasks], causes), tasks)
+        context.emit(
+            Cancelled(context.at_ns, [task.name for task in tasks], causes, event.by), tasks
+        )
         for stop in stops:
             context.send(stop)
             membership.on_slot_free(context, context.ledger.workers[stop.worker])
@@ -136,10 +138,10 @@ def retry_requested(context: Context, event: events.RetryRequested) -> None:
     found = _tasks_of(context.ledger, event)
     tasks = [task for task in found if task.state in states]
     if tasks:
-        context.emit(Retried(context.at_ns, [task.name for task in tasks]), tasks)
+        context.emit(Retried(context.at_ns, [task.name for task in tasks], event.by), tasks)
     held = [task for task in found if task.state is READY and task.lane.options.is_held]
     if held:
-        context.emit(Released(context.at_ns, [task.name for task in held]), held)
+        context.emit(Released(context.at_ns, [task.name for task in held], event.by), held)
     acted = {task.name: task for task in [*tasks, *held]}
     context.send(CommandAck(event.client, event.request, len(acted)))
 
@@ -153,7 +155,7 @@ def move_requested(context: Context, event: events.MoveRequested) -> None:
     tasks = [task for task in found if task.state in _MOVABLE and _is_elsewhere(task, event)]
     if tasks:
         names = [task.name for task in tasks]
-        context.emit(Moved(context.at_ns, names, event.service, event.lane), tasks)
+        context.emit(Moved(context.at_ns, names, event.service, event.lane, event.by), tasks)
     context.send(CommandAck(event.client, event.request, len(tasks)))
 
 
@@ -184,7 +186,7 @@ def edit_requested(context: Context, event: events.EditRequested) -> None:
     waiting = [task for task in found if task.state in _WAITING]
     tasks = [task for task in waiting if changes.applied_to(task.terms) is not task.terms]
     if tasks:
-        context.emit(Edited(context.at_ns, [task.name for task in tasks], changes), tasks)
+        context.emit(Edited(context.at_ns, [task.name for task in tasks], changes, event.by), tasks)
     context.send(CommandAck(event.client, event.request, len(tasks)))
 
 
@@ -201,14 +203,14 @@ def expire_requested(context: Context, event: events.ExpireRequested) -> None:
 def pause_requested(context: Context, event: events.PauseRequested) -> None:
     if _refuse_lane_without_service(context, event):
         return
-    context.emit(Paused(context.at_ns, event.service, event.lane))
+    context.emit(Paused(context.at_ns, event.service, event.lane, event.by))
     context.send(CommandAck(event.client, event.request, 1))
 
 
 def resume_requested(context: Context, event: events.ResumeRequested) -> None:
     if _refuse_lane_without_service(context, event):
         return
-    context.emit(Resumed(context.at_ns, event.service, event.lane))
+    context.emit(Resumed(context.at_ns, event.service, event.lane, event.by))
     context.send(CommandAck(event.client, event.request, 1))
 
 

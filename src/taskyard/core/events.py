@@ -8,6 +8,7 @@ the event that needs it (`random_bits`). A batch is one event.
 from __future__ import annotations
 
 from enum import Enum, IntEnum
+from typing import TypeAlias
 
 from msgspec import Struct, field
 
@@ -82,6 +83,8 @@ class SubmitRequested(Event):
     retries: bool = False
     #: Decide and reply as usual, but accept nothing.
     check_only: bool = False
+    #: The name of the key of the sender. b"": it has none.
+    by: bytes = b""
 
 
 class WorkerRegistered(Event):
@@ -299,6 +302,8 @@ class CancelRequested(Event):
     request: int = 0
     #: The tasks of this portion, where the command is executed in portions. None: all of the scope.
     chosen: list[Task] | None = None
+    #: The name of the key of the sender. b"": it has none.
+    by: bytes = b""
 
 
 class RetryRequested(Event):
@@ -309,6 +314,8 @@ class RetryRequested(Event):
     request: int = 0
     #: The tasks of this portion, where the command is executed in portions. None: all of the scope.
     chosen: list[Task] | None = None
+    #: The name of the key of the sender. b"": it has none.
+    by: bytes = b""
 
 
 class MoveRequested(Event):
@@ -322,6 +329,8 @@ class MoveRequested(Event):
     request: int = 0
     #: The tasks of this portion, where the command is executed in portions. None: all of the scope.
     chosen: list[Task] | None = None
+    #: The name of the key of the sender. b"": it has none.
+    by: bytes = b""
 
 
 class EditRequested(Event):
@@ -333,6 +342,8 @@ class EditRequested(Event):
     request: int = 0
     #: The tasks of this portion, where the command is executed in portions. None: all of the scope.
     chosen: list[Task] | None = None
+    #: The name of the key of the sender. b"": it has none.
+    by: bytes = b""
 
 
 class ExpireRequested(Event):
@@ -352,6 +363,8 @@ class PauseRequested(Event):
     service: bytes = b""
     lane: bytes | None = None
     request: int = 0
+    #: The name of the key of the sender. b"": it has none.
+    by: bytes = b""
 
 
 class ResumeRequested(Event):
@@ -359,6 +372,8 @@ class ResumeRequested(Event):
     service: bytes = b""
     lane: bytes | None = None
     request: int = 0
+    #: The name of the key of the sender. b"": it has none.
+    by: bytes = b""
 
 
 class WatchRequested(Event):
@@ -541,3 +556,15 @@ class DiskSpaceChanged(Event):
     """The disk has room for submissions again, or only for completions."""
 
     accepting: bool
+
+
+#: Commands of clients. The journal records the key of the sender.
+Command: TypeAlias = (
+    SubmitRequested
+    | CancelRequested
+    | RetryRequested
+    | MoveRequested
+    | EditRequested
+    | PauseRequested
+    | ResumeRequested
+)

@@ -57,6 +57,8 @@ class Submitted(Record, tag=1):
     attempts: list[int] | None = None
     #: Written before format 4, with names alone as keys. Only readers of older formats set it.
     bare: bool = False
+    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    by: bytes = b""
 
 
 class Extended(Record, tag=2):
@@ -162,12 +164,16 @@ class Cancelled(Record, tag=11):
     #: For each dependent, the index in `names` of the requested task that it waited for. None: an
     #: older version did not store it.
     causes: list[int] | None = None
+    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    by: bytes = b""
 
 
 class Retried(Record, tag=12):
     """Failed or delayed tasks become ready at once and get all their attempts again."""
 
     names: list[bytes]
+    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    by: bytes = b""
 
 
 class Progressed(Record, tag=13):
@@ -223,11 +229,15 @@ class Paused(Record, tag=18):
 
     service: bytes
     lane: bytes | None
+    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    by: bytes = b""
 
 
 class Resumed(Record, tag=19):
     service: bytes
     lane: bytes | None
+    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    by: bytes = b""
 
 
 class Moved(Record, tag=20):
@@ -237,6 +247,8 @@ class Moved(Record, tag=20):
     #: None: each stays in its service, or keeps the name of its lane.
     service: bytes | None
     lane: bytes | None
+    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    by: bytes = b""
 
 
 class ReportedLate(Record, tag=21):
@@ -249,6 +261,8 @@ class Released(Record, tag=22):
     """Ready tasks of held lanes may be leased once. They go first."""
 
     names: list[bytes]
+    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    by: bytes = b""
 
 
 class WorkerReplaced(Record, tag=23):
@@ -276,6 +290,8 @@ class Edited(Record, tag=25):
 
     names: list[bytes]
     changes: TermsChanges
+    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    by: bytes = b""
 
 
 AnyRecord: TypeAlias = (

@@ -175,7 +175,7 @@ def _accept_new(
     ledger: Ledger, event: SubmitRequested, submission: Submission, batch: BatchGraph, at_ns: int
 ) -> SubmissionDecision:
     """Accept a submission whose names are all new."""
-    record = Submitted(at_ns, submission)
+    record = Submitted(at_ns, submission, by=event.by)
     if submission.after is not None:
         waits = _resolve(ledger, event, submission, batch)
         _check_cycle(ledger, submission, waits, batch)
@@ -273,7 +273,7 @@ def _extend(
         former = [ledger.tasks.get(name) for name in part.names]
         attempts = [task.attempt if task else 0 for task in former] if any(former) else None
         done = None if waits.after_done is None else [waits.after_done[index] for index in new]
-        records.append(Submitted(at_ns, part, done, attempts))
+        records.append(Submitted(at_ns, part, done, attempts, by=event.by))
     extended = [index for index in existing if waits.after is not None and waits.after[index]]
     if extended and waits.after is not None:
         names = [submission.names[index] for index in extended]

@@ -262,6 +262,7 @@ def _submission_columns(record: records.Submitted) -> Values:
     one_payload = len(payloads) == 1
     values: Values = {
         "attempt": 0 if record.attempts is None else record.attempts,
+        **_by_columns(record),
         "payload_bytes": len(payloads[0]) if one_payload else [*map(len, payloads)],
     }
     if submission.terms_at is None:
@@ -348,7 +349,12 @@ def _join_columns(record: records.WorkerJoined) -> Values:
 
 
 def _pause_columns(record: records.Paused | records.Resumed) -> Values:
-    return {"service": record.service or None, "lane": record.lane}
+    return {"service": record.service or None, "lane": record.lane, **_by_columns(record)}
+
+
+def _by_columns(record: Any) -> Values:  # noqa: ANN401  # any record with `by`
+    """Return the key behind a client's command as its reason."""
+    return {"reason": b"by key " + record.by} if record.by else {}
 
 
 #: The columns of each record type, besides those of its tasks.
@@ -358,6 +364,11 @@ _COLUMNS_BY_RECORD: Final[dict[type, Callable[[Any], Values]]] = {
     records.Postponed: _delay_columns,
     records.Returned: _return_columns,
     records.TaskExpired: lambda record: {"reason": record.reason},
+    records.Cancelled: _by_columns,
+    records.Retried: _by_columns,
+    records.Moved: _by_columns,
+    records.Released: _by_columns,
+    records.Edited: _by_columns,
     records.Progressed: _progress_columns,
     records.WorkerJoined: _join_columns,
     records.WorkerLeft: lambda record: {"reason": record.reason},

@@ -53,13 +53,16 @@ _RETURNED: Final = {
 _PLAIN: Final = {
     "extended": "has to wait for more tasks",
     "cancelled": "cancelled",
-    "retried": "retried by request, with all its attempts",
+    "retried": "retried with all its attempts",
     "moved": "moved to another lane",
     "reported": "reported as late",
     "released": "released from a held lane",
     "edited": "its terms were changed",
     "refunded": "the replaced worker came back, so its loss is not counted",
 }
+
+#: Kinds that a client requests. Their reason is the key of the client.
+_COMMANDS: Final = ("submitted", "cancelled", "retried", "moved", "released", "edited")
 
 _TONES: Final = {"finished": "good", "failed": "bad", "aged": "bad", "expired": "bad"}
 
@@ -91,14 +94,20 @@ def _line(event: TaskEvent, attempt: Mapping[str, Any] | None, *, is_again: bool
     describe = _SENTENCES.get(event.kind)
     if event.kind == "submitted":
         text = "submitted again under the same name" if is_again else "submitted"
+        text = _with_key(text, event)
     elif describe is not None:
         text = describe(event, attempt or {})
     elif event.kind == "ready":
         text = _READY.get(event.reason, "became ready")
     else:
-        text = _PLAIN.get(event.kind, event.kind.replace("_", " "))
+        text = _with_key(_PLAIN.get(event.kind, event.kind.replace("_", " ")), event)
     detail = event.reason if event.kind in ("failed", "postponed", "aged") else ""
     return StoryLine(event.time_ns, text, tone, detail)
+
+
+def _with_key(text: str, event: TaskEvent) -> str:
+    """Add the key behind a client's command. Commands by a local socket have none."""
+    return f"{text} {event.reason}" if event.reason and event.kind in _COMMANDS else text
 
 
 def _leased(event: TaskEvent, attempt: Mapping[str, Any]) -> str:
