@@ -6,7 +6,6 @@ import pytest
 
 from taskyard.core import invariants, lane_queues
 from taskyard.core.entities import (
-    Ending,
     Lane,
     LaneGroup,
     Lease,
@@ -19,6 +18,7 @@ from taskyard.core.events import Outcome, RulesSet, UnknownPolicy, WorkerLost
 from taskyard.core.invariants import InvariantViolated
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
+from taskyard.core.model import Ending
 from taskyard.core.queues import Queue
 from taskyard.core.rules import ActiveRule
 from taskyard.core.scheduler import Scheduler
@@ -74,6 +74,10 @@ def plant_task(name: bytes, field: str, value: object) -> Plant:
         setattr(yard[name], field, value)
 
     return plant
+
+
+def plant_extras(name: bytes, **fields: int) -> Plant:
+    return lambda yard: yard[name].change_extras(**fields)
 
 
 def lane_of(yard: Yard, name: bytes) -> Lane:
@@ -216,7 +220,8 @@ def deferred(yard: Yard, name: bytes, run_left: int) -> None:
     """Defer a ready task to the next run of its lane."""
     lane, task = lane_of(yard, name), yard[name]
     lane.main_queue.discard(task)
-    task.attempt = task.losses_excused = 1
+    task.attempt = 1
+    task.change_extras(losses_excused=1)
     lane.ensure_extras().next_run = {id(task): task}
     lane.ensure_extras().run_left = run_left
 
@@ -234,7 +239,8 @@ def wait_for_nothing(yard: Yard) -> None:
 def wait_untried(yard: Yard) -> None:
     yard.submit(b"one", b"two", lanes=[b"run", b"run"])
     deferred(yard, b"two", run_left=1)
-    yard[b"two"].attempt = yard[b"two"].losses_excused = 0
+    yard[b"two"].attempt = 0
+    yard[b"two"].change_extras(losses_excused=0)
 
 
 def empty_lease(yard: Yard) -> None:
@@ -287,7 +293,7 @@ def forget_due_heap(yard: Yard) -> None:
 
 
 def plan_at_another_time(yard: Yard) -> None:
-    yard[b"delayed"].due_ns += 1
+    yard[b"delayed"].change_extras(due_ns=yard[b"delayed"].due_ns + 1)
 
 
 def lose_dependent(yard: Yard) -> None:
@@ -304,13 +310,13 @@ def share_alone(yard: Yard, name: bytes) -> None:
 
 
 PLANTS: dict[str, Plant] = {
-    "leased without a lease": plant_task(b"leased", "lease", None),
-    "a lease without being leased": lambda y: setattr(y[b"ready"], "lease", lease_of(y)),
-    "done without an ending": plant_task(b"done", "ending", None),
-    "an ending without being ended": plant_task(b"ready", "ending", Ending(1, 1)),
-    "negative failures": plant_task(b"failed", "failures", -1),
-    "negative excuses": plant_task(b"failed", "losses_excused", -1),
-    "more charges than attempts": plant_task(b"failed", "failures", 5),
+    "leased without a lease": plant_task(b"leased", "lease_or_ending", None),
+    "a lease without being leased": lambda y: setattr(y[b"ready"], "lease_or_ending", lease_of(y)),
+    "done without an ending": plant_task(b"done", "lease_or_ending", None),
+    "an ending without being ended": plant_task(b"ready", "lease_or_ending", Ending(1, 1)),
+    "negative failures": plant_extras(b"failed", failures=-1),
+    "negative excuses": plant_extras(b"failed", losses_excused=-1),
+    "more charges than attempts": plant_extras(b"failed", failures=5),
     "blocked by nothing": plant_task(b"blocked", "waits", 0),
     "ready and waiting": plant_task(b"ready", "waits", 1),
     "leased and waiting": plant_task(b"leased", "waits", 1),

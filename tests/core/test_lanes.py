@@ -541,11 +541,13 @@ def test_looking_at_a_long_lane_looks_at_few_of_its_tasks() -> None:
     yard = Yard()
     fill(yard, *names(300))
     for name, seen in ((b"99", 5), (b"250", 0)):  # the second is too far behind
-        yard[name].attempt = yard[name].losses_excused = 5
+        yard[name].attempt = 5
+        yard[name].change_extras(losses_excused=5)
         (reply,) = yard.scheduler.handle(LanesRequested(0, b"client"))
         assert isinstance(reply, LaneList)
         assert (reply.lanes[0].ready, reply.lanes[0].attempts) == (300, seen)
-        yard[name].attempt = yard[name].losses_excused = 0
+        yard[name].attempt = 0
+        yard[name].change_extras(losses_excused=0)
 
 
 # Moving and expiring.

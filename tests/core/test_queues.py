@@ -268,7 +268,8 @@ def test_cancelled_tasks_in_a_queue_are_never_leased() -> None:
 def test_due_heap_pops_by_time_then_arrival() -> None:
     heap, some = DueHeap[Task](), tasks(4)
     for one, due_ns in zip(some, [30, 10, 20, 10], strict=True):
-        one.state, one.due_ns = TaskState.DELAYED, due_ns
+        one.state = TaskState.DELAYED
+        one.change_extras(due_ns=due_ns)
         heap.push_due(due_ns, [one])
     assert heap.next_ns() == 10
     assert numbers(heap.pop_due(9, 99)) == []
@@ -292,10 +293,11 @@ def test_due_heap_pops_no_more_than_requested() -> None:
 def test_due_heap_skips_stale_entries() -> None:
     heap, some = DueHeap[Task](), tasks(3)
     for one in some:
-        one.state, one.due_ns = TaskState.DELAYED, 10
+        one.state = TaskState.DELAYED
+        one.change_extras(due_ns=10)
         heap.push_due(10, [one])
     heap.push_due(10, [some[0]])  # put off twice to the same time
-    some[1].due_ns = 20  # put off to another time
+    some[1].change_extras(due_ns=20)  # put off to another time
     some[2].state = TaskState.CANCELLED
     assert numbers(heap.pop_due(10, 99)) == [0]
 

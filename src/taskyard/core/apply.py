@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import structs
 
 from taskyard.core import graph, lane_queues, records
-from taskyard.core.entities import Ending, Lease, Task, Worker
+from taskyard.core.entities import Lease, Task, Worker
 from taskyard.core.lane_queues import lane_counts, lower_lane_needs, one_lane, whole_lease
 from taskyard.core.limits import (
     ATTEMPT_REASON_BYTES_MAX,
@@ -22,7 +22,7 @@ from taskyard.core.limits import (
     REPLACED_MAX,
     REPLACED_TASKS_MAX,
 )
-from taskyard.core.model import Replaced, Terms
+from taskyard.core.model import NO_EXTRAS, Ending, Replaced, TaskExtras, Terms
 from taskyard.core.output import Stream
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK, ReturnReason
 from taskyard.core.rules import OPEN_LANE
@@ -87,7 +87,8 @@ def _submitted(ledger: Ledger, record: records.Submitted) -> None:
         ledger.envelopes.update(zip(submission.names, submission.envelopes, strict=True))
     if record.attempts is not None:
         for task, attempt in zip(tasks, record.attempts, strict=True):
-            task.attempt = task.losses_excused = attempt
+            task.attempt = attempt
+            task.change_extras(losses_excused=attempt)
             ledger.campaigns[task.terms.campaign].restarted += attempt > 0
             ledger.outputs.pop(task.name, None)  # the output of the former generation
             ledger.failed_attempts.pop(task.name, None)
@@ -122,8 +123,9 @@ def _enter_uniform(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
         else:
             _count_waiting(ledger, [task for task in tasks if task.waits], terms, BLOCKED)
     if terms.due_ns:
+        extras = TaskExtras(due_ns=terms.due_ns)
         for task in tasks:
-            task.due_ns = terms.due_ns
+            task.extras = extras
     if state is DELAYED:
         _count_waiting(ledger, free, terms, DELAYED)
         ledger.schedule_due(free)
@@ -173,7 +175,8 @@ def _enter_each(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
         waits = 0 if submission.after is None else len(submission.after[index])
         state = BLOCKED if waits else DELAYED if terms.due_ns > at_ns else READY
         task = Task(name, submission.payload_of(index), terms, lane, state, waits)
-        task.due_ns = terms.due_ns
+        if terms.due_ns:
+            task.change_extras(due_ns=terms.due_ns)
         if state is READY:
             _enqueue_ready(ledger, [task], terms, lane)
         else:
@@ -189,7 +192,11 @@ def _link(ledger: Ledger, tasks: Tasks, after: list[list[bytes]]) -> None:
     for task, names in zip(tasks, after, strict=True):
         for name in names:
             before = known.get(name)
-            if before is not None and before.dependents is None and before.ending is None:
+            if (
+                before is not None
+                and before.dependents is None
+                and type(before.lease_or_ending) is not Ending  # faster than `ending`
+            ):
                 before.dependents = task  # the common case: the first to wait for it
             else:
                 ledger.add_dependency(task, name)
@@ -225,7 +232,7 @@ def _leased(ledger: Ledger, record: records.Leased, tasks: Tasks) -> None:
     ledger.dequeue(tasks, counts)
     ledger.move(tasks, Cause.LEASED)
     for task, attempt in zip(tasks, record.attempts, strict=True):
-        task.lease = lease
+        task.lease_or_ending = lease
         task.attempt = attempt
     ledger.add_lease(lease, tasks)
     worker.lease_ns_max = max(worker.lease_ns_max, record.lease_ns)
@@ -256,7 +263,7 @@ def _counts_of(tasks: Tasks) -> Counts:
 
 def _release(ledger: Ledger, tasks: Tasks, at_ns: int) -> None:
     """Queue tasks without open predecessors in front of their lanes, or delay them."""
-    early = [task for task in tasks if task.due_ns > at_ns]
+    early = [task for task in tasks if task.extras.due_ns > at_ns]
     if early:
         ledger.move(early, Cause.POSTPONED)
         ledger.schedule_due(early)
@@ -268,8 +275,12 @@ def _release(ledger: Ledger, tasks: Tasks, at_ns: int) -> None:
 
 def _set_ready(tasks: Tasks, at_ns: int) -> None:
     """Note since when tasks are ready, if not since they were submitted."""
+    extras = TaskExtras(ready_ns=at_ns)
     for task in tasks:
-        task.ready_ns = at_ns
+        if task.extras is NO_EXTRAS:
+            task.extras = extras
+        else:
+            task.change_extras(ready_ns=at_ns)
 
 
 def _record_attempts(
@@ -297,7 +308,7 @@ def _failed(ledger: Ledger, record: records.Failed, tasks: Tasks) -> None:
     ledger.release(tasks)
     ledger.move(tasks, Cause.EXHAUSTED)
     for task, reason in zip(tasks, record.reasons, strict=True):
-        task.failures += record.own_fault
+        task.change_extras(failures=task.failures + record.own_fault)
         ledger.reasons[task.name] = reason
 
 
@@ -307,11 +318,13 @@ def _postponed(ledger: Ledger, record: records.Postponed, tasks: Tasks) -> None:
     ledger.withdraw([task for task in tasks if task.lease is None])
     ledger.release(held)
     for task in held:
-        task.failures += record.own_fault
-        task.losses_excused += not record.own_fault
+        if record.own_fault:
+            task.change_extras(failures=task.failures + 1)
+        else:
+            task.change_extras(losses_excused=task.losses_excused + 1)
     ledger.move(tasks, Cause.POSTPONED)
     for task, due_ns, reason in zip(tasks, record.due_ns, record.reasons, strict=True):
-        task.due_ns = due_ns
+        task.change_extras(due_ns=due_ns)
         if reason:
             ledger.reasons[task.name] = reason
     ledger.schedule_due(tasks)
@@ -330,7 +343,8 @@ def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
             lane.ensure_extras().released = count
     charged = record.reason in RETURNS_CHARGED
     for index, task in enumerate(tasks):
-        task.losses_excused += not charged
+        if not charged:
+            task.change_extras(losses_excused=task.losses_excused + 1)
         if record.after is not None:
             ledger.add_dependencies(task, record.after[index])
     back = record.reason is ReturnReason.DEFERRED_BACK
@@ -380,9 +394,10 @@ def _cancelled(ledger: Ledger, record: records.Cancelled, tasks: Tasks) -> None:
 def _retried(ledger: Ledger, record: records.Retried, tasks: Tasks) -> None:
     renewed: dict[int, Terms] = {}
     for task in tasks:
-        task.due_ns = 0
+        if task.due_ns:
+            task.change_extras(due_ns=0)
         if task.state is FAILED:
-            task.failures, task.losses_excused = 0, task.attempt
+            task.change_extras(failures=0, losses_excused=task.attempt)
             task.terms = renewed.setdefault(id(task.terms), _unexpired(task.terms, record.at_ns))
             ledger.reasons.pop(task.name, None)
             if 0 < task.terms.report_ns <= record.at_ns:
@@ -484,7 +499,7 @@ def _refunded(ledger: Ledger, record: records.Refunded, tasks: Tasks) -> None:
     ready = [task for task in tasks if task.state is READY]
     ledger.dequeue(ready)  # the queue of a task depends on its losses
     for task in tasks:
-        task.losses_excused += 1
+        task.change_extras(losses_excused=task.losses_excused + 1)
         if task.lease is not None:  # so do the other tasks that its worker may hold
             for name in task.lease.worker.facts.services:
                 ledger.dirty[name] = ledger.service(name)

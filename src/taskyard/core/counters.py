@@ -161,14 +161,15 @@ class Counters(Struct):
             name = lane.service.name
             wait = (self.services.get(name) or self.service(name)).wait
             first, last = tasks[place], tasks[place + count - 1]
-            ready_ns = first.ready_ns or first.terms.submitted_ns
+            extras, terms = first.extras, first.terms
+            ready_ns = extras.ready_ns or terms.submitted_ns
             # A lane is in order of arrival: between tasks of one submission there is no other.
-            if first is last or (first.terms is last.terms and first.ready_ns == last.ready_ns):
+            if last.terms is terms and last.extras is extras:
                 if ready_ns >= self.started_ns:
                     wait.add(at_ns - ready_ns, count)
             else:
                 for task in tasks[place : place + count]:
-                    ready_ns = task.ready_ns or task.terms.submitted_ns
+                    ready_ns = task.extras.ready_ns or task.terms.submitted_ns
                     if ready_ns >= self.started_ns:
                         wait.add(at_ns - ready_ns)
             place += count

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from taskyard.core.limits import EXCLUSIVE, HEARTBEATS_MISSED_MAX, PROGRESS_BYTES_MAX
-from taskyard.core.model import EndedTask, TaskProgress
+from taskyard.core.model import NO_EXTRAS, EndedTask, Ending, TaskExtras, TaskProgress
 from taskyard.core.queues import Queue
 from taskyard.core.states import (
     BUSY,
@@ -58,20 +58,38 @@ class Task(Struct, gc=False, eq=False):
     waits: int = 0
     #: The tasks that wait for it: None, one task, or a list. Most tasks have none or one.
     dependents: Task | list[Task] | None = None
-    #: LEASED: its lease.
-    lease: Lease | None = None
-    #: DONE and CANCELLED: the record of that.
-    ending: Ending | None = None
+    #: LEASED: its lease. DONE and CANCELLED: the record of that. One field, which costs less.
+    lease_or_ending: Lease | Ending | None = None
     #: Number of the latest attempt, counted when it is leased. The fencing token.
     attempt: int = 0
-    #: Attempts that the task itself failed: its position in the retry schedule.
-    failures: int = 0
-    #: Attempts that are not charged: refused, returned, drained.
-    losses_excused: int = 0
-    #: DELAYED: until when, by the wall clock.
-    due_ns: int = 0
-    #: Volatile. READY: since when, by the wall clock. 0: since it was submitted, or unknown.
-    ready_ns: int = 0
+    #: Fields that most tasks don't need.
+    extras: TaskExtras = NO_EXTRAS
+
+    @property
+    def lease(self) -> Lease | None:
+        found = self.lease_or_ending
+        return found if type(found) is Lease else None
+
+    @property
+    def ending(self) -> Ending | None:
+        found = self.lease_or_ending
+        return found if type(found) is Ending else None
+
+    @property
+    def failures(self) -> int:
+        return self.extras.failures
+
+    @property
+    def losses_excused(self) -> int:
+        return self.extras.losses_excused
+
+    @property
+    def due_ns(self) -> int:
+        return self.extras.due_ns
+
+    def change_extras(self, **fields: int) -> None:
+        """Set some fields of its `extras`, which it may share with other tasks."""
+        self.extras = structs.replace(self.extras, **fields)
 
     @property
     def losses(self) -> int:
@@ -97,30 +115,11 @@ class Task(Struct, gc=False, eq=False):
         return self.dependents if isinstance(self.dependents, list) else [self.dependents]
 
 
-class Ending(Struct, gc=False, eq=False):
-    """The record that ended some tasks and holds their results."""
-
-    record: int
-    at_ns: int
-
-
 def to_ended_task(task: Task, ending: Ending) -> EndedTask:
     """Return the part of an ended task that the archive keeps."""
     terms = task.terms
     same = (terms.campaign, terms.service, task.attempt, task.payload, ending.record, ending.at_ns)
     return EndedTask(task.name, task.state, *same)
-
-
-class Campaign(Struct, gc=False, eq=False):
-    """A named group of tasks that can be watched and reported on as one."""
-
-    name: bytes
-    #: How many of its tasks are in each state, by `TaskState`.
-    counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
-    #: Tasks that are DONE with a truncated result.
-    truncated: int = 0
-    #: Tasks that ended and were submitted again. `counts` has each of their generations.
-    restarted: int = 0
 
 
 class Lease(Struct, gc=False, eq=False):

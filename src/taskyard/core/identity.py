@@ -20,8 +20,8 @@ from taskyard.errors import PeerError
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
 
-    from taskyard.core.entities import Campaign, Task
-    from taskyard.core.model import Submission
+    from taskyard.core.entities import Task
+    from taskyard.core.model import Campaign, Submission
 
 SEPARATOR: Final = b"/"
 

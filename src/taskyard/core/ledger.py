@@ -10,10 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from taskyard.core import graph, lane_queues, lane_rates
-from taskyard.core.entities import Campaign, Ending, Lane, Lease, Service, Task, Worker
+from taskyard.core.entities import Lane, Lease, Service, Task, Worker
 from taskyard.core.events import RulesSet
 from taskyard.core.lane_queues import lane_counts, lower_needs_min, one_queue
-from taskyard.core.model import DIGEST_BYTES, Digests, EndedTask, Replaced, Terms, counted
+from taskyard.core.model import (
+    DIGEST_BYTES,
+    Campaign,
+    Digests,
+    EndedTask,
+    Ending,
+    Replaced,
+    Terms,
+    counted,
+)
 from taskyard.core.queues import DueHeap
 from taskyard.core.rules import OPEN_LANE, RuleTable
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
@@ -178,7 +187,7 @@ class Ledger:
         terms = Terms(campaign=one.campaign, service=one.service)
         lane = self.service(one.service).lane(OPEN_LANE)
         task = Task(one.name, one.digest, terms, lane, one.state, attempt=one.attempt)
-        task.ending = Ending(one.record, one.at_ns)
+        task.lease_or_ending = Ending(one.record, one.at_ns)
         self.tasks[one.name] = task
 
     # The rest is for `apply`.
@@ -360,7 +369,7 @@ class Ledger:
                 lane.lane_group.add_to_rotation(lane)
         self._mark_all_dirty(counts)
         for task in tasks:
-            task.lease = None
+            task.lease_or_ending = None
         lease.tasks_left -= len(tasks)
         if not lease.tasks_left:
             self._close(lease)
@@ -408,7 +417,7 @@ class Ledger:
     def end(self, tasks: Tasks, ending: Ending, counts: Counts) -> None:
         """Mark tasks as ended and drop all data that is not needed to recognize them."""
         for task in tasks:
-            task.ending = ending
+            task.lease_or_ending = ending
             if len(task.payload) > DIGEST_BYTES:
                 task.payload = self._digests.of(task.payload)
         for lane, count in counts:
@@ -532,7 +541,7 @@ def is_whole_lease(lease: Lease, tasks: Tasks) -> bool:
     lease is recognized at once."""
     if lease.tasks_left == len(tasks) and lease.tasks == tasks:
         return True
-    return [task.lease for task in tasks].count(lease) == len(tasks)
+    return [task.lease_or_ending for task in tasks].count(lease) == len(tasks)
 
 
 def illegal_move_text(task: Task, cause: Cause) -> str:

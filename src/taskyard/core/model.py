@@ -238,6 +238,49 @@ class Replaced(Struct, array_like=True):
     returned: bool = False
 
 
+class Ending(Struct, gc=False, eq=False):
+    """The record that ended some tasks and holds their results."""
+
+    record: int
+    at_ns: int
+
+
+class TaskExtras(Struct, frozen=True, gc=False, eq=False):
+    """Fields that most tasks don't need. Tasks may share it: a change replaces it."""
+
+    #: Attempts that the task itself failed: its position in the retry schedule.
+    failures: int = 0
+    #: Attempts that are not charged: refused, returned, drained.
+    losses_excused: int = 0
+    #: DELAYED: until when, by the wall clock.
+    due_ns: int = 0
+    #: Volatile. READY: since when, by the wall clock. 0: since it was submitted, or unknown.
+    ready_ns: int = 0
+
+
+#: The extras of most tasks.
+NO_EXTRAS: Final = TaskExtras()
+
+
+def restored_extras(failures: int, losses_excused: int, due_ns: int) -> TaskExtras:
+    """Return the extras of a task in a snapshot."""
+    if not (failures or losses_excused or due_ns):
+        return NO_EXTRAS
+    return TaskExtras(failures, losses_excused, due_ns)
+
+
+class Campaign(Struct, gc=False, eq=False):
+    """A named group of tasks that can be watched and reported on as one."""
+
+    name: bytes
+    #: How many of its tasks are in each state, by `TaskState`.
+    counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
+    #: Tasks that are DONE with a truncated result.
+    truncated: int = 0
+    #: Tasks that ended and were submitted again. `counts` has each of their generations.
+    restarted: int = 0
+
+
 class EndedTask(Struct, array_like=True, gc=False):
     """The part of an ended task that the archive keeps, to recognize it."""
 

@@ -273,7 +273,7 @@ def _oldest_ready_ns(services: list[Service]) -> dict[bytes, int]:
             first = queue.cursor
             ends = (*queue.front[:OLDEST_TASKS], *queue.items[first : first + OLDEST_TASKS])
             for task in ends:
-                ready_ns = task.ready_ns or task.terms.submitted_ns
+                ready_ns = task.extras.ready_ns or task.terms.submitted_ns
                 if task.state is READY and ready_ns < found.get(name, NUMBER_MAX):
                     found[name] = ready_ns
     return found

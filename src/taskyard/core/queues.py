@@ -20,7 +20,9 @@ class Queued(Protocol):
     """A task, as far as queues read it."""
 
     state: TaskState
-    due_ns: int
+
+    @property
+    def due_ns(self) -> int: ...
 
 
 T = TypeVar("T", bound=Queued)

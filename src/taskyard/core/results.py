@@ -140,7 +140,7 @@ def _all_held(worker: bytes, tasks: list[Task], attempts: list[int] | None) -> b
     of one lease are compared as columns."""
     if attempts is not None and attempts != [task.attempt for task in tasks]:
         return False
-    leases = [task.lease for task in tasks]
+    leases = [task.lease_or_ending for task in tasks]
     if leases.count(leases[0]) == len(leases):
         return membership.holds(worker, tasks[0], None)
     return all(membership.holds(worker, task, None) for task in tasks)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from taskyard.core import events
     from taskyard.core.context import Context
-    from taskyard.core.entities import Ending, Task, Worker
+    from taskyard.core.entities import Task, Worker
     from taskyard.core.ledger import Ledger
+    from taskyard.core.model import Ending
 
 #: A client and its request.
 _Subscription: TypeAlias = "tuple[bytes, int]"

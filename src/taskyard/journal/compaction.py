@@ -28,9 +28,9 @@ from typing import Final
 import msgspec
 
 from taskyard.core.apply import apply
-from taskyard.core.entities import Ending, to_ended_task
+from taskyard.core.entities import to_ended_task
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Result
+from taskyard.core.model import Ending, Result
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed, Submitted
 from taskyard.core.snapshots.cold_ledger import ColdLedger
 from taskyard.errors import JournalDamaged, JournalFailed

@@ -134,7 +134,7 @@ def snapshot_forgets_failures() -> Iterator[None]:
     def finish(self: Restorer) -> Ledger:
         ledger = sound(self)
         for task in ledger.tasks.values():
-            task.failures = 0
+            task.change_extras(failures=0)
         return ledger
 
     with patched(Restorer, "finish", finish):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from taskyard.core.entities import Ending, Lease, Task, Worker
+from taskyard.core.entities import Lease, Task, Worker
 from taskyard.core.lane_queues import add_suspect, lane_counts
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Replaced, Terms
+from taskyard.core.model import Ending, Replaced, Terms, restored_extras
 from taskyard.core.runs import Attempt
 from taskyard.core.snapshots.columns import LeaseSnapshot, ServiceSnapshot, WorkerSnapshot
 from taskyard.core.states import DELAYED, TaskState
@@ -127,17 +127,14 @@ def _restore_tasks(ledger: Ledger, snapshot: LedgerSnapshot) -> list[Task]:
         snapshot.states,
         snapshot.waits,
         repeat(None),  # dependents
-        repeat(None),  # lease
-        repeat(None),  # ending
+        repeat(None),  # lease or ending
         snapshot.attempts,
-        snapshot.failures,
-        snapshot.losses_excused,
-        snapshot.due_ns,
+        map(restored_extras, snapshot.failures, snapshot.losses_excused, snapshot.due_ns),
     )
     tasks = [Task(*row) for row in columns]
     ledger.tasks = dict(zip(snapshot.names, tasks, strict=True))
     for place, (record, at_ns) in snapshot.endings.items():
-        tasks[place].ending = Ending(record, at_ns)
+        tasks[place].lease_or_ending = Ending(record, at_ns)
     for task in tasks:
         task.lane.tasks += task.ending is None
     for lane, one in zip(lanes, snapshot.lanes, strict=True):
@@ -195,5 +192,5 @@ def _restore_workers(ledger: Ledger, snapshot: LedgerSnapshot, tasks: list[Task]
         names, attempts = [task.name for task in out], [task.attempt for task in out]
         lease = Lease(*given, len(out), out, names, attempts, lane_counts(out))
         for task in out:
-            task.lease = lease
+            task.lease_or_ending = lease
         ledger.add_lease(lease, out)

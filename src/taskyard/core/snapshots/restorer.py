@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import msgpack
 
-from taskyard.core.entities import Ending, Lease, Task, Worker
+from taskyard.core.entities import Lease, Task, Worker
 from taskyard.core.graph import link
 from taskyard.core.lane_queues import add_suspect, lane_counts
 from taskyard.core.ledger import Ledger
+from taskyard.core.model import Ending, restored_extras
 from taskyard.core.states import DELAYED, READY, TaskState
 
 if TYPE_CHECKING:
@@ -191,11 +192,10 @@ def lanes_of_runs(ledger: Ledger, columns: TaskColumns, terms: list[Terms]) -> l
 
 def set_details(columns: TaskColumns, number: int, task: Task) -> None:
     """Set the optional fields of a task from its chunk."""
-    if number in columns.attempts:
-        task.attempt, task.failures, task.losses_excused = columns.attempts[number]
-    task.due_ns = columns.due_ns.get(number, 0)
+    task.attempt, failures, losses_excused = columns.attempts.get(number, (0, 0, 0))
+    task.extras = restored_extras(failures, losses_excused, columns.due_ns.get(number, 0))
     if number in columns.endings:
-        task.ending = Ending(*columns.endings[number])
+        task.lease_or_ending = Ending(*columns.endings[number])
 
 
 def _restore_moved(rest: Rest, tasks: list[Task]) -> None:
@@ -251,5 +251,5 @@ def restore_workers(ledger: Ledger, rest: Rest, task_at: Callable[[int], Task]) 
         names, attempts = [task.name for task in out], [task.attempt for task in out]
         lease = Lease(*given, len(out), out, names, attempts, lane_counts(out))
         for task in out:
-            task.lease = lease
+            task.lease_or_ending = lease
         ledger.add_lease(lease, out)
