@@ -520,7 +520,7 @@ def test_quick_tasks_run_without_messages_until_few_are_queued(
     with Path(os.devnull).open("rb") as always_ready:
         poll.register(always_ready, select.POLLIN)
         run_quick_tasks(harness.loop, poll)
-    assert (len(harness.runner.jobs), harness.sent_kinds) == (1 + 8 // 2, [])
+    assert (len(harness.runner.jobs), harness.sent_kinds) == (1 + 8 // 3, [])
     harness.loop.send()
     assert harness.sent_kinds == [peer.COMPLETE]
 
@@ -538,10 +538,46 @@ def test_reports_are_gathered_while_enough_tasks_are_queued_unless_the_worker_st
 def test_report_does_not_wait_when_few_tasks_are_queued() -> None:
     harness = quick_harness()
     harness.sent_kinds.clear()
-    for _ in range(4):
+    for _ in range(6):
         harness.runner.finish()
     harness.turn()
     assert harness.sent_kinds == [peer.COMPLETE]
+
+
+def test_reports_at_the_end_are_gathered_while_the_slots_are_busy() -> None:
+    harness = WorkerHarness(slots=1)
+    harness.create(*[b"t%d" % number for number in range(20)])
+    harness.turn()
+    for _ in range(8):
+        harness.runner.finish()
+        harness.pass_time(QUICK_NS)
+        harness.turn(2)
+    harness.runner.begun = 1
+    while len(harness.runner.jobs) > 3:
+        harness.runner.finish()
+        harness.turn()
+    harness.pass_time(REPORT_DELAY_NS)
+    harness.turn()  # now a `Steal` waits at the broker
+    harness.sent_kinds.clear()
+    harness.runner.finish()
+    harness.turn()
+    assert (len(harness.runner.jobs), harness.sent_kinds) == (2, [])
+    harness.runner.finish()
+    harness.turn(1)
+    assert (len(harness.runner.jobs), harness.sent_kinds) == (1, [peer.COMPLETE])
+
+
+def test_idle_time_before_quick_tasks_is_not_part_of_their_rate() -> None:
+    harness = WorkerHarness(slots=1)
+    harness.turn()
+    harness.pass_time(SECOND_NS // 2)
+    harness.create(*[b"t%d" % number for number in range(300)])
+    harness.turn()
+    for _ in range(8):
+        harness.runner.finish()
+        harness.pass_time(QUICK_NS)
+        harness.turn(2)
+    assert len(harness.runner.jobs) == 1 + 8
 
 
 def test_shutdown_sends_reports_at_once() -> None:

@@ -194,7 +194,9 @@ class NativeWorkerLoop:
 
     def _has_enough(self) -> bool:
         """Return whether enough tasks are queued here until the next message."""
-        return self._unfinished_count() > self._slots() + self._prefetch.count // 2
+        # A `Steal` in flight gets the next tasks without a message from here.
+        reserve = 0 if self._steal_request else self._prefetch.count // 3
+        return self._unfinished_count() > self._slots() + reserve
 
     def send(self) -> None:
         """Send reports, requests and heartbeats. The second half of a turn."""
@@ -388,6 +390,8 @@ class NativeWorkerLoop:
 
     def _start_assigned(self, assigned: peer.Assigned) -> None:
         fresh = [job for job in assigned_jobs(assigned) if job.key not in self._held]
+        if not self._held:
+            self._prefetch.on_busy(self._clock.monotonic_ns())
         for job in fresh:
             self._held[job.key] = (job.service, job.lane)
         self._shorten_heartbeat()

@@ -21,16 +21,25 @@ PREFETCH_STEPS: Final = (
 #: the prefetch. Fewer could be long tasks that ended together.
 QUICK_TASKS_PER_SLOT: Final = 8
 
+#: The shortest time for a rate. A report brings the tasks of up to this time at once.
+RATE_NS_MIN: Final = SECOND_NS // 20
+
 
 class Prefetch:
     """The prefetch of one worker."""
 
     def __init__(self, slots: int, now_ns: int) -> None:
         self._quick_tasks_min = slots * QUICK_TASKS_PER_SLOT
-        #: Tasks finished since the last heartbeat, and when that was.
+        #: Tasks finished since the last heartbeat, and when that was. An idle time before them
+        #: does not count.
         self._finished = 0
         self._since_ns = now_ns
         self.count = 0
+
+    def on_busy(self, now_ns: int) -> None:
+        """Begin to measure the rate: tasks have come to an idle worker."""
+        if not self._finished:
+            self._since_ns = now_ns
 
     def on_finished(self, tasks: int, now_ns: int) -> bool:
         """Count finished tasks. Return whether they were so many that the prefetch has risen."""
@@ -50,7 +59,7 @@ class Prefetch:
 
     def _count_for_rate(self, now_ns: int) -> int:
         """Return the prefetch for the current rate. It is lowered only at half the rate."""
-        rate = self._finished * SECOND_NS // max(1, now_ns - self._since_ns)
+        rate = self._finished * SECOND_NS // max(RATE_NS_MIN, now_ns - self._since_ns)
         for lowest, count in PREFETCH_STEPS:
             if rate >= (lowest // 2 if count <= self.count else lowest):
                 return count
