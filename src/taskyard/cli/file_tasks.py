@@ -8,7 +8,7 @@ listed: their number is the rest.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
@@ -38,6 +38,8 @@ class RunCounts(Struct):
     others: dict[str, int] = {}
     #: The names of the file's tasks. None: there are no other tasks.
     names: frozenset[str] | None = None
+    #: No attempt of the campaign ran for longer. None: unknown.
+    longest_seconds: float | None = None
 
     def others_line(self) -> str:
         """Return a line about the other tasks. "" if there are none."""
@@ -61,6 +63,8 @@ class FileTasks:
         self._total: int | None = None
         #: Other tasks of the campaign that had ended at the start.
         self._ended: Counter[str] = Counter()
+        #: When the broker was started, if it has counted every attempt of the campaign that ended.
+        self._counted_since: float | None = None
 
     def begin(self, total: int, unsettled: int) -> int:
         """Count other tasks of the campaign. Return how many of them are unsettled.
@@ -69,7 +73,11 @@ class FileTasks:
         them may still run. If workers run some meanwhile, the result may be too small.
         """
         self._total = total
-        counts, _ = self._campaign_counts()
+        status = self._client.status()
+        counts, _ = self._campaign_counts(status)
+        has_ended = sum(counts.values()) > sum(counts[state] for state in UNSETTLED)
+        if status.get("health") and not has_ended:
+            self._counted_since = status["health"]["started"]
         others = sum(counts.values()) - total
         if others <= 0:
             return 0
@@ -81,15 +89,16 @@ class FileTasks:
 
     def progress(self) -> dict[str, int]:
         """Return the tasks by state without others that had ended at the start."""
-        counts, _ = self._campaign_counts()
+        counts, _ = self._campaign_counts(self._client.status())
         return {state: number - self._ended[state] for state, number in counts.items()}
 
     def run_counts(self) -> RunCounts:
         """Return the tasks of the file by state. Of the whole campaign, if it is not submitted."""
-        counts, truncated = self._campaign_counts()
+        status = self._client.status()
+        counts, truncated = self._campaign_counts(status)
         number = 0 if self._total is None else sum(counts.values()) - self._total
         if number <= 0:
-            return RunCounts(counts, truncated)
+            return RunCounts(counts, truncated, longest_seconds=self._longest_seconds(status))
         others = self._count_others([state for state in TaskState if state is not TaskState.DONE])
         others["done"] = max(number - others.total(), 0)
         own = {state: count - others[state] for state, count in counts.items()}
@@ -105,9 +114,16 @@ class FileTasks:
         views = self._client.tasks(scope)
         return Counter(view["state"] for view in views if view["name"] not in names)
 
-    def _campaign_counts(self) -> tuple[dict[str, int], int]:
+    def _longest_seconds(self, status: dict[str, Any]) -> float | None:
+        """Return the longest run that the broker has counted; None if it has not counted all."""
+        health = status.get("health")
+        if health is None or health["started"] != self._counted_since:
+            return None
+        return max((one["run"]["longest"] for one in health["services"]), default=0.0)
+
+    def _campaign_counts(self, status: dict[str, Any]) -> tuple[dict[str, int], int]:
         """Return the tasks of the campaign by state, and those with a truncated result."""
-        for one in self._client.status()["campaigns"]:
+        for one in status["campaigns"]:
             if one["name"] == self._campaign:
                 counts: dict[str, int] = one["counts"]
                 # A task that ran again after it was done counts once here.

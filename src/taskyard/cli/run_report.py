@@ -18,7 +18,12 @@ from taskyard.cli.file_tasks import UNSETTLED
 from taskyard.cli.format import escape_line, format_count, format_duration, shorten_middle
 from taskyard.cli.output import print_document
 from taskyard.cli.run_policy import StoppedEarly
-from taskyard.cli.slow_tasks import SLOWEST_SEARCHED_MAX, format_slowest, slowest_tasks
+from taskyard.cli.slow_tasks import (
+    SLOW_SECONDS_MIN,
+    SLOWEST_SEARCHED_MAX,
+    format_slowest,
+    slowest_tasks,
+)
 from taskyard.core.events import Scope
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
@@ -89,7 +94,8 @@ def print_report(  # noqa: PLR0913  # the parts of a report
     failures = _failures(run_options, client, numbers) if counts["failed"] else []
     code = _exit_code(end, counts, truncated)
     slowest: list[SlowTask] = []
-    if (total := sum(counts.values())) <= SLOWEST_SEARCHED_MAX:
+    total, longest = sum(counts.values()), numbers.longest_seconds
+    if total <= SLOWEST_SEARCHED_MAX and (longest is None or longest >= SLOW_SECONDS_MIN):
         scope = Scope(campaign=run_options.campaign.encode())
         slowest = slowest_tasks(client, scope, numbers.names)
     if run_options.as_json:
