@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import main
-from bench.page import state, suite, throughput
+from bench.page import state, suite, throughput, top
 
 
 def measured(tmp_path: Path, *words: str) -> dict[str, dict[str, Any]]:
@@ -32,6 +32,17 @@ def test_every_view_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert lines["stopped: first overview"]["best"] > 0
     (elements,) = (line for name, line in lines.items() if name.startswith("elements"))
     assert 100 < elements["best"] < 5000
+
+
+def test_every_screen_of_top_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "TASKS", 200_000)  # a hundredth of it with --quick
+    monkeypatch.setattr(top, "REFRESHES", 1)
+    monkeypatch.setattr(top, "SCREENS", {name: top.SCREENS[name] for name in ("lanes", "a task")})
+    lines = measured(tmp_path, "--only", "top")
+    for name in ("lanes", "a task"):
+        assert lines[f"top, {name}"]["floor"] == 200
+        assert lines[f"top, {name}: first"]["best"] > 0
+        assert lines[f"top, {name}: CPU of the broker"]["best"] > 0
 
 
 def test_throughput_is_measured_with_and_without_pages(

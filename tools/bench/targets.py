@@ -102,6 +102,8 @@ SWEPT_TASKS_PER_SECOND: Final = Target(50_000, 150_000, at_least=True)
 #: Milliseconds for a view of the page at a million tasks: any request, and the first of its kind.
 PAGE_VIEW_MS: Final = Target(200, 50)
 PAGE_FIRST_MS: Final = Target(200, 200)
+#: Milliseconds for a refresh of a screen of `taskyard top` at a million tasks.
+TOP_REFRESH_MS: Final = Target(200, 50)
 #: Elements of a view that a browser holds.
 PAGE_ELEMENTS: Final = Target(5000, 5000)
 #: Throughput of a broker with ten open pages, over that without.

@@ -1,5 +1,5 @@
-"""The page at a million tasks: every view, the first one of a stopped state, and the throughput of
-a broker with ten open pages."""
+"""The page at a million tasks: every view, the first one of a stopped state, the screens of
+`taskyard top`, and the throughput of a broker with ten open pages."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from bench.page import state as page_state
-from bench.page import throughput
+from bench.page import throughput, top
 from bench.page.process import Page, View
 from bench.processes import Broker
 from bench.settings import Settings
@@ -144,5 +144,6 @@ def run_stopped(bench: PageBench, stack: ExitStack) -> list[TableLine]:
 CASES: Final[dict[str, Callable[[PageBench, ExitStack], list[TableLine]]]] = {
     "views": run_views,
     "stopped": run_stopped,
+    "top": lambda bench, stack: top.run(bench.directory(stack), bench.settings.say),
     "throughput": lambda bench, _: throughput.run(bench.settings),
 }
