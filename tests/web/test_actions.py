@@ -11,14 +11,13 @@ import pytest
 
 from taskyard.client.client import Client
 from tests.kit.processes import Broker, run_here, until
-from tests.pipeline.browser import launched
 from tests.web.test_browser import Site, Tab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from playwright.sync_api import Dialog
+    from playwright.sync_api import BrowserContext, Dialog
 
 pytestmark = pytest.mark.slow
 
@@ -44,13 +43,13 @@ def client(directory: Path) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def tab(directory: Path, client: Client) -> Iterator[Tab]:
+def tab(directory: Path, client: Client, window: BrowserContext) -> Iterator[Tab]:
     assert client.status()["counts"]["ready"] == 4
     with ExitStack() as stack:
         site = Site(directory)
         stack.enter_context(site.process)
-        page = stack.enter_context(launched()).new_page()
-        page.goto(site.address)
+        page = window.new_page()
+        page.goto(site.quick_address)
         yield Tab(page, site)
 
 

@@ -12,13 +12,14 @@ import pytest
 from taskyard.client.client import Client
 from taskyard.process.locks import LOCK_FILE, live_writer
 from tests.kit.processes import until
-from tests.pipeline.browser import launched
 from tests.web.test_browser import Site, Tab
 from tests.web.test_up_page import UpWithPage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from playwright.sync_api import BrowserContext
 
 pytestmark = pytest.mark.slow
 
@@ -39,16 +40,17 @@ def stack() -> Iterator[ExitStack]:
         yield found
 
 
-def test_open_pages_outlive_a_killed_broker(tmp_path: Path, stack: ExitStack) -> None:
+def test_open_pages_outlive_a_killed_broker(
+    tmp_path: Path, stack: ExitStack, window: BrowserContext
+) -> None:
     """The page shows that the broker is away, finds the next one, and goes on by itself."""
     up = stack.enter_context(UpWithPage(tmp_path))
     state, site = tmp_path / ".taskyard", UpSite(up)
     client = stack.enter_context(Client(state=state))
     client.submit(["true"], name="before")
-    context = stack.enter_context(launched()).new_context()
-    context.new_page().goto(site.address)
-    tabs = [Tab(context.new_page(), site) for _ in range(2)]
-    for tab, address in zip(tabs, ("/tasks", "/"), strict=True):
+    window.new_page().goto(site.quick_address)
+    tabs = [Tab(window.new_page(), site) for _ in range(2)]
+    for tab, address in zip(tabs, ("/tasks", "/lanes"), strict=True):
         tab.open(address)
         tab.page.bring_to_front()
     tabs[0].wait_for_text("#rows", "before")
