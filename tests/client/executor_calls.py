@@ -1,6 +1,7 @@
 """Functions that the tests of the executor have called in other processes: it imports little."""
 
 import ctypes
+import logging
 import os
 import sys
 from pathlib import Path
@@ -139,3 +140,16 @@ def print_and_exit(text: str) -> None:
     """Act like a program that logs its input and crashes."""
     print(text, flush=True)  # noqa: T201
     os._exit(3)
+
+
+#: Standard files, the socket to the worker, its pipe, the directory, and files of measurements.
+DESCRIPTORS_MAX = 10
+
+
+def open_descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def log_handlers() -> list[str]:
+    loggers = [logging.getLogger(), logging.getLogger("taskyard"), logging.getLogger("asyncio")]
+    return [repr(one) for logger in loggers for one in logger.handlers]

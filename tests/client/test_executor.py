@@ -558,7 +558,7 @@ def test_shutdown_leaves_no_process_or_file(executor: Executor) -> None:
     with Executor(workers=2, slots=1) as own:
         assert list(own.map(abs, range(20))) == list(range(20))
         state = own._core._supervisor.state  # type: ignore[union-attr]  # noqa: SLF001
-        assert len(children()) == len(before[0]) + 3
+        assert len(children()) == len(before[0]) + 1  # which has forked the others
     gc.collect()
     after = (children(), threading.active_count(), len(list(Path("/proc/self/fd").iterdir())))
     assert after == before
@@ -739,6 +739,36 @@ def test_processes_of_the_local_cluster_live_as_long_as_the_executor() -> None:
         pids = own._core._supervisor.pids()  # type: ignore[union-attr]  # noqa: SLF001
         assert all(map(is_alive, pids))
     assert not any(map(is_alive, pids))
+
+
+def test_broker_workers_and_calls_of_the_local_cluster_need_one_new_interpreter() -> None:
+    with an_executor() as own:
+        own_host = own._core._supervisor._child.pid  # type: ignore[union-attr]  # noqa: SLF001
+        process = value(own.submit(os.getpid))
+        pids = [own_host, process, *own._core._supervisor.pids()]  # type: ignore[union-attr]  # noqa: SLF001
+        commands = {Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
+        assert len(commands) == 1  # a forked process has the command line of its parent
+
+
+def test_forked_process_of_calls_is_like_a_new_interpreter() -> None:
+    with an_executor() as own:
+        process = value(own.submit(os.getpid))
+        assert value(own.submit(os.getsid, 0)) == process
+        assert value(own.submit(calls.open_descriptors)) <= calls.DESCRIPTORS_MAX
+        assert value(own.submit(calls.log_handlers)) == []
+        assert value(own.submit(signal.getsignal, signal.SIGTERM)) == signal.SIG_DFL
+
+
+def test_executor_breaks_when_the_process_that_supervises_its_cluster_is_killed() -> None:
+    with an_executor() as own:
+        assert value(own.submit(pow, 2, 3)) == 8
+        cluster = own._core._supervisor  # noqa: SLF001
+        assert cluster is not None
+        pids = cluster.pids()
+        os.kill(cluster._child.pid, signal.SIGKILL)  # noqa: SLF001
+        with pytest.raises(ExecutorBroken, match="killed by SIGKILL"):
+            until(lambda: own.submit(pow, 2, 3) is None)
+    until(lambda: not any(map(is_alive, pids)))
 
 
 def test_future_can_not_be_pickled_by_mistake(executor: Executor) -> None:

@@ -12,14 +12,12 @@ import pytest
 
 from taskyard.core.resources import UNIT
 from taskyard.errors import ExitCode
-from taskyard.process import managed_process
+from taskyard.process import cluster, managed_process
 from taskyard.process.machine import Machine
 from taskyard.process.managed_process import IncarnationOptions, ManagedProcess, RestartPolicy
 from taskyard.process.supervisor import (
     BROKER_POLICY,
     NAME_REFUSAL_SECONDS,
-    PRIVATE_BROKER_POLICY,
-    PRIVATE_WORKER_POLICY,
     WORKER_POLICY,
     WorkerSpec,
 )
@@ -91,9 +89,9 @@ def test_workers_get_their_shares_as_options() -> None:
         (WORKER_POLICY, ExitCode.USAGE, 0.0, True),
         (WORKER_POLICY, ExitCode.USAGE, NAME_REFUSAL_SECONDS + 1, False),
         (WORKER_POLICY, -signal.SIGKILL, 0.0, False),
-        (PRIVATE_BROKER_POLICY, -signal.SIGKILL, 100.0, True),
-        (PRIVATE_WORKER_POLICY, ExitCode.OK, 0.0, False),
-        (PRIVATE_WORKER_POLICY, ExitCode.USAGE, 0.0, False),
+        (cluster.BROKER_POLICY, -signal.SIGKILL, 100.0, True),
+        (cluster.WORKER_POLICY, ExitCode.OK, 0.0, False),
+        (cluster.WORKER_POLICY, ExitCode.USAGE, 0.0, False),
     ],
 )
 def test_policy_decides_by_status_and_run_time(
@@ -104,7 +102,7 @@ def test_policy_decides_by_status_and_run_time(
 
 def test_policy_limits_early_exits() -> None:
     exits = range(1, 7)
-    final = [PRIVATE_WORKER_POLICY.is_final(1, 0.0, early_exits) for early_exits in exits]
+    final = [cluster.WORKER_POLICY.is_final(1, 0.0, early_exits) for early_exits in exits]
     assert final == [False, False, False, False, True, True]
     assert not BROKER_POLICY.is_final(1, 0.0, early_exits=1_000_000)
 

@@ -68,6 +68,7 @@ class WorkerOptions(Struct, frozen=True):
     services: tuple[str, ...]
     allow: tuple[str, ...]
     allow_pickle: bool
+    start_children: bool
     name: str | None
     heartbeat: int
     lease: int
@@ -235,6 +236,7 @@ class WorkerOptions(Struct, frozen=True):
     help="Name of this worker's broker in the campaigns there: CAMPAIGN@LABEL.",
 )
 # For supervisors.
+@click.option("--start-children", is_flag=True, hidden=True)
 @click.option("--incarnation", type=click.IntRange(1, NUMBER_MAX), hidden=True)
 @click.option("--replaces", type=click.IntRange(0, NUMBER_MAX), default=0, hidden=True)
 @log_options
@@ -366,6 +368,7 @@ def _run_native_worker(cli_context: CliContext, values: WorkerOptions) -> None:
     options = NativeOptions(
         values.allow,
         allow_pickle=values.allow_pickle,
+        starts_children=values.start_children,
         command=values.argv(),
         agents=values.agent_settings(),
         env=values.variables(),

@@ -28,7 +28,8 @@ from taskyard.core.identity import spelling
 from taskyard.core.model import Terms
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, TaskFailed, TaskyardError, UserError
-from taskyard.process.supervisor import LocalCluster, WorkerSpec
+from taskyard.process.cluster import ClusterProcess
+from taskyard.process.supervisor import WorkerSpec
 from taskyard.wire import pickled
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class ExecutorCore:
             target=self._settle_all, name="taskyard-executor", daemon=True
         )
         self._supervisor = (
-            None if worker_spec is None else LocalCluster(worker_spec, self._on_broken)
+            None if worker_spec is None else ClusterProcess(worker_spec, self._on_broken)
         )
         _live_cores.add(self)
         self._settler.start()

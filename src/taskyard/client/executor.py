@@ -70,7 +70,8 @@ class Executor(concurrent.futures.Executor):
         if broker is None and state is None:
             workers = _check_positive("workers", workers, 1)
             slots = _check_positive("slots", slots)
-            worker_spec = WorkerSpec(workers, slots, services=(service,), allow_pickle=True)
+            options: Any = {"allow_pickle": True, "starts_children": True}
+            worker_spec = WorkerSpec(workers, slots, services=(service,), **options)
             self._max_workers = workers * slots
             core = ExecutorCore(service, worker_spec, timeout=timeout)
         elif workers is not None or slots is not None:

@@ -118,7 +118,7 @@ def _run(program: Callable[[], int], stdin: int, stdout: int) -> NoReturn:
         os.dup2(stdin, 0)
         os.dup2(stdout, 1)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        _reset_interpreter()
+        reset_interpreter()
         status = program() if os.read(0, 1) else 0
         sys.stdout.flush()
     except KeyboardInterrupt:  # before it had its own group
@@ -130,7 +130,7 @@ def _run(program: Callable[[], int], stdin: int, stdout: int) -> NoReturn:
         os._exit(status)
 
 
-def _reset_interpreter() -> None:
+def reset_interpreter() -> None:
     """Make signals, standard files and the module path those of a new interpreter."""
     signal.set_wakeup_fd(-1)
     for number in _SIGNALS:

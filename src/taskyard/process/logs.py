@@ -226,7 +226,7 @@ class StderrSink:
 
 
 class LogWriter(logging.Handler):
-    """A handler whose thread writes the lines."""
+    """A handler whose thread writes the lines, from the first one on."""
 
     def __init__(self, formatter: LineFormatter, sink: LineSink) -> None:
         super().__init__()
@@ -237,7 +237,12 @@ class LogWriter(logging.Handler):
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._dropped = 0
         self._thread = threading.Thread(target=self._run, name="taskyard-log", daemon=True)
-        self._thread.start()
+        self._starting = threading.Lock()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread.ident is None:
+                self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -251,6 +256,8 @@ class LogWriter(logging.Handler):
             self._dropped += 1
         else:
             self._lines.put(line)
+        if self._thread.ident is None:
+            self._start()
 
     def put_output(self, line: str) -> None:
         """Add a line that a child printed. Waits for room: the child's own queue is behind it."""
@@ -263,6 +270,8 @@ class LogWriter(logging.Handler):
         if self._thread.is_alive():
             self._lines.put(None)
             self._thread.join(CLOSE_SECONDS_MAX)
+        elif self._thread.ident is None:
+            self._sink.close()
         super().close()
 
     def _run(self) -> None:
@@ -295,6 +304,13 @@ def start_log(writer: LogWriter, level: int) -> None:
     for name in _LOGGERS:
         logging.getLogger(name).handlers[:] = [writer]
     logging.getLogger("taskyard").setLevel(level)
+
+
+def leave_log() -> None:
+    """Forget the log of the process that forked this one."""
+    for name in _LOGGERS:
+        logging.getLogger(name).handlers.clear()
+    logging.getLogger("taskyard").setLevel(logging.NOTSET)
 
 
 def stop_log(writer: LogWriter) -> None:

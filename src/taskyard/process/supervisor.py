@@ -9,9 +9,7 @@ Children run as commands: this module imports nothing of the broker or the worke
 
 from __future__ import annotations
 
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from contextlib import contextmanager
@@ -20,13 +18,9 @@ from typing import TYPE_CHECKING, Final, Self
 
 from msgspec import Struct
 
-from taskyard.errors import NoBroker
-from taskyard.net import endpoints
 from taskyard.net.signals import Terminal
-from taskyard.process.child import environment_without_settings, status_text
 from taskyard.process.machine import Machine, this_machine
 from taskyard.process.managed_process import (
-    RESTART_SECONDS_FIRST,
     ManagedProcess,
     RestartPolicy,
     no_callback,
@@ -50,12 +44,6 @@ WORKER_POLICY: Final = RestartPolicy(final_seconds_max=NAME_REFUSAL_SECONDS)
 #: The page comes last on a busy machine. One that fails at its start should not take much time.
 PAGE_POLICY: Final = RestartPolicy(delay_seconds_max=60.0)
 
-#: Of an executor. Its broker keeps everything in memory, so a restart would find nothing.
-PRIVATE_BROKER_POLICY: Final = RestartPolicy(early_exits_max=0)
-PRIVATE_WORKER_POLICY: Final = RestartPolicy(
-    final_statuses=(), early_exits_max=5, delay_seconds_max=RESTART_SECONDS_FIRST
-)
-
 
 class WorkerSpec(Struct, frozen=True):
     """How many workers to start, and with which options."""
@@ -67,6 +55,8 @@ class WorkerSpec(Struct, frozen=True):
     #: Empty: the worker's default services.
     services: tuple[str, ...] = ()
     allow_pickle: bool = False
+    #: Start the processes for functions with the worker, not with the first tasks.
+    starts_children: bool = False
     #: The resources that all workers share. None: those of this machine.
     machine: Machine | None = None
 
@@ -86,6 +76,8 @@ class WorkerSpec(Struct, frozen=True):
             arguments += ["--service", service]
         if self.allow_pickle:
             arguments.append("--allow-pickle")
+        if self.starts_children:
+            arguments.append("--start-children")
         if self.machine is not None or self.workers > 1:
             arguments += self.share(number).arguments()
         return arguments
@@ -276,95 +268,6 @@ class Supervisor:
         for managed in late:
             while not managed.ended.wait(1.0):
                 pass
-
-
-class LocalCluster:
-    """An executor's own broker and workers, in memory and in a temporary directory.
-
-    Starts everything when made, and does not wait for it. Workers are restarted. Calls `on_broken`
-    with a reason when the broker has died, or a worker that can't stay alive.
-    """
-
-    def __init__(self, worker_spec: WorkerSpec, on_broken: Callable[[str], None]) -> None:
-        self._on_broken = on_broken
-        self.state = Path(tempfile.mkdtemp(prefix="taskyard-"))
-        self._is_listening = threading.Event()
-        self._broker = self._make_broker()
-        self._workers = [
-            ManagedProcess(
-                f"worker-{number}",
-                worker_spec.arguments(self.state, f"worker-{number}", number),
-                PRIVATE_WORKER_POLICY,
-                _no_info,
-            )
-            for number in range(1, worker_spec.workers + 1)
-        ]
-        try:
-            for managed in self._all():
-                managed.on_end = self._on_end
-                managed.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def _make_broker(self) -> ManagedProcess:
-        return ManagedProcess(
-            "broker",
-            ["broker", "--memory", "--state", str(self.state), "--until-eof", "--quiet"],
-            PRIVATE_BROKER_POLICY,
-            _no_info,
-            on_line=lambda _line: self._is_listening.set(),
-            is_worker=False,
-            # The settings around this process are meant for other brokers.
-            cwd=self.state,
-            env=environment_without_settings(),
-        )
-
-    def _all(self) -> list[ManagedProcess]:
-        return [self._broker, *self._workers]
-
-    def endpoint(self) -> str:
-        """Wait until the broker listens, and return its endpoint.
-
-        Raises `NoBroker` if it did not start.
-        """
-        self._is_listening.wait()
-        if self._broker.ended.is_set():
-            raise NoBroker(f"the executor's broker did not start: {self._broker_status()}")
-        return endpoints.native_endpoint(self.state)
-
-    def pids(self) -> list[int]:
-        """Return the ids of all processes, the broker's first."""
-        return [managed.pid for managed in self._all() if managed.pid is not None]
-
-    def stop(self) -> None:
-        """End everything at once, and wait until it has ended."""
-        for managed in reversed(self._all()):
-            managed.close_stdin()
-        for managed in self._all():
-            managed.kill()
-        for managed in self._all():
-            managed.join()
-        shutil.rmtree(self.state, ignore_errors=True)
-
-    def _on_end(self) -> None:
-        if self._broker.ended.is_set():
-            self._is_listening.set()  # `endpoint` may wait for it
-            if not self._broker.is_stopping:
-                self._on_broken(f"its broker died with all tasks: {self._broker_status()}")
-            return
-        for worker in self._workers:
-            if worker.ended.is_set() and not worker.is_stopping:
-                self._on_broken(
-                    f"its worker died {worker.early_exits} times: {status_text(worker.status)}"
-                )
-
-    def _broker_status(self) -> str:
-        return status_text(self._broker.status)
-
-
-def _no_info(_line: str) -> None:
-    """Log nothing: an executor raises exceptions instead."""
 
 
 @contextmanager

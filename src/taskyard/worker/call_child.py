@@ -1,8 +1,9 @@
 """The program of a Python child process: calls functions for its worker, one by one.
 
 Started as `python -P -m taskyard.worker.call_child DESCRIPTOR MODULE...` with a socket to the
-worker and the allowed modules. It exits when the worker closes the socket. The result of a call
-goes over the socket. Prints and tracebacks go to stdout and stderr.
+worker and the allowed modules, or forked from a worker at its start. It exits when the worker
+closes the socket. The result of a call goes over the socket. Prints and tracebacks go to stdout and
+stderr.
 
 A pickled function of a script belongs to `__main__`. So the child runs that script once under the
 name `__mp_main__`, as `multiprocessing` does, which skips the `if __name__ == "__main__":` part.
@@ -328,8 +329,8 @@ def serve(descriptor: int, allow: Sequence[str]) -> None:
             _write(descriptor, call_frames.pack_result(*run, meter.stop()))
 
 
-def main() -> None:
-    descriptor = int(sys.argv[1])
+def run(descriptor: int, allow: Sequence[str]) -> None:
+    """Prepare this process, and serve calls until the worker closes the socket."""
     # Processes that a function starts must not inherit the socket.
     os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only
     # Show Python frames after a crash, and keep the output printed before it.
@@ -338,8 +339,8 @@ def main() -> None:
         sys.stdout.reconfigure(line_buffering=True)
     # Only now, after our own imports: a user's `json.py` must not replace Python's.
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a string is needed
-    serve(descriptor, sys.argv[2:])
+    serve(descriptor, allow)
 
 
 if __name__ == "__main__":
-    main()
+    run(int(sys.argv[1]), sys.argv[2:])

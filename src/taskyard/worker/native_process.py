@@ -193,6 +193,8 @@ class WorkerOptions(NamedTuple):
     #: Modules whose functions may be called, and whether pickled ones are, too.
     allow: Sequence[str] = ()
     allow_pickle: bool = False
+    #: Start the processes for functions with the worker, not with the first tasks.
+    starts_children: bool = False
     #: Runs tasks of services without a payload format.
     command: Sequence[str] | None = None
     #: Take all tasks. Without them and `command`, a broker's rules name the agents of a service.
@@ -294,6 +296,8 @@ def _make_worker(
     runner = host.add_resource(
         rule_runner or make_runner(slots, host.clock, options.command, allow, **shared)
     )
+    if options.starts_children:
+        runner.fork_children()  # before ZeroMQ starts its threads
     wire = host.add_socket(sockets.connect(broker.endpoint, broker.key, counts=True))
     channel = Channel(wire, host.clock)
     loop = NativeWorkerLoop(settings, channel, runner, host.clock, rule_runner, spool=spool)

@@ -21,6 +21,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
 from taskyard.errors import PeerError
 from taskyard.net.protocols import Clock
+from taskyard.process.fork import can_fork
 from taskyard.wire.payloads import CALL, EXEC, Call, Command, decode_payload
 from taskyard.wire.pickled import PICKLE, Pickled
 from taskyard.worker.agents.rules import AgentSettings
@@ -93,6 +94,15 @@ class ProcessRunner:
         self._workplaces = Workplaces(socket.gethostname(), self._context.env)
         self._files = CommandFiles()
         self._is_closed = False
+
+    def fork_children(self) -> None:
+        """Fork a Python child for each slot, so that first calls need not wait for its start.
+
+        Does nothing if this process has threads.
+        """
+        if can_fork():
+            for _ in range(self.slots_total):
+                self._processes.append(start_child(self._allow, self._context, forked=True))
 
     @property
     def slots_used(self) -> int:

@@ -1,0 +1,41 @@
+"""The process that forks and supervises the broker and the workers of an `Executor`.
+
+Started as `python -P -m taskyard.cli.cluster STATE SPEC` with a worker spec in JSON. It imports
+everything before it forks, and ends its children when its stdin ends.
+"""
+
+import gc
+import os
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from taskyard.cli import broker, entry, worker  # noqa: F401  # so that the children need not
+from taskyard.process.cluster import LocalCluster
+from taskyard.process.supervisor import WorkerSpec
+from taskyard.worker import call_child  # noqa: F401  # as above
+
+
+def _report(line: str) -> None:
+    os.write(1, f"{line}\n".encode())
+
+
+def main() -> None:
+    state = Path(sys.argv[1])
+    worker_spec = msgspec.json.decode(sys.argv[2], type=WorkerSpec)
+    cluster = LocalCluster(state, worker_spec, partial(entry.run, entry.taskyard), _report)
+    try:
+        while os.read(0, 1):
+            pass
+    finally:
+        cluster.stop()
+        shutil.rmtree(state, ignore_errors=True)
+        gc.freeze()  # the collection at exit would visit every object
+
+
+if __name__ == "__main__":
+    gc.set_threshold(entry.GC_THRESHOLD)
+    main()
