@@ -33,6 +33,7 @@ LINES = {
     "plain": ["1 plain peer, in memory", "1 plain peer, echo", "dwork's own server, published"],
     "calls": ["one-task calls, durable, acknowledged", "one-task calls, durable, all settled"],
     "latency": ["submit to result, durable, p50", "submit to result, durable, p99"],
+    "executor": ["Executor, first result", "Executor over ProcessPoolExecutor"],
     "memory": ["queued task, 20-byte payload"],
     "restart": ["kill -9 to listening, 10⁶ unfinished", "a page of 1,000 of 10⁶ tasks"],
 }
@@ -87,7 +88,10 @@ def test_every_case_is_tried_here() -> None:
 
 @pytest.mark.parametrize(
     ("case", "kinds"),
-    [("plain", ["in memory"]), ("calls", ["durable"]), ("latency", ["durable"]), ("restart", [])],
+    [
+        *(("plain", ["in memory"]), ("calls", ["durable"]), ("latency", ["durable"])),
+        *(("executor", []), ("restart", [])),
+    ],
 )
 def test_case_runs_and_fills_its_lines(
     case: str, kinds: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

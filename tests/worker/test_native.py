@@ -157,6 +157,23 @@ def test_worker_sends_one_message_per_task() -> None:
     assert harness.sent_kinds == [peer.COMPLETE] * 3
 
 
+def test_tasks_that_finish_while_a_report_is_under_way_share_the_next_report() -> None:
+    harness = WorkerHarness(slots=3)
+    harness.create(b"a", b"b", b"c")
+    harness.turn()
+    harness.sent_kinds.clear()
+    harness.is_deaf = True
+    for _ in range(3):
+        harness.runner.finish()
+        harness.turn()
+    assert harness.sent_kinds == [peer.COMPLETE]
+    harness.is_deaf = False
+    harness.pass_time(OVERDUE_NS + SECOND_NS)
+    harness.turn()
+    assert harness.sent_kinds.count(peer.COMPLETE) == 3  # the first again, and one for both others
+    assert harness.scheduler.ledger.counts[TaskState.DONE] == 3
+
+
 def test_acknowledged_report_that_is_sent_again_is_a_steal() -> None:
     harness = WorkerHarness(slots=1)
     harness.create(b"a")

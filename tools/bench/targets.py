@@ -67,6 +67,10 @@ LATENCY_MS: Final[dict[Kind, Target]] = {
     "durable": Target(1.0, 0.65),
     "in memory": Target(0.5, 0.35),
 }
+#: Seconds from `Executor()` to its first result.
+EXECUTOR_FIRST_S: Final = Target(0.5, 0.3)
+#: CPU of all processes for small calls, over that of ProcessPoolExecutor in the same run.
+EXECUTOR_OVER_POOL: Final = Target(2.0, 1.5)
 #: Milliseconds for a page of a listing of a million tasks.
 LISTING_MS: Final = Target(200, 50)
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from bench.broker import calls as broker_calls
 from bench.broker import campaigns as broker_campaigns
+from bench.broker import executor as broker_executor
 from bench.peers import BrokerLink, PeerTask
 from bench.processes import BrokerBench
 from bench.settings import Settings
@@ -101,6 +102,7 @@ CASES: Final[dict[str, Callable[[Settings], list[TableLine]]]] = {
     "plain": broker_calls.plain,
     "calls": broker_calls.calls,
     "latency": broker_calls.latency,
+    "executor": broker_executor.executor,
     "memory": memory,
     "restart": restart,
 }
