@@ -164,6 +164,32 @@ def test_command_without_standard_streams_runs(tmp_path: Path) -> None:
     assert (tmp_path / "made").exists()
 
 
+#: Exits while a thread runs. A daemon would run for ever.
+PROGRAM = """
+import atexit, sys, threading, time
+from taskyard.cli.entry import main
+def run():
+    while is_daemon:
+        time.sleep(1)
+    time.sleep(0.1)
+    print("thread")
+is_daemon = sys.argv[1] == "daemon"
+atexit.register(print, "at exit")
+threading.Thread(target=run, daemon=is_daemon).start()
+main(["--no-such"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines"), [("thread", ["thread", "at exit"]), ("daemon", ["at exit"])]
+)
+def test_exit_runs_exit_functions_and_waits_for_threads(kind: str, lines: list[str]) -> None:
+    words = [sys.executable, "-c", PROGRAM, kind]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()) == (2, lines)
+    assert "No such option '--no-such'" in done.stderr
+
+
 def test_broken_pipe_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     group = LazyGroup("taskyard", lazy_commands={"act": LazyCommand(f"{__name__}:closed_pipe", "")})
     assert run(group, ["act"]) == 0

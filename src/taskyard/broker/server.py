@@ -155,6 +155,7 @@ def serve(
     if given.
     """
     return_memory()
+    gc.freeze()  # what was imported is never garbage, so the collection below skips it
     keyring = keyring_for(settings.state, settings.listen, secure=settings.secure)
     with ExitStack() as stack:
         stack.enter_context(_acquire_lock(settings.state))

@@ -4,10 +4,12 @@ The only module that ends the process. A command raises a `TaskyardError`, or re
 or returns None for success.
 """
 
+import atexit
 import errno
 import gc
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
@@ -62,9 +64,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _complete()
     given = sys.argv[1:] if arguments is None else arguments
     gc.set_threshold(GC_THRESHOLD)
-    status = run(taskyard, given, is_main_program=True)
+    _exit(run(taskyard, given, is_main_program=True))
+
+
+def _exit(status: int) -> NoReturn:
+    """Exit as the interpreter does, but leave all objects to the kernel.
+
+    Freeing them one by one takes as long as the start of an interpreter.
+    """
     gc.freeze()  # the collection at exit would visit every object
-    sys.exit(status)
+    if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
+        sys.exit(status)  # waits for the threads
+    atexit._run_exitfuncs()  # noqa: SLF001  # the only way to call them without the rest
+    _discard_stdout()
+    with suppress(OSError, ValueError, AttributeError):  # stderr may be closed, or None
+        sys.stderr.flush()
+    os._exit(status)
 
 
 def _open_standard_streams() -> None:
