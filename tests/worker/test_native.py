@@ -465,7 +465,7 @@ def test_name_or_service_that_a_broker_would_refuse_is_an_error(name: str) -> No
 QUICK_NS = SECOND_NS // 100
 
 
-def quick_harness(slots: int = 1, finished: int = 8) -> WorkerHarness:
+def quick_harness(slots: int = 1, finished: int = 4) -> WorkerHarness:
     """Return a worker that has finished quick tasks one by one, and has many more to request."""
     harness = WorkerHarness(slots)
     harness.create(*[b"t%d" % number for number in range(300)])
@@ -479,8 +479,8 @@ def quick_harness(slots: int = 1, finished: int = 8) -> WorkerHarness:
 
 
 def test_quick_tasks_are_prefetched_before_the_next_heartbeat() -> None:
-    assert len(quick_harness(finished=7).runner.jobs) == 1
-    assert len(quick_harness(finished=8).runner.jobs) == 1 + 8
+    assert len(quick_harness(finished=3).runner.jobs) == 1
+    assert len(quick_harness(finished=4).runner.jobs) == 1 + 8
 
 
 def test_long_tasks_that_end_together_are_not_prefetched() -> None:
@@ -515,7 +515,7 @@ def test_report_waits_for_more_tasks_while_enough_are_queued() -> None:
     harness.pass_time(REPORT_DELAY_NS)
     harness.turn()
     assert harness.sent_kinds == [peer.COMPLETE]
-    assert harness.scheduler.ledger.counts[TaskState.DONE] == 8 + 2
+    assert harness.scheduler.ledger.counts[TaskState.DONE] == 4 + 2
     assert len(harness.runner.jobs) == 1 + 8
 
 
@@ -565,7 +565,7 @@ def test_reports_at_the_end_are_gathered_while_the_slots_are_busy() -> None:
     harness = WorkerHarness(slots=1)
     harness.create(*[b"t%d" % number for number in range(20)])
     harness.turn()
-    for _ in range(8):
+    for _ in range(4):
         harness.runner.finish()
         harness.pass_time(QUICK_NS)
         harness.turn(2)
@@ -590,7 +590,7 @@ def test_idle_time_before_quick_tasks_is_not_part_of_their_rate() -> None:
     harness.pass_time(SECOND_NS // 2)
     harness.create(*[b"t%d" % number for number in range(300)])
     harness.turn()
-    for _ in range(8):
+    for _ in range(4):
         harness.runner.finish()
         harness.pass_time(QUICK_NS)
         harness.turn(2)

@@ -19,7 +19,7 @@ PREFETCH_STEPS: Final = (
 
 #: Tasks that each slot must have finished since the last heartbeat before the next one may raise
 #: the prefetch. Fewer could be long tasks that ended together.
-QUICK_TASKS_PER_SLOT: Final = 8
+QUICK_TASKS_PER_SLOT: Final = 4
 
 #: The shortest time for a rate. A report brings the tasks of up to this time at once.
 RATE_NS_MIN: Final = SECOND_NS // 20
