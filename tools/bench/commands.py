@@ -345,8 +345,8 @@ def run(settings: Settings, python: str) -> list[TableLine]:
                 wall, cpu = _measure_in(place, system.run, min(count, system.count_max))
                 if system.run is _taskyard_map:
                     costs.append(_map_costs(place, count, cpu))
-            cpu_text = "" if system.ping else f", {cpu:.1f} s of CPU time"
-            settings.say(f"{system.name}: {wall:.1f} s{cpu_text}")
+            seconds = f"{wall:.1f} s" if system.ping else _seconds((wall, cpu))
+            settings.say(f"{system.name}: {seconds}")
             walls.setdefault(system.name, []).append(wall)
             cpus.setdefault(system.name, []).append(cpu)
     lines = []
@@ -364,24 +364,33 @@ def run(settings: Settings, python: str) -> list[TableLine]:
 
 
 def _lines_beside_xargs(settings: Settings, python: str) -> list[TableLine]:
-    """Compare `run` with xargs in turns. A cost is that of all commands minus that of one."""
+    """Compare `run` with xargs in turns, by the ratio to the best run of xargs.
+
+    A cost is that of all commands minus that of one.
+    """
     count = settings.count(COUNT_BESIDE_XARGS)
-    walls, cpus, starts, bare = [], [], [], []
+    own, xargs, starts, bare = [], [], [], []
     for _ in settings.times():
         bare.append(_measure(_bare, python, 1)[1])
-        (wall_of_one, start), (wall, cpu) = (_measure(_taskyard_run, python, n) for n in (1, count))
-        xargs_of_one, xargs = (_measure(_xargs, python, n) for n in (1, count))
-        walls.append((wall - wall_of_one) / (xargs[0] - xargs_of_one[0]))
-        cpus.append((cpu - start) / (xargs[1] - xargs_of_one[1]))
-        starts.append(start)
-        settings.say(f"run over xargs: wall {walls[-1]:.2f}, CPU {cpus[-1]:.2f}")
+        one, many = (_measure(_taskyard_run, python, number) for number in (1, count))
+        starts.append(one[1])
+        own.append((many[0] - one[0], many[1] - one[1]))
+        one, many = (_measure(_xargs, python, number) for number in (1, count))
+        xargs.append((many[0] - one[0], many[1] - one[1]))
+        settings.say(f"run: {_seconds(own[-1])}, xargs: {_seconds(xargs[-1])}")
+    wall, cpu = (min(costs) for costs in zip(*xargs, strict=True))
     name = f"Taskyard run over xargs, {count} x true minus one"
     return [
-        table_line(f"{name}: wall", "ratio", walls, RUN_WALL_OVER_XARGS),
-        table_line(f"{name}: CPU", "ratio", cpus, RUN_CPU_OVER_XARGS),
+        table_line(f"{name}: wall", "ratio", [s / wall for s, _ in own], RUN_WALL_OVER_XARGS),
+        table_line(f"{name}: CPU", "ratio", [s / cpu for _, s in own], RUN_CPU_OVER_XARGS),
         table_line("Taskyard run of one command: CPU", "s", starts, RUN_START_CPU_S),
         table_line("Python with zmq, msgspec and sqlite3: CPU", "s", bare),
     ]
+
+
+def _seconds(cost: tuple[float, float]) -> str:
+    wall, cpu = cost
+    return f"{wall:.1f} s, {cpu:.1f} s of CPU time"
 
 
 def _lines_after_kill(systems: list[System], python: str, count: int) -> list[TableLine]:
