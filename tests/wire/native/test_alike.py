@@ -1,4 +1,4 @@
-"""Tasks that differ only in their names are decoded and encoded like any others, but faster."""
+"""Tasks that differ only in their names are decoded like any others, but faster."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from taskyard.core import effects
-from taskyard.core.model import Terms
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import alike, frames, replies
+from taskyard.wire.native import alike, frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,29 +75,6 @@ def test_quick_and_long_way_give_the_same(encoded: list[bytes]) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(alike, "split", lambda _: None)
             assert quick == outcome(decode, query)
-
-
-@given(st.lists(names, min_size=1, max_size=5), st.sampled_from([b"", b"origin"]), logs)
-def test_split_takes_apart_what_join_puts_together(
-    some: list[bytes], origin: bytes, log: list[bytes]
-) -> None:
-    joined = alike.join(some, alike.rest_of(origin, log))
-    assert (joined is None) == any(len(name) > 127 for name in some)
-    if joined is not None:
-        expected = [pb.TaskMsg(name=name, origin=origin, log=log) for name in some]
-        assert joined == [one.SerializeToString() for one in expected]
-        assert alike.split(joined) == (None if b"" in some else some)
-
-
-@given(st.lists(names, min_size=1, max_size=5), st.booleans())
-def test_plain_worker_gets_the_same_bytes(some: list[bytes], is_alike: bool) -> None:  # noqa: FBT001
-    terms = [Terms(origin=b"o" if is_alike else b"%d" % index) for index in range(len(some))]
-    blank, count = [b""] * len(some), len(some)
-    assigned = effects.Assign(b"w", some, [1] * count, blank, terms, blank, 0, at_ns=7_000)
-    found = replies._messages(assigned, b"", extended=False)  # noqa: SLF001
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alike, "join", lambda *_: None)
-        assert found == replies._messages(assigned, b"", extended=False)  # noqa: SLF001
 
 
 def test_usual_messages_take_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:

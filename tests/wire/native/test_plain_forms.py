@@ -1,4 +1,7 @@
-"""Plain requests of a known form give the same events as if they were decoded."""
+"""Plain requests of a known form give the same events as if they were decoded.
+
+Replies to them are the same bytes as if they were encoded by protobuf.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.core import events
+from taskyard.core import effects, events
+from taskyard.core.model import Terms
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import TaskDefaults
 from taskyard.wire.native import plain
+from taskyard.wire.native import replies as native_replies
 from taskyard.wire.native import requests as native_requests
+from taskyard.wire.native import server as native_server
 from taskyard.wire.native.pending import plain_peers
 from taskyard.wire.native.server import NativeServer
 from taskyard.wire.roles import AuthenticatedPeer, Role
@@ -189,3 +195,78 @@ def test_draining_broker_refuses_known_forms() -> None:
     kinds = [type(server.receive(ROUTES[0], one, 7)[0]) for one in (create, create, drain, create)]
     submits = events.SubmitRequested
     assert kinds == [submits, submits, events.DrainRequested, events.ReplyDue]
+
+
+def assign(tasks: list[tuple[bytes, bytes]], at_ns: int) -> effects.Assign:
+    """Assign tasks of these names and origins."""
+    count, blank = len(tasks), [b""] * len(tasks)
+    terms = [Terms(origin=origin, submitted_ns=place) for place, (_, origin) in enumerate(tasks)]
+    return effects.Assign(
+        b"w", [name for name, _ in tasks], [1] * count, blank, terms, blank, 0, at_ns
+    )
+
+
+reply_effects = st.one_of(
+    st.builds(
+        assign,
+        st.lists(
+            st.tuples(
+                st.sampled_from([b"a", b"b", b"t10", b"n" * 90, b"n" * 110, b"n" * 130]),
+                st.sampled_from([b"o", b"o", b"o", b"p", b"", b"o" * 100, b"o" * 130]),
+            ),
+            min_size=1,
+            max_size=4,
+        ),
+        st.integers(0, 1 << 61),
+    ),
+    st.builds(effects.Accepted, st.just(b""), st.just(0), st.just(1), refused=st.integers(0, 1)),
+    st.builds(effects.NoWork, st.just(b"w"), st.booleans()),
+    st.builds(effects.ReportAck, st.just(b"w"), st.just(0), st.sampled_from([[], [b"a"]])),
+)
+
+
+def check_reply(effect: Any, body: bytes) -> None:
+    """Check the reply to a request against the one that protobuf encodes."""
+    found = []
+    for is_quick in (True, False):
+        server = make_server()
+        (*_, event) = server.receive(ROUTES[0], [b"", body], 7)
+        effect.request = event.request  # type: ignore[attr-defined]
+        with pytest.MonkeyPatch.context() as patch:
+            if not is_quick:
+                patch.setattr(native_server, "reply_to", lambda *_: None)
+            found.append((server.reply(effect), server._pending.entries))  # noqa: SLF001
+    assert found[0] == found[1]
+
+
+EXTENDED = request(Q.Complete, task(b"a"), location=b"w", request=3)
+
+
+@given(reply_effects, st.sampled_from([*USUAL, EXTENDED]))
+def test_replies_have_the_bytes_of_protobuf(effect: Any, body: bytes) -> None:
+    check_reply(effect, body)
+
+
+def test_replies_at_the_limits_have_the_bytes_of_protobuf() -> None:
+    for length in range(100, 130):
+        check_reply(assign([(b"n" * length, b"o"), (b"m", b"o")], 10**18), USUAL[2])
+    for settled in (False, True):
+        check_reply(effects.NoWork(b"w", settled), USUAL[2])
+    for missing in ([], [b"a"]):
+        check_reply(effects.ReportAck(b"w", 0, missing), USUAL[4])
+
+
+def test_usual_replies_are_not_encoded_by_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_replies, "replies_to", None)
+    server = make_server()
+    for names in ([b"t%03d" % number for number in range(100)], [b"t", b"uu"] * 50):
+        assigned = assign([(name, b"o") for name in names], 5)
+        for message, effect in (
+            (USUAL[0], effects.Accepted(ROUTES[0], 0, 100)),
+            (USUAL[2], assigned),
+            (USUAL[4], effects.ReportAck(b"w", 0, [])),
+        ):
+            (*_, event) = server.receive(ROUTES[0], [b"", message], 7)
+            effect.request = event.request  # type: ignore[attr-defined]
+            ((_, frames),) = server.reply(effect)
+            assert Q.FromString(frames[1]).type == (Q.Transfer if effect is assigned else Q.OK)

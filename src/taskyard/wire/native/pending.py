@@ -59,7 +59,7 @@ _Q: Final = pb.QueryMsg
 _TASK_DEFAULTS: Final = TaskDefaults()
 
 #: The most frequent replies to plain peers, encoded.
-_ENCODED_PLAIN: Final = {
+ENCODED_PLAIN: Final = {
     kind: _Q(type=kind).SerializeToString() for kind in (_Q.NotFound, _Q.OK, _Q.Exit, _Q.Error)
 }
 
@@ -373,7 +373,7 @@ class PendingRequests:
 
     def reply(self, entry: PendingRequest, kind: pb.QueryMsg.Type, **fields: Any) -> Reply:  # noqa: ANN401
         if not entry.extended:
-            body = None if fields else _ENCODED_PLAIN.get(kind)
+            body = None if fields else ENCODED_PLAIN.get(kind)
             return entry.route, [b"", body or _Q(type=kind, **fields).SerializeToString()]
         query = _Q(type=kind, broker=self.broker, **fields)
         if entry.request is not None:

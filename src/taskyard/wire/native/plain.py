@@ -1,28 +1,33 @@
-"""Plain requests that differ from an earlier one only in the names of their tasks.
+"""Plain requests that differ from an earlier one only in the names of their tasks, and the replies.
 
 That is nearly all traffic of dwork's own peers. Their Steals repeat byte by byte. A Create or
 Complete has TaskMsgs that are equal but for the names. So the names are cut out of the bytes, and
 the other bytes are compared. Requests with these bytes mean what the first of them meant, which
 `requests` decoded. It decodes all requests of another form as well.
+
+Replies are made of the same parts. Those that have others are encoded by `replies`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from taskyard.core import events
+from taskyard.core import effects, events
 from taskyard.core.model import Submission
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import roles
+from taskyard.wire.native import alike
 from taskyard.wire.native.counts import MEASURED_BYTES_MIN
-from taskyard.wire.native.pending import PendingRequest
+from taskyard.wire.native.pending import ENCODED_PLAIN, PendingRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from taskyard.core.model import Terms
+    from taskyard.wire.dialect import Reply
     from taskyard.wire.native.pending import PendingRequests
 
     #: The first byte of the route, the request without tasks, and a TaskMsg without its name.
@@ -41,13 +46,6 @@ LENGTHS_MAX: Final = 4
 _TYPES: Final = [_Q(type=kind).SerializeToString() for kind in (_Q.Create, _Q.Steal, _Q.Complete)]
 _TYPE_BYTES: Final = 2
 
-#: A task is a tag, a length, and a TaskMsg. That begins with the tag and the length of the name.
-#: Lengths above this one have two bytes.
-_TASK_TAG: Final = bytes([_Q.TASK_FIELD_NUMBER << 3 | 2])
-_NAME_TAG: Final = bytes([pb.TaskMsg.NAME_FIELD_NUMBER << 3 | 2])
-_LENGTH_MAX: Final = 127
-_HEAD_BYTES: Final = 4
-
 
 def split(route: bytes, body: bytes) -> tuple[FormKey, list[bytes]] | None:
     """Return the form of a request, and the names of its tasks. None: it has no form."""
@@ -56,9 +54,9 @@ def split(route: bytes, body: bytes) -> tuple[FormKey, list[bytes]] | None:
         return None
     at, rest, names = _TYPE_BYTES, b"", list[bytes]()
     for _ in range(LENGTHS_MAX):
-        if body[at : at + 1] != _TASK_TAG:
+        if body[at : at + 1] != alike.TASK_TAG:
             break
-        run = _split_run(body, at)
+        run = alike.split_run(body, at)
         if run is None or (names and run[0] != rest):
             return None
         rest, some, at = run
@@ -67,23 +65,6 @@ def split(route: bytes, body: bytes) -> tuple[FormKey, list[bytes]] | None:
     if len(form) + len(rest) > FORM_BYTES_MAX or not _is_text(body, names):
         return None
     return (route[0], form, rest), names
-
-
-def _split_run(body: bytes, at: int) -> tuple[bytes, list[bytes], int] | None:
-    """Take apart tasks of one length: the rest of each, the names, and the offset after them."""
-    start = at + _HEAD_BYTES
-    head = body[at:start]
-    if len(head) < _HEAD_BYTES or head[2:3] != _NAME_TAG:
-        return None
-    task_bytes, name_bytes = head[1], head[3]
-    rest = body[start + name_bytes : at + 2 + task_bytes]
-    if not name_bytes or not rest or max(task_bytes, name_bytes) > _LENGTH_MAX:
-        return None
-    *names, last = body[start:].split(rest + head)
-    names.append(last[:name_bytes])
-    if not last.startswith(rest, name_bytes) or set(map(len, names)) != {name_bytes}:
-        return None  # a name contains the bytes between two others
-    return rest, names, at + len(names) * (2 + task_bytes)
 
 
 def _is_text(body: bytes, names: list[bytes]) -> bool:
@@ -187,3 +168,71 @@ class PlainRequests:
             if len(self._forms) >= FORMS_MAX:
                 self._forms.clear()  # those in use are learned again
             self._forms[key] = form
+
+
+# Replies.
+
+_TRANSFER: Final = _Q(type=_Q.Transfer).SerializeToString()
+_OK, _ERROR = ENCODED_PLAIN[_Q.OK], ENCODED_PLAIN[_Q.Error]
+_EXIT, _NOT_FOUND = ENCODED_PLAIN[_Q.Exit], ENCODED_PLAIN[_Q.NotFound]
+
+#: Origins whose field is kept. The time of a turn is the same for all of its replies.
+ORIGINS_MAX: Final = 1024
+_TIMES_MAX: Final = 4
+_MICROSECOND_NS: Final = 1000
+
+
+def reply_to(pending: PendingRequests, effect: effects.Effect) -> list[Reply] | None:
+    """Encode the reply to a plain request. None: it is another one, or has other parts."""
+    encode = _REPLIES.get(type(effect))
+    if encode is None:
+        return None
+    number: int = effect.request  # type: ignore[attr-defined]
+    entry = pending.entries.get(number)
+    body = None if entry is None or entry.extended else encode(effect)
+    if entry is None or body is None:
+        return None
+    pending.drop(number)
+    return [(entry.route, [b"", body])]
+
+
+def _accepted(effect: effects.Accepted) -> bytes:
+    return _ERROR if effect.refused else _OK  # the others were accepted
+
+
+def _report_ack(effect: effects.ReportAck) -> bytes | None:
+    return None if effect.missing else _OK
+
+
+def _no_work(effect: effects.NoWork) -> bytes:
+    return _EXIT if effect.settled else _NOT_FOUND
+
+
+def _assign(effect: effects.Assign) -> bytes | None:
+    """Encode tasks of one origin. None: they have several, or one is long."""
+    origins = {terms.origin for terms in effect.terms}
+    if len(origins) > 1:
+        return None
+    rest = _origin_field(origins.pop()) + _log_field(effect.at_ns // _MICROSECOND_NS)
+    encoded = alike.join(effect.names, rest)
+    return None if encoded is None else _TRANSFER + encoded
+
+
+@lru_cache(ORIGINS_MAX)
+def _origin_field(origin: bytes) -> bytes:
+    return pb.TaskMsg(origin=origin).SerializePartialToString()
+
+
+@lru_cache(_TIMES_MAX)
+def _log_field(at_us: int) -> bytes:
+    """Encode the log of a task that was assigned at this time, in microseconds."""
+    log = pb.TaskMsg.LogMsg(state=pb.TaskMsg.Stolen, time=at_us).SerializeToString()
+    return pb.TaskMsg(log=[log]).SerializePartialToString()
+
+
+_REPLIES: Final[dict[type[effects.Effect], Callable[[Any], bytes | None]]] = {
+    effects.Accepted: _accepted,
+    effects.ReportAck: _report_ack,
+    effects.NoWork: _no_work,
+    effects.Assign: _assign,
+}

@@ -16,7 +16,6 @@ from taskyard.core.output import Stream
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import health_views, views
-from taskyard.wire.native import alike
 from taskyard.wire.native import frames as tasks
 from taskyard.wire.native.rules import encode_rule
 from taskyard.wire.record_views import record_document
@@ -351,13 +350,8 @@ def _task_log(view: effects.TaskView) -> list[bytes]:
 
 
 def _messages(effect: effects.Assign, host: bytes, *, extended: bool) -> list[bytes]:
-    """Encode assigned tasks as TaskMsgs. A plain worker gets names only."""
+    """Encode assigned tasks as TaskMsgs. A plain worker gets names only (see `plain`)."""
     log = [_log(pb.TaskMsg.Stolen, effect.at_ns)]
-    first = effect.terms[0]
-    if not extended and effect.terms.count(first) == len(effect.terms):
-        joined = alike.join(effect.names, alike.rest_of(first.origin, log))
-        if joined is not None:
-            return joined
     messages: list[bytes] = []
     for index, name in enumerate(effect.names):
         terms = effect.terms[index]

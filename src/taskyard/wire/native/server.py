@@ -37,7 +37,7 @@ from taskyard.wire.native.pending import (
     PlainPeers,
     Request,
 )
-from taskyard.wire.native.plain import PlainRequests
+from taskyard.wire.native.plain import PlainRequests, reply_to
 from taskyard.wire.native.relays import Relays
 from taskyard.wire.native.repeats import Repeat, encode_acks, worker_of
 
@@ -233,6 +233,10 @@ class NativeServer:
 
     def reply(self, effect: effects.Effect) -> list[Reply]:
         """Encode the replies to an effect, mostly one. `flush` returns those to relayed peers."""
+        plain = reply_to(self._pending, effect)
+        if plain is not None:
+            self._repeated = None
+            return self._relays.collect(plain)
         if isinstance(effect, effects.RenewalAck):
             return self._relays.acknowledge(effect, self._pending.broker)
         self._repeated = None
