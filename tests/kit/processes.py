@@ -168,11 +168,15 @@ def marks(directory: Path) -> list[str]:
 
 
 def until(is_so: Callable[[], object], what: str = "it") -> None:
-    """Poll until a condition holds. Fail after `PATIENCE_SECONDS`."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    """Poll until a condition holds. Fail after `PATIENCE_SECONDS`.
+
+    To look may be a request that takes CPU, so the pauses grow with the time that it takes.
+    """
+    began = time.monotonic()
     while not is_so():
-        assert time.monotonic() < deadline, f"did not happen: {what}"
-        time.sleep(0.005)
+        waited = time.monotonic() - began
+        assert waited < PATIENCE_SECONDS, f"did not happen: {what}"
+        time.sleep(min(max(0.005, waited / 10), 0.05))
 
 
 def is_alive(pid: int) -> bool:
