@@ -171,10 +171,10 @@ def test_suite_without_spark_names_the_extra_to_install(monkeypatch: pytest.Monk
 # Measurements and their inputs.
 
 
-BUSY = "import time\nwhile time.process_time() < 0.5: pass"
+BUSY = "import time\nwhile time.process_time() < 0.2: pass"
 
 #: Idle at its end, like Spark's Python workers.
-BUSY_AND_IDLE = f"{BUSY}\ntime.sleep(0.5)"
+BUSY_AND_IDLE = f"{BUSY}\ntime.sleep(0.2)"
 
 #: The parent of such a process, which ignores its end. Prints a line when its child is gone.
 CARELESS = """
@@ -198,11 +198,11 @@ def cost_of(*command: str) -> float:
 
 def test_cost_of_a_command_includes_processes_that_outlive_it() -> None:
     """A shell leaves a busy process behind, as a JVM does."""
-    assert cost_of("sh", "-c", '"$0" -c "$1" &', sys.executable, BUSY) >= 0.5
+    assert cost_of("sh", "-c", '"$0" -c "$1" &', sys.executable, BUSY) >= 0.2
 
 
 def test_cost_of_a_command_includes_processes_not_waited_for() -> None:
-    assert cost_of(sys.executable, "-c", CARELESS, BUSY_AND_IDLE) >= 0.5
+    assert cost_of(sys.executable, "-c", CARELESS, BUSY_AND_IDLE) >= 0.2
 
 
 def test_command_that_fails_is_no_measurement() -> None:
@@ -220,7 +220,7 @@ def test_meter_includes_running_and_vanished_descendants(program: str, busy: str
             assert child.stdout is not None
             child.stdout.readline()
         child.communicate(b"\n")
-    assert took.cost.cpu_s >= 0.4  # the kernel counts in hundredths, and it had begun
+    assert took.cost.cpu_s >= 0.15  # the kernel counts in hundredths, and it had begun
 
 
 def test_campaign_like_the_demo_s_has_its_size_and_can_be_loaded(tmp_path: Path) -> None:
