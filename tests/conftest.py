@@ -25,7 +25,7 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # Hundreds of processes are started here. None of them should compile the whole package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=15)
 settings.register_profile("search", deadline=None, max_examples=2_000, print_blob=True)
 
 #: Temporary files go to memory, where a sync costs nothing. No test can lose the power.
@@ -51,8 +51,11 @@ COVERED = ("core", "journal", "net", "wire")
 #: Tests of these packages wait for processes most of the time.
 WAITING = ("conformance", "system")
 
+#: Python looks for garbage after 700 new objects. Tests make many that live until they end.
+GARBAGE_OBJECTS_MIN = 20_000
+
 #: A sweep tries one of this many neighbours.
-SAMPLED_OF = 8
+SAMPLED_OF = 16
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -98,6 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Look for garbage from here on, but never among the tests and the imported modules."""
     gc.freeze()
+    gc.set_threshold(GARBAGE_OBJECTS_MIN)
     gc.enable()
 
 
@@ -117,7 +121,7 @@ def is_for_whole_runs(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session")
 def sample(pytestconfig: pytest.Config) -> Callable[[Sequence[int]], list[int]]:
-    """Return a function that chooses one of every 8 neighbours, or all with --whole."""
+    """Return a function that chooses one of every 16 neighbours, or all with --whole."""
     step = 1 if pytestconfig.getoption("--whole") else SAMPLED_OF
     seed = pytestconfig.getoption("--sample-seed")
 
