@@ -16,6 +16,7 @@ from taskyard.cli import up as up_command
 from taskyard.web.address import PAGE_FILE, find_page, page_address
 from tests.kit.processes import (
     PATIENCE_SECONDS,
+    Broker,
     Running,
     all_children_of,
     is_alive,
@@ -184,7 +185,7 @@ def test_no_page_in_the_settings(tmp_path: Path) -> None:
 
 
 def test_running_page_is_used_by_up(tmp_path: Path) -> None:
-    with UpWithPage(tmp_path) as first:
+    with Broker(tmp_path) as first:  # the page needs a journal
         assert first.terminate()[0] == 0
     with Running(tmp_path, "web", "--page", "127.0.0.1:0") as page:
         address = page.line()
