@@ -104,7 +104,7 @@ def noise(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + body + chunk(b"IEND", b"")
 
 
-@pytest.mark.slow
+@pytest.mark.whole  # a browser takes six seconds of CPU
 def test_pictures_of_the_docs_are_small(tmp_path: Path) -> None:
     chromium()  # skips without one
     source, target = tmp_path / "noise.png", tmp_path / "noise.webp"
