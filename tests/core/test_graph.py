@@ -88,8 +88,9 @@ def test_predecessors_are_found_by_one_pass() -> None:
     yard = Yard()
     yard.submit(b"a", b"b", b"c", after=[[], [], [b"a", b"b"]])
     tasks = yard.scheduler.ledger.tasks
-    assert names(graph.predecessors(tasks, yard[b"c"])) == [b"a", b"b"]
-    assert names(graph.predecessors(tasks, yard[b"a"])) == []
+    assert names(graph.predecessors(tasks, yard[b"c"], 2)) == [b"a", b"b"]
+    assert names(graph.predecessors(tasks, yard[b"c"], 1)) == [b"a"]
+    assert names(graph.predecessors(tasks, yard[b"a"], 0)) == []
 
 
 def stuck(yard: Yard) -> list[bytes]:

@@ -162,8 +162,8 @@ def _delayed(context: Context, task: Task) -> Explanation:
 
 def _blocked(context: Context, task: Task) -> Explanation:
     ledger = context.ledger
-    before = graph.predecessors(ledger.tasks, task)
     unknown = [name for name, waiting in ledger.awaited.tasks.items() if task in waiting]
+    before = graph.predecessors(ledger.tasks, task, task.waits - len(unknown))
     after = tuple(other.name for other in before) + tuple(unknown)
     if task.name in ledger.stuck():
         return Explanation(Reason.FAILURE, _failures_text(context, task, before), after)

@@ -71,13 +71,18 @@ def with_causes(tasks: Iterable[Task]) -> tuple[list[Task], list[int]]:
     return line, [places[task.name] for task in line[given:]]
 
 
-def predecessors(tasks: Mapping[bytes, Task], task: Task) -> list[Task]:
-    """Return the unfinished tasks that a task waits for, by one pass over all tasks."""
+def predecessors(tasks: Mapping[bytes, Task], task: Task, count: int) -> list[Task]:
+    """Return the unfinished tasks that a task waits for, by a pass over all tasks until `count` of
+    them are found."""
     found: list[Task] = []
     for other in tasks.values():
         waiting = other.dependents
+        if waiting is None:
+            continue  # most tasks, and tested first
         if waiting is task or (type(waiting) is list and task in waiting):
             found.append(other)
+            if len(found) == count:
+                break
     return found
 
 

@@ -154,13 +154,11 @@ def _blockers(ledger: Ledger, blocked: list[Task]) -> dict[bytes, list[bytes]]:
     for _ in range(0, len(ledger.tasks), LIST_BATCH):
         if not wanted:
             break
-        step = [
-            other
-            for other in islice(rest, LIST_BATCH)
-            if id(other.dependents) in wanted or type(other.dependents) is list
-        ]
+        step = [other for other in islice(rest, LIST_BATCH) if other.dependents is not None]
         for other in step:
-            _add_blocker(after, wanted, other.name, other.dependents_list())
+            linked = other.dependents
+            if type(linked) is list or id(linked) in wanted:
+                _add_blocker(after, wanted, other.name, other.dependents_list())
     return after
 
 
