@@ -11,6 +11,7 @@ from bench.targets import (
     CALLS_PER_SECOND,
     DWORK_TASKS_PER_SECOND,
     LATENCY_MS,
+    PLAIN_BROKER_US,
     PLAIN_TASKS_PER_SECOND,
 )
 
@@ -39,27 +40,31 @@ def plain(settings: Settings) -> list[TableLine]:
             settings.say(what)
             runs = [_measure_plain(peers, kind, settings) for _ in settings.times()]
             judged = peers == max(PLAIN_PEERS) and kind != ECHO
+            rates, all_us, broker_us = zip(*runs, strict=True)
             bound = PLAIN_TASKS_PER_SECOND if judged else None
-            rates = [rate for rate, _ in runs]
             lines.append(table_line(what, "tasks/s", rates, bound, higher_is_better=True))
-            lines.append(table_line("  all processes", "µs/task", [cost for _, cost in runs]))
+            lines.append(table_line("  all processes", "µs/task", all_us))
+            bound = PLAIN_BROKER_US if judged else None
+            lines.append(table_line("  of it the broker", "µs/task", broker_us, bound))
     lines.append(table_line("dwork's own server, published", "tasks/s", [DWORK_TASKS_PER_SECOND]))
     return lines
 
 
-def _measure_plain(peers: int, kind: Kind, settings: Settings) -> tuple[float, float]:
-    """Return tasks per second and CPU microseconds per task."""
+def _measure_plain(peers: int, kind: Kind, settings: Settings) -> tuple[float, float, float]:
+    """Return tasks per second and CPU microseconds per task: of all processes, of the broker."""
     count = settings.count(PLAIN_COUNT)
     with BrokerBench(kind, profile=settings.profile) as broker_bench:
         parts = [PeerTask("plain", broker_bench.endpoint, number, count) for number in range(peers)]
         start_peers = broker_bench.start_peers(*parts)
-        cpu_ns = broker_bench.cpu_ns()
+        all_ns, broker_ns = broker_bench.cpu_ns(), broker_bench.broker.cpu_ns()
         for peer in start_peers:
             peer.send_go()
         done = [peer.done() for peer in start_peers]
-        cpu_ns = broker_bench.cpu_ns() - cpu_ns
+        broker_ns = broker_bench.broker.cpu_ns() - broker_ns
+        all_ns = broker_bench.cpu_ns() - all_ns
     wall_ns = max(one.end_ns for one in done) - min(one.start_ns for one in done)
-    return count * peers * 1e9 / wall_ns, cpu_ns / (count * peers) / 1e3
+    tasks = count * peers
+    return tasks * 1e9 / wall_ns, all_ns / tasks / 1e3, broker_ns / tasks / 1e3
 
 
 def calls(settings: Settings) -> list[TableLine]:

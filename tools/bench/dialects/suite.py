@@ -84,6 +84,7 @@ class AgentWorkerProcess(Process):
 class DialectFigures(msgspec.Struct):
     rate: float
     cost_us: float
+    broker_us: float
     #: round-robin: from each INCREMENT to the next message.
     waits_ns: list[int]
 
@@ -122,9 +123,10 @@ class DialectBench:
         client = MeasuredPeer(PeerTask(f"ask {self._asks}", self._place(self._asks, 1), count))
         client.done()
         everybody = (self.broker, client, worker)
-        cpu_ns = sum(one.cpu_ns() for one in everybody)
+        cpu_ns, broker_ns = sum(one.cpu_ns() for one in everybody), self.broker.cpu_ns()
         client.send_go()
         done = client.done()
+        broker_ns = self.broker.cpu_ns() - broker_ns
         cpu_ns = sum(one.cpu_ns() for one in everybody) - cpu_ns
         client.end()
         waits_ns: list[int] = []
@@ -132,9 +134,8 @@ class DialectBench:
             worker.send_go()  # makes it end
             waits_ns = worker.done().waits_ns
         worker.end()
-        return DialectFigures(
-            count * 1e9 / (done.end_ns - done.start_ns), cpu_ns / count / 1e3, waits_ns
-        )
+        rate = count * 1e9 / (done.end_ns - done.start_ns)
+        return DialectFigures(rate, cpu_ns / count / 1e3, broker_ns / count / 1e3, waits_ns)
 
     def _worker(self, kind: str) -> MeasuredPeer | AgentWorkerProcess:
         if kind == "hungry":
@@ -155,6 +156,7 @@ def run(settings: Settings) -> list[TableLine]:
         ]
         lines.append(table_line(what, "tasks/s", [one.rate for one in runs], higher_is_better=True))
         lines.append(table_line("  all processes", "µs/task", [one.cost_us for one in runs]))
+        lines.append(table_line("  of it the broker", "µs/task", [one.broker_us for one in runs]))
         waits_ms = [[wait / 1e6 for wait in one.waits_ns] for one in runs if len(one.waits_ns) > 1]
         if waits_ms:
             name = "  INCREMENT to next message"
