@@ -173,8 +173,14 @@ class Listeners:
         return DialectRouter(self._dialects(), self._dialect_of_socket)
 
     def malformed(self) -> int:
-        """Count malformed messages, over all dialects and sockets."""
-        return sum(self.malformed_by_dialect().values())
+        """Count malformed messages, over all dialects and sockets. Called every turn."""
+        count = self.dwork.malformed
+        for dialect in self._others:
+            count += dialect.malformed
+        for listener in self._open:
+            for wire in listener.sockets:
+                count += wire.dropped
+        return count
 
     def malformed_by_dialect(self) -> dict[str, int]:
         """Count malformed messages by the dialects of open listeners."""

@@ -159,15 +159,20 @@ class Broker:
 
     def wait_ns(self) -> int | None:
         """Return how long the next turn may wait for events, or None for no limit."""
-        loaders = (self._results, self._whole_results, self._record_streams)
-        if self._undelivered or any(loader.has_pending() for loader in loaders):
-            return 0
-        if self.requests.are_ready():
+        if self._undelivered or self._has_pending() or self.requests.are_ready():
             return 0
         wake_at_ns, release_ns = self.scheduler.wake_at_ns(), self.backpressure.wake_at_ns()
         if wake_at_ns is None or (release_ns is not None and release_ns < wake_at_ns):
             wake_at_ns = release_ns
         return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())
+
+    def _has_pending(self) -> bool:
+        """Return whether the last turn left replies incomplete."""
+        return (
+            self._results.has_pending()
+            or self._whole_results.has_pending()
+            or self._record_streams.has_pending()
+        )
 
     def note_lag(self, percent: int) -> None:
         """Set how far compaction lags behind."""
