@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.yard import Caller, running
+from tests.kit.processes import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,8 +77,7 @@ def test_edit_changes_tasks_that_wait_and_counts_the_others(call: Caller) -> Non
 
 def test_edit_reports_leased_tasks_as_not_changed(call: Caller) -> None:
     call.submit("busy", "sleep", "600", campaign="b")
-    while state(call, "busy") != "leased":
-        pass
+    until(lambda: state(call, "busy") == "leased", "the task runs")
     unchanged = (0, "edited 0 tasks\n", "not changed: 1 leased task\n")
     assert call("edit", "busy", "--priority", "1") == unchanged
     assert call("edit", "--campaign", "b", "--priority", "1") == unchanged

@@ -177,14 +177,14 @@ def test_program_that_never_submits_ends(tmp_path: Path) -> None:
 
 
 WAITING = """
-    import signal, sys
+    import signal, sys, time
     from pathlib import Path
     from taskyard import Executor
 
     executor = Executor(slots=1)
     future = executor.submit(Path(sys.argv[1]).read_text)
     while not future.running():
-        pass
+        time.sleep(0.01)
     print("running", flush=True)
     future.result()
 """
