@@ -46,6 +46,7 @@ from taskyard.core.events import (
     PauseRequested,
     RequestRejected,
     ResultsRequested,
+    RetryRequested,
     Scope,
     StatsRequested,
     TasksProgressed,
@@ -432,13 +433,28 @@ def test_listing_goes_on_after_tasks_were_archived(yard: Yard) -> None:
     yard.take(b"w", 1)
     yard.report(b"w", b"a", Outcome.DONE)
     ledger, event = yard.scheduler.ledger, ListRequested(0, b"client", Scope(), count=3)
-    walk = ledger.walks.resume(ledger.tasks, 0)
+    walk = ledger.walks.resume(ledger.tasks.values(), 4, 0)
     task_pages.read_page(walk, 4, event)
-    ledger.walks.keep(ledger.tasks, walk)
+    ledger.walks.keep(4, walk)
     ledger.archive([b"a"])
     ledger.tasks[b"e"] = ledger.tasks[b"b"]  # as many tasks as before, at other places
-    walk = ledger.walks.resume(ledger.tasks, 3)
+    walk = ledger.walks.resume(ledger.tasks.values(), 4, 3)
     assert task_pages.read_page(walk, 4, event).tasks == [ledger.tasks[b"e"]]
+
+
+def test_listing_of_failed_tasks_is_one_pass_until_a_record(yard: Yard, passes: list[int]) -> None:
+    names = [b"%d" % number for number in range(8)]
+    yard.submit(*names, b"more")
+    yard.take(b"w", 8)
+    for name in names:
+        yard.report(b"w", name, Outcome.FAILED_FINAL)
+    failed = Scope(states=(FAILED,))
+    assert page(yard, failed, count=3) == (names[:3], 3)
+    assert page(yard, failed, count=3, cursor=3) == (names[3:6], 6)
+    assert passes == [0]
+    yard.handle(RetryRequested(0, b"client", Scope(names=(b"0",))))
+    assert page(yard, failed, count=3, cursor=6) == (names[7:], 0)
+    assert passes == [0, 6]
 
 
 def test_few_places_are_kept(yard: Yard, passes: list[int]) -> None:

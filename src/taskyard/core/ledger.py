@@ -85,8 +85,10 @@ class Ledger:
 
     def _begin_volatile(self) -> None:
         """Set the fields that a restart loses, and that records don't change."""
-        #: Places where pages of the listing ended.
+        #: Places where pages of all tasks ended. Adding tasks changes their number, and removing
+        #: some clears these. Then of failed tasks, which any record may change.
         self.walks = TaskWalks()
+        self.failed_walks = TaskWalks()
         #: Services with a change that may allow a lease.
         self.dirty: dict[bytes, Service] = {}
         #: Workers kept free for one task each (`reservations`).

@@ -50,7 +50,7 @@ from taskyard.core.model import DIGEST_BYTES, Refusal, TaskProgress
 from taskyard.core.rules import compile_glob
 from taskyard.core.runs import Attempt
 from taskyard.core.states import BLOCKED, DELAYED, DONE, FAILED, READY
-from taskyard.core.task_pages import TaskWalk, read_page
+from taskyard.core.task_pages import TaskWalks, read_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -205,21 +205,23 @@ def _task_view(ledger: Ledger, task: Task) -> TaskView:
 
 def list_requested(context: Context, event: events.ListRequested) -> None:
     ledger, scope = context.ledger, event.scope
-    cursor, kept = min(max(event.cursor, 0), len(ledger.tasks)), None
+    cursor = min(max(event.cursor, 0), len(ledger.tasks))
+    tasks: Iterable[Task] = ledger.tasks.values()
+    walks, total = ledger.walks, len(ledger.tasks)
+    version = total
     if scope.names is not None:
         find = _everywhere if scope.any_campaign else _existing
         named = find(ledger, scope.names)
-        total, walk = len(named), TaskWalk(named, cursor)
+        walks, tasks, total = TaskWalks(), named, len(named)
     elif scope.states == (FAILED,):
         failed = map(ledger.tasks.__getitem__, ledger.reasons)  # every failed task has a reason
-        total, walk = len(ledger.reasons), TaskWalk(failed, cursor)
-    else:
-        total, walk = len(ledger.tasks), ledger.walks.resume(ledger.tasks, cursor)
-        kept = ledger.walks
+        walks, tasks, total = ledger.failed_walks, failed, len(ledger.reasons)
+        version = ledger.record
+    walk = walks.resume(tasks, version, cursor)
     found = read_page(walk, total, event)
     cursor = walk.place if walk.place < total else 0
-    if cursor and kept is not None:
-        kept.keep(ledger.tasks, walk)
+    if cursor:
+        walks.keep(version, walk)
     views = [_task_view(ledger, task) for task in found.tasks]
     page = TaskPage(event.client, event.request, views, cursor)
     if event.measured:

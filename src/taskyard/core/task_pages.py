@@ -46,25 +46,25 @@ class TaskWalk:
 
 
 class TaskWalks:
-    """The places where pages of the whole table ended.
+    """The places where pages of one table ended.
 
-    They hold until tasks are added, which changes the size, or removed, which calls `clear`.
+    They hold while its version is the same.
     """
 
     def __init__(self) -> None:
         #: By place, oldest first.
         self._kept: dict[int, TaskWalk] = {}
-        self._size = 0
+        self._version = -1
 
-    def resume(self, tasks: dict[bytes, Task], place: int) -> TaskWalk:
+    def resume(self, tasks: Iterable[Task], version: int, place: int) -> TaskWalk:
         """Return a walk that is at this place."""
-        kept = self._kept.pop(place, None) if self._size == len(tasks) else None
-        return TaskWalk(tasks.values(), place) if kept is None else kept
+        kept = self._kept.pop(place, None) if self._version == version else None
+        return TaskWalk(tasks, place) if kept is None else kept
 
-    def keep(self, tasks: dict[bytes, Task], walk: TaskWalk) -> None:
-        if self._size != len(tasks):
+    def keep(self, version: int, walk: TaskWalk) -> None:
+        if self._version != version:
             self.clear()
-            self._size = len(tasks)
+            self._version = version
         self._kept[walk.place] = walk
         if len(self._kept) > WALKS_MAX:
             del self._kept[next(iter(self._kept))]
