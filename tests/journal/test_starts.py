@@ -18,7 +18,12 @@ def test_start_without_a_stop_before_it_follows_a_kill(tmp_path: Path) -> None:
     words = (Word.STARTED, Word.STOPPED, Word.STARTED, Word.STARTED, Word.STOPPED)
     for time_ns, word in enumerate(words, 1):
         starts.note(tmp_path, word, time_ns)
-    assert starts.read(tmp_path) == [Start(3, 2), Start(4)]
+    starts.note(tmp_path, Word.STARTED, 7, recorded_ns=4)  # it was stopped in order
+    starts.note(tmp_path, Word.STARTED, 9, recorded_ns=8)
+    starts.note(tmp_path, Word.STARTED, 12, recorded_ns=8)  # nothing was recorded meanwhile
+    found = starts.read(tmp_path)
+    assert found == [Start(3, 2), Start(4), Start(7, 5), Start(9, None, 8), Start(12)]
+    assert [one.since_ns for one in found] == [2, 4, 5, 8, 12]
     assert (tmp_path / "starts").stat().st_mode & 0o777 == 0o600
 
 
@@ -62,12 +67,17 @@ def test_broker_notes_its_starts_and_its_orderly_stop(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker:
         broker.terminate()
     with Broker(tmp_path) as broker:
+        assert run_here(tmp_path, "submit", "--", "true")[0] == 0
         broker.kill()
     with Broker(tmp_path) as broker:
         after_stop, after_kill = starts.read(tmp_path / ".taskyard")
         assert after_stop.stopped_ns is not None
-        times = (begun_ns, after_stop.stopped_ns, after_stop.time_ns, after_kill.time_ns)
-        assert sorted(times) == list(times)
         assert after_kill.stopped_ns is None
+        assert after_kill.recorded_ns is not None
+        times = (
+            *(begun_ns, after_stop.stopped_ns, after_stop.time_ns),
+            *(after_kill.recorded_ns, after_kill.time_ns),
+        )
+        assert sorted(times) == list(times)
         broker.terminate()
     assert run_here(tmp_path, "journal", "check")[0] == 0

@@ -61,6 +61,13 @@ def test_restarts_are_read_from_the_state(tmp_path: Path) -> None:
     words = [(-5, "started"), (40, "started"), (50, "stopped"), (60, "started"), (200, "started")]
     for seconds, word in words:
         starts.note(tmp_path, starts.Word(word), at_ns(seconds))
+    starts.note(tmp_path, starts.Word.STARTED, at_ns(206), at_ns(202))
+    *_, last = found = marks.restarts(tmp_path)
+    assert last == Mark(MarkKind.KILLED, at_ns(202), at_ns(206))
+    late = Span(at_ns(201), at_ns(300))
+    assert marks.text(late.clip(found), late).endswith(
+        ": at 12:03:26 UTC, 4.0 s after the last record."
+    )
     assert SPAN.clip(marks.restarts(tmp_path, "north")) == [
         Mark(MarkKind.KILLED, at_ns(40), at_ns(40), broker="north"),
         Mark(MarkKind.STOPPED, at_ns(50), at_ns(60), broker="north"),

@@ -15,8 +15,11 @@ from taskyard.client.reason_forms import form_of
 from taskyard.client.task_filters import SORTS, Filter
 from taskyard.core.limits import SECOND_NS
 from taskyard.journal import recovery, starts
+from taskyard.journal.row_file import Block, ColumnBuilder
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.web.broker_events import Pause
 from taskyard.web.charts import throughput_figure
+from taskyard.web.event_columns import columns_of
 from taskyard.web.event_feed import EventFeed
 from taskyard.web.follower import Follower
 from taskyard.web.task_table import STATE_NAMES
@@ -174,3 +177,61 @@ def test_restarts_of_the_broker_are_marked_over_time(view: View, tmp_path: Path)
     shown = datetime.fromtimestamp(begin_ns / SECOND_NS + 50, UTC)
     assert label["text"] == f"broker restarted {shown:%H:%M:%S}"
     assert "shapes" not in throughput_figure(view.series)["layout"]
+
+
+def test_kills_and_pauses_are_marked_over_time(view: View) -> None:
+    begin_ns = view.series.begin_ns
+
+    def at(seconds: int) -> int:
+        return begin_ns + seconds * SECOND_NS
+
+    kill = starts.Start(at(30), recorded_ns=at(10))
+    pauses = [Pause("<b>exec/lane", at(-5), at(5)), Pause("", at(40))]
+    layout = throughput_figure(view.series, at(60), [kill], pauses)["layout"]
+    spans = [(one["x0"], one["x1"]) for one in layout["shapes"] if one["type"] == "rect"]
+    assert [
+        tuple(round(datetime.fromisoformat(end).timestamp() * SECOND_NS) - begin_ns for end in one)
+        for one in spans
+    ] == [
+        (10 * SECOND_NS, 30 * SECOND_NS),
+        (0, 5 * SECOND_NS),
+        (40 * SECOND_NS, 60 * SECOND_NS),
+    ]
+    restarted, paused = (one["text"] for one in layout["annotations"])
+    times = [f"{datetime.fromtimestamp(at(one) // SECOND_NS, UTC):%H:%M:%S}" for one in (30, 10)]
+    assert restarted == "broker restarted {}, killed after {}".format(*times)
+    assert paused == "everything paused"
+    layout = throughput_figure(view.series, at(60), [], pauses[:1])["layout"]
+    assert layout["annotations"][0]["text"] == "&lt;b&gt;exec/lane paused"
+
+
+def test_pauses_and_joined_workers_come_from_events() -> None:
+    view = View()
+    catalog = view.catalog
+
+    def add(kind: bytes, time_ns: int, incarnation: int = 0, **names: bytes) -> None:
+        columns = columns_of(rows_of(kind, time_ns, incarnation, **names), catalog)
+        view.broker.add(columns)
+
+    add(b"paused", 1, service=b"exec")
+    add(b"paused", 2, service=b"exec")
+    add(b"paused", 3, service=b"exec", lane=b"a.org")
+    add(b"resumed", 4, service=b"exec")
+    add(b"paused", 5)
+    found = [(one.subject, one.begin_ns, one.end_ns) for one in view.broker.pauses]
+    assert found == [("exec", 1, 4), ("exec/a.org", 3, 0), ("", 5, 0)]
+    add(b"worker_joined", 6, 7, worker=b"w")
+    add(b"worker_joined", 8, 7, worker=b"w")
+    assert view.broker.joined_ns("w") == 6
+    add(b"worker_joined", 9, 8, worker=b"w")
+    assert view.broker.joined_ns("w") == 9
+    add(b"worker_left", 10, worker=b"w")
+    assert view.broker.joined_ns("w") == 0
+
+
+def rows_of(kind: bytes, time_ns: int, incarnation: int, **names: bytes) -> Block:
+    """Return a block with one event."""
+    builder = ColumnBuilder("events")
+    values = {"sequence": 1, "record": 1, "kind": kind, "time_ns": time_ns, **names}
+    builder.add(1, values | ({"incarnation": incarnation} if incarnation else {}))
+    return builder.take()

@@ -143,6 +143,13 @@ def records_of(row: Row, before: int) -> list[AnyRecord]:
     return records
 
 
+def last_time_ns(store: StoreReader) -> int:
+    """Return the time of the newest record in the rows of a journal. 0: there are no rows."""
+    for row in store.rows(max(store.head.sequence - 1, 0)):
+        return max(record.at_ns for record in decode(row.body))
+    return 0
+
+
 def recovery_base(directory: Path, store: StoreReader, through: int) -> tuple[Ledger, int]:
     """Return the ledger to start from and its row.
 

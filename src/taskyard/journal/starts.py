@@ -1,7 +1,8 @@
 """When brokers started and stopped on a state directory: the file `starts`.
 
 A line for each start and each orderly stop, so a start without a stop before it follows a kill or a
-crash. Reports and pages mark them in charts. The broker itself never reads the file to decide
+crash. Then a line before it has the time of the last record in the journal: the broker ended after
+that. Reports and pages mark them in charts. The broker itself never reads the file to decide
 something, and nothing is lost without it.
 """
 
@@ -36,6 +37,8 @@ class Word(StrEnum):
 
     STARTED = "started"
     STOPPED = "stopped"
+    #: The last record before a start that follows a kill.
+    RECORDED = "recorded"
 
 
 class Start(Struct, frozen=True):
@@ -44,13 +47,28 @@ class Start(Struct, frozen=True):
     time_ns: int
     #: When the earlier one stopped in order. None: it was killed, or it crashed.
     stopped_ns: int | None = None
+    #: After a kill, when the last record was written. The broker ended at some time between. None:
+    #: unknown.
+    recorded_ns: int | None = None
+
+    @property
+    def since_ns(self) -> int:
+        """Return when nothing was recorded any more: the stop or the last record, if known."""
+        return self.stopped_ns or self.recorded_ns or self.time_ns
 
 
-def note(state: Path, word: Word, time_ns: int) -> None:
-    """Add a line. An error is logged, and the broker goes on without the line."""
+def note(state: Path, word: Word, time_ns: int, recorded_ns: int = 0) -> None:
+    """Add a line. An error is logged, and the broker goes on without the line.
+
+    `recorded_ns` is the time of the last record before a start. 0: unknown.
+    """
     try:
-        kept = [f"{at_ns} {known}\n" for at_ns, known in _lines(state)[-LINES_MAX + 1 :]]
-        content = "".join([*kept, f"{time_ns} {word}\n"])
+        lines = _lines(state)
+        was_killed = word is Word.STARTED and lines and lines[-1][1] is not Word.STOPPED
+        if was_killed and lines[-1][0] <= recorded_ns <= time_ns:
+            lines.append((recorded_ns, Word.RECORDED))
+        lines.append((time_ns, word))
+        content = "".join(f"{at_ns} {known}\n" for at_ns, known in lines[-LINES_MAX:])
         replace_private(state / FILE_NAME, content.encode())
     except (OSError, UserError) as error:
         logger.warning("%s: not written: %s", state / FILE_NAME, error)
@@ -66,7 +84,8 @@ def read(state: Path) -> list[Start]:
     for (before_ns, before), (time_ns, word) in pairwise(lines):
         if word is Word.STARTED:
             stopped_ns = before_ns if before is Word.STOPPED else None
-            found.append(Start(time_ns, stopped_ns))
+            recorded_ns = before_ns if before is Word.RECORDED else None
+            found.append(Start(time_ns, stopped_ns, recorded_ns))
     return found
 
 

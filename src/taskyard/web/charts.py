@@ -12,19 +12,26 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from taskyard.journal.starts import Start
+    from taskyard.web.broker_events import Pause
     from taskyard.web.time_series import TimeSeries
     from taskyard.web.timeline import Bar, Timeline
 
 Figure = dict[str, Any]
 
+#: Characters of a name in a label of a chart.
+_LABEL_CHARACTERS_MAX: Final = 32
+
 
 def throughput_figure(
-    series: TimeSeries, until_ns: int = 0, restarts: Sequence[Start] = ()
+    series: TimeSeries,
+    until_ns: int = 0,
+    restarts: Sequence[Start] = (),
+    pauses: Sequence[Pause] = (),
 ) -> Figure:
     """Show tasks done and failed a second, and the tasks that wait or run, over time.
 
     The lines go on to `until_ns`, because nothing happened since the last event. Restarts of the
-    broker since the first event are marked.
+    broker and pauses since the first event are marked.
     """
     times = [_iso(series.begin_ns + place * series.width_ns) for place in range(series.buckets)]
     end_ns = series.begin_ns + series.buckets * series.width_ns
@@ -62,35 +69,68 @@ def throughput_figure(
             "yaxis2": axis("tasks", domain=[0, 0.42], rangemode="tozero"),
             "xaxis": axis("time (UTC)", anchor="y2"),
             **_layout(380),
-            **_restart_marks([one for one in restarts if 0 < series.begin_ns <= one.time_ns]),
+            **_marks(series.begin_ns, max([until_ns, *ends]), restarts, pauses),
         },
     }
 
 
-def _restart_marks(restarts: Sequence[Start]) -> Figure:
-    """Draw a line at each restart, and a shade while the broker was stopped before it."""
+def _marks(
+    begin_ns: int, end_ns: int, restarts: Sequence[Start], pauses: Sequence[Pause]
+) -> Figure:
+    """Draw restarts, with a shade since the stop or the last record before, and pauses."""
     shapes: list[Figure] = []
+    labels: list[Figure] = []
+    restarts = [one for one in restarts if 0 < begin_ns <= one.time_ns]
     for one in restarts:
         colour = "@red" if one.stopped_ns is None else "@grey"
-        high = {"yref": "paper", "y0": 0, "y1": 1, "x1": _iso(one.time_ns)}
-        if one.stopped_ns is not None:
-            shade = {"type": "rect", "x0": _iso(one.stopped_ns), "fillcolor": colour}
-            shapes.append({**high, **shade, "opacity": 0.16, "line": {"width": 0}})
-        line = {"color": colour, "width": 1.5, "dash": "dot"}
-        shapes.append({**high, "type": "line", "x0": _iso(one.time_ns), "line": line})
-    if not restarts:
-        return {}
-    # Older ones have a line only, so that no label covers another.
-    label = {
-        "x": _iso(restarts[-1].time_ns),
-        "y": 0.485,
+        shapes += _span(max(one.since_ns, begin_ns), one.time_ns, colour)
+    pauses = [one for one in pauses if 0 < begin_ns <= (one.end_ns or end_ns)]
+    for pause in pauses:
+        shapes += _span(max(pause.begin_ns, begin_ns), pause.end_ns or end_ns, "@purple")
+    # Older ones have no label, so that none covers another.
+    if restarts:
+        labels.append(_label(restarts[-1].time_ns, 0.485, _restart_text(restarts[-1])))
+    if pauses:
+        what, since_ns = pauses[-1].subject or "everything", max(pauses[-1].begin_ns, begin_ns)
+        labels.append(_label(since_ns, 0.53, f"{_plain(what)} paused"))
+    return {"shapes": shapes, "annotations": labels} if shapes else {}
+
+
+def _span(begin_ns: int, end_ns: int, colour: str) -> list[Figure]:
+    """Draw a line where a span of time ends, and a shade before it."""
+    high = {"yref": "paper", "y0": 0, "y1": 1, "x1": _iso(end_ns)}
+    line = {"color": colour, "width": 1.5, "dash": "dot"}
+    found: list[Figure] = [{**high, "type": "line", "x0": _iso(end_ns), "line": line}]
+    if begin_ns < end_ns:
+        shade = {"type": "rect", "x0": _iso(begin_ns), "fillcolor": colour, "opacity": 0.16}
+        found.insert(0, {**high, **shade, "line": {"width": 0}})
+    return found
+
+
+def _label(time_ns: int, height: float, text: str) -> Figure:
+    return {
+        "x": _iso(time_ns),
+        "y": height,
         "yref": "paper",
         "yanchor": "middle",
         "showarrow": False,
-        "text": f"broker restarted {_time_of_day(restarts[-1].time_ns)}",
+        "text": text,
         "font": {"size": 11, "color": "@quiet"},
     }
-    return {"shapes": shapes, "annotations": [label]}
+
+
+def _restart_text(one: Start) -> str:
+    text = f"broker restarted {_time_of_day(one.time_ns)}"
+    if one.recorded_ns is None:
+        return text
+    return f"{text}, killed after {_time_of_day(one.recorded_ns)}"
+
+
+def _plain(name: str) -> str:
+    """Return a name without characters that Plotly reads as markup, cut if it is long."""
+    text = "".join(one if one.isprintable() else "·" for one in name)
+    text = text if len(text) <= _LABEL_CHARACTERS_MAX else f"{text[: _LABEL_CHARACTERS_MAX - 1]}…"
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _time_of_day(time_ns: int) -> str:

@@ -25,7 +25,7 @@ Flags: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
 #: Columns of numbers. A null is 0, because an unknown time, size or count is 0 in every record.
 NUMBERS: Final = (
     *("record", "time_ns", "attempt", "priority", "due_ns", "slots", "own_fault", "percent"),
-    *("started_ns", "run_ns", "cpu_ns", "memory_max_bytes"),
+    *("started_ns", "run_ns", "cpu_ns", "memory_max_bytes", "incarnation"),
 )
 
 #: Columns of numbers in which 0 means something else than null.

@@ -18,6 +18,7 @@ from taskyard.client.task_filters import Filter
 from taskyard.core.identity import split
 from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName
+from taskyard.web.broker_events import BrokerEvents
 from taskyard.web.edge_table import EdgeTable, edge_names
 from taskyard.web.event_columns import Catalog, columns_of
 from taskyard.web.form_table import FormTable
@@ -86,6 +87,7 @@ class View:
         self.catalog = Catalog()
         self.tasks = TaskTable(self.catalog)
         self.series = TimeSeries()
+        self.broker = BrokerEvents(self.catalog)
         self.edges = EdgeTable()
         #: Structures of graphs by campaign, as `graph` keeps them.
         self.graphs: dict[str, Shape] = {}
@@ -121,6 +123,7 @@ class View:
     def _apply(self, events: EventColumns) -> None:
         steps = self.tasks.apply(events)
         self.series.add(steps)
+        self.broker.add(events)
         self.forms.numbers(events.codes["reason"][steps.place[steps.state == TaskState.FAILED]])
         self.version += 1
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class MarkKind(StrEnum):
     """The kinds of marks, in the words of the chart's legend."""
 
-    KILLED = "broker restarted after a kill"
+    KILLED = "from the last record to the restart after a kill"
     STOPPED = "broker stopped"
     PAUSED = "paused"
 
@@ -84,9 +84,12 @@ class Span(Struct, frozen=True):
 def restarts(state: Path, broker: str = "") -> list[Mark]:
     """Return the restarts of a broker, if its state directory has them."""
     return [
-        Mark(MarkKind.KILLED, one.time_ns, one.time_ns, broker=broker)
-        if one.stopped_ns is None
-        else Mark(MarkKind.STOPPED, one.stopped_ns, one.time_ns, broker=broker)
+        Mark(
+            MarkKind.KILLED if one.stopped_ns is None else MarkKind.STOPPED,
+            one.since_ns,
+            one.time_ns,
+            broker=broker,
+        )
         for one in starts.read(state)
     ]
 
@@ -149,6 +152,9 @@ def _count_text(kind: MarkKind, number: int) -> str:
 def _described(mark: Mark, span: Span) -> str:
     words = [f"{shorten_name(one)}" for one in (mark.broker, mark.subject) if one]
     begin = f"{span.time_text(mark.begin_ns)} UTC"
+    if mark.kind is MarkKind.KILLED and mark.end_ns not in (None, mark.begin_ns):
+        end, length = span.time_text(mark.end_ns), format_duration(mark.end_ns - mark.begin_ns)
+        return " ".join([*words, f"at {end} UTC, {length} after the last record"])
     if mark.end_ns is None:
         words.append(f"since {begin}")
     else:

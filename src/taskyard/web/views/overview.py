@@ -59,7 +59,8 @@ def routes(shown: Site) -> list[BaseRoute]:
         with shown.view() as view:
             until_ns = time.time_ns() if shown.broker.is_live else 0
             restarts = shown.follower.restarts()
-            return JSONResponse(throughput_figure(view.series, until_ns, restarts))
+            pauses = view.broker.pauses
+            return JSONResponse(throughput_figure(view.series, until_ns, restarts, pauses))
 
     async def durations(request: Request) -> Response:
         chosen = site.wanted(request)

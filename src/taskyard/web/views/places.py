@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from http import HTTPStatus
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -41,11 +42,14 @@ def routes(shown: Site) -> list[BaseRoute]:
         workers = every[first : first + WORKERS_MAX]
         with shown.view() as view:
             tasks = view.current_tasks({one["name"] for one in workers}, WORKER_TASKS_MAX)
+            joined_ns = {one["name"]: view.broker.joined_ns(one["name"]) for one in workers}
+        now_ns = time.time_ns()
         return shown.page(
             request,
             "workers.html",
             workers=workers,
             tasks=tasks,
+            ages_ns={name: now_ns - at_ns for name, at_ns in joined_ns.items() if at_ns},
             first=first,
             total=len(every),
             per_page=WORKERS_MAX,
