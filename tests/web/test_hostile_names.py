@@ -1,16 +1,19 @@
-"""Names full of HTML and script, and commands with control characters: all of them are text.
+"""Names full of HTML and script, and names and commands with control characters: all are text.
 
-Task names with control characters are refused before they reach a page.
+Taskyard's own clients refuse names with control characters. A plain dwork client may send them.
 """
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
 import pytest
+import zmq
 
 from taskyard.client.client import Client
+from taskyard.wire import dwork_pb2 as pb
 from tests.kit.processes import Broker, until
 from tests.web.test_browser import Site, Tab
 
@@ -30,6 +33,9 @@ NAMES = (
     "<img src=x onerror=alert(1)>'\"&--{{7*7}}",
     "a\u202e\ufeffb",
 )
+#: Sent by the raw socket of dwork.
+CONTROLS = "nul\x00 red\x1b[31m flip\u202eline\nend"
+SHOWN = "nul\\x00 red\\x1b[31m flip\\u202eline end"
 LANE = "<b class=planted>lane</b>"
 CAMPAIGN = "<i class=planted>campaign"
 PLANTED = ".planted, img, svg[onload], [onfocus], [autofocus]"
@@ -37,7 +43,10 @@ SERVICE = "<u class=planted>service</u>"
 
 
 def test_hostile_names_are_text_in_every_view(tmp_path: Path, window: BrowserContext) -> None:
-    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+    with (
+        Broker(tmp_path, "--listen", "dwork=tcp://127.0.0.1:0") as broker,
+        Client(state=tmp_path / ".taskyard") as client,
+    ):
         for name in NAMES:
             argv = ["echo", f"{name}\x1b[31m\x07"]
             client.submit(argv, name=name, campaign=CAMPAIGN, lane=LANE, service=SERVICE)
@@ -64,6 +73,40 @@ def test_hostile_names_are_text_in_every_view(tmp_path: Path, window: BrowserCon
             assert page.inner_text("h1").startswith(CAMPAIGN)
             assert not dialogs
             assert not tab.complaints
+            submit_plain(broker.endpoints[1], CONTROLS.encode())
+            act_on_controls(tab)
+            assert client.show(CONTROLS)["state"] == "cancelled"
+            assert not tab.complaints
+
+
+def submit_plain(endpoint: str, name: bytes) -> None:
+    """Submit a task as a program that knows only dwork."""
+    task = pb.TaskMsg(name=name, origin=b"raw").SerializeToString()
+    plain: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
+    with plain:
+        plain.connect(endpoint)
+        plain.send(pb.QueryMsg(type=pb.QueryMsg.Create, task=[task]).SerializeToString())
+        assert pb.QueryMsg.FromString(plain.recv()).type == pb.QueryMsg.OK
+
+
+def act_on_controls(tab: Tab) -> None:
+    """Find the task with control characters, and act on it alone and by a filter."""
+    page = tab.page
+    tab.open("/tasks")
+    page.locator("#rows a").filter(has_text=SHOWN).click()
+    tab.wait_for_text("h1", SHOWN)
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.fill("[name=priority]", "7")
+    page.click("button[value=priority]")
+    tab.wait_for_text(".note.good", "changed the priority of 1 task")
+    tab.wait_for_text("h1", SHOWN)
+    assert page.input_value("[name=priority]") == "7"
+    match = shlex.quote(CONTROLS.partition(" ")[0])
+    tab.open(f"/tasks?{urlencode({'filter': f'--match {match}'})}")
+    tab.wait_for_text("#total", "1 task matches")
+    page.click("button[value=cancel]")
+    tab.wait_for_text(".note.good", "cancelled 1 task")
+    tab.wait_for_text("#rows .state", "cancelled")
 
 
 CAMPAIGN_VIEWS = (("/campaign", "name"), ("/graph", "campaign"))

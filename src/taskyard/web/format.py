@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+#: Characters that a browser drops, or that change how the text around them is read: controls except
+#: tab and newline, marks of the direction, and the byte order mark.
+_UNSEEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
+)
 
 _SECOND_NS: Final = 1_000_000_000
 _MILLISECOND_NS: Final = 1_000_000
@@ -75,6 +82,20 @@ def moment(time_ns: int) -> str:
         return ""
     at = datetime.fromtimestamp(time_ns / _SECOND_NS, UTC)
     return at.isoformat(timespec="milliseconds")
+
+
+def visible(value: object) -> object:
+    """Return a value for a template, with an escape for each character that nobody would see.
+
+    Markup has no such characters, because its parts were values before.
+    """
+    if not isinstance(value, str) or _UNSEEN.search(value) is None:
+        return value
+    return type(value)(_UNSEEN.sub(_escape, value))
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
 
 
 def seconds(time_s: float | None) -> int:

@@ -57,6 +57,7 @@ class Site:
             loader=PackageLoader("taskyard.web"),
             autoescape=True,
             undefined=StrictUndefined,
+            finalize=format.visible,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -72,6 +73,7 @@ class Site:
             "version": __version__,
             "navigation": NAVIGATION,
             "link": link,
+            "target": target,
             "tasks_link": tasks_link,
         }
 
@@ -132,13 +134,14 @@ def number(request: Request, name: str, default: int = 0) -> int:
 
 
 async def form(request: Request) -> dict[str, str]:
-    """Return the fields of a form that was sent. Raises UserError if it is too long."""
+    """Return the fields of a form and of its address. Raises UserError if it is too long."""
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > _FORM_BYTES_MAX:
             raise UserError(f"form: longer than {_FORM_BYTES_MAX:,} bytes")
-    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+    sent = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+    return {**request.query_params, **sent}
 
 
 def place_name(service: str | None, lane: str | None) -> str:
@@ -150,6 +153,15 @@ def place_name(service: str | None, lane: str | None) -> str:
 def link(path: str, **query: object) -> str:
     """Return an address with a query. Empty values are left out."""
     pairs = {name: value for name, value in query.items() if value not in ("", None)}
+    return f"{path}?{urlencode(pairs)}" if pairs else path
+
+
+def target(path: str, **fields: str | None) -> str:
+    """Return the address of a form, with fields that are sent exactly. None is left out.
+
+    A browser changes the value of a hidden input: a NUL, and the end of a line.
+    """
+    pairs = {name: value for name, value in fields.items() if value is not None}
     return f"{path}?{urlencode(pairs)}" if pairs else path
 
 
