@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -19,6 +20,7 @@ from taskyard.process.supervisor import (
     BROKER_POLICY,
     NAME_REFUSAL_SECONDS,
     WORKER_POLICY,
+    Supervisor,
     WorkerSpec,
 )
 from tests.kit.processes import PATIENCE_SECONDS, is_alive, until
@@ -48,6 +50,17 @@ def test_worker_that_owns_its_name_replaces_those_of_earlier_supervisors() -> No
 
 def test_two_workers_have_different_numbers() -> None:
     assert IncarnationOptions().next() != IncarnationOptions().next()
+
+
+def test_page_that_ends_for_good_is_reported(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        supervisor = Supervisor(tmp_path, lines.append)  # there is no state
+        supervisor.start_page(bound.fileno(), b"secret")
+        assert supervisor.page is not None
+        assert supervisor.page.ended.wait(PATIENCE_SECONDS)
+        supervisor.page.join()
+    assert lines == ["the page ended (exit status 2), not restarting it (tasks go on without it)"]
 
 
 def test_worker_spec_becomes_options() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -20,6 +19,7 @@ from taskyard.cli.output import example
 from taskyard.cli.scopes import scope_options
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import NoBroker, NotInstalled, SeveralBrokers, UserError
+from taskyard.process.locks import BrokerWatch
 
 if TYPE_CHECKING:
     from taskyard.client.client import Client
@@ -86,9 +86,7 @@ class BrokerConnector:
         self._cli_context, self._state = cli_context, location.state
         self._is_remote = location.broker is not None
         self.name = location.broker or str(location.state)
-        self._was_live = False
-        #: When the broker was missed first. It may be restarting.
-        self._away_since: float | None = None
+        self._watch = BrokerWatch(location.state, _RESTART_SECONDS)
         cli_context.broker_timeout = _REPLY_NS
 
     def check(self) -> None:
@@ -100,21 +98,14 @@ class BrokerConnector:
             )
 
     def __call__(self, *, is_live: bool) -> Client:
-        from taskyard.process.locks import LOCK_FILE, lock_holder  # noqa: PLC0415
-
         if not is_live:
             return self._last_state()
-        if not self._is_remote and lock_holder(self._state / LOCK_FILE) is None:
-            raise NoBroker(f"no broker is running on {self._state}")
-        client = connect_client(self._cli_context, report=lambda _line: None)  # there is a banner
-        self._was_live, self._away_since = True, None
-        return client
+        if not self._is_remote:
+            self._watch.check_running()
+        return connect_client(self._cli_context, report=lambda _line: None)  # there is a banner
 
     def _last_state(self) -> Client:
         if self._is_remote:
             raise NoBroker(f"no broker answers at {self.name}")
-        now = time.monotonic()
-        self._away_since = self._away_since or now
-        if self._was_live and now - self._away_since < _RESTART_SECONDS:
-            raise NoBroker(f"no broker is running on {self._state}: waiting for its restart")
+        self._watch.check_last_state()
         return open_last_state(self._cli_context, self._state, keeps_lock=False)

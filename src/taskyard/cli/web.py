@@ -21,8 +21,8 @@ from taskyard.cli.options import (
     verbose_option,
 )
 from taskyard.cli.output import example
-from taskyard.errors import NoBroker, NotInstalled
-from taskyard.process.locks import LOCK_FILE, UP_FILE, live_writer, lock_holder
+from taskyard.errors import NotInstalled
+from taskyard.process.locks import BrokerWatch
 from taskyard.web import address
 
 if TYPE_CHECKING:
@@ -145,34 +145,18 @@ def _server(
 
 
 class _Connector:
-    """Opens a client of the broker on a state directory, or of the directory without one.
-
-    The lock of the state is tested only if its last writer runs, and the directory is not loaded
-    while `up` runs: a broker that is restarted meanwhile would find the state in use, and end.
-    """
+    """Opens a client of the broker on a state directory, or of the directory without one."""
 
     def __init__(self, cli_context: CliContext, state: Path) -> None:
         self._cli_context, self._state = cli_context, state
-        #: The broker that ran here last. 0 if none was seen.
-        self._pid = 0
-
-    def is_away(self) -> bool:
-        """Return whether the broker that was seen last has ended, and no other one runs."""
-        pid = live_writer(self._state / LOCK_FILE)
-        self._pid = pid or self._pid
-        return pid is None and self._pid != 0
+        self._watch = BrokerWatch(state)
+        self.is_away = self._watch.is_away
 
     def __call__(self, *, is_live: bool) -> Client:
         if not is_live:
-            return self._last_state()
-        if self.is_away() or lock_holder(self._state / LOCK_FILE) is None:
-            raise NoBroker(f"no broker is running on {self._state}")
+            self._watch.check_last_state()
+            return open_last_state(self._cli_context, self._state, keeps_lock=False)
+        self._watch.check_running()
         from taskyard.client.client import Client  # noqa: PLC0415
 
         return Client(state=self._state, timeout=_REPLY_SECONDS, connect_timeout=_REPLY_SECONDS)
-
-    def _last_state(self) -> Client:
-        up = live_writer(self._state / UP_FILE)
-        if up is not None and lock_holder(self._state / UP_FILE) is not None:
-            raise NoBroker(f"the broker is away: `taskyard up`, process {up}, is restarting it")
-        return open_last_state(self._cli_context, self._state, keeps_lock=False)

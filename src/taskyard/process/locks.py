@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from taskyard.errors import StateLocked, UnusableFile
+from taskyard.errors import NoBroker, StateLocked, UnusableFile
 from taskyard.journal import lock
 from taskyard.journal.files import check_owner, make_private_directory, open_regular
 
@@ -187,3 +188,40 @@ def forget_map(state: Path, campaign: str) -> None:
 
 def _map_file(state: Path, campaign: str) -> Path:
     return state / f"{campaign}{MAP_SUFFIX}"
+
+
+class BrokerWatch:
+    """Watches the broker of a state directory, for programs that show its state.
+
+    The lock is tested only if its last writer runs. The last state is not read while a restart is
+    due: a broker that starts meanwhile would find the state in use, and end.
+    """
+
+    def __init__(self, state: Path, restart_seconds: float = 0.0) -> None:
+        """Give a broker that was seen `restart_seconds` to return, and under `up` any time."""
+        self._state, self._restart_seconds = state, restart_seconds
+        #: The broker that ran here last. 0 if none was seen.
+        self._pid = 0
+        #: When it was missed first.
+        self._missed: float | None = None
+
+    def is_away(self) -> bool:
+        """Return whether the broker that was seen last has ended, and no other one runs."""
+        pid = live_writer(self._state / LOCK_FILE)
+        self._pid = pid or self._pid
+        return pid is None and self._pid != 0
+
+    def check_running(self) -> None:
+        """Raise `NoBroker` unless a broker runs."""
+        if self.is_away() or lock_holder(self._state / LOCK_FILE) is None:
+            raise NoBroker(f"no broker is running on {self._state}")
+        self._missed = None
+
+    def check_last_state(self) -> None:
+        """Raise `NoBroker` while a restart is due."""
+        up = live_writer(self._state / UP_FILE)
+        if up is not None and lock_holder(self._state / UP_FILE) is not None:
+            raise NoBroker(f"the broker is away: `taskyard up`, process {up}, is restarting it")
+        self._missed = self._missed or time.monotonic()
+        if self._pid and time.monotonic() - self._missed < self._restart_seconds:
+            raise NoBroker(f"no broker is running on {self._state}: waiting for its restart")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 from msgspec import Struct
 
 from taskyard.net.signals import Terminal
+from taskyard.process.child import status_text
 from taskyard.process.machine import Machine, this_machine
 from taskyard.process.managed_process import (
     ManagedProcess,
@@ -190,7 +191,14 @@ class Supervisor:
             pass_fds=[descriptor],
             stdin_text=f"{secret.hex()}\n",
         )
+        self.page.on_end = self._on_page_ended
         self.page.start()
+
+    def _on_page_ended(self) -> None:
+        """Say that there is no page any more. It has printed the reason."""
+        if self.page is not None and not self.page.is_stopping:
+            status = status_text(self.page.status)
+            self._info(f"the page ended ({status}), not restarting it (tasks go on without it)")
 
     def exit_reason(self) -> str | None:
         """Return why no task can run any more; None while the broker and a worker run."""
