@@ -200,10 +200,11 @@ def lanes_page(
     pattern: str | None = None,
     after: peer.LaneCursor | None = None,
     timeout: float | None = None,
+    count: int = PAGE_TASKS,
 ) -> Exchange[tuple[list[View], peer.LaneCursor | None]]:
     """Return a page of lanes that match a pattern, and the next cursor: None after the last."""
     service_name, lane = (None if one is None else encode_text(one) for one in (service, pattern))
-    build = partial(peer.lanes, service=service_name, lane=lane, after=after, count=PAGE_TASKS)
+    build = partial(peer.lanes, service=service_name, lane=lane, after=after, count=count)
     reply = yield from checked_reply(Query(build, deadline=Deadline.after(timeout)))
     return reply.document(), reply.place
 
