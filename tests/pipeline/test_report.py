@@ -575,7 +575,9 @@ def test_page_without_charts_has_no_script() -> None:
     ("time_ns", "text"),
     [
         (0, "0 s"),
-        (400_000, "less than 1 ms"),
+        (400_000, "400 µs"),
+        (2_500_000, "2.5 ms"),
+        (86_499_400_000_000, "1 d"),
         (3_000_000, "3 ms"),
         (4_200_000_000, "4.2 s"),
         (42 * SECOND_NS, "42 s"),

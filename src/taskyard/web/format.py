@@ -6,6 +6,8 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from taskyard.design.quantities import format_bytes, format_duration
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -16,10 +18,6 @@ _UNSEEN: Final = re.compile(
 )
 
 _SECOND_NS: Final = 1_000_000_000
-_MILLISECOND_NS: Final = 1_000_000
-_UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"))
-_SIZES: Final = ("B", "kB", "MB", "GB", "TB")
-_SIZE_STEP: Final = 1000
 
 
 def count(number: float) -> str:
@@ -28,35 +26,13 @@ def count(number: float) -> str:
 
 
 def duration(time_ns: int) -> str:
-    """Format a length of time with two digits or more. Empty for an unknown one."""
-    if not time_ns:
-        return ""
-    seconds = time_ns / _SECOND_NS
-    if time_ns < _MILLISECOND_NS:
-        return f"{time_ns / 1000:.3g} µs"
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < 60:  # noqa: PLR2004  # a minute
-        return f"{seconds:.3g} s"
-    for number, (length, unit) in enumerate(_UNITS):
-        if seconds >= length:
-            whole, rest = divmod(round(seconds), length)
-            below = _UNITS[number + 1] if number + 1 < len(_UNITS) else (1, "s")
-            more = rest // below[0]
-            return f"{whole} {unit} {more} {below[1]}" if more else f"{whole} {unit}"
-    raise AssertionError
+    """Format a length of time. Empty for an unknown one."""
+    return format_duration(time_ns) if time_ns else ""
 
 
 def size(number: int) -> str:
     """Format a number of bytes. Empty for an unknown one."""
-    if not number:
-        return ""
-    amount = float(number)
-    for unit in _SIZES[:-1]:
-        if amount < _SIZE_STEP:
-            return f"{amount:.3g} {unit}"
-        amount /= _SIZE_STEP
-    return f"{amount:.3g} {_SIZES[-1]}"
+    return format_bytes(number) if number else ""
 
 
 #: States from left to right in a bar: what is behind comes first.
