@@ -181,9 +181,7 @@ def serve(
         gc.set_threshold(GC_THRESHOLD)
         stack.enter_context(endpoint_file.listed(settings.state, listeners.listed()))
         health_state = None if settings.in_memory else settings.state
-        if health_state is not None:
-            recorded_ns = recovery.last_time_ns(opened.store)
-            starts.note(health_state, starts.Word.STARTED, clock.wall_ns(), recorded_ns)
+        _note(health_state, starts.Word.STARTED, clock, recovery.last_time_ns(opened.store))
         for line in listeners.ready_lines():
             announce(line)
         reporter = HealthReporter(broker, listeners, guard, health_state)
@@ -194,9 +192,14 @@ def serve(
         _run_until_stopped(
             broker, transport, listeners, housekeeping, lambda: controls.should_stop(broker)
         )
-        if health_state is not None:
-            starts.note(health_state, starts.Word.STOPPED, clock.wall_ns())
+        _note(health_state, starts.Word.STOPPED, clock)
         logger.info("stopped: %d rows in the journal", broker.store.head.sequence)
+
+
+def _note(state: Path | None, word: starts.Word, clock: Clock, recorded_ns: int = 0) -> None:
+    """Note a start or a stop in the state directory, if the state is kept there."""
+    if state is not None:
+        starts.note(state, word, clock.wall_ns(), recorded_ns)
 
 
 def _logs(

@@ -61,7 +61,7 @@ def moment(time_ns: int) -> str:
 
 
 def visible(value: object) -> object:
-    """Return a value for a template, with an escape for each character that nobody would see.
+    """Return a value for a template, with an escape for each character that is not seen.
 
     Markup has no such characters, because its parts were values before.
     """
