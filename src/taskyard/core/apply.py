@@ -335,20 +335,20 @@ def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
     usual = RETURN_TEXTS[record.reason]
     reasons = [usual] if record.reasons is None else [one or usual for one in record.reasons]
     _record_attempts(ledger, tasks, (b"returned", record.at_ns), reasons, record.runs)
-    blameless = record.reason not in (*RETURNS_CHARGED, *RETURNS_TO_BACK)
+    charged = record.reason in RETURNS_CHARGED
+    front = record.reason not in RETURNS_TO_BACK
+    blameless = front and not charged
     released = [(lane, lane.released) for lane, _ in lane_counts(tasks)] if blameless else []
     ledger.release(tasks)
     for lane, count in released:
         if count:  # the released tasks were not tried
             lane.ensure_extras().released = count
-    charged = record.reason in RETURNS_CHARGED
     for index, task in enumerate(tasks):
         if not charged:
             task.change_extras(losses_excused=task.losses_excused + 1)
         if record.after is not None:
             ledger.add_dependencies(task, record.after[index])
     back = record.reason is ReturnReason.DEFERRED_BACK
-    front = record.reason not in RETURNS_TO_BACK
     ledger.requeue(tasks, Cause.RETURNED, front=front, deferred=back)
     _set_ready(tasks, record.at_ns)
     for lane, _ in released:

@@ -271,9 +271,9 @@ def assign_parked(context: Context) -> None:
 def _serve_parked(context: Context, service: Service) -> None:
     """Serve the parked workers of a service in order. An idle worker is passed over if one like it
     just got nothing, so that a thousand workers without room cost little more than one."""
+    is_open = _is_open(context, service)  # right before the loop it would stop mypyc
     passed_over: list[Worker] = []
     unserved: dict[WorkerKind, None] = {}
-    is_open = _is_open(context, service)
     while is_open and (worker := _next_parked(context.ledger, service)) is not None:
         kind = _idle_kind(context.ledger, worker)
         if kind in unserved:
