@@ -11,10 +11,12 @@ name `__mp_main__`, as `multiprocessing` does, which skips the `if __name__ == "
 
 import contextlib
 import faulthandler
+import fcntl
 import os
 import resource
 import runpy
 import sys
+import termios
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -138,6 +140,10 @@ def _cpu_ns() -> int:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time_ns() + round((children.ru_utime + children.ru_stime) * SECOND_NS)
 
+
+#: How long to wait for the worker to read output, and how often to check.
+_READ_SECONDS_MAX: Final = 0.1
+_READ_STEP_SECONDS: Final = 0.0002
 
 #: Outcome, result or reason, and a last line for the output.
 CallResult = tuple[Outcome, bytes, bytes]
@@ -314,19 +320,51 @@ def _exception_text(error: BaseException) -> str:
 
 def _write(descriptor: int, content: bytes) -> None:
     while content:
-        content = content[os.write(descriptor, content) :]
+        packet = content[: call_frames.PACKET_BYTES_MAX]
+        content = content[os.write(descriptor, packet) :]
+
+
+class OutputPipe:
+    """The pipe of stdout and stderr. A copy, because a function may redirect the files."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.dup(1)
+        self._count = bytearray(4)
+
+    def has_bytes(self) -> bool:
+        """Return whether there is output that the worker has not read."""
+        try:
+            fcntl.ioctl(self._descriptor, termios.FIONREAD, self._count)
+        except OSError:  # no pipe
+            return False
+        return any(self._count)
+
+    def wait_until_read(self) -> None:
+        """Wait until the worker has read the output of a call, before the next one prints.
+
+        Not for long: a thread that a call left behind may print all the time.
+        """
+        until = time.monotonic() + _READ_SECONDS_MAX
+        while self.has_bytes() and time.monotonic() < until:
+            time.sleep(_READ_STEP_SECONDS)
 
 
 def serve(descriptor: int, allow: Sequence[str]) -> None:
-    """Serve calls until the worker closes the socket."""
-    caller = CallRunner(allow)
+    """Serve calls until the worker closes the socket.
+
+    Receives one call at a time, so that the worker can take back those that wait.
+    """
+    caller, output = CallRunner(allow), OutputPipe()
     inbox, meter = call_frames.FrameBuffer(), UsageMeter()
     _write(descriptor, call_frames.READY)
     while received := os.read(descriptor, READ_BYTES_MAX):
         for frame in inbox.add(received):
             meter.start()
             run = caller.run(*call_frames.unpack_call(frame))
-            _write(descriptor, call_frames.pack_result(*run, meter.stop()))
+            printed = output.has_bytes()
+            _write(descriptor, call_frames.pack_result(*run, meter.stop(), printed=printed))
+            if printed:
+                output.wait_until_read()
 
 
 def run(descriptor: int, allow: Sequence[str]) -> None:

@@ -1,12 +1,14 @@
 """The frames between a worker and its Python child processes.
 
 A frame is its length and that many bytes. A call has the task's name, attempt, campaign,
-environment variables and payload. A result has an outcome byte, the run's measurements, the text,
-and a last line for the output. The first frame of a child is empty: it is ready. Knows no sockets.
+environment variables and payload. A result has an outcome byte with a bit for output, the run's
+measurements, the text, and a last line for the output. The first frame of a child is empty: it is
+ready. A long frame is sent in several packets. Knows no sockets.
 """
 
 from collections.abc import Mapping
 from struct import Struct
+from typing import Final
 
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
@@ -20,6 +22,12 @@ _RESULT = Struct("<IBQQQQI")
 _RESULT_REST = Struct("<BQQQQI")
 
 READY = _LENGTH.pack(0)
+
+#: The longest packet. Longer ones would need more memory of the kernel in one piece.
+PACKET_BYTES_MAX: Final = 32 << 10
+
+#: Of the outcome byte: the call has printed, and its output is in the pipe.
+_PRINTED: Final = 0x80
 
 
 class FrameBuffer:
@@ -70,24 +78,32 @@ def unpack_call(frame: bytes) -> tuple[bytes, int, bytes, bytes, dict[str, str]]
 
 
 def pack_result(
-    outcome: Outcome, text: bytes, output_end: bytes = b"", run: Run | None = None
+    outcome: Outcome,
+    text: bytes,
+    output_end: bytes = b"",
+    run: Run | None = None,
+    *,
+    printed: bool = False,
 ) -> bytes:
     length = _RESULT_REST.size + len(text) + len(output_end)
     measured = _NOT_MEASURED
     if run is not None:
         measured = (run.started_ns, run.run_ns, run.cpu_ns, run.memory_max_bytes)
-    return _RESULT.pack(length, outcome, *measured, len(text)) + text + output_end
+    kind = outcome | _PRINTED if printed else outcome
+    return _RESULT.pack(length, kind, *measured, len(text)) + text + output_end
 
 
-def unpack_result(frame: bytes) -> tuple[Outcome, bytes, bytes, Run | None]:
-    """Decode a result. Raises `ValueError` for a frame that no child sends."""
+def unpack_result(frame: bytes) -> tuple[Outcome, bytes, bytes, Run | None, bool]:
+    """Decode a result, and whether the call has printed. Raises `ValueError` for a frame that no
+    child sends."""
     if len(frame) < _RESULT_REST.size:
         raise ValueError("result frame too short")
     outcome, *measured, text_length = _RESULT_REST.unpack_from(frame)
     started_ns, run_ns, cpu_ns, peak = measured
     run = Run(started_ns, run_ns, None, cpu_ns, peak) if started_ns else None
     text, end = _RESULT_REST.size, _RESULT_REST.size + text_length
-    return Outcome(outcome), frame[text:end], frame[end:], run
+    kind, printed = Outcome(outcome & ~_PRINTED), bool(outcome & _PRINTED)
+    return kind, frame[text:end], frame[end:], run, printed
 
 
 _NOT_MEASURED = (0, 0, 0, 0)

@@ -3,17 +3,24 @@
 A child runs one call at a time. Its output between a call and the result belongs to that call. A
 child that dies or is ended fails its call, and a new child replaces it. Threads and globals that a
 call leaves behind stay until the process ends.
+
+A child whose calls are short gets the next ones ahead, so that it need not wait for the worker. It
+receives one at a time. The worker holds the child's end of the socket too: it takes back those that
+wait as soon as a call takes long. Meanwhile the worker does not read the child's output. The child
+marks a result whose call has printed, and goes on when that output was read.
 """
 
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import Final
 
 from taskyard.core.events import Outcome
+from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
 from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.worker import call_frames
@@ -42,27 +49,58 @@ _PROGRAM: Final = ("-P", "-m", "taskyard.worker.call_child")
 _REPLY_BYTES_MAX: Final = PICKLED_BYTES_MAX + READ_BYTES_MAX
 
 
+#: A call is short below this time, and long after the other one.
+_SHORT_CALL_NS: Final = SECOND_NS // 500
+_LONG_CALL_NS: Final = SECOND_NS // 50
+
+#: Short calls in a row that allow one more job ahead, and the most jobs ahead. Linux holds ten
+#: packets.
+_SHORT_PER_AHEAD: Final = 4
+_AHEAD_MAX: Final = 8
+
+#: The longest job that is sent ahead, with its names: its frame is one packet.
+_AHEAD_BYTES_MAX: Final = call_frames.PACKET_BYTES_MAX // 2
+
+
+def is_small(job: Job) -> bool:
+    """Return whether a job may be sent ahead, or have jobs behind it."""
+    is_plain = job.slots == 1 and not job.time_limit_ns and not job.resources
+    size = len(job.payload) + len(job.name) + len(job.campaign)
+    return is_plain and size <= _AHEAD_BYTES_MAX
+
+
+def _ignore(_jobs: Sequence[Job]) -> None:
+    """Drop jobs."""
+
+
 class CallProcess(SupervisedProcess):
     """A Python process, the socket to it, and its current call."""
 
     def __init__(
         self,
         process: Process,
-        connection: socket.socket,
+        sockets: tuple[socket.socket, socket.socket],
         output: Tail,
         pipe: Pipe,
         runner_context: RunnerContext,
     ) -> None:
+        """Use the two ends of a socket: the worker's and the child's."""
         super().__init__(process, runner_context)
-        self._socket = connection
+        self._socket, self._far = sockets
         self._output = output
         self._pipe = pipe
         self._inbox = call_frames.FrameBuffer()
+        #: Jobs that were sent after the current one.
+        self.ahead: deque[Job] = deque()
+        #: Called with jobs that were sent ahead and have not begun.
+        self.on_returned: Callable[[Sequence[Job]], None] = _ignore
+        #: Short calls in a row that printed nothing.
+        self._short_count = 0
         #: The rest of a call that did not fit the socket's buffer. A view, so nothing is copied.
         self._unsent = memoryview(b"")
         self._is_ready = False
         self._is_connected = True
-        runner_context.selector.register(connection, EVENT_READ, self._on_socket)
+        runner_context.selector.register(self._socket, EVENT_READ, self._on_socket)
 
     def is_free(self) -> bool:
         return self.job is None and self._is_connected and not self.is_ending()
@@ -76,9 +114,52 @@ class CallProcess(SupervisedProcess):
             self.due_ns = self._context.now_ns() + CHILD_START_NS_MAX
         # Threads of an earlier call may have printed since.
         self._output.clear()
-        env = resource_env(job.resources, gpus)
-        frame = call_frames.pack_call(job.name, job.attempt, job.payload, job.campaign, env)
-        self._send(memoryview(frame))
+        self._send(_frame(job, resource_env(job.resources, gpus)))
+
+    def ahead_max(self) -> int:
+        """Return how many jobs may wait in the child."""
+        if self.job is None or self._unsent or not self.is_wanted():
+            return 0
+        can = self._is_connected and not self.is_ending() and is_small(self.job)
+        return min(self._short_count // _SHORT_PER_AHEAD, _AHEAD_MAX) if can else 0
+
+    def call_ahead(self, job: Job) -> None:
+        """Send a small job while the current one runs."""
+        self._pipe.unwatch()  # first: the output from now on may be of another job
+        self.watch_at_ns = self._context.now_ns() + _LONG_CALL_NS
+        try:
+            self._socket.send(_frame(job))
+        except OSError:  # it is full, or it died
+            self.on_returned([job])
+        else:
+            self.ahead.append(job)
+
+    def watch(self) -> None:
+        """Take back the jobs that have not begun, and read the output of the current one."""
+        self.watch_at_ns = None
+        self._short_count = 0
+        # In this order: a result is sent before the next call is received.
+        self._take_back()
+        self._receive_all()
+        self._pipe.watch()
+
+    def _take_back(self) -> None:
+        count = self._unread_count()
+        if count > len(self.ahead) and self.job is not None:  # the current one has not begun either
+            self._send(_frame(self.job))
+        returned = [self.ahead.pop() for _ in range(min(count, len(self.ahead)))]
+        self.on_returned(returned[::-1])
+
+    def _unread_count(self) -> int:
+        """Remove the calls that the child has not received. Return how many there were."""
+        count = 0
+        while self.ahead:
+            try:
+                self._far.recv(READ_BYTES_MAX, socket.MSG_DONTWAIT)
+            except OSError:
+                break
+            count += 1
+        return count
 
     def _limit_text(self) -> bytes:
         if self._is_ready:
@@ -86,13 +167,15 @@ class CallProcess(SupervisedProcess):
         return b"the worker's Python process was not ready within a minute"
 
     def _send(self, frame: memoryview) -> None:
+        was_waiting = bool(self._unsent)
         try:
-            sent = self._socket.send(frame)
+            while frame:
+                frame = frame[self._socket.send(frame[: call_frames.PACKET_BYTES_MAX]) :]
         except BlockingIOError:
-            sent = 0
+            pass
         except OSError:
-            sent = len(frame)  # it died, and its pidfd is ready
-        was_waiting, self._unsent = bool(self._unsent), frame[sent:]
+            frame = frame[:0]  # it died, and its pidfd is ready
+        self._unsent = frame
         if bool(self._unsent) != was_waiting:
             events = EVENT_READ | EVENT_WRITE if self._unsent else EVENT_READ
             self._context.selector.modify(self._socket, events, self._on_socket)
@@ -100,8 +183,12 @@ class CallProcess(SupervisedProcess):
     def _on_socket(self, events: int) -> None:
         if self._is_connected and events & EVENT_WRITE:
             self._send(self._unsent)
-        if self._is_connected and events & EVENT_READ:
-            self._receive()
+        if events & EVENT_READ:
+            self._receive_all()
+
+    def _receive_all(self) -> None:
+        while self._is_connected and self._receive():
+            pass
 
     def _receive(self) -> bool:
         """Read once from the socket. Return whether more may come."""
@@ -125,6 +212,7 @@ class CallProcess(SupervisedProcess):
             self._is_connected = False
             self._context.selector.unregister(self._socket)
             self._socket.close()
+            self._far.close()
 
     def _on_frame(self, frame: bytes) -> None:
         if not self._is_ready:
@@ -138,17 +226,23 @@ class CallProcess(SupervisedProcess):
         except ValueError:
             self._on_malformed()
         else:
-            self._on_result(*result)
+            self._on_result(*result[:-1], printed=result[-1])
 
-    def _on_result(self, outcome: Outcome, text: bytes, output_end: bytes, run: Run | None) -> None:
+    def _on_result(
+        self, outcome: Outcome, text: bytes, output_end: bytes, run: Run | None, *, printed: bool
+    ) -> None:
         if self.job is None:
             self._on_malformed()
         elif self.is_ending():
             # Too late: the call was already ended.
             self.process.signal(signal.SIGKILL)
         else:
-            # The call's whole output was in the pipe before its result was sent.
-            self._pipe.drain()
+            # The call's whole output was in the pipe before its result was sent. While jobs are
+            # sent ahead, other output is of a later job.
+            if printed or self.watch_at_ns is None:
+                self._pipe.drain()
+            is_short = run is not None and run.run_ns < _SHORT_CALL_NS and not printed
+            self._short_count = self._short_count + 1 if is_short else 0
             done = self._done(self.job, outcome, text)
             done.output += output_end
             done.output_bytes_total += len(output_end) if done.output_bytes_total else 0
@@ -157,6 +251,18 @@ class CallProcess(SupervisedProcess):
             self._context.report(done)
             if self.gpus:
                 self.end(b"its GPUs belong to another call now")
+            elif self.ahead:
+                self._begin_next()
+            elif self.watch_at_ns is not None:
+                self.watch_at_ns = None
+                self._pipe.watch()
+
+    def _begin_next(self) -> None:
+        """Make the first job that was sent ahead the current one."""
+        job = self.ahead.popleft()
+        self._assign(job)
+        self._output.clear()
+        self.watch_at_ns = self._context.now_ns() + _LONG_CALL_NS
 
     def _on_malformed(self) -> None:
         """End the process: its socket can't be trusted any more."""
@@ -164,13 +270,16 @@ class CallProcess(SupervisedProcess):
         self.end(b"the called process wrote to the worker's connection")
 
     def _on_ended(self, status: int) -> JobResult | None:
-        # It may have sent a result before it died.
-        while self._is_connected and self._receive():
-            pass
+        # It may have sent results before it died.
+        self._receive_all()
+        unread = self._unread_count() if self._is_connected else 0
+        has_begun = unread <= len(self.ahead)
+        self.on_returned([*([] if has_begun or self.job is None else [self.job]), *self.ahead])
+        self.ahead.clear()
         self._close_socket()
         self._pipe.drain()
         self._pipe.close()
-        if self.job is None:
+        if self.job is None or not has_begun:
             return None
         died = f"the process died: {status_text(status)}".encode()
         done = self._done(self.job, Outcome.FAILED, self._ending or died)
@@ -183,6 +292,11 @@ class CallProcess(SupervisedProcess):
         return JobResult(job, outcome, text, output, output_bytes_total=bytes_total)
 
 
+def _frame(job: Job, env: Mapping[str, str] | None = None) -> memoryview:
+    frame = call_frames.pack_call(job.name, job.attempt, job.payload, job.campaign, env)
+    return memoryview(frame)
+
+
 def start_child(
     allow: Sequence[str], runner_context: RunnerContext, *, forked: bool = False
 ) -> CallProcess:
@@ -193,20 +307,20 @@ def start_child(
     output = Tail(OUTPUT_TAIL_BYTES)
     pipe = Pipe(runner_context.selector, output.add)
     with pipe as writing:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            descriptor = theirs.fileno()
-            argv = [sys.executable, *_PROGRAM, str(descriptor), *allow]
-            streams = Streams(runner_context.dev_null, writing, writing, [descriptor])
-            try:
-                if forked:
-                    from taskyard.worker import call_child  # noqa: PLC0415  # slow to import
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        descriptor = theirs.fileno()
+        argv = [sys.executable, *_PROGRAM, str(descriptor), *allow]
+        streams = Streams(runner_context.dev_null, writing, writing, [descriptor])
+        try:
+            if forked:
+                from taskyard.worker import call_child  # noqa: PLC0415  # slow to import
 
-                    process = fork(partial(call_child.run, descriptor, allow), streams)
-                else:
-                    process = start(argv, streams, runner_context.env)
-            except BaseException:
-                ours.close()
-                raise
+                process = fork(partial(call_child.run, descriptor, allow), streams)
+            else:
+                process = start(argv, streams, runner_context.env)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
     ours.settimeout(0)
-    return CallProcess(process, ours, output, pipe, runner_context)
+    return CallProcess(process, (ours, theirs), output, pipe, runner_context)

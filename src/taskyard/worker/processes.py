@@ -324,6 +324,12 @@ class Pipe:
             self._is_watched = True
             self._selector.register(self._reading, EVENT_READ, self._on_readable)
 
+    def unwatch(self) -> None:
+        """Read nothing until `watch` or `drain`."""
+        if self._reading is not None and self._is_watched:
+            self._is_watched = False
+            self._selector.unregister(self._reading)
+
     def is_open(self) -> bool:
         """Return whether a process may still write."""
         return self._reading is not None

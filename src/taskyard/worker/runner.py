@@ -26,7 +26,7 @@ from taskyard.wire.payloads import CALL, EXEC, Call, Command, decode_payload
 from taskyard.wire.pickled import PICKLE, Pickled
 from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.allow_list import PICKLE_REFUSAL, is_module_allowed, refusal
-from taskyard.worker.call_process import CallProcess, start_child
+from taskyard.worker.call_process import CallProcess, is_small, start_child
 from taskyard.worker.command_files import CommandFiles
 from taskyard.worker.devices import DevicePool, gpus_of
 from taskyard.worker.jobs import Job, JobResult, cut_reason
@@ -102,7 +102,7 @@ class ProcessRunner:
         """
         if can_fork():
             for _ in range(self.slots_total):
-                self._processes.append(start_child(self._allow, self._context, forked=True))
+                self._start_child(forked=True)
 
     @property
     def slots_used(self) -> int:
@@ -113,6 +113,7 @@ class ProcessRunner:
     def slots_free(self) -> int:
         """Return the slots left after all running and waiting jobs."""
         waiting = sum(job.slots for job, _ in self._waiting)
+        waiting += sum(len(child.ahead) for child in self._call_processes())
         return max(0, self.slots_total - self.slots_used - waiting)
 
     def use_share(self, share: Share) -> None:
@@ -160,7 +161,12 @@ class ProcessRunner:
     def running(self) -> list[Job]:
         """Return all jobs that are neither finished nor stopped, running or waiting."""
         assigned = [process.job for process in self._processes if process.is_wanted()]
-        return [job for job in assigned if job is not None] + [job for job, _ in self._waiting]
+        ahead = [job for child in self._call_processes() for job in child.ahead]
+        waiting = [job for job, _ in self._waiting]
+        return [job for job in assigned if job is not None] + ahead + waiting
+
+    def _call_processes(self) -> list[CallProcess]:
+        return [one for one in self._processes if isinstance(one, CallProcess)]
 
     def filenos(self) -> Sequence[int]:
         """Return the descriptors to poll for reading. They never change."""
@@ -188,6 +194,8 @@ class ProcessRunner:
         if self._share is not None:
             self._share.begin()
         self._start_waiting()
+        if self._waiting and self._share is None:
+            self._call_ahead()
         done, self._done = self._done, []
         return done
 
@@ -196,6 +204,7 @@ class ProcessRunner:
 
         Its slots are in use until its processes have ended. An unknown job is ignored.
         """
+        self._take_back()
         for waiting in self._waiting:
             if waiting[0].key == (name, attempt):
                 self._waiting.remove(waiting)
@@ -218,6 +227,7 @@ class ProcessRunner:
 
     def unstarted(self) -> list[Job]:
         """Remove and return the jobs that have not started. They are not reported."""
+        self._take_back()
         jobs = [job for job, _ in self._waiting]
         self._waiting.clear()
         return jobs
@@ -287,6 +297,31 @@ class ProcessRunner:
             del self._waiting[place]
             self._start_work(job, work)
 
+    def _call_ahead(self) -> None:
+        """Send small calls to processes whose calls are short, one to each in turn."""
+        children = [(one, one.ahead_max()) for one in self._call_processes()]
+        while children := [(one, most) for one, most in children if len(one.ahead) < most]:
+            for child, _ in children:
+                if not self._waiting or not _may_be_ahead(*self._waiting[0]):
+                    return
+                count = len(child.ahead)
+                child.call_ahead(self._waiting.popleft()[0])
+                if len(child.ahead) == count:  # it is full
+                    return
+
+    def _take_back(self) -> None:
+        """Take back the calls that were sent ahead and have not begun."""
+        for child in self._call_processes():
+            if child.ahead:
+                child.watch()
+
+    def _on_returned(self, jobs: Sequence[Job]) -> None:
+        """Queue calls again that were sent ahead."""
+        for job in reversed(jobs):
+            work = self._work_of(job)
+            if work is not None:
+                self._waiting.appendleft((job, work))
+
     def _start_work(self, job: Job, work: Work) -> None:
         if isinstance(work, Command):
             self._start_program(job, work)
@@ -328,7 +363,11 @@ class ProcessRunner:
         for process in () if fresh else self._processes:
             if isinstance(process, CallProcess) and process.is_free():
                 return process
-        child = start_child(self._allow, self._context)
+        return self._start_child()
+
+    def _start_child(self, *, forked: bool = False) -> CallProcess:
+        child = start_child(self._allow, self._context, forked=forked)
+        child.on_returned = self._on_returned
         self._processes.append(child)
         return child
 
@@ -340,6 +379,10 @@ class ProcessRunner:
         if done.run is None and done.outcome is not Outcome.REFUSED:
             done.run = Run(self._clock.wall_ns(), 0)  # it ended before it could start
         self._done.append(self._files.finish(done))
+
+
+def _may_be_ahead(job: Job, work: Work) -> bool:
+    return isinstance(work, Call | Pickled) and not job.lane and is_small(job)
 
 
 def _open_null() -> int:

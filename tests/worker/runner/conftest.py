@@ -54,6 +54,9 @@ def hang(fifo, ignore=False):
         file.write(str(os.getpid()))
     signal.pause()
 def read(fifo): return open(fifo).read()
+def note(number):
+    with open("notes", "a") as file:
+        file.write(f"{number}\\n")
 def write(fifo, text): open(fifo, "w").write(text)
 def return_on_sigterm(fifo):
     signals = []

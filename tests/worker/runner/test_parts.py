@@ -39,9 +39,11 @@ def test_calls_arrive_whole_however_they_are_split(
 
 
 @pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.FAILED, Outcome.FAILED_FINAL])
-def test_answer_arrives_as_it_was_sent(outcome: Outcome) -> None:
-    (frame,) = call_frames.FrameBuffer().add(call_frames.pack_result(outcome, b"text", b"end"))
-    assert call_frames.unpack_result(frame) == (outcome, b"text", b"end", None)
+@pytest.mark.parametrize("printed", [False, True])
+def test_answer_arrives_as_it_was_sent(outcome: Outcome, *, printed: bool) -> None:
+    sent = call_frames.pack_result(outcome, b"text", b"end", printed=printed)
+    (frame,) = call_frames.FrameBuffer().add(sent)
+    assert call_frames.unpack_result(frame) == (outcome, b"text", b"end", None, printed)
 
 
 def test_first_frame_of_a_ready_child_is_empty() -> None:
