@@ -16,7 +16,14 @@ import pytest
 
 from taskyard.errors import UserError
 from taskyard.pipeline import connect, java
-from taskyard.pipeline.session import default_master, local_cores, session, session_scope
+from taskyard.pipeline.session import (
+    default_master,
+    local_cores,
+    session,
+    session_scope,
+    spark_home,
+    tune_session,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,6 +63,37 @@ def test_session_has_the_pipelines_settings(spark: SparkSession) -> None:
     found = {key: spark.conf.get(key) for key in wanted}
     assert found == wanted
     assert spark.conf.get("spark.driver.host") in ("127.0.0.1", "localhost")
+
+
+def test_session_has_no_jars_of_machine_learning(spark: SparkSession) -> None:
+    """They would cost each session a second."""
+    jars = spark.sparkContext._jvm.java.lang.System.getProperty("java.class.path")  # type: ignore[union-attr]  # noqa: SLF001
+    assert "spark-sql_" in jars
+    assert "spark-mllib_" not in jars
+    assert "SPARK_HOME" not in os.environ
+
+
+def test_jar_that_the_user_adds_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("pyspark.__path__", [str(tmp_path / "spark")])
+    jars = tmp_path / "spark" / "jars"
+    jars.mkdir(parents=True)
+    (tmp_path / "spark" / "bin").mkdir()
+    for name in ("spark-sql_2.13.jar", "spark-mllib_2.13.jar"):
+        (jars / name).touch()
+    first = spark_home()
+    assert first == spark_home()
+    (jars / "mine.jar").touch()
+    second = spark_home()
+    found = [sorted(path.name for path in (one / "jars").iterdir()) for one in (first, second)]
+    assert found == [["spark-sql_2.13.jar"], ["mine.jar", "spark-sql_2.13.jar"]]
+    assert (second / "bin").resolve() == tmp_path / "spark" / "bin"
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "mine"))
+    assert spark_home() == tmp_path / "mine"
+
+
+def test_session_for_small_histories_is_made_once(small_spark: SparkSession) -> None:
+    assert tune_session(small_spark, 0) is small_spark
 
 
 def test_active_session_is_reused_and_not_stopped(spark: SparkSession) -> None:

@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
 from taskyard.pipeline import java
-from taskyard.pipeline.session import ARCHIVED, end_jvm, session_scope
+from taskyard.pipeline.session import archived_program, end_jvm, session_scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ def main() -> int:
     """Store the classes, unless an archive exists. Returns the exit status."""
     try:
         found = java.find()
-        if not java.archive_path(found, ARCHIVED).exists():
+        if not java.archive_path(found, archived_program()).exists():
             store()
     except UserError as error:
         sys.stderr.write(f"{error}\n")

@@ -1,7 +1,7 @@
 """The only module that builds a Spark session.
 
-Owns Spark's settings: Java, Python, memory, logging, and faster settings for small histories. The
-code is the same on one machine (`local[*]`), on a cluster (`spark://…`) and on a Spark Connect
+Owns Spark's settings: Java, jars, Python, memory, logging, and faster settings for small histories.
+The code is the same on one machine (`local[*]`), on a cluster (`spark://…`) and on a Spark Connect
 server (`sc://…`), which needs no Java here. On the latter two, the administrator's settings are
 kept. Knows nothing of the jobs.
 """
@@ -64,9 +64,11 @@ _SETTINGS: Final = {
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
 
-#: The program whose classes are archived. One archive for all jobs: most classes are Spark's own,
-#: and filling an archive costs more than a few classes that it lacks.
-ARCHIVED: Final = f"{pyspark.__path__[0]} {pyspark.__version__}"
+#: The beginnings of the names of jars that no job uses. Each session would load the functions of
+#: Spark's machine learning by Scala's reflection, which takes a second of CPU.
+_UNUSED_JARS: Final = ("spark-mllib_",)
+
+_HOME_VARIABLE: Final = "SPARK_HOME"
 
 _LOG_SETTINGS = """\
 rootLogger.level = error
@@ -138,8 +140,55 @@ def _launch(settings: dict[str, str]) -> None:
     """
     if SparkContext._gateway is None:  # noqa: SLF001  # Spark has no other way to say it
         conf = SparkConf().setAll([*settings.items()])
-        gateway = launch_gateway(conf, {"stdout": _STDERR, "start_new_session": True})  # type: ignore[no-untyped-call]
+        with _spark_home_set():
+            gateway = launch_gateway(conf, {"stdout": _STDERR, "start_new_session": True})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def _spark_home_set() -> Iterator[None]:
+    """Set SPARK_HOME for a JVM that starts. Programs that start later find their own."""
+    if _HOME_VARIABLE in os.environ:
+        yield
+        return
+    os.environ[_HOME_VARIABLE] = str(spark_home())
+    try:
+        yield
+    finally:
+        del os.environ[_HOME_VARIABLE]
+
+
+def spark_home() -> Path:
+    """Return the user's SPARK_HOME, or PySpark's directory without the jars that no job uses.
+
+    The latter is made of links. A jar that the user adds to PySpark makes another directory.
+    """
+    given = os.environ.get(_HOME_VARIABLE)
+    if given:
+        return Path(given)
+    real = Path(pyspark.__path__[0])
+    jars = sorted(path.name for path in (real / "jars").glob("*"))
+    used = [name for name in jars if not name.startswith(_UNUSED_JARS)]
+    home = java.cache_directory() / f"spark-{_digest(f'{real} {used}')}"
+
+    def fill(directory: Path) -> None:
+        (directory / "jars").mkdir()
+        others = (path.name for path in real.iterdir() if path.name != "jars")
+        for name in (*others, *(f"jars/{name}" for name in used)):
+            (directory / name).symlink_to(real / name)
+
+    if not home.is_dir():
+        java.make_directory(home, fill)
+    return home
+
+
+def archived_program() -> str:
+    """Return the name of the program whose classes are archived.
+
+    One archive for all jobs: most classes are Spark's own, and filling an archive costs more than
+    a few classes that it lacks. An archive fits one list of jars.
+    """
+    return f"{spark_home()} {pyspark.__version__}"
 
 
 def end_jvm() -> None:
@@ -217,11 +266,11 @@ def _settings_for(found: Java, master: str, *, short_job: bool) -> dict[str, str
     at_once = local_cores(master)
     options = [f"-Dlog4j2.configurationFile={_log_settings().as_uri()}"]
     if at_once is None:
-        options += java.archive_options(found, ARCHIVED, stores=False)
+        options += java.archive_options(found, archived_program(), stores=False)
         return {"spark.driver.extraJavaOptions": " ".join(options)}
     # Pauses are harmless here.
     options += _short_job_options() if short_job else ["-XX:+UseParallelGC"]
-    options += java.archive_options(found, ARCHIVED)
+    options += java.archive_options(found, archived_program())
     return {
         "spark.driver.extraJavaOptions": " ".join(options),
         "spark.driver.memory": f"{_heap_megabytes()}m",
@@ -246,13 +295,16 @@ def _short_job_options() -> list[str]:
 
 
 def _log_settings() -> Path:
-    digest = hashlib.sha256(_LOG_SETTINGS.encode()).hexdigest()[:16]
-    path = java.cache_directory() / f"log4j2-{digest}.properties"
+    path = java.cache_directory() / f"log4j2-{_digest(_LOG_SETTINGS)}.properties"
     if not path.exists():
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as temporary:
             temporary.write(_LOG_SETTINGS)
         Path(temporary.name).rename(path)
     return path
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _heap_megabytes() -> int:
@@ -270,9 +322,18 @@ _SMALL_SETTINGS: Final = {
 }
 
 
+def settings_for_history(master: str, history_bytes: int) -> dict[str, str]:
+    """Return the settings of a new session for a history of this size."""
+    if history_bytes > SMALL_BYTES or connect.is_server(master):
+        return {}
+    return _SMALL_SETTINGS
+
+
 def tune_session(spark: SparkSession, history_bytes: int) -> SparkSession:
-    """Return a session that is set up for a history of this size."""
+    """Return a session that is set up for a history of this size: this one, or one like it."""
     if history_bytes > SMALL_BYTES or connect.is_remote(spark):
+        return spark
+    if all(spark.conf.get(key) == value for key, value in _SMALL_SETTINGS.items()):
         return spark
     quick = spark.newSession()
     for key, value in _SMALL_SETTINGS.items():
