@@ -25,7 +25,12 @@ from taskyard.demo.campaign import Campaign
 from taskyard.demo.cluster import DemoCluster
 from taskyard.errors import TaskyardError, TimedOut, UserError
 from taskyard.pipeline.jobs import history, load, report
-from taskyard.pipeline.session import session_scope, tune_session
+from taskyard.pipeline.session import (
+    default_master,
+    session_scope,
+    settings_for_history,
+    tune_session,
+)
 from taskyard.pipeline.sources import campaigns
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.submit import make_target
@@ -91,7 +96,8 @@ def run(tasks: int, out: Path, reporter: DemoReporter) -> DemoResult:
         reporter.step("starting a broker, a relay and four workers: native, agents, ping-pong, wmp")
         with DemoCluster(paths) as cluster:
             reporter.step("starting Spark")
-            with session_scope("taskyard demo") as spark:
+            conf = settings_for_history(default_master(), 0)
+            with session_scope("taskyard demo", conf=conf) as spark:
                 _load(spark, paths, planned, reporter)
                 kill = _run(cluster, paths, planned, reporter)
                 cluster.stop()

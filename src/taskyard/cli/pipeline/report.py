@@ -203,9 +203,12 @@ def make_report(  # noqa: PLR0913  # options of a command
             chosen.earlier = find_earlier(compare, chosen.campaign, known, place)
         size = chosen.size_bytes
         is_short = size <= session.SMALL_BYTES
+        conf = session.settings_for_history(master, size)
         with (
             StageProgress(cli_context, starting_text(master)) as progress,
-            session.session_scope("taskyard report", master, short_job=is_short) as spark,
+            session.session_scope(
+                "taskyard report", master, short_job=is_short, conf=conf
+            ) as spark,
         ):
             more = [] if chosen.earlier is None else chosen.earlier.directories
             location.check_shared(spark, master, scratch, more)

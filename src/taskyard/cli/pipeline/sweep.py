@@ -97,9 +97,10 @@ def sweep(cli_context: CliContext, /, **values: Any) -> None:  # noqa: ANN401
     with session.scratch_directory(master, beside) as scratch:
         files = _find(location, scratch, values["campaign"])
         of_file = None if files else workload_of_file(values["file"], values["run_time"])
+        conf = session.settings_for_history(master, sum(one.size_bytes for one in files))
         with (
             StageProgress(cli_context, starting_text(master), counts="") as progress,
-            session.session_scope("taskyard sweep", master) as spark,
+            session.session_scope("taskyard sweep", master, conf=conf) as spark,
         ):
             if location is None:
                 executors.check(spark, master)
