@@ -37,6 +37,9 @@ PYTHON_ONLY: Final = {
 #: Spark tasks of a probe. It can't choose machines, but that many reach most of them.
 _PROBES_MAX: Final = 64
 
+#: More cores than any session has. Each costs a row to count them.
+_CORES_MAX: Final = 1 << 14
+
 _FOUND: Final = "host string, python string, version string, missing array<string>"
 
 _MARK: Final = ".taskyard-shared-"
@@ -52,8 +55,8 @@ def cores_of(spark: SparkSession) -> int:
     """Return how many tasks the session can run at once, by the executors it has so far."""
     spark.range(1).count()  # the number is unknown before the first executor starts
     # Spark splits a range into as many partitions. The last row is in the last of them.
-    numbers = spark.range(1 << 20).select("id", F.spark_partition_id().alias("partition"))
-    (last,) = numbers.where(F.col("id") == (1 << 20) - 1).collect()
+    numbers = spark.range(_CORES_MAX).select("id", F.spark_partition_id().alias("partition"))
+    (last,) = numbers.where(F.col("id") == _CORES_MAX - 1).collect()
     return int(last["partition"]) + 1
 
 
