@@ -166,28 +166,32 @@ def test_page_opens_offline_without_errors_and_shows_every_chart(seen: Opened) -
     assert HOSTILE[:20] in seen.page.inner_text("body")
 
 
-def test_page_is_drawn_in_dark_mode(out: Path, browser: Browser) -> None:
-    seen = opened(browser, out / report.PAGE, dark=True)
-    ground = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert seen.complaints == []
+@pytest.fixture(scope="module")
+def dark(out: Path, browser: Browser) -> Opened:
+    return opened(browser, out / report.PAGE, dark=True)
+
+
+def test_page_is_drawn_in_dark_mode(dark: Opened) -> None:
+    ground = dark.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert dark.complaints == []
     assert ground == "rgb(20, 24, 30)"
-    assert seen.page.locator(".xtitle").first.evaluate("one => one.style.fill") == (
+    assert dark.page.locator(".xtitle").first.evaluate("one => one.style.fill") == (
         "rgb(154, 167, 182)"
     )
 
 
-def test_charts_fit_a_phone_and_paper(out: Path, browser: Browser) -> None:
-    shown = opened(browser, out / report.PAGE, dark=True).page
+def test_charts_fit_a_phone_and_paper(dark: Opened) -> None:
+    shown = dark.page
     looks = """() => [...document.querySelectorAll(".figure")].map(
       ({ _fullLayout: { width, font } }) => [width, font.color])"""
     shown.evaluate(f"addEventListener('beforeprint', () => {{ window.printed = ({looks})(); }})")
     made = shown.pdf(prefer_css_page_size=True)
     assert made.startswith(b"%PDF")
-    light, dark = (PALETTES[mode]["ink"] for mode in ("light", "dark"))
-    assert shown.evaluate("window.printed") == [[680, light]] * len(CHARTS)
+    inks = {mode: PALETTES[mode]["ink"] for mode in ("light", "dark")}
+    assert shown.evaluate("window.printed") == [[680, inks["light"]]] * len(CHARTS)
     shown.set_viewport_size({"width": 390, "height": 844})
     shown.wait_for_function(f"() => ({looks})().every(([width]) => width <= 390)")
-    assert {colour for _, colour in shown.evaluate(looks)} == {dark}
+    assert {colour for _, colour in shown.evaluate(looks)} == {inks["dark"]}
     assert shown.evaluate("document.documentElement.scrollWidth") == 390
 
 
