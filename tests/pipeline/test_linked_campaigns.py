@@ -502,7 +502,7 @@ def test_executors_follow_dependencies_across_campaigns(
     check_tasks(tables.read(spark, tmp_path / "tables", TASKS), linked_history)
 
 
-@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("is_large", [False, pytest.param(True, marks=pytest.mark.whole)])
 def test_report_counts_tasks_blocked_by_other_campaigns(
     small_spark: SparkSession,
     linked_history: LinkedHistory,
@@ -511,7 +511,10 @@ def test_report_counts_tasks_blocked_by_other_campaigns(
     *,
     is_large: bool,
 ) -> None:
-    """A large history is folded by the job of `pipeline history`, a small one in memory."""
+    """A large history is folded by the job of `pipeline history`, a small one in memory.
+
+    `test_report` compares both ways without --whole.
+    """
     monkeypatch.setattr(broker_tables, "FOLDED_BYTES_MAX", 0 if is_large else 1 << 30)
     chosen = report.find_campaign([source.find(linked_history.state, tmp_path)], "C")
     found = report.datasets(small_spark, chosen, tmp_path)
