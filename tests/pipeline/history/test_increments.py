@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TABLES = ("events", "edges", "attempts", "tasks", "workers", "metrics", "critical_path")
-SEEDS = range(3)
+#: The last ones only with --whole.
+SEEDS = (0, 1, *(pytest.param(seed, marks=pytest.mark.whole) for seed in range(2, 6)))
 DAY_S = 86_400
 
 Rows = list[dict[str, Any]]
