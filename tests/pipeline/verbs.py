@@ -22,15 +22,15 @@ from taskyard.pipeline.jobs import fleet as fleet_job
 from taskyard.pipeline.session import session_scope
 from taskyard.spark import map_rows
 from tests.kit.processes import campaign, run_here
-from tests.pipeline.scenarios import EventLog, write_part
+from tests.pipeline.scenarios import SMALL, EventLog, write_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
-#: Settings of a driver that runs them.
-CONF: Final = {"spark.sql.shuffle.partitions": "2"}
+#: Settings of a driver that runs them. Commands that start a session set the others, too.
+CONF: Final = {"spark.sql.shuffle.partitions": "2", **SMALL}
 
 #: The loaded tasks, and the rows that are mapped.
 TASKS: Final = [{"name": "a", "argv": ["true"]}, {"name": "b", "argv": ["true"], "after": ["a"]}]
