@@ -88,6 +88,6 @@ def opened(browser: Browser, path: Path, *, dark: bool = False) -> Opened:
         offline=True,
     )
     seen = Opened(context.new_page())
-    seen.page.goto(path.absolute().as_uri())
+    seen.page.goto(path.absolute().as_uri(), timeout=_TIMEOUT_MS)
     seen.page.wait_for_selector("body[data-drawn]", timeout=_TIMEOUT_MS)
     return seen
