@@ -60,6 +60,8 @@ def test_page_that_ends_for_good_is_reported(tmp_path: Path) -> None:
         assert supervisor.page is not None
         assert supervisor.page.ended.wait(PATIENCE_SECONDS)
         supervisor.page.join()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(bound.getsockname())
     assert lines == ["the page ended (exit status 2), not restarting it (tasks go on without it)"]
 
 

@@ -9,10 +9,13 @@ Children run as commands: this module imports nothing of the broker or the worke
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -191,12 +194,17 @@ class Supervisor:
             pass_fds=[descriptor],
             stdin_text=f"{secret.hex()}\n",
         )
-        self.page.on_end = self._on_page_ended
+        self.page.on_end = partial(self._on_page_ended, descriptor)
         self.page.start()
 
-    def _on_page_ended(self) -> None:
-        """Say that there is no page any more. It has printed the reason."""
+    def _on_page_ended(self, descriptor: int) -> None:
+        """Say that there is no page any more. It has printed the reason.
+
+        Its address refuses connections from now on. Browsers would wait for ever.
+        """
         if self.page is not None and not self.page.is_stopping:
+            with socket.socket(fileno=os.dup(descriptor)) as listening:
+                listening.shutdown(socket.SHUT_RDWR)
             status = status_text(self.page.status)
             self._info(f"the page ended ({status}), not restarting it (tasks go on without it)")
 
