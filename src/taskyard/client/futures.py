@@ -32,13 +32,16 @@ _DONE: Final = (_base.FINISHED, _base.CANCELLED, _base.CANCELLED_AND_NOTIFIED)
 
 
 class _Guard:
-    """The lock that all futures without a condition share. It is held for a few instructions."""
+    """The lock that all futures without a condition share. It is held for a few instructions.
 
-    lock = threading.Lock()
+    Reentrant, because the garbage collector may run a `__del__` in them that uses a future.
+    """
+
+    lock = threading.RLock()
 
 
 def _on_fork() -> None:
-    _Guard.lock = threading.Lock()  # a thread that is not in this process may have held it
+    _Guard.lock = threading.RLock()  # a thread that is not in this process may have held it
 
 
 os.register_at_fork(after_in_child=_on_fork)
