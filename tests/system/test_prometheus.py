@@ -69,6 +69,7 @@ def prometheus(directory: Path, page: str, token: str) -> Iterator[Prometheus]:
             lines = iter(process.stderr.readline, "")
             found = (re.search(r'"Listening on" address=(\S+)', line) for line in lines)
             address = next(one[1] for one in found if one)
+            next(line for line in lines if "Server is ready" in line)  # until then, 503
             yield Prometheus(address)
         finally:
             process.kill()
