@@ -1,5 +1,5 @@
 """One Chromium for all tests of the page. To start it, and to draw a first page, takes six seconds
-of CPU. A further window with its own cookies takes more than one.
+of CPU. Each file of tests has a window of its own, which takes more than one.
 """
 
 from __future__ import annotations
@@ -53,8 +53,6 @@ def browser(browser_address: str) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def window(browser: Browser) -> Iterator[BrowserContext]:
-    """Return the first window. Each page has a cookie by another name, so tests can share it."""
-    found = browser.contexts[0]
-    yield found
-    for page in found.pages:
-        page.close()
+    """Open a window for the tests of a file. Tabs that it leaves behind would hide later ones."""
+    with browser.new_context() as found:
+        yield found
