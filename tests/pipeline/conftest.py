@@ -32,9 +32,13 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let a process of xdist that is done take tests of others, because tests take long."""
+    """Keep the tests of a file in one process of xdist: they share reports and browsers.
+
+    In the order of their names, in which the longest files are not the last ones.
+    """
     if config.getoption("dist", "no") == "load":  # the default of `-n`
-        config.option.dist = "worksteal"
+        config.option.dist = "loadfile"
+        config.option.loadscopereorder = False
 
 
 @pytest.fixture(scope="session")
