@@ -4,6 +4,7 @@ An open page follows `/live` and asks for its view again when something has chan
 second, as the script of a page does.
 """
 
+import http.client
 import threading
 import time
 from collections.abc import Iterator
@@ -89,10 +90,14 @@ def _open_pages(page: Page) -> Iterator[None]:
     stopped = threading.Event()
 
     def follow(path: str) -> None:
-        with page.follow() as changes:
-            while not stopped.is_set() and changes.readline():
-                page.get(path)
-                stopped.wait(_REFRESH_S)
+        try:
+            with page.follow() as changes:
+                while not stopped.is_set() and changes.readline():
+                    page.get(path)
+                    stopped.wait(_REFRESH_S)
+        except (OSError, http.client.HTTPException):
+            if not stopped.is_set():  # else the page has ended
+                raise
 
     threads = [threading.Thread(target=follow, args=[path], daemon=True) for path in _OPEN]
     for thread in threads:
