@@ -351,7 +351,6 @@ def state_option(command: CommandFunction) -> CommandFunction:
     return config_option(option(command))
 
 
-#: For `worker`, which may have several brokers.
 def _broker_state_option(**more: Any) -> Callable[[CommandFunction], CommandFunction]:  # noqa: ANN401  # options of click
     return click.option(
         "--state",
@@ -365,6 +364,7 @@ def _broker_state_option(**more: Any) -> Callable[[CommandFunction], CommandFunc
     )
 
 
+#: For `worker`, which may have several brokers.
 broker_state_option = _broker_state_option()
 
 
