@@ -67,7 +67,7 @@ def test_public_names_are_loaded_on_use() -> None:
     )
     assert modules_loaded_by(code) == taskyard.__all__
     with pytest.raises(AttributeError, match="no attribute 'Clinet'"):
-        taskyard.Clinet  # noqa: B018
+        taskyard.Clinet  # type: ignore[attr-defined]  # noqa: B018
 
 
 #: The limit for `taskyard --help` on an idle machine.

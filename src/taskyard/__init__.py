@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         TaskFailed,
         TaskyardError,
         TimedOut,
+        UnknownName,
+        UserError,
     )
     from taskyard.spark import register
     from taskyard.wire.payloads import BundlePart, bundle_part
@@ -50,6 +52,8 @@ __all__ = [
     "TaskFailed",
     "TaskyardError",
     "TimedOut",
+    "UnknownName",
+    "UserError",
     "as_completed",
     "bundle_part",
     "register",
@@ -74,12 +78,13 @@ _HOMES = {
     "wait": "taskyard.client.futures",
 }
 
+if not TYPE_CHECKING:  # else a checker would accept every name
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415  # at first use
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module  # noqa: PLC0415  # at first use
 
-    found: object = getattr(import_module(_HOMES.get(name, "taskyard.errors")), name)
-    globals()[name] = found
-    return found
+        found: object = getattr(import_module(_HOMES.get(name, "taskyard.errors")), name)
+        globals()[name] = found
+        return found

@@ -148,7 +148,7 @@ def register(
     out: _Directories | None = None,
     database: str = "taskyard",
 ) -> list[str]:
-    """Create SQL views in a database of Spark's catalog, and return their names.
+    """Create SQL views in a database of the catalog of `spark`, and return their names.
 
     `state` is a state directory, and `out` the output of `pipeline history`, by default the tables
     in the state directory, if it has any. Several brokers have a list of each. The views of the

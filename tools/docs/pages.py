@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from docs import error_codes, reference, schemas
+from docs import api, error_codes, reference, schemas
 from taskyard.settings import keys as settings_keys
 from taskyard.settings import listeners as settings_listeners
 
@@ -23,7 +23,11 @@ _LISTENER_TABLE: Final = re.compile(r"^\| of a listener \|.*?\n(?!\|)", re.MULTI
 
 def pages(docs: Path) -> dict[str, str]:
     """Return every generated page by its name. `docs` has the hand-written parts."""
-    made = {"reference.md": reference.page(), "errors.md": error_codes.page()}
+    made = {
+        "api.md": api.page(),
+        "errors.md": error_codes.page(),
+        "reference.md": reference.page(),
+    }
     settings = (docs / "settings.md").read_text()
     settings = _TABLE.sub(lambda _: settings_keys.table(), settings, count=1)
     settings = _LISTENER_TABLE.sub(lambda _: settings_listeners.listener_table(), settings, count=1)

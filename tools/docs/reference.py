@@ -1,22 +1,17 @@
-"""Generate docs/reference.md: commands, exit codes, documents, the Python interface.
+"""Generate docs/reference.md: commands, exit codes, documents.
 
-Reads the help of click's commands and the docstrings of modules, and adds nothing to them. Links to
-subjects with their own page.
+Reads the help of click's commands, and adds nothing to it. Links to subjects with their own page.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from enum import Enum
-from importlib import import_module
-from types import ModuleType
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 import click
 
-import taskyard
 from docs import schemas
 from taskyard.cli.entry import taskyard as root
 from taskyard.errors import ExitCode
@@ -43,7 +38,7 @@ Generated from the code by `./yard docs`.
 - [Settings](settings.md#every-setting), on their own page
 - [Errors](errors.md), their codes, causes and remedies, on their own page
 - [JSON documents](#json-documents): the output of `--json`
-- [Python](#python): the names that programs import
+- [Python](api.md): the names that programs import, on their own page
 
 """
 
@@ -58,24 +53,13 @@ fields. None is removed, and none changes its meaning.
 |---|---|
 """
 
-_PYTHON: Final = """## Python
-
-`import taskyard` has these names. [python.md](python.md) and [executor.md](executor.md) show how to
-use them.
-
-"""
-
-_TESTING: Final = """`import taskyard.testing` has, for tests of programs that use Taskyard:
-
-"""
-
 #: Options of every verb, which are left out of each table.
 _COMMON: Final = ("verbose", "quiet", "help", "config")
 
 
 def page() -> str:
     """Return the page."""
-    parts = [_HEAD, *_commands(), *_exit_codes(), *_documents(), *_python()]
+    parts = [_HEAD, *_commands(), *_exit_codes(), *_documents()]
     return "".join(parts).rstrip() + "\n"
 
 
@@ -160,109 +144,3 @@ def _documents() -> Iterator[str]:
         shown = "any error" if name == "error" else f"`taskyard {name} --json`"
         yield f"| {shown} | [{file}](schemas/{file}) |\n"
     yield "\n"
-
-
-# Python.
-
-
-def _python() -> Iterator[str]:
-    yield _PYTHON
-    yield from _module(taskyard, taskyard.__all__)
-    testing = import_module("taskyard.testing")
-    yield _TESTING
-    yield from _module(testing, [*_public_names(testing)])
-
-
-def _public_names(module: ModuleType) -> Iterator[str]:
-    for name, value in vars(module).items():
-        is_own = getattr(value, "__module__", "") == module.__name__
-        if is_own and not name.startswith("_") and callable(value):
-            yield name
-
-
-def _module(module: ModuleType, names: list[str]) -> Iterator[str]:
-    for name in names:
-        found = getattr(module, name)
-        if isinstance(found, type) and issubclass(found, BaseException):
-            bases = ", ".join(base.__name__ for base in found.__bases__)
-            yield f"### {module.__name__}.{name}({bases})\n\n{_sentence(found)}\n\n"
-        else:
-            yield (
-                f"### "
-                f"{module.__name__}.{name}\n\n{_with_signature(name, found)}{_sentence(found)}\n\n"
-            )
-            yield from _members(found)
-
-
-def _members(found: object) -> Iterator[str]:
-    """Yield a row for each member of a class."""
-    names = [name for name in dir(found) if _is_own_member(found, name)] if _is_class(found) else []
-    if names:
-        yield "| | |\n|---|---|\n"
-        for name in names:
-            member = inspect.getattr_static(found, name)
-            yield f"| `{_cell(_member(name, member))}` | {_cell(_sentence(member))} |\n"
-        yield "\n"
-
-
-def _is_class(found: object) -> bool:
-    return isinstance(found, type)
-
-
-def _is_own_member(found: object, name: str) -> bool:
-    """Return whether a member is defined by Taskyard, not by a base of the standard library."""
-    home = next(
-        (one for one in getattr(found, "__mro__", ()) if name in vars(one)), object
-    ).__module__
-    return not name.startswith("_") and home.startswith("taskyard")
-
-
-def _member(name: str, member: object) -> str:
-    if isinstance(member, classmethod | staticmethod):
-        member = member.__func__
-    if not callable(member):
-        return name
-    is_async = "async " if inspect.iscoroutinefunction(member) else ""
-    return f"{is_async}{name}{_signature(member)}"
-
-
-def _with_signature(name: str, found: Callable[..., Any]) -> str:
-    return f"```python\n{name}{_signature(found)}\n```\n\n"
-
-
-class _VerbatimAnnotation(str):
-    """An annotation that is shown without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def _signature(found: Callable[..., Any]) -> str:
-    """Return the signature as it is written, without self and cls."""
-    signature = inspect.signature(found)
-    kept = [
-        one.replace(annotation=_shown(one.annotation), default=_shown_value(one.default))
-        for one in signature.parameters.values()
-        if one.name not in ("self", "cls")
-    ]
-    returned = _shown(signature.return_annotation)
-    if isinstance(found, type):
-        returned = inspect.Signature.empty
-    return str(signature.replace(parameters=kept, return_annotation=returned))
-
-
-def _shown(annotation: object) -> object:
-    return _VerbatimAnnotation(annotation) if isinstance(annotation, str) else annotation
-
-
-def _shown_value(default: object) -> object:
-    return _VerbatimAnnotation(str(default)) if isinstance(default, Enum) else default
-
-
-def _sentence(found: object) -> str:
-    """Return the first sentence of a docstring."""
-    text = " ".join((inspect.getdoc(found) or "").split())
-    first, dot, _ = text.partition(". ")
-    return first + "." if dot else text

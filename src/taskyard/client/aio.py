@@ -401,8 +401,8 @@ class AsyncClient:
     ) -> AsyncIterator[RecordBatch]:
         """Yield batches of the broker's records after record `since`, or from now on, without end.
 
-        A batch may be empty: it shows that the broker answers. Raises `Refused` if there is no
-        record `since`.
+        A `scope` selects records by campaign, service and lane. A batch may be empty: it shows that
+        the broker answers. Raises `Refused` if there is no record `since`.
         """
         async for batch in record_stream.follow_async(self._run_query, since, scope):
             yield batch

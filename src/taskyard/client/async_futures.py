@@ -131,9 +131,11 @@ class AsyncFuture(AwaitableFuture):
         return self.cancelled()
 
     def done(self) -> bool:
+        """Return whether the task is settled: done, failed, blocked or cancelled."""
         return self._done
 
     def cancelled(self) -> bool:
+        """Return whether the task was cancelled."""
         return isinstance(self._error, CancelledError)
 
     def result(self) -> Any:  # noqa: ANN401  # a task's own value
@@ -178,7 +180,7 @@ class AsyncFuture(AwaitableFuture):
     def add_done_callback(
         self, callback: Callable[[AsyncFuture], object], *, context: Context | None = None
     ) -> None:
-        """Have the loop call this once the task is settled."""
+        """Have the loop call `callback` once the task is settled, in `context` if given."""
         if self._done:
             self._bridge.loop.call_soon(callback, self, context=context)
         else:

@@ -365,7 +365,7 @@ class Client(BlockingRunner):
     def follow(self, since: int | None = None, scope: Scope | None = None) -> Iterator[RecordBatch]:
         """Yield batches of the broker's records after record `since`, or from now on, without end.
 
-        A batch may be empty: it shows that the broker answers. Raises `Refused` if there is no
-        record `since`.
+        A `scope` selects records by campaign, service and lane. A batch may be empty: it shows that
+        the broker answers. Raises `Refused` if there is no record `since`.
         """
         return record_stream.follow(self, since, scope)

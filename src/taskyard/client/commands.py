@@ -142,9 +142,10 @@ def move(
     timeout: float | None = None,
     **scope: Any,  # noqa: ANN401  # the keywords of `scope_of`
 ) -> Exchange[int]:
-    """Move tasks that no worker holds to another lane ("" is the open one), service, or both.
+    """Move tasks that no worker holds to another lane, another service, or both.
 
-    By names, or by campaign, service, lane, states. Returns how many. Raises `TimedOut`.
+    `to_lane=""` is the open lane. None as `to_lane` or `to_service` keeps what tasks have. By
+    names, or by campaign, service, lane, states. Returns how many. Raises `TimedOut`.
     """
     service, lane = (None if one is None else encode_text(one) for one in (to_service, to_lane))
     build = partial(peer.move, service=service, lane=lane)
@@ -163,9 +164,9 @@ def edit(  # noqa: PLR0913  # all but the first are named
 ) -> Exchange[int]:
     """Change tasks that wait: by names, or by campaign, service, lane, states.
 
-    `time_limit` and `retry_delays` are in seconds, and `expires` is in seconds since the epoch. 0
-    removes a limit or an expiry. Returns how many tasks were changed: leased and ended ones stay as
-    they are. Raises `TimedOut`.
+    None keeps a value. A higher `priority` goes first. `time_limit` and `retry_delays` are in
+    seconds, and `expires` is in seconds since the epoch. 0 removes a limit or an expiry. Returns
+    how many tasks were changed: leased and ended ones stay as they are. Raises `TimedOut`.
     """
 
     def nanoseconds(seconds: float) -> int:

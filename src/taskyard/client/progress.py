@@ -189,7 +189,7 @@ def notebook_display() -> Callable[..., Any] | None:
     shell = None if ipython is None else ipython.get_ipython()
     if getattr(shell, "kernel", None) is None:
         return None  # a plain Python, or IPython on a terminal
-    from IPython.display import display  # type: ignore[import-not-found]  # noqa: PLC0415
+    from IPython.display import display  # noqa: PLC0415  # only in a notebook
 
     displayed: Callable[..., Any] = display
     return displayed

@@ -254,6 +254,7 @@ class BundlePart(NamedTuple):
     bundle: str
     #: The index of the recipient, from 0.
     offset: int
+    #: The payload that all recipients share.
     body: Any
     #: A string, or an object with fields.
     recipient: Any
@@ -280,7 +281,11 @@ def task_name(bundle: str, offset: int) -> str:
 
 
 def bundle_part(name: str, payload: bytes) -> BundlePart:
-    """Return the part of a bundle that the task of this name delivers. Raise `PeerError`."""
+    """Return the part of a bundle that the task of this name delivers.
+
+    `payload` is the task's payload, a JSON object. Raises `PeerError` if it is no bundle with such
+    a part.
+    """
     bundle, _, number = name.rpartition("/")
     whole = decode_bundle(payload)
     is_offset = (
