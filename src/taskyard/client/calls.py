@@ -149,9 +149,12 @@ class ExecutorCore:
         worker_spec: WorkerSpec | None = None,
         client: Client | None = None,
         timeout: float | None = None,
+        campaign: str = "",
     ) -> None:
+        """Without a `campaign`, make up one for these calls alone."""
         self._prefix = secrets.token_hex(5)
-        self.campaign = f"executor-{self._prefix}"
+        self._owns_campaign = not campaign
+        self.campaign = campaign or f"executor-{self._prefix}"
         self._terms = Terms(campaign=encode_text(self.campaign), service=encode_text(service))
         self._numbers = count(1)
         self._token = secrets.token_hex(16)
@@ -196,9 +199,11 @@ class ExecutorCore:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         name_source: Callable[..., Any] | None = None,
+        name: str = "",
     ) -> CallFuture[Any]:
-        """Submit a call. Its task is named after `name_source`, or after the function."""
-        name = f"{_function_name(name_source or function)}-{self._prefix}-{next(self._numbers)}"
+        """Submit a call. Without a name, its task is named after `name_source` or the function."""
+        if not name:
+            name = f"{function_name(name_source or function)}-{self._prefix}-{next(self._numbers)}"
         future: CallFuture[Any] = CallFuture(self, name)
         with self._lock:
             self._check_open()
@@ -226,11 +231,14 @@ class ExecutorCore:
 
     def _send(self, client: Client, future: CallFuture[Any], payload: bytes) -> None:
         try:
-            task = client.submit_encoded(future.name, payload, self._terms)
+            task = self._submit_task(client, future.name, payload)
         except TaskyardError as error:
             self._settle(future, partial(future.settle_exception, error))
         else:
             task.add_done_callback(lambda settled: self._arrived.put((future, settled)))
+
+    def _submit_task(self, client: Client, name: str, payload: bytes) -> AnyFuture[Any]:
+        return client.submit_encoded(name, payload, self._terms)
 
     def _check_open(self) -> None:
         if self._broken:
@@ -262,16 +270,21 @@ class ExecutorCore:
         """Refuse new calls, and end when all others are settled."""
         with self._lock:
             self._is_stopping = True
-            cancel_pending = cancel_pending and bool(self._pending)
-        if cancel_pending:
+            pending = [*self._pending.values()] if cancel_pending else []
+        if pending:
             try:
                 client = self.client
-                client.cancel(
-                    campaign=self.campaign, states=UNSTARTED_STATES, timeout=client.timeout
-                )
+                scope = self._own_scope(pending)
+                client.cancel(states=UNSTARTED_STATES, timeout=client.timeout, **scope)
             except TaskyardError as error:
                 logger.warning("could not cancel waiting calls: %s", error)
         self._arrived.put(None)
+
+    def _own_scope(self, pending: Sequence[CallFuture[Any]]) -> dict[str, Any]:
+        """Return a scope with these calls. A given campaign may have tasks of other programs."""
+        if self._owns_campaign:
+            return {"campaign": self.campaign}
+        return {"names": [future.full_name for future in pending]}
 
     def join(self) -> None:
         """Wait until the thread has ended. On an interrupt, cancel all calls and raise it again."""
@@ -297,7 +310,7 @@ class ExecutorCore:
             self._supervisor.stop()
         elif pending and self._client is not None:
             try:
-                self._client.cancel(campaign=self.campaign, timeout=INTERRUPT_SECONDS)
+                self._client.cancel(timeout=INTERRUPT_SECONDS, **self._own_scope(pending))
             except TaskyardError as error:
                 logger.warning("could not cancel calls (%d): %s", len(pending), error)
         for future in pending:
@@ -462,6 +475,6 @@ def _unpickle_error(name: str, raised: BaseException) -> TaskFailed:
     return error.with_traceback(raised.__traceback__)
 
 
-def _function_name(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", None) or type(function).__name__
     return str(name)[:_NAME_CHARACTERS_MAX]

@@ -77,10 +77,14 @@ class Executor(concurrent.futures.Executor):
         elif workers is not None or slots is not None:
             raise UserError("workers and slots: only for an executor that starts its own broker")
         else:
-            core = ExecutorCore(service, client=Client(broker, state=state, timeout=timeout))
+            core = self._make_core(service, Client(broker, state=state, timeout=timeout))
         self._core = core
         # Garbage-collected without a shutdown, it ends when its calls are done.
         weakref.finalize(self, core.stop).atexit = False
+
+    def _make_core(self, service: str, client: Client) -> ExecutorCore:
+        """Return the core for a broker that is not its own."""
+        return ExecutorCore(service, client=client)
 
     def submit(
         self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
