@@ -22,7 +22,9 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     │   ├── NotEncodable       a value can't be sent as JSON or pickled
     │   └── NotInstalled       an optional package or a program is missing
     ├── TaskFailed             the task ended without a result
-    │   └── TaskBlocked        it waits behind a task that failed
+    │   ├── TaskBlocked        it waits behind a task that failed
+    │   └── CallLost           an executor's call has neither a value nor an exception. Defined in
+    │                          `client.calls`, for the reason below
     ├── OutputTruncated        the task is done, but only a part of its output is kept
     ├── OutputRemoved          the output of the task was removed
     ├── TimedOut               a timeout passed
@@ -38,6 +40,7 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     └── IllegalTransition      a bug: a transition that the state table forbids
 """
 
+from _pickle import PicklingError  # that of pickle, without its imports
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -184,7 +187,7 @@ class StateLocked(UserError):
     code = "state-locked"
 
 
-class NotEncodable(UserError):
+class NotEncodable(UserError, PicklingError):
     """A value can't be sent as JSON or pickled."""
 
     code = "not-encodable"

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import pickle
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,6 +34,13 @@ class Unreadable:
 
     def __reduce__(self) -> Any:
         return _unpickle_unreadable, (os.getpid(), type(self), self.kind)
+
+
+class Unpicklable:
+    """Can't be pickled, by cloudpickle either."""
+
+    def __reduce__(self) -> Any:
+        raise pickle.PicklingError("never")
 
 
 class UnreadableError(Unreadable, Exception):

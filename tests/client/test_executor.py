@@ -11,6 +11,7 @@ import signal
 import threading
 import weakref
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION, as_completed, wait
+from concurrent.futures.process import _RemoteTraceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,6 @@ from taskyard import Executor, ExecutorBroken, NoBroker, TaskFailed, testing
 from taskyard.client.calls import CallFuture
 from taskyard.errors import UserError
 from taskyard.wire import pickled
-from taskyard.wire.pickled import RemoteTraceback
 from tests.client import executor_calls as calls
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Worker, is_alive, until
 
@@ -166,7 +166,7 @@ def test_exception_comes_back_with_its_traceback(executor: Executor) -> None:
     error = error_of(executor.submit(calls.refuse_odd, 3))
     assert isinstance(error, calls.Odd)
     assert error.number == 3
-    assert isinstance(error.__cause__, RemoteTraceback)
+    assert isinstance(error.__cause__, _RemoteTraceback)
     traceback = str(error.__cause__)
     assert "raise Odd(number)" in traceback
     assert "Odd: 3" in traceback
@@ -223,7 +223,7 @@ def test_exception_that_is_too_large_has_its_traceback(executor: Executor) -> No
     error = error_of(executor.submit(calls.raise_large))
     assert isinstance(error, TaskFailed)
     assert "ValueError: xxx" in str(error)
-    assert isinstance(error.__cause__, RemoteTraceback)
+    assert isinstance(error.__cause__, _RemoteTraceback)
 
 
 @pytest.mark.parametrize("crash", [calls.crash, calls.fault])

@@ -12,8 +12,8 @@ import logging
 import secrets
 import sys
 import threading
-from concurrent.futures import BrokenExecutor
 from concurrent.futures import Future as AnyFuture
+from concurrent.futures.process import BrokenProcessPool, _RemoteTraceback
 from functools import partial
 from itertools import count
 from queue import SimpleQueue
@@ -57,11 +57,18 @@ INTERRUPT_SECONDS: Final = 3.0
 _NAME_CHARACTERS_MAX: Final = 40
 
 
-class ExecutorBroken(TaskyardError, BrokenExecutor):
+class ExecutorBroken(TaskyardError, BrokenProcessPool):
     """The executor's own broker or worker has ended, and its calls are lost."""
 
     code = "executor-broken"
     exit_code = ExitCode.NO_BROKER
+
+
+class CallLost(TaskFailed, BrokenProcessPool):
+    """A call ended with neither a value nor an exception: its process died, for example.
+
+    In the standard library this breaks the pool. Here other calls go on.
+    """
 
 
 class CallFuture(AnyFuture[_T]):
@@ -424,9 +431,12 @@ class ExecutorCore:
             raised, traceback = pickled.decode_exception(self.client.output(name), self._token)
         except TaskyardError:
             return error
-        if raised is None and traceback:
-            error.__cause__ = pickled.RemoteTraceback(traceback)
-        return error if raised is None else raised
+        if not traceback:
+            return CallLost(str(error), error.reason) if type(error) is TaskFailed else error
+        shown = error if raised is None else raised
+        # typeshed has another type.
+        shown.__cause__ = _RemoteTraceback(f'\n"""\n{traceback}"""')  # type: ignore[arg-type]
+        return shown
 
     def _on_broken(self, why: str) -> None:
         """Fail all calls. Called by the local cluster: the thread may wait for the broker."""
@@ -463,13 +473,13 @@ def _on_exit() -> None:
 atexit.register(_on_exit)
 
 
-def _unpickle_error(name: str, raised: BaseException) -> TaskFailed:
+def _unpickle_error(name: str, raised: BaseException) -> CallLost:
     """Return the error for a result whose unpickling raised, with its traceback."""
     try:
         shown = repr(raised)
     except BaseException:  # noqa: BLE001  # a user's class
         shown = type(raised).__name__
-    error = TaskFailed(
+    error = CallLost(
         f"the result of {name} can't be unpickled: {shown} (can its module be imported here?)"
     )
     return error.with_traceback(raised.__traceback__)

@@ -7,10 +7,13 @@ end with it.
 from __future__ import annotations
 
 import concurrent.futures
+import multiprocessing
 import os
 import sys
 import time
+import warnings
 import weakref
+from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -22,6 +25,7 @@ from taskyard.wire import pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from multiprocessing.context import BaseContext
     from pathlib import Path
     from types import TracebackType
 
@@ -37,9 +41,10 @@ class Executor(concurrent.futures.Executor):
     The processes are a broker's workers that allow pickled calls, or its own.
     """
 
-    def __init__(  # noqa: PLR0913  # all but the first are named
+    def __init__(  # noqa: PLR0913  # those of the standard library, and named ones
         self,
-        broker: Brokers = None,
+        broker: Brokers | int = None,
+        mp_context: BaseContext | None = None,
         *,
         state: str | Path | None = None,
         workers: int | None = None,
@@ -53,8 +58,11 @@ class Executor(concurrent.futures.Executor):
         Of several brokers, one chosen by a hash runs all calls.
 
         Without `broker` and `state`, it starts a broker and `workers` processes (1) with `slots`
-        calls at once each (one per core). They end with the executor. `max_workers` is the standard
-        library's name for `slots`. With a broker, raises `NoBroker` if it does not answer.
+        calls at once each (one per core). They end with the executor. `max_workers`, also as the
+        first argument, is the standard library's name for `slots`. With a broker, raises `NoBroker`
+        if it does not answer.
+
+        `mp_context` changes nothing: processes never share the memory of this one.
 
         After `timeout` seconds without an answer from the broker, calls fail with `NoBroker`.
         `service` is the service of the calls: a worker has to offer it, and to allow
@@ -63,10 +71,12 @@ class Executor(concurrent.futures.Executor):
         _check_main_guard()
         # Results refer to the main script by the name under which a worker runs it.
         sys.modules.setdefault(pickled.MAIN_NAME, sys.modules["__main__"])
-        if max_workers is not None:
-            if slots is not None:
-                raise UserError("slots and max_workers: give only one")
-            slots = max_workers
+        if isinstance(broker, int):
+            if max_workers is not None:
+                raise TypeError("max_workers: given twice")
+            broker, max_workers = None, broker
+        slots = _check_slots(slots, max_workers)
+        self._mp_context = _check_context(mp_context)
         if broker is None and state is None:
             workers = _check_positive("workers", workers, 1)
             slots = _check_positive("slots", slots)
@@ -98,19 +108,28 @@ class Executor(concurrent.futures.Executor):
         *iterables: Iterable[Any],
         timeout: float | None = None,
         chunksize: int = 1,
+        buffersize: int | None = None,
     ) -> Iterator[_T]:
         """Yield the values of a function for many arguments, in their order.
 
-        A task makes `chunksize` calls. Raises `TimeoutError` if a value is not there in time.
+        A task makes `chunksize` calls. Raises `TimeoutError` if a value is not there in time. All
+        tasks are submitted at once, or `buffersize` of them, and one more for each that is done.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1")
+        if buffersize is not None and not isinstance(buffersize, int):
+            raise TypeError("buffersize must be an integer or None")
+        if buffersize is not None and buffersize < 1:
+            raise ValueError("buffersize must be None or > 0")
         deadline = None if timeout is None else time.monotonic() + timeout
         rows = zip(*iterables, strict=False)
         chunks = iter(lambda: [*islice(rows, chunksize)], [])
         core = self._core
-        futures = [core.submit(pickled.call_each, (fn, chunk), {}, fn) for chunk in chunks]
-        return _results_in_order(core, futures, deadline)
+        later = (core.submit(pickled.call_each, (fn, chunk), {}, fn) for chunk in chunks)
+        futures = deque(islice(later, buffersize))
+        if buffersize is None:
+            return _results_in_order(core, futures, iter(()), deadline)
+        return _results_in_order(core, futures, _while_alive(later, weakref.ref(self)), deadline)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002  # the standard's
         """Refuse new calls. With `wait`, return when all are settled and all processes ended."""
@@ -132,21 +151,58 @@ class Executor(concurrent.futures.Executor):
 
 
 def _results_in_order(
-    core: ExecutorCore, futures: list[CallFuture[list[_T]]], deadline: float | None
+    core: ExecutorCore,
+    futures: deque[CallFuture[list[_T]]],
+    later: Iterator[CallFuture[list[_T]]],
+    deadline: float | None,
 ) -> Iterator[_T]:
-    """Yield the values of calls in their order. Does not keep the executor alive."""
-    futures.reverse()
+    """Yield the values of calls in their order. Take one of `later` for each that is done.
+
+    Does not keep the executor alive.
+    """
     try:
         while futures:
+            futures.extend(islice(later, 1))
             left = None if deadline is None else deadline - time.monotonic()
-            values = futures[-1].result(left)
-            futures.pop()
+            values = futures[0].result(left)
+            futures.popleft()
             values.reverse()
             while values:
                 yield values.pop()  # so that no reference to a yielded value stays
     finally:
         if waiting := [future.full_name for future in futures if not future.done()]:
             core.cancel_unstarted(waiting)
+
+
+def _while_alive(
+    calls: Iterator[CallFuture[_T]], executor: weakref.ref[Executor]
+) -> Iterator[CallFuture[_T]]:
+    """Submit calls, as long as their executor is not garbage-collected."""
+    while executor() is not None and (call := next(calls, None)) is not None:
+        yield call
+
+
+def _check_slots(slots: int | None, max_workers: int | None) -> int | None:
+    """Return the slots under either of their names."""
+    if max_workers is None:
+        return slots
+    if slots is not None:
+        raise UserError("slots and max_workers: give only one")
+    if max_workers < 1:
+        raise ValueError("max_workers must be greater than 0")
+    return max_workers
+
+
+def _check_context(mp_context: BaseContext | None) -> BaseContext:
+    """Return the context that resembles this executor's processes. Warn of one that does not."""
+    if mp_context is not None and mp_context.get_start_method() == "fork":
+        warnings.warn(
+            "mp_context 'fork': processes of a taskyard.Executor do not inherit the memory of this "
+            "one (pass values as arguments)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return mp_context or multiprocessing.get_context("spawn")
 
 
 def _check_main_guard() -> None:

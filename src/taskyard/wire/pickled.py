@@ -190,10 +190,14 @@ def pickle_result(value: object) -> bytes:
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception in another process, as text."""
+    """The traceback of an exception in another process, as text in `tb`."""
+
+    def __init__(self, traceback: str) -> None:
+        super().__init__(traceback)
+        self.tb = f'\n"""\n{traceback}"""'
 
     def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
+        return self.tb
 
 
 def encode_exception(error: BaseException, traceback: str, token: str = "") -> bytes:

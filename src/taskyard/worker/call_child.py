@@ -28,7 +28,7 @@ from typing import Any, Final, NoReturn
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
-from taskyard.errors import UserError
+from taskyard.errors import NotEncodable, UserError
 from taskyard.wire import pickled
 from taskyard.wire.payloads import Call, decode_call, encode_value
 from taskyard.wire.pickled import IMPORTING_VARIABLE, MAIN_NAME, Origin, Pickled
@@ -198,7 +198,7 @@ class CallRunner:
         try:
             return Outcome.DONE, self._pickled_result(call), b""
         except _CallRefused as error:
-            return _refusal(error)
+            return _refusal(error, _encoded_cause(error, call.origin.token))
         except BaseException as error:  # noqa: BLE001 - no exception may end the process
             printed = _print_traceback(error)
             return _failure(error, pickled.encode_exception(error, printed, call.origin.token))
@@ -218,7 +218,7 @@ class CallRunner:
             function, args, kwargs = pickled.unpickle(call.call)
         except UserError as error:
             raise _CallRefused(str(error)) from error
-        except Exception as error:
+        except BaseException as error:  # even an exit: the function was not called
             raise _CallRefused(_unpickle_error(call, error)) from error
         value = function(*args, **kwargs)
         try:
@@ -261,15 +261,23 @@ def _check_size(result: bytes, bytes_max: int) -> bytes:
     return result
 
 
-def _refusal(error: _CallRefused) -> CallResult:
-    return Outcome.FAILED_FINAL, cut_reason(str(error).encode(errors="replace")), b""
+def _refusal(error: _CallRefused, line: bytes = b"") -> CallResult:
+    return Outcome.FAILED_FINAL, cut_reason(str(error).encode(errors="replace")), line
+
+
+def _encoded_cause(error: _CallRefused, token: str) -> bytes:
+    """Return a line with the exception of a result that can't be pickled, else none."""
+    cause = error.__cause__
+    if not isinstance(cause, NotEncodable):
+        return b""
+    return pickled.encode_exception(cause, f"{_exception_text(cause)}\n", token)
 
 
 def _failure(error: BaseException, line: bytes = b"") -> CallResult:
     return Outcome.FAILED, cut_reason(_exception_text(error).encode(errors="replace")), line
 
 
-def _unpickle_error(call: Pickled, error: Exception) -> str:
+def _unpickle_error(call: Pickled, error: BaseException) -> str:
     text = f"can't unpickle the call: {_exception_text(error)}"
     if call.origin.main is None and call.origin.main_module is None and b"_main__" in call.call:
         text += " (move definitions from an interactive session into a file)"
