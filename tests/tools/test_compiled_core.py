@@ -1,6 +1,7 @@
-"""The build hook: wheels are pure unless asked, and only modules that mypyc supports are compiled.
+"""The build hook: compiles only if asked, and only modules that mypyc supports.
 
-`./yard check --long` compiles them and runs the tests of the core (`tools/compiled_check.py`).
+`tests/wheel` tests that other wheels are pure. `./yard check --long` compiles the modules and runs
+the tests of the core (`tools/compiled_check.py`).
 """
 
 import importlib
@@ -8,7 +9,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from zipfile import ZipFile
 
 import msgspec
 import pytest
@@ -16,20 +16,6 @@ import pytest
 import compiled_core
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-def test_wheel_is_pure_without_the_variable(tmp_path: Path) -> None:
-    others = {name: value for name, value in os.environ.items() if name != compiled_core.VARIABLE}
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, env=others, check=True, capture_output=True)
-    (wheel,) = tmp_path.iterdir()
-    assert wheel.name.endswith("-py3-none-any.whl")
-    with ZipFile(wheel) as archive:
-        names = archive.namelist()
-        (about,) = [archive.read(name) for name in names if name.endswith(".dist-info/WHEEL")]
-    assert b"Root-Is-Purelib: true" in about
-    assert [name for name in names if name.endswith(".so")] == []
-    assert set(compiled_core.MODULES) <= set(names)
 
 
 @pytest.mark.parametrize("module", compiled_core.MODULES)

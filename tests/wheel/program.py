@@ -1,0 +1,32 @@
+"""A user's program, run with the installed wheel: commands, calls and their types.
+
+It needs a broker and a worker in its directory. `mypy --strict` checks the types that it asserts.
+"""
+
+from typing import Any, assert_type
+
+import taskyard
+
+
+def cube(number: int) -> int:
+    return number**3
+
+
+def main() -> None:
+    with taskyard.Executor(slots=1) as executor:
+        assert_type(executor.submit(cube, 3).result(), int)
+        assert [*executor.map(cube, range(3))] == [0, 1, 8]
+    with taskyard.Client() as client:
+        future = client.submit(["echo", "hello"], name="hello", campaign="greetings")
+        assert future.result() == "hello\n"
+        assert_type(client.show("greetings/hello"), dict[str, Any])
+        assert client.submit("operator:add", args=[1, 2]).result() == 3
+        assert_type(client.counts("greetings"), dict[str, int])
+    try:
+        client.status()
+    except taskyard.TaskyardError as error:
+        assert_type(error.code, str)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Mistakes that a type checker finds. With `mypy --strict`, an ignored line without an error of its
+kind is an error itself. It is never run."""
+
+import taskyard
+
+
+def cube(number: int) -> int:
+    return number**3
+
+
+def mistakes(client: taskyard.Client, executor: taskyard.Executor) -> None:
+    taskyard.Clinet()  # type: ignore[attr-defined]
+    executor.submit(cube, "3")  # type: ignore[arg-type]
+    executor.submit(cube, 1, 2)  # type: ignore[call-arg]
+    text: str = executor.submit(cube, 3).result()  # type: ignore[assignment]
+    client.submit(3)  # type: ignore[arg-type]
+    client.show(text, timeout="1 s")  # type: ignore[arg-type]
+    client.cuont("greetings")  # type: ignore[attr-defined]
+    client.counts(b"greetings")  # type: ignore[arg-type]
