@@ -1,6 +1,7 @@
 """Pickled calls: decoding reverses encoding, and errors name the part that can't be pickled."""
 
 import contextlib
+import pickle
 import threading
 import traceback
 from typing import Any
@@ -76,8 +77,12 @@ def test_path_that_is_not_unicode_is_refused() -> None:
 
 
 def test_function_and_arguments_are_unpickled_as_pickled() -> None:
-    call = pickled.pickle_call(pow, [2], {"exp": 3})
-    assert pickled.unpickle(call) == (pow, (2,), {"exp": 3})
+    body = pickled.pickle_call(pow, [2], {"exp": 3})
+    assert pickled.unpickle(body.pickle) == (pow, (2,), {"exp": 3})
+    assert not body.needs_main
+
+
+LOCK = threading.Lock()
 
 
 class Refusing:
@@ -90,14 +95,56 @@ class Refusing:
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        ((lambda: None, [], {}), r"function <function .* can't be pickled: .* \(define it at the"),
+        (
+            (lambda: LOCK, [], {}),
+            r"function <function .* can't be pickled: .* \(it uses 'LOCK', of type lock: make",
+        ),
         ((pow, [1, threading.Lock()], {}), "argument 2, of type lock, can't be pickled: cannot"),
         ((pow, [], {"exp": Refusing()}), "argument 'exp', of type Refusing, can't be pickled"),
     ],
 )
 def test_part_that_can_not_be_pickled_is_named(call: Any, reason: str) -> None:
-    with pytest.raises(UserError, match=reason):
+    with pytest.raises(UserError, match=reason) as caught:
         pickled.pickle_call(*call)
+    assert isinstance(caught.value, pickle.PicklingError)
+
+
+def main_function(code: str) -> Any:
+    """Return the last function that a program of `__main__` defines."""
+    variables: dict[str, Any] = {"__name__": "__main__"}
+    exec(code, variables)  # noqa: S102
+    return [*variables.values()][-1]
+
+
+def test_function_of_main_travels_by_value_and_mentions_no_script() -> None:
+    body = pickled.pickle_call(main_function("def double(x): return 2 * x"), [2], {})
+    function, args, _ = pickled.unpickle(body.pickle)
+    assert function(*args) == 4
+    assert not body.needs_main
+
+
+def test_function_pickled_once_is_in_every_call_and_loaded_once() -> None:
+    double = main_function("def double(x): return 2 * x")
+    shared = pickled.pickle_once(double)
+    bodies = [pickled.pickle_call(pickled.call_each, (shared, [[n]]), {}) for n in (1, 2)]
+    (_, one, _), (_, two, _) = [pickled.unpickle(body.pickle) for body in bodies]
+    assert one[0] is two[0]
+    assert [pickled.call_each(*one), pickled.call_each(*two)] == [[2], [4]]
+    assert not any(body.needs_main for body in bodies)
+
+
+def test_argument_of_main_beside_a_function_pickled_once_travels_by_value() -> None:
+    shared = pickled.pickle_once(main_function("def double(x): return 2 * x"))
+    body = pickled.pickle_call(shared, [main_function("class Point: x = 7")()], {})
+    assert b"value_pickler" in body.pickle
+    _, (point,), _ = pickled.unpickle(body.pickle)
+    assert point.x == 7
+
+
+def test_function_of_a_module_is_not_pickled_once() -> None:
+    assert pickled.pickle_once(pow) is pow
+    lock_user = main_function("import threading; lock = threading.Lock()\ndef use(): return lock")
+    assert pickled.pickle_once(lock_user) is lock_user  # its calls raise
 
 
 def test_result_that_can_not_be_pickled_is_named() -> None:

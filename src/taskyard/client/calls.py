@@ -19,8 +19,6 @@ from itertools import count
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from msgspec import structs
-
 from taskyard.campaign.batches import encode_text
 from taskyard.client.client import Client
 from taskyard.client.origins import CallOrigins
@@ -165,7 +163,7 @@ class ExecutorCore:
         self._terms = Terms(campaign=encode_text(self.campaign), service=encode_text(service))
         self._numbers = count(1)
         self._token = secrets.token_hex(16)
-        self._origins = CallOrigins()
+        self.origins = CallOrigins(self._token)
         self._timeout = timeout
         self._client = client
         #: Set when there is a client, or when there will be none.
@@ -216,9 +214,7 @@ class ExecutorCore:
             self._check_open()
             self._pending[name] = future
         try:
-            call = pickled.pickle_call(function, args, kwargs)
-            origin = structs.replace(self._origins.of(call), token=self._token)
-            payload = pickled.encode_pickled_call(call, origin)
+            payload = self.origins.encode(function, args, kwargs)
         except UserError as error:  # raised by the future, as in the standard library
             self._settle(future, partial(future.settle_exception, error))
             return future

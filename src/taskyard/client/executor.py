@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
-import sys
 import time
 import warnings
 import weakref
@@ -69,8 +68,6 @@ class Executor(concurrent.futures.Executor):
         pickled calls.
         """
         _check_main_guard()
-        # Results refer to the main script by the name under which a worker runs it.
-        sys.modules.setdefault(pickled.MAIN_NAME, sys.modules["__main__"])
         if isinstance(broker, int):
             if max_workers is not None:
                 raise TypeError("max_workers: given twice")
@@ -125,7 +122,8 @@ class Executor(concurrent.futures.Executor):
         rows = zip(*iterables, strict=False)
         chunks = iter(lambda: [*islice(rows, chunksize)], [])
         core = self._core
-        later = (core.submit(pickled.call_each, (fn, chunk), {}, fn) for chunk in chunks)
+        shared = core.origins.pickle_once(fn)
+        later = (core.submit(pickled.call_each, (shared, chunk), {}, fn) for chunk in chunks)
         futures = deque(islice(later, buffersize))
         if buffersize is None:
             return _results_in_order(core, futures, iter(()), deadline)

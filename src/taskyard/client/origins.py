@@ -1,4 +1,4 @@
-"""Where a worker finds the functions of a pickled call: search path, main script or module.
+"""Payloads of pickled calls, with where a worker finds their functions: search path and script.
 
 Reads `sys.path` and `__main__`. Changes neither.
 """
@@ -9,43 +9,63 @@ import os
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
+from taskyard.wire import pickled
 from taskyard.wire.pickled import Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 #: Directories of the standard library and of installed packages. A worker has its own.
 _INSTALL_DIRECTORIES: Final = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
-#: Part of every pickle that refers to the main script, under any of its names.
-_MAIN_MARK: Final = b"_main__"
-
 
 class CallOrigins:
-    """The origins of this program's calls. Refreshed when `sys.path` has changed."""
+    """Encodes this program's calls with their origins. Follows changes of `sys.path`."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: str = "") -> None:
+        """Put a token into all calls, which precedes their exceptions in the output."""
+        self._token = token
         self._sys_path: list[str] | None = None
-        self._origin = Origin()
         self._origin_with_main = Origin()
+        #: Whether a worker can run the main script. An interactive session has none.
+        self._has_script = False
+        #: Of calls that do not refer to the main script by path.
+        self._header = b""
 
-    def of(self, call: bytes) -> Origin:
-        """Return the origin of a pickled call.
+    def encode(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> bytes:
+        """Encode the payload of a call. Raise `NotEncodable`.
 
-        It names the main script only if the call refers to it: the worker has to run it.
+        It names the main script only if it refers to that by path: the worker has to run it.
         """
         if self._sys_path != sys.path:
             self._refresh()
-        return self._origin_with_main if _MAIN_MARK in call else self._origin
+        body = pickled.pickle_call(function, args, kwargs, has_script=self._has_script)
+        if not body.needs_main:
+            return self._header + body.pickle
+        # Results refer to the script by the name under which a worker runs it.
+        sys.modules.setdefault(pickled.MAIN_NAME, sys.modules["__main__"])
+        return pickled.encode_pickled_call(body.pickle, self._origin_with_main)
+
+    def pickle_once(self, function: Callable[..., Any]) -> Any:  # noqa: ANN401  # a callable in the worker
+        """Return a substitute for a function that many calls share."""
+        if self._sys_path != sys.path:
+            self._refresh()
+        return pickled.pickle_once(function, has_script=self._has_script)
 
     def _refresh(self) -> None:
-        self._sys_path = [*sys.path]
-        users = filter(_is_user_directory, self._sys_path)
+        users = filter(_is_user_directory, sys.path)
         path = tuple(dict.fromkeys(map(os.path.abspath, users)))  # "" is the current directory
-        self._origin = Origin(path=path)
+        self._header = pickled.encode_pickled_call(b"", Origin(path=path, token=self._token))
         main, module = _main_script()
-        self._origin_with_main = Origin(main, module, path)
+        self._has_script = main is not None or module is not None
+        self._origin_with_main = Origin(main, module, path, self._token)
+        self._sys_path = [*sys.path]
 
 
 def _is_user_directory(place: str) -> bool:

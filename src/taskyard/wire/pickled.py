@@ -4,14 +4,19 @@ A payload is one line of JSON, which describes the origin of the pickle, and the
 exception is the last line of its task's output, in base64 with the traceback as text, so that logs
 stay text.
 
+Functions and classes of modules travel by their import path. Those of `__main__` and of notebooks,
+lambdas and closures travel by value.
+
 Unpickling runs any code of the sender. A worker does it only if its owner allows it, and a client
 only with results of its own tasks. Knows nothing of processes.
 """
 
 import base64
-import importlib
+import inspect
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -109,26 +114,89 @@ def decode_pickled_call(payload: bytes) -> Pickled:
 
 # Calls.
 
+#: Part of every pickle that refers to the main script or session, under any of its names.
+_MAIN_MARK: Final = b"_main__"
+
+#: A longer function is pickled once for all calls of a `map`.
+_REPEATED_BYTES_MAX: Final = 1024
+
+#: Functions of `map` that a process keeps. Their globals stay between calls, as a module's do.
+_FUNCTIONS_KEPT: Final = 8
+
+
+class CallBody(Struct, frozen=True):
+    """A pickled call, with the facts for its header."""
+
+    pickle: bytes
+    #: It refers to the main script by path, so the worker has to run that.
+    needs_main: bool = False
+
+
+class _Contents:
+    """Notes on the call that is being pickled. Most calls need none."""
+
+    #: Mentions of the main script inside functions that were pickled before.
+    marks = 0
+    needs_main = False
+
+
+_contents: ContextVar[_Contents | None] = ContextVar("taskyard_call_contents", default=None)
+
 
 def pickle_call(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> bytes:
-    """Pickle a call. Raise UserError that names the part that can't be pickled.
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    has_script: bool = True,
+) -> CallBody:
+    """Pickle a call. Raise `NotEncodable` that names the part that can't be pickled.
 
-    Objects that the standard library refuses, such as a lambda, are left to cloudpickle if that is
-    installed.
+    `has_script`: a worker can run this program's main script. A function that can't be pickled by
+    value then travels by its path there.
     """
     call = (function, tuple(args), dict(kwargs))
     try:
-        return pickle.dumps(call, PROTOCOL)
-    except Exception as error:
-        dumps = _cloudpickle_dumps()
-        if dumps is None:
-            raise NotEncodable(_unpicklable_part(*call, error)) from error
-    try:
-        return dumps(call, PROTOCOL)
+        if PickledFunction in (type(function), type(args[0]) if args else None):
+            return _pickle_contents(call, has_script=has_script)
+        return _pickle(call, has_script=has_script)
     except Exception as error:
         raise NotEncodable(_unpicklable_part(*call, error)) from error
+
+
+class PickledFunction:
+    """A function that was pickled before. In a worker it is the function itself."""
+
+    def __init__(self, function: Callable[..., Any], body: CallBody) -> None:
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        self._body = body
+        self._marks = body.pickle.count(_MAIN_MARK)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if (contents := _contents.get()) is not None:
+            contents.marks += self._marks
+            contents.needs_main |= self._body.needs_main
+        return load_function, (self._body.pickle,)
+
+
+def pickle_once(function: Callable[..., Any], *, has_script: bool = True) -> Any:  # noqa: ANN401  # a callable in the worker
+    """Return a substitute for a function that is quick to pickle in many calls.
+
+    It is the function itself if that is short and travels by path, or can't be pickled.
+    """
+    try:
+        body = _pickle(function, has_script=has_script)
+    except Exception:  # noqa: BLE001  # each call will raise it
+        return function
+    is_short = len(body.pickle) <= _REPEATED_BYTES_MAX and _MAIN_MARK not in body.pickle
+    return function if is_short else PickledFunction(function, body)
+
+
+@lru_cache(_FUNCTIONS_KEPT)
+def load_function(body: bytes) -> Callable[..., Any]:
+    """Return the function of a `PickledFunction`, one object for all calls in this process."""
+    function: Callable[..., Any] = unpickle(body)
+    return function
 
 
 def call_each(function: Callable[..., Any], rows: Sequence[Sequence[Any]]) -> list[Any]:
@@ -140,13 +208,51 @@ def unpickle(pickled: bytes) -> Any:  # noqa: ANN401  # any value of a user
     return pickle.loads(pickled)  # noqa: S301  # callers must trust the sender
 
 
-def _cloudpickle_dumps() -> Callable[[Any, int], bytes] | None:
+def _pickle(value: object, *, has_script: bool) -> CallBody:
+    """Pickle by path. If that refers to the main script or fails, look closer."""
     try:
-        module = importlib.import_module("cloudpickle")
-    except ImportError:
-        return None
-    dumps: Callable[[Any, int], bytes] = module.dumps
-    return dumps
+        by_path = pickle.dumps(value, PROTOCOL)
+    except Exception:  # noqa: BLE001  # the error of the last way is raised
+        return _pickle_contents(value, has_script=has_script)
+    if _MAIN_MARK in by_path:
+        return _pickle_contents(value, has_script=has_script)
+    return CallBody(by_path)
+
+
+def _pickle_contents(value: object, *, has_script: bool) -> CallBody:
+    """Pickle by path, and note what is found. If that does not do, pickle by value."""
+    contents, by_path = _Contents(), None
+    before = _contents.set(contents)
+    try:
+        by_path = pickle.dumps(value, PROTOCOL)
+        if by_path.count(_MAIN_MARK) == contents.marks:
+            return CallBody(by_path, contents.needs_main)
+    except Exception:  # noqa: BLE001, S110  # the error of the last way is raised
+        pass
+    finally:
+        _contents.reset(before)
+    return _pickle_by_value(value, by_path if has_script else None)
+
+
+def _pickle_by_value(value: object, by_path: bytes | None) -> CallBody:
+    """Pickle by value. If that fails, return the pickle that refers to the main script."""
+    contents = _Contents()
+    before = _contents.set(contents)
+    try:
+        by_value = _dumps_by_value(value, PROTOCOL)
+    except Exception:
+        if by_path is None:
+            raise
+        return CallBody(by_path, needs_main=True)
+    finally:
+        _contents.reset(before)
+    return CallBody(by_value, contents.needs_main or MAIN_NAME.encode() in by_value)
+
+
+def _dumps_by_value(value: object, protocol: int) -> bytes:
+    from taskyard.wire import value_pickler  # noqa: PLC0415  # cloudpickle, where it is needed
+
+    return value_pickler.dumps(value, protocol)
 
 
 def _unpicklable_part(
@@ -157,10 +263,7 @@ def _unpicklable_part(
 ) -> str:
     """Return an error text that names the part of a call that can't be pickled."""
     if not _can_be_pickled(function):
-        return (
-            f"function {function!r} can't be pickled: {error} (define it at the top of a module, "
-            "not as a lambda or inside a function, or install cloudpickle)"
-        )
+        return f"function {function!r} can't be pickled: {error}{_global_at_fault(function)}"
     named = [(f"argument {number}", value) for number, value in enumerate(args, start=1)]
     named += [(f"argument {name!r}", value) for name, value in kwargs.items()]
     for name, value in named:
@@ -169,9 +272,27 @@ def _unpicklable_part(
     return f"call of {function!r} can't be pickled: {error}"
 
 
+def _global_at_fault(function: Callable[..., Any]) -> str:
+    """Return a hint that names the variable of a function that can't be pickled."""
+    for name, value in _variables(inspect.unwrap(function)):
+        if value is not function and not _can_be_pickled(value):
+            kind = type(value).__name__
+            return f" (it uses {name!r}, of type {kind}: make that inside the function)"
+    return ""
+
+
+def _variables(function: Callable[..., Any]) -> Iterator[tuple[str, object]]:
+    try:
+        used = inspect.getclosurevars(function)
+    except (TypeError, ValueError):  # not a plain function, or a variable has no value yet
+        return
+    yield from used.nonlocals.items()
+    yield from used.globals.items()
+
+
 def _can_be_pickled(value: object) -> bool:
     try:
-        pickle.dumps(value, PROTOCOL)
+        _pickle(value, has_script=False)
     except Exception:  # noqa: BLE001  # a class of a user's may raise anything
         return False
     return True
@@ -181,12 +302,23 @@ def _can_be_pickled(value: object) -> bool:
 
 
 def pickle_result(value: object) -> bytes:
-    """Pickle a return value. Raise UserError."""
+    """Pickle a return value. Raise `NotEncodable`."""
     try:
-        return pickle.dumps(value, PROTOCOL)
+        return _dumps_either(value)
     except Exception as error:
         kind = type(value).__name__
         raise NotEncodable(f"result of type {kind} can't be pickled: {error}") from error
+
+
+def _dumps_either(value: object) -> bytes:
+    """Pickle by path or, where that fails, by value.
+
+    A worker that ran the caller's script has its classes at the path where the caller finds them.
+    """
+    try:
+        return pickle.dumps(value, PROTOCOL)
+    except Exception:  # noqa: BLE001  # the error of the second way is raised
+        return _dumps_by_value(value, PROTOCOL)
 
 
 class RemoteTraceback(Exception):
@@ -207,7 +339,7 @@ def encode_exception(error: BaseException, traceback: str, token: str = "") -> b
     if len(traceback) > TRACEBACK_CHARACTERS_MAX:
         traceback = _CUT + traceback[len(_CUT) - TRACEBACK_CHARACTERS_MAX :]
     try:
-        pickled = pickle.dumps((error, traceback), PROTOCOL)
+        pickled = _dumps_either((error, traceback))
         unpickle(pickled)  # some exception classes can be pickled but not unpickled
     except BaseException:  # noqa: BLE001  # a class of a user's may raise anything, even SystemExit
         pickled = b""

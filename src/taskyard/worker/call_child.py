@@ -279,8 +279,8 @@ def _failure(error: BaseException, line: bytes = b"") -> CallResult:
 
 def _unpickle_error(call: Pickled, error: BaseException) -> str:
     text = f"can't unpickle the call: {_exception_text(error)}"
-    if call.origin.main is None and call.origin.main_module is None and b"_main__" in call.call:
-        text += " (move definitions from an interactive session into a file)"
+    if call.origin.main is None and call.origin.main_module is None and "_main__" in text:
+        text += " (move its definition from the interactive session into a file)"
     return text
 
 

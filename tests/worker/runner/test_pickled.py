@@ -40,7 +40,7 @@ HERE = Origin(path=(os.getcwd(),))  # noqa: PTH109
 
 
 def job(function: Any, *args: Any, origin: Origin = HERE, service: bytes = PICKLE) -> Job:
-    payload = pickled.encode_pickled_call(pickled.pickle_call(function, args, {}), origin)
+    payload = pickled.encode_pickled_call(pickled.pickle_call(function, args, {}).pickle, origin)
     return Job(b"t", 1, service, payload)
 
 
