@@ -27,6 +27,9 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     │                          `client.calls`, for the reason below
     ├── OutputTruncated        the task is done, but only a part of its output is kept
     ├── OutputRemoved          the output of the task was removed
+    ├── ValueMissing           a large argument or result was removed
+    ├── ValueDamaged           the file of a large argument or result is damaged
+    ├── ValueNotStored         there is no room for a large argument or result
     ├── TimedOut               a timeout passed
     ├── ClientClosed           the client was closed before the answer arrived
     ├── Interrupted            the command was interrupted
@@ -235,6 +238,27 @@ class OutputRemoved(TaskyardError):
     """The file with the output of a task is missing. `taskyard clean` and age remove files."""
 
     code = "output-removed"
+    exit_code = ExitCode.TASK_FAILED
+
+
+class ValueMissing(TaskyardError):
+    """A large argument or result is not among the broker's values. Age and `clean` remove them."""
+
+    code = "value-missing"
+    exit_code = ExitCode.TASK_FAILED
+
+
+class ValueDamaged(TaskyardError):
+    """The file of a large argument or result differs from what was stored."""
+
+    code = "value-damaged"
+    exit_code = ExitCode.TASK_FAILED
+
+
+class ValueNotStored(TaskyardError):
+    """A large argument or result can't be stored: the disk or `values.quota` is full."""
+
+    code = "value-not-stored"
     exit_code = ExitCode.TASK_FAILED
 
 

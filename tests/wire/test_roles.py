@@ -51,6 +51,10 @@ TABLE: Final = {
     "Follow": "vp-a",
     "Results": "vp-a",
     "Output": "vp-a",
+    "Values": "vpwa",
+    "GetValue": "vp-a",
+    "GetTaskValue": "--wa",
+    "PutValue": "-pwa",
     "Rules": "-pwa",
     "Create": "-p-a",
     "Cancel": "-p-a",
@@ -101,6 +105,12 @@ def requests(location: bytes = WORKER) -> dict[str, bytes]:
         "Follow": asked("Follow"),
         "Results": asked("Results", batch=one),
         "Output": asked("Output", name=b"ready"),
+        "Values": asked("Values"),
+        "GetValue": asked("GetValue", value=b"x"),
+        "GetTaskValue": asked(
+            "GetTaskValue", location=location, name=b"held", attempt=1, value=b"x"
+        ),
+        "PutValue": asked("PutValue", value=b"x"),
         "Rules": asked("Rules", worker=pb.WorkerMsg(service=[b"default"])),
         "Create": peer.create(7, Submission([b"new"], [b""], [Terms()])),
         "Cancel": asked("Cancel", batch=one),

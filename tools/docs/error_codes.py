@@ -234,6 +234,18 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "The file with the output of a task is missing: `taskyard clean` and age remove files.",
             "Run the task again, or keep output longer: `output.keep`.",
         ),
+        "value-missing": Explanation(
+            "A large argument or result is gone: `taskyard clean` and age remove values.",
+            "Submit the task again, or keep values longer: `values.keep`.",
+        ),
+        "value-damaged": Explanation(
+            "The file of a large argument or result differs from what was stored. It is removed.",
+            "Submit the task again, and check the disk.",
+        ),
+        "value-not-stored": Explanation(
+            "There is no room for a large argument or result.",
+            "Free some space (`taskyard clean`), or raise `values.quota`.",
+        ),
         "too-many-failures": Explanation(
             "`run` or `map` was stopped, because `--max-failures` tasks have failed.",
             "Fix the cause, and run the same command again.",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field, structs
 
-from taskyard.core import commands, events, graph
+from taskyard.core import commands, events, graph, values
 from taskyard.core.effects import CommandAck, Refused
 from taskyard.core.limits import (
     LIST_LANES_MAX,
@@ -373,6 +373,9 @@ _ROW: Final = 500
 #: The latest attempt of a listed task: tasks share rows.
 _MEASURED: Final = 100
 
+#: Bytes read from a file and sent in one microsecond.
+_BYTES_READ: Final = 500
+
 #: A portion of a command.
 _PORTION: Final = 20_000
 
@@ -434,6 +437,10 @@ def _output_cost(ledger: Ledger, event: events.OutputRequested, _budget: Budget)
     return _ROW if event.name in ledger.outputs else _VIEW
 
 
+def _value_cost(_ledger: Ledger, event: values.ValueRequested, _budget: Budget) -> int:
+    return 50 + event.count // _BYTES_READ
+
+
 def _command_cost(ledger: Ledger, event: Command, budget: Budget) -> int:
     names = event.scope.names
     count = len(ledger.tasks) if names is None else len(names)
@@ -458,6 +465,7 @@ _COSTS: Final[dict[type[Any], Callable[[Ledger, Any, Budget], int]]] = {
     events.ResultsRequested: _results_cost,
     events.WatchRequested: _watch_cost,
     events.OutputRequested: _output_cost,
+    values.ValueRequested: _value_cost,
     events.CancelRequested: _command_cost,
     events.RetryRequested: _command_cost,
     events.MoveRequested: _command_cost,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field
 
@@ -31,13 +31,14 @@ from taskyard.broker.output_retention import OutputLimits, OutputRetention
 from taskyard.broker.output_store import OutputFiles
 from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
+from taskyard.broker.values import BrokerValues, ValueLimits, ValueRetention
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import LEASED
 from taskyard.errors import StateLocked, UserError
-from taskyard.journal import recovery, starts
+from taskyard.journal import recovery, starts, value_files
 from taskyard.journal.archive import Archive
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
@@ -94,6 +95,10 @@ class BrokerSettings(Struct, frozen=True):
     compact: compaction.CompactionLimits = compaction.CompactionLimits()
     #: How much output is kept, unless a `SettingsReloader` provides it.
     output: OutputLimits = OutputLimits()
+    #: How large arguments and results are kept, unless a `SettingsReloader` provides it.
+    values: ValueLimits = ValueLimits()
+    #: Where, if that is a directory which other machines mount.
+    values_directory: Path | None = None
 
 
 #: Log lines with the number of new rejections and the total. The details are in the replies.
@@ -121,7 +126,7 @@ class SettingsReloader:
         """`read` returns new settings or raises `InvalidSettings`."""
         self._settings = settings
         self._read = read
-        self.output = _output_limits(settings)
+        self.output, self.values = _output_limits(settings), value_limits(settings)
 
     @property
     def rules(self) -> RulesSet:
@@ -136,12 +141,19 @@ class SettingsReloader:
             return None
         logger.warning("settings reloaded: %s", changes.diff(self._settings, found).sentence())
         self._settings = found
-        self.output = _output_limits(found)
+        self.output, self.values = _output_limits(found), value_limits(found)
         return self.rules
 
 
 def _output_limits(settings: Settings) -> OutputLimits:
     return OutputLimits(settings.output.quota_bytes, settings.output.keep_ns)
+
+
+def value_limits(settings: Settings) -> ValueLimits:
+    """Return how large arguments and results are kept by these settings."""
+    values = settings.values
+    limits = (values.minimum_bytes, values.quota_bytes, values.keep_ns, values.grace_ns)
+    return ValueLimits(*limits)
 
 
 def serve(
@@ -162,7 +174,8 @@ def serve(
         signals = STOP_SIGNALS if reloading is None else (*STOP_SIGNALS, signal.SIGHUP)
         host = stack.enter_context(Host(until_eof=settings.until_eof, signals=signals))
         controls, clock = _Controls(host, reloading), host.clock
-        opened = _open(settings, clock, stack)
+        limits = settings if reloading is None else reloading
+        opened = _open(settings, clock, stack, limits)
         guard = Guard()
         listeners = Listeners(opened.store.identity, settings.plain_lease_ns, guard)
         stack.enter_context(closing(listeners))
@@ -175,7 +188,7 @@ def serve(
         transport.new_relays = listeners.new_relays
         broker = opened.broker(transport, clock)
         broker.is_reading = transport.is_reading
-        broker.enqueue(settings.rules if reloading is None else reloading.rules)
+        broker.enqueue(limits.rules)
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
@@ -187,13 +200,12 @@ def serve(
         reporter = HealthReporter(broker, listeners, guard, health_state)
         listeners.dwork.report_health(reporter.measures)
         logs = _logs(broker, transport, listeners)
-        retention = opened.retention(clock, reloading or settings)
-        housekeeping = _Housekeeping(logs, opened.compactor, retention, broker)
+        housekeeping = _Housekeeping(logs, opened, broker, limits)
         _run_until_stopped(
             broker, transport, listeners, housekeeping, lambda: controls.should_stop(broker)
         )
         _note(health_state, starts.Word.STOPPED, clock)
-        logger.info("stopped: %d rows in the journal", broker.store.head.sequence)
+        logger.info("stopped: %d rows in the journal", opened.store.head.sequence)
 
 
 def _note(state: Path | None, word: starts.Word, clock: Clock, recorded_ns: int = 0) -> None:
@@ -237,25 +249,43 @@ class _OpenState(Struct):
     store: Store
     ledger: Ledger
     outputs: OutputFiles
+    values: BrokerValues
     archive: EndedTasks | None = None
     compactor: Compactor | None = None
 
     def broker(self, transport: SocketTransport, clock: Clock) -> Broker:
         scheduler = Scheduler(self.ledger)
-        broker = Broker(scheduler, transport, self.store, clock, self.archive, outputs=self.outputs)
+        files: Any = {"outputs": self.outputs, "values": self.values}
+        broker = Broker(scheduler, transport, self.store, clock, self.archive, **files)
         broker.on_commit = None if self.archive is None else self.archive.on_commit
         return broker
 
     def retention(self, clock: Clock, limits: BrokerSettings | SettingsReloader) -> OutputRetention:
         return OutputRetention(self.outputs, self.ledger, clock, lambda: limits.output)
 
+    def value_retention(
+        self, clock: Clock, limits: BrokerSettings | SettingsReloader
+    ) -> ValueRetention:
+        archive = self.archive
+        return ValueRetention(
+            *(self.values, self.ledger, clock, lambda: limits.values),
+            lambda name: archive is not None and bool(archive.index.find([name])),
+        )
 
-def _open(settings: BrokerSettings, clock: Clock, stack: ExitStack) -> _OpenState:
+
+def _open(
+    settings: BrokerSettings,
+    clock: Clock,
+    stack: ExitStack,
+    limits: BrokerSettings | SettingsReloader,
+) -> _OpenState:
     state = settings.state
     if settings.in_memory:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="taskyard-outputs-")))
         outputs = stack.enter_context(closing(OutputFiles(folder)))
-        return _OpenState(MemoryStore(), Ledger(), outputs)
+        memory = MemoryStore()
+        values = _open_values(settings, limits, memory.identity, stack)
+        return _OpenState(memory, Ledger(), outputs, values)
     outputs = stack.enter_context(closing(OutputFiles(state / output_store.FOLDER)))
     store = stack.enter_context(closing(SqliteStore(state)))
     ledger = recovery.open_ledger(state, store)
@@ -263,7 +293,25 @@ def _open(settings: BrokerSettings, clock: Clock, stack: ExitStack) -> _OpenStat
     archive = EndedTasks(index, ledger, store.head.sequence)
     compactor = Compactor(state, store, archive, clock, settings.compact)
     stack.enter_context(closing(compactor))
-    return _OpenState(store, ledger, outputs, archive, compactor)
+    values = _open_values(settings, limits, store.identity, stack)
+    return _OpenState(store, ledger, outputs, values, archive, compactor)
+
+
+def _open_values(
+    settings: BrokerSettings,
+    limits: BrokerSettings | SettingsReloader,
+    identity: bytes,
+    stack: ExitStack,
+) -> BrokerValues:
+    """Open the directory of values. Those of a state in memory end with it."""
+    directory = settings.values_directory or settings.state / value_files.FOLDER
+    if settings.in_memory:
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="taskyard-values-")))
+    options: Any = {
+        "durable": not settings.in_memory,
+        "shared": settings.values_directory is not None and not settings.in_memory,
+    }
+    return BrokerValues(directory, identity.hex(), lambda: limits.values, **options)
 
 
 def _listen(listeners: Listeners, settings: BrokerSettings, keyring: Keyring | None) -> None:
@@ -301,20 +349,21 @@ class _Housekeeping:
     def __init__(
         self,
         logs: tuple[CountLog | MembershipLog, ...],
-        compactor: Compactor | None,
-        retention: OutputRetention,
+        opened: _OpenState,
         broker: Broker,
+        limits: BrokerSettings | SettingsReloader,
     ) -> None:
         self._logs = logs
-        self._compactor = compactor
-        self._retention = retention
+        self._compactor = opened.compactor
+        self._retention = opened.retention(broker.clock, limits)
+        self._value_retention = opened.value_retention(broker.clock, limits)
         self._broker = broker
 
     def run_step(self) -> int | None:
         """Run one step and return the time until the next, or None."""
         for log in self._logs:
             log.log_if_due()
-        waits = [self._retention.run_step()]
+        waits = [self._retention.run_step(), self._value_retention.run_step()]
         self._broker.note_output_space(self._retention.problem())
         if self._compactor is not None:
             waits.append(self._compactor.run_step())

@@ -15,6 +15,7 @@ from taskyard.broker.output_writer import OutputWriter
 from taskyard.broker.record_stream import RecordStreams
 from taskyard.broker.requests import Requests
 from taskyard.broker.results import ResultLoader
+from taskyard.broker.values import BrokerValues
 from taskyard.broker.whole_results import WholeResults
 from taskyard.core.counters import turn_histogram
 from taskyard.core.effects import Effect
@@ -89,6 +90,7 @@ class Broker:
         index: EndedTaskIndex | None = None,
         *,
         outputs: OutputStore | None = None,
+        values: BrokerValues | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.transport = transport
@@ -103,6 +105,8 @@ class Broker:
         #: Long streams, and those of running attempts.
         self.outputs = OutputMemory() if outputs is None else outputs
         self._output_writer = OutputWriter(self.outputs)
+        #: Large arguments and results. None: there are none.
+        self.values = values
         self._results = ResultLoader(store, index, self._is_reading, self.outputs)
         self._whole_results = WholeResults(scheduler.ledger, self.outputs)
         self._record_streams = RecordStreams(store, scheduler.ledger, index, self._is_reading)
@@ -130,6 +134,8 @@ class Broker:
         records = self.scheduler.take_records()
         self._output_writer.sync(effects)
         if records:
+            if self.values is not None:
+                self.values.note(records)
             body = encode(records)
             head = self._commit(body, len(records))
             if self.on_commit is not None:
@@ -137,6 +143,8 @@ class Broker:
             self._bytes_since_check += len(body)
         has_room = self.scheduler.context.accepting
         self._bytes_since_check += self._output_writer.write(effects, has_room=has_room)
+        if self.values is not None:
+            self._bytes_since_check += self.values.fill(effects)
         self._results.fill(effects)
         self._whole_results.fill(effects)
         self._record_streams.fill(effects, records)

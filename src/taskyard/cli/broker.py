@@ -67,6 +67,7 @@ def broker(  # noqa: PLR0913  # one per option
         secure=secure,
         in_memory=memory,
         until_eof=until_eof,
+        values_directory=cli_context.settings().values.directory,
         plain_lease_ns=cli_context.settings().lease.plain_ns,
         compact=CompactionLimits()
         if compact_after_rows is None

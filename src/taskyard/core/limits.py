@@ -87,6 +87,9 @@ STREAM_END_BYTES: Final = 8 * 1024
 #: Bytes of a stream in one reply.
 OUTPUT_PAGE_BYTES_MAX: Final = 1024 * 1024
 
+#: Bytes of a value in one message: one turn, in which it is read from or written to the disk.
+VALUE_PART_BYTES_MAX: Final = 1024 * 1024
+
 #: Heartbeats in the time of a lease. With fewer, one lost message would expire a worker.
 HEARTBEATS_PER_LEASE_MIN: Final = 3
 

@@ -23,6 +23,7 @@ from taskyard.core import (
     subscriptions,
     task_output,
     timers,
+    values,
 )
 from taskyard.core.context import Context
 from taskyard.core.ledger import Ledger
@@ -141,4 +142,7 @@ _DECIDERS: dict[type, Callable[[Context, Any], None]] = {
     events.TasksProgressed: results.tasks_progressed,
     events.OutputAppended: task_output.output_appended,
     events.SlotFreed: results.slot_freed,
+    values.StoreRequested: values.store_requested,
+    values.ValueRequested: values.value_requested,
+    values.ValueSent: values.value_sent,
 }

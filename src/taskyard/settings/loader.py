@@ -38,6 +38,7 @@ from taskyard.settings.sections import (
     Setting,
     Settings,
     Source,
+    ValuesSection,
     WorkerSection,
 )
 from taskyard.settings.values import InvalidValue, read_name
@@ -390,6 +391,7 @@ def _build_settings(
         listeners=sections,
         lease=LeaseSection(**fields("lease")),
         output=OutputSection(**fields("output")),
+        values=ValuesSection(**fields("values")),
         log=LogSection(**fields("log")),
         worker=WorkerSection(**fields("worker")),
         defaults=ServiceSection(**fields(DEFAULTS)),

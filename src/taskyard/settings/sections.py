@@ -101,6 +101,17 @@ class OutputSection(Struct, frozen=True):
     keep_ns: int | None
 
 
+class ValuesSection(Struct, frozen=True):
+    minimum_bytes: int
+    #: 0 for no limit.
+    quota_bytes: int
+    #: None for ever.
+    keep_ns: int | None
+    grace_ns: int
+    #: None: in the state directory.
+    directory: Path | None
+
+
 class LogSection(Struct, frozen=True):
     format: str
     #: None: depends on where the log is.
@@ -166,6 +177,7 @@ class Settings(Struct, frozen=True):
     listeners: dict[str, ListenSection]
     lease: LeaseSection
     output: OutputSection
+    values: ValuesSection
     log: LogSection
     worker: WorkerSection
     defaults: ServiceSection

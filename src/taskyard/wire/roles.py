@@ -106,6 +106,11 @@ PERMISSIONS: Final[dict[str, dict[Request, Permission]]] = {
         _Q.Follow: Permission(_READERS, "follow records"),
         _Q.Results: Permission(_READERS, "read results"),
         _Q.Output: Permission(_READERS, "read output of tasks"),
+        _Q.Values: Permission(_ALL, "ask how values are kept"),
+        _Q.GetValue: Permission(_READERS, "read values"),
+        # Producers store arguments, workers store results.
+        _Q.PutValue: Permission((Role.PRODUCER, Role.WORKER, Role.ADMIN), "store values"),
+        _Q.GetTaskValue: Permission(_WORKERS, "read values of their tasks", is_by_worker=True),
         _Q.Create: Permission(_PRODUCERS, "submit tasks"),
         _Q.Cancel: Permission(_PRODUCERS, "cancel tasks"),
         _Q.Retry: Permission(_PRODUCERS, "retry tasks"),

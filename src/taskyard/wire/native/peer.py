@@ -19,7 +19,7 @@ from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import frames as tasks
 from taskyard.wire.native import runs as native_runs
-from taskyard.wire.native import streams
+from taskyard.wire.native import streams, value_messages
 from taskyard.wire.native.rules import decode_rule
 from taskyard.wire.payloads import is_command
 
@@ -223,6 +223,11 @@ class Reply:
         """The outputs, each with its length before it was truncated."""
         batch = self._query.batch
         return [*map(Result, batch.output, batch.output_bytes_total or repeat(0))]
+
+    @property
+    def value(self) -> value_messages.ValueReply:
+        """GetValue and PutValue: a part of a value, or how much of it is there."""
+        return value_messages.decode_reply(self._query)
 
     @property
     def page(self) -> streams.OutputPage:

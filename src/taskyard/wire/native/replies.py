@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.core import effects
+from taskyard.core import effects, values
 from taskyard.core.model import Refusal
 from taskyard.core.output import Stream
 from taskyard.core.states import TaskState
@@ -302,6 +302,22 @@ def _output_written(pending: PendingRequests, effect: effects.OutputWritten) -> 
     return pending.answer(effect.request, _Q.NotFound, batch=pb.Batch(name=names, attempt=attempts))
 
 
+def _store(pending: PendingRequests, effect: values.StoreReply) -> list[Reply]:
+    return pending.answer(effect.request, _Q.Values, document=effect.document)
+
+
+def _value_part(pending: PendingRequests, effect: values.ValuePart) -> list[Reply]:
+    if effect.problem:
+        code, reason = Refusal.UNKNOWN.value.encode(), effect.problem.encode()
+        return pending.answer(effect.request, _Q.NotFound, code=code, reason=reason)
+    return pending.answer(effect.request, _Q.GetValue, offset=effect.offset, data=effect.data)
+
+
+def _value_received(pending: PendingRequests, effect: values.ValueReceived) -> list[Reply]:
+    more = {"offset": effect.received, "live": effect.syncing}
+    return pending.answer(effect.request, _Q.PutValue, **more)
+
+
 _REPLIES: Final[dict[type[effects.Effect], Callable[[PendingRequests, Any], list[Reply]]]] = {
     effects.Accepted: _accepted,
     effects.Refused: _refused,
@@ -325,6 +341,9 @@ _REPLIES: Final[dict[type[effects.Effect], Callable[[PendingRequests, Any], list
     effects.OutputWritten: _output_written,
     effects.RecordPage: _record_page,
     effects.RuleList: _rule_list,
+    values.StoreReply: _store,
+    values.ValuePart: _value_part,
+    values.ValueReceived: _value_received,
 }
 
 

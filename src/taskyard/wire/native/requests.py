@@ -16,7 +16,7 @@ from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import is_reserved
 from taskyard.wire.native import frames as tasks
-from taskyard.wire.native import streams
+from taskyard.wire.native import streams, value_messages
 from taskyard.wire.native.frames import (
     FACTS_CACHE_BYTES_MAX,
     UNREGISTERED_FACTS,
@@ -368,6 +368,12 @@ def _output(pending: PendingRequests, incoming: Request) -> Sequence[events.Even
     ]
 
 
+def _value(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    if incoming.query.type == _Q.GetTaskValue:
+        _location(incoming.query)
+    return [value_messages.decode(incoming.query, incoming.route, lambda: pending.add(incoming))]
+
+
 def _results(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
     names = _nonempty_scope(incoming.query).names
     if names is None:
@@ -462,6 +468,7 @@ _DECODERS: Final[dict[int, Callable[[PendingRequests, Request], Sequence[events.
     _Q.Expire: _command,
     _Q.Rules: _rules,
     _Q.Edit: _edit,
+    **dict.fromkeys((_Q.Values, _Q.GetValue, _Q.GetTaskValue, _Q.PutValue), _value),
 }
 
 

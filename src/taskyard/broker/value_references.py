@@ -1,0 +1,179 @@
+"""Which tasks name a value, in their payloads or their results: a value lives as long as they do.
+
+Every name is in a log beside the values, which is on disk before the commit of the record with that
+name. So the log has every name that the journal has. It may have more: those of tasks that have
+ended meanwhile. Knows neither the values' files nor when they are removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from taskyard.core.records import Finished, Submitted
+from taskyard.core.states import TASK_STATES_ENDED, TaskState
+from taskyard.journal.files import open_regular, replace_private
+from taskyard.wire.value_names import MARK, values_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from taskyard.core.ledger import Ledger
+    from taskyard.core.records import AnyRecord
+
+logger = logging.getLogger("taskyard.broker")
+
+#: The file beside the values.
+LOG_FILE: Final = "references"
+
+#: The log is written again if it has this many lines, and most of them are of no use.
+REWRITE_LINES_MIN: Final = 10_000
+
+#: A line: whether the task's result names the value, the value, and the task's key as Latin-1.
+_Line = tuple[bool, str, str]
+
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final = msgspec.json.Decoder(_Line)
+
+
+def references_in(records: Iterable[AnyRecord]) -> Iterator[tuple[bool, str, bytes]]:
+    """Yield each value that records name: whether it is of a result, its name, and the task."""
+    for record in records:
+        if type(record) is Submitted:
+            submission = record.submission
+            if len(submission.payloads) == 1:
+                for value in values_in(submission.payloads[0]):
+                    for name in submission.names:
+                        yield False, value, name
+                continue
+            columns, is_result = (submission.names, submission.payloads), False
+        elif type(record) is Finished and record.results is not None:
+            columns, is_result = (record.names, record.results), True
+        else:
+            continue
+        for name, text in zip(*columns, strict=True):
+            if text.startswith(MARK):
+                for value in values_in(text):
+                    yield is_result, value, name
+
+
+class ValueReferences:
+    """The tasks of each value."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the log, if there is one."""
+        self._path = path
+        #: The keys of tasks whose payloads name a value, and of those whose results do.
+        self._payloads: dict[str, set[bytes]] = {}
+        self._results: dict[str, set[bytes]] = {}
+        #: Lines can't be read, so that references may be missing.
+        self.is_damaged = False
+        self._lines = self._load()
+
+    def __contains__(self, value: str) -> bool:
+        return value in self._payloads or value in self._results
+
+    def note(self, records: Sequence[AnyRecord]) -> None:
+        """Write the references in records to the log, before their commit. Raises `OSError`."""
+        lines: list[bytes] = []
+        for is_result, value, name in references_in(records):
+            if self._add(value, name, is_result=is_result):
+                lines.append(_line(value, name, is_result=is_result))
+        if lines:
+            descriptor = open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            try:
+                data = memoryview(b"".join(lines))
+                while data:
+                    data = data[os.write(descriptor, data) :]
+                os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+            self._lines += len(lines)
+
+    def is_result_of(self, value: str, tasks: Iterable[str]) -> bool:
+        """Return whether the result of one of these tasks names a value."""
+        names = self._results.get(value, ())
+        return any(task.encode() in names for task in tasks)
+
+    def may_run(self, value: str, ledger: Ledger) -> bool:
+        """Return whether a task names a value that may still run. Forgets the others."""
+
+        def may_run(name: bytes) -> bool:
+            task = ledger.tasks.get(name)
+            return task is not None and task.state not in TASK_STATES_ENDED
+
+        return _any_left(self._payloads, value, may_run)
+
+    def has_result(self, value: str, ledger: Ledger, is_archived: Callable[[bytes], bool]) -> bool:
+        """Return whether the result of a task names a value. Forgets tasks without a result."""
+
+        def has_result(name: bytes) -> bool:
+            task = ledger.tasks.get(name)
+            return is_archived(name) if task is None else task.state is TaskState.DONE
+
+        return _any_left(self._results, value, has_result)
+
+    def forget_missing(self, values: Iterable[str]) -> None:
+        """Forget values that are removed. Write the log again if it is mostly of no use."""
+        for value in values:
+            self._payloads.pop(value, None)
+            self._results.pop(value, None)
+        left = sum(map(len, self._payloads.values())) + sum(map(len, self._results.values()))
+        if self._lines >= max(REWRITE_LINES_MIN, 2 * left):
+            replace_private(self._path, b"".join(self._all_lines()))
+            self._lines = left
+
+    def known(self) -> list[str]:
+        """Return the values that tasks name."""
+        return [*self._payloads.keys() | self._results.keys()]
+
+    def _all_lines(self) -> Iterator[bytes]:
+        for is_result, users in ((False, self._payloads), (True, self._results)):
+            for value, names in users.items():
+                for name in names:
+                    yield _line(value, name, is_result=is_result)
+
+    def _add(self, value: str, name: bytes, *, is_result: bool) -> bool:
+        """Add a reference. Return whether it is new."""
+        names = (self._results if is_result else self._payloads).setdefault(value, set())
+        count = len(names)
+        names.add(name)
+        return len(names) > count
+
+    def _load(self) -> int:
+        """Read the log, without a last line that was cut. Return the number of lines."""
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            return 0
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(self._path, len(whole))
+        lines = whole.splitlines()
+        try:
+            for is_result, value, name in map(_decoder.decode, lines):
+                self._add(value, name.encode("latin-1"), is_result=is_result)
+        except (msgspec.MsgspecError, ValueError) as error:
+            self.is_damaged = True
+            logger.warning("%s is damaged, so no values are removed: %s", self._path, error)
+        return len(lines)
+
+
+def _line(value: str, name: bytes, *, is_result: bool) -> bytes:
+    return _encoder.encode((is_result, value, name.decode("latin-1"))) + b"\n"
+
+
+def _any_left(users: dict[str, set[bytes]], value: str, is_left: Callable[[bytes], bool]) -> bool:
+    """Return whether one of a value's tasks is left. Those before it are forgotten."""
+    names = users.get(value)
+    while names:
+        name = names.pop()
+        if is_left(name):
+            names.add(name)
+            return True
+    users.pop(value, None)
+    return False

@@ -1,0 +1,110 @@
+"""Requests for values: large arguments and results of calls, which the broker keeps in files.
+
+Owns the events and effects of these requests, and decides who may read a value. A client reads any.
+A worker reads those that the payload of a task names which it holds. The broker reads and writes
+the files. Knows neither files nor the contents of payloads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.core import membership
+from taskyard.core.effects import Effect, Refused
+from taskyard.core.events import Event
+from taskyard.core.model import Refusal, shown
+
+if TYPE_CHECKING:
+    from taskyard.core.context import Context
+
+
+class StoreRequested(Event):
+    """Return how values are kept."""
+
+    client: bytes
+    request: int = 0
+
+
+class ValueRequested(Event):
+    """Return a part of a value."""
+
+    client: bytes
+    value: bytes
+    offset: int
+    count: int
+    request: int = 0
+    #: A worker that holds this attempt at a task. b"": a client.
+    worker: bytes = b""
+    name: bytes = b""
+    attempt: int = 0
+
+
+class ValueSent(Event):
+    """Write a part of a value behind those before. Without data: return how much is there."""
+
+    client: bytes
+    value: bytes
+    offset: int
+    data: bytes
+    request: int = 0
+
+
+class StoreReply(Effect):
+    """To a client: how values are kept. The broker inserts it."""
+
+    client: bytes
+    request: int
+    document: bytes = b""
+
+
+class ValuePart(Effect):
+    """To a client or a worker: a part of a value. The broker inserts it."""
+
+    client: bytes
+    request: int
+    value: bytes
+    offset: int
+    count: int
+    #: The first line of the payload that must name the value, itself or by a result. None: any
+    #: value may be read.
+    header: bytes | None = None
+    data: bytes = b""
+    #: Why it can't be returned. Empty: it can.
+    problem: str = ""
+
+
+class ValueReceived(Effect):
+    """To a client: how much of a value is there. The broker writes the data first."""
+
+    client: bytes
+    request: int
+    value: bytes
+    offset: int
+    data: bytes = b""
+    #: Bytes that are there.
+    received: int = 0
+    #: All bytes are there, and are being synced to the disk.
+    syncing: bool = False
+
+
+def store_requested(context: Context, event: StoreRequested) -> None:
+    context.send(StoreReply(event.client, event.request))
+
+
+def value_requested(context: Context, event: ValueRequested) -> None:
+    """Accept the request of a client, or of a worker for a task that it holds."""
+    part = ValuePart(event.client, event.request, event.value, event.offset, event.count)
+    if event.worker:
+        task = context.ledger.tasks.get(event.name)
+        if task is None or not membership.holds(event.worker, task, event.attempt):
+            about = f"attempt {event.attempt} at task {shown(event.name)}"
+            text = f"worker {shown(event.worker)}: does not hold {about}"
+            context.send(Refused(event.client, event.request, Refusal.UNKNOWN, text))
+            return
+        part.header = task.payload.partition(b"\n")[0]
+    context.send(part)
+
+
+def value_sent(context: Context, event: ValueSent) -> None:
+    fields = (event.client, event.request, event.value, event.offset, event.data)
+    context.send(ValueReceived(*fields))

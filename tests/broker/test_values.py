@@ -1,0 +1,405 @@
+"""Values at the broker: parts, uploads that resume, references, and the removal of unused ones."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from taskyard.broker import value_references
+from taskyard.broker.turn import Broker
+from taskyard.broker.value_references import ValueReferences
+from taskyard.broker.values import SCAN_NS, BrokerValues, StoreDocument, ValueLimits, ValueRetention
+from taskyard.core.effects import Refused
+from taskyard.core.events import (
+    CancelRequested,
+    Outcome,
+    Scope,
+    SubmitRequested,
+    TasksReported,
+    TasksRequested,
+    WorkerRegistered,
+)
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Refusal, Submission, WorkerFacts
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.values import (
+    StoreReply,
+    StoreRequested,
+    ValuePart,
+    ValueReceived,
+    ValueRequested,
+    ValueSent,
+)
+from taskyard.errors import JournalFailed, UserError
+from taskyard.journal.store import MemoryStore
+from taskyard.journal.value_files import name_of
+from tests.worker.runner_harness import SetClock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from taskyard.core.effects import Effect
+    from taskyard.core.events import Event
+
+CONTENT = bytes(range(256)) * 8
+NAME = name_of(CONTENT)
+OTHER = name_of(CONTENT[1:])
+GRACE_NS = 100 * SECOND_NS
+
+
+def header(*values: str, results: Sequence[str] = ()) -> bytes:
+    """Return a payload or a result that names values."""
+    fields = {"pickle": 1, "values": values, "results": results}
+    return msgspec.json.encode(fields) + b"\n\x80 no pickle"
+
+
+class _Transport:
+    def __init__(self) -> None:
+        self.sent: list[Effect] = []
+
+    def receive(self, _wait_ns: int | None) -> Sequence[Event]:
+        return ()
+
+    def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
+        self.sent += effects
+        return ()
+
+
+class Yard:
+    """A broker with values, and a worker."""
+
+    def __init__(self, directory: Path, store: MemoryStore | None = None) -> None:
+        self.limits = ValueLimits(grace_ns=GRACE_NS)
+        self.values = BrokerValues(directory, "me", lambda: self.limits)
+        self.files = self.values.files
+        self.clock = SetClock()
+        self.clock.now_ns = time.time_ns()  # files have the system's time
+        self.scheduler = Scheduler()
+        self.transport = _Transport()
+        self.broker = Broker(
+            *(self.scheduler, self.transport, store or MemoryStore(), self.clock),
+            values=self.values,
+        )
+        self.retention = ValueRetention(
+            *(self.values, self.scheduler.ledger, self.clock, lambda: self.limits)
+        )
+        self.process(WorkerRegistered(0, b"w", WorkerFacts(slots_total=9)))
+
+    def process(self, *events: Event) -> list[Effect]:
+        self.transport.sent = []
+        self.broker.process(events)
+        return self.transport.sent
+
+    def put(self, content: bytes, name: str = "", offset: int = 0) -> Effect:
+        sent = ValueSent(0, b"c", (name or name_of(content)).encode(), offset, content, 5)
+        return self.process(sent)[0]
+
+    def store(self, content: bytes = CONTENT) -> str:
+        """Store a value, all of it, and wait until it is synced."""
+        self.put(content)
+        while getattr(self.put(b"", name_of(content)), "syncing", False):
+            pass
+        return name_of(content)
+
+    def get(self, value: str = NAME, **more: Any) -> Effect:
+        options = {"offset": 0, "count": 1 << 20, "request": 6, **more}
+        return self.process(ValueRequested(0, b"c", value.encode(), **options))[0]
+
+    def submit(self, name: bytes, payload: bytes, after: list[list[bytes]] | None = None) -> None:
+        self.process(SubmitRequested(0, b"c", Submission([name], [payload], after=after), 3))
+
+    def finish(self, name: bytes, result: bytes) -> None:
+        self.process(TasksRequested(0, b"w", 9, request=4))
+        self.process(TasksReported(0, b"w", [name], [1], [Outcome.DONE], [result], None, 8))
+
+    def sweep(self) -> list[str]:
+        """Run a scan, and return the names of the values that are left."""
+        self.clock.now_ns += SCAN_NS
+        while self.retention.run_step() == 0:
+            pass
+        return [file.name for file in self.files.walk()]
+
+    def age(self, seconds: int) -> None:
+        """Make all files older, and the broker with them."""
+        self.clock.now_ns += seconds * SECOND_NS
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Yard:
+    return Yard(tmp_path / "values")
+
+
+# Parts.
+
+
+def test_value_arrives_in_parts_and_is_read_in_parts(yard: Yard) -> None:
+    assert yard.put(b"", NAME) == ValueReceived(b"c", 5, NAME.encode(), 0, received=0)
+    first = yard.put(CONTENT[:1000], NAME)
+    assert first == ValueReceived(b"c", 5, NAME.encode(), 0, received=1000)
+    assert not [*yard.files.walk()]
+    last = yard.put(CONTENT[1000:], NAME, 1000)
+    assert last == ValueReceived(b"c", 5, NAME.encode(), 1000, received=2048, syncing=True)
+    yard.store()
+    assert yard.get() == ValuePart(b"c", 6, NAME.encode(), 0, 1 << 20, data=CONTENT)
+    part = yard.get(offset=2000, count=9)
+    assert isinstance(part, ValuePart)
+    assert part.data == CONTENT[2000:2009]
+    assert yard.put(CONTENT) == ValueReceived(b"c", 5, NAME.encode(), 0, received=2048)
+
+
+def test_upload_goes_on_at_another_broker_of_the_same_state(yard: Yard, tmp_path: Path) -> None:
+    yard.put(CONTENT[:1000], NAME)
+    second = Yard(tmp_path / "values")
+    there = second.put(b"", NAME)
+    assert there == ValueReceived(b"c", 5, NAME.encode(), 0, received=1000)
+    again = second.put(CONTENT[:1000], NAME)  # a message that was sent twice
+    assert again == ValueReceived(b"c", 5, NAME.encode(), 0, received=1000)
+    skipped = second.put(CONTENT[1500:], NAME, 1500)
+    assert skipped == ValueReceived(b"c", 5, NAME.encode(), 1500, received=1000)
+    second.put(CONTENT[1000:], NAME, 1000)
+    second.store()
+    assert bytes(second.files.load(NAME)) == CONTENT
+
+
+def test_upload_that_was_complete_is_checked_after_a_restart(yard: Yard, tmp_path: Path) -> None:
+    yard.files.unfinished_path(f"{NAME}.part").write_bytes(CONTENT)
+    Yard(tmp_path / "values").store(CONTENT)
+    assert bytes(yard.files.load(NAME)) == CONTENT
+
+
+def test_content_of_another_name_is_refused_and_can_be_sent_again(yard: Yard) -> None:
+    reply = yard.put(CONTENT[1:] + b"x", NAME)
+    while isinstance(reply, ValueReceived):
+        reply = yard.put(b"", NAME)
+    assert isinstance(reply, Refused)
+    assert reply.refusal is Refusal.CONFLICT
+    assert "its content is another one" in reply.text
+    assert not [*yard.files.walk()]
+    assert not [*yard.files.unfinished()]
+    yard.store()
+    assert bytes(yard.files.load(NAME)) == CONTENT
+
+
+@pytest.mark.parametrize("name", ["x", "../../x", f"{NAME}0000000000000000", "é"])
+def test_names_of_no_value_are_refused(yard: Yard, name: str) -> None:
+    assert isinstance(yard.put(b"x", name), Refused)
+    part = yard.get(name)
+    assert isinstance(part, ValuePart)
+    assert part.problem == "value: not the name of a value"
+
+
+def test_full_disk_refuses_a_part_and_keeps_those_before(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yard.put(CONTENT[:1000], NAME)
+    pwrite = os.pwrite
+
+    def full(descriptor: int, data: memoryview, offset: int) -> int:
+        if offset > 1000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, data[:5], offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        refused = yard.put(CONTENT[1000:], NAME, 1000)
+    assert isinstance(refused, Refused)
+    assert refused.refusal is Refusal.FULL
+    assert refused.text.endswith("of 2,048 bytes: No space left on device")
+    there = yard.put(b"", NAME)
+    assert there == ValueReceived(b"c", 5, NAME.encode(), 0, received=1000)
+
+
+def test_quota_refuses_more(yard: Yard) -> None:
+    yard.store()
+    yard.limits = ValueLimits(quota_bytes=3000, grace_ns=GRACE_NS)
+    assert yard.sweep() == [NAME]
+    refused = yard.put(b"x" * 1000)
+    assert isinstance(refused, Refused)
+    assert "values.quota leaves 952 (raise it" in refused.text
+    assert isinstance(yard.put(b"x" * 900), ValueReceived)
+    yard.limits = ValueLimits(quota_bytes=2000, grace_ns=GRACE_NS)
+    yard.sweep()
+    refused = yard.put(b"y" * 10)
+    assert isinstance(refused, Refused)
+    assert "bytes reach the quota of 2,000 (remove some" in refused.text
+    terms = yard.files.terms()
+    assert terms is not None
+    assert terms.problem  # for those that use the directory
+
+
+def test_directory_is_created_with_the_first_request(yard: Yard, tmp_path: Path) -> None:
+    assert not (tmp_path / "values").exists()
+    assert yard.retention.run_step() is None
+    (reply,) = yard.process(StoreRequested(0, b"c", 7))
+    assert isinstance(reply, StoreReply)
+    found = msgspec.json.decode(reply.document, type=StoreDocument)
+    assert found == StoreDocument(str(tmp_path / "values"), "me", 1 << 20, shared=False)
+    terms = yard.files.terms()
+    assert terms is not None
+    assert terms.identity == "me"
+
+
+def test_directory_of_another_broker_is_refused(yard: Yard, tmp_path: Path) -> None:
+    yard.store()
+    with pytest.raises(UserError, match="has the values of another broker"):
+        BrokerValues(tmp_path / "values", "you", ValueLimits)
+
+
+# Workers.
+
+
+def test_worker_reads_values_of_the_tasks_that_it_holds_and_no_others(yard: Yard) -> None:
+    yard.store()
+    yard.store(CONTENT[1:])
+    yard.submit(b"t", header(NAME))
+    asked: dict[str, Any] = {"worker": b"w", "name": b"t", "attempt": 1}
+    refused = yard.get(**asked)
+    assert isinstance(refused, Refused)
+    assert refused.text == "worker w: does not hold attempt 1 at task t"
+    yard.process(TasksRequested(0, b"w", 9, request=4))
+    part = yard.get(**asked)
+    assert isinstance(part, ValuePart)
+    assert part.data == CONTENT
+    other = yard.get(OTHER, **asked)
+    assert isinstance(other, ValuePart)
+    assert not other.data
+    assert other.problem.endswith("not one of this task")
+    for wrong in ({"worker": b"x"}, {"attempt": 2}, {"name": b"u"}):
+        assert isinstance(yard.get(**{**asked, **wrong}), Refused)
+
+
+def test_worker_reads_values_of_results_that_its_task_needs(yard: Yard) -> None:
+    yard.store()
+    yard.submit(b"first", b"")
+    yard.finish(b"first", header(NAME))
+    yard.submit(b"second", header(results=["first"]))
+    yard.submit(b"third", header(results=["other"]))
+    yard.process(TasksRequested(0, b"w", 9, request=4))
+    part = yard.get(worker=b"w", name=b"second", attempt=1)
+    assert isinstance(part, ValuePart)
+    assert part.data == CONTENT
+    part = yard.get(worker=b"w", name=b"third", attempt=1)
+    assert isinstance(part, ValuePart)
+    assert part.problem
+
+
+# Removal.
+
+
+def test_unused_value_is_removed_after_its_grace(yard: Yard) -> None:
+    yard.store()
+    yard.age(50)
+    assert yard.sweep() == [NAME]
+    yard.age(100)
+    assert yard.sweep() == []
+
+
+def test_value_is_kept_while_its_task_may_run(yard: Yard) -> None:
+    yard.store()
+    yard.submit(b"t", header(NAME))
+    yard.age(1000)
+    assert yard.sweep() == [NAME]
+    yard.process(CancelRequested(0, b"c", Scope(names=(b"t",)), 5))
+    assert yard.sweep() == []
+
+
+def test_argument_is_removed_when_its_task_is_done_and_the_result_stays(yard: Yard) -> None:
+    yard.store()
+    yard.store(CONTENT[1:])
+    yard.submit(b"t", header(NAME))
+    yard.finish(b"t", header(OTHER))
+    yard.age(1000)
+    assert yard.sweep() == [OTHER]
+    yard.limits = ValueLimits(grace_ns=GRACE_NS, keep_ns=2000 * SECOND_NS)
+    assert yard.sweep() == [OTHER]
+    yard.age(2000)
+    assert yard.sweep() == []
+
+
+def test_references_outlive_the_broker(yard: Yard, tmp_path: Path) -> None:
+    yard.store()
+    yard.submit(b"a/\xff \n", header(NAME))
+    second = Yard(tmp_path / "values")
+    second.scheduler.ledger.tasks.update(yard.scheduler.ledger.tasks)
+    second.age(1000)
+    assert second.sweep() == [NAME]
+    second.scheduler.ledger.tasks.clear()
+    assert second.sweep() == []
+
+
+def test_nothing_is_removed_soon_after_a_start(yard: Yard, tmp_path: Path) -> None:
+    yard.store()
+    second = Yard(tmp_path / "values")
+    second.clock.now_ns += 10_000 * SECOND_NS
+    second.retention = ValueRetention(
+        *(second.values, second.scheduler.ledger, second.clock, lambda: second.limits)
+    )
+    assert second.sweep() == [NAME]
+    second.age(100)
+    assert second.sweep() == []
+
+
+def test_reference_is_durable_before_its_record(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yard.store()
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    head = yard.broker.store.head
+    with pytest.raises(JournalFailed, match="references to values: No space"):
+        yard.submit(b"t", header(NAME))
+    assert yard.broker.store.head == head
+
+
+def test_cut_line_of_the_log_is_dropped_and_a_damaged_one_stops_removal(
+    yard: Yard, tmp_path: Path
+) -> None:
+    yard.store()
+    yard.submit(b"t", header(NAME))
+    log = tmp_path / "values" / value_references.LOG_FILE
+    whole = log.read_bytes()
+    log.write_bytes(whole + b'[true,"x')
+    references = ValueReferences(log)
+    assert NAME in references
+    assert not references.is_damaged
+    assert log.read_bytes() == whole
+    log.write_bytes(b"{}\n" + whole)
+    second = Yard(tmp_path / "values")
+    second.age(1000)
+    assert second.sweep() == [NAME]
+
+
+def test_log_is_written_again_without_ended_tasks(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(value_references, "REWRITE_LINES_MIN", 4)
+    yard.store()
+    names = [b"%d" % number for number in range(10)]
+    yard.process(SubmitRequested(0, b"c", Submission(names, [header(NAME)]), 3))
+    log = tmp_path / "values" / value_references.LOG_FILE
+    assert log.read_bytes().count(b"\n") == 10
+    yard.process(CancelRequested(0, b"c", Scope(names=tuple(names[1:])), 5))
+    yard.age(1000)
+    assert yard.sweep() == [NAME]
+    assert log.read_bytes().count(b"\n") <= 10
+    yard.process(CancelRequested(0, b"c", Scope(names=(names[0],)), 5))
+    assert yard.sweep() == []
+    assert log.read_bytes().count(b"\n") < 4
+
+
+def test_unfinished_files_are_removed_after_the_grace(yard: Yard) -> None:
+    yard.put(CONTENT[:10], NAME)
+    yard.sweep()
+    assert [*yard.files.unfinished()]
+    yard.age(1000)
+    yard.sweep()
+    assert not [*yard.files.unfinished()]
