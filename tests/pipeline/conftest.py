@@ -91,7 +91,7 @@ def python_daemons(shared_jvm: SharedJvm) -> dict[str, str]:
 def short_lived(class_archive: None) -> str:  # noqa: ARG001  # only before it
     """Return the JVM options of the shared session that make short runs fast."""
     from taskyard.pipeline import java  # noqa: PLC0415  # not without Spark
-    from taskyard.pipeline.session import archived_program  # noqa: PLC0415
+    from taskyard.pipeline.driver import archived_program  # noqa: PLC0415
 
     archive = java.archive_options(java.find(), archived_program(), stores=False)
     return " ".join(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *archive])

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.errors import UserError
-from taskyard.pipeline import connect, java
+from taskyard.pipeline import connect, driver, java
+from taskyard.pipeline.driver import spark_home
 from taskyard.pipeline.session import (
     default_master,
     local_cores,
     session,
     session_scope,
-    spark_home,
     tune_session,
 )
 
@@ -79,6 +79,7 @@ def test_jar_that_the_user_adds_is_used(monkeypatch: pytest.MonkeyPatch, tmp_pat
     jars = tmp_path / "spark" / "jars"
     jars.mkdir(parents=True)
     (tmp_path / "spark" / "bin").mkdir()
+    (tmp_path / "spark" / "bin" / "spark-class").touch()
     for name in ("spark-sql_2.13.jar", "spark-mllib_2.13.jar"):
         (jars / name).touch()
     first = spark_home()
@@ -87,9 +88,35 @@ def test_jar_that_the_user_adds_is_used(monkeypatch: pytest.MonkeyPatch, tmp_pat
     second = spark_home()
     found = [sorted(path.name for path in (one / "jars").iterdir()) for one in (first, second)]
     assert found == [["spark-sql_2.13.jar"], ["mine.jar", "spark-sql_2.13.jar"]]
-    assert (second / "bin").resolve() == tmp_path / "spark" / "bin"
+    assert (second / "bin" / "spark-class").resolve() == tmp_path / "spark" / "bin" / "spark-class"
     monkeypatch.setenv("SPARK_HOME", str(tmp_path / "mine"))
     assert spark_home() == tmp_path / "mine"
+
+
+def test_jvm_is_started_without_sparks_scripts(spark: SparkSession) -> None:
+    """They would cost each session a third of a second, for options that are always the same."""
+    system = spark.sparkContext._jvm.java.lang.System  # type: ignore[union-attr]  # noqa: SLF001
+    assert system.getProperty("sun.java.command").endswith(".PythonGatewayServer")
+    assert system.getenv("PYTHONHASHSEED") == "0"
+    assert "TASKYARD_JVM_OPTIONS" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("variables", "conf"),
+    [
+        ({}, {"spark.files": "a"}),
+        ({}, {"spark.jars.packages": "g:a:1"}),
+        ({"SPARK_CONF_DIR": "/c"}, {}),
+        ({"PYSPARK_SUBMIT_ARGS": "--jars a.jar pyspark-shell"}, {}),
+    ],
+)
+def test_settings_of_sparks_scripts_go_there(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], conf: dict[str, str]
+) -> None:
+    assert driver.is_plain({"spark.sql.shuffle.partitions": "2"})
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert not driver.is_plain({"spark.sql.shuffle.partitions": "2", **conf})
 
 
 def test_session_for_small_histories_is_made_once(small_spark: SparkSession) -> None:

@@ -17,8 +17,8 @@ from pyspark.sql import Window
 from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
-from taskyard.pipeline import java
-from taskyard.pipeline.session import archived_program, end_jvm, session_scope
+from taskyard.pipeline import driver, java
+from taskyard.pipeline.session import session_scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ def main() -> int:
     """Store the classes, unless an archive exists. Returns the exit status."""
     try:
         found = java.find()
-        if not java.archive_path(found, archived_program()).exists():
+        if not java.archive_path(found, driver.archived_program()).exists():
             store()
     except UserError as error:
         sys.stderr.write(f"{error}\n")
@@ -46,7 +46,7 @@ def store() -> None:
         session_scope("taskyard classes", "local[2]") as spark,
     ):
         _run_queries(spark, Path(scratch))
-    end_jvm()
+    driver.end()
 
 
 def _run_queries(spark: SparkSession, scratch: Path) -> None:

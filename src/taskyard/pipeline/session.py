@@ -16,14 +16,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-import pyspark
-from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
-from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from taskyard.errors import NotInstalled
-from taskyard.pipeline import connect, java, jvm
+from taskyard.pipeline import connect, driver, java, jvm
 from taskyard.pipeline.java import Java
 
 #: The address of driver and executors when they are one process.
@@ -39,8 +36,6 @@ _NEW_MEGABYTES: Final = 300
 
 #: Whether Linux has large pages. Without them Java would warn.
 _LARGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-_STDERR: Final = 2
 
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
@@ -63,12 +58,6 @@ _SETTINGS: Final = {
     # Campaign names such as 2024 and 007 are strings, not numbers.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
-
-#: The beginnings of the names of jars that no job uses. Each session would load the functions of
-#: Spark's machine learning by Scala's reflection, which takes a second of CPU.
-_UNUSED_JARS: Final = ("spark-mllib_",)
-
-_HOME_VARIABLE: Final = "SPARK_HOME"
 
 _LOG_SETTINGS = """\
 rootLogger.level = error
@@ -121,7 +110,7 @@ def _classic_session(
     settings = _SETTINGS | _settings_for(found, master, short_job=short_job) | own | dict(conf)
     try:
         with connect.disabled():
-            _launch(settings)
+            driver.launch(found, settings, is_local=is_local(master))
             spark = SparkSession.Builder().config(map={**settings}).getOrCreate()
     except PySparkRuntimeError as error:
         raise NotInstalled(
@@ -130,73 +119,6 @@ def _classic_session(
         ) from error
     jvm.keep_handlers()
     return spark
-
-
-def _launch(settings: dict[str, str]) -> None:
-    """Start the JVM with its stdout sent to our stderr.
-
-    Our stdout is for results, and its reader must not wait for a JVM that outlives us by seconds.
-    The JVM gets its own process session, so that terminal signals reach only us. `jvm` ends it.
-    """
-    if SparkContext._gateway is None:  # noqa: SLF001  # Spark has no other way to say it
-        conf = SparkConf().setAll([*settings.items()])
-        with _spark_home_set():
-            gateway = launch_gateway(conf, {"stdout": _STDERR, "start_new_session": True})  # type: ignore[no-untyped-call]
-        SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
-
-
-@contextlib.contextmanager
-def _spark_home_set() -> Iterator[None]:
-    """Set SPARK_HOME for a JVM that starts. Programs that start later find their own."""
-    if _HOME_VARIABLE in os.environ:
-        yield
-        return
-    os.environ[_HOME_VARIABLE] = str(spark_home())
-    try:
-        yield
-    finally:
-        del os.environ[_HOME_VARIABLE]
-
-
-def spark_home() -> Path:
-    """Return the user's SPARK_HOME, or PySpark's directory without the jars that no job uses.
-
-    The latter is made of links. A jar that the user adds to PySpark makes another directory.
-    """
-    given = os.environ.get(_HOME_VARIABLE)
-    if given:
-        return Path(given)
-    real = Path(pyspark.__path__[0])
-    jars = sorted(path.name for path in (real / "jars").glob("*"))
-    used = [name for name in jars if not name.startswith(_UNUSED_JARS)]
-    home = java.cache_directory() / f"spark-{_digest(f'{real} {used}')}"
-
-    def fill(directory: Path) -> None:
-        (directory / "jars").mkdir()
-        others = (path.name for path in real.iterdir() if path.name != "jars")
-        for name in (*others, *(f"jars/{name}" for name in used)):
-            (directory / name).symlink_to(real / name)
-
-    if not home.is_dir():
-        java.make_directory(home, fill)
-    return home
-
-
-def archived_program() -> str:
-    """Return the name of the program whose classes are archived.
-
-    One archive for all jobs: most classes are Spark's own, and filling an archive costs more than
-    a few classes that it lacks. An archive fits one list of jars.
-    """
-    return f"{spark_home()} {pyspark.__version__}"
-
-
-def end_jvm() -> None:
-    """End the JVM of a stopped session, and wait for it. It writes its class archive at exit."""
-    gateway = SparkContext._gateway  # noqa: SLF001  # as above
-    if gateway is not None:
-        gateway.proc.stdin.close()
-        gateway.proc.wait()
 
 
 @contextlib.contextmanager
@@ -266,11 +188,11 @@ def _settings_for(found: Java, master: str, *, short_job: bool) -> dict[str, str
     at_once = local_cores(master)
     options = [f"-Dlog4j2.configurationFile={_log_settings().as_uri()}"]
     if at_once is None:
-        options += java.archive_options(found, archived_program(), stores=False)
+        options += java.archive_options(found, driver.archived_program(), stores=False)
         return {"spark.driver.extraJavaOptions": " ".join(options)}
     # Pauses are harmless here.
     options += _short_job_options() if short_job else ["-XX:+UseParallelGC"]
-    options += java.archive_options(found, archived_program())
+    options += java.archive_options(found, driver.archived_program())
     return {
         "spark.driver.extraJavaOptions": " ".join(options),
         "spark.driver.memory": f"{_heap_megabytes()}m",
@@ -297,9 +219,7 @@ def _short_job_options() -> list[str]:
 def _log_settings() -> Path:
     path = java.cache_directory() / f"log4j2-{_digest(_LOG_SETTINGS)}.properties"
     if not path.exists():
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as temporary:
-            temporary.write(_LOG_SETTINGS)
-        Path(temporary.name).rename(path)
+        java.write_file(path, _LOG_SETTINGS)
     return path
 
 
