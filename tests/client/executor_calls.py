@@ -161,3 +161,18 @@ def open_descriptors() -> int:
 def log_handlers() -> list[str]:
     loggers = [logging.getLogger(), logging.getLogger("taskyard"), logging.getLogger("asyncio")]
     return [repr(one) for logger in loggers for one in logger.handlers]
+
+
+def print_to_both(text: str) -> int:
+    """Print to stdout, and log to stderr. Return how many."""
+    print("to stdout:", text)  # noqa: T201 - it is about prints
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("to stderr: %(message)s"))
+    logging.getLogger("pool").addHandler(handler)
+    logging.getLogger("pool").warning(text)
+    return 2
+
+
+def print_and_read(text: str, fifo: str) -> str:
+    print(text)  # noqa: T201 - it is about prints
+    return Path(fifo).read_text()

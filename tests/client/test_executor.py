@@ -674,7 +674,7 @@ def test_missing_broker_raises(tmp_path: Path) -> None:
 
 
 def test_workers_with_a_broker_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="workers and slots: only for an executor"):
+    with pytest.raises(UserError, match="only for an executor that starts its own broker"):
         Executor(state=tmp_path, slots=2)
 
 

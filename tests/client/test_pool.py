@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import pickle
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard import Executor, ExecutorBroken, TaskFailed
+from taskyard import Executor, ExecutorBroken, TaskFailed, UserError
 from tests.client import executor_calls as calls
-from tests.kit.processes import PATIENCE_SECONDS
+from tests.kit.processes import PATIENCE_SECONDS, is_alive, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +119,88 @@ def test_cause_of_an_exception_has_the_traceback_as_text(executor: Executor) -> 
     error = executor.submit(calls.refuse_odd, 3).exception(PATIENCE_SECONDS)
     assert error is not None
     assert "raise Odd(number)" in error.__cause__.tb  # type: ignore[union-attr]
+
+
+# Processes.
+
+
+def test_process_is_replaced_after_its_last_task() -> None:
+    with Executor(1, max_tasks_per_child=2) as own:
+        pids = [own.submit(os.getpid).result(PATIENCE_SECONDS) for _ in range(5)]
+        assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [2, 2, 1]
+        until(lambda: not any(map(is_alive, {*pids} - {pids[-1]})))
+
+
+def test_replaced_process_exits_in_order(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    with Executor(1, max_tasks_per_child=1) as own:
+        own.submit(os.getpid).result(PATIENCE_SECONDS)  # the next process is a new interpreter
+        own.submit(atexit.register, left.touch).exception(PATIENCE_SECONDS)
+        until(left.exists)
+
+
+@pytest.mark.parametrize(
+    ("calls_max", "context", "error", "text"),
+    [
+        (0, "spawn", ValueError, "must be >= 1"),
+        ("1", "spawn", TypeError, "must be an integer"),
+        (1, "fork", ValueError, "incompatible with the 'fork' start method"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:mp_context 'fork'")
+def test_invalid_number_of_tasks_is_refused(
+    calls_max: Any, context: str, error: type[Exception], text: str
+) -> None:
+    mp_context = multiprocessing.get_context(context)
+    with pytest.raises(error, match=text):
+        Executor(1, mp_context, max_tasks_per_child=calls_max)
+
+
+def test_tasks_of_processes_that_are_not_its_own_are_not_limited(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="only for an executor that starts its own broker"):
+        Executor(state=tmp_path, max_tasks_per_child=1)
+
+
+# Output.
+
+
+def test_prints_and_logs_of_calls_arrive_at_once_and_are_kept(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with Executor(1) as own:
+        future = own.submit(calls.print_to_both, "hello")
+        assert future.result(PATIENCE_SECONDS) == 2
+        assert capfd.readouterr() == ("to stdout: hello\n", "to stderr: hello\n")
+        kept = own._core.client.output(future.full_name)  # noqa: SLF001
+        assert kept == b"to stdout: hello\nto stderr: hello\n"
+
+
+def test_output_arrives_before_the_call_ends(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with Executor(1) as own:
+        future = own.submit(calls.print_and_read, "now", str(fifo))
+        printed = ""
+        while not printed:
+            printed = capfd.readouterr().out
+        assert (printed, future.done()) == ("now\n", False)
+        fifo.write_text("")
+        future.result(PATIENCE_SECONDS)
+
+
+def test_programs_of_a_call_print_and_its_traceback_is_not_printed(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with Executor(1) as own:
+        assert own.submit(os.system, "echo out; echo err >&2").result(PATIENCE_SECONDS) == 0
+        assert own.submit(calls.refuse_odd, 3).exception(PATIENCE_SECONDS) is not None
+    assert capfd.readouterr() == ("out\n", "err\n")
+
+
+def test_output_of_a_call_in_a_new_interpreter_arrives(capfd: pytest.CaptureFixture[str]) -> None:
+    with Executor(1) as own:
+        own.submit(os._exit, 1).exception(PATIENCE_SECONDS)
+        assert own.submit(calls.print_to_both, "again").result(PATIENCE_SECONDS) == 2
+    assert capfd.readouterr() == ("to stdout: again\n", "to stderr: again\n")

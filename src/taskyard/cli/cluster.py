@@ -1,7 +1,8 @@
 """The process that forks and supervises the broker and the workers of an `Executor`.
 
-Started as `python -P -m taskyard.cli.cluster STATE SPEC` with a worker spec in JSON. It imports
-everything before it forks, and ends its children when its stdin ends.
+Started as `python -P -m taskyard.cli.cluster STATE SPEC STDOUT` with a worker spec in JSON and the
+descriptor for the output of calls. It imports everything before it forks, and ends its children
+when its stdin ends.
 """
 
 import gc
@@ -26,7 +27,9 @@ def _report(line: str) -> None:
 def main() -> None:
     state = Path(sys.argv[1])
     worker_spec = msgspec.json.decode(sys.argv[2], type=WorkerSpec)
-    cluster = LocalCluster(state, worker_spec, partial(entry.run, entry.taskyard), _report)
+    run, stdout = partial(entry.run, entry.taskyard), int(sys.argv[3])
+    cluster = LocalCluster(state, worker_spec, run, _report, stdout)
+    os.set_inheritable(stdout, False)  # noqa: FBT003 - positional only
     try:
         while os.read(0, 1):
             pass

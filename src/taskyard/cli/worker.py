@@ -39,6 +39,7 @@ from taskyard.settings.keys import SLOTS_MAX
 from taskyard.settings.sections import Source
 from taskyard.wire.pickled import PICKLE
 from taskyard.worker.agents.runner import AgentSettings, read_command, read_variables
+from taskyard.worker.call_process import CallOptions
 from taskyard.worker.native_process import BrokerTarget, serve
 from taskyard.worker.native_process import WorkerOptions as NativeOptions
 from taskyard.worker.runner import make_runner
@@ -69,6 +70,8 @@ class WorkerOptions(Struct, frozen=True):
     allow: tuple[str, ...]
     allow_pickle: bool
     start_children: bool
+    pass_output: bool
+    calls_max: int
     name: str | None
     heartbeat: int
     lease: int
@@ -237,6 +240,8 @@ class WorkerOptions(Struct, frozen=True):
 )
 # For supervisors.
 @click.option("--start-children", is_flag=True, hidden=True)
+@click.option("--pass-output", is_flag=True, hidden=True)
+@click.option("--calls-max", type=click.IntRange(0), default=0, hidden=True)
 @click.option("--incarnation", type=click.IntRange(1, NUMBER_MAX), hidden=True)
 @click.option("--replaces", type=click.IntRange(0, NUMBER_MAX), default=0, hidden=True)
 @log_options
@@ -369,6 +374,7 @@ def _run_native_worker(cli_context: CliContext, values: WorkerOptions) -> None:
         values.allow,
         allow_pickle=values.allow_pickle,
         starts_children=values.start_children,
+        call_options=CallOptions(values.calls_max, values.pass_output),
         command=values.argv(),
         agents=values.agent_settings(),
         env=values.variables(),

@@ -49,6 +49,7 @@ class Executor(concurrent.futures.Executor):
         workers: int | None = None,
         slots: int | None = None,
         max_workers: int | None = None,
+        max_tasks_per_child: int | None = None,
         service: str = pickled.PICKLE.decode(),
         timeout: float | None = None,
     ) -> None:
@@ -61,7 +62,8 @@ class Executor(concurrent.futures.Executor):
         first argument, is the standard library's name for `slots`. With a broker, raises `NoBroker`
         if it does not answer.
 
-        `mp_context` changes nothing: processes never share the memory of this one.
+        A process ends after `max_tasks_per_child` tasks, and another one replaces it. `mp_context`
+        changes nothing: processes never share the memory of this one.
 
         After `timeout` seconds without an answer from the broker, calls fail with `NoBroker`.
         `service` is the service of the calls: a worker has to offer it, and to allow
@@ -69,20 +71,19 @@ class Executor(concurrent.futures.Executor):
         """
         _check_main_guard()
         if isinstance(broker, int):
-            if max_workers is not None:
-                raise TypeError("max_workers: given twice")
-            broker, max_workers = None, broker
+            max_workers, broker = _check_once(broker, max_workers), None
         slots = _check_slots(slots, max_workers)
         self._mp_context = _check_context(mp_context)
+        calls_max = _check_calls_max(max_tasks_per_child, self._mp_context)
         if broker is None and state is None:
-            workers = _check_positive("workers", workers, 1)
-            slots = _check_positive("slots", slots)
-            options: Any = {"allow_pickle": True, "starts_children": True}
-            worker_spec = WorkerSpec(workers, slots, services=(service,), **options)
-            self._max_workers = workers * slots
+            worker_spec = _own_workers(service, workers, slots, calls_max)
+            self._max_workers = worker_spec.workers * (worker_spec.slots or 1)
             core = ExecutorCore(service, worker_spec, timeout=timeout)
-        elif workers is not None or slots is not None:
-            raise UserError("workers and slots: only for an executor that starts its own broker")
+        elif workers is not None or slots is not None or calls_max:
+            raise UserError(
+                "workers, slots, max_workers and max_tasks_per_child: only for an executor that "
+                "starts its own broker"
+            )
         else:
             core = self._make_core(service, Client(broker, state=state, timeout=timeout))
         self._core = core
@@ -180,6 +181,27 @@ def _while_alive(
         yield call
 
 
+def _own_workers(
+    service: str, workers: int | None, slots: int | None, calls_max: int
+) -> WorkerSpec:
+    """Return the workers of an executor's own cluster."""
+    return WorkerSpec(
+        _check_positive("workers", workers, 1),
+        _check_positive("slots", slots),
+        services=(service,),
+        allow_pickle=True,
+        starts_children=True,
+        passes_output=True,
+        calls_max=calls_max,
+    )
+
+
+def _check_once(first: int, max_workers: int | None) -> int:
+    if max_workers is not None:
+        raise TypeError("max_workers: given twice")
+    return first
+
+
 def _check_slots(slots: int | None, max_workers: int | None) -> int | None:
     """Return the slots under either of their names."""
     if max_workers is None:
@@ -189,6 +211,19 @@ def _check_slots(slots: int | None, max_workers: int | None) -> int | None:
     if max_workers < 1:
         raise ValueError("max_workers must be greater than 0")
     return max_workers
+
+
+def _check_calls_max(max_tasks_per_child: int | None, mp_context: BaseContext) -> int:
+    """Return the most calls of a process, or 0. The errors are the standard library's."""
+    if max_tasks_per_child is None:
+        return 0
+    if not isinstance(max_tasks_per_child, int):
+        raise TypeError("max_tasks_per_child must be an integer")
+    if max_tasks_per_child < 1:
+        raise ValueError("max_tasks_per_child must be >= 1")
+    if mp_context.get_start_method() == "fork":
+        raise ValueError("max_tasks_per_child is incompatible with the 'fork' start method")
+    return max_tasks_per_child
 
 
 def _check_context(mp_context: BaseContext | None) -> BaseContext:

@@ -81,13 +81,13 @@ class ChildProcess:
         )
 
     @classmethod
-    def fork(cls, program: Callable[[], int], *, is_read: bool) -> Self:
+    def fork(cls, program: Callable[[], int], *, is_read: bool, stdout: int | None = None) -> Self:
         """Fork this process. The child waits for `write`, and then runs `program`.
 
-        `is_read`: its stdout is a pipe.
+        `is_read`: its stdout is a pipe. Else it is the descriptor `stdout`, or /dev/null.
         """
         child = cls.__new__(cls)
-        child.process = ForkedProcess(program, is_read=is_read)
+        child.process = ForkedProcess(program, is_read=is_read, stdout=stdout)
         return child
 
     @property

@@ -3,6 +3,7 @@
 `ClusterProcess` is the end in the executor's process, `LocalCluster` the one in the child. A new
 interpreter for each process would take three times as long. The user's process is not forked: it
 may have threads. The child writes lines to its stdout, and ends everything when its stdin ends.
+Workers have the stdout and stderr of the executor's process.
 """
 
 from __future__ import annotations
@@ -67,12 +68,15 @@ class ClusterProcess:
         #: Guards the child against a signal after its end.
         self._lock = threading.Lock()
         spec = msgspec.json.encode(worker_spec).decode()
-        command = [sys.executable, *_PROGRAM, str(self.state), spec]
+        stdout = _copy_stdout()
+        command = [sys.executable, *_PROGRAM, str(self.state), spec, str(stdout)]
         try:
-            self._child = ChildProcess(command, stdout=subprocess.PIPE)
+            self._child = ChildProcess(command, stdout=subprocess.PIPE, pass_fds=[stdout])
         except BaseException:
             shutil.rmtree(self.state, ignore_errors=True)
             raise
+        finally:
+            os.close(stdout)
         self._reader = threading.Thread(target=self._read, name="taskyard-cluster", daemon=True)
         self._reader.start()
 
@@ -137,8 +141,12 @@ class LocalCluster:
         worker_spec: WorkerSpec,
         run: Callable[[Sequence[str]], int],
         report: Callable[[str], None],
+        stdout: int,
     ) -> None:
-        """Fork everything. `run` runs a command of `taskyard`. Only while there is one thread."""
+        """Fork everything. `run` runs a command of `taskyard`. Only while there is one thread.
+
+        Workers have the descriptor `stdout` as theirs.
+        """
         self._state = state
         self._report = report
         self._broker = self._make_broker()
@@ -148,6 +156,7 @@ class LocalCluster:
                 worker_spec.arguments(state, f"worker-{number}", number),
                 WORKER_POLICY,
                 _no_info,
+                stdout=stdout,
             )
             for number in range(1, worker_spec.workers + 1)
         ]
@@ -208,6 +217,14 @@ def _run_broker(run: Callable[[Sequence[str]], int], arguments: Sequence[str], s
     for name in [name for name in os.environ if name not in own]:
         del os.environ[name]
     return run(arguments)
+
+
+def _copy_stdout() -> int:
+    """Return a copy of this process's stdout, or of /dev/null if it is closed."""
+    try:
+        return os.dup(1)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
 
 
 def _no_info(_line: str) -> None:

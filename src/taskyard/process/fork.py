@@ -42,13 +42,15 @@ def can_fork() -> bool:
 class ForkedProcess:
     """A forked child, with the methods of `subprocess.Popen` that a `ChildProcess` uses."""
 
-    def __init__(self, program: Callable[[], int], *, is_read: bool) -> None:
+    def __init__(
+        self, program: Callable[[], int], *, is_read: bool, stdout: int | None = None
+    ) -> None:
         """Fork. The child waits for a byte on its stdin, then exits with the result of `program`.
 
-        `is_read`: its stdout is a pipe, else /dev/null.
+        `is_read`: its stdout is a pipe. Else it is the descriptor `stdout`, or /dev/null.
         """
         stdin, to_child = os.pipe()
-        from_child, stdout = os.pipe() if is_read else (-1, os.open(os.devnull, os.O_WRONLY))
+        from_child, stdout = os.pipe() if is_read else (-1, _copy_or_null(stdout))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         gc.freeze()  # a collection in the child would copy all pages
@@ -101,6 +103,10 @@ class ForkedProcess:
                 self.returncode = os.waitstatus_to_exitcode(status)
                 os.close(self._pidfd)
         return True
+
+
+def _copy_or_null(descriptor: int | None) -> int:
+    return os.open(os.devnull, os.O_WRONLY) if descriptor is None else os.dup(descriptor)
 
 
 def _open_text(descriptor: int, mode: str, *, closefd: bool = True) -> TextIO:

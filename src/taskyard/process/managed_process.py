@@ -95,10 +95,12 @@ class ManagedProcess:
         env: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
         stdin_text: str = "",
+        stdout: int | None = None,
     ) -> None:
         """Call `info` with each restart, and `on_line` with each line of its stdout.
 
-        See `IncarnationOptions` for `owns_name`. Each start inherits the descriptors `pass_fds` and
+        Without `on_line`, its stdout is the descriptor `stdout`, or /dev/null. See
+        `IncarnationOptions` for `owns_name`. Each start inherits the descriptors `pass_fds` and
         reads `stdin_text` first.
         """
         self.name = name
@@ -109,6 +111,7 @@ class ManagedProcess:
         self._incarnations = IncarnationOptions(owns_name=owns_name) if is_worker else None
         self._cwd, self._env = cwd, env
         self._pass_fds, self._stdin_text = pass_fds, stdin_text
+        self._stdout = stdout
         #: Guards the child against a stop at the time of its start.
         self._lock = threading.Lock()
         self._child: ChildProcess | None = None
@@ -148,7 +151,9 @@ class ManagedProcess:
         Later starts are new interpreters, because this process has threads then.
         """
         arguments = self._next_arguments()
-        self._child = ChildProcess.fork(lambda: run(arguments), is_read=self._on_line is not None)
+        self._child = ChildProcess.fork(
+            lambda: run(arguments), is_read=self._on_line is not None, stdout=self._stdout
+        )
 
     def is_started(self) -> bool:
         return self._thread.ident is not None
@@ -195,9 +200,10 @@ class ManagedProcess:
         with self._lock:
             if self._stopping.is_set():
                 return None
+            unread = subprocess.DEVNULL if self._stdout is None else self._stdout
             self._child = ChildProcess(
                 taskyard_command(self._next_arguments()),
-                stdout=subprocess.DEVNULL if self._on_line is None else subprocess.PIPE,
+                stdout=unread if self._on_line is None else subprocess.PIPE,
                 cwd=self._cwd,
                 env=self._env,
                 pass_fds=self._pass_fds,

@@ -61,6 +61,10 @@ class WorkerSpec(Struct, frozen=True):
     allow_pickle: bool = False
     #: Start the processes for functions with the worker, not with the first tasks.
     starts_children: bool = False
+    #: Functions print to the worker's stdout and stderr, too.
+    passes_output: bool = False
+    #: Calls after which a process for functions is replaced. 0: never.
+    calls_max: int = 0
     #: The resources that all workers share. None: those of this machine.
     machine: Machine | None = None
 
@@ -82,6 +86,10 @@ class WorkerSpec(Struct, frozen=True):
             arguments.append("--allow-pickle")
         if self.starts_children:
             arguments.append("--start-children")
+        if self.passes_output:
+            arguments.append("--pass-output")
+        if self.calls_max:
+            arguments += ["--calls-max", str(self.calls_max)]
         if self.machine is not None or self.workers > 1:
             arguments += self.share(number).arguments()
         return arguments

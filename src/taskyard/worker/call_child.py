@@ -1,9 +1,10 @@
 """The program of a Python child process: calls functions for its worker, one by one.
 
-Started as `python -P -m taskyard.worker.call_child DESCRIPTOR MODULE...` with a socket to the
-worker and the allowed modules, or forked from a worker at its start. It exits when the worker
-closes the socket. The result of a call goes over the socket. Prints and tracebacks go to stdout and
-stderr.
+Started as `python -P -m taskyard.worker.call_child DESCRIPTOR LOG MODULE...` with a socket to the
+worker, the descriptor of the task's output and the allowed modules, or forked from a worker at its
+start. It exits when the worker closes the socket. The result of a call goes over the socket.
+Tracebacks go to the task's output. Prints do, too: stdout and stderr are that output, or prints go
+to both.
 
 A pickled function of a script belongs to `__main__`. So the child runs that script once under the
 name `__mp_main__`, as `multiprocessing` does, which skips the `if __name__ == "__main__":` part.
@@ -21,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from io import TextIOWrapper
+from io import BufferedWriter, RawIOBase, TextIOWrapper
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
@@ -141,6 +142,9 @@ def _cpu_ns() -> int:
     return time.process_time_ns() + round((children.ru_utime + children.ru_stime) * SECOND_NS)
 
 
+#: The descriptors of stdout and stderr.
+_STANDARD_FILES: Final = (1, 2)
+
 #: How long to wait for the worker to read output, and how often to check.
 _READ_SECONDS_MAX: Final = 0.1
 _READ_STEP_SECONDS: Final = 0.0002
@@ -157,10 +161,11 @@ class _CallRefused(Exception):
 
 
 class CallRunner:
-    """Calls functions, and caches those it has found."""
+    """Calls functions, and caches those it has found. Writes tracebacks to the descriptor `log`."""
 
-    def __init__(self, allow: Sequence[str]) -> None:
+    def __init__(self, allow: Sequence[str], log: int) -> None:
         self._allow = allow
+        self._log = log
         self._functions: dict[str, Callable[..., Any]] = {}
         self._main_scripts = MainScripts()
         self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
@@ -190,7 +195,7 @@ class CallRunner:
         except _CallRefused as error:
             return _refusal(error)
         except BaseException as error:  # noqa: BLE001 - no exception may end the process
-            _print_traceback(error)
+            _print_traceback(error, self._log)
             return _failure(error)
 
     def _run_pickled(self, call: Pickled) -> CallResult:
@@ -200,7 +205,7 @@ class CallRunner:
         except _CallRefused as error:
             return _refusal(error, _encoded_cause(error, call.origin.token))
         except BaseException as error:  # noqa: BLE001 - no exception may end the process
-            printed = _print_traceback(error)
+            printed = _print_traceback(error, self._log)
             return _failure(error, pickled.encode_exception(error, printed, call.origin.token))
 
     def _result(self, call: Call) -> bytes:
@@ -302,14 +307,14 @@ def _exit_process(error: SystemExit) -> NoReturn:
     os._exit((status or 0) & 0xFF)
 
 
-def _print_traceback(error: BaseException) -> str:
+def _print_traceback(error: BaseException, log: int) -> str:
     """Print a traceback from the function on, and return the text."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename in _OWN_FILES:
         frame = frame.tb_next
     _flush()
     text = "".join(traceback.format_exception(type(error), error, frame))
-    _write(2, text.encode(errors="backslashreplace"))
+    _write(log, text.encode(errors="backslashreplace"))
     return text
 
 
@@ -332,11 +337,48 @@ def _write(descriptor: int, content: bytes) -> None:
         content = content[os.write(descriptor, packet) :]
 
 
-class OutputPipe:
-    """The pipe of stdout and stderr. A copy, because a function may redirect the files."""
+class _Tee(RawIOBase):
+    """A standard file whose bytes are copied to the task's output."""
 
-    def __init__(self) -> None:
-        self._descriptor = os.dup(1)
+    def __init__(self, descriptor: int, log: int) -> None:
+        super().__init__()
+        self._descriptor, self._log = descriptor, log
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def write(self, content: Any, /) -> int:  # noqa: ANN401  # any buffer
+        with memoryview(content) as view:
+            _write(self._log, bytes(view))
+            _write(self._descriptor, bytes(view))
+            return len(view)
+
+
+def _copy_output(log: int) -> None:
+    """Have Python copy what it prints to the task's output."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        copied = TextIOWrapper(
+            BufferedWriter(_Tee(descriptor, log)),
+            encoding=getattr(stream, "encoding", "utf-8"),
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+        setattr(sys, name, copied)
+
+
+class OutputPipe:
+    """The pipe of the task's output."""
+
+    def __init__(self, log: int) -> None:
+        # A function may redirect the standard files.
+        self._descriptor = os.dup(log) if log in _STANDARD_FILES else log
         self._count = bytearray(4)
 
     def has_bytes(self) -> bool:
@@ -357,12 +399,12 @@ class OutputPipe:
             time.sleep(_READ_STEP_SECONDS)
 
 
-def serve(descriptor: int, allow: Sequence[str]) -> None:
-    """Serve calls until the worker closes the socket.
+def serve(descriptor: int, log: int, allow: Sequence[str]) -> None:
+    """Serve calls until the worker closes the socket. `log` is the task's output.
 
     Receives one call at a time, so that the worker can take back those that wait.
     """
-    caller, output = CallRunner(allow), OutputPipe()
+    caller, output = CallRunner(allow, log), OutputPipe(log)
     inbox, meter = call_frames.FrameBuffer(), UsageMeter()
     _write(descriptor, call_frames.READY)
     while received := os.read(descriptor, READ_BYTES_MAX):
@@ -375,18 +417,24 @@ def serve(descriptor: int, allow: Sequence[str]) -> None:
                 output.wait_until_read()
 
 
-def run(descriptor: int, allow: Sequence[str]) -> None:
-    """Prepare this process, and serve calls until the worker closes the socket."""
+def run(descriptor: int, log: int, allow: Sequence[str]) -> None:
+    """Prepare this process, and serve calls until the worker closes the socket.
+
+    `log` is the descriptor of the task's output, 2 if stdout and stderr are that.
+    """
     # Processes that a function starts must not inherit the socket.
     os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only
     # Show Python frames after a crash, and keep the output printed before it.
-    faulthandler.enable()
-    if isinstance(sys.stdout, TextIOWrapper):
+    faulthandler.enable(log)
+    if log not in _STANDARD_FILES:
+        os.set_inheritable(log, False)  # noqa: FBT003 - positional only
+        _copy_output(log)
+    elif isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     # Only now, after our own imports: a user's `json.py` must not replace Python's.
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a string is needed
-    serve(descriptor, allow)
+    serve(descriptor, log, allow)
 
 
 if __name__ == "__main__":
-    run(int(sys.argv[1]), sys.argv[2:])
+    run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
-from typing import Final
+from typing import Final, NamedTuple
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
@@ -28,6 +28,7 @@ from taskyard.worker.devices import Shares, resource_env
 from taskyard.worker.jobs import Job, JobResult, Tail
 from taskyard.worker.limits import (
     CHILD_START_NS_MAX,
+    KILL_GRACE_NS,
     OUTPUT_TAIL_BYTES,
     PICKLED_BYTES_MAX,
     READ_BYTES_MAX,
@@ -60,6 +61,16 @@ _AHEAD_MAX: Final = 8
 
 #: The longest job that is sent ahead, with its names: its frame is one packet.
 _AHEAD_BYTES_MAX: Final = call_frames.PACKET_BYTES_MAX // 2
+
+
+class CallOptions(NamedTuple):
+    """How Python children run calls."""
+
+    #: Calls after which a child is replaced. 0: never.
+    calls_max: int = 0
+    #: A call prints to the worker's stdout and stderr. Its task's output has a copy of what Python
+    #: printed, but not of what programs printed that it started.
+    passes_output: bool = False
 
 
 def is_small(job: Job) -> bool:
@@ -96,6 +107,8 @@ class CallProcess(SupervisedProcess):
         self.on_returned: Callable[[Sequence[Job]], None] = _ignore
         #: Short calls in a row that printed nothing.
         self._short_count = 0
+        #: Calls until it exits. None: it does not.
+        self.calls_left: int | None = None
         #: The rest of a call that did not fit the socket's buffer. A view, so nothing is copied.
         self._unsent = memoryview(b"")
         self._is_ready = False
@@ -121,6 +134,7 @@ class CallProcess(SupervisedProcess):
         if self.job is None or self._unsent or not self.is_wanted():
             return 0
         can = self._is_connected and not self.is_ending() and is_small(self.job)
+        can = can and self.calls_left is None
         return min(self._short_count // _SHORT_PER_AHEAD, _AHEAD_MAX) if can else 0
 
     def call_ahead(self, job: Job) -> None:
@@ -251,11 +265,20 @@ class CallProcess(SupervisedProcess):
             self._context.report(done)
             if self.gpus:
                 self.end(b"its GPUs belong to another call now")
+            elif self.calls_left is not None:
+                self._count_call(self.calls_left)
             elif self.ahead:
                 self._begin_next()
             elif self.watch_at_ns is not None:
                 self.watch_at_ns = None
                 self._pipe.watch()
+
+    def _count_call(self, calls_left: int) -> None:
+        """Let the child exit after its last call. SIGTERM follows if it takes too long."""
+        self.calls_left = calls_left - 1
+        if calls_left <= 1:
+            self._close_socket()
+            self.due_ns = self._context.now_ns() + KILL_GRACE_NS
 
     def _begin_next(self) -> None:
         """Make the first job that was sent ahead the current one."""
@@ -298,7 +321,11 @@ def _frame(job: Job, env: Mapping[str, str] | None = None) -> memoryview:
 
 
 def start_child(
-    allow: Sequence[str], runner_context: RunnerContext, *, forked: bool = False
+    allow: Sequence[str],
+    runner_context: RunnerContext,
+    options: CallOptions,
+    *,
+    forked: bool = False,
 ) -> CallProcess:
     """Start a Python process. Raises `OSError` if the system has no room for it.
 
@@ -309,13 +336,18 @@ def start_child(
     with pipe as writing:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         descriptor = theirs.fileno()
-        argv = [sys.executable, *_PROGRAM, str(descriptor), *allow]
-        streams = Streams(runner_context.dev_null, writing, writing, [descriptor])
+        if options.passes_output:
+            log = writing
+            streams = Streams(runner_context.dev_null, 1, 2, [descriptor, log])
+        else:
+            log = 2
+            streams = Streams(runner_context.dev_null, writing, writing, [descriptor])
+        argv = [sys.executable, *_PROGRAM, str(descriptor), str(log), *allow]
         try:
             if forked:
                 from taskyard.worker import call_child  # noqa: PLC0415  # slow to import
 
-                process = fork(partial(call_child.run, descriptor, allow), streams)
+                process = fork(partial(call_child.run, descriptor, log, allow), streams)
             else:
                 process = start(argv, streams, runner_context.env)
         except BaseException:
@@ -323,4 +355,6 @@ def start_child(
             theirs.close()
             raise
     ours.settimeout(0)
-    return CallProcess(process, (ours, theirs), output, pipe, runner_context)
+    child = CallProcess(process, (ours, theirs), output, pipe, runner_context)
+    child.calls_left = options.calls_max or None
+    return child

@@ -20,6 +20,7 @@ from taskyard.net.channel import Channel
 from taskyard.net.host import Host
 from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.announcer import Announcer
+from taskyard.worker.call_process import CallOptions
 from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.runner import make_runner
 from taskyard.worker.slot_budget import SlotBudget
@@ -195,6 +196,7 @@ class WorkerOptions(NamedTuple):
     allow_pickle: bool = False
     #: Start the processes for functions with the worker, not with the first tasks.
     starts_children: bool = False
+    call_options: CallOptions = CallOptions()
     #: Runs tasks of services without a payload format.
     command: Sequence[str] | None = None
     #: Take all tasks. Without them and `command`, a broker's rules name the agents of a service.
@@ -296,6 +298,7 @@ def _make_worker(
     runner = host.add_resource(
         rule_runner or make_runner(slots, host.clock, options.command, allow, **shared)
     )
+    runner.call_options = options.call_options
     if options.starts_children:
         runner.fork_children()  # before ZeroMQ starts its threads
     wire = host.add_socket(sockets.connect(broker.endpoint, broker.key, counts=True))

@@ -26,7 +26,7 @@ from taskyard.wire.payloads import CALL, EXEC, Call, Command, decode_payload
 from taskyard.wire.pickled import PICKLE, Pickled
 from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.allow_list import PICKLE_REFUSAL, is_module_allowed, refusal
-from taskyard.worker.call_process import CallProcess, is_small, start_child
+from taskyard.worker.call_process import CallOptions, CallProcess, is_small, start_child
 from taskyard.worker.command_files import CommandFiles
 from taskyard.worker.devices import DevicePool, gpus_of
 from taskyard.worker.jobs import Job, JobResult, cut_reason
@@ -93,6 +93,7 @@ class ProcessRunner:
         self._share: Share | None = None
         self._workplaces = Workplaces(socket.gethostname(), self._context.env)
         self._files = CommandFiles()
+        self.call_options = CallOptions()
         self._is_closed = False
 
     def fork_children(self) -> None:
@@ -366,7 +367,7 @@ class ProcessRunner:
         return self._start_child()
 
     def _start_child(self, *, forked: bool = False) -> CallProcess:
-        child = start_child(self._allow, self._context, forked=forked)
+        child = start_child(self._allow, self._context, self.call_options, forked=forked)
         child.on_returned = self._on_returned
         self._processes.append(child)
         return child
