@@ -90,10 +90,6 @@ def raise_large() -> NoReturn:
     raise ValueError("x" * 200_000)
 
 
-def give_function() -> Any:
-    return lambda: None
-
-
 def task_and_process(_number: int) -> tuple[str, int]:
     return os.environ["TASKYARD_TASK"], os.getpid()
 
