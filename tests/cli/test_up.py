@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from taskyard.client.client import Client
+from taskyard.client.executor import Executor
 from tests.kit.processes import (
     PATIENCE_SECONDS,
     Broker,
@@ -41,8 +42,11 @@ def up(directory: Path, *options: str) -> Iterator[tuple[Running, Client]]:
 
 
 def test_up_runs_until_it_is_interrupted(tmp_path: Path) -> None:
-    with up(tmp_path, "--workers", "2", "--allow", "operator") as (running, client):
+    allowed = ("--allow", "operator", "--allow-pickle")
+    with up(tmp_path, "--workers", "2", *allowed) as (running, client):
         assert client.submit("operator:mul", args=[6, 7]).result(PATIENCE_SECONDS) == 42
+        with Executor(state=tmp_path / ".taskyard") as executor:
+            assert executor.submit(divmod, 7, 2).result(PATIENCE_SECONDS) == (3, 1)
         assert running.error_line().endswith(" info up: 2 workers started (Ctrl-C stops)")
         until(lambda: len(all_children_of(running)) == 3, "two workers and a broker")
         children = all_children_of(running)

@@ -51,6 +51,12 @@ allow_option = setting_option(
     help="Offer the functions of this module. Repeatable.",
 )
 
+allow_pickle_option = click.option(
+    "--allow-pickle",
+    is_flag=True,
+    help="Offer the service pickle, which calls any pickled function.",
+)
+
 
 _DIGITS: Final = re.compile(r"\d{1,9}", re.ASCII)
 

@@ -20,6 +20,7 @@ import click
 from taskyard.cli.connection import connect_to
 from taskyard.cli.daemon_options import (
     allow_option,
+    allow_pickle_option,
     listen_option,
     page_option,
     read_listen,
@@ -63,6 +64,7 @@ from taskyard.process.supervisor import (
 from taskyard.settings.keys import PROCESSES_MAX
 from taskyard.settings.kinds import NO_PAGE
 from taskyard.web.address import Role, bind, find_page, published, split_address
+from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,6 +106,7 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
 @state_option
 @listen_option
 @allow_option
+@allow_pickle_option
 @setting_option(
     "worker.services",
     "--service",
@@ -133,6 +136,7 @@ def up(  # noqa: PLR0913  # one per option
     state: Path,
     listen: tuple[str, ...],
     allow: tuple[str, ...],
+    allow_pickle: bool,
     services: tuple[str, ...],
     cpus: int | None,
     memory: int | None,
@@ -155,18 +159,21 @@ def up(  # noqa: PLR0913  # one per option
     read_listen(listen, cli_context.settings().listeners)  # fail before anything is started
     machine = machine_if_set(cpus, memory, gpus, resources)
     page = "" if no_page else _usable_page(cli_context, page)
+    if allow_pickle:
+        services = tuple(dict.fromkeys((*services, PICKLE.decode())))
     if detach:
         arguments = ["up", "--workers", str(workers), "--state", str(state)]
         arguments += _as_arguments(slots=slots, listen=listen, allow=allow, service=services)
         arguments += _as_arguments(config=cli_context.config) + (
             [] if listen else ["--native-only"]
         )
+        arguments += ["--allow-pickle"] if allow_pickle else []
         arguments += [] if machine is None else machine.arguments()
         arguments += ["--page", page] if page else ["--no-page"]
         arguments += _log_options(cli_context)
         _detach(cli_context, state, workers, arguments)
         return None
-    worker_spec = WorkerSpec(workers, slots, allow, services, machine=machine)
+    worker_spec = WorkerSpec(workers, slots, allow, services, allow_pickle, machine=machine)
     writer = open_log(cli_context, "up")
     with stop_signals_as_interrupt(), children_logged(cli_context, writer):
         return _run_until_stopped(cli_context, state, worker_spec, listen, page)

@@ -11,6 +11,7 @@ import click
 from msgspec import Struct, structs
 
 from taskyard.cli.daemon_options import (
+    allow_pickle_option,
     check_dialect,
     until_eof_option,
 )
@@ -175,11 +176,7 @@ class WorkerOptions(Struct, frozen=True):
     metavar="MODULE",
     help="Offer the functions of this module and its submodules. Repeatable.",
 )
-@click.option(
-    "--allow-pickle",
-    is_flag=True,
-    help="Offer the service pickle, which calls any pickled function.",
-)
+@allow_pickle_option
 @click.option("--name", metavar="NAME", show_default="HOST-PID", help="Name of the worker.")
 @setting_option(
     "lease.heartbeat",
