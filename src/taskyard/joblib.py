@@ -1,0 +1,387 @@
+"""The joblib backend: `parallel_config("taskyard")` runs the calls of `joblib.Parallel` as tasks.
+
+Importing this module registers the backend. With a campaign, tasks are named by the content of
+their calls. A program that was killed and is started again gets the results of the tasks that are
+done, and repeats none. joblib has no types, so its classes are `Any` here.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import sysconfig
+import threading
+from collections import Counter
+from concurrent.futures import Future as AnyFuture
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import joblib
+from joblib.hashing import Hasher, NumpyHasher
+from joblib.parallel import AutoBatchingMixin, ParallelBackendBase, register_parallel_backend
+
+from taskyard.campaign.batches import encode_text
+from taskyard.client import discovery
+from taskyard.client.calls import CallFuture, ExecutorCore, function_name
+from taskyard.client.executor import Executor
+from taskyard.core.model import Refusal, Submission
+from taskyard.core.states import TaskState
+from taskyard.errors import Refused, TaskFailed, TaskyardError
+from taskyard.wire import pickled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from taskyard.client.client import Client
+
+logger = logging.getLogger("taskyard.joblib")
+
+#: joblib runs calls in the program itself if there is one job. Two in flight keep one slot busy.
+_JOBS_MIN: Final = 2
+
+
+class TaskyardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # Any
+    """Runs batches of calls as tasks of a broker, or of a local cluster that ends with it."""
+
+    supports_retrieve_callback = True
+    default_n_jobs = -1
+
+    def __init__(
+        self,
+        broker: discovery.Brokers = None,
+        *,
+        state: str | Path | None = None,
+        campaign: str = "",
+        service: str = pickled.PICKLE.decode(),
+        nesting_level: int | None = None,
+    ) -> None:
+        """Use the broker at an endpoint or of a state directory. Connects at the first use.
+
+        Without either, a campaign uses the broker that `Client()` finds. Other calls run in
+        processes of their own, as many as jobs.
+        """
+        super().__init__(nesting_level=nesting_level)
+        self._place: dict[str, Any] = {"broker": broker, "state": state, "service": service}
+        self._campaign = campaign
+        self._service = service
+        self._executor: Executor | None = None
+        self._slots_own = 0
+        #: Guards the attributes below. Calls are submitted by several threads.
+        self._lock = threading.Lock()
+        self._pending: set[CallFuture[Any]] = set()
+        self._repeats: Counter[str] = Counter()
+
+    # Called by joblib.
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        """Return how many calls can run at once. -1 is all slots of the workers."""
+        if n_jobs == 0:
+            raise ValueError("n_jobs == 0 in Parallel has no meaning")
+        if n_jobs == 1:
+            return 1
+        wanted = -1 if n_jobs is None else n_jobs
+        if wanted > 0:
+            return wanted
+        slots = self._slots_total() or joblib.cpu_count()
+        return max(slots + 1 + wanted, _JOBS_MIN)
+
+    def configure(self, n_jobs: int = 1, parallel: object = None, **_options: object) -> int:
+        """Connect, and return the number of jobs."""
+        self.parallel = parallel
+        jobs = self.effective_n_jobs(n_jobs)
+        if jobs > 1:
+            self._core(jobs)
+        return jobs
+
+    def start_call(self) -> None:
+        with self._lock:
+            self._repeats.clear()
+
+    def submit(
+        self,
+        func: Any,  # noqa: ANN401  # a BatchedCalls of joblib's
+        callback: Callable[[AnyFuture[Any]], None] | None = None,
+    ) -> AnyFuture[Any]:
+        """Submit a batch of calls as one task. The future raises all errors.
+
+        joblib would not notice one that is raised here: it may call this in a callback.
+        """
+        future: AnyFuture[Any]
+        try:
+            future = self._submit(func.items)
+        except Exception as error:  # noqa: BLE001  # see above
+            future = AnyFuture()
+            future.set_exception(error)
+        if callback is not None:
+            future.add_done_callback(callback)
+        return future
+
+    def _submit(self, calls: Sequence[Any]) -> CallFuture[Any]:
+        first = calls[0][0]
+        name = self._name(first, calls) if self._campaign else ""
+        args = (calls, *self.get_nested_backend())
+        future = self._core().submit(run_calls, args, {}, first, name)
+        with self._lock:
+            self._pending.add(future)
+        future.add_done_callback(self._forget)
+        return future
+
+    def retrieve_result_callback(self, out: AnyFuture[Any]) -> Any:  # noqa: ANN401  # a user's
+        return out.result()
+
+    def compute_batch_size(self) -> int:
+        """Return the size of the next batch. A campaign has one call in a task.
+
+        A batch that depends on measured times would have another name in the next run.
+        """
+        return 1 if self._campaign else int(super().compute_batch_size())
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: ARG002, FBT001, FBT002  # joblib's
+        """Cancel all calls, running ones too: a call raised, or the program was interrupted."""
+        with self._lock:
+            pending, self._pending = self._pending, set()
+        if not pending:
+            return
+        client = self._core().client
+        try:
+            names = [future.full_name for future in pending]
+            client.cancel(names, timeout=client.timeout)
+        except TaskyardError as error:
+            logger.warning("could not cancel calls (%d): %s", len(pending), error)
+
+    def terminate(self) -> None:
+        """End a `Parallel`. The connection stays for the next one."""
+        self.reset_batch_stats()
+
+    # Its own.
+
+    def _is_shared(self) -> bool:
+        """Return whether the broker is not its own."""
+        return bool(self._campaign or self._place["broker"] or self._place["state"])
+
+    def _core(self, jobs: int = 0) -> ExecutorCore:
+        """Connect at the first use. An own cluster has as many slots as there are jobs."""
+        if not self._is_shared() and jobs not in (0, self._slots_own):
+            self._executor, self._slots_own = Executor(slots=jobs, service=self._service), jobs
+        elif self._executor is None and self._campaign:
+            self._executor = _CampaignExecutor(self._campaign, **self._place)
+        elif self._executor is None:
+            self._executor = Executor(**self._place)
+        return self._executor._core  # noqa: SLF001  # names of tasks are for this backend alone
+
+    def _slots_total(self) -> int:
+        """Return the slots of the broker's workers for these calls. 0: none, or an own cluster."""
+        if not self._is_shared():
+            return 0
+        client = self._core().client
+        workers = client.workers(client.timeout)
+        slots = sum(int(one["slots"]) for one in workers if self._service in one["services"])
+        if not slots:
+            logger.warning(
+                "no worker runs the calls of service %s (start `taskyard worker --allow-pickle`)",
+                self._service,
+            )
+        return slots
+
+    def _name(self, first: Callable[..., Any], calls: Sequence[Any]) -> str:
+        """Return a name by content. Equal calls of one `Parallel` are numbered: each is made."""
+        key = content_key(calls)
+        with self._lock:
+            self._repeats[key] += 1
+            number = self._repeats[key]
+        return f"{function_name(first)}-{key}" + (f"-{number}" if number > 1 else "")
+
+    def _forget(self, future: AnyFuture[Any]) -> None:
+        with self._lock:
+            self._pending.discard(cast("CallFuture[Any]", future))
+
+
+def run_calls(calls: Sequence[Any], nested_backend: object, nested_jobs: int | None) -> list[Any]:
+    """Make calls one after another. Runs in a worker, where nested calls use threads."""
+    with joblib.parallel_config(backend=nested_backend, n_jobs=nested_jobs):
+        return [function(*args, **kwargs) for function, args, kwargs in calls]
+
+
+class _CampaignExecutor(Executor):
+    """An executor whose tasks stay in a campaign, for a later run of the same program."""
+
+    def __init__(
+        self, campaign: str, broker: discovery.Brokers, state: str | Path | None, service: str
+    ) -> None:
+        self._campaign = campaign
+        super().__init__(discovery.find(broker, state).endpoint(), service=service)
+
+    def _make_core(self, service: str, client: Client) -> ExecutorCore:
+        return _CampaignCore(service, client=client, campaign=self._campaign)
+
+
+class _CampaignCore(ExecutorCore):
+    """Uses tasks of earlier runs. One that failed or was cancelled there runs again, once."""
+
+    def __init__(self, service: str, *, client: Client, campaign: str) -> None:
+        #: Payloads of tasks that an earlier run submitted. Their exceptions have its token.
+        self._adopted: dict[str, bytes] = {}
+        super().__init__(service, client=client, campaign=campaign)
+
+    def _submit_task(self, client: Client, name: str, payload: bytes) -> AnyFuture[Any]:
+        full_name = f"{self.campaign}/{name}"
+        if full_name not in client.existing([full_name]):
+            return super()._submit_task(client, name, payload)
+        self._adopted[name] = payload
+        return client.future(full_name)
+
+    def _settle_task(self, future: CallFuture[Any], task: AnyFuture[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        payload = self._adopted.pop(future.name, None)
+        # Another program may have submitted it a moment ago.
+        is_known = isinstance(error, Refused) and error.code == Refusal.CONFLICT.value
+        has_ended_badly = task.cancelled() or isinstance(error, TaskFailed)
+        try:
+            if payload is not None and has_ended_badly:
+                self._start_again(future, payload)
+            elif not is_known:
+                super()._settle_task(future, task)
+                return
+            again = self.client.future(future.full_name)
+        except TaskyardError as refused:
+            self._settle(future, partial(future.settle_exception, refused))
+        else:
+            again.add_done_callback(lambda settled: self._arrived.put((future, settled)))
+
+    def _start_again(self, future: CallFuture[Any], payload: bytes) -> None:
+        """Replace a task that failed or was cancelled."""
+        self.client.cancel([future.full_name], states=(TaskState.FAILED,))
+        submission = Submission([encode_text(future.name)], [payload], [self._terms])
+        self.client.create(submission, restart=True)
+
+
+# Names by content.
+
+#: Code below these directories is known by its name: it changes with a version alone.
+_INSTALLED: Final = tuple(
+    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+#: Arguments of scikit-learn's fits with places in the search, times and random ids.
+_PROGRESS_ARGUMENTS: Final = frozenset(
+    ("callback_ctx", "caller", "candidate_progress", "split_progress", "verbose")
+)
+
+#: Types of a module's constants.
+_PLAIN_TYPES: Final = (bool, bytes, complex, float, int, str, tuple, type(None))
+
+
+def content_key(calls: Sequence[Any]) -> str:
+    """Return a hash of calls that is the same in every process.
+
+    It has the arguments, and of the user's functions and classes the bytecode, defaults, closures
+    and the functions, classes and constants of their modules that they use. Code of installed
+    packages counts by its name. Raises `pickle.PicklingError`.
+    """
+    with_numpy = "numpy" in sys.modules
+    hasher = _NumpyKeyHasher("sha1", coerce_mmap=True) if with_numpy else _KeyHasher("sha1")
+    return str(hasher.hash([_without_progress(*call) for call in calls]))
+
+
+def _without_progress(
+    function: Any,  # noqa: ANN401  # any callable
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> tuple[Any, ...]:
+    """Return a call without the parts of scikit-learn's searches that do not change a result.
+
+    So a search with more candidates, or in another shell, repeats no fit.
+    """
+    if type(function).__module__ != "sklearn.utils.parallel":
+        return function, args, kwargs
+    rest = {name: value for name, value in kwargs.items() if name not in _PROGRESS_ARGUMENTS}
+    return function.function, function.config, args, rest  # and no filters of warnings
+
+
+class _CodeHashing:
+    """Hashes code by its content, where joblib's hashers take its name."""
+
+    def save(self, obj: Any) -> None:  # noqa: ANN401  # any object
+        if isinstance(obj, FunctionType) and _is_user_code(obj):
+            obj = ("function", obj.__qualname__, self._once(obj) and _function_parts(obj))
+        elif isinstance(obj, type) and _is_user_code(obj):
+            obj = ("class", obj.__qualname__, self._once(obj) and _class_parts(obj))
+        elif isinstance(obj, CodeType):
+            obj = (obj.co_code, obj.co_consts, obj.co_names, obj.co_varnames)
+        elif isinstance(obj, ModuleType):
+            obj = ("module", obj.__name__)
+        elif type(obj) is frozenset:
+            obj = ("frozenset", set(obj))  # joblib sorts sets alone
+        super().save(obj)  # type: ignore[misc]  # that of joblib's hasher
+
+    def _once(self, code: object) -> bool:
+        """Return whether this is the first use of a function or a class: they may be recursive."""
+        seen: set[int] = self.__dict__.setdefault("_code_seen", set())
+        is_first = id(code) not in seen
+        seen.add(id(code))
+        return is_first
+
+
+class _KeyHasher(_CodeHashing, Hasher):  # type: ignore[misc]  # Any
+    pass
+
+
+class _NumpyKeyHasher(_CodeHashing, NumpyHasher):  # type: ignore[misc]  # Any
+    pass
+
+
+def _is_user_code(code: FunctionType | type) -> bool:
+    """Return whether a function or class is not of an installed package, or can't be imported."""
+    if code.__module__ == "__main__":
+        return True
+    module = sys.modules.get(code.__module__)
+    found: object = module
+    for name in code.__qualname__.split("."):
+        found = getattr(found, name, None)
+    file: str | None = getattr(module, "__file__", None)  # None: built in
+    return found is not code or (file is not None and not file.startswith(_INSTALLED))
+
+
+def _function_parts(function: FunctionType) -> tuple[Any, ...]:
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
+    names = sorted(_names_used(function.__code__) & function.__globals__.keys())
+    used = {name: function.__globals__[name] for name in names}
+    code = {name: value for name, value in used.items() if _is_part(value)}
+    return function.__code__, function.__defaults__, function.__kwdefaults__, cells, code
+
+
+def _class_parts(kind: type) -> tuple[Any, ...]:
+    members = {name: _unwrapped(value) for name, value in vars(kind).items()}
+    code = {name: value for name, value in members.items() if _is_part(value)}
+    code.pop("__module__", None)
+    return kind.__bases__, code
+
+
+def _is_part(value: object) -> bool:
+    """Return whether a name's value is code of the user, or a constant."""
+    return isinstance(value, _PLAIN_TYPES) or (
+        isinstance(value, FunctionType | type) and _is_user_code(value)
+    )
+
+
+def _names_used(code: CodeType) -> set[str]:
+    nested = [_names_used(one) for one in code.co_consts if isinstance(one, CodeType)]
+    return set(code.co_names).union(*nested)
+
+
+def _unwrapped(member: Any) -> Any:  # noqa: ANN401  # any member of a class
+    """Return the function of a method or property."""
+    return getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+
+
+def _is_full(cell: Any) -> bool:  # noqa: ANN401  # types.CellType has no contents for mypy
+    try:
+        cell.cell_contents  # noqa: B018  # raises for a name that is not assigned yet
+    except ValueError:
+        return False
+    return True
+
+
+register_parallel_backend("taskyard", TaskyardBackend)

@@ -1,0 +1,20 @@
+"""docs/ecosystem.md: its programs are run, as those of the README and the tutorial are."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import test_docs_commands as pages
+
+PAGE = "docs/ecosystem.md"
+
+clone = pages.clone
+
+
+def test_commands_of_the_page_print_what_it_shows(clone: Path, pytestconfig: pytest.Config) -> None:
+    pages.test_commands_do_what_the_page_says(PAGE, clone, pytestconfig)
+
+
+def test_everything_on_it_is_run() -> None:
+    pages.test_every_block_is_run_saved_or_compared(PAGE)
+    pages.test_every_note_is_understood(PAGE)
