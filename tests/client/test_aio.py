@@ -579,7 +579,7 @@ def test_map_waits_for_acknowledgements(stage: Stage, monkeypatch: pytest.Monkey
 
     async def scenario() -> None:
         async with welcomed(stage) as client:
-            mapping = asyncio.create_task(client.map(lambda item: ["echo", item], items()))
+            mapping = asyncio.create_task(client.map("operator:neg", items()))
             first = await next_request(stage)
             assert (taken, mapping.done()) == ([0, 1], False)
             stage.reply(first, Q.OK)

@@ -63,7 +63,8 @@ def test_campaign_has_all_tasks_submitted_with_its_name(client: Client) -> None:
 
 def test_campaign_is_cancelled_as_a_whole(client: Client) -> None:
     campaign = client.campaign("waits")
-    client.map(lambda item: ["echo", item], "abc", campaign="waits", service=UNSERVED)
+    for item in "abc":
+        client.submit(["echo", item], campaign="waits", service=UNSERVED)
     with pytest.raises(TimedOut, match=r"^campaign waits: not settled after 0.05 s"):
         campaign.wait(0.05)
     futures = campaign.futures()
@@ -90,7 +91,8 @@ def test_async_campaign_works_alike(yard: Yard) -> None:
     async def scenario() -> None:
         async with AsyncClient(state=yard.state) as client:
             campaign = client.campaign("awaited")
-            await client.map(lambda item: ["echo", item], "abc", campaign="awaited")
+            for item in "abc":
+                client.submit(["echo", item], campaign="awaited")
             await campaign.wait(PATIENCE_SECONDS)
             assert some(await campaign.status()) == {"done": 3}
             names = [task["name"] async for task in campaign.tasks()]

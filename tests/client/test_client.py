@@ -118,8 +118,8 @@ def test_order_of_submission_is_kept_for_dependencies(client: Client) -> None:
 def test_map_submits_a_task_per_item(client: Client) -> None:
     squares = client.map("operator:neg", range(20))
     assert [value(future) for future in squares] == [-number for number in range(20)]
-    echoed = client.map(lambda word: ["echo", word], ["a", "b"], campaign="echo", retries=1)
-    assert {value(future) for future in as_completed(echoed)} == {"a\n", "b\n"}
+    sums = client.map("operator:add", [1, 2, 3], iter([4, 5]), campaign="sums", retries=1)
+    assert {value(future) for future in as_completed(sums)} == {5, 7}
 
 
 def test_wait_and_as_completed_are_those_of_the_standard_library(client: Client) -> None:
@@ -175,8 +175,6 @@ def test_invalid_arguments_raise_at_once(client: Client) -> None:
         client.submit(b"", kwargs={"a": 1}, retries=1)
     with pytest.raises(UserError):
         client.submit(["true"], name="")
-    with pytest.raises(UserError, match="import path"):
-        client.submit(print)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="neither 'module:function' nor a list"):
         client.submit("echo hi")
 

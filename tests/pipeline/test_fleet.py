@@ -147,7 +147,8 @@ def test_killed_executor_loses_no_task(
             wait = "" if n < TASKS_BEFORE_GATE else f"until [ -e {gate} ]; do sleep 0.2; done;"
             return ["sh", "-c", f"{wait} echo {n}"]
 
-        client.map(command, range(TASKS), campaign="c")
+        for number in range(TASKS):
+            client.submit(command(number), campaign="c")
         words = ("--workers", "4", "--slots", "2", "--broker", broker.endpoints[1])
         with Running(tmp_path, "pipeline", "fleet", *words, "--master", master) as running:
             _until(lambda: len(client.workers()) == 4, "all workers are there")

@@ -164,7 +164,7 @@ def test_commands_go_over_all_brokers(brokers: Brokers) -> None:
     with Client(brokers.endpoints) as client:
         here, there = brokers.campaigns(client)
         assert client.broker == ",".join(brokers.endpoints)
-        spread = client.map(lambda item: ["echo", item], [str(number) for number in range(20)])
+        spread = client.map("operator:neg", range(20))
         assert {type(one) for one in spread} == {Future}
         assert all(broker["counts"]["ready"] for broker in client.status()["brokers"])
     for name in (here, there):

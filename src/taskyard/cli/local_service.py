@@ -21,7 +21,7 @@ import click
 from click.core import ParameterSource
 
 from taskyard.cli.connection import broker_location, connect_client, connect_to
-from taskyard.cli.daemon_options import allow_option, slots_option
+from taskyard.cli.daemon_options import allow_option, allow_pickle_option, slots_option
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, CommandFunction, setting_option
 from taskyard.cli.resource_options import given_resource_options
@@ -83,7 +83,7 @@ UNSTARTED: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
 TASK_VARIABLE: Final = "TASKYARD_TASK"
 
 #: The parameters of `service_options`.
-_PARAMETERS: Final = ("workers", "worker_slots", "allow")
+_PARAMETERS: Final = ("workers", "worker_slots", "allow", "allow_pickle")
 
 
 def service_options(*slot_names: str) -> Callable[[CommandFunction], CommandFunction]:
@@ -91,6 +91,7 @@ def service_options(*slot_names: str) -> Callable[[CommandFunction], CommandFunc
 
     def add_options(command: CommandFunction) -> CommandFunction:
         for option in (
+            allow_pickle_option,
             allow_option,
             slots_option(*slot_names, "worker_slots"),
             setting_option(
@@ -115,11 +116,16 @@ def make_worker_spec(
 
     `machine` has their resources. None: detected.
     """
+    if values["allow_pickle"]:
+        from taskyard.wire.pickled import PICKLE  # noqa: PLC0415  # few need it
+
+        services = (PICKLE.decode(), *services)
     return WorkerSpec(
         workers=values["workers"],
         slots=values["worker_slots"] or usable_cores(),
         allow=values["allow"],
         services=tuple(dict.fromkeys([*SERVICES, *services])),
+        allow_pickle=values["allow_pickle"],
         machine=machine,
     )
 

@@ -99,7 +99,7 @@ _OPTION_GROUPS: Final = {
         *("call", "payload", "slots", "cpus", "memory", "gpus", "resources", "backoff", "priority"),
         *("lane", "service", "after", "wait_for_unknown", "due", "expiry", "inputs", "outputs"),
     ),
-    "Workers, if no broker is running": ("workers", "allow"),
+    "Workers, if no broker is running": ("workers", "allow", "allow_pickle"),
 }
 
 #: Help of task options that is different here.

@@ -94,7 +94,7 @@ _OPTION_GROUPS: Final = {
     "Steering": ("no_retry_failed", "finish_running", "bell", "notify"),
     "Where it runs": ("broker", "env", "env_all", "no_env"),
     "Workers, if no broker is running": (
-        *("workers", "allow", "cpus", "memory", "gpus", "resources"),
+        *("workers", "allow", "allow_pickle", "cpus", "memory", "gpus", "resources"),
     ),
 }
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, overload
 
 from taskyard.client import campaigns, commands, discovery, record_stream, requests
 from taskyard.client import output as output_requests
@@ -25,7 +25,7 @@ from taskyard.client.environment import submitter_environment
 from taskyard.client.exchanges import awaited
 from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.client.session import Session
-from taskyard.client.submit import Submitter
+from taskyard.client.submit import Submitter, positional, rows_of
 from taskyard.core.events import Scope, UnknownPolicy
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from taskyard.client.environment import Variables
     from taskyard.client.exchanges import Exchange, Query
     from taskyard.client.record_stream import RecordBatch
+    from taskyard.client.submit import Work
     from taskyard.core.model import Submission, Terms
     from taskyard.net.keys import PeerKey
     from taskyard.wire.native.peer import Reply
@@ -254,36 +255,97 @@ class AsyncClient:
 
     # Submitting.
 
-    def submit(  # noqa: PLR0913  # all but the first are named
+    @overload
+    def submit(
         self,
-        work: Sequence[str] | str | bytes,
-        *,
+        work: Callable[..., _T],
+        /,
+        *values: object,
         name: str | None = None,
         campaign: str = "",
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         wait_for_unknown: bool = False,
-        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
-    ) -> AsyncFuture:
+        **options: object,
+    ) -> AsyncFuture[_T]: ...
+
+    @overload
+    def submit(
+        self,
+        work: Sequence[str] | str | bytes,
+        /,
+        *values: object,
+        name: str | None = None,
+        campaign: str = "",
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        wait_for_unknown: bool = False,
+        **options: object,
+    ) -> AsyncFuture[Any]: ...
+
+    def submit(  # noqa: PLR0913  # all but the first are named
+        self,
+        work: Work,
+        /,
+        *values: Any,
+        name: str | None = None,
+        campaign: str = "",
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        wait_for_unknown: bool = False,
+        **options: Any,
+    ) -> AsyncFuture[Any]:
         """Submit one task, as `Client.submit` does. Returns at once, without `await`.
 
         It never blocks on a full outbox. For many tasks use `map`, which yields to the loop.
         """
         return self._submitter.submit(
-            work, name, campaign, (args, kwargs), options, wait_for_unknown=wait_for_unknown
+            work,
+            name,
+            campaign,
+            (positional(args, values), kwargs),
+            options,
+            wait_for_unknown=wait_for_unknown,
         )
+
+    @overload
+    async def map(
+        self,
+        work: Callable[..., _T],
+        /,
+        *iterables: Iterable[Any],
+        campaign: str = "",
+        kwargs: Mapping[str, Any] | None = None,
+        **options: object,
+    ) -> list[AsyncFuture[_T]]: ...
+
+    @overload
+    async def map(
+        self,
+        work: str,
+        /,
+        *iterables: Iterable[Any],
+        campaign: str = "",
+        kwargs: Mapping[str, Any] | None = None,
+        **options: object,
+    ) -> list[AsyncFuture[Any]]: ...
 
     async def map(
         self,
-        work: str | Callable[[Any], Sequence[str]],
-        items: Iterable[Any],
-        *,
+        work: Callable[..., Any] | str,
+        /,
+        *iterables: Iterable[Any],
         campaign: str = "",
-        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
-    ) -> list[AsyncFuture]:
-        """Submit a task per item, as `Client.map` does. Waits while too many are unacknowledged."""
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[AsyncFuture[Any]]:
+        """Submit a call per item or row, as `Client.map` does.
+
+        Waits while too many tasks are unacknowledged.
+        """
+        rows = rows_of(iterables)
         return await self._collect_futures(
-            self._submitter.submit_each(work, items, campaign, options)
+            self._submitter.submit_each(work, rows, campaign, kwargs, options)
         )
 
     async def submit_bundle(  # noqa: PLR0913  # all but two are named

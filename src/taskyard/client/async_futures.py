@@ -10,20 +10,33 @@ import asyncio
 from collections import deque
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
+from taskyard.client.functions import Outcome
 from taskyard.client.futures import AwaitableFuture, Progress, SessionOwner
 from taskyard.client.progress import ProgressBar
-from taskyard.client.results import result_or_error
+from taskyard.client.results import failure_of, result_or_error
 from taskyard.wire import payloads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
     from contextvars import Context
 
+    from typing_extensions import TypeVar  # with a default
+
     from taskyard.client.exchanges import Awaited
+    from taskyard.client.functions import OutcomeDecoder
     from taskyard.core.model import Result
     from taskyard.core.states import TaskState
+
+    _T = TypeVar("_T", default=Any)
+else:
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
+
+#: In the class, `bytes` is its method.
+Bytes: TypeAlias = bytes
 
 
 class AsyncFutureOwner(SessionOwner, Protocol):
@@ -70,8 +83,10 @@ class LoopBridge:
             future.deliver(value, error)
 
 
-class AsyncFuture(AwaitableFuture):
+class AsyncFuture(AwaitableFuture[_T]):
     """A task's result, once it is there. May be awaited many times, and by several at once.
+
+    The value of a function is unpickled when it is first asked for, in the thread of the loop.
 
     It is not an `asyncio.Future`, which is cancelled with the asyncio task that awaits it. It works
     with `asyncio.wait`, `gather`, `wait_for`, `timeout` and `as_completed`.
@@ -79,15 +94,17 @@ class AsyncFuture(AwaitableFuture):
 
     _client: AsyncFutureOwner
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  # made for many tasks, by position
         self,
         client: AsyncFutureOwner,
         bridge: LoopBridge,
         name: bytes,
         service: bytes,
         campaign: bytes = b"",
+        decoder: OutcomeDecoder | None = None,
     ) -> None:
         self._client = client
+        self._decoder = decoder
         self._bridge = bridge
         self._campaign = campaign
         self._name = name
@@ -138,16 +155,29 @@ class AsyncFuture(AwaitableFuture):
         """Return whether the task was cancelled."""
         return isinstance(self._error, CancelledError)
 
-    def result(self) -> Any:  # noqa: ANN401  # a task's own value
+    def result(self) -> _T:
         """Return the result, or raise what awaiting raises. `InvalidStateError` if unsettled."""
         if not self._done:
             raise asyncio.InvalidStateError(f"task {self.full_name}: not settled yet")
+        self._decode()
         if self._error is not None:
             raise self._error.with_traceback(None)  # without the frames of earlier calls
-        return self._value
+        return cast("_T", self._value)
+
+    def _decode(self) -> None:
+        """Unpickle the value or the exception of a settled call, unless that is done."""
+        outcome = self._value
+        if isinstance(outcome, Outcome) and self._decoder is not None:
+            self._value, self._error = self._decoder.decode(self.full_name, outcome)
 
     async def bytes(self) -> bytes:
         """Wait for the result, and return it as the worker sent it. Raises what awaiting raises."""
+        await self._settled()
+        if self._decoder is not None and self._error is None:
+            outcome = self._value
+            if isinstance(outcome, Outcome):
+                return outcome.data
+            return await self._client.result_bytes(self.full_name)
         value = await self
         if isinstance(value, str) and self._service == payloads.EXEC:
             return value.encode(errors="surrogateescape")
@@ -159,9 +189,10 @@ class AsyncFuture(AwaitableFuture):
         """Return the exception that awaiting raises, or None. Raises if the task was cancelled."""
         if not self._done or self.cancelled():
             self.result()
+        self._decode()
         return self._error
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, _T]:
         yield from self._settled().__await__()
         return self.result()
 
@@ -210,8 +241,15 @@ class AsyncFuture(AwaitableFuture):
 
     def settle(self, state: TaskState, result: Result) -> None:
         """Pass the outcome of the settled task to the loop."""
-        outcome = result_or_error(self._campaign, self._name, self._service, state, result)
-        self._bridge.put(self, *outcome)
+        value, error = result_or_error(self._campaign, self._name, self._service, state, result)
+        if error is None and self._decoder is not None:
+            value = Outcome(value)
+        self._bridge.put(self, value, error)
+
+    def settle_failed(self, result: Result, output: Bytes) -> None:
+        """Pass the outcome of a failed call to the loop, with the output of its task."""
+        failure = failure_of(self._campaign, self._name, result)
+        self._bridge.put(self, Outcome(output, failure), failure)
 
     def set_result(self, result: Any, /) -> None:  # noqa: ANN401  # a task's own value
         self._bridge.put(self, result, None)

@@ -20,6 +20,7 @@ from taskyard.client.exchanges import request_until, run_exchange
 from taskyard.client.futures import Future
 from taskyard.client.members import MemberSet, routed_methods, silence_of
 from taskyard.client.routes import ReadFan
+from taskyard.client.submit import rows_of
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.errors import NoBroker, TaskyardError
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from taskyard.client.exchanges import Exchange
     from taskyard.client.record_stream import RecordBatch
     from taskyard.client.routes import Fan, Routine
+    from taskyard.client.submit import Work
     from taskyard.core.model import Submission, Terms
     from taskyard.net.keys import PeerKey
 
@@ -164,12 +166,13 @@ class BrokerSet(MemberSet[Member], Client):
 
     def submit(
         self,
-        work: Sequence[str] | str | bytes,
-        *,
+        work: Work,
+        /,
+        *values: Any,  # noqa: ANN401  # the function's own
         name: str | None = None,
         campaign: str = "",
-        **options: Any,  # noqa: ANN401  # those of `Client.submit`
-    ) -> Future:
+        **options: Any,  # noqa: ANN401  # those of `Client`
+    ) -> Future[Any]:
         """Submit one task to the broker of its campaign, of its name, or of its dependencies.
 
         Returns when this broker is known. Raises `OtherBroker` if a dependency is at another one.
@@ -180,25 +183,23 @@ class BrokerSet(MemberSet[Member], Client):
         owners = [self._members.index(one._client) for one in futures]  # type: ignore[arg-type]  # noqa: SLF001  # a part of it
         routine = fan_out.place(self.routes, name, campaign, names, owners, is_new=is_new)
         member = self._members[self.run_routine(routine)]
-        return member.submit(work, name=name, campaign=campaign, **options)
+        return member.submit(work, *values, name=name, campaign=campaign, **options)
 
     def map(
         self,
-        work: str | Callable[[Any], Sequence[str]],
-        items: Iterable[Any],
-        *,
+        work: Callable[..., Any] | str,
+        /,
+        *iterables: Iterable[Any],
         campaign: str = "",
-        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
-    ) -> list[Future]:
-        """Submit a task per item, as `Client.map` does. Tasks of no campaign are distributed."""
+        **options: Any,  # noqa: ANN401  # those of `Client`
+    ) -> list[Future[Any]]:
+        """Submit a call per item or row, as `Client.map` does.
+
+        Tasks of no campaign are distributed.
+        """
         if campaign:
-            return self.for_campaign(campaign).map(work, items, campaign=campaign, **options)
-        return [
-            self.submit(work(item), **options)
-            if callable(work)
-            else self.submit(work, args=[item], **options)
-            for item in items
-        ]
+            return self.for_campaign(campaign).map(work, *iterables, campaign=campaign, **options)
+        return [self.submit(work, *row, **options) for row in rows_of(iterables)]
 
     def submit_bundle(
         self,

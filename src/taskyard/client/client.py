@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, overload
 
 from taskyard.client import campaigns, commands, discovery, record_stream, requests
 from taskyard.client import output as output_requests
@@ -20,7 +20,7 @@ from taskyard.client.futures import Future
 from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.client.requests import scope_of
 from taskyard.client.session import Session
-from taskyard.client.submit import Submitter
+from taskyard.client.submit import Submitter, positional, rows_of
 from taskyard.core.events import Scope, UnknownPolicy
 
 if TYPE_CHECKING:
@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 
     from taskyard.client.environment import Variables
     from taskyard.client.record_stream import RecordBatch
+    from taskyard.client.submit import Work
     from taskyard.core.model import Submission, Terms
     from taskyard.net.keys import PeerKey
+
+_T = TypeVar("_T")
 
 __all__ = ["Client", "scope_of"]
 
@@ -220,41 +223,106 @@ class Client(BlockingRunner):
 
     # Submitting.
 
-    def submit(  # noqa: PLR0913  # all but the first are named
+    @overload
+    def submit(
         self,
-        work: Sequence[str] | str | bytes,
-        *,
+        work: Callable[..., _T],
+        /,
+        *values: object,
         name: str | None = None,
         campaign: str = "",
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         wait_for_unknown: bool = False,
-        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
-    ) -> Future:
-        """Submit one task: an argv, a "module:function" with `args` and `kwargs`, or bytes.
+        **options: object,
+    ) -> Future[_T]: ...
+
+    @overload
+    def submit(
+        self,
+        work: Sequence[str] | str | bytes,
+        /,
+        *values: object,
+        name: str | None = None,
+        campaign: str = "",
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        wait_for_unknown: bool = False,
+        **options: object,
+    ) -> Future[Any]: ...
+
+    def submit(  # noqa: PLR0913  # all but the first are named
+        self,
+        work: Work,
+        /,
+        *values: Any,
+        name: str | None = None,
+        campaign: str = "",
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        wait_for_unknown: bool = False,
+        **options: Any,
+    ) -> Future[Any]:
+        """Submit one task: a function with its arguments, an argv, or bytes.
+
+        A function is an object, or "module:function" with values for JSON. Its arguments follow, or
+        are in `args` and `kwargs`. An object is pickled, and a worker has to allow that.
 
         Options are those of a task in a file: after (names or futures), service, lane, priority,
-        due, expiry, retries, backoff, time_limit, slots, cpus, memory, gpus, resources, env, cwd,
-        inputs, outputs. Returns at once. Raises `UserError` for invalid arguments. If the broker
-        refuses the task, its future raises `Refused`.
+        due, expiry, retries, backoff, time_limit, slots, cpus, memory, gpus, resources, and for
+        commands env, cwd, inputs, outputs. Other named values are arguments of the function. If it
+        has a parameter with the name of an option, give its named arguments as `kwargs`.
+
+        Returns at once. Raises `UserError` for invalid arguments. If the broker refuses the task,
+        its future raises `Refused`.
         """
         return self._submitter.submit(
-            work, name, campaign, (args, kwargs), options, wait_for_unknown=wait_for_unknown
+            work,
+            name,
+            campaign,
+            (positional(args, values), kwargs),
+            options,
+            wait_for_unknown=wait_for_unknown,
         )
+
+    @overload
+    def map(
+        self,
+        work: Callable[..., _T],
+        /,
+        *iterables: Iterable[Any],
+        campaign: str = "",
+        kwargs: Mapping[str, Any] | None = None,
+        **options: object,
+    ) -> list[Future[_T]]: ...
+
+    @overload
+    def map(
+        self,
+        work: str,
+        /,
+        *iterables: Iterable[Any],
+        campaign: str = "",
+        kwargs: Mapping[str, Any] | None = None,
+        **options: object,
+    ) -> list[Future[Any]]: ...
 
     def map(
         self,
-        work: str | Callable[[Any], Sequence[str]],
-        items: Iterable[Any],
-        *,
+        work: Callable[..., Any] | str,
+        /,
+        *iterables: Iterable[Any],
         campaign: str = "",
-        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
-    ) -> list[Future]:
-        """Submit a task per item: a "module:function" to call with it, or a function to its argv.
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[Future[Any]]:
+        """Submit a call of a function per item, or per row of several iterables, as `map` calls it.
 
-        Options are those of `submit`.
+        A function is an object, or "module:function". Options and `kwargs` are those of `submit`,
+        for every call. Ends with the shortest iterable.
         """
-        return list(self._submitter.submit_each(work, items, campaign, options))
+        rows = rows_of(iterables)
+        return [*self._submitter.submit_each(work, rows, campaign, kwargs, options)]
 
     def submit_bundle(  # noqa: PLR0913  # all but two are named
         self,

@@ -1,12 +1,13 @@
-"""Fetches: long results that are requested part by part before their futures are settled.
+"""Fetches: what futures need besides the replies that settle their tasks.
 
-A few are fetched at once, the others wait. Has no socket and no thread.
+Long results are requested part by part. A failed call's output is requested for its exception. A
+few are fetched at once, the others wait. Has no socket and no thread.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct, field
 
@@ -17,12 +18,16 @@ from taskyard.errors import OutputRemoved, OutputTruncated
 from taskyard.wire.native import peer, streams
 
 if TYPE_CHECKING:
+    from taskyard.client.results import OutputFuture
     from taskyard.core.states import TaskState
     from taskyard.net.channel import Channel
     from taskyard.wire.native.peer import Reply
 
 #: Results fetched at once.
 FETCHES_MAX: Final = 4
+
+#: Outputs of failed calls fetched at once. Each fits one message, of 64 KiB at most.
+OUTPUTS_MAX: Final = 32
 
 
 class Fetch(Struct):
@@ -36,25 +41,45 @@ class Fetch(Struct):
     attempt: int | None = None
 
 
+class OutputFetch(NamedTuple):
+    """The output of a failed call that is being fetched, and the reason of the failure."""
+
+    name: bytes
+    result: Result
+    future: OutputFuture
+
+
 class Fetches:
-    """Long results of settled tasks. The thread of the session calls all methods."""
+    """Long results and outputs of settled tasks. The thread of the session calls all methods."""
 
     #: Set by the session before the first turn.
     channel: Channel
 
     def __init__(self) -> None:
-        self.open: dict[int, Fetch] = {}
+        self.open: dict[int, Fetch | OutputFetch] = {}
         self._waiting: deque[Fetch] = deque()
+        self._outputs_waiting: deque[OutputFetch] = deque()
+        self._outputs_open = 0
 
     def start(self, name: bytes, state: TaskState, future: SettableFuture) -> None:
         """Fetch the result of a task, and settle its future then."""
         self._waiting.append(Fetch(name, state, future))
         self._next()
 
+    def start_output(self, name: bytes, result: Result, future: OutputFuture) -> None:
+        """Fetch the output of a failed task, and settle its future then."""
+        self._outputs_waiting.append(OutputFetch(name, result, future))
+        self._next()
+
     def on_reply(self, reply: Reply) -> None:
         """Request the next part, or settle the future."""
         fetch = self.open.pop(reply.request)
-        if reply.kind != peer.OUTPUT:
+        if isinstance(fetch, OutputFetch):
+            self._outputs_open -= 1
+            outputs = reply.outputs_with_size if reply.kind == peer.OUTPUT else []
+            output = outputs[0].text if outputs else b""  # the failure has its reason without it
+            settle_future(fetch.future.settle_failed, fetch.result, output)
+        elif reply.kind != peer.OUTPUT:
             text = reply.reason or f"task {shown(fetch.name)}: its output is gone"
             settle_future(fetch.future.set_exception, OutputRemoved(text))
         else:
@@ -78,14 +103,23 @@ class Fetches:
 
     def take_futures(self) -> list[SettableFuture]:
         """Drop all fetches. Return their futures."""
-        fetches = [*self.open.values(), *self._waiting]
+        fetches = [*self.open.values(), *self._waiting, *self._outputs_waiting]
         self.open.clear()
         self._waiting.clear()
+        self._outputs_waiting.clear()
+        self._outputs_open = 0
         return [fetch.future for fetch in fetches]
 
     def _next(self) -> None:
-        while self._waiting and len(self.open) < FETCHES_MAX:
+        while self._waiting and len(self.open) - self._outputs_open < FETCHES_MAX:
             self._request(self._waiting.popleft())
+        while self._outputs_waiting and self._outputs_open < OUTPUTS_MAX:
+            self._request_output(self._outputs_waiting.popleft())
+
+    def _request_output(self, fetch: OutputFetch) -> None:
+        number = self.channel.request(lambda number: peer.query(number, peer.OUTPUT, fetch.name))
+        self.open[number] = fetch
+        self._outputs_open += 1
 
     def _request(self, fetch: Fetch) -> None:
         name, offset, attempt = fetch.name, fetch.bytes_fetched, fetch.attempt

@@ -12,10 +12,11 @@ import os
 import threading
 from collections.abc import Awaitable
 from concurrent.futures import _base
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, cast, overload
 
 from taskyard.client import progress as drawing
-from taskyard.client.results import result_or_error
+from taskyard.client.functions import Outcome
+from taskyard.client.results import failure_of, result_or_error
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
 from taskyard.wire import payloads
@@ -23,10 +24,21 @@ from taskyard.wire import payloads
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
+    from typing_extensions import TypeVar  # with a default
+
+    from taskyard.client.functions import OutcomeDecoder
     from taskyard.client.session import Session
     from taskyard.core.model import Result
     from taskyard.core.states import TaskState
 
+    _T = TypeVar("_T", default=Any)
+else:
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
+
+#: In the class of futures, `bytes` is a method.
+Bytes: TypeAlias = bytes
 
 _DONE: Final = (_base.FINISHED, _base.CANCELLED, _base.CANCELLED_AND_NOTIFIED)
 
@@ -88,6 +100,14 @@ class FutureBase:
     _campaign: bytes
     #: The settled task has output besides its result.
     has_stderr = False
+    #: Of a pickled call: unpickles its outcome. The outcome is None before it is there, and after.
+    _decoder: OutcomeDecoder | None = None
+    _outcome: Outcome | None = None
+
+    @property
+    def wants_output(self) -> bool:
+        """Whether the exception of a failed task is in its output."""
+        return self._decoder is not None and bool(self._decoder.token)
 
     @property
     def name(self) -> str:
@@ -112,7 +132,7 @@ class FutureBase:
         return notebook.future_html(session, cast("notebook.SettledFuture", self))
 
 
-class AwaitableFuture(FutureBase, Awaitable[Any]):
+class AwaitableFuture(FutureBase, Awaitable[_T]):
     """A future of an `AsyncClient`, as far as `as_completed` needs it."""
 
     @classmethod
@@ -123,8 +143,10 @@ class AwaitableFuture(FutureBase, Awaitable[Any]):
         raise NotImplementedError
 
 
-class Future(FutureBase, concurrent.futures.Future[Any]):
+class Future(FutureBase, concurrent.futures.Future[_T]):
     """A task's result, once it is there.
+
+    The value of a function is unpickled when it is first asked for, in the thread of the caller.
 
     It has a condition and lists, as the standard library's futures do, from the first wait or
     callback on. Most futures are settled before, and a program may hold a million of them.
@@ -139,12 +161,19 @@ class Future(FutureBase, concurrent.futures.Future[Any]):
     _waiting: tuple[threading.Condition, list[Any], list[Any]] | None = None
 
     def __init__(  # the base's would make the condition
-        self, client: FutureOwner, name: bytes, service: bytes, campaign: bytes = b""
+        self,
+        client: FutureOwner,
+        name: bytes,
+        service: bytes,
+        campaign: bytes = b"",
+        decoder: OutcomeDecoder | None = None,
     ) -> None:
         self._client = client
         self._campaign = campaign
         self._name = name
         self._service = service
+        if decoder is not None:
+            self._decoder = decoder
 
     def _made(self) -> tuple[threading.Condition, list[Any], list[Any]]:
         with _Guard.lock:
@@ -172,14 +201,33 @@ class Future(FutureBase, concurrent.futures.Future[Any]):
     def cancelled(self) -> bool:
         return self._state in _DONE and self._state != _base.FINISHED
 
-    def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # a task's own value
+    def result(self, timeout: float | None = None) -> _T:
         """Wait for the result, and return it. Raises what the task failed with.
 
-        Raises `TimeoutError` after `timeout` seconds.
+        If a function failed, that is its own exception, with the traceback as its cause. Raises
+        `TimeoutError` after `timeout` seconds.
         """
-        if self._state == _base.FINISHED and self._exception is None:
-            return self._result
+        if self._state == _base.FINISHED and self._exception is None and self._outcome is None:
+            return cast("_T", self._result)
+        if self._decoder is not None:
+            super().exception(timeout)
+            self._decode()
         return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end of the task. Return the exception that `result` raises, or None."""
+        if self._decoder is not None:
+            super().exception(timeout)
+            self._decode()
+        return super().exception(timeout)
+
+    def _decode(self) -> None:
+        """Unpickle the value or the exception of a settled call, unless that is done."""
+        with self._condition:
+            if self._outcome is not None and self._decoder is not None:
+                value, error = self._decoder.decode(self.full_name, self._outcome)
+                self._result, self._exception = value, error
+                self._outcome = None
 
     def set_result(self, result: Any) -> None:  # noqa: ANN401  # a task's own value
         """Set the result. Called by the session."""
@@ -205,6 +253,9 @@ class Future(FutureBase, concurrent.futures.Future[Any]):
 
     def bytes(self, timeout: float | None = None) -> bytes:
         """Wait for the result, and return it as the worker sent it. Raises what `result` raises."""
+        if self._decoder is not None and super().exception(timeout) is None:
+            outcome = self._outcome
+            return self._client.result_bytes(self.full_name) if outcome is None else outcome.data
         value = self.result(timeout)
         if isinstance(value, str) and self._service == payloads.EXEC:
             return value.encode(errors="surrogateescape")
@@ -230,13 +281,24 @@ class Future(FutureBase, concurrent.futures.Future[Any]):
         if result.has_stderr:
             self.has_stderr = True
         value, error = result_or_error(self._campaign, self._name, self._service, state, result)
-        if error is None:
+        if error is None and self._decoder is not None:
+            self._outcome = Outcome(value)
+            self.set_result(None)
+        elif error is None:
             self.set_result(value)
         elif isinstance(error, concurrent.futures.CancelledError):
             super().cancel()
             self.set_running_or_notify_cancel()
         else:
             self.set_exception(error)
+
+    def settle_failed(self, result: Result, output: Bytes) -> None:
+        """Set the outcome of a failed call, with the output of its task. Called by the session."""
+        if self._state in _DONE:
+            return
+        failure = failure_of(self._campaign, self._name, result)
+        self._outcome = Outcome(output, failure)
+        self.set_exception(failure)
 
 
 _A = TypeVar("_A", bound=AwaitableFuture)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from taskyard.campaign.batches import encode_text
+from taskyard.client import functions
 from taskyard.client import output as output_requests
 from taskyard.client.exchanges import Deadline, Query, checked_reply
 from taskyard.client.results import check_not_truncated, decode_whole_result
@@ -22,6 +23,7 @@ from taskyard.core.model import shown
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, TaskFailed, TimedOut, UnknownName, UserError
 from taskyard.wire.native import peer
+from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -287,12 +289,14 @@ def _task_ref(view: View) -> TaskRef:
 
 
 def result(name: str) -> Exchange[Any]:
-    """Return the result of a task that is done.
+    """Return the result of a task that is done. That of a pickled function is unpickled.
 
     Raises `TaskFailed` if there is none, and `OutputTruncated` if only its end is kept.
     """
     view = yield from show(name)
-    return decode_whole_result(name, view["service"].encode(), (yield from result_with_size(name)))
+    service = view["service"].encode()
+    value = decode_whole_result(name, service, (yield from result_with_size(name)))
+    return functions.value_of(name, value) if service == PICKLE else value
 
 
 def result_bytes(name: str) -> Exchange[bytes]:

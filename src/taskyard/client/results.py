@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import CancelledError, InvalidStateError
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
 
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
@@ -38,6 +38,19 @@ class SettableFuture(Protocol):
     def set_result(self, result: Any, /) -> None: ...  # noqa: ANN401  # a task's own value
 
     def set_exception(self, exception: BaseException, /) -> None: ...
+
+
+class OutputFuture(SettableFuture, Protocol):
+    """A future of a call, which needs the output of a failed task for its exception."""
+
+    wants_output: bool
+
+    def settle_failed(self, result: Result, output: bytes) -> None: ...
+
+
+def wants_output(future: SettableFuture) -> TypeGuard[OutputFuture]:
+    """Return whether a future needs the output of its failed task."""
+    return getattr(future, "wants_output", False)
 
 
 def settle_future(settle: Callable[..., None], *outcome: object) -> None:
@@ -102,6 +115,11 @@ def truncation_text(name: str, result: Result) -> str:
         f"task {name}: output truncated: only the last {kept:,} of {total:,} bytes are kept; "
         "write large output to a file"
     )
+
+
+def failure_of(campaign: bytes, name: bytes, result: Result) -> TaskFailed:
+    """Return the exception for a failed task."""
+    return _failure(shown(spelling(campaign, name)), TaskState.FAILED, result.text)
 
 
 def _failure(name: str, state: TaskState, text: bytes) -> TaskFailed:

@@ -9,27 +9,40 @@ from __future__ import annotations
 import secrets
 import time
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from taskyard.campaign import lanes
 from taskyard.campaign.batches import encode_batch, encode_text
-from taskyard.campaign.task_spec import check_task
+from taskyard.campaign.task_spec import check_task, key_error_text
+from taskyard.campaign.values import InvalidValue
+from taskyard.client import functions
+from taskyard.client.functions import FOREIGN, FunctionCalls
 from taskyard.client.futures import FutureBase
 from taskyard.client.outbox import PendingTask
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Terms
 from taskyard.errors import UserError
 from taskyard.wire import payloads
+from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from taskyard.client.functions import OutcomeDecoder
     from taskyard.client.requests import TaskRef
     from taskyard.client.results import SettableFuture
     from taskyard.client.session import Session
     from taskyard.core.model import Submission
 
 _F = TypeVar("_F", bound="SettableFuture")
+_F_co = TypeVar("_F_co", bound="SettableFuture", covariant=True)
 
+
+#: What a task does: a function, 'module:function', an argv or bytes.
+Work: TypeAlias = "Callable[..., Any] | Sequence[str] | str | bytes"
+
+#: Positional and named arguments of a function.
+Arguments: TypeAlias = "tuple[Sequence[Any] | None, Mapping[str, Any] | None]"
 
 #: Tasks of one watch: their names fit one message.
 _NAMES_PER_WATCH: Final = 1000
@@ -48,43 +61,87 @@ class _Plain(NamedTuple):
     name_prefix: bytes
 
 
-class Submitter(Generic[_F]):
-    """Passes tasks to a session. `make_future` takes a task's name, service and campaign."""
+class FutureFactory(Protocol[_F_co]):
+    """Makes the future of a task. A decoder is for a pickled call."""
 
-    def __init__(self, session: Session, make_future: Callable[[bytes, bytes, bytes], _F]) -> None:
+    def __call__(
+        self,
+        name: bytes,
+        service: bytes,
+        campaign: bytes = b"",
+        decoder: OutcomeDecoder | None = None,
+    ) -> _F_co: ...
+
+
+class Submitter(Generic[_F]):
+    """Passes tasks to a session."""
+
+    def __init__(self, session: Session, make_future: FutureFactory[_F]) -> None:
         self._session = session
         self._make_future = make_future
         #: Random, so that generated names are unique.
         self._prefix = secrets.token_hex(5)
         self._count = count(1)
+        self._calls = FunctionCalls()
         #: Values that plain tasks share, by service and campaign.
         self._plain: dict[tuple[bytes, str], _Plain] = {}
 
     def submit(  # noqa: PLR0913  # one per key
         self,
-        work: Sequence[str] | str | bytes,
+        work: Work,
         name: str | None,
         campaign: str,
-        arguments: tuple[Sequence[Any] | None, Mapping[str, Any] | None],
+        arguments: Arguments,
         options: dict[str, Any],
         *,
         wait_for_unknown: bool = False,
     ) -> _F:
-        """Submit one task: an argv, a "module:function" with its arguments, or bytes."""
+        """Submit one task: an argv, a function with its arguments, or bytes."""
+        more: Any = {"wait_for_unknown": wait_for_unknown}
+        if callable(work):
+            if options or name or campaign:
+                taken = _taken(name, campaign)
+                arguments, options = _split(work, arguments, options, taken)
+            return self._submit_function(work, name, campaign, arguments, options, **more)
+        if options and isinstance(work, str):
+            arguments, options = _split(work, arguments, options)
+        return self._submit_work(work, name, campaign, arguments, options, **more)
+
+    def _submit_work(  # noqa: PLR0913  # one per key
+        self,
+        work: Sequence[str] | str | bytes,
+        name: str | None,
+        campaign: str,
+        arguments: Arguments,
+        options: dict[str, Any],
+        *,
+        wait_for_unknown: bool = False,
+    ) -> _F:
         if arguments != _NONE or not isinstance(work, bytes):
             _check_work_type(work, arguments)
         if not options and not wait_for_unknown:
-            return self._submit_plain(name, work, campaign, arguments)
+            return self._submit_plain(name, *_encode_work(work, *arguments), campaign)
         if name is None:
             name = f"{self._name_prefix(campaign)}{next(self._count)}"
         raw = {"name": name, **_work_keys(work, *arguments), **options}
-        if "after" in options:
-            raw["after"] = after_names(options["after"], campaign)
+        return self._submit_row(raw, campaign, wait_for_unknown=wait_for_unknown)
+
+    def _submit_row(
+        self,
+        raw: dict[str, Any],
+        campaign: str,
+        decoder: OutcomeDecoder | None = None,
+        *,
+        wait_for_unknown: bool,
+    ) -> _F:
+        """Submit a task with options, given as a row of a file."""
+        if "after" in raw:
+            raw["after"] = after_names(raw["after"], campaign)
         unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
         spec = check_task(raw, campaign)
         submission = encode_batch([spec], encode_text(campaign), time.time_ns())
         terms = submission.terms_of(0)
-        future = self._make_future(submission.names[0], terms.service, terms.campaign)
+        future = self._make_future(submission.names[0], terms.service, terms.campaign, decoder)
         lane = submission.lanes[0] if submission.lanes else None
         self._queue_row(submission, 0, lane=lane, unknown=unknown, future=future)
         return future
@@ -95,12 +152,12 @@ class Submitter(Generic[_F]):
     def _submit_plain(
         self,
         name: str | None,
-        work: Sequence[str] | str | bytes,
+        service: bytes,
+        payload: bytes,
         campaign: str,
-        arguments: tuple[Sequence[Any] | None, Mapping[str, Any] | None],
+        decoder: OutcomeDecoder | None = None,
     ) -> _F:
         """Submit a task without options. Skips the checks of options, for loops of many tasks."""
-        service, payload = _encode_work(work, *arguments)
         plain = self._plain.get((service, campaign))
         if plain is None:
             encoded = encode_text(campaign)
@@ -114,24 +171,56 @@ class Submitter(Generic[_F]):
             task = encode_text(name)
         else:
             raise UserError("task name: must not be empty")
-        future = self._make_future(task, service, encoded)
+        future = self._make_future(task, service, encoded, decoder)
         refuse = UnknownPolicy.REFUSE
         self._session.submit(PendingTask(task, payload, terms, None, (), refuse, future))
         return future
 
+    # Functions.
+
+    def _submit_function(  # noqa: PLR0913  # one per key
+        self,
+        function: Callable[..., Any],
+        name: str | None,
+        campaign: str,
+        arguments: Arguments,
+        options: dict[str, Any],
+        *,
+        wait_for_unknown: bool = False,
+    ) -> _F:
+        """Submit a call of a function object, pickled."""
+        args, kwargs = arguments[0] or (), arguments[1] or {}
+        payload = self._calls.encode(function, args, kwargs)
+        decoder = self._calls.decoder
+        if name is None:
+            name = f"{functions.function_name(function)}-{self._prefix}-{next(self._count)}"
+        if not options and not wait_for_unknown:
+            return self._submit_plain(name, PICKLE, payload, campaign, decoder)
+        raw = {"name": name, "payload": payload, "service": PICKLE.decode(), **options}
+        lane = options.get("lane")
+        if isinstance(lane, str) and lanes.is_template(lane):
+            always = {"name": name, "campaign": campaign, "service": raw["service"]}
+            fields = lanes.fields_of({"args": [*args], "kwargs": {**kwargs}}, always)
+            raw["lane"] = lanes.escape_template(_expand_lane(lane, fields))
+        return self._submit_row(raw, campaign, decoder, wait_for_unknown=wait_for_unknown)
+
     def submit_each(
         self,
-        work: str | Callable[[Any], Sequence[str]],
-        items: Iterable[Any],
+        work: Callable[..., Any] | str,
+        rows: Iterable[Sequence[Any]],
         campaign: str,
+        kwargs: Mapping[str, Any] | None,
         options: dict[str, Any],
     ) -> Iterator[_F]:
-        """Submit a task per item, lazily, and yield the futures."""
-        for item in items:
-            if callable(work):
-                yield self.submit(work(item), None, campaign, (None, None), options)
-            else:
-                yield self.submit(work, None, campaign, ([item], None), options)
+        """Submit a call of a function per row of arguments, lazily, and yield the futures."""
+        if not callable(work) and not isinstance(work, str):
+            raise UserError(f"{work!r}: expected a function, or 'module:function'")
+        (_, named), options = _split(work, (None, kwargs), options, _taken(None, campaign))
+        submit: Callable[..., _F] = self._submit_work
+        if callable(work):
+            submit, work = self._submit_function, self._calls.pickle_once(work)
+        for row in rows:
+            yield submit(work, None, campaign, (row, named), options)
 
     def submit_all(
         self, submission: Submission, unknown: UnknownPolicy, *, watch: bool = True
@@ -182,7 +271,10 @@ class Submitter(Generic[_F]):
         """Return futures of tasks that were submitted earlier, by their full names."""
         made = {
             full_name: self._make_future(
-                encode_text(one.name), one.service, encode_text(one.campaign)
+                encode_text(one.name),
+                one.service,
+                encode_text(one.campaign),
+                FOREIGN if one.service == PICKLE else None,
             )
             for full_name, one in tasks.items()
         }
@@ -193,15 +285,56 @@ class Submitter(Generic[_F]):
         return made
 
 
+def positional(args: Sequence[Any] | None, values: Sequence[Any]) -> Sequence[Any] | None:
+    """Return the positional arguments, given as `args` or one by one. Raises `UserError`."""
+    if args is None:
+        return values or None
+    if values:
+        raise UserError("args: give positional arguments either by args= or one by one")
+    return args
+
+
+def rows_of(iterables: Sequence[Iterable[Any]]) -> Iterator[tuple[Any, ...]]:
+    """Yield the arguments of each call of `map`. Raises `UserError` without iterables."""
+    if not iterables:
+        raise UserError("map: give at least one iterable of arguments")
+    return zip(*iterables, strict=False)
+
+
+def _taken(name: str | None, campaign: str) -> list[str]:
+    """Return the names of these options, as far as they are given."""
+    return [*(["name"] if name else []), *(["campaign"] if campaign else [])]
+
+
+def _split(
+    work: Callable[..., Any] | str,
+    arguments: Arguments,
+    options: dict[str, Any],
+    taken: Iterable[str] = (),
+) -> tuple[Arguments, dict[str, Any]]:
+    """Return the arguments of a function and the options of its task. Raises `UserError`.
+
+    `taken` has the names of options that `submit` itself takes.
+    """
+    args, kwargs = arguments
+    own, named = functions.split_options(work, options, taken, is_explicit=kwargs is not None)
+    twice = named.keys() & (kwargs or {})
+    if twice:
+        raise UserError(f"argument {min(twice)!r}: given twice")
+    return (args, {**kwargs, **named} if kwargs and named else named or kwargs), own
+
+
+def _expand_lane(template: str, fields: dict[str, object]) -> str:
+    try:
+        return lanes.expand(template, fields)
+    except InvalidValue as bad:
+        raise key_error_text("lane", bad) from None
+
+
 def _check_work_type(work: object, arguments: tuple[object, object]) -> None:
     """Raise `UserError` for work that can't be encoded."""
     if any(arguments) and not isinstance(work, str):
-        raise UserError("args and kwargs: only for a function, given as 'module:function'")
-    if callable(work):
-        raise UserError(
-            f"{work!r}: a function must be given by its import path, 'module:function', and a "
-            "worker must allow it"
-        )
+        raise UserError("args and kwargs: only for a function, or 'module:function'")
     if isinstance(work, str) and (":" not in work or " " in work):
         raise UserError(
             f"{work!r}: neither 'module:function' nor a list of words, such as ['echo', 'hi']"
@@ -241,7 +374,11 @@ def _work_keys(
 ) -> dict[str, Any]:
     """Return work and arguments as the keys of a task in a file."""
     if isinstance(work, str):
-        return {"call": work, "args": args, "kwargs": kwargs}
+        return {
+            "call": work,
+            "args": [*args] if isinstance(args, tuple) else args,
+            "kwargs": kwargs,
+        }
     if isinstance(work, bytes):
         return {"payload": work}
     return {"argv": list(work)}

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from taskyard.client.results import SettableFuture, settle_future
+from taskyard.client.results import SettableFuture, settle_future, wants_output
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import TaskState
 from taskyard.wire.native import peer
 
 if TYPE_CHECKING:
@@ -118,9 +119,13 @@ class Watches:
         futures = self.open[number]
         for name, state, result in zip(reply.names, reply.states, reply.results, strict=True):
             future = futures.pop(name, None)
-            if future is not None and result.in_file and self.fetches_long:
+            if future is None:
+                continue
+            if result.in_file and self.fetches_long:
                 self.fetches.start(name, state, future)
-            elif future is not None:
+            elif state is TaskState.FAILED and wants_output(future):
+                self.fetches.start_output(name, result, future)
+            else:
                 settle_future(future.settle, state, result)
         if not futures or number in self._polls or reply.kind == peer.ERROR:
             del self.open[number]

@@ -254,6 +254,8 @@ class ExplanationReply(Effect):
     #: 0: none.
     record: int = 0
     campaign: bytes = b""
+    #: The service of a task for which no worker is there.
+    service: bytes = b""
 
 
 class LaneView(Struct, gc=False):

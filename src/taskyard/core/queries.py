@@ -19,6 +19,7 @@ from taskyard.core.effects import (
     HeldTasks,
     LaneList,
     LaneView,
+    Reason,
     RecordPage,
     Refused,
     ReplyDue,
@@ -297,6 +298,8 @@ def explain_requested(context: Context, event: events.ExplainRequested) -> None:
     reply = ExplanationReply(event.client, event.request, name, explain(context, name))
     if task is not None:
         reply.campaign = task.terms.campaign
+        if reply.explanation.reason is Reason.NO_WORKER:
+            reply.service = task.terms.service
         if task.ending is not None:
             reply.record = task.ending.record
     context.send(reply)

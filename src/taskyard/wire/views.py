@@ -21,6 +21,7 @@ from taskyard.core.resources import MEMORY, UNIT
 from taskyard.core.states import WorkerState
 from taskyard.wire.health_views import Health
 from taskyard.wire.payloads import CALL, EXEC
+from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -580,12 +581,17 @@ def lane(view: effects.LaneView) -> Lane:
     )
 
 
+#: How to start a worker of a service that workers do not offer by default.
+_WORKER_HINTS: Final = {PICKLE: "start one with --allow-pickle if you trust all who submit"}
+
+
 def explanation(effect: effects.ExplanationReply) -> Explanation:
     value = effect.explanation
+    hint = _WORKER_HINTS.get(effect.service)
     return Explanation(
         name=shown(split(effect.name, effect.campaign)),
         campaign=shown(effect.campaign),
         reason=value.reason.value,
-        sentence=value.sentence,
+        sentence=f"{value.sentence}; {hint}" if hint else value.sentence,
         after=[shown(one) for one in value.after],
     )

@@ -1,0 +1,201 @@
+"""Calls of function objects: how they are encoded, and what their tasks' outcomes mean.
+
+Owns the pickling of a client's calls, and the unpickling of values and exceptions. That runs code
+of the sender, so it happens when a caller asks for a result, in the caller's thread. Imports no
+client and no futures.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import secrets
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from msgspec import Struct
+
+from taskyard.client.origins import CallOrigins
+from taskyard.errors import TaskFailed, UserError
+from taskyard.wire import pickled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+_T = TypeVar("_T")
+
+#: The options of a call of `submit`. Other names are arguments of the function.
+CALL_OPTIONS: Final = frozenset(
+    {
+        "after",
+        "service",
+        "lane",
+        "priority",
+        "due",
+        "expiry",
+        "retries",
+        "backoff",
+        "time_limit",
+        "slots",
+        "cpus",
+        "memory",
+        "gpus",
+        "resources",
+    }
+)
+
+#: A function that is called in another process by its import path has two more.
+PATH_CALL_OPTIONS: Final = CALL_OPTIONS | {"env", "cwd"}
+
+#: Names of an option and of an argument that are so similar are a mistake.
+_SIMILAR: Final = 0.8
+
+#: Characters of a function's name in the names of its tasks.
+_NAME_CHARACTERS_MAX: Final = 40
+
+
+class Outcome(Struct, frozen=True):
+    """The outcome of a pickled call, as its worker sent it."""
+
+    #: The pickled value, or the output of a failed call.
+    data: bytes
+    failure: TaskFailed | None = None
+
+
+class OutcomeDecoder(Struct, frozen=True):
+    """Unpickles the outcomes of calls."""
+
+    #: Precedes the exceptions of the calls in their output. Empty: it is unknown, as that of a task
+    #: of another client. Then exceptions are not unpickled, because other text could contain one.
+    token: str = ""
+
+    def decode(self, full_name: str, outcome: Outcome) -> tuple[Any, BaseException | None]:
+        """Return the value of a call, or the exception that its future raises."""
+        if outcome.failure is None:
+            try:
+                return value_of(full_name, outcome.data), None
+            except TaskFailed as error:
+                return None, error
+        if not self.token:
+            return None, outcome.failure
+        raised, traceback = pickled.decode_exception(outcome.data, self.token)
+        if raised is None and traceback:
+            outcome.failure.__cause__ = pickled.RemoteTraceback(traceback)
+        return None, outcome.failure if raised is None else raised
+
+
+#: Decodes the outcomes of other clients' calls.
+FOREIGN: Final = OutcomeDecoder()
+
+
+def value_of(full_name: str, result: bytes) -> Any:  # noqa: ANN401  # a task's own value
+    """Return the value of a pickled call. Raises `TaskFailed`.
+
+    Unpickling runs users' code, which may raise anything, even `SystemExit`.
+    """
+    try:
+        return pickled.unpickle(result)
+    except BaseException as error:  # noqa: BLE001  # see above
+        raise _unpickle_error(full_name, error) from None
+
+
+def _unpickle_error(name: str, raised: BaseException) -> TaskFailed:
+    """Return the error for a result whose unpickling raised, with its traceback."""
+    try:
+        shown = repr(raised)
+    except BaseException:  # noqa: BLE001  # a user's class
+        shown = type(raised).__name__
+    text = f"the result of {name} can't be unpickled: {shown} (can its module be imported here?)"
+    return TaskFailed(text).with_traceback(raised.__traceback__)
+
+
+class FunctionCalls:
+    """Encodes the calls of one client."""
+
+    def __init__(self) -> None:
+        token = secrets.token_hex(16)
+        self._origins = CallOrigins(token)
+        self.decoder = OutcomeDecoder(token)
+
+    def encode(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> bytes:
+        """Return the payload of a call. Raises `NotEncodable`."""
+        _check_main_guard()
+        return self._origins.encode(function, args, kwargs)
+
+    def pickle_once(self, function: Callable[..., _T]) -> Callable[..., _T]:
+        """Return a substitute for a function that many calls share."""
+        substitute: Callable[..., _T] = self._origins.pickle_once(function)
+        return substitute
+
+
+def _check_main_guard() -> None:
+    """Raise an error in a script that a worker imports, which would submit its calls again."""
+    if os.environ.get(pickled.IMPORTING_VARIABLE):
+        raise RuntimeError(
+            "script: submits a function when a worker imports it "
+            '(guard that code with `if __name__ == "__main__":`)'
+        )
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return the name of a function, for the names of its tasks."""
+    function = getattr(function, "func", function)  # of a partial
+    name = getattr(function, "__name__", None) or type(function).__name__
+    return str(name).strip("<>")[:_NAME_CHARACTERS_MAX]
+
+
+def split_options(
+    work: Callable[..., Any] | str,
+    options: Mapping[str, Any],
+    taken: Iterable[str],
+    *,
+    is_explicit: bool,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of a task, and the named arguments of its function.
+
+    Raises `UserError` for a name that may be either, also for one that is `taken` as an option.
+    With `is_explicit`, the arguments are given by `kwargs`, and such a name is an option.
+    """
+    known = PATH_CALL_OPTIONS if isinstance(work, str) else CALL_OPTIONS
+    own = {name: value for name, value in options.items() if name in known}
+    named = {name: value for name, value in options.items() if name not in known}
+    if isinstance(work, str):
+        _check_similar(named, known)
+    else:
+        _check_names(work, () if is_explicit else (*own, *taken), named)
+    return own, named
+
+
+def _check_similar(named: Iterable[str], known: frozenset[str]) -> None:
+    """Raise `UserError` for an argument that looks like a misspelled option."""
+    for name in named:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)
+        if close:
+            raise UserError(
+                f"argument {name!r}: did you mean the option {close[0]!r}? "
+                f"(else give it by kwargs={{{name!r}: ...}})"
+            )
+
+
+def _check_names(function: Callable[..., Any], own: Iterable[str], named: Iterable[str]) -> None:
+    """Raise `UserError` for an option that is also a parameter, and for an unknown argument."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    called = function_name(function)
+    for name in own:
+        if name in parameters:
+            raise UserError(
+                f"{name!r}: both an option of a task and a parameter of {called} (give named "
+                f"arguments as kwargs={{...}}, then {name}= is the option)"
+            )
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return
+    for name in named:
+        if name not in parameters:
+            close = difflib.get_close_matches(name, CALL_OPTIONS, n=1)
+            hint = f" (did you mean the option {close[0]!r}?)" if close else ""
+            raise UserError(f"{called}: unexpected argument {name!r}{hint}")
