@@ -13,7 +13,9 @@ from bench.heartbeats import Case, CrowdRun
 from bench.settings import Settings
 
 
-@pytest.mark.parametrize("case", [Case(5), Case(4, relays=2, is_busy=True)])
+@pytest.mark.parametrize(
+    "case", [Case(5), pytest.param(Case(4, relays=2, is_busy=True), marks=pytest.mark.whole)]
+)
 def test_workers_are_measured(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeats, "_WARM_S", 0.01)
     monkeypatch.setattr(heartbeats, "_REQUEST_S", 0.01)

@@ -45,6 +45,7 @@ def test_every_screen_of_top_is_measured(tmp_path: Path, monkeypatch: pytest.Mon
         assert lines[f"top, {name}: CPU of the broker"]["best"] > 0
 
 
+@pytest.mark.whole  # a browser beside a broker under load
 def test_throughput_is_measured_with_and_without_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,7 @@ def test_installed_server_finishes_all_tasks(rival: Rival) -> None:
         assert len(system.latency(3)) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_server_of_dwork_is_found_on_its_own_port(tmp_path: Path) -> None:
     dhub = tmp_path / "dhub"
     broker = f"{sys.executable} -m taskyard.cli broker --memory --listen dwork=tcp://127.0.0.1:0"

@@ -28,6 +28,7 @@ def test_flow_is_compacted_and_measured(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(line["best"] >= 0 for line in told.values())
 
 
+@pytest.mark.whole  # the same parts as the test above
 def test_queue_is_compacted_once_and_measured(tmp_path: Path) -> None:
     told = lines(tmp_path, "--tasks", "1000", "--queued")
     assert told["compaction over broker"]["goal"] == 0.2
