@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from taskyard.client.campaigns import AsyncBundle, AsyncCampaign, Bundle, Campaign
     from taskyard.client.client import Client
     from taskyard.client.executor import Executor
+    from taskyard.client.future_sets import progress
     from taskyard.client.futures import Future, as_completed, wait
     from taskyard.errors import (
         ClientClosed,
@@ -56,6 +57,7 @@ __all__ = [
     "UserError",
     "as_completed",
     "bundle_part",
+    "progress",
     "register",
     "wait",
 ]
@@ -74,6 +76,7 @@ _HOMES = {
     "Future": "taskyard.client.futures",
     "as_completed": "taskyard.client.futures",
     "bundle_part": "taskyard.wire.payloads",
+    "progress": "taskyard.client.future_sets",
     "register": "taskyard.spark",
     "wait": "taskyard.client.futures",
 }

@@ -12,6 +12,25 @@ def cube(number: int) -> int:
     return number**3
 
 
+def types(client: taskyard.Client) -> None:
+    """Assert the types of futures. It is never run."""
+    assert_type(client.submit(cube, 3), taskyard.Future[int])
+    assert_type(client.map(cube, range(3)), list[taskyard.Future[int]])
+    assert_type(client.gather(client.map(cube, range(3))), list[int])
+    assert_type(client.gather(client.submit(cube, 3)), int)
+    assert_type(client.submit(["echo"]).result(), Any)
+    for future, value in taskyard.as_completed(client.map(cube, [1]), with_results=True):
+        assert_type(future, taskyard.Future[int])
+        assert_type(value, int)
+
+
+async def async_types(client: taskyard.AsyncClient) -> None:
+    """Assert the types of awaited futures. It is never run."""
+    assert_type(client.submit(cube, 3), taskyard.AsyncFuture[int])
+    assert_type(await client.submit(cube, 3), int)
+    assert_type(await client.map(cube, range(3)), list[taskyard.AsyncFuture[int]])
+
+
 def main() -> None:
     with taskyard.Executor(slots=1) as executor:
         assert_type(executor.submit(cube, 3).result(), int)

@@ -13,6 +13,7 @@ def mistakes(client: taskyard.Client, executor: taskyard.Executor) -> None:
     executor.submit(cube, "3")  # type: ignore[arg-type]
     executor.submit(cube, 1, 2)  # type: ignore[call-arg]
     text: str = executor.submit(cube, 3).result()  # type: ignore[assignment]
+    text = client.submit(cube, 3).result()  # type: ignore[assignment]
     client.submit(3)  # type: ignore[call-overload]
     client.show(text, timeout="1 s")  # type: ignore[arg-type]
     client.cuont("greetings")  # type: ignore[attr-defined]

@@ -16,13 +16,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, overload
 
-from taskyard.client import campaigns, commands, discovery, record_stream, requests
+from taskyard.client import campaigns, commands, discovery, future_sets, record_stream, requests
 from taskyard.client import output as output_requests
 from taskyard.client.async_futures import AsyncFuture, LoopBridge
 from taskyard.client.campaigns import AsyncBundle, AsyncCampaign
 from taskyard.client.client import CLOSE_ON_ERROR_SECONDS, TIMEOUT_SECONDS
 from taskyard.client.environment import submitter_environment
 from taskyard.client.exchanges import awaited
+from taskyard.client.future_sets import FIRST
 from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.client.session import Session
 from taskyard.client.submit import Submitter, positional, rows_of
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from taskyard.client.environment import Variables
     from taskyard.client.exchanges import Exchange, Query
+    from taskyard.client.future_sets import Errors
     from taskyard.client.record_stream import RecordBatch
     from taskyard.client.submit import Work
     from taskyard.core.model import Submission, Terms
@@ -347,6 +349,24 @@ class AsyncClient:
         return await self._collect_futures(
             self._submitter.submit_each(work, rows, campaign, kwargs, options)
         )
+
+    async def gather(self, futures: object, errors: Errors = "raise") -> Any:  # noqa: ANN401  # as given
+        """Wait for futures, and return their results in the same collection.
+
+        It may be a list, tuple, set, dict or iterator, with others inside. Raises the first
+        exception of a future. With `errors` "skip", futures without a result are left out.
+        """
+        futures = future_sets.prepared(futures, errors)
+        for future in future_sets.futures_in(futures, AsyncFuture):
+            await future.settled()
+        return future_sets.without_skipped(future_sets.gathered(futures, AsyncFuture, errors))
+
+    def scatter(self, values: Any) -> Any:  # noqa: ANN401  # as given
+        """Store values for tasks that use them, as `Client.scatter` does. Returns at once."""
+        return future_sets.scattered(values, self._scatter)
+
+    def _scatter(self, value: object) -> AsyncFuture[Any]:
+        return self.submit(FIRST, (value,))
 
     async def submit_bundle(  # noqa: PLR0913  # all but two are named
         self,

@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
-from taskyard.client.functions import Outcome
+from taskyard.client.functions import Outcome, printed_text, traceback_of
 from taskyard.client.futures import AwaitableFuture, Progress, SessionOwner
 from taskyard.client.progress import ProgressBar
 from taskyard.client.results import failure_of, result_or_error
@@ -49,6 +49,8 @@ class AsyncFutureOwner(SessionOwner, Protocol):
     def why(self, name: str) -> Awaited[str]: ...
 
     def result_bytes(self, name: str) -> Awaited[bytes]: ...
+
+    def stream(self, name: str, *, stderr: bool = False) -> Awaited[bytes]: ...
 
     def cancel(self, names: Iterable[str], *, timeout: float | None) -> Awaited[int]: ...
 
@@ -135,6 +137,24 @@ class AsyncFuture(AwaitableFuture[_T]):
         """Return a sentence on why the task is in its state."""
         return self._client.why(self.full_name)
 
+    async def output(self) -> str:
+        """Return what the task has printed so far: stdout, then stderr.
+
+        That of a function is one text, and is there when the call has ended.
+        """
+        stdout = await self._client.stream(self.full_name)
+        return printed_text(stdout, await self._client.stream(self.full_name, stderr=True))
+
+    async def traceback(self) -> str | None:
+        """Wait for the end of the task. Return the traceback of its exception as text.
+
+        For a program, it is the last one that it printed. None if there is none.
+        """
+        await self.settled()
+        error = self.exception()
+        found = traceback_of(error, "")
+        return found if found or not error else traceback_of(error, await self.output())
+
     async def cancel(self) -> bool:
         """Cancel the task, even if it runs. Return whether it was cancelled.
 
@@ -144,7 +164,7 @@ class AsyncFuture(AwaitableFuture[_T]):
             await self._client.cancel([self.full_name], timeout=self._client.timeout)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._client.timeout):
-                    await self._settled()
+                    await self.settled()
         return self.cancelled()
 
     def done(self) -> bool:
@@ -172,7 +192,7 @@ class AsyncFuture(AwaitableFuture[_T]):
 
     async def bytes(self) -> bytes:
         """Wait for the result, and return it as the worker sent it. Raises what awaiting raises."""
-        await self._settled()
+        await self.settled()
         if self._decoder is not None and self._error is None:
             outcome = self._value
             if isinstance(outcome, Outcome):
@@ -193,10 +213,10 @@ class AsyncFuture(AwaitableFuture[_T]):
         return self._error
 
     def __await__(self) -> Generator[Any, None, _T]:
-        yield from self._settled().__await__()
+        yield from self.settled().__await__()
         return self.result()
 
-    async def _settled(self) -> None:
+    async def settled(self) -> None:
         """Wait until the task is settled. Each call has its own waiter, which may be cancelled."""
         if self._done:
             return

@@ -6,16 +6,18 @@ Hand-written are those that handle futures or iterate. Several threads may use o
 
 from __future__ import annotations
 
+from concurrent.futures import Future as AnyFuture
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, overload
 
-from taskyard.client import campaigns, commands, discovery, record_stream, requests
+from taskyard.client import campaigns, commands, discovery, future_sets, record_stream, requests
 from taskyard.client import output as output_requests
 from taskyard.client.campaigns import Bundle, Campaign
 from taskyard.client.environment import submitter_environment
 from taskyard.client.exchanges import BlockingRunner, blocking, request_and_wait
+from taskyard.client.future_sets import FIRST
 from taskyard.client.futures import Future
 from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.client.requests import scope_of
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from taskyard.client.environment import Variables
+    from taskyard.client.future_sets import Errors
     from taskyard.client.record_stream import RecordBatch
     from taskyard.client.submit import Work
     from taskyard.core.model import Submission, Terms
@@ -323,6 +326,35 @@ class Client(BlockingRunner):
         """
         rows = rows_of(iterables)
         return [*self._submitter.submit_each(work, rows, campaign, kwargs, options)]
+
+    @overload
+    def gather(self, futures: Future[_T], errors: Errors = "raise") -> _T: ...
+
+    @overload
+    def gather(self, futures: Iterable[Future[_T]], errors: Errors = "raise") -> list[_T]: ...
+
+    @overload
+    def gather(self, futures: object, errors: Errors = "raise") -> Any: ...  # noqa: ANN401  # as given
+
+    def gather(self, futures: object, errors: Errors = "raise") -> Any:
+        """Wait for futures, and return their results in the same collection.
+
+        It may be a list, tuple, set, dict or iterator, with others inside. Raises the first
+        exception of a future. With `errors` "skip", futures without a result are left out.
+        """
+        futures = future_sets.prepared(futures, errors)
+        return future_sets.without_skipped(future_sets.gathered(futures, AnyFuture, errors))
+
+    def scatter(self, values: Any) -> Any:  # noqa: ANN401  # as given
+        """Store values for tasks that use them. Return a future for each, or for one value.
+
+        Of a list, tuple, set or dict, each item is stored. Pass the futures as arguments: each
+        value is sent to the broker once. A worker with --allow-pickle has to be there.
+        """
+        return future_sets.scattered(values, self._scatter)
+
+    def _scatter(self, value: object) -> Future[Any]:
+        return self.submit(FIRST, (value,))
 
     def submit_bundle(  # noqa: PLR0913  # all but two are named
         self,

@@ -50,6 +50,9 @@ PATH_CALL_OPTIONS: Final = CALL_OPTIONS | {"env", "cwd"}
 #: Names of an option and of an argument that are so similar are a mistake.
 _SIMILAR: Final = 0.8
 
+#: The first line of a traceback that Python prints.
+_TRACEBACK_BEGIN: Final = "Traceback (most recent call last):\n"
+
 #: Characters of a function's name in the names of its tasks.
 _NAME_CHARACTERS_MAX: Final = 40
 
@@ -82,6 +85,24 @@ class OutcomeDecoder(Struct, frozen=True):
         if raised is None and traceback:
             outcome.failure.__cause__ = pickled.RemoteTraceback(traceback)
         return None, outcome.failure if raised is None else raised
+
+
+def traceback_of(error: BaseException | None, output: str) -> str | None:
+    """Return the traceback of a failed task: that of its exception, or else the last printed one.
+
+    None if there is no error, or no traceback.
+    """
+    if error is None:
+        return None
+    if isinstance(error.__cause__, pickled.RemoteTraceback):
+        return str(error.__cause__.args[0])
+    _, begin, rest = output.rpartition(_TRACEBACK_BEGIN)
+    return begin + rest if begin else None
+
+
+def printed_text(stdout: bytes, stderr: bytes) -> str:
+    """Return what a task has printed, as text, without the line of its exception."""
+    return (pickled.without_exception(stdout) + stderr).decode(errors="replace")
 
 
 #: Decodes the outcomes of other clients' calls.

@@ -12,10 +12,20 @@ import os
 import threading
 from collections.abc import Awaitable
 from concurrent.futures import _base
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    cast,
+    overload,
+)
 
 from taskyard.client import progress as drawing
-from taskyard.client.functions import Outcome
+from taskyard.client.functions import Outcome, printed_text, traceback_of
 from taskyard.client.results import failure_of, result_or_error
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
@@ -75,6 +85,8 @@ class FutureOwner(SessionOwner, Protocol):
     def why(self, name: str) -> str: ...
 
     def result_bytes(self, name: str) -> bytes: ...
+
+    def stream(self, name: str, *, stderr: bool = False) -> bytes: ...
 
     def cancel(self, names: Iterable[str], *, timeout: float | None) -> int: ...
 
@@ -261,6 +273,23 @@ class Future(FutureBase, concurrent.futures.Future[_T]):
             return value.encode(errors="surrogateescape")
         return value if isinstance(value, bytes) else self._client.result_bytes(self.full_name)
 
+    def output(self) -> str:
+        """Return what the task has printed so far: stdout, then stderr.
+
+        That of a function is one text, and is there when the call has ended.
+        """
+        stream = self._client.stream
+        return printed_text(stream(self.full_name), stream(self.full_name, stderr=True))
+
+    def traceback(self, timeout: float | None = None) -> str | None:
+        """Wait for the end of the task. Return the traceback of its exception as text.
+
+        For a program, it is the last one that it printed. None if there is none.
+        """
+        error = self.exception(timeout)
+        found = traceback_of(error, "")
+        return found if found or not error else traceback_of(error, self.output())
+
     def cancel(self) -> bool:
         """Cancel the task, even if it runs. Return whether it was cancelled.
 
@@ -306,24 +335,54 @@ _A = TypeVar("_A", bound=AwaitableFuture)
 
 @overload
 def as_completed(
-    futures: Iterable[Future], timeout: float | None = None, *, progress: bool = False
-) -> Iterator[Future]: ...
+    futures: Iterable[Future[_T]],
+    timeout: float | None = None,
+    *,
+    with_results: Literal[False] = False,
+    progress: bool = False,
+) -> Iterator[Future[_T]]: ...
 
 
 @overload
 def as_completed(
-    futures: Iterable[_A], timeout: float | None = None, *, progress: bool = False
+    futures: Iterable[Future[_T]],
+    timeout: float | None = None,
+    *,
+    with_results: Literal[True],
+    progress: bool = False,
+) -> Iterator[tuple[Future[_T], _T]]: ...
+
+
+@overload
+def as_completed(
+    futures: Iterable[_A],
+    timeout: float | None = None,
+    *,
+    with_results: Literal[False] = False,
+    progress: bool = False,
 ) -> AsyncIterator[_A]: ...
 
 
+@overload
 def as_completed(
-    futures: Iterable[Future] | Iterable[_A],
+    futures: Iterable[_A],
     timeout: float | None = None,
     *,
+    with_results: Literal[True],
     progress: bool = False,
-) -> Iterator[Future] | AsyncIterator[_A]:
+) -> AsyncIterator[tuple[_A, Any]]: ...
+
+
+def as_completed(
+    futures: Iterable[Any],
+    timeout: float | None = None,
+    *,
+    with_results: bool = False,
+    progress: bool = False,
+) -> Iterator[Any] | AsyncIterator[Any]:
     """Yield futures as they are settled: by `for`, or by `async for` those of an `AsyncClient`.
 
+    With `with_results`, yield each with its result, and raise the exception of one that has none.
     With `progress`, draw a bar on a terminal or in a notebook. Raises `TimeoutError` if they are
     not all settled in time.
     """
@@ -332,8 +391,10 @@ def as_completed(
         return _NoFutures()
     first = waiting[0]
     if isinstance(first, AwaitableFuture):
-        return type(first).completed(waiting, timeout, progress=progress)
-    return _as_completed(cast("list[Future]", waiting), timeout, progress=progress)
+        settled = type(first).completed(waiting, timeout, progress=progress)
+        return _async_with_results(settled) if with_results else settled
+    done = _as_completed(waiting, timeout, progress=progress)
+    return ((future, future.result()) for future in done) if with_results else done
 
 
 def _as_completed(
@@ -343,6 +404,11 @@ def _as_completed(
     if not progress:
         return done
     return drawing.with_progress(done, len(waiting))
+
+
+async def _async_with_results(settled: AsyncIterator[Any]) -> AsyncIterator[tuple[Any, Any]]:
+    async for future in settled:
+        yield future, future.result()
 
 
 class _NoFutures:
@@ -362,12 +428,12 @@ class _NoFutures:
 
 
 def wait(
-    futures: Iterable[Future],
+    futures: Iterable[Future[_T]],
     timeout: float | None = None,
     return_when: str = concurrent.futures.ALL_COMPLETED,
     *,
     progress: bool = False,
-) -> concurrent.futures._base.DoneAndNotDoneFutures[Any]:
+) -> concurrent.futures._base.DoneAndNotDoneFutures[_T]:
     """Wait until futures are settled, as `concurrent.futures.wait` does.
 
     With `progress`, draw a bar. Futures of an `AsyncClient` go with `asyncio.wait`.

@@ -349,6 +349,12 @@ def encode_exception(error: BaseException, traceback: str, token: str = "") -> b
     return line
 
 
+def without_exception(output: bytes) -> bytes:
+    """Return the output of a task without the line of its exception, if it ends with one."""
+    printed, newline, line = output.rstrip().rpartition(b"\n")
+    return printed + newline if line.startswith(_EXCEPTION_MARK) else output
+
+
 def _mark(token: str) -> bytes:
     return _EXCEPTION_MARK + token.encode() + b" "
 
