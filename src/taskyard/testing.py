@@ -45,6 +45,7 @@ from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Waker
+from taskyard.process.call_setup import Setups
 from taskyard.process.child import status_text
 from taskyard.wire import payloads, pickled
 from taskyard.wire.native import peer
@@ -181,6 +182,7 @@ class _Worker:
 
     def __init__(self, endpoint: str, services: Handlers, allow: Sequence[str] | None) -> None:
         self._allow = allow
+        self._setups = Setups(lambda call: pickled.unpickle(call.call), lambda: None)
         self._handlers: dict[bytes, Handler | None] = dict.fromkeys(_SERVICES)
         self._handlers |= {name.encode(): handler for name, handler in (services or {}).items()}
         self._name = f"testing-{secrets.token_hex(4)}".encode()
@@ -256,6 +258,8 @@ class _Worker:
         if isinstance(task, payloads.Call):
             function = _import_allowed(task.call, self._allow)
             return payloads.encode_value(function(*task.args, **task.kwargs), "result")
+        if task.origin.setup:
+            self._setups.ensure(task.origin)
         function, args, kwargs = pickled.unpickle(task.call)
         return pickled.pickle_result(function(*args, **kwargs))
 

@@ -172,3 +172,28 @@ def print_to_both(text: str) -> int:
 def print_and_read(text: str, fifo: str) -> str:
     print(text)  # noqa: T201 - it is about prints
     return Path(fifo).read_text()
+
+
+#: Set by an initializer.
+_kept: list[Any] = []
+
+
+def keep(value: Any) -> None:
+    _kept[:] = [value]
+
+
+def kept() -> Any:
+    return _kept[0]
+
+
+def put_into_kept(value: Any) -> None:
+    _kept[0].put(value)
+
+
+def append_pid(file: str) -> None:
+    with Path(file).open("a") as opened:
+        opened.write(f"{os.getpid()}\n")
+
+
+def pid_of(_number: int) -> int:
+    return os.getpid()

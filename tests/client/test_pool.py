@@ -6,12 +6,15 @@ import atexit
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 from concurrent.futures.process import BrokenProcessPool
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard import Executor, ExecutorBroken, TaskFailed, UserError
+from taskyard import Executor, ExecutorBroken, TaskFailed, UserError, testing
 from tests.client import executor_calls as calls
 from tests.kit.processes import PATIENCE_SECONDS, is_alive, until
 
@@ -159,6 +162,108 @@ def test_invalid_number_of_tasks_is_refused(
 def test_tasks_of_processes_that_are_not_its_own_are_not_limited(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="only for an executor that starts its own broker"):
         Executor(state=tmp_path, max_tasks_per_child=1)
+
+
+# Initializers.
+
+
+def test_initializer_is_called_once_in_each_process(tmp_path: Path) -> None:
+    with Executor(2, None, calls.append_pid, (str(tmp_path / "pids"),)) as own:
+        own.submit(os._exit, 1).exception(PATIENCE_SECONDS)
+        pids = {*own.map(calls.pid_of, range(20))}
+    called = (tmp_path / "pids").read_text().split()
+    assert len(called) == len({*called})
+    assert pids <= {*map(int, called)}
+
+
+SCRIPT = """
+    import os, taskyard
+
+    DATA = None
+    CACHE = {}
+
+    def initialize(value):
+        global DATA, LATER
+        DATA, LATER = value, value + 1
+        CACHE["value"] = value
+
+    def double():
+        return 2 * DATA
+
+    def work(_):
+        return DATA, LATER, CACHE["value"], double()
+
+    with taskyard.Executor(1, initializer=initialize, initargs=(5,)) as executor:
+        print(list(executor.map(work, range(2))), executor.submit(lambda: DATA).result())
+        executor.submit(os._exit, 1).exception()
+        print(executor.submit(work, 0).result())
+"""
+
+
+@pytest.mark.parametrize("is_session", [False, True])
+def test_calls_see_what_an_initializer_set(tmp_path: Path, *, is_session: bool) -> None:
+    """In a script, and in a session, which has no file."""
+    script = tmp_path / "script.py"
+    script.write_text(dedent(SCRIPT))
+    argv = [sys.executable, "-" if is_session else str(script)]
+    with script.open() as stdin:
+        done = subprocess.run(argv, stdin=stdin, capture_output=True, text=True, check=False)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout == "[(5, 6, 5, 10), (5, 6, 5, 10)] 5\n(5, 6, 5, 10)\n"
+
+
+def test_queue_reaches_the_processes_through_the_initializer() -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    with Executor(2, context, calls.keep, (queue,)) as own:
+        assert [*own.map(calls.put_into_kept, range(5))] == [None] * 5
+        assert sorted(queue.get(timeout=PATIENCE_SECONDS) for _ in range(5)) == [*range(5)]
+    queue.close()
+
+
+def test_initializer_that_raises_breaks_the_executor(capfd: pytest.CaptureFixture[str]) -> None:
+    with Executor(2, initializer=calls.refuse_odd, initargs=(3,)) as own:
+        futures = [own.submit(abs, n) for n in range(3)]
+        for future in futures:
+            error = future.exception(PATIENCE_SECONDS)
+            assert isinstance(error, BrokenProcessPool)
+            assert "its initializer raised Odd: 3" in str(error)
+        with pytest.raises(BrokenProcessPool):
+            own.submit(abs, 1)
+    assert "Exception in initializer:" in capfd.readouterr().err
+
+
+def test_initializer_is_called_by_the_workers_of_a_broker() -> None:
+    with testing.broker() as broker, broker.worker():
+        with Executor(broker.endpoint, None, calls.keep, (7,)) as own:
+            assert own.submit(calls.kept).result(PATIENCE_SECONDS) == 7
+        with Executor(broker.endpoint, None, calls.refuse_odd, (3,)) as own:
+            error = own.submit(calls.kept).exception(PATIENCE_SECONDS)
+            assert isinstance(error, BrokenProcessPool)
+
+
+@pytest.mark.parametrize(
+    ("initializer", "initargs", "error"),
+    [("abs", (), TypeError), (abs, (calls.Unpicklable(),), pickle.PicklingError)],
+)
+def test_initializer_that_can_not_be_called_is_refused(
+    initializer: Any, initargs: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        Executor(1, initializer=initializer, initargs=initargs)
+
+
+def test_objects_of_multiprocessing_work_in_calls() -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with context.Manager() as manager, Executor(1) as own:
+        shared = manager.dict()
+        own.submit(shared.update, {"first": 1}).result(PATIENCE_SECONDS)
+        own.submit(os._exit, 1).exception(PATIENCE_SECONDS)
+        own.submit(shared.update, {"second": 2}).result(PATIENCE_SECONDS)  # in a new interpreter
+        assert dict(shared) == {"first": 1, "second": 2}
+        own.submit(theirs.send, 5).result(PATIENCE_SECONDS)
+        assert ours.recv() == 5
 
 
 # Output.

@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskyard.campaign.batches import encode_text
 from taskyard.client.client import Client
-from taskyard.client.origins import CallOrigins
+from taskyard.client.origins import CallOrigins, Initializer
 from taskyard.core.identity import spelling
 from taskyard.core.model import Terms
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, TaskFailed, TaskyardError, UserError
+from taskyard.process import call_setup
+from taskyard.process.call_setup import InitializerFailed
 from taskyard.process.cluster import ClusterProcess
 from taskyard.process.supervisor import WorkerSpec
 from taskyard.wire import pickled
@@ -50,6 +52,9 @@ EXIT_CLOSE_SECONDS: Final = 5.0
 
 #: After Ctrl-C: timeout for cancelling calls at a shared broker, and for the thread to end.
 INTERRUPT_SECONDS: Final = 3.0
+
+#: In the directory of the executor's own cluster.
+SETUP_FILE: Final = "setup"
 
 #: Characters of a function's name in the names of its tasks.
 _NAME_CHARACTERS_MAX: Final = 40
@@ -187,6 +192,16 @@ class ExecutorCore:
         )
         _live_cores.add(self)
         self._settler.start()
+
+    def set_up_processes(self, initializer: Initializer) -> None:
+        """Have each process call `initializer` before its first call."""
+        call, globals_key = initializer
+        if self._supervisor is None:
+            self.origins.use_setup(call=call, globals_key=globals_key)
+        else:
+            file = self._supervisor.state / SETUP_FILE
+            call_setup.write_setup(file, call)
+            self.origins.use_setup(file=str(file), globals_key=globals_key)
 
     @property
     def client(self) -> Client:
@@ -429,10 +444,21 @@ class ExecutorCore:
             return error
         if not traceback:
             return CallLost(str(error), error.reason) if type(error) is TaskFailed else error
+        if isinstance(raised, InitializerFailed):
+            return self._on_initializer_failed(str(raised))
         shown = error if raised is None else raised
         # typeshed has another type.
         shown.__cause__ = _RemoteTraceback(f'\n"""\n{traceback}"""')  # type: ignore[arg-type]
         return shown
+
+    def _on_initializer_failed(self, why: str) -> ExecutorBroken:
+        """Fail all calls, as the standard library does. Cancel those at a shared broker."""
+        if self._supervisor is None:
+            with self._lock:
+                pending = [future.full_name for future in self._pending.values()]
+            self.cancel_unstarted(pending)
+        self._on_broken(why)
+        return ExecutorBroken(f"the executor is broken: {why}")
 
     def _on_broken(self, why: str) -> None:
         """Fail all calls. Called by the local cluster: the thread may wait for the broker."""

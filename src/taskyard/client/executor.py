@@ -14,21 +14,27 @@ import warnings
 import weakref
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from taskyard.client.calls import CallFuture, ExecutorCore
 from taskyard.client.client import Client
+from taskyard.client.origins import Initializer, encode_initializer
 from taskyard.errors import UserError
 from taskyard.process.supervisor import WorkerSpec
 from taskyard.wire import pickled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from multiprocessing.context import BaseContext
     from pathlib import Path
     from types import TracebackType
 
     from taskyard.client.discovery import Brokers
+
+_NOT_ITS_OWN: Final = (
+    "workers, slots, max_workers and max_tasks_per_child: only for an executor that starts its own "
+    "broker"
+)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -44,6 +50,8 @@ class Executor(concurrent.futures.Executor):
         self,
         broker: Brokers | int = None,
         mp_context: BaseContext | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: Sequence[Any] = (),
         *,
         state: str | Path | None = None,
         workers: int | None = None,
@@ -55,19 +63,16 @@ class Executor(concurrent.futures.Executor):
     ) -> None:
         """Connect to a broker by its endpoint or its state directory, or start one.
 
-        Of several brokers, one chosen by a hash runs all calls.
-
         Without `broker` and `state`, it starts a broker and `workers` processes (1) with `slots`
         calls at once each (one per core). They end with the executor. `max_workers`, also as the
         first argument, is the standard library's name for `slots`. With a broker, raises `NoBroker`
-        if it does not answer.
+        if it does not answer. Of several brokers, one chosen by a hash runs all calls.
 
-        A process ends after `max_tasks_per_child` tasks, and another one replaces it. `mp_context`
-        changes nothing: processes never share the memory of this one.
-
-        After `timeout` seconds without an answer from the broker, calls fail with `NoBroker`.
-        `service` is the service of the calls: a worker has to offer it, and to allow
-        pickled calls.
+        A process calls `initializer(*initargs)` before its first call. It ends after
+        `max_tasks_per_child` tasks, and another one replaces it. `mp_context` changes nothing:
+        processes never share the memory of this one. After `timeout` seconds without an answer from
+        the broker, calls fail with `NoBroker`. A worker has to offer the `service` of the calls,
+        and to allow pickled calls.
         """
         _check_main_guard()
         if isinstance(broker, int):
@@ -75,17 +80,16 @@ class Executor(concurrent.futures.Executor):
         slots = _check_slots(slots, max_workers)
         self._mp_context = _check_context(mp_context)
         calls_max = _check_calls_max(max_tasks_per_child, self._mp_context)
+        setup = _encode_initializer(initializer, initargs)
         if broker is None and state is None:
             worker_spec = _own_workers(service, workers, slots, calls_max)
             self._max_workers = worker_spec.workers * (worker_spec.slots or 1)
             core = ExecutorCore(service, worker_spec, timeout=timeout)
         elif workers is not None or slots is not None or calls_max:
-            raise UserError(
-                "workers, slots, max_workers and max_tasks_per_child: only for an executor that "
-                "starts its own broker"
-            )
+            raise UserError(_NOT_ITS_OWN)
         else:
             core = self._make_core(service, Client(broker, state=state, timeout=timeout))
+        core.set_up_processes(setup)
         self._core = core
         # Garbage-collected without a shutdown, it ends when its calls are done.
         weakref.finalize(self, core.stop).atexit = False
@@ -211,6 +215,16 @@ def _check_slots(slots: int | None, max_workers: int | None) -> int | None:
     if max_workers < 1:
         raise ValueError("max_workers must be greater than 0")
     return max_workers
+
+
+def _encode_initializer(
+    initializer: Callable[..., object] | None, initargs: Sequence[Any]
+) -> Initializer:
+    if initializer is None:
+        return Initializer()
+    if not callable(initializer):
+        raise TypeError("initializer must be a callable")
+    return encode_initializer(initializer, initargs)
 
 
 def _check_calls_max(max_tasks_per_child: int | None, mp_context: BaseContext) -> int:

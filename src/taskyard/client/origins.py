@@ -6,12 +6,16 @@ Reads `sys.path` and `__main__`. Changes neither.
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import sysconfig
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from taskyard.process import call_setup
 from taskyard.wire import pickled
+from taskyard.wire.main_globals import shared_globals
 from taskyard.wire.pickled import Origin
 
 if TYPE_CHECKING:
@@ -22,6 +26,8 @@ _INSTALL_DIRECTORIES: Final = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
+_NOTHING: Final = nullcontext()
+
 
 class CallOrigins:
     """Encodes this program's calls with their origins. Follows changes of `sys.path`."""
@@ -29,6 +35,10 @@ class CallOrigins:
     def __init__(self, token: str = "") -> None:
         """Put a token into all calls, which precedes their exceptions in the output."""
         self._token = token
+        #: Fields of the header with what a process does before its first call.
+        self._setup: dict[str, Any] = {}
+        #: See `main_globals`.
+        self._globals_key = ""
         self._sys_path: list[str] | None = None
         self._origin_with_main = Origin()
         #: Whether a worker can run the main script. An interactive session has none.
@@ -45,7 +55,8 @@ class CallOrigins:
         """
         if self._sys_path != sys.path:
             self._refresh()
-        body = pickled.pickle_call(function, args, kwargs, has_script=self._has_script)
+        with self._shared_globals():
+            body = pickled.pickle_call(function, args, kwargs, has_script=self._has_script)
         if not body.needs_main:
             return self._header + body.pickle
         # Results refer to the script by the name under which a worker runs it.
@@ -56,16 +67,44 @@ class CallOrigins:
         """Return a substitute for a function that many calls share."""
         if self._sys_path != sys.path:
             self._refresh()
-        return pickled.pickle_once(function, has_script=self._has_script)
+        with self._shared_globals():
+            return pickled.pickle_once(function, has_script=self._has_script)
+
+    def use_setup(self, *, file: str = "", call: bytes = b"", globals_key: str = "") -> None:
+        """Have processes make a setup before their first call of these."""
+        self._setup = {"setup_file": file, "setup": call}
+        self._globals_key, self._sys_path = globals_key, None
+
+    def _shared_globals(self) -> AbstractContextManager[None]:
+        return shared_globals(self._globals_key) if self._globals_key else _NOTHING
 
     def _refresh(self) -> None:
         users = filter(_is_user_directory, sys.path)
         path = tuple(dict.fromkeys(map(os.path.abspath, users)))  # "" is the current directory
-        self._header = pickled.encode_pickled_call(b"", Origin(path=path, token=self._token))
+        origin = Origin(path=path, token=self._token, **self._setup)
+        self._header = pickled.encode_pickled_call(b"", origin)
         main, module = _main_script()
-        self._has_script = main is not None or module is not None
-        self._origin_with_main = Origin(main, module, path, self._token)
+        # Globals of a script that is run are not those of functions by value.
+        self._has_script = not self._globals_key and (main is not None or module is not None)
+        self._origin_with_main = Origin(main, module, path, self._token, **self._setup)
         self._sys_path = [*sys.path]
+
+
+class Initializer(NamedTuple):
+    """An initializer and its arguments as the payload of a call."""
+
+    call: bytes = b""
+    #: Globals that it sets in the main script or session are seen by calls with this key.
+    globals_key: str = ""
+
+
+def encode_initializer(initializer: Callable[..., Any], args: Sequence[Any]) -> Initializer:
+    """Encode the call of an initializer. Raise `NotEncodable`."""
+    origins, key = CallOrigins(), secrets.token_hex(8)
+    origins.use_setup(globals_key=key)
+    with call_setup.inheritance():
+        call = origins.encode(initializer, args, {})
+    return Initializer(call, key if pickled.refers_to_main(call) else "")
 
 
 def _is_user_directory(place: str) -> bool:

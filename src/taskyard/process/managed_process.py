@@ -141,7 +141,7 @@ class ManagedProcess:
         if self._child is None:
             self._start_child()
         else:
-            with suppress(BrokenPipeError):  # it was killed
+            with suppress(BrokenPipeError, ValueError):  # it was killed or discarded
                 self._child.write("\n")
         self._thread.start()
 

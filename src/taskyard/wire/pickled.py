@@ -71,6 +71,9 @@ class Origin(
     #: Precedes an exception in the output. Other output of a task, such as text that it received
     #: from elsewhere, is never unpickled.
     token: str = ""
+    #: What a process does before its first call with this token: a file, or the payload of a call.
+    setup_file: str = ""
+    setup: bytes = b""
 
 
 class Pickled(Struct, frozen=True):
@@ -162,6 +165,11 @@ def pickle_call(
         return _pickle(call, has_script=has_script)
     except Exception as error:
         raise NotEncodable(_unpicklable_part(*call, error)) from error
+
+
+def refers_to_main(pickle: bytes) -> bool:
+    """Return whether a pickle mentions the main script or session, by value or by path."""
+    return _MAIN_MARK in pickle
 
 
 class PickledFunction:

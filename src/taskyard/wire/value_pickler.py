@@ -2,7 +2,7 @@
 
 A class that comes back to the process that defined it stays as it is there. cloudpickle would
 replace its methods by copies with other globals. A function with a cache of `functools` travels
-with its function and an empty cache.
+with its function and an empty cache. `main_globals` has a third one.
 
 Imports cloudpickle, so it is imported at first use only. Loading needs no code of this module but
 the functions that its pickles name.
@@ -12,13 +12,16 @@ import functools
 import io
 import weakref
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, Final
 
 import cloudpickle
 
-#: Items of what `Pickler.reducer_override` returns for a class by value: how to make it, with which
-#: arguments, its state, and the function that sets the state.
-_CLASS_ITEMS: Final = 6
+from taskyard.wire import main_globals
+
+#: Items of what `Pickler.reducer_override` returns for a class or a function by value: how to make
+#: it, with which arguments, its state, and the function that sets the state.
+_STATE_ITEMS: Final = 6
 
 #: Classes that other processes defined. Each call sets their state anew.
 _foreign_classes: weakref.WeakSet[type] = weakref.WeakSet()
@@ -39,10 +42,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         if isinstance(obj, functools._lru_cache_wrapper):  # noqa: SLF001  # its only name
             return make_cached, (obj.__wrapped__, obj.cache_parameters())
         reduced = super().reducer_override(obj)
-        if not isinstance(reduced, tuple) or len(reduced) != _CLASS_ITEMS:
+        if not isinstance(reduced, tuple) or len(reduced) != _STATE_ITEMS:
             return reduced
         if not isinstance(obj, type):
-            return reduced
+            return main_globals.share(obj, reduced) if isinstance(obj, FunctionType) else reduced
         if obj not in _foreign_classes:
             _own_classes.add(obj)
         make, args, state, items, pairs, set_state = reduced

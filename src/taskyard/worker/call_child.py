@@ -10,6 +10,7 @@ A pickled function of a script belongs to `__main__`. So the child runs that scr
 name `__mp_main__`, as `multiprocessing` does, which skips the `if __name__ == "__main__":` part.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import fcntl
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedWriter, RawIOBase, TextIOWrapper
 from types import ModuleType
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
@@ -37,6 +38,9 @@ from taskyard.worker import allow_list, call_frames
 from taskyard.worker.jobs import cut_reason
 from taskyard.worker.limits import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX
 from taskyard.worker.processes import task_env
+
+if TYPE_CHECKING:
+    from taskyard.process.call_setup import Setups
 
 
 class MainScripts:
@@ -168,6 +172,7 @@ class CallRunner:
         self._log = log
         self._functions: dict[str, Callable[..., Any]] = {}
         self._main_scripts = MainScripts()
+        self._setups: Setups | None = None
         self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
 
     def run(
@@ -218,9 +223,10 @@ class CallRunner:
             raise _CallRefused(str(error)) from error
 
     def _pickled_result(self, call: Pickled) -> bytes:
+        if call.origin.setup_file or call.origin.setup:
+            self._set_up(call.origin)
         try:
-            self._main_scripts.activate(call.origin)
-            function, args, kwargs = pickled.unpickle(call.call)
+            function, args, kwargs = self._load(call)
         except UserError as error:
             raise _CallRefused(str(error)) from error
         except BaseException as error:  # even an exit: the function was not called
@@ -230,6 +236,22 @@ class CallRunner:
             return _check_size(pickled.pickle_result(value), PICKLED_BYTES_MAX)
         except UserError as error:
             raise _CallRefused(str(error)) from error
+
+    def _load(self, call: Pickled) -> tuple[Any, Any, Any]:
+        """Return the function, the arguments and the named arguments of a pickled call."""
+        self._main_scripts.activate(call.origin)
+        function, args, kwargs = pickled.unpickle(call.call)
+        return function, args, kwargs
+
+    def _set_up(self, origin: Origin) -> None:
+        """Prepare this process for the calls of an executor."""
+        if self._setups is None:
+            from taskyard.process.call_setup import Setups  # noqa: PLC0415  # multiprocessing
+
+            # Queues of multiprocessing are sent by threads, which may have some of the log.
+            flush = atexit._run_exitfuncs  # noqa: SLF001 - no other function does it
+            self._setups = Setups(self._load, flush)
+        self._setups.ensure(origin)
 
     def _function(self, call: str) -> Callable[..., Any]:
         function = self._functions.get(call)
