@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from taskyard.client.calls import ExecutorBroken
     from taskyard.client.campaigns import AsyncBundle, AsyncCampaign, Bundle, Campaign
     from taskyard.client.client import Client
+    from taskyard.client.current import CurrentTask, current
     from taskyard.client.executor import Executor
     from taskyard.client.future_sets import progress
     from taskyard.client.futures import Future, as_completed, wait
@@ -42,6 +43,7 @@ __all__ = [
     "Campaign",
     "Client",
     "ClientClosed",
+    "CurrentTask",
     "Executor",
     "ExecutorBroken",
     "Future",
@@ -57,6 +59,7 @@ __all__ = [
     "UserError",
     "as_completed",
     "bundle_part",
+    "current",
     "progress",
     "register",
     "wait",
@@ -71,11 +74,13 @@ _HOMES = {
     "BundlePart": "taskyard.wire.payloads",
     "Campaign": "taskyard.client.campaigns",
     "Client": "taskyard.client.client",
+    "CurrentTask": "taskyard.client.current",
     "Executor": "taskyard.client.executor",
     "ExecutorBroken": "taskyard.client.calls",
     "Future": "taskyard.client.futures",
     "as_completed": "taskyard.client.futures",
     "bundle_part": "taskyard.wire.payloads",
+    "current": "taskyard.client.current",
     "progress": "taskyard.client.future_sets",
     "register": "taskyard.spark",
     "wait": "taskyard.client.futures",

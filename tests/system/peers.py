@@ -102,6 +102,9 @@ class InstantRunner:
     def unstarted(self) -> list[Job]:
         return []
 
+    def waiting_calls(self) -> list[Job]:
+        return []
+
     def withdraw(self, _count: int) -> list[Job]:
         return []
 

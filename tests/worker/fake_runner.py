@@ -37,6 +37,9 @@ class FakeRunner:
         waiting, self.jobs = self.jobs[self.begun :], self.jobs[: self.begun]
         return waiting
 
+    def waiting_calls(self) -> list[Job]:
+        return []
+
     def withdraw(self, count: int) -> list[Job]:
         first = max(self.begun, len(self.jobs) - count)
         last, self.jobs = self.jobs[first:], self.jobs[:first]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from taskyard.core.limits import SECOND_NS
 from taskyard.worker.jobs import Job
 from taskyard.worker.prefetch import Prefetch
-from taskyard.worker.slot_budget import EXCESS_NS, REQUEST_NS, Share, SlotBudget
+from taskyard.worker.slot_budget import EXCESS_NS, REQUEST_NS, Share, SlotBudget, WaitingCalls
 
 
 class Host:
@@ -115,3 +118,84 @@ def test_task_wider_than_the_host_runs_alone() -> None:
     assert not host.second.start(9)
     host.first.jobs.clear()
     assert host.second.start(9)
+
+
+class CallModel:
+    """Calls on a worker of a few slots, as the runner drives them."""
+
+    def __init__(self, slots: int, calls_max: int) -> None:
+        self.slots = slots
+        self.calls: WaitingCalls[int] = WaitingCalls(calls_max)
+        self.queued: list[int] = []
+        self.running: set[int] = set()
+        #: Calls in the order in which they got slots, new or again.
+        self.served: list[int] = []
+        self.widths: dict[int, int] = {}
+
+    def used(self) -> int:
+        return sum(self.widths[call] for call in (*self.running, *self.calls.keeping))
+
+    def has_room(self, call: int) -> bool:
+        used = self.used()
+        return not used or used + self.widths[call] <= self.slots
+
+    def turn(self) -> None:
+        self.calls.admit()
+        while (call := self.calls.next_resumed(self.has_room)) is not None:
+            self.served.append(call)
+            self.running.add(call)
+        while self.queued and not self.calls.resuming and self.has_room(self.queued[0]):
+            self.served.append(self.queued[0])
+            self.running.add(self.queued.pop(0))
+
+    def check(self) -> None:
+        assert self.used() <= self.slots or len(self.running) + len(self.calls.keeping) == 1
+        groups = [self.running, self.calls.waiting, self.calls.keeping, self.calls.resuming]
+        assert sum(map(len, groups)) == len(set().union(*groups)), "a call is in one group"
+        if self.calls.resuming:
+            assert not self.has_room(self.calls.resuming[0]), "a call could go on"
+        elif self.queued:
+            assert not self.has_room(self.queued[0]), "a task could start"
+
+
+@given(
+    slots=st.integers(1, 3),
+    calls_max=st.integers(0, 3),
+    steps=st.lists(st.tuples(st.sampled_from("swred"), st.integers(0, 9)), max_size=60),
+)
+def test_waiting_calls_never_use_more_slots_and_none_starves(
+    slots: int, calls_max: int, steps: list[tuple[str, int]]
+) -> None:
+    model = CallModel(slots, calls_max)
+    for step, number in steps:
+        running, waiting = sorted(model.running), [*model.calls.waiting, *model.calls.keeping]
+        if step == "s":
+            call = len(model.widths)
+            model.widths[call] = 1 + number % 3
+            model.queued.append(call)
+        elif step == "w" and running:
+            model.running.remove(call := running[number % len(running)])
+            model.calls.wait(call)
+        elif step == "r" and waiting:
+            call = waiting[number % len(waiting)]
+            asked = [*model.calls.resuming]
+            if model.calls.resume(call):
+                model.running.add(call)
+            else:
+                assert [*model.calls.resuming] == [*asked, call]
+        elif step == "e" and running:
+            model.running.remove(running[number % len(running)])
+        elif step == "d" and waiting:
+            model.calls.drop(waiting[number % len(waiting)])
+        model.turn()
+        model.check()
+    # When all that runs ends, each call that asks has its turn, in the order of asking.
+    expected = [*model.calls.resuming, *model.queued]
+    model.served.clear()
+    while model.running or model.calls.keeping:
+        model.running.clear()
+        for call in [*model.calls.keeping]:
+            model.calls.drop(call)
+        model.turn()
+        model.check()
+    assert model.served == expected

@@ -61,6 +61,9 @@ class EndlessRunner:
     def unstarted(self) -> list[Job]:
         return []
 
+    def waiting_calls(self) -> list[Job]:
+        return []
+
     def withdraw(self, _count: int) -> list[Job]:
         return []
 

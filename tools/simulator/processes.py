@@ -313,6 +313,9 @@ class SimRunner:
         taken, self._waiting = [*self._waiting.values()], {}
         return taken
 
+    def waiting_calls(self) -> list[Job]:
+        return []
+
     def withdraw(self, count: int) -> list[Job]:
         keys = [*self._waiting][-count:]
         return [self._waiting.pop(key) for key in keys]

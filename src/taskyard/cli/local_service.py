@@ -38,6 +38,7 @@ from taskyard.core.resources import (
 from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, Interrupted, NoBroker, UserError
 from taskyard.net import endpoints
+from taskyard.process import current_task
 from taskyard.process.fork import can_fork
 from taskyard.process.locks import (
     LOCAL_FILE,
@@ -78,9 +79,6 @@ CANCEL_SECONDS: Final = 5.0
 #: States of tasks that workers will run, and of tasks that no worker has yet.
 _RUNNABLE: Final = ("delayed", "ready", "leased")
 UNSTARTED: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
-
-#: Set in the environment of a task's process.
-TASK_VARIABLE: Final = "TASKYARD_TASK"
 
 #: The parameters of `service_options`.
 _PARAMETERS: Final = ("workers", "worker_slots", "allow", "allow_pickle")
@@ -492,7 +490,7 @@ def report_unused_options(cli_context: CliContext) -> None:
     given += given_resource_options()
     if given:
         cli_context.info(f"using the running broker, without {', '.join(given)}")
-    if TASK_VARIABLE in os.environ:
+    if current_task.TASK_VARIABLE in os.environ:
         cli_context.warn("in a task: it waits for free slots of the workers of the running broker")
 
 
@@ -504,9 +502,11 @@ def own_state_in_task(cli_context: CliContext) -> Iterator[None]:
     that wait for such commands.
     """
     settings = cli_context.settings()
-    sources = settings.source("broker.state"), settings.source("broker.url")
+    sources = [settings.source("broker.state")]
+    if not current_task.is_broker_of_worker(os.environ):
+        sources.append(settings.source("broker.url"))
     is_given = cli_context.state or cli_context.brokers or any(sources)
-    if is_given or TASK_VARIABLE not in os.environ:
+    if is_given or current_task.TASK_VARIABLE not in os.environ:
         yield
         return
     with TemporaryDirectory(prefix="taskyard-") as directory:

@@ -105,6 +105,8 @@ class CliContext:
         self.keys: tuple[Path, ...] = ()
         #: From --invite: the broker's endpoints and a key for them.
         self.invitation: Invitation | None = None
+        #: The file of that invitation. None: it was a line on stdin.
+        self.invitation_file: Path | None = None
         #: The variables that commands get from this process. None: the usual ones.
         self.variables: Variables = None
         #: The settings file. None: TASKYARD_CONFIG or the nearest taskyard.toml.
@@ -399,6 +401,7 @@ def _accept_invitation(
     cli_context = context.ensure_object(CliContext)
     if len(given) == 1:
         cli_context.invitation = invitations.read(given[0])
+        cli_context.invitation_file = None if given[0] == "-" else Path(given[0])
         return
     if not any(one.name == "brokers" for one in context.command.params):
         raise click.BadParameter(f"{len(given)} are given, but it takes one", context, option)

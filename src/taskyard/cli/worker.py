@@ -35,6 +35,7 @@ from taskyard.client import discovery
 from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, NAME_BYTES_MAX, NUMBER_MAX
 from taskyard.errors import UserError
 from taskyard.net import endpoints
+from taskyard.process import current_task
 from taskyard.process.machine import usable_cores
 from taskyard.settings.keys import SLOTS_MAX
 from taskyard.settings.sections import Source
@@ -364,8 +365,10 @@ def _run_native_worker(cli_context: CliContext, values: WorkerOptions) -> None:
     machine = values.machine()
     resources = machine.resources()
     brokers = [
-        BrokerTarget(one, key, values.settings(services, name_for_key(key, values.name), resources))
-        for one, key in zip(found, keys, strict=True)
+        BrokerTarget(
+            one, key, values.settings(services, name_for_key(key, values.name), resources), env
+        )
+        for one, key, env in zip(found, keys, _task_variables(cli_context, found), strict=True)
     ]
     options = NativeOptions(
         values.allow,
@@ -389,6 +392,15 @@ def _native_brokers(
     if not cli_context.keys and cli_context.invitation is not None:
         return found, [cli_context.invitation.key] * len(found)
     return found, discovery.keys_for(found, cli_context.keys, settings=settings)
+
+
+def _task_variables(cli_context: CliContext, found: Sequence[str]) -> list[dict[str, str]]:
+    """Return the variables for the tasks of each broker: its endpoint, and the key file if any."""
+    keys: Sequence[Path] = cli_context.keys
+    if not keys and cli_context.invitation_file is not None:
+        keys = [cli_context.invitation_file] * len(found)
+    files = discovery.key_files_for(found, keys, cli_context.settings())
+    return [*map(current_task.broker_variables, found, files)]
 
 
 def _forward(

@@ -19,14 +19,17 @@ from itertools import count
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from msgspec import structs
+
 from taskyard.campaign.batches import encode_text
 from taskyard.client.client import Client
 from taskyard.client.origins import CallOrigins, Initializer
+from taskyard.client.slot_waits import SlotFuture
 from taskyard.core.identity import spelling
 from taskyard.core.model import Terms
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, TaskFailed, TaskyardError, UserError
-from taskyard.process import call_setup
+from taskyard.process import call_setup, current_task
 from taskyard.process.call_setup import InitializerFailed
 from taskyard.process.cluster import ClusterProcess
 from taskyard.process.supervisor import WorkerSpec
@@ -74,7 +77,7 @@ class CallLost(TaskFailed, BrokenProcessPool):
     """
 
 
-class CallFuture(AnyFuture[_T]):
+class CallFuture(SlotFuture[_T]):
     """The result of a call, once it is there."""
 
     def __init__(self, core: ExecutorCore, name: str) -> None:
@@ -256,6 +259,9 @@ class ExecutorCore:
             task.add_done_callback(lambda settled: self._arrived.put((future, settled)))
 
     def _submit_task(self, client: Client, name: str, payload: bytes) -> AnyFuture[Any]:
+        priority = current_task.nested_priority(client.broker)
+        if priority != self._terms.priority:
+            self._terms = structs.replace(self._terms, priority=priority)
         return client.submit_encoded(name, payload, self._terms)
 
     def _check_open(self) -> None:

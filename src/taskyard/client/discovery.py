@@ -218,6 +218,20 @@ def keys_for(
     return [key_for(one, files[one]) if one in files else None for one in found]
 
 
+def key_files_for(
+    found: Sequence[str], keys: Sequence[str | Path], settings: Settings
+) -> list[Path | None]:
+    """Return the absolute path of the key file for each endpoint, as `keys_for` assigns them.
+
+    None: the endpoint needs no key, or its key is in no file.
+    """
+    remote = [one for one in found if one.startswith("tcp://")]
+    configured = configured_key_file(settings)
+    files = [*keys] or ([] if configured is None else [configured])
+    by_endpoint = dict(zip(remote, files, strict=False))
+    return [Path(by_endpoint[one]).absolute() if one in by_endpoint else None for one in found]
+
+
 def is_refused(endpoint: str) -> bool:
     """Return whether no process listens at an endpoint. False if that is not known quickly."""
     place = endpoints.parse_peer(endpoint)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future as AnyFuture
 from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from taskyard.client.slot_waits import SlotFuture
 from taskyard.core.model import Refusal
 from taskyard.errors import Refused, TaskProblem, TaskyardError, TimedOut
 from taskyard.wire.native import peer
@@ -90,7 +91,7 @@ def run_exchange(exchange: Exchange[_T], reply_to: Callable[[Query], Reply]) -> 
 
 def request_and_wait(session: Session, query: Query) -> Reply:
     """Send a query, and block until the reply arrives. Raises `TimedOut`."""
-    answer: AnyFuture[Reply] = AnyFuture()
+    answer: AnyFuture[Reply] = SlotFuture() if query.wait_ns else AnyFuture()
     session.request(query.build, answer, query.wait_ns, has_environment=query.has_environment)
     try:
         return answer.result(query.seconds_left)
@@ -101,7 +102,7 @@ def request_and_wait(session: Session, query: Query) -> Reply:
 
 def request_until(session: Session, query: Query, end: Callable[[], TaskyardError | None]) -> Reply:
     """Send a query like `request_and_wait`. Raises the error of `end` as soon as it returns one."""
-    answer: AnyFuture[Reply] = AnyFuture()
+    answer: AnyFuture[Reply] = SlotFuture() if query.wait_ns else AnyFuture()
     session.request(query.build, answer, query.wait_ns, has_environment=query.has_environment)
     while True:
         left = query.seconds_left

@@ -27,6 +27,7 @@ from typing import (
 from taskyard.client import progress as drawing
 from taskyard.client.functions import Outcome, printed_text, traceback_of
 from taskyard.client.results import failure_of, result_or_error
+from taskyard.client.slot_waits import SlotCondition, SlotWaiters
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
 from taskyard.wire import payloads
@@ -190,7 +191,7 @@ class Future(FutureBase, concurrent.futures.Future[_T]):
     def _made(self) -> tuple[threading.Condition, list[Any], list[Any]]:
         with _Guard.lock:
             if self._waiting is None:
-                self._waiting = threading.Condition(), [], []
+                self._waiting = SlotCondition(), SlotWaiters(), []
             return self._waiting
 
     if not TYPE_CHECKING:  # there they stay attributes of the base

@@ -22,6 +22,7 @@ from taskyard.client.outbox import PendingTask
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Terms
 from taskyard.errors import UserError
+from taskyard.process import current_task
 from taskyard.wire import payloads
 from taskyard.wire.pickled import PICKLE
 
@@ -83,8 +84,8 @@ class Submitter(Generic[_F]):
         self._prefix = secrets.token_hex(5)
         self._count = count(1)
         self._calls = FunctionCalls()
-        #: Values that plain tasks share, by service and campaign.
-        self._plain: dict[tuple[bytes, str], _Plain] = {}
+        #: Values that plain tasks share, by service, campaign and priority.
+        self._plain: dict[tuple[bytes, str, int], _Plain] = {}
 
     def submit(  # noqa: PLR0913  # one per key
         self,
@@ -137,6 +138,8 @@ class Submitter(Generic[_F]):
         """Submit a task with options, given as a row of a file."""
         if "after" in raw:
             raw["after"] = after_names(raw["after"], campaign)
+        if priority := current_task.nested_priority(self._session.endpoint):
+            raw.setdefault("priority", priority)
         unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
         spec = check_task(raw, campaign)
         submission = encode_batch([spec], encode_text(campaign), time.time_ns())
@@ -158,12 +161,13 @@ class Submitter(Generic[_F]):
         decoder: OutcomeDecoder | None = None,
     ) -> _F:
         """Submit a task without options. Skips the checks of options, for loops of many tasks."""
-        plain = self._plain.get((service, campaign))
+        priority = current_task.nested_priority(self._session.endpoint)
+        plain = self._plain.get((service, campaign, priority))
         if plain is None:
             encoded = encode_text(campaign)
-            terms = Terms(campaign=encoded, service=service)
+            terms = Terms(campaign=encoded, service=service, priority=priority)
             plain = _Plain(terms, encoded, encode_text(self._name_prefix(campaign)))
-            self._plain[(service, campaign)] = plain
+            self._plain[(service, campaign, priority)] = plain
         terms, encoded, prefix = plain
         if name is None:
             task = b"%b%d" % (prefix, next(self._count))

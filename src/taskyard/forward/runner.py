@@ -152,6 +152,9 @@ class ForwardRunner:
         """Return no jobs: all are at the lower broker."""
         return []
 
+    def waiting_calls(self) -> list[Job]:
+        return []
+
     def withdraw(self, _count: int) -> list[Job]:
         """Return no jobs: all are at the lower broker."""
         return []

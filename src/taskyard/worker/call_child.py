@@ -1,10 +1,10 @@
 """The program of a Python child process: calls functions for its worker, one by one.
 
-Started as `python -P -m taskyard.worker.call_child DESCRIPTOR LOG MODULE...` with a socket to the
-worker, the descriptor of the task's output and the allowed modules, or forked from a worker at its
-start. It exits when the worker closes the socket. The result of a call goes over the socket.
-Tracebacks go to the task's output. Prints do, too: stdout and stderr are that output, or prints go
-to both.
+Started as `python -P -m taskyard.worker.call_child SOCKET PIPE LOG MODULE...` with a socket to the
+worker, a pipe from it, the descriptor of the task's output and the allowed modules, or forked from
+a worker at its start. It exits when the worker closes the socket. The result of a call goes over
+the socket. Tracebacks go to the task's output. Prints do, too: stdout and stderr are that output,
+or prints go to both.
 
 A pickled function of a script belongs to `__main__`. So the child runs that script once under the
 name `__mp_main__`, as `multiprocessing` does, which skips the `if __name__ == "__main__":` part.
@@ -31,6 +31,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
 from taskyard.errors import NotEncodable, UserError
+from taskyard.process import current_task
 from taskyard.wire import pickled
 from taskyard.wire.payloads import Call, decode_call, encode_value
 from taskyard.wire.pickled import IMPORTING_VARIABLE, MAIN_NAME, Origin, Pickled
@@ -421,6 +422,22 @@ class OutputPipe:
             time.sleep(_READ_STEP_SECONDS)
 
 
+class WorkerSlot:
+    """The slot of the current call, which its worker gives to other tasks while the call waits."""
+
+    def __init__(self, descriptor: int, resumed: int) -> None:
+        self._descriptor, self._resumed = descriptor, resumed
+
+    def give_back(self) -> None:
+        _flush()
+        _write(self._descriptor, call_frames.pack_notice(call_frames.WAIT))
+
+    def retake(self) -> None:
+        _write(self._descriptor, call_frames.pack_notice(call_frames.RESUME))
+        if not os.read(self._resumed, 1):
+            os._exit(1)  # the worker has ended
+
+
 def serve(descriptor: int, log: int, allow: Sequence[str]) -> None:
     """Serve calls until the worker closes the socket. `log` is the task's output.
 
@@ -439,13 +456,24 @@ def serve(descriptor: int, log: int, allow: Sequence[str]) -> None:
                 output.wait_until_read()
 
 
-def run(descriptor: int, log: int, allow: Sequence[str]) -> None:
+def run(
+    descriptor: int,
+    resumed: int,
+    log: int,
+    allow: Sequence[str],
+    env: Mapping[str, str] | None = None,
+) -> None:
     """Prepare this process, and serve calls until the worker closes the socket.
 
-    `log` is the descriptor of the task's output, 2 if stdout and stderr are that.
+    A byte from `resumed` lets a call go on that has waited for other tasks. `log` is the descriptor
+    of the task's output, 2 if stdout and stderr are that. `env` has variables that a forked process
+    does not have yet.
     """
-    # Processes that a function starts must not inherit the socket.
-    os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only
+    os.environ.update(env or {})
+    # Processes that a function starts must not inherit them.
+    for own in (descriptor, resumed):
+        os.set_inheritable(own, False)  # noqa: FBT003 - positional only
+    current_task.install_slot(WorkerSlot(descriptor, resumed))
     # Show Python frames after a crash, and keep the output printed before it.
     faulthandler.enable(log)
     if log not in _STANDARD_FILES:
@@ -459,4 +487,4 @@ def run(descriptor: int, log: int, allow: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    run(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

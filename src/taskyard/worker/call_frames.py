@@ -2,8 +2,9 @@
 
 A frame is its length and that many bytes. A call has the task's name, attempt, campaign,
 environment variables and payload. A result has an outcome byte with a bit for output, the run's
-measurements, the text, and a last line for the output. The first frame of a child is empty: it is
-ready. A long frame is sent in several packets. Knows no sockets.
+measurements, the text, and a last line for the output. Between them a child may send notices of one
+byte. Its first frame is empty: it is ready. A long frame is sent in several packets. Knows no
+sockets.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,11 @@ _RESULT = Struct("<IBQQQQI")
 _RESULT_REST = Struct("<BQQQQI")
 
 READY = _LENGTH.pack(0)
+
+#: The call waits for other tasks and gives its slots back, and needs them again. The worker replies
+#: to the second one through a pipe, because calls may be queued in the socket.
+WAIT: Final = b"w"
+RESUME: Final = b"r"
 
 #: The longest packet. Longer ones would need more memory of the kernel in one piece.
 PACKET_BYTES_MAX: Final = 32 << 10
@@ -50,6 +56,11 @@ class FrameBuffer:
 
     def bytes_pending(self) -> int:
         return len(self._pending)
+
+
+def pack_notice(kind: bytes) -> bytes:
+    """Return the frame of `WAIT` or `RESUME`."""
+    return _LENGTH.pack(len(kind)) + kind
 
 
 def pack_call(

@@ -8,13 +8,18 @@ A child whose calls are short gets the next ones ahead, so that it need not wait
 receives one at a time. The worker holds the child's end of the socket too: it takes back those that
 wait as soon as a call takes long. Meanwhile the worker does not read the child's output. The child
 marks a result whose call has printed, and goes on when that output was read.
+
+A call that waits for other tasks gives its slots back, so that these can run here. It goes on when
+the runner has slots for it again.
 """
 
+import os
 import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import Final, NamedTuple
@@ -24,7 +29,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
 from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.worker import call_frames
-from taskyard.worker.devices import Shares, resource_env
+from taskyard.worker.devices import Shares
 from taskyard.worker.jobs import Job, JobResult, Tail
 from taskyard.worker.limits import (
     CHILD_START_NS_MAX,
@@ -40,6 +45,7 @@ from taskyard.worker.processes import (
     Streams,
     SupervisedProcess,
     fork,
+    job_env,
     start,
 )
 
@@ -80,24 +86,29 @@ def is_small(job: Job) -> bool:
     return is_plain and size <= _AHEAD_BYTES_MAX
 
 
-def _ignore(_jobs: Sequence[Job]) -> None:
-    """Drop jobs."""
+def _ignore(_event: object) -> None:
+    """Do nothing."""
 
 
 class CallProcess(SupervisedProcess):
     """A Python process, the socket to it, and its current call."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  # parts of one process
         self,
         process: Process,
         sockets: tuple[socket.socket, socket.socket],
+        resuming: int,
         output: Tail,
         pipe: Pipe,
         runner_context: RunnerContext,
     ) -> None:
-        """Use the two ends of a socket: the worker's and the child's."""
+        """Use the two ends of a socket, the worker's and the child's.
+
+        A byte to the descriptor `resuming` lets a call go on that has waited.
+        """
         super().__init__(process, runner_context)
         self._socket, self._far = sockets
+        self._resuming = resuming
         self._output = output
         self._pipe = pipe
         self._inbox = call_frames.FrameBuffer()
@@ -105,6 +116,13 @@ class CallProcess(SupervisedProcess):
         self.ahead: deque[Job] = deque()
         #: Called with jobs that were sent ahead and have not begun.
         self.on_returned: Callable[[Sequence[Job]], None] = _ignore
+        #: Called when its call waits for other tasks, and when it goes on.
+        self.on_wait: Callable[[CallProcess], None] = _ignore
+        self.on_resume: Callable[[CallProcess], None] = _ignore
+        #: Its call waits for other tasks, or for its slots after that.
+        self._is_waiting = False
+        #: Since when it has no job, by the monotonic clock.
+        self.idle_since_ns = runner_context.now_ns()
         #: Short calls in a row that printed nothing.
         self._short_count = 0
         #: Calls until it exits. None: it does not.
@@ -127,11 +145,11 @@ class CallProcess(SupervisedProcess):
             self.due_ns = self._context.now_ns() + CHILD_START_NS_MAX
         # Threads of an earlier call may have printed since.
         self._output.clear()
-        self._send(_frame(job, resource_env(job.resources, gpus)))
+        self._send(_frame(job, gpus))
 
     def ahead_max(self) -> int:
         """Return how many jobs may wait in the child."""
-        if self.job is None or self._unsent or not self.is_wanted():
+        if self.job is None or self._unsent or not self.is_wanted() or self._is_waiting:
             return 0
         can = self._is_connected and not self.is_ending() and is_small(self.job)
         can = can and self.calls_left is None
@@ -147,6 +165,17 @@ class CallProcess(SupervisedProcess):
             self.on_returned([job])
         else:
             self.ahead.append(job)
+
+    def give_slots_back(self) -> None:
+        """Use no slots while its call waits. Its memory and GPUs stay."""
+        self.slots = 0
+
+    def resume(self) -> None:
+        """Let its call go on, with its slots."""
+        self._is_waiting = False
+        self.slots = 0 if self.job is None else self.job.slots
+        with suppress(OSError):  # it died, and its pidfd is ready
+            os.write(self._resuming, call_frames.RESUME)
 
     def watch(self) -> None:
         """Take back the jobs that have not begun, and read the output of the current one."""
@@ -235,12 +264,34 @@ class CallProcess(SupervisedProcess):
             if not self.is_ending():
                 self._start_limit()
             return
+        if frame in (call_frames.WAIT, call_frames.RESUME):
+            self._on_notice(frame)
+            return
         try:
             result = call_frames.unpack_result(frame)
         except ValueError:
             self._on_malformed()
         else:
             self._on_result(*result[:-1], printed=result[-1])
+
+    def _on_notice(self, notice: bytes) -> None:
+        """Note that the call waits for other tasks, or that it needs its slots again."""
+        if self.job is None:
+            self._on_malformed()
+        elif self.is_ending():
+            return
+        elif notice == call_frames.WAIT:
+            self._is_waiting = True
+            if self.watch_at_ns is not None:
+                self.watch()  # no call waits behind one that waits
+            self.on_wait(self)
+        else:
+            self.on_resume(self)
+
+    def _clear_job(self) -> None:
+        super()._clear_job()
+        self._is_waiting = False
+        self.idle_since_ns = self._context.now_ns()
 
     def _on_result(
         self, outcome: Outcome, text: bytes, output_end: bytes, run: Run | None, *, printed: bool
@@ -300,6 +351,7 @@ class CallProcess(SupervisedProcess):
         self.on_returned([*([] if has_begun or self.job is None else [self.job]), *self.ahead])
         self.ahead.clear()
         self._close_socket()
+        os.close(self._resuming)
         self._pipe.drain()
         self._pipe.close()
         if self.job is None or not has_begun:
@@ -315,7 +367,8 @@ class CallProcess(SupervisedProcess):
         return JobResult(job, outcome, text, output, output_bytes_total=bytes_total)
 
 
-def _frame(job: Job, env: Mapping[str, str] | None = None) -> memoryview:
+def _frame(job: Job, gpus: Shares | None = None) -> memoryview:
+    env = job_env(job, gpus or {})
     frame = call_frames.pack_call(job.name, job.attempt, job.payload, job.campaign, env)
     return memoryview(frame)
 
@@ -336,25 +389,31 @@ def start_child(
     with pipe as writing:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         descriptor = theirs.fileno()
+        resumed, resuming = os.pipe()
         if options.passes_output:
             log = writing
-            streams = Streams(runner_context.dev_null, 1, 2, [descriptor, log])
+            streams = Streams(runner_context.dev_null, 1, 2, [descriptor, resumed, log])
         else:
             log = 2
-            streams = Streams(runner_context.dev_null, writing, writing, [descriptor])
-        argv = [sys.executable, *_PROGRAM, str(descriptor), str(log), *allow]
+            streams = Streams(runner_context.dev_null, writing, writing, [descriptor, resumed])
+        numbers = (descriptor, resumed, log)
+        argv = [sys.executable, *_PROGRAM, *map(str, numbers), *allow]
         try:
             if forked:
                 from taskyard.worker import call_child  # noqa: PLC0415  # slow to import
 
-                process = fork(partial(call_child.run, descriptor, log, allow), streams)
+                env = runner_context.task_env
+                process = fork(partial(call_child.run, *numbers, allow, env), streams)
             else:
                 process = start(argv, streams, runner_context.env)
         except BaseException:
             ours.close()
             theirs.close()
+            os.close(resuming)
             raise
+        finally:
+            os.close(resumed)
     ours.settimeout(0)
-    child = CallProcess(process, (ours, theirs), output, pipe, runner_context)
+    child = CallProcess(process, (ours, theirs), resuming, output, pipe, runner_context)
     child.calls_left = options.calls_max or None
     return child

@@ -37,6 +37,8 @@ class Job(Struct, frozen=True):
     resources: Resources = ()
     #: When its task was submitted, by the broker's clock. 0: only known to workers that forward.
     submitted_ns: int = 0
+    #: Higher goes first.
+    priority: int = 0
     #: The name of the WMP manager that it belongs to. "": it has none.
     manager: str = ""
 
@@ -97,6 +99,8 @@ class Runner(Protocol):
     def turn(self) -> list[JobResult]: ...
 
     def running(self) -> list[Job]: ...
+
+    def waiting_calls(self) -> list[Job]: ...
 
     def unstarted(self) -> list[Job]: ...
 

@@ -45,6 +45,14 @@ DRAIN_BYTES_MAX: Final = 1 << 20
 #: Between SIGTERM and SIGKILL, for cleanup.
 KILL_GRACE_NS: Final = 2 * SECOND_NS
 
+#: Calls that wait for other tasks without their slots, at most. Each is a Python process of some
+#: 30 MB. Tasks that submit tasks run depth first, so this is about the depth of a recursion.
+CALLS_WAITING_MAX: Final = 100
+
+#: Python processes beyond the slots, which replaced those of waiting calls, end after this idle
+#: time.
+CHILD_IDLE_NS_MAX: Final = 10 * SECOND_NS
+
 #: A Python process must be ready for its first call within this time.
 CHILD_START_NS_MAX: Final = 60 * SECOND_NS
 

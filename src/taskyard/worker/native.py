@@ -13,7 +13,6 @@ tasks to finish. The channel resends unacknowledged requests.
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,8 +24,13 @@ from taskyard.core.states import TaskState
 from taskyard.net.channel import OVERDUE_NS, PING_NS, Channel
 from taskyard.wire.native import peer
 from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.native_messages import assigned_jobs, report_columns, report_size
-from taskyard.worker.output_sender import OutputSender
+from taskyard.worker.native_messages import (
+    assigned_jobs,
+    report_columns,
+    report_size,
+    slots_of_lanes,
+)
+from taskyard.worker.output_sender import OutputSender, ProgressSender
 from taskyard.worker.prefetch import Prefetch
 from taskyard.worker.settings import AUTO
 from taskyard.worker.spool import OutputSpool
@@ -63,12 +67,13 @@ HEARTBEATS_OPEN_MAX: Final = 16
 
 NEVER_NS: Final = NUMBER_MAX
 
-#: How often to send output of running tasks, at most: each time is a record in the journal.
-PROGRESS_NS: Final = SECOND_NS
-
 #: How long a report waits for more tasks to finish, while enough tasks are queued here. A message
 #: for each quick task costs CPU time in worker, broker and client.
 REPORT_DELAY_NS: Final = SECOND_NS // 20
+
+
+#: How soon the broker gets to know that a call waits, if no other message is sent.
+WAITING_NOTICE_NS: Final = SECOND_NS // 10
 
 
 class NativeWorkerLoop:
@@ -97,6 +102,8 @@ class NativeWorkerLoop:
     #: The version of the rules here, and of those at the broker, if it sends that.
     _rules_version = 0
     _rules_version_newest: int | None = None
+    #: Calls that wait for other tasks without their slots.
+    _waiting: tuple[Job, ...] = ()
     #: Its part of a process that works for several brokers. None: it has all slots.
     _share: Share | None = None
 
@@ -141,10 +148,7 @@ class NativeWorkerLoop:
         self._rules_request = 0
         self._rules_due_ns = self._heartbeat_due_ns
         self._has_rules = rule_runner is None
-        #: Output of running tasks that was not sent yet.
-        self._printed: dict[tuple[bytes, int], Result] = {}
-        #: The progress message in flight, and when the next may be sent.
-        self._progress_request = self._progress_due_ns = 0
+        self._progress = ProgressSender(channel, settings)
         self._exit_request = self._backoff_until_ns = self._overfeed_max = 0
         self._prefetch = prefetch or Prefetch(settings.slots, self._heartbeat_due_ns)
         self._worker_message = self._make_worker_message()
@@ -187,6 +191,10 @@ class NativeWorkerLoop:
     def run_tasks(self) -> None:
         """Run tasks without receiving."""
         self._collect_done(self._runner.turn())
+        if (waiting := tuple(self._runner.waiting_calls())) != self._waiting:
+            self._waiting, soon_ns = waiting, self._clock.monotonic_ns() + WAITING_NOTICE_NS
+            self._worker_message = self._make_worker_message()
+            self._heartbeat_due_ns = min(self._heartbeat_due_ns, soon_ns)
 
     def is_gathering(self) -> bool:
         """Return whether there are reports that may wait for more tasks to finish."""
@@ -209,7 +217,7 @@ class NativeWorkerLoop:
         self._send_heartbeat()
         if self._prefetch.count and self._prefetch_due_ns <= self._clock.monotonic_ns():
             self._adjust_prefetch()
-        self._send_progress()
+        self._progress.send(self._clock.monotonic_ns())
         if self.stopping and not self._held and not self._exit_request:
             self._leave()
         self._channel.turn()
@@ -223,15 +231,15 @@ class NativeWorkerLoop:
         )
 
     def set_progress(self, job: Job, printed: Result) -> None:
-        """Send a running task's newest output to the broker, at most every `PROGRESS_NS`."""
+        """Send a running task's newest output to the broker, at a limited rate."""
         if job.key in self._held:
-            self._printed[job.key] = printed
+            self._progress.printed[job.key] = printed
 
     def _collect_done(self, done: list[JobResult]) -> None:
         for one in done:
             if not self._output.hold(one):
                 self._reports.append(one)
-            self._printed.pop(one.job.key, None)  # the report has the whole output
+            self._progress.printed.pop(one.job.key, None)  # the report has the whole output
         if any(one.outcome is Outcome.REFUSED and not one.healthy for one in done):
             self._back_off()
 
@@ -244,11 +252,9 @@ class NativeWorkerLoop:
                 times.append(self._rules_due_ns)
             if self._prefetch.count:
                 times.append(self._prefetch_due_ns)
-        if self._printed and not self._progress_request:
-            times.append(self._progress_due_ns)
         if self._reports_due_ns:
             times.append(self._reports_due_ns)
-        times.append(self._output.wake_at_ns())
+        times += [self._output.wake_at_ns(), self._progress.wake_at_ns()]
         if self._share is not None:
             times.append(self._share.wake_at_ns())
         due_ns = min((time for time in times if time is not None), default=None)
@@ -271,8 +277,8 @@ class NativeWorkerLoop:
                 self.waits_for_name, self.refusal = False, ""
             self._channel.note_waiting(named, waits=reply.waiting == named)
             self._on_heartbeat(reply)
-        elif number == self._progress_request:
-            self._progress_request = 0
+        elif number == self._progress.request:
+            self._progress.request = 0
         elif number == self._output.request:
             self._reports += self._output.on_reply(reply)
         elif number == self._rules_request:
@@ -407,7 +413,7 @@ class NativeWorkerLoop:
         for name, attempt in unwanted:
             self._runner.stop(name, attempt)
             self._held.pop((name, attempt), None)
-            self._printed.pop((name, attempt), None)
+            self._progress.printed.pop((name, attempt), None)
             self._output.drop((name, attempt))
         if unwanted:
             self._reports = [done for done in self._reports if done.job.key not in unwanted]
@@ -426,7 +432,7 @@ class NativeWorkerLoop:
         settings, facts = self.settings, self.settings.facts()
         # Overfed tasks of a lane take no slots.
         overfed = settings.slots * self._overfeed_max
-        ahead = self._prefetch.count + overfed
+        ahead = self._prefetch.count + overfed + sum(job.slots for job in self._waiting)
         return peer.worker_message(facts, ahead, settings.replaces, forwards=settings.forwards)
 
     def _request_rules(self) -> None:
@@ -453,18 +459,21 @@ class NativeWorkerLoop:
         return max(self._prefetch.count, others)
 
     def _unfinished_count(self) -> int:
-        """Return how many tasks are not finished. The overfed tasks of a lane count as one."""
+        """Return how many tasks are not finished. The overfed tasks of a lane count as one.
+
+        Calls that wait for other tasks don't count: they have no slots.
+        """
+        waiting = [job.key for job in self._waiting if job.key in self._held]
         if self._rule_runner is None or not self._overfeed_max:
-            over = len(self._reports) + len(self._output.held)
+            over = len(self._reports) + len(self._output.held) + len(waiting)
             over += len(self._reported_keys) if self._report_request else 0
             return len(self._held) - over
         over_keys = {done.job.key for done in (*self._reports, *self._output.held)}
+        over_keys.update(waiting)
         if self._report_request:
             over_keys.update(self._reported_keys)
-        lanes = Counter(lane for key, lane in self._held.items() if key not in over_keys)
-        return sum(
-            -(-count // (1 + self._rule_runner.overfeed(one))) for one, count in lanes.items()
-        )
+        lanes = [lane for key, lane in self._held.items() if key not in over_keys]
+        return slots_of_lanes(lanes, self._rule_runner.overfeed)
 
     def _send_reports(self) -> None:
         """Send a report, with a `Steal` in the same message if none is in flight."""
@@ -559,18 +568,6 @@ class NativeWorkerLoop:
         """
         agent_error = b"" if self._rule_runner is None else self._rule_runner.agent_error
         return agent_error if agent_error or self._sent_agent_error is not None else None
-
-    def _send_progress(self) -> None:
-        now_ns = self._clock.monotonic_ns()
-        if not self._printed or self._progress_request or now_ns < self._progress_due_ns:
-            return
-        self._progress_due_ns = now_ns + PROGRESS_NS
-        name, incarnation = self.settings.name, self.settings.incarnation
-        held, printed = [*self._printed], [*self._printed.values()]
-        self._printed.clear()
-        self._progress_request = self._channel.request(
-            lambda number: peer.progress(number, name, held, printed, incarnation)
-        )
 
     def _adjust_prefetch(self) -> None:
         """Adjust the prefetch. Return queued tasks beyond it: another worker may be idle."""

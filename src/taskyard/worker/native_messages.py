@@ -5,6 +5,7 @@ Pure functions. `native` decides when to send what.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import runs
@@ -15,7 +16,7 @@ from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.spool import stream_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 #: Results and output in one report. The rest follows in the next.
 REPORT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -37,6 +38,7 @@ def assigned_jobs(assigned: peer.Assigned) -> list[Job]:
                 campaign=terms.campaign,
                 environment=terms.environment,
                 resources=terms.resources,
+                priority=terms.priority,
                 submitted_ns=assigned.submitted_ns[index] if assigned.submitted_ns else 0,
             )
         )
@@ -53,6 +55,14 @@ def report_size(results: Sequence[JobResult]) -> int:
             break
         count += 1
     return count
+
+
+def slots_of_lanes(
+    lanes: Sequence[tuple[bytes, bytes]], overfeed: Callable[[tuple[bytes, bytes]], int]
+) -> int:
+    """Return the slots of tasks by their lanes. The overfed tasks of a lane count as one."""
+    counts = Counter(lanes)
+    return sum(-(-count // (1 + overfeed(lane))) for lane, count in counts.items())
 
 
 def report_columns(done: Sequence[JobResult], host: bytes) -> peer.ReportColumns:

@@ -186,6 +186,8 @@ class BrokerTarget(NamedTuple):
     endpoint: str
     key: PeerKey | None
     settings: WorkerSettings
+    #: Variables for its tasks: the broker, and the key file.
+    task_env: Mapping[str, str] = {}
 
 
 class WorkerOptions(NamedTuple):
@@ -299,6 +301,7 @@ def _make_worker(
         rule_runner or make_runner(slots, host.clock, options.command, allow, **shared)
     )
     runner.call_options = options.call_options
+    runner.set_task_env(broker.task_env)
     if options.starts_children:
         runner.fork_children()  # before ZeroMQ starts its threads
     wire = host.add_socket(sockets.connect(broker.endpoint, broker.key, counts=True))

@@ -2,23 +2,29 @@
 
 One message is in flight at a time. The channel resends it, and the broker writes by offset, so that
 a repeated message changes nothing. A broker that does not take output gets head and tail only.
+Lines of agents are sent as progress.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from taskyard.core.limits import SECOND_NS
 from taskyard.wire.native import peer, streams
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
+    from taskyard.core.model import Result
     from taskyard.net.channel import Channel
     from taskyard.wire.native.peer import Reply
     from taskyard.wire.native.streams import StreamChunk
     from taskyard.worker.jobs import JobResult
     from taskyard.worker.settings import WorkerSettings
     from taskyard.worker.spool import OutputSpool
+
+#: How often to send output of running tasks, at most: each time is a record in the journal.
+PROGRESS_NS: Final = SECOND_NS
 
 
 class OutputSender:
@@ -75,3 +81,31 @@ class OutputSender:
     def wake_at_ns(self) -> int | None:
         """Return when output is due. None: there is none, or a message is in flight."""
         return None if self.request else self._spool.wake_at_ns()
+
+
+class ProgressSender:
+    """The newest lines of running tasks, on their way to the broker. Older lines are replaced."""
+
+    def __init__(self, channel: Channel, settings: WorkerSettings) -> None:
+        self._channel = channel
+        self._settings = settings
+        #: Output that was not sent yet, by task and attempt.
+        self.printed: dict[tuple[bytes, int], Result] = {}
+        #: The message in flight, and when the next may be sent.
+        self.request = self._due_ns = 0
+
+    def send(self, now_ns: int) -> None:
+        """Send what is there, if no message is in flight and the last one is old enough."""
+        if not self.printed or self.request or now_ns < self._due_ns:
+            return
+        self._due_ns = now_ns + PROGRESS_NS
+        name, incarnation = self._settings.name, self._settings.incarnation
+        held, printed = [*self.printed], [*self.printed.values()]
+        self.printed.clear()
+        self.request = self._channel.request(
+            lambda number: peer.progress(number, name, held, printed, incarnation)
+        )
+
+    def wake_at_ns(self) -> int | None:
+        """Return when lines may be sent. None: there are none, or a message is in flight."""
+        return self._due_ns if self.printed and not self.request else None

@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
 from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
+from taskyard.process import current_task
 from taskyard.process.child import STATUS_UNKNOWN
 from taskyard.process.fork import reset_interpreter
 from taskyard.process.logs import leave_log
-from taskyard.worker.devices import Shares
+from taskyard.worker.devices import Shares, resource_env
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import DRAIN_BYTES_MAX, KILL_GRACE_NS, READ_BYTES_MAX
 from taskyard.worker.program_paths import ProgramPaths, find_program
@@ -239,10 +240,18 @@ def task_env(name: bytes, attempt: int, campaign: bytes = b"") -> dict[str, str]
     `name` is the task's full name. It may contain any bytes, a variable may not.
     """
     return {
-        "TASKYARD_TASK": os.fsdecode(split(name, campaign).replace(b"\0", rb"\0")),
-        "TASKYARD_CAMPAIGN": os.fsdecode(campaign.replace(b"\0", rb"\0")),
-        "TASKYARD_ATTEMPT": str(attempt),
+        current_task.TASK_VARIABLE: os.fsdecode(split(name, campaign).replace(b"\0", rb"\0")),
+        current_task.CAMPAIGN_VARIABLE: os.fsdecode(campaign.replace(b"\0", rb"\0")),
+        current_task.ATTEMPT_VARIABLE: str(attempt),
     }
+
+
+def job_env(job: Job, gpus: Shares) -> dict[str, str]:
+    """Return the variables of a job that most have not: resources, and its priority if any."""
+    variables = resource_env(job.resources, gpus)
+    if job.priority:
+        variables[current_task.PRIORITY_VARIABLE] = str(job.priority)
+    return variables
 
 
 def _open_pidfd(pid: int) -> int | None:
@@ -269,6 +278,8 @@ class RunnerContext(NamedTuple):
     paths: ProgramPaths
     #: Takes the output of programs. None: its end goes with the result.
     spool: "OutputSpool | None" = None
+    #: Variables for every task: the worker's broker and key file. `env` has them too.
+    task_env: Mapping[str, str] = {}
 
 
 class PipeGate(Protocol):

@@ -17,7 +17,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.output import Stream
 from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.wire.payloads import Command
-from taskyard.worker.devices import Shares, resource_env
+from taskyard.worker.devices import Shares
 from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
 from taskyard.worker.limits import (
     OUTPUT_TAIL_BYTES,
@@ -31,6 +31,7 @@ from taskyard.worker.processes import (
     RunnerContext,
     Streams,
     SupervisedProcess,
+    job_env,
     start,
     task_env,
 )
@@ -193,9 +194,10 @@ def start_program(
     """
     variables = {
         **env,
+        **runner_context.task_env,
         **(command.env or {}),
         **task_env(job.name, job.attempt, job.campaign),
-        **resource_env(job.resources, gpus),
+        **job_env(job, gpus),
     }
     if command.stdin is None and command.stdin_file is None:
         return _start(job, command, runner_context, variables, runner_context.dev_null)

@@ -14,10 +14,13 @@ import selectors
 import signal
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from msgspec import structs
+
 from taskyard.core.events import Outcome
+from taskyard.core.resources import CPUS
 from taskyard.core.runs import Run
 from taskyard.errors import PeerError
 from taskyard.net.protocols import Clock
@@ -30,12 +33,12 @@ from taskyard.worker.call_process import CallOptions, CallProcess, is_small, sta
 from taskyard.worker.command_files import CommandFiles
 from taskyard.worker.devices import DevicePool, gpus_of
 from taskyard.worker.jobs import Job, JobResult, cut_reason
-from taskyard.worker.limits import REAP_INTERVAL_NS
+from taskyard.worker.limits import CALLS_WAITING_MAX, CHILD_IDLE_NS_MAX, REAP_INTERVAL_NS
 from taskyard.worker.memory import MemoryGuard
 from taskyard.worker.processes import RunnerContext, SupervisedProcess
 from taskyard.worker.program_paths import ProgramPaths
 from taskyard.worker.programs import Program, not_started, start_program
-from taskyard.worker.slot_budget import Share
+from taskyard.worker.slot_budget import Share, WaitingCalls
 from taskyard.worker.spool import OutputSpool
 from taskyard.worker.workplaces import Workplaces
 
@@ -91,10 +94,16 @@ class ProcessRunner:
         )
         #: The part of a host that several runners share. None: this one has all of it.
         self._share: Share | None = None
+        self._waiting_calls: WaitingCalls[CallProcess] = WaitingCalls(CALLS_WAITING_MAX)
         self._workplaces = Workplaces(socket.gethostname(), self._context.env)
         self._files = CommandFiles()
         self.call_options = CallOptions()
         self._is_closed = False
+
+    def set_task_env(self, variables: Mapping[str, str]) -> None:
+        """Add variables to the environment of every task. Call it before anything is started."""
+        env = {**self._context.env, **variables}
+        self._context = self._context._replace(env=env, task_env=dict(variables))
 
     def fork_children(self) -> None:
         """Fork a Python child for each slot, so that first calls need not wait for its start.
@@ -124,9 +133,20 @@ class ProcessRunner:
         share.runner = self
 
     def started(self) -> list[Job]:
-        """Return the jobs that are neither finished nor waiting."""
+        """Return the jobs that are neither finished nor waiting. Calls that wait have no cores."""
         waiting = {job.key for job, _ in self._waiting}
-        return [job for job in self.running() if job.key not in waiting]
+        jobs = [job for job in self.running() if job.key not in waiting]
+        calls = [*self._waiting_calls.waiting, *self._waiting_calls.resuming]
+        without = {one.job.key for one in calls if one.job is not None}
+        return [_without_cores(job) if job.key in without else job for job in jobs]
+
+    def waiting_calls(self) -> list[Job]:
+        """Return the calls that wait for other tasks, and have given their slots back."""
+        return [one.job for one in self._waiting_calls.waiting if one.job is not None]
+
+    def calls_keeping_slots(self) -> list[Job]:
+        """Return the calls that wait for other tasks with their slots, because too many wait."""
+        return [one.job for one in self._waiting_calls.keeping if one.job is not None]
 
     def start(self, job: Job) -> None:
         """Queue a job. It starts at the next turn with enough free slots.
@@ -183,6 +203,7 @@ class ProcessRunner:
         memory_due_ns = self._memory_guard.wake_at_ns(self._processes)
         if memory_due_ns is not None:
             moments.append(memory_due_ns)
+        moments += [one.idle_since_ns + CHILD_IDLE_NS_MAX for one in self._surplus_children()]
         if any(process.process.pidfd is None for process in self._processes):
             moments.append(now_ns + REAP_INTERVAL_NS)
         return min(moments, default=None)
@@ -194,6 +215,7 @@ class ProcessRunner:
         self._check_processes()
         if self._share is not None:
             self._share.begin()
+        self._resume_calls()
         self._start_waiting()
         if self._waiting and self._share is None:
             self._call_ahead()
@@ -265,8 +287,23 @@ class ProcessRunner:
                 process.watch()
             if process.has_ended:
                 self._gpus.give_back(process.gpus)
+            if isinstance(process, CallProcess) and (process.has_ended or process.is_ending()):
+                self._waiting_calls.drop(process)
         self._processes = [process for process in self._processes if not process.has_ended]
         self._memory_guard.check(self._processes)
+        self._end_surplus(now_ns)
+
+    def _surplus_children(self) -> list[CallProcess]:
+        """Return idle children beyond the slots, the longest idle first."""
+        idle = [one for one in self._call_processes() if one.is_free()]
+        count = len(idle) - self.slots_total
+        return sorted(idle, key=lambda one: one.idle_since_ns)[:count] if count > 0 else []
+
+    def _end_surplus(self, now_ns: int) -> None:
+        """End children that replaced those of waiting calls, when they are idle for long."""
+        for child in self._surplus_children():
+            if child.idle_since_ns + CHILD_IDLE_NS_MAX <= now_ns:
+                child.end(b"it was idle")
 
     def _has_room(self) -> bool:
         """Return whether a waiting job can start."""
@@ -286,11 +323,29 @@ class ProcessRunner:
         return self._gpus.has(gpus_of(job.resources))
 
     def _has_slots(self, job: Job) -> bool:
-        """Return whether a job can start. One wider than the worker runs alone."""
+        """Return whether a job can start. Calls that have waited go on first."""
+        return not self._waiting_calls.resuming and self._has_free_slots(job)
+
+    def _has_free_slots(self, job: Job) -> bool:
+        """Return whether a job has room. One wider than the worker runs alone."""
         if self._share is not None:
             return self._share.may_start(job.slots, job.resources)
         slots_used = self.slots_used
         return slots_used == 0 or slots_used + job.slots <= self.slots_total
+
+    def _resume_calls(self) -> None:
+        """Free the slots of calls that wait, and let calls go on that have waited."""
+        for child in self._waiting_calls.admit():
+            child.give_slots_back()
+        while (resumed := self._waiting_calls.next_resumed(self._may_resume)) is not None:
+            resumed.resume()
+
+    def _may_resume(self, child: CallProcess) -> bool:
+        return child.job is None or self._has_free_slots(_with_cores_only(child.job))
+
+    def _on_resume(self, child: CallProcess) -> None:
+        if self._waiting_calls.resume(child):
+            child.resume()
 
     def _start_waiting(self) -> None:
         while (place := self._next_place()) is not None:
@@ -369,6 +424,7 @@ class ProcessRunner:
     def _start_child(self, *, forked: bool = False) -> CallProcess:
         child = start_child(self._allow, self._context, self.call_options, forked=forked)
         child.on_returned = self._on_returned
+        child.on_wait, child.on_resume = self._waiting_calls.wait, self._on_resume
         self._processes.append(child)
         return child
 
@@ -380,6 +436,16 @@ class ProcessRunner:
         if done.run is None and done.outcome is not Outcome.REFUSED:
             done.run = Run(self._clock.wall_ns(), 0)  # it ended before it could start
         self._done.append(self._files.finish(done))
+
+
+def _without_cores(job: Job) -> Job:
+    resources = tuple(one for one in job.resources if one[0] != CPUS)
+    return structs.replace(job, resources=resources)
+
+
+def _with_cores_only(job: Job) -> Job:
+    resources = tuple(one for one in job.resources if one[0] == CPUS)
+    return structs.replace(job, resources=resources)
 
 
 def _may_be_ahead(job: Job, work: Work) -> bool:

@@ -3,19 +3,24 @@
 Each broker has a worker of its own, with its own runner and the rules of that broker. Every broker
 sees all slots. The budget decides how many tasks a worker may request, and which runner may start
 the next one: that with the fewest slots. A broker without work holds no slots: its request for
-tasks waits at the broker, and counts for a moment only. Knows no messages and no processes.
+tasks waits at the broker, and counts for a moment only.
+
+A call that waits for other tasks gives its slots back and takes them again. Knows no messages and
+no processes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.resources import fits
 from taskyard.worker.devices import DevicePool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from taskyard.core.resources import Resources
     from taskyard.net.protocols import MonotonicClock
@@ -28,6 +33,61 @@ REQUEST_NS: Final = SECOND_NS // 10
 
 #: How long tasks may be queued beyond the slots before they are returned. Quick ones start sooner.
 EXCESS_NS: Final = SECOND_NS // 2
+
+
+_Call = TypeVar("_Call")
+
+
+class WaitingCalls(Generic[_Call]):
+    """Calls that wait for other tasks, and gave their slots back meanwhile.
+
+    Each is a process. So only `calls_max` give their slots back, and others keep theirs until one
+    of these goes on. A call that goes on is served before new tasks, in the order of asking.
+    """
+
+    def __init__(self, calls_max: int) -> None:
+        self._calls_max = calls_max
+        #: Without their slots, in the order of waiting.
+        self.waiting: dict[_Call, None] = {}
+        #: With their slots, because too many wait.
+        self.keeping: dict[_Call, None] = {}
+        #: Need their slots again.
+        self.resuming: deque[_Call] = deque()
+
+    def wait(self, call: _Call) -> None:
+        """Note that a call waits. It keeps its slots until `admit` returns it."""
+        self.keeping[call] = None
+
+    def resume(self, call: _Call) -> bool:
+        """Note that a call goes on. Return whether it has its slots: then it does so at once."""
+        if call in self.waiting:
+            del self.waiting[call]
+            self.resuming.append(call)
+            return False
+        self.keeping.pop(call, None)
+        return True
+
+    def drop(self, call: _Call) -> None:
+        """Forget a call that has ended."""
+        self.waiting.pop(call, None)
+        self.keeping.pop(call, None)
+        if call in self.resuming:
+            self.resuming.remove(call)
+
+    def admit(self) -> list[_Call]:
+        """Return the waiting calls that give their slots back now."""
+        count = max(0, self._calls_max - len(self.waiting))
+        admitted = [*islice(self.keeping, count)]
+        for call in admitted:
+            del self.keeping[call]
+            self.waiting[call] = None
+        return admitted
+
+    def next_resumed(self, may_start: Callable[[_Call], bool]) -> _Call | None:
+        """Remove and return the next call that goes on, if it may start. New tasks wait for it."""
+        if self.resuming and may_start(self.resuming[0]):
+            return self.resuming.popleft()
+        return None
 
 
 class BudgetRunner(Protocol):

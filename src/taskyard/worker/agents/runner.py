@@ -364,6 +364,8 @@ class AgentRunner(runner.ProcessRunner):
 
         A task wider than the worker runs alone.
         """
+        if self._waiting_calls.resuming:
+            return False
         if self._share is not None:
             growth = max(0, job.slots - agent.slots)
             return not growth or self._share.may_start(growth, job.resources)
