@@ -40,6 +40,12 @@ def main() -> None:
         assert future.result() == "hello\n"
         assert_type(client.show("greetings/hello"), dict[str, Any])
         assert client.submit("operator:add", args=[1, 2]).result() == 3
+        called = client.submit(cube, 3)
+        assert_type(called, taskyard.Future[int])
+        assert called.result() == 27
+        cubes = client.map(cube, range(3), campaign="cubes")
+        assert_type(cubes, list[taskyard.Future[int]])
+        assert [future.result() for future in cubes] == [0, 1, 8]
         assert_type(client.counts("greetings"), dict[str, int])
     try:
         client.status()

@@ -15,6 +15,7 @@ def mistakes(client: taskyard.Client, executor: taskyard.Executor) -> None:
     text: str = executor.submit(cube, 3).result()  # type: ignore[assignment]
     text = client.submit(cube, 3).result()  # type: ignore[assignment]
     client.submit(3)  # type: ignore[call-overload]
+    text = client.submit(cube, 3).result()  # type: ignore[assignment]
     client.show(text, timeout="1 s")  # type: ignore[arg-type]
     client.cuont("greetings")  # type: ignore[attr-defined]
     client.counts(b"greetings")  # type: ignore[arg-type]

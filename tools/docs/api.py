@@ -68,9 +68,16 @@ _INNER_OF_CLIENTS: Final = (
 )
 INNER_MEMBERS: Final = {
     "AsyncClient": _INNER_OF_CLIENTS,
-    "AsyncFuture": ("completed", "deliver", "set_exception", "set_result", "settle"),
+    "AsyncFuture": (
+        "completed",
+        "deliver",
+        "set_exception",
+        "set_result",
+        "settle",
+        "settle_failed",
+    ),
     "Client": _INNER_OF_CLIENTS,
-    "Future": ("set_exception", "set_result", "settle"),
+    "Future": ("set_exception", "set_result", "settle", "settle_failed"),
 }
 
 #: Columns of the pages.
