@@ -223,6 +223,8 @@ class _CampaignCore(ExecutorCore):
     def __init__(self, service: str, *, client: Client, campaign: str) -> None:
         #: Payloads of tasks that an earlier run submitted. Their exceptions have its token.
         self._adopted: dict[str, bytes] = {}
+        #: Full names of tasks whose futures unpickle their values.
+        self._followed: set[str] = set()
         super().__init__(service, client=client, campaign=campaign)
 
     def _submit_task(self, client: Client, name: str, payload: bytes) -> AnyFuture[Any]:
@@ -230,7 +232,17 @@ class _CampaignCore(ExecutorCore):
         if full_name not in client.existing([full_name]):
             return super()._submit_task(client, name, payload)
         self._adopted[name] = payload
+        return self._follow(client, full_name)
+
+    def _follow(self, client: Client, full_name: str) -> AnyFuture[Any]:
+        self._followed.add(full_name)
         return client.future(full_name)
+
+    def _outcome(self, name: str, task: AnyFuture[Any]) -> tuple[Any, BaseException | None]:
+        if name in self._followed and task.exception() is None:
+            self._followed.discard(name)
+            return task.result(), None
+        return super()._outcome(name, task)
 
     def _settle_task(self, future: CallFuture[Any], task: AnyFuture[Any]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -244,7 +256,7 @@ class _CampaignCore(ExecutorCore):
             elif not is_known:
                 super()._settle_task(future, task)
                 return
-            again = self.client.future(future.full_name)
+            again = self._follow(self.client, future.full_name)
         except TaskyardError as refused:
             self._settle(future, partial(future.settle_exception, refused))
         else:

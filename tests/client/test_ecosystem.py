@@ -36,12 +36,6 @@ def divide(one: int, other: int) -> float:
     return one / other
 
 
-def test_dask_computes_a_graph(executor: Executor) -> None:
-    parts = [delayed(add)(number, 1) for number in range(10)]
-    total = delayed(add)(*parts)
-    assert compute(total, parts[3], scheduler=executor) == (55, 4)
-
-
 def test_dask_computes_collections(executor: Executor) -> None:
     array: Any = dask.array.arange(1000, chunks=250)
     bag: Any = from_sequence(range(20), npartitions=3)
