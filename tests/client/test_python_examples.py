@@ -27,6 +27,8 @@ PRIMES: Final = """\
 #: What each example prints.
 PRINTED: Final = {
     "asynchronous": "11\n",
+    "fibonacci": "5\n",
+    "one_worker": "25\n",
     "power": f"{pow(323, 1235)}\n",
     "primes": PRIMES,
     "scores": "0\n",
