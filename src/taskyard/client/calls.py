@@ -180,6 +180,8 @@ class ExecutorCore:
         self._lock = threading.RLock()
         self._is_stopping = False
         self._is_interrupted = False
+        #: A request to cancel calls has no reply yet.
+        self._is_cancelling = False
         self._broken = ""
         self._pending: dict[str, CallFuture[Any]] = {}
         #: Calls from before there was a client, with their payloads. None: there is a client.
@@ -190,6 +192,8 @@ class ExecutorCore:
         self._settler = threading.Thread(
             target=self._settle_all, name="taskyard-executor", daemon=True
         )
+        #: Calls at once of its own cluster.
+        self._slots = 0 if worker_spec is None else worker_spec.workers * (worker_spec.slots or 1)
         self._supervisor = (
             None if worker_spec is None else ClusterProcess(worker_spec, self._on_broken)
         )
@@ -294,7 +298,12 @@ class ExecutorCore:
         """Refuse new calls, and end when all others are settled."""
         with self._lock:
             self._is_stopping = True
-            pending = [*self._pending.values()] if cancel_pending else []
+            is_sent = self._queued_calls is None
+            pending = [*self._pending.values()] if cancel_pending and is_sent else []
+            unsent = self._take_unsent() if cancel_pending else []
+            self._is_cancelling = bool(pending)
+        for future in unsent:
+            self._settle(future, future.settle_cancelled)
         if pending:
             try:
                 client = self.client
@@ -302,7 +311,16 @@ class ExecutorCore:
                 client.cancel(states=UNSTARTED_STATES, timeout=client.timeout, **scope)
             except TaskyardError as error:
                 logger.warning("could not cancel waiting calls: %s", error)
+            finally:
+                self._is_cancelling = False
         self._arrived.put(None)
+
+    def _take_unsent(self) -> list[CallFuture[Any]]:
+        """Remove and return the calls that were not sent, except those that can begin at once."""
+        unsent = (self._queued_calls or [])[self._slots :]
+        if unsent and self._queued_calls is not None:
+            del self._queued_calls[self._slots :]
+        return [call[0] for call in unsent]
 
     def _own_scope(self, pending: Sequence[CallFuture[Any]]) -> dict[str, Any]:
         """Return a scope with these calls. A given campaign may have tasks of other programs."""
@@ -392,7 +410,8 @@ class ExecutorCore:
 
     def _is_over(self) -> bool:
         with self._lock:
-            return (self._is_stopping or bool(self._broken)) and not self._pending
+            is_stopping = self._is_stopping and not self._is_cancelling
+            return (is_stopping or bool(self._broken)) and not self._pending
 
     def _close(self) -> None:
         _live_cores.discard(self)

@@ -1,0 +1,113 @@
+"""CPython's own tests of process pools pass on an executor, except for those that are listed.
+
+They are those of Debian's package libpython3.11-testsuite. The 59 tests are those of
+the seven classes for process pools, with processes that are started by `spawn`. A skipped test does
+not count as one that passes. `./yard test -s` prints the table, which docs/executor.md has too.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from tests.kit.processes import environment
+
+ROOT: Final = Path(__file__).parents[2]
+PACKAGE: Final = Path("/usr/lib/python3.11/test")
+
+#: What they test, in the order of their durations.
+CLASSES: Final = {
+    "ProcessPoolSpawnProcessPoolExecutorTest": "`submit`, `map`, processes, tracebacks",
+    "ProcessPoolSpawnWaitTest": "`wait`",
+    "ProcessPoolSpawnExecutorDeadlockTest": "crashes, exits and errors of pickling",
+    "ProcessPoolSpawnProcessPoolShutdownTest": "`shutdown`, `del`, exit of the interpreter",
+    "ProcessPoolSpawnAsCompletedTest": "`as_completed`",
+    "ProcessPoolSpawnFailingInitializerTest": "an initializer that raises",
+    "ProcessPoolSpawnInitializerTest": "an initializer",
+}
+
+_ALL_AT_ONCE: Final = "all processes are forked at the start, which takes a tenth of the time"
+
+#: Tests that fail, and why they should.
+DIFFERENT: Final = {
+    "test_killed_child": "a process that dies fails its own call, and is replaced",
+    "test_processes_terminate": _ALL_AT_ONCE,
+    "test_idle_process_reuse_one": _ALL_AT_ONCE,
+    "test_idle_process_reuse_multiple": _ALL_AT_ONCE,
+}
+
+#: Tests that CPython skips.
+SKIPPED: Final = {
+    "test_max_workers_too_large": "of Windows",
+    "test_hang_gh83386": "a process pool hangs in it",
+}
+
+#: Classes at once. They sleep for most of the time.
+AT_ONCE: Final = 3
+
+#: Many times the longest class.
+SECONDS_MAX: Final = 240
+
+
+class Outcome(NamedTuple):
+    test: str
+    outcome: str
+    reason: str
+
+
+def outcomes(package_directory: Path, name: str) -> list[Outcome]:
+    """Run a test class in a process."""
+    path = os.pathsep.join([str(package_directory), str(ROOT / "src"), str(ROOT)])
+    argv = [sys.executable, "-m", "tests.client.cpython_futures", name]
+    done = subprocess.run(
+        argv,
+        env=environment(PYTHONPATH=path),
+        cwd=package_directory,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, f"{name}: {done.stderr[-2000:]}"
+    return [Outcome(*line.split(" ", 2)) for line in done.stdout.splitlines()]
+
+
+def table(found: dict[str, list[Outcome]]) -> str:
+    """Return the table of docs/executor.md."""
+    rows = ["| CPython's tests of | tests | pass | differ | skipped |", "|---|---|---|---|---|"]
+    total: Counter[str] = Counter()
+    for name, what in CLASSES.items():
+        counts = Counter(one.outcome for one in found[name])
+        total += counts
+        rows.append(_row(what, counts))
+    return "\n".join([*rows, _row("**all**", total), ""])
+
+
+def _row(what: str, counts: Counter[str]) -> str:
+    cells = (counts.total(), counts["passed"], counts["failed"], counts["skipped"])
+    return f"| {what} | {' | '.join(map(str, cells))} |"
+
+
+def test_tests_of_process_pools_pass_except_those_listed(tmp_path: Path) -> None:
+    if not PACKAGE.is_dir() or sys.version_info[:2] != (3, 11):
+        assert not os.environ.get("CI"), "install libpython3.11-testsuite"
+        pytest.skip("libpython3.11-testsuite is not installed")
+    (tmp_path / "test").symlink_to(PACKAGE)
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        each = threads.map(lambda name: outcomes(tmp_path, name), CLASSES)
+        found = dict(zip(CLASSES, each, strict=True))
+    shown = table(found)
+    print(shown)  # noqa: T201 - for -s
+    run = [one for one_class in found.values() for one in one_class]
+    assert {one.test for one in run if one.outcome == "skipped"} == SKIPPED.keys()
+    failed = [one for one in run if one.outcome == "failed"]
+    assert [one for one in failed if one.test not in DIFFERENT] == []
+    assert {one.test for one in failed} == DIFFERENT.keys(), "a listed test passes"
+    assert shown in (ROOT / "docs/executor.md").read_text()
