@@ -1,8 +1,9 @@
-"""Read and verify the journal's rows in SQLite.
+"""Read and verify the journal's rows, in any database and in SQLite.
 
-`RowReader` holds the queries that all SQLite stores share. `JournalReader` reads up to a given row
-of a journal that another process writes. It opens the file read-only, takes no state lock, and
-leaves no statement open: a long-lived reader would delay the checkpoint of the log.
+`VerifiedRows` holds what all databases share, `RowReader` the queries of all SQLite stores.
+`JournalReader` reads up to a given row of a journal that another process writes. It opens the file
+read-only, takes no state lock, and leaves no statement open: a long-lived reader would delay the
+checkpoint of the log.
 """
 
 import sqlite3
@@ -28,11 +29,9 @@ _ANCHOR = "SELECT value FROM meta WHERE key = 'anchor'"
 _HEAD = "SELECT record_last, chain FROM journal WHERE sequence = ?"
 
 
-class RowReader:
-    """The rows after an anchor, up to a head. Subclasses provide the connection."""
+class VerifiedRows:
+    """The rows after an anchor, up to a head. Subclasses read them from a database."""
 
-    _path: Path
-    _connection: sqlite3.Connection
     _identity: bytes
     _anchor: Head
     _head: Head
@@ -58,6 +57,16 @@ class RowReader:
         self._check_open()
         if not self._anchor.record < record <= self._head.record:
             return None
+        return self._verified(self._sequence_of(record))
+
+    def _check_open(self) -> None:
+        """Raise if the store is closed."""
+
+    def _verified(self, sequence: int) -> Row:
+        return next(chain.verify([self._stored(sequence)], self._head_at(sequence - 1)))
+
+    def _sequence_of(self, record: int) -> int:
+        """Return the row of a kept record, by a binary search."""
         before, at = self._anchor.sequence, self._head.sequence
         while at - before > 1:  # the row is after `before`, at or before `at`
             middle = (before + at) // 2
@@ -65,10 +74,26 @@ class RowReader:
                 before = middle
             else:
                 at = middle
-        return self._verified(at)
+        return at
 
-    def _check_open(self) -> None:
-        """Raise if the store is closed."""
+    def _read(self, after: int, last: int) -> Iterator[Row]:
+        """Yield the rows after `after`, up to `last`, well-formed but not verified."""
+        raise NotImplementedError
+
+    def _head_at(self, sequence: int) -> Head:
+        """Return the stored head of a row, which was verified when the journal was opened."""
+        raise NotImplementedError
+
+    def _stored(self, sequence: int) -> Row:
+        """Return a stored row, well-formed but not verified."""
+        raise NotImplementedError
+
+
+class RowReader(VerifiedRows):
+    """The rows in SQLite. Subclasses provide the connection."""
+
+    _path: Path
+    _connection: sqlite3.Connection
 
     def _read(self, after: int, last: int) -> Iterator[Row]:
         """Read in portions, each to its end: an open statement would delay the checkpoint.
@@ -80,11 +105,7 @@ class RowReader:
             yield from rows
             after = rows[-1].sequence
 
-    def _verified(self, sequence: int) -> Row:
-        return next(chain.verify([self._stored(sequence)], self._head_at(sequence - 1)))
-
     def _head_at(self, sequence: int) -> Head:
-        """Return the stored head of a row, which was verified when the journal was opened."""
         if sequence == self._anchor.sequence:
             return self._anchor
         try:
