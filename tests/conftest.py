@@ -11,14 +11,18 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.kit import fork_server
+
+if TYPE_CHECKING:
+    from tests.kit.postgres import Cluster
 
 # Programs that a test starts should buffer their output as for a user.
 os.environ.pop("PYTHONUNBUFFERED", None)
@@ -151,3 +155,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if counts:
         totals = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
         terminalreporter.write_line(f"simulated: {totals}")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> "Iterator[Cluster]":
+    """Run a PostgreSQL cluster until the tests of this process end."""
+    from tests.kit.postgres import Cluster  # noqa: PLC0415  # most tests need no database
+
+    running = Cluster()
+    yield running
+    running.close()

@@ -18,6 +18,7 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     │   ├── UnusableEndpoint   an endpoint is invalid, in use or not allowed
     │   ├── UnusableKey        a key file is missing, invalid, unprotected or of another role
     │   ├── UnusableState      a directory is no state directory, or another user's
+    │   ├── UnusableStore      a database can't be used as a store
     │   ├── StateLocked        the state directory is in use by another process
     │   ├── NotEncodable       a value can't be sent as JSON or pickled
     │   └── NotInstalled       an optional package or a program is missing
@@ -39,7 +40,8 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     ├── StateError             the state directory can't be trusted or written
     │   ├── UnknownFormat      written by another version of Taskyard
     │   ├── JournalDamaged     the journal differs from what was written
-    │   └── JournalFailed      a write or a sync failed, so nothing more may be acknowledged
+    │   ├── JournalFailed      a write or a sync failed, so nothing more may be acknowledged
+    │   └── LeaderLost         another broker has taken over the journal
     └── IllegalTransition      a bug: a transition that the state table forbids
 """
 
@@ -182,6 +184,12 @@ class UnusableState(UserError):
     """A directory is no state directory, or belongs to another user."""
 
     code = "unusable-state"
+
+
+class UnusableStore(UserError):
+    """A database has no tables of a store, or those of another version, or can't be reached."""
+
+    code = "unusable-store"
 
 
 class StateLocked(UserError):
@@ -328,6 +336,12 @@ class JournalFailed(StateError):
     """A write or a sync of the journal failed, so its records may not be on disk."""
 
     code = "journal-failed"
+
+
+class LeaderLost(StateError):
+    """Another broker has taken over the journal, or may have. This one must not answer any more."""
+
+    code = "leader-lost"
 
 
 class IllegalTransition(TaskyardError):

@@ -7,22 +7,31 @@ import pytest
 
 from taskyard.errors import JournalFailed
 from taskyard.journal import store as limits
+from taskyard.journal.postgres import database, leader
+from taskyard.journal.postgres.store import PostgresStore
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import DISK_RESERVE_BYTES, Head, MemoryStore, Row, Store
 
 
-def in_memory(_: Path) -> Store:
+def in_memory(_: Path, _request: pytest.FixtureRequest) -> Store:
     return MemoryStore()
 
 
-def in_sqlite(directory: Path) -> Store:
+def in_sqlite(directory: Path, _request: pytest.FixtureRequest) -> Store:
     return SqliteStore(directory)
 
 
-@pytest.fixture(params=[in_memory, in_sqlite])
+def in_postgres(directory: Path, request: pytest.FixtureRequest) -> Store:
+    url: str = request.getfixturevalue("cluster").database()
+    with database.connect(url) as connection:
+        term = leader.acquire(connection, lease_ns=0)
+    return PostgresStore(url, directory, term)
+
+
+@pytest.fixture(params=[in_memory, in_sqlite, in_postgres])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    make: Callable[[Path], Store] = request.param
-    made = make(tmp_path)
+    make: Callable[[Path, pytest.FixtureRequest], Store] = request.param
+    made = make(tmp_path, request)
     yield made
     made.close()
 

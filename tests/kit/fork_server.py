@@ -37,7 +37,12 @@ CLONE_PARENT: Final = 0x8000
 #: Imported by a command that needs them: they may be missing, or start threads.
 NOT_IMPORTED: Final = (
     *("taskyard.pipeline", "taskyard.spark", "taskyard.cli.pipeline", "taskyard.demo"),
-    *("taskyard.journal.parquet_file", "taskyard.joblib", "taskyard.web"),
+    *(
+        "taskyard.journal.parquet_file",
+        "taskyard.journal.postgres",
+        "taskyard.joblib",
+        "taskyard.web",
+    ),
 )
 
 MODULE: Final = ("-m", "taskyard.cli")

@@ -260,6 +260,14 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "A directory is no state directory, belongs to another user, or has unexpected files.",
             "Give the broker's directory with `--state`, or change its owner.",
         ),
+        "unusable-store": Explanation(
+            "The database of a store can't be reached, or lacks the tables of this version.",
+            "Check the URL. The message says what is missing.",
+        ),
+        "leader-lost": Explanation(
+            "Another broker has taken over the journal in the database.",
+            "Nothing, if that was intended. Otherwise stop one of both.",
+        ),
         "unknown-format": Explanation(
             "The state was written by a newer version of Taskyard.",
             "Use the version that wrote it, or a newer one.",

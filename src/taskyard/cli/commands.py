@@ -178,6 +178,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "journal": LazyCommand(
         "taskyard.cli.journal:journal", "Check, export or compact a state directory."
     ),
+    "store": LazyCommand(
+        "taskyard.cli.store:store", "Create or upgrade the tables of a store in PostgreSQL."
+    ),
     "report": LazyCommand(
         "taskyard.cli.pipeline.report:report", "Write an HTML report with charts, and tables."
     ),

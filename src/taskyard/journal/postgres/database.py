@@ -1,0 +1,204 @@
+"""The tables of a store in PostgreSQL: connect, create them, upgrade them.
+
+Owns names and columns, the settings of a session, and the text of errors, which never has a
+password in it. Knows nothing about the meaning of rows.
+"""
+
+import logging
+import os
+import secrets
+from typing import Any, Final, LiteralString
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from taskyard.errors import JournalDamaged, JournalFailed, UnusableStore
+from taskyard.journal import chain
+from taskyard.journal.chain import Head
+from taskyard.journal.schema import check_format
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+#: The statements that lead from each format to the next. Their number is the newest format.
+#: `store init` runs all of them, `store upgrade` those that are missing. Bodies are not compressed:
+#: that takes more CPU time than the rest of an append.
+STEPS: Final[tuple[tuple[LiteralString, ...], ...]] = (
+    (
+        "CREATE TABLE taskyard.meta (key text PRIMARY KEY, value bytea NOT NULL)",
+        (
+            "CREATE TABLE taskyard.leader (single boolean PRIMARY KEY DEFAULT true CHECK (single), "
+            "epoch bigint NOT NULL, holder text NOT NULL, renewal bigint NOT NULL, "
+            "lease_ns bigint NOT NULL)"
+        ),
+        (
+            "CREATE TABLE taskyard.journal (sequence bigint PRIMARY KEY, "
+            "record_first bigint NOT NULL, record_last bigint NOT NULL UNIQUE, "
+            "epoch bigint NOT NULL, chain bytea NOT NULL, body bytea NOT NULL)"
+        ),
+        "ALTER TABLE taskyard.journal ALTER body SET STORAGE EXTERNAL",
+        "INSERT INTO taskyard.leader (epoch, holder, renewal, lease_ns) VALUES (0, '', 0, 0)",
+    ),
+)
+FORMAT: Final = len(STEPS)
+
+_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('taskyard store'))"
+_EXISTS: Final = "SELECT to_regclass('taskyard.meta') IS NOT NULL"
+_INSERT_META: Final = "INSERT INTO taskyard.meta VALUES (%s, %b)"
+_UPDATE_META: Final = "UPDATE taskyard.meta SET value = %b WHERE key = %s"
+
+#: Defaults of a connection, each with the variable that also sets it. A server that answers nothing
+#: for this long counts as lost, so that another can be tried.
+_DEFAULTS: Final = {
+    "connect_timeout": ("5", "PGCONNECT_TIMEOUT"),
+    "target_session_attrs": ("read-write", "PGTARGETSESSIONATTRS"),
+    "application_name": ("taskyard", "PGAPPNAME"),
+    "tcp_user_timeout": ("5000", ""),
+}
+
+#: Levels of `synchronous_commit` that acknowledge only what is on disk, here and on a standby.
+_DURABLE: Final = ("on", "remote_apply")
+
+#: Classes of SQLSTATE after which a statement may have been committed or not.
+_IN_DOUBT: Final = ("08", "57")
+
+#: SQLSTATE of a full disk.
+_DISK_FULL: Final = "53100"
+
+_RESTORE_HINT: Final = "restore the database from a backup"
+
+logger = logging.getLogger("taskyard.journal")
+
+
+def describe(url: str) -> str:
+    """Return a URL without its password and options."""
+    found = _parse(url)
+    host = found.get("host") or found.get("hostaddr") or ""
+    user = f"{found['user']}@" if found.get("user") else ""
+    port = f":{found['port']}" if found.get("port") else ""
+    return f"postgresql://{user}{host}{port}/{found.get('dbname') or ''}"
+
+
+def connect(url: str) -> Connection:
+    """Connect with a session whose commits are durable. Raises `psycopg.Error`."""
+    settings = _parse(url)
+    for key, (value, variable) in _DEFAULTS.items():
+        if key not in settings and not os.environ.get(variable):
+            settings[key] = value
+    connection = psycopg.connect(make_conninfo("", **settings), autocommit=True)
+    try:
+        (level, sync), *_ = connection.execute(
+            "SELECT current_setting('synchronous_commit'), current_setting('fsync')"
+        ).fetchall()
+        if level not in _DURABLE:
+            connection.execute("SET synchronous_commit = on")
+        if sync != "on":
+            logger.warning("%s: fsync is off: a power cut can lose the journal", describe(url))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def open_database(url: str) -> Connection:
+    """Like `connect`, but raise `UnusableStore` if that fails."""
+    try:
+        return connect(url)
+    except psycopg.Error as error:
+        raise UnusableStore(f"{describe(url)}: {text_of(error)}") from error
+
+
+def _parse(url: str) -> dict[str, Any]:
+    try:
+        return conninfo_to_dict(url)
+    except psycopg.Error:
+        # The text of that error may quote a password.
+        raise UnusableStore(
+            "the store's URL is invalid (write postgresql://USER@HOST:PORT/DATABASE)"
+        ) from None
+
+
+def init(connection: Connection) -> bool:
+    """Create schema and tables with a new journal. Return False if they exist."""
+    with connection.transaction():
+        connection.execute(_LOCK)
+        if _exists(connection):
+            return False
+        connection.execute("CREATE SCHEMA IF NOT EXISTS taskyard")
+        _run_steps(connection, 0)
+        identity = secrets.token_bytes(chain.IDENTITY_BYTES)
+        anchor = chain.seal(identity, Head(0, 0, chain.origin(identity)))
+        for row in (("format", b"%d" % FORMAT), ("anchor", anchor)):
+            connection.execute(_INSERT_META, row)
+    return True
+
+
+def upgrade(connection: Connection) -> int:
+    """Run the missing steps. Return the format before, which may be the newest already."""
+    with connection.transaction():
+        connection.execute(_LOCK)
+        found = format_of(connection)
+        _run_steps(connection, found)
+        connection.execute(_UPDATE_META, (b"%d" % FORMAT, "format"))
+    return found
+
+
+def check_tables(connection: Connection) -> None:
+    """Raise unless the tables have the format of this version."""
+    found = format_of(connection)
+    if found < FORMAT:
+        raise UnusableStore(
+            f"the store has format {found}, this version needs {FORMAT} "
+            "(stop its brokers and run `taskyard store upgrade`)"
+        )
+
+
+def read_anchor(connection: Connection) -> tuple[bytes, Head]:
+    """Return the journal's identity and the head of the last trimmed row."""
+    query = "SELECT value FROM taskyard.meta WHERE key = 'anchor'"
+    found = connection.execute(query, binary=True).fetchall()
+    sealed = chain.unseal(found[0][0]) if found else None
+    if sealed is None:
+        raise JournalDamaged("taskyard.meta: the anchor is damaged", _RESTORE_HINT)
+    return sealed
+
+
+def is_in_doubt(connection: Connection, error: psycopg.Error) -> bool:
+    """Return whether a statement that failed may still have been committed."""
+    return connection.closed or error.sqlstate is None or error.sqlstate.startswith(_IN_DOUBT)
+
+
+def text_of(error: Exception) -> str:
+    """Return the text of an error in one line."""
+    if isinstance(error, psycopg.Error) and error.sqlstate == _DISK_FULL:
+        return "the disk of the database is full"
+    return " ".join(str(error).split())
+
+
+def failed(url: str, what: str, error: Exception) -> JournalFailed:
+    """Return the error after which nothing more may be acknowledged."""
+    return JournalFailed(
+        f"{describe(url)}: {what} failed, nothing more is acknowledged: {text_of(error)}"
+    )
+
+
+def _exists(connection: Connection) -> bool:
+    return bool(connection.execute(_EXISTS).fetchall()[0][0])
+
+
+def format_of(connection: Connection) -> int:
+    """Return the format of the tables. Raises if there are none, or those of a newer version."""
+    if not _exists(connection):
+        raise UnusableStore("the database has no store (run `taskyard store init`)")
+    query = "SELECT value FROM taskyard.meta WHERE key = 'format'"
+    found = connection.execute(query, binary=True).fetchall()
+    written = found[0][0] if found else b""
+    known = [b"%d" % number for number in range(1, FORMAT + 1)]
+    if written not in known:
+        check_format("the store", written, b"%d" % FORMAT, _RESTORE_HINT)
+    return int(written)
+
+
+def _run_steps(connection: Connection, after: int) -> None:
+    for step in STEPS[after:]:
+        for statement in step:
+            connection.execute(statement)

@@ -1,0 +1,136 @@
+"""The row of `taskyard.leader`: the one broker that may write, and how another takes over.
+
+A broker owns the journal for a term, which has a number that only grows, the epoch, and a random
+holder. Each write checks both inside its own statement (`HELD`), so a broker that lost its term
+changes nothing. No two clocks are compared: see docs/decisions/0113.
+"""
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from taskyard.errors import StateLocked
+from taskyard.journal.postgres.database import Connection
+
+#: Locks the leader's row if the term is still ours, for a statement that begins with it. A takeover
+#: waits until that statement ends.
+HELD: Final = (
+    "WITH held AS (SELECT epoch FROM taskyard.leader "
+    "WHERE epoch = %(epoch)s AND holder = %(holder)s FOR SHARE)"
+)
+
+_READ: Final = "SELECT epoch, holder, renewal, lease_ns FROM taskyard.leader"
+_TAKE: Final = (
+    "UPDATE taskyard.leader SET epoch = epoch + 1, holder = %s, renewal = renewal + 1, "
+    "lease_ns = %s WHERE epoch = %s AND holder = %s AND renewal = %s RETURNING epoch"
+)
+_RENEW: Final = (
+    "UPDATE taskyard.leader SET renewal = renewal + 1 "
+    "WHERE epoch = %(epoch)s AND holder = %(holder)s"
+)
+_RELEASE: Final = (
+    "UPDATE taskyard.leader SET holder = '', renewal = renewal + 1 "
+    "WHERE epoch = %(epoch)s AND holder = %(holder)s"
+)
+
+#: The holder of a row that no broker has.
+NO_HOLDER: Final = ""
+
+#: How often a waiting broker reads the row, as a part of the lease.
+_READS_PER_LEASE: Final = 10
+
+#: CLOCK_BOOTTIME also counts while the machine sleeps. Other systems count that on this one.
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def boottime_ns() -> int:
+    """Return the time since the machine started, with the time that it was suspended."""
+    return time.clock_gettime_ns(_CLOCK)
+
+
+class LeaderRow(NamedTuple):
+    """The row as it is stored."""
+
+    epoch: int
+    holder: str
+    renewal: int
+    #: How long the holder may be silent.
+    lease_ns: int
+
+
+class Term(NamedTuple):
+    """The right to write, until another broker takes over."""
+
+    epoch: int
+    holder: str
+
+
+def read(connection: Connection) -> LeaderRow:
+    """Return the row."""
+    (columns,) = connection.execute(_READ).fetchall()
+    return LeaderRow(*columns)
+
+
+def take(connection: Connection, seen: LeaderRow, lease_ns: int) -> Term | None:
+    """Begin a new term. Return None if the row is no longer as it was seen."""
+    holder = secrets.token_hex(8)
+    values = (holder, lease_ns, seen.epoch, seen.holder, seen.renewal)
+    found = connection.execute(_TAKE, values).fetchall()
+    return Term(found[0][0], holder) if found else None
+
+
+def renew(connection: Connection, term: Term) -> bool:
+    """Commit a change of the row. Return False if the term is over.
+
+    All commits before it are as durable as this one when it returns.
+    """
+    return connection.execute(_RENEW, term._asdict()).rowcount == 1
+
+
+def release(connection: Connection, term: Term) -> None:
+    """End a term, so that the next broker need not wait."""
+    connection.execute(_RELEASE, term._asdict())
+
+
+class Vacancy:
+    """Decides when a row may be taken: when it is free, or unchanged for its lease."""
+
+    def __init__(self, seen: LeaderRow, now_ns: int) -> None:
+        self.seen = seen
+        self._since_ns = now_ns
+
+    def update(self, seen: LeaderRow, now_ns: int) -> None:
+        if seen != self.seen:
+            self.seen, self._since_ns = seen, now_ns
+
+    def is_due(self, now_ns: int) -> bool:
+        """Return whether the holder, if there is one, can't answer any more."""
+        return self.seen.holder == NO_HOLDER or now_ns - self._since_ns >= self.seen.lease_ns
+
+
+def acquire(
+    connection: Connection,
+    lease_ns: int,
+    on_wait: Callable[[LeaderRow], None] = lambda _seen: None,
+) -> Term:
+    """Take the journal when it is free, and wait for that as long as its lease.
+
+    `on_wait` is called once if the row has a holder. Raises `StateLocked` if that renews its term.
+    """
+    vacancy = Vacancy(read(connection), boottime_ns())
+    first = vacancy.seen
+    if first.holder != NO_HOLDER:
+        on_wait(first)
+    while not vacancy.is_due(boottime_ns()):
+        time.sleep(first.lease_ns / _READS_PER_LEASE / 1e9)
+        vacancy.update(read(connection), boottime_ns())
+        if vacancy.seen != first and vacancy.seen.holder != NO_HOLDER:
+            break
+    else:
+        term = take(connection, vacancy.seen, lease_ns)
+        if term is not None:
+            return term
+    raise StateLocked(
+        f"the store is in use by another broker, in epoch {read(connection).epoch} (stop it first)"
+    )

@@ -1,0 +1,374 @@
+"""The journal in PostgreSQL: durable when `commit` returns, and fenced by the epoch of its writer.
+
+An append is one autocommitted statement that checks the term of this broker (`leader.HELD`), so no
+transaction stays open while the broker is stopped. The chain and the witness are those of SQLite.
+The witness is a file of this broker.
+
+A connection that is lost leaves a row in doubt. The store connects again and reads the newest row
+before anything else: it is the row in doubt, or the one before it, or the term or rows are lost. A
+row that is found there may still wait for a standby, so one more commit comes before its reply.
+
+The server does not tell how much disk it has left. A full disk is `JournalFailed`, and the row is
+not written.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, LiteralString, Self
+
+import psycopg
+from psycopg.errors import Diagnostic, UniqueViolation
+
+from taskyard.errors import JournalDamaged, JournalFailed, LeaderLost, UnusableStore
+from taskyard.journal import chain, witness
+from taskyard.journal.chain import Head, Row
+from taskyard.journal.files import make_private_directory
+from taskyard.journal.postgres import database, leader
+from taskyard.journal.postgres.leader import Term
+from taskyard.journal.reader import READ_ROWS_MAX, VerifiedRows
+from taskyard.journal.store import DISK_RESERVE_BYTES, check_row, check_trim
+from taskyard.journal.witness import Witness
+
+#: How long a lost connection is tried again: a restart of the server takes some seconds.
+RECONNECT_SECONDS_MAX: Final = 5.0
+RECONNECT_SECONDS: Final = 0.05
+
+#: Rows that one statement of `trim` deletes: some milliseconds.
+TRIM_ROWS_MAX: Final = 256
+
+_INSERT: Final = leader.HELD + (  # noqa: S608  # no input
+    " INSERT INTO taskyard.journal SELECT %(sequence)s, %(record_first)s, "
+    "%(record_last)s, epoch, %(chain)b, %(body)b FROM held"
+)
+_TRIM: Final = leader.HELD + (  # noqa: S608  # no input
+    ", gone AS (DELETE FROM taskyard.journal WHERE sequence <= %(through)s "
+    "AND EXISTS (SELECT FROM held) RETURNING octet_length(body) AS bytes) "
+    "UPDATE taskyard.meta SET value = %(anchor)b "
+    "WHERE key = 'anchor' AND EXISTS (SELECT FROM held) "
+    "RETURNING (SELECT coalesce(sum(bytes), 0)::bigint FROM gone)"
+)
+_ROW: Final = "SELECT sequence, record_first, record_last, chain, body FROM taskyard.journal"
+_PORTION: Final = (
+    f"{_ROW} WHERE sequence > %(after)s AND sequence <= %(last)s ORDER BY sequence LIMIT %(count)s"
+)
+_ONE: Final = f"{_ROW} WHERE sequence = %(sequence)s"
+_HEAD: Final = "SELECT record_last, chain FROM taskyard.journal WHERE sequence = %(sequence)s"
+_HOLDING: Final = (
+    "SELECT sequence FROM taskyard.journal WHERE record_last >= %(record)s "
+    "ORDER BY record_last LIMIT 1"
+)
+_NEWEST: Final = (
+    "SELECT sequence, record_last, chain FROM taskyard.journal ORDER BY sequence DESC LIMIT 1"
+)
+
+_RESTORE_HINT: Final = "restore the database from a backup"
+_CLOSED: Final = "the journal is closed"
+
+
+class _PostgresRows(VerifiedRows):
+    """The rows in PostgreSQL, over one connection that is made again when it is lost."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._connection = database.open_database(url)
+        #: Why nothing more can be read. None while the store is open.
+        self._closed: str | None = None
+
+    def close(self) -> None:
+        """Close the connection. A second call does nothing."""
+        self._closed = _CLOSED
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise JournalFailed(self._closed)
+
+    def _execute(
+        self, statement: LiteralString, values: Mapping[str, object] | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement that may be repeated, and return its rows."""
+        give_up = time.monotonic() + RECONNECT_SECONDS_MAX
+        while True:
+            try:
+                found = self._connection.execute(statement, values, prepare=True, binary=True)
+                return found.fetchall()
+            except psycopg.Error as error:
+                if not database.is_in_doubt(self._connection, error):
+                    raise database.failed(self._url, "reading the journal", error) from error
+                self._reconnect(give_up, error)
+
+    def _reconnect(self, give_up: float, error: psycopg.Error) -> None:
+        """Make the connection again, until a time of the monotonic clock."""
+        self._connection.close()
+        while True:
+            self._check_open()
+            if time.monotonic() > give_up:
+                raise database.failed(self._url, "connecting again", error) from error
+            try:
+                self._connection = database.connect(self._url)
+                self._on_reconnected()
+            except psycopg.Error as latest:
+                self._connection.close()
+                error = latest
+                time.sleep(RECONNECT_SECONDS)
+            else:
+                return
+
+    def _on_reconnected(self) -> None:
+        """Check what a new connection shows."""
+
+    def _read(self, after: int, last: int) -> Iterator[Row]:
+        while True:
+            values = {"after": after, "last": last, "count": READ_ROWS_MAX}
+            rows = [Row(*columns) for columns in self._execute(_PORTION, values)]
+            if not rows:
+                return
+            yield from rows
+            after = rows[-1].sequence
+
+    def _stored(self, sequence: int) -> Row:
+        for columns in self._execute(_ONE, {"sequence": sequence}):
+            return Row(*columns)
+        raise _missing(sequence)
+
+    def _head_at(self, sequence: int) -> Head:
+        if sequence == self._anchor.sequence:
+            return self._anchor
+        for columns in self._execute(_HEAD, {"sequence": sequence}):
+            return Head(sequence, *columns)
+        raise _missing(sequence)
+
+    def _sequence_of(self, record: int) -> int:
+        for (sequence,) in self._execute(_HOLDING, {"record": record}):
+            return int(sequence)
+        raise JournalDamaged(f"record {record} is missing", f"it is lost ({_RESTORE_HINT})")
+
+    def _newest(self) -> Head:
+        """Return the head of the newest row, or the anchor as it is stored."""
+        for columns in self._connection.execute(_NEWEST, binary=True).fetchall():
+            return Head(*columns)
+        return database.read_anchor(self._connection)[1]
+
+
+class PostgresReader(_PostgresRows):
+    """A journal that another process writes, as of one of its rows. Implements `StoreReader`."""
+
+    def __init__(self, url: str, identity: bytes, head: Head) -> None:
+        super().__init__(url)
+        self._head = head
+        self._identity, self._anchor = database.read_anchor(self._connection)
+        if self._identity != identity:
+            self.close()
+            raise UnusableStore(f"{database.describe(url)}: the database has another journal")
+
+
+class PostgresStore(_PostgresRows):
+    """The journal of one term, with a witness in a state directory that the caller has locked.
+
+    Implements `Store`. The caller begins the term before and ends it after.
+    """
+
+    def __init__(self, url: str, directory: Path, term: Term) -> None:
+        """Verify all rows and compare them with the witness, which is created if it is missing."""
+        super().__init__(url)
+        #: Why nothing more can be committed. None while the store works.
+        self._broken: str | None = None
+        self._warned = False
+        self._term = term
+        #: The row that may have been written over a lost connection, and whether it was.
+        self._row_in_doubt: Row | None = None
+        self._is_written = False
+        try:
+            self._open(directory)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def commit(self, body: bytes, records: int) -> Head:
+        check_row(body, records)
+        self._check_usable()
+        row = chain.next_row(self._head, body, records)
+        try:
+            self._append(row)
+            self._witness.update(row.head)
+        except psycopg.Error as error:
+            failure = database.failed(self._url, f"writing row {row.sequence}", error)
+            raise self._mark_broken(failure) from error
+        except OSError as error:
+            failure = database.failed(self._url, f"witnessing row {row.sequence}", error)
+            raise self._mark_broken(failure) from error
+        except (JournalFailed, JournalDamaged, LeaderLost) as error:
+            self._mark_broken(error)
+            raise
+        self._used_bytes += len(body)
+        self._head = row.head
+        return row.head
+
+    def trim(self, through: int) -> None:
+        check_trim(through, self._head)
+        self._check_usable()
+        while self._anchor.sequence < through:
+            anchor = self._verified(min(self._anchor.sequence + TRIM_ROWS_MAX, through)).head
+            sealed = chain.seal(self._identity, anchor)
+            values = {**self._term._asdict(), "through": anchor.sequence, "anchor": sealed}
+            found = self._execute(_TRIM, values)
+            if not found:
+                raise self._mark_broken(self._fenced())
+            self._used_bytes -= found[0][0]
+            self._anchor = anchor
+
+    def disk_free_bytes(self) -> int:
+        """Return a number that never falls below the reserve: see above."""
+        return 2 * DISK_RESERVE_BYTES
+
+    def used_bytes(self) -> int:
+        """Return the bytes of the kept rows' bodies."""
+        self._check_open()
+        return self._used_bytes
+
+    def interrupt(self) -> None:
+        """End a call that waits for the server in another thread. The store is broken then."""
+        self._closed = self._broken = f"{database.describe(self._url)}: interrupted"
+        with suppress(OSError, psycopg.Error):
+            duplicate = socket.socket(fileno=os.dup(self._connection.fileno()))
+            with duplicate:
+                duplicate.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        if self._broken != _CLOSED:
+            self._broken = _CLOSED
+            self._witness.close()
+        super().close()
+
+    def _open(self, directory: Path) -> None:
+        self._connection.add_notice_handler(self._note_warning)
+        try:
+            database.check_tables(self._connection)
+            self._identity, self._anchor = database.read_anchor(self._connection)
+        except psycopg.Error as error:
+            raise UnusableStore(
+                f"{database.describe(self._url)}: {database.text_of(error)}"
+            ) from error
+        make_private_directory(directory)
+        witnessed = witness.read(directory)
+        if witnessed is not None and witnessed[0] != self._identity:
+            raise UnusableStore(
+                f"state directory {directory}: belongs to another journal than "
+                f"{database.describe(self._url)} (use another --state)"
+            )
+        self._head, self._used_bytes = self._anchor, 0
+        seen = None if witnessed is None else witnessed[1]
+        kept = self._read(self._anchor.sequence, self._newest().sequence)
+        for row in chain.verify(kept, self._anchor, seen):
+            self._head = row.head
+            self._used_bytes += len(row.body)
+        if witnessed is None:
+            witness.create(directory, self._identity, self._head)
+        self._witness = Witness(directory, self._identity)
+
+    def _append(self, row: Row) -> None:
+        """Write a row exactly once, over as many connections as that takes."""
+        try:
+            if not self._insert(row):
+                raise self._fenced()
+        except psycopg.Error as error:
+            if not database.is_in_doubt(self._connection, error):
+                raise
+            self._settle(row, error)
+        if self._warned:
+            self._confirm()
+
+    def _insert(self, row: Row) -> bool:
+        """Append a row. Return False if the term is over."""
+        self._warned = False
+        values = {
+            **self._term._asdict(),
+            "sequence": row.sequence,
+            "record_first": row.record_first,
+            "record_last": row.record_last,
+            "chain": row.chain,
+            "body": row.body,
+        }
+        return self._connection.execute(_INSERT, values, prepare=True).rowcount == 1
+
+    def _settle(self, row: Row, error: psycopg.Error) -> None:
+        """Find out whether a row in doubt was written, and write it if not."""
+        give_up = time.monotonic() + RECONNECT_SECONDS_MAX
+        self._row_in_doubt = row
+        while True:
+            self._reconnect(give_up, error)
+            try:
+                if self._is_written:
+                    self._confirm()
+                elif not self._insert(row):
+                    raise self._fenced()
+            except psycopg.Error as latest:
+                # Not unique: the first statement was still running.
+                is_unique = not isinstance(latest, UniqueViolation)
+                if is_unique and not database.is_in_doubt(self._connection, latest):
+                    raise
+                error = latest
+            else:
+                self._row_in_doubt = None
+                return
+
+    def _on_reconnected(self) -> None:
+        """Compare the newest row with ours: a failover may have lost rows, or ended the term."""
+        self._connection.add_notice_handler(self._note_warning)
+        newest, row = self._newest(), self._row_in_doubt
+        self._is_written = row is not None and newest == row.head
+        if self._is_written or newest == self._head:
+            return
+        if newest.sequence < self._head.sequence:
+            raise JournalDamaged(
+                f"{database.describe(self._url)}: the journal ends at row {newest.sequence}, "
+                f"but this broker has written row {self._head.sequence}",
+                "acknowledged rows are lost, as after a failover without a synchronous standby "
+                f"({_RESTORE_HINT})",
+            )
+        raise self._fenced()
+
+    def _confirm(self) -> None:
+        """Commit once more, which waits until all rows before are durable and replicated."""
+        self._warned = False
+        if not leader.renew(self._connection, self._term):
+            raise self._fenced()
+        if self._warned:
+            raise JournalFailed(
+                f"{database.describe(self._url)}: a standby did not confirm the last row, nothing "
+                "more is acknowledged (see the log of PostgreSQL)"
+            )
+
+    def _note_warning(self, notice: Diagnostic) -> None:
+        self._warned |= notice.severity_nonlocalized == "WARNING"
+
+    def _fenced(self) -> LeaderLost:
+        return LeaderLost(
+            f"{database.describe(self._url)}: another broker has taken over since epoch "
+            f"{self._term.epoch}, and this one answers nothing more"
+        )
+
+    def _check_usable(self) -> None:
+        if self._broken:
+            raise JournalFailed(self._broken)
+
+    def _mark_broken(self, failure: Exception) -> Exception:
+        """Record the first failure, which every later call reports."""
+        self._broken = self._broken or str(failure)
+        return failure
+
+
+def _missing(sequence: int) -> JournalDamaged:
+    return JournalDamaged(
+        f"row {sequence} is missing in taskyard.journal", f"it is lost ({_RESTORE_HINT})"
+    )

@@ -1,0 +1,518 @@
+"""The store in PostgreSQL: terms and stale writers, lost connections, witness, tables, secrets."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from taskyard.cli.entry import run as run_command
+from taskyard.cli.entry import taskyard
+from taskyard.errors import (
+    JournalDamaged,
+    JournalFailed,
+    LeaderLost,
+    StateLocked,
+    UnknownFormat,
+    UnusableStore,
+)
+from taskyard.journal import chain, witness
+from taskyard.journal.postgres import database, leader
+from taskyard.journal.postgres import store as module
+from taskyard.journal.postgres.leader import LeaderRow, Term, Vacancy
+from taskyard.journal.postgres.store import PostgresReader, PostgresStore
+from tests.kit.postgres import Cluster, Proxy
+
+STALE_WRITES = 200
+LEASE_NS = 200_000_000
+
+
+@pytest.fixture
+def url(cluster: Cluster) -> str:
+    return cluster.database()
+
+
+def begin_term(url: str, lease_ns: int = 0) -> Term:
+    with database.connect(url) as connection:
+        return leader.acquire(connection, lease_ns)
+
+
+@pytest.fixture
+def store(url: str, tmp_path: Path) -> Iterator[PostgresStore]:
+    with PostgresStore(url, tmp_path, begin_term(url)) as made:
+        yield made
+
+
+def run(url: str, statement: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement)
+
+
+def terminate_backends(url: str) -> None:
+    """End all other sessions of a database, as an administrator does."""
+    run(
+        url,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid != pg_backend_pid()",
+    )
+
+
+def commit(store: PostgresStore, rows: int) -> None:
+    for number in range(rows):
+        store.commit(b"body %d" % number, 2)
+
+
+def bodies(url: str) -> list[bytes]:
+    with psycopg.connect(url) as connection:
+        found = connection.execute("SELECT body FROM taskyard.journal ORDER BY sequence")
+        return [body for (body,) in found.fetchall()]
+
+
+class TestTerms:
+    def test_stale_writes_are_never_accepted(self, store: PostgresStore, url: str) -> None:
+        refused = 0
+        with database.connect(url) as connection:
+            for number in range(STALE_WRITES):
+                old = leader.acquire(connection, 0)
+                store._term, store._broken = old, None  # noqa: SLF001  # as after a restart
+                leader.acquire(connection, 0)
+                with pytest.raises(LeaderLost, match=f"taken over since epoch {old.epoch},"):
+                    store.commit(b"stale %d" % number, 1)
+                refused += 1
+        assert (refused, bodies(url)) == (STALE_WRITES, [])
+
+    def test_takeover_waits_for_an_append_and_the_next_one_is_stale(
+        self, url: str, tmp_path: Path
+    ) -> None:
+        """Takeovers and appends race. Each row is in the journal exactly if it was acknowledged."""
+        acknowledged: list[bytes] = []
+        for number in range(10):
+            store = PostgresStore(url, tmp_path, begin_term(url))
+            taker = threading.Timer(0.01, begin_term, [url])
+            taker.start()
+            with closing(store), suppress(LeaderLost):
+                while True:
+                    body = b"%d/%d" % (number, store.head.sequence)
+                    store.commit(body, 1)
+                    acknowledged.append(body)
+            taker.join()
+        assert bodies(url) == acknowledged
+
+    def test_stale_broker_trims_nothing(self, store: PostgresStore, url: str) -> None:
+        commit(store, 3)
+        begin_term(url)
+        with pytest.raises(LeaderLost):
+            store.trim(2)
+        assert len(bodies(url)) == 3
+        with pytest.raises(JournalFailed, match="taken over"):
+            store.commit(b"later", 1)
+
+    def test_same_epoch_of_another_holder_is_stale(self, url: str, tmp_path: Path) -> None:
+        term = begin_term(url)
+        store = PostgresStore(url, tmp_path, Term(term.epoch, "another"))
+        with closing(store), pytest.raises(LeaderLost):
+            store.commit(b"x", 1)
+
+    def test_held_journal_is_taken_after_its_lease(self, url: str) -> None:
+        first = begin_term(url, LEASE_NS)
+        waited: list[LeaderRow] = []
+        since = time.monotonic_ns()
+        with database.connect(url) as connection:
+            second = leader.acquire(connection, LEASE_NS, waited.append)
+        assert time.monotonic_ns() - since >= LEASE_NS
+        assert second.epoch == first.epoch + 1
+        assert [row.holder for row in waited] == [first.holder]
+
+    def test_renewed_term_is_not_taken(self, url: str) -> None:
+        term = begin_term(url, LEASE_NS)
+        with database.connect(url) as connection, database.connect(url) as other:
+            with pytest.raises(StateLocked, match="in use by another broker, in epoch 1"):
+                leader.acquire(other, LEASE_NS, lambda _: _renew(connection, term))
+            assert leader.read(connection).epoch == 1
+
+    def test_released_term_is_taken_at_once(self, url: str) -> None:
+        term = begin_term(url, lease_ns=10**15)
+        with database.connect(url) as connection:
+            leader.release(connection, term)
+            assert not leader.renew(connection, term)
+        assert begin_term(url).epoch == 2
+
+    def test_of_two_takers_one_wins(self, url: str) -> None:
+        with database.connect(url) as connection:
+            seen = leader.read(connection)
+            assert leader.take(connection, seen, 1) is not None
+            assert leader.take(connection, seen, 1) is None
+
+    def test_vacancy_starts_again_with_each_change(self) -> None:
+        row = LeaderRow(1, "a", renewal=1, lease_ns=100)
+        vacancy = Vacancy(row, 0)
+        vacancy.update(row, 90)
+        assert vacancy.is_due(100)
+        vacancy.update(row._replace(renewal=2), 110)
+        assert [vacancy.is_due(now) for now in (110, 209, 210)] == [False, False, True]
+
+
+def _renew(connection: database.Connection, term: Term) -> None:
+    assert leader.renew(connection, term)
+
+
+class TestLostConnections:
+    """A commit whose connection is cut leaves exactly one row."""
+
+    @pytest.fixture
+    def proxied(
+        self, cluster: Cluster, url: str, tmp_path: Path
+    ) -> Iterator[tuple[Proxy, PostgresStore]]:
+        proxy = Proxy(cluster, lambda _data: False)
+        name = url.partition("@/")[2].partition("?")[0]
+        with closing(proxy), PostgresStore(proxy.url(name), tmp_path, begin_term(url)) as store:
+            yield proxy, store
+
+    def check(self, store: PostgresStore, proxy: Proxy, url: str) -> None:
+        """Commit a row that is cut, and the next one."""
+        body = b"the row in doubt"
+        assert store.commit(body, 1).sequence == 2
+        assert proxy.cuts == 1
+        store.commit(b"after", 1)
+        assert bodies(url) == [b"before", body, b"after"]
+
+    def test_cut_before_the_reply(self, proxied: tuple[Proxy, PostgresStore], url: str) -> None:
+        """The server has committed. Its reply is lost."""
+        proxy, store = proxied
+        store.commit(b"before", 1)
+        proxy.cut = lambda data: data is None and proxy.cuts == 0
+        self.check(store, proxy, url)
+
+    def test_cut_after_the_statement(self, proxied: tuple[Proxy, PostgresStore], url: str) -> None:
+        """The statement has been sent, and may be running when the store connects again."""
+        proxy, store = proxied
+        store.commit(b"before", 1)
+        proxy.cut = lambda data: data is not None and b"in doubt" in data and proxy.cuts == 0
+        self.check(store, proxy, url)
+
+    def test_first_statement_that_still_runs_is_waited_for(
+        self,
+        proxied: tuple[Proxy, PostgresStore],
+        url: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A lock delays the first statement until the second one is sent."""
+        proxy, store = proxied
+        store.commit(b"before", 1)
+        inserts: list[int] = []
+        insert = PostgresStore._insert  # noqa: SLF001
+
+        def counted(self: PostgresStore, row: chain.Row) -> bool:
+            inserts.append(row.sequence)
+            if len(inserts) == 2:
+                threading.Timer(0.1, blocker.rollback).start()
+            return insert(self, row)
+
+        monkeypatch.setattr(PostgresStore, "_insert", counted)
+        with psycopg.connect(url) as blocker:
+            blocker.execute("SELECT FROM taskyard.leader FOR UPDATE")
+            proxy.cut = lambda data: data is not None and b"in doubt" in data and proxy.cuts == 0
+            self.check(store, proxy, url)
+        assert inserts[:2] == [2, 2]
+
+    def test_many_cuts_at_any_portion(self, proxied: tuple[Proxy, PostgresStore], url: str) -> None:
+        proxy, store = proxied
+        portions = 0
+
+        def every_some(_data: bytes | None) -> bool:
+            nonlocal portions
+            portions += 1
+            return portions % 23 == 0
+
+        proxy.cut = every_some
+        commit(store, 90)
+        store.trim(20)
+        assert [row.sequence for row in store.rows()] == list(range(21, 91))
+        assert proxy.cuts > 10
+        assert bodies(url) == [b"body %d" % number for number in range(20, 90)]
+
+    def test_takeover_during_a_cut_is_noticed(
+        self, proxied: tuple[Proxy, PostgresStore], url: str
+    ) -> None:
+        proxy, store = proxied
+        store.commit(b"before", 1)
+
+        def take_over(data: bytes | None) -> bool:
+            if data is None and proxy.cuts == 0:
+                begin_term(url)
+                return True
+            return False
+
+        proxy.cut = take_over
+        with pytest.raises(LeaderLost):
+            store.commit(b"the row in doubt", 1)
+
+    def test_terminated_session_is_replaced(self, store: PostgresStore, url: str) -> None:
+        store.commit(b"before", 1)
+        terminate_backends(url)
+        store.commit(b"after", 1)
+        terminate_backends(url)
+        assert [row.body for row in store.rows()] == [b"before", b"after"]
+
+    def test_rows_lost_by_the_database_are_noticed(self, store: PostgresStore, url: str) -> None:
+        commit(store, 3)
+        run(url, "DELETE FROM taskyard.journal WHERE sequence = 3")
+        terminate_backends(url)
+        with pytest.raises(JournalDamaged, match="ends at row 2, but this broker"):
+            store.commit(b"after", 1)
+        with pytest.raises(JournalFailed, match="ends at row 2"):
+            store.commit(b"after", 1)
+
+    def test_call_that_waits_is_interrupted(self, store: PostgresStore, url: str) -> None:
+        with psycopg.connect(url) as blocker:
+            blocker.execute("SELECT FROM taskyard.leader FOR UPDATE")
+            timer = threading.Timer(0.2, store.interrupt)
+            timer.start()
+            with pytest.raises(JournalFailed, match="interrupted"):
+                store.commit(b"never", 1)
+            timer.join()
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Cluster]:
+    with closing(Cluster()) as running:
+        yield running
+
+
+class TestServer:
+    """One more cluster, because it is stopped."""
+
+    @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
+    def test_restarted_server_has_all_rows(self, own: Cluster, how: int, tmp_path: Path) -> None:
+        url = own.database()
+        with PostgresStore(url, tmp_path, begin_term(url)) as store:
+            commit(store, 5)
+            own.stop(how)
+            committing = threading.Thread(target=store.commit, args=(b"after", 1))
+            committing.start()
+            own.start()
+            committing.join()
+            assert [row.sequence for row in store.rows()] == [1, 2, 3, 4, 5, 6]
+
+    def test_stopped_server_breaks_the_store(
+        self, own: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "RECONNECT_SECONDS_MAX", 0.2)
+        url = own.database()
+        with PostgresStore(url, tmp_path, begin_term(url)) as store:
+            own.stop()
+            for _ in range(2):
+                with pytest.raises(JournalFailed, match="connecting again failed, nothing more"):
+                    store.commit(b"x", 1)
+            with pytest.raises(UnusableStore, match="connection to server"):
+                PostgresStore(url, tmp_path, Term(1, "x"))
+        own.start()
+
+    def test_cancelled_wait_for_a_standby_is_not_acknowledged(
+        self, own: Cluster, tmp_path: Path
+    ) -> None:
+        """There is no such standby, so each commit waits. A cancelled wait is only a warning."""
+        url = own.database()
+        with PostgresStore(url, tmp_path, begin_term(url)) as store:
+            store.commit(b"before", 1)
+            run(url, "ALTER SYSTEM SET synchronous_standby_names = 'missing'")
+            run(url, "SELECT pg_reload_conf()")
+            canceller = _Canceller(url)
+            try:
+                with pytest.raises(JournalFailed, match="a standby did not confirm"):
+                    store.commit(b"not replicated", 1)
+            finally:
+                canceller.stop()
+                with psycopg.connect(url, autocommit=True) as connection:
+                    connection.execute("SET synchronous_commit = local")
+                    connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+                    connection.execute("SELECT pg_reload_conf()")
+
+
+class _Canceller(threading.Thread):
+    """Cancels statements that wait for a standby."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self._url = url
+        self._ended = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            while not self._ended.wait(0.02):
+                connection.execute(
+                    "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event='SyncRep'"
+                )
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+class TestOpening:
+    def test_reopened_store_continues(self, store: PostgresStore, url: str, tmp_path: Path) -> None:
+        commit(store, 5)
+        store.trim(3)
+        size, head = store.used_bytes(), store.head
+        store.close()
+        with PostgresStore(url, tmp_path, begin_term(url)) as again:
+            assert (again.head, again.anchor.sequence, again.used_bytes()) == (head, 3, size)
+            assert again.commit(b"next", 1).sequence == 6
+
+    def test_another_machine_starts_with_the_head_that_it_finds(
+        self, store: PostgresStore, url: str, tmp_path: Path
+    ) -> None:
+        commit(store, 2)
+        with PostgresStore(url, tmp_path / "other", begin_term(url)) as other:
+            assert other.head == store.head
+            assert witness.read(tmp_path / "other") == (store.identity, store.head)
+
+    def test_journal_shorter_than_its_witness_is_refused(
+        self, store: PostgresStore, url: str, tmp_path: Path
+    ) -> None:
+        commit(store, 3)
+        run(url, "DELETE FROM taskyard.journal WHERE sequence = 3")
+        with pytest.raises(JournalDamaged, match="ends at row 2, its witness at row 3"):
+            PostgresStore(url, tmp_path, begin_term(url))
+
+    @pytest.mark.parametrize(
+        ("statement", "text"),
+        [
+            ("UPDATE taskyard.journal SET body = 'x' WHERE sequence = 2", "row 2 does not match"),
+            ("DELETE FROM taskyard.journal WHERE sequence = 2", "row 2 is missing"),
+            ("UPDATE taskyard.meta SET value = 'x' WHERE key = 'anchor'", "anchor is damaged"),
+        ],
+    )
+    def test_damage_is_refused(
+        self, store: PostgresStore, url: str, tmp_path: Path, statement: str, text: str
+    ) -> None:
+        commit(store, 3)
+        run(url, statement)
+        with pytest.raises(JournalDamaged, match=text):
+            PostgresStore(url, tmp_path, begin_term(url))
+
+    def test_witness_of_another_journal_is_refused(
+        self, store: PostgresStore, cluster: Cluster, tmp_path: Path
+    ) -> None:
+        other = cluster.database()
+        with pytest.raises(UnusableStore, match="belongs to another journal"):
+            PostgresStore(other, tmp_path, begin_term(other))
+        assert store.commit(b"x", 1).sequence == 1
+
+    def test_reader_reads_up_to_its_head(self, store: PostgresStore, url: str) -> None:
+        commit(store, 5)
+        store.trim(2)
+        head = next(store.rows(after=3)).head
+        with PostgresReader(url, store.identity, head) as reader:
+            store.commit(b"later", 1)
+            assert [row.sequence for row in reader.rows(after=2)] == [3, 4]
+            row = reader.row_of(7)
+        assert row is not None
+        assert row.sequence == 4
+        with pytest.raises(UnusableStore, match="another journal"):
+            PostgresReader(url, bytes(16), head)
+
+    def test_commits_are_durable_whatever_the_default_is(self, url: str, tmp_path: Path) -> None:
+        run(
+            url,
+            "ALTER DATABASE CURRENT_NAME SET synchronous_commit = off".replace(
+                "CURRENT_NAME", url.partition("@/")[2].partition("?")[0]
+            ),
+        )
+        with PostgresStore(url, tmp_path, begin_term(url)) as store:
+            found = store._connection.execute("SHOW synchronous_commit").fetchall()  # noqa: SLF001
+        assert found == [("on",)]
+
+
+class TestTables:
+    def test_init_twice_changes_nothing(self, cluster: Cluster) -> None:
+        url = cluster.database(with_store=False)
+        with database.connect(url) as connection:
+            assert database.init(connection)
+            first = database.read_anchor(connection)
+            assert not database.init(connection)
+            assert database.read_anchor(connection) == first
+            assert database.upgrade(connection) == database.FORMAT
+
+    @pytest.mark.parametrize("use", [database.upgrade, database.check_tables])
+    def test_missing_tables_are_named(
+        self, cluster: Cluster, use: Callable[[database.Connection], object]
+    ) -> None:
+        connection = database.connect(cluster.database(with_store=False))
+        with connection, pytest.raises(UnusableStore, match="run `taskyard store init`"):
+            use(connection)
+
+    def test_upgrade_runs_the_missing_steps(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        more = ("CREATE TABLE taskyard.more (x int)",)
+        monkeypatch.setattr(database, "STEPS", (*database.STEPS, more))
+        monkeypatch.setattr(database, "FORMAT", database.FORMAT + 1)
+        with database.connect(url) as connection:
+            with pytest.raises(UnusableStore, match="run `taskyard store upgrade`"):
+                database.check_tables(connection)
+            assert database.upgrade(connection) == database.FORMAT - 1
+            database.check_tables(connection)
+            connection.execute("SELECT x FROM taskyard.more")
+
+    def test_newer_and_damaged_formats_are_refused(self, url: str) -> None:
+        with database.connect(url) as connection:
+            for written, error in ((b"9", UnknownFormat), (b"x", JournalDamaged)):
+                connection.execute(
+                    "UPDATE taskyard.meta SET value = %b WHERE key = 'format'", (written,)
+                )
+                for use in (database.check_tables, database.upgrade):
+                    with pytest.raises(error):
+                        use(connection)
+
+
+class TestCommands:
+    def test_init_and_upgrade_can_be_repeated(
+        self, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        url = cluster.database(with_store=False)
+        commands = (["init"], ["init"], ["upgrade"])
+        assert [run_command(taskyard, ["store", *one, url]) for one in commands] == [0, 0, 0]
+        place = database.describe(url)
+        assert capsys.readouterr().out.splitlines() == [
+            f"{place}: created a store of format {database.FORMAT}",
+            f"{place}: exists already: a store of format {database.FORMAT}",
+            f"{place}: has format {database.FORMAT} already",
+        ]
+
+    def test_refused_statement_is_one_line(
+        self, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        url = cluster.database(with_store=False)
+        run(url, "CREATE ROLE plain LOGIN")
+        for command, text in (("init", "permission denied"), ("upgrade", "has no store")):
+            words = ["store", command, url.replace("test@", "plain@")]
+            assert run_command(taskyard, words) == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line.startswith("taskyard: ")
+            assert text in line
+
+
+class TestSecrets:
+    def test_description_has_no_password(self) -> None:
+        url = "postgresql://me:secret@db.example:6432/jobs?sslmode=require"
+        assert database.describe(url) == "postgresql://me@db.example:6432/jobs"
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "postgresql://me:secret@127.0.0.1:1/jobs",
+            "postgresql://me:secret@127.0.0.1:1/jobs?secret",
+            "postgresql://me:secret@[::1/jobs",
+            "secret",
+        ],
+    )
+    def test_errors_have_no_password(self, url: str) -> None:
+        with pytest.raises(UnusableStore) as raised:
+            database.open_database(url)
+        assert "secret" not in str(raised.value)
