@@ -29,6 +29,11 @@ def test_every_argument_is_explained() -> None:
     assert {path: names for path, names in missing.items() if names} == {}
 
 
+def test_common_arguments_are_used() -> None:
+    used = {name for entry in ENTRIES.values() for name in entry.parameters}
+    assert [name for name in api.COMMON_ARGUMENTS if name not in used] == []
+
+
 def test_inner_members_exist() -> None:
     for name, members in api.INNER_MEMBERS.items():
         known = dir(getattr(taskyard, name))

@@ -44,7 +44,6 @@ COMMON_ARGUMENTS: Final = {
     "campaign": "the name of a campaign, or empty for tasks outside any campaign",
     "cancel_futures": "whether to cancel calls that no worker has begun",
     "fn": "the function to call",
-    "items": "arguments of functions, one for each task",
     "iterables": "arguments of functions: a call gets the next item of each",
     "kwargs": "named arguments of a function",
     "match": "a part of a task's full name",
