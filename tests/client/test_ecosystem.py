@@ -24,7 +24,7 @@ from_sequence: Any = dask.bag.from_sequence
 
 @pytest.fixture(scope="module")
 def executor() -> Iterator[Executor]:
-    with Executor(slots=2) as shared:
+    with Executor(slots=1) as shared:
         yield shared
 
 

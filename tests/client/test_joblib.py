@@ -203,14 +203,11 @@ print(content_key([(work, args, {"z": 1, "b": 2}), (outer(%(cell)s), (), {})]))
 PARTS = {"helper": "1", "default": "2", "method": "3", "cell": "4"}
 
 
-def key_of(seed: str, **parts: str) -> str:
-    words = [sys.executable, "-c", KEYS % {**PARTS, **parts}]
-    environment = {**os.environ, "PYTHONHASHSEED": seed}
-    return subprocess.run(words, env=environment, capture_output=True, check=True, text=True).stdout
-
-
 def test_key_is_the_same_in_every_process() -> None:
-    assert key_of("1") == key_of("2") != ""
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    words = ["env", f"PYTHONHASHSEED={seed}", sys.executable, "-c", KEYS % PARTS]
+    done = subprocess.run(words, capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == changed("none")
 
 
 def changed(part: str) -> str:
