@@ -88,6 +88,12 @@ def unpack_call(frame: bytes) -> tuple[bytes, int, bytes, bytes, dict[str, str]]
     return name, attempt, frame[start:], campaign, {key: value for key, _, value in pairs}
 
 
+def key_of_packet(packet: bytes) -> tuple[bytes, int]:
+    """Return the name and the attempt of a call whose frame is one packet."""
+    name, attempt, *_ = unpack_call(packet[_LENGTH.size :])
+    return name, attempt
+
+
 def pack_result(
     outcome: Outcome,
     text: bytes,

@@ -187,22 +187,34 @@ class CallProcess(SupervisedProcess):
         self._pipe.watch()
 
     def _take_back(self) -> None:
-        count = self._unread_count()
-        if count > len(self.ahead) and self.job is not None:  # the current one has not begun either
-            self._send(_frame(self.job))
-        returned = [self.ahead.pop() for _ in range(min(count, len(self.ahead)))]
-        self.on_returned(returned[::-1])
+        """Take back the jobs that the child has not received.
 
-    def _unread_count(self) -> int:
-        """Remove the calls that the child has not received. Return how many there were."""
-        count = 0
+        Meanwhile it may receive one that follows others that were taken back.
+        """
+        taken = self._take_unread()
+        if self.job is None or not taken:
+            return
+        sent = [self.job, *self.ahead]
+        returned = [job for job in sent if job.key in taken]
+        begun = [job for job in sent if job.key not in taken]
+        if not begun:  # the current one has not begun either
+            begun, returned = sent[:1], sent[1:]
+            self._send(_frame(self.job))
+        elif begun[0] is not self.job:
+            self._assign(begun[0])
+        self.ahead = deque(begun[1:])
+        self.on_returned(returned)
+
+    def _take_unread(self) -> set[tuple[bytes, int]]:
+        """Remove the calls that the child has not received. Return the keys of their jobs."""
+        taken = set()
         while self.ahead:
             try:
-                self._far.recv(READ_BYTES_MAX, socket.MSG_DONTWAIT)
+                frame = self._far.recv(READ_BYTES_MAX, socket.MSG_DONTWAIT)
             except OSError:
                 break
-            count += 1
-        return count
+            taken.add(call_frames.key_of_packet(frame))
+        return taken
 
     def _limit_text(self) -> bytes:
         if self._is_ready:
@@ -346,8 +358,8 @@ class CallProcess(SupervisedProcess):
     def _on_ended(self, status: int) -> JobResult | None:
         # It may have sent results before it died.
         self._receive_all()
-        unread = self._unread_count() if self._is_connected else 0
-        has_begun = unread <= len(self.ahead)
+        unread = self._take_unread() if self._is_connected else set()
+        has_begun = self.job is None or self.job.key not in unread
         self.on_returned([*([] if has_begun or self.job is None else [self.job]), *self.ahead])
         self.ahead.clear()
         self._close_socket()

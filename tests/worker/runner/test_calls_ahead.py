@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -197,3 +198,66 @@ def test_calls_with_limits_or_large_arguments_are_not_sent_ahead(home: Path) -> 
         assert is_waiting(runner) == 2
         Path(fifo).write_text("x")
         assert [one.text for one in turns(runner, 3)] == [b'"x"', b"null", b"50000"]
+
+
+class InterruptedTaking:
+    """The child's end of a socket. The worker is interrupted after it took the first call back."""
+
+    def __init__(self, far: socket.socket, meanwhile: Callable[[], None]) -> None:
+        self._far = far
+        self._meanwhile: Callable[[], None] | None = meanwhile
+        self.close = far.close
+
+    def recv(self, size: int, flags: int) -> bytes:
+        taken = self._far.recv(size, flags)
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return taken
+
+
+def take_back(runner: ProcessRunner, meanwhile: Callable[[], None]) -> None:
+    """Take calls back that have not begun. Call `meanwhile` after the first."""
+    (child,) = runner._call_processes()  # noqa: SLF001
+    child._far = InterruptedTaking(child._far, meanwhile)  # type: ignore[assignment]  # noqa: SLF001
+    runner.stop(b"unknown", 1)
+
+
+def test_results_are_of_their_calls_if_the_process_goes_on_while_calls_are_taken_back(
+    home: Path,
+) -> None:
+    first, second = a_fifo(home / "first"), a_fifo(home / "second")
+
+    def meanwhile() -> None:
+        """Let `first` end, and the call begin that follows the one that was taken back."""
+        Path(first).write_text("first")
+        Path(second).write_text("n1")  # blocks until it is opened
+
+    with a_warm_runner() as runner:
+        jobs = [named("yard:read", first, name="first"), named("yard:add", 0, name="n0")]
+        jobs += [named("yard:read", second, name="n1")]
+        jobs += [named("yard:add", number, name=f"n{number}") for number in range(2, 6)]
+        start_all(runner, jobs)
+        take_back(runner, meanwhile)
+        results = {one.job.name: one.text for one in turns(runner, 7)}
+    assert results == {b"first": b'"first"', b"n1": b'"n1"', b"n0": b"0"} | {
+        b"n%d" % number: b"%d" % number for number in range(2, 6)
+    }
+
+
+def test_call_that_was_taken_back_before_it_began_is_made_after_the_next_one(home: Path) -> None:
+    fifo = a_fifo(home / "fifo")
+    with a_warm_runner() as runner:
+        (child,) = runner._call_processes()  # noqa: SLF001
+        child.process.signal(signal.SIGSTOP)
+        jobs = [named("yard:add", 7, name="first"), named("yard:read", fifo, name="n0")]
+        jobs += [named("yard:add", number, name=f"n{number}") for number in range(1, 4)]
+        start_all(runner, jobs)
+
+        def meanwhile() -> None:
+            child.process.signal(signal.SIGCONT)
+            Path(fifo).write_text("n0")  # blocks until it is opened
+
+        take_back(runner, meanwhile)
+        results = {one.job.name: one.text for one in turns(runner, 5)}
+    assert results == {b"first": b"7", b"n0": b'"n0"', b"n1": b"1", b"n2": b"2", b"n3": b"3"}
