@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from taskyard.client.executor import Executor
     from taskyard.client.future_sets import progress
     from taskyard.client.futures import Future, as_completed, wait
+    from taskyard.client.task import Task, task
     from taskyard.errors import (
         ClientClosed,
         NoBroker,
@@ -51,6 +52,7 @@ __all__ = [
     "OutputRemoved",
     "OutputTruncated",
     "Refused",
+    "Task",
     "TaskBlocked",
     "TaskFailed",
     "TaskyardError",
@@ -62,6 +64,7 @@ __all__ = [
     "current",
     "progress",
     "register",
+    "task",
     "wait",
 ]
 
@@ -78,11 +81,13 @@ _HOMES = {
     "Executor": "taskyard.client.executor",
     "ExecutorBroken": "taskyard.client.calls",
     "Future": "taskyard.client.futures",
+    "Task": "taskyard.client.task",
     "as_completed": "taskyard.client.futures",
     "bundle_part": "taskyard.wire.payloads",
     "current": "taskyard.client.current",
     "progress": "taskyard.client.future_sets",
     "register": "taskyard.spark",
+    "task": "taskyard.client.task",
     "wait": "taskyard.client.futures",
 }
 

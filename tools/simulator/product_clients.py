@@ -20,7 +20,7 @@ from simulator.models import BLOCKED
 from simulator.plan import SECOND_NS
 from simulator.processes import SimProcess
 from simulator.sockets import ENDPOINT, Socket
-from taskyard.client import open_requests, outbox, session
+from taskyard.client import open_requests, pending_tasks, session
 from taskyard.core import effects, events, identity
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, Terms
@@ -78,15 +78,17 @@ class NativeProductClient(SimProcess):
     def __init__(self, world: World, name: bytes) -> None:
         super().__init__(world, name)
         #: Tasks to submit, and their times.
-        self.pending: list[tuple[int, outbox.PendingTask]] = []
+        self.pending: list[tuple[int, pending_tasks.PendingTask]] = []
         #: Submitted tasks that are not settled for it.
-        self.open: dict[bytes, outbox.PendingTask] = {}
+        self.open: dict[bytes, pending_tasks.PendingTask] = {}
 
     def plan(self, when_ns: int, campaign: bytes, name: bytes, service: bytes) -> None:
         """Submit a task at a time, or as soon as the process runs then."""
         terms = Terms(campaign=campaign, service=service)
         payload = DO + identity.spelling(campaign, name)
-        parcel = outbox.PendingTask(name, payload, terms, b"", (), UnknownPolicy.REFUSE, None)
+        parcel = pending_tasks.PendingTask(
+            name, payload, terms, b"", (), UnknownPolicy.REFUSE, None
+        )
         self.pending.append((when_ns, parcel))
 
     def build(self) -> None:
@@ -101,7 +103,7 @@ class NativeProductClient(SimProcess):
             submit = partial(self._submit, self.process, parcel)
             self.world.timeline.at(max(when_ns, now_ns), submit)
 
-    def _submit(self, process: int, parcel: outbox.PendingTask) -> None:
+    def _submit(self, process: int, parcel: pending_tasks.PendingTask) -> None:
         if process != self.process or not self.alive:
             return
         full_name = _full_name(parcel)
@@ -206,7 +208,7 @@ class RoundRobinProductClient(SimProcess):
         self._socket.close()
 
 
-def _full_name(parcel: outbox.PendingTask) -> bytes:
+def _full_name(parcel: pending_tasks.PendingTask) -> bytes:
     return identity.spelling(parcel.terms.campaign, parcel.name)
 
 

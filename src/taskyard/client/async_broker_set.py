@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from taskyard.client.campaigns import AsyncBundle
     from taskyard.client.exchanges import Awaited, Exchange
-    from taskyard.client.outbox import PendingTask
+    from taskyard.client.pending_tasks import PendingTask
     from taskyard.client.record_stream import RecordBatch
     from taskyard.client.routes import Fan, Routine
     from taskyard.client.session import Session

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from taskyard.client import campaigns, discovery, fan_out, requests
 from taskyard.client.campaigns import Campaign
 from taskyard.client.client import Client
+from taskyard.client.content import campaign_of
 from taskyard.client.exchanges import request_until, run_exchange
+from taskyard.client.functions import CONTENT
 from taskyard.client.futures import Future
 from taskyard.client.members import MemberSet, routed_methods, silence_of
 from taskyard.client.routes import ReadFan
@@ -177,6 +179,10 @@ class BrokerSet(MemberSet[Member], Client):
 
         Returns when this broker is known. Raises `OtherBroker` if a dependency is at another one.
         """
+        if callable(work) and options.get("key") == CONTENT:
+            campaign = campaign or campaign_of(work)
+            more: Any = {"name": name, "campaign": campaign, **options}
+            return self.for_campaign(campaign).submit(work, *values, **more)
         is_new = name is None
         name = fan_out.generated_name(campaign) if name is None else name
         names, futures = fan_out.dependencies_of(options.get("after"))
@@ -197,6 +203,8 @@ class BrokerSet(MemberSet[Member], Client):
 
         Tasks of no campaign are distributed.
         """
+        if callable(work) and options.get("key") == CONTENT:
+            campaign = campaign or campaign_of(work)
         if campaign:
             return self.for_campaign(campaign).map(work, *iterables, campaign=campaign, **options)
         return [self.submit(work, *row, **options) for row in rows_of(iterables)]

@@ -13,7 +13,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from taskyard.client.origins import CallOrigins
 from taskyard.errors import TaskFailed, UserError
@@ -43,6 +43,12 @@ CALL_OPTIONS: Final = frozenset(
         "resources",
     }
 )
+
+#: The value of `key` for names by content. Another one is an argument of the function.
+CONTENT: Final = "content"
+
+#: Options of calls that are named by their content.
+_KEY_OPTIONS: Final = frozenset({"key", "version"})
 
 #: A function that is called in another process by its import path has two more.
 PATH_CALL_OPTIONS: Final = CALL_OPTIONS | {"env", "cwd"}
@@ -145,6 +151,18 @@ class FunctionCalls:
         _check_main_guard()
         return self._origins.encode(function, args, kwargs)
 
+    def encode_keyed(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        token: str,
+    ) -> bytes:
+        """Return the payload of a call that is named by its content. Raises `NotEncodable`."""
+        call = pickled.decode_pickled_call(self.encode(function, args, kwargs))
+        origin = structs.replace(call.origin, token=token, nonce=secrets.token_hex(8))
+        return pickled.encode_pickled_call(call.call, origin)
+
     def pickle_once(self, function: Callable[..., _T]) -> Callable[..., _T]:
         """Return a substitute for a function that many calls share."""
         substitute: Callable[..., _T] = self._origins.pickle_once(function)
@@ -180,6 +198,10 @@ def split_options(
     With `is_explicit`, the arguments are given by `kwargs`, and such a name is an option.
     """
     known = PATH_CALL_OPTIONS if isinstance(work, str) else CALL_OPTIONS
+    if options.get("key") == CONTENT:
+        if isinstance(work, str):
+            raise UserError("key: only for function objects, not for 'module:function'")
+        known |= _KEY_OPTIONS
     own = {name: value for name, value in options.items() if name in known}
     named = {name: value for name, value in options.items() if name not in known}
     if isinstance(work, str):

@@ -14,16 +14,15 @@ from bisect import insort
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from msgspec import Struct
-
 from taskyard.campaign.batches import task_bytes
 from taskyard.campaign.lanes import LaneTemplates
 from taskyard.campaign.values import InvalidValue
+from taskyard.client.adoptions import Adoptions
+from taskyard.client.pending_tasks import PendingTask, submission_of
 from taskyard.client.results import SettableFuture, settle_future
 from taskyard.client.watches import STREAM_NS
-from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
-from taskyard.core.model import Refusal, Submission, Terms, shown
+from taskyard.core.model import Refusal, shown
 from taskyard.errors import Refused
 from taskyard.wire.native import peer
 
@@ -46,24 +45,7 @@ BYTES_PER_CREATE_MAX: Final = 4 * 1024 * 1024
 OUTBOX_MAX: Final = 100_000
 
 _DUPLICATE: Final = Refusal.DUPLICATE.value
-
-
-class PendingTask(Struct, gc=False):
-    """A task that the broker has not acknowledged. Part of no cycle."""
-
-    #: In the campaign of its terms.
-    name: bytes
-    payload: bytes
-    terms: Terms
-    #: None: by the lane template of its service.
-    lane: bytes | None
-    after: tuple[bytes, ...]
-    unknown: UnknownPolicy
-    future: SettableFuture | None
-    #: Settle the future when the task is settled. False: as soon as it is accepted.
-    watched: bool = True
-    #: Its size in a message. Set by the session.
-    message_bytes: int = 0
+_CONFLICT: Final = Refusal.CONFLICT.value
 
 
 class Batch(NamedTuple):
@@ -94,6 +76,7 @@ class Outbox:
         self._batched_count = 0
         self._room = threading.Condition()
         self._watches = watches
+        self.adoptions = Adoptions(watches)
         self._clock = clock
         #: Batches in flight, by request number.
         self.open: dict[int, Batch] = {}
@@ -106,7 +89,7 @@ class Outbox:
 
     def __bool__(self) -> bool:
         """Return whether a task is not acknowledged."""
-        return bool(self.tasks or self.open or self._refused)
+        return bool(self.tasks or self.open or self._refused or self.adoptions)
 
     def wait_for_room(self, is_running: Callable[[], bool]) -> None:
         """Block until half of the outbox is free, or the session has ended."""
@@ -121,6 +104,8 @@ class Outbox:
 
     def send(self) -> None:
         """Send as many batches as may be in flight."""
+        if self.adoptions:
+            self.adoptions.send()
         while len(self.open) < CREATES_MAX and (batch := self._next_batch()) is not None:
             self._send_batch(batch)
 
@@ -183,7 +168,7 @@ class Outbox:
             task.watched and task.future is not None for task in tasks
         )
         try:
-            submission, unknown = _submission(tasks), tasks[0].unknown
+            submission, unknown = submission_of(tasks), tasks[0].unknown
             more: dict[str, Any] = {"stream": stream, "environment": self.environment}
             number = self.channel.request(
                 lambda number: peer.create(number, submission, unknown, **more),
@@ -245,6 +230,8 @@ class Outbox:
                 left.append(task)
             elif fault.code == _DUPLICATE and index:  # to be sent after the first of its name
                 repeats.append((batch.before + index, task))
+            elif fault.code == _CONFLICT and task.adopts:
+                self.adoptions.add(task)
             else:
                 _refuse(task, fault.reason, fault.code)
         if left:
@@ -335,7 +322,7 @@ def _without_repeats(tasks: list[tuple[int, PendingTask]]) -> list[Batch]:
 def _encoding_error(task: PendingTask) -> Exception | None:
     """Return why a task can't be encoded. None: it can."""
     try:
-        peer.create(0, _submission([task]))
+        peer.create(0, submission_of([task]))
     except Exception as error:  # noqa: BLE001  # raised by the future of the task
         return error
     return None
@@ -343,26 +330,3 @@ def _encoding_error(task: PendingTask) -> Exception | None:
 
 def _batch_start(batch: Batch) -> int:
     return batch.before
-
-
-def _submission(tasks: list[PendingTask]) -> Submission:
-    """Return tasks as columns. Shared terms are sent once."""
-    places: dict[int, int] = {}
-    terms: list[Terms] = []
-    terms_at: list[int] = []
-    for task in tasks:
-        place = places.get(id(task.terms))
-        if place is None:
-            place = places[id(task.terms)] = len(terms)
-            terms.append(task.terms)
-        terms_at.append(place)
-    lanes = [task.lane or b"" for task in tasks]
-    after = [task.after for task in tasks]
-    return Submission(
-        names=[task.name for task in tasks],
-        payloads=[task.payload for task in tasks],
-        terms=terms,
-        terms_at=terms_at if len(terms) > 1 else None,
-        lanes=lanes if any(lanes) else None,
-        after=[list(names) for names in after] if any(after) else None,
-    )

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from taskyard.campaign.batches import encode_text
-from taskyard.client import functions
+from taskyard.client import content, functions
 from taskyard.client import output as output_requests
 from taskyard.client.exchanges import Deadline, Query, checked_reply
 from taskyard.client.results import check_not_truncated, decode_whole_result
@@ -50,6 +50,9 @@ NAMES_PER_REQUEST: Final = 20_000
 
 #: Tasks of other campaigns that an error on an unknown name suggests.
 NAMES_SUGGESTED_MAX: Final = 3
+
+#: Tasks to which a name by content is compared.
+_COMPARED_MAX: Final = 20
 
 #: A task as the broker describes it.
 View = dict[str, Any]
@@ -150,8 +153,29 @@ def show(name: str, timeout: float | None = None) -> Exchange[dict[str, Any]]:
 
 
 def explain(name: str, timeout: float | None = None) -> Exchange[dict[str, Any]]:
-    """Return why a task is in its state, with the tasks that it waits for."""
-    return dict((yield from _document(peer.EXPLAIN, name, timeout)))
+    """Return why a task is in its state, with the tasks that it waits for.
+
+    If it is named by its content, also which part of that differs from earlier tasks.
+    """
+    found = dict((yield from _document(peer.EXPLAIN, name, timeout)))
+    key = content.ContentName.of(found["name"])
+    if key is not None:
+        deadline = Deadline.after(timeout)
+        found["sentence"] += yield from _key_clause(found["campaign"], key, deadline)
+    return found
+
+
+def _key_clause(
+    campaign: str, key: content.ContentName, deadline: Deadline | None
+) -> Exchange[str]:
+    """Return a clause on the part of a task's key that differs from those of other tasks."""
+    scope = scope_of(campaign=campaign)
+    for part in key.parts_to_compare():
+        found, _ = yield from tasks_page(scope, part, deadline=deadline, count=_COMPARED_MAX)
+        other = key.nearest([view["name"] for view in found])
+        if other is not None:
+            return f"; {key.difference(other)}"
+    return ""
 
 
 def why(name: str, timeout: float | None = None) -> Exchange[str]:

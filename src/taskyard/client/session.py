@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from taskyard.client.open_requests import ReplyTimeouts
-    from taskyard.client.outbox import PendingTask
+    from taskyard.client.pending_tasks import PendingTask
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import Clock, PeerTransport
     from taskyard.net.sockets import ZmqSocket
@@ -272,7 +272,7 @@ class Session:
         """Send and receive over this wire."""
         channel = self._channel = Channel(wire, self._clock)
         self._outbox.channel = self._requests.channel = self._watches.channel = channel
-        self._fetches.channel = channel
+        self._fetches.channel = self._outbox.adoptions.channel = channel
 
     def wake_at_ns(self) -> int | None:
         """Return when the next turn is due even if nothing arrives."""
@@ -303,6 +303,8 @@ class Session:
             self._watches.on_reply(reply)
         elif number in self._fetches.open:
             self._fetches.on_reply(reply)
+        elif number in self._outbox.adoptions.open:
+            self._outbox.adoptions.on_reply(reply)
         elif number in self._requests.open:
             self._requests.on_reply(reply)
 
@@ -337,6 +339,7 @@ class Session:
                 *self._watches.take_futures(),
                 *self._fetches.take_futures(),
                 *self._outbox.take_futures(),
+                *self._outbox.adoptions.take_futures(),
             ]
         for future in futures:
             if not future.done():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -16,9 +17,10 @@ from taskyard.campaign.batches import encode_batch, encode_text
 from taskyard.campaign.task_spec import check_task, key_error_text
 from taskyard.campaign.values import InvalidValue
 from taskyard.client import functions
-from taskyard.client.functions import FOREIGN, FunctionCalls
+from taskyard.client.content import ContentKeys, campaign_of
+from taskyard.client.functions import FOREIGN, FunctionCalls, OutcomeDecoder
 from taskyard.client.futures import FutureBase
-from taskyard.client.outbox import PendingTask
+from taskyard.client.pending_tasks import PendingTask
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Terms
 from taskyard.errors import UserError
@@ -29,7 +31,6 @@ from taskyard.wire.pickled import PICKLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from taskyard.client.functions import OutcomeDecoder
     from taskyard.client.requests import TaskRef
     from taskyard.client.results import SettableFuture
     from taskyard.client.session import Session
@@ -103,6 +104,7 @@ class Submitter(Generic[_F]):
             if options or name or campaign:
                 taken = _taken(name, campaign)
                 arguments, options = _split(work, arguments, options, taken)
+                campaign, more["keys"] = _take_keys(work, name, campaign, options)
             return self._submit_function(work, name, campaign, arguments, options, **more)
         if options and isinstance(work, str):
             arguments, options = _split(work, arguments, options)
@@ -134,6 +136,7 @@ class Submitter(Generic[_F]):
         decoder: OutcomeDecoder | None = None,
         *,
         wait_for_unknown: bool,
+        adopts: bool = False,
     ) -> _F:
         """Submit a task with options, given as a row of a file."""
         if "after" in raw:
@@ -146,7 +149,8 @@ class Submitter(Generic[_F]):
         terms = submission.terms_of(0)
         future = self._make_future(submission.names[0], terms.service, terms.campaign, decoder)
         lane = submission.lanes[0] if submission.lanes else None
-        self._queue_row(submission, 0, lane=lane, unknown=unknown, future=future)
+        row: Any = {"lane": lane, "unknown": unknown, "future": future, "adopts": adopts}
+        self._queue_row(submission, 0, **row)
         return future
 
     def _name_prefix(self, campaign: str) -> str:
@@ -191,14 +195,20 @@ class Submitter(Generic[_F]):
         options: dict[str, Any],
         *,
         wait_for_unknown: bool = False,
+        keys: ContentKeys | None = None,
     ) -> _F:
-        """Submit a call of a function object, pickled."""
+        """Submit a call of a function object, pickled. With keys, it is named by its content."""
         args, kwargs = arguments[0] or (), arguments[1] or {}
-        payload = self._calls.encode(function, args, kwargs)
-        decoder = self._calls.decoder
+        if keys is not None:
+            name, token = keys.of(args, kwargs)
+            payload = self._calls.encode_keyed(function, args, kwargs, token)
+            decoder = OutcomeDecoder(token)
+        else:
+            payload = self._calls.encode(function, args, kwargs)
+            decoder = self._calls.decoder
         if name is None:
             name = f"{functions.function_name(function)}-{self._prefix}-{next(self._count)}"
-        if not options and not wait_for_unknown:
+        if not options and not wait_for_unknown and keys is None:
             return self._submit_plain(name, PICKLE, payload, campaign, decoder)
         raw = {"name": name, "payload": payload, "service": PICKLE.decode(), **options}
         lane = options.get("lane")
@@ -206,7 +216,8 @@ class Submitter(Generic[_F]):
             always = {"name": name, "campaign": campaign, "service": raw["service"]}
             fields = lanes.fields_of({"args": [*args], "kwargs": {**kwargs}}, always)
             raw["lane"] = lanes.escape_template(_expand_lane(lane, fields))
-        return self._submit_row(raw, campaign, decoder, wait_for_unknown=wait_for_unknown)
+        more: Any = {"wait_for_unknown": wait_for_unknown, "adopts": keys is not None}
+        return self._submit_row(raw, campaign, decoder, **more)
 
     def submit_each(
         self,
@@ -222,7 +233,9 @@ class Submitter(Generic[_F]):
         (_, named), options = _split(work, (None, kwargs), options, _taken(None, campaign))
         submit: Callable[..., _F] = self._submit_work
         if callable(work):
-            submit, work = self._submit_function, self._calls.pickle_once(work)
+            campaign, keys = _take_keys(work, None, campaign, options)
+            submit = partial(self._submit_function, keys=keys)
+            work = self._calls.pickle_once(work)
         for row in rows:
             yield submit(work, None, campaign, (row, named), options)
 
@@ -237,7 +250,7 @@ class Submitter(Generic[_F]):
             self._queue_row(submission, index, lane=lane, unknown=unknown, future=future)
             yield future
 
-    def _queue_row(
+    def _queue_row(  # noqa: PLR0913  # all but two are named
         self,
         submission: Submission,
         index: int,
@@ -245,11 +258,13 @@ class Submitter(Generic[_F]):
         lane: bytes | None,
         unknown: UnknownPolicy,
         future: _F | None,
+        adopts: bool = False,
     ) -> None:
         name, payload = submission.names[index], submission.payload_of(index)
         after = tuple(submission.after[index]) if submission.after else ()
         terms = submission.terms_of(index)
-        self._session.submit(PendingTask(name, payload, terms, lane, after, unknown, future))
+        task = PendingTask(name, payload, terms, lane, after, unknown, future, adopts=adopts)
+        self._session.submit(task)
 
     def submit_encoded(  # noqa: PLR0913  # one per key
         self,
@@ -326,6 +341,18 @@ def _split(
     if twice:
         raise UserError(f"argument {min(twice)!r}: given twice")
     return (args, {**kwargs, **named} if kwargs and named else named or kwargs), own
+
+
+def _take_keys(
+    function: Callable[..., Any], name: str | None, campaign: str, options: dict[str, Any]
+) -> tuple[str, ContentKeys | None]:
+    """Take the options of names by content. Return the campaign, and the keys if they are given."""
+    if options.pop("key", None) is None:
+        return campaign, None
+    if name is not None:
+        raise UserError("name and key: give only one")
+    keys = ContentKeys(function, options.pop("version", None))
+    return campaign or campaign_of(function), keys
 
 
 def _expand_lane(template: str, fields: dict[str, object]) -> str:

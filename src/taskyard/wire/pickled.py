@@ -74,6 +74,9 @@ class Origin(
     #: What a process does before its first call with this token: a file, or the payload of a call.
     setup_file: str = ""
     setup: bytes = b""
+    #: Differs between submissions of a call that is named by its content. So the broker never takes
+    #: a repeated call for the same submission, and the client looks for the task of that name.
+    nonce: str = ""
 
 
 class Pickled(Struct, frozen=True):

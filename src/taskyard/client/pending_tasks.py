@@ -1,0 +1,57 @@
+"""A task on its way to the broker, and many of them as columns of a message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from taskyard.core.model import Submission
+
+if TYPE_CHECKING:
+    from taskyard.client.results import SettableFuture
+    from taskyard.core.events import UnknownPolicy
+    from taskyard.core.model import Terms
+
+
+class PendingTask(Struct, gc=False):
+    """A task that the broker has not acknowledged. Part of no cycle."""
+
+    #: In the campaign of its terms.
+    name: bytes
+    payload: bytes
+    terms: Terms
+    #: None: by the lane template of its service.
+    lane: bytes | None
+    after: tuple[bytes, ...]
+    unknown: UnknownPolicy
+    future: SettableFuture | None
+    #: Settle the future when the task is settled. False: as soon as it is accepted.
+    watched: bool = True
+    #: A known task of this name is used, whatever its payload.
+    adopts: bool = False
+    #: Its size in a message. Set by the session.
+    message_bytes: int = 0
+
+
+def submission_of(tasks: list[PendingTask]) -> Submission:
+    """Return tasks as columns. Shared terms are sent once."""
+    places: dict[int, int] = {}
+    terms: list[Terms] = []
+    terms_at: list[int] = []
+    for task in tasks:
+        place = places.get(id(task.terms))
+        if place is None:
+            place = places[id(task.terms)] = len(terms)
+            terms.append(task.terms)
+        terms_at.append(place)
+    lanes = [task.lane or b"" for task in tasks]
+    after = [task.after for task in tasks]
+    return Submission(
+        names=[task.name for task in tasks],
+        payloads=[task.payload for task in tasks],
+        terms=terms,
+        terms_at=terms_at if len(terms) > 1 else None,
+        lanes=lanes if any(lanes) else None,
+        after=[list(names) for names in after] if any(after) else None,
+    )
