@@ -53,8 +53,8 @@ def arm(killer: Killer) -> None:
     os.rename = killer.step(os.rename)
     os.unlink = killer.step(os.unlink)
     archive.ArchiveWriter.commit = killer.step(archive.ArchiveWriter.commit)  # type: ignore[method-assign]
-    write = killer.step(archive.ArchiveWriter._write)  # noqa: SLF001
-    archive.ArchiveWriter._write = write  # type: ignore[method-assign] # noqa: SLF001
+    write = killer.step(archive.ArchiveWriter.write_columns)
+    archive.ArchiveWriter.write_columns = write  # type: ignore[method-assign]
     SqliteStore.trim = killer.step(SqliteStore.trim)  # type: ignore[method-assign]
 
 

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from taskyard.core.model import EndedTask, Result
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, JournalFailed, StateError, UnknownFormat
 from taskyard.journal import archive
-from taskyard.journal.archive import Archive, ArchiveRow, ArchiveWriter
+from taskyard.journal.archive import Archive, ArchiveRow, ArchiveWriter, Columns
 from taskyard.journal.store import Head
 
 IDENTITY = b"sixteen bytes .."
@@ -131,13 +132,13 @@ class TestAdding:
 
     def test_no_transaction_is_large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sizes: list[int] = []
-        write = ArchiveWriter._write  # noqa: SLF001
+        write = ArchiveWriter.write_columns
 
-        def counted(self: ArchiveWriter, some: list[ArchiveRow]) -> None:
+        def counted(self: ArchiveWriter, some: list[Columns]) -> None:
             sizes.append(len(some))
             write(self, some)
 
-        monkeypatch.setattr(ArchiveWriter, "_write", counted)
+        monkeypatch.setattr(ArchiveWriter, "write_columns", counted)
         monkeypatch.setattr(archive, "TASKS_PER_TRANSACTION", 3)
         monkeypatch.setattr(archive, "SYNC_BYTES", 100)
         long = [done(b"long %d" % number, result=b"x" * 60) for number in range(4)]
@@ -212,10 +213,8 @@ class TestAdding:
                 ArchiveWriter(tmp_path, IDENTITY)
             return
         with closing(ArchiveWriter(tmp_path, IDENTITY)) as writer:
-            if call == "add":
-                monkeypatch.setattr(archive, "_columns", fail)
-            else:
-                monkeypatch.setattr(archive, "seal", fail)
+            failing = SimpleNamespace(execute=fail, close=writer._connection.close)  # noqa: SLF001
+            monkeypatch.setattr(writer, "_connection", failing)
             with pytest.raises(JournalFailed, match="disk I/O error"):
                 writer.add([done(b"a")]) if call == "add" else writer.commit(HEAD)
 

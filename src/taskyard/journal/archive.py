@@ -102,6 +102,9 @@ _BUSY_TIMEOUT_SECONDS = 5.0
 #: An ended task with its result, or with the cause of a cancellation (`recovery.causes_in`).
 ArchiveRow = tuple[EndedTask, Result | None]
 
+#: A row of a table.
+Columns = tuple[Any, ...]
+
 #: A task's name, an attempt, its stdout and its stderr.
 OutputRow = tuple[bytes, int, Result, Result]
 
@@ -282,13 +285,12 @@ class ArchiveWriter:
         Rows are sorted by name, so each page of a large index is written once.
         """
         for some in _batches(sorted(finished, key=_name_of)):
-            self._write(some)
+            self.write_columns(list(map(_columns, some)))
 
-    def _write(self, some: list[ArchiveRow]) -> None:
-        """Write one transaction and checkpoint it, which keeps syncs and the log short."""
+    def write_columns(self, rows: list[Columns]) -> None:
+        """Write rows as they are stored, and checkpoint them. So syncs and the log are short."""
         connection, execute = self._connection, self._connection.execute
         try:
-            rows = list(map(_columns, some))
             execute("BEGIN IMMEDIATE")
             before = connection.total_changes
             connection.executemany(_INSERT_NEW, rows)
@@ -303,10 +305,14 @@ class ArchiveWriter:
 
     def add_outputs(self, outputs: list[OutputRow]) -> None:
         """Add streams of attempts, in one transaction."""
+        self.write_output_columns(list(map(_output_columns, outputs)))
+
+    def write_output_columns(self, rows: list[Columns]) -> None:
+        """Write streams as they are stored, in one transaction."""
         execute = self._connection.execute
         try:
             execute("BEGIN IMMEDIATE")
-            self._connection.executemany(_INSERT_OUTPUT, map(_output_columns, outputs))
+            self._connection.executemany(_INSERT_OUTPUT, rows)
             execute("COMMIT")
             execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except DiskErrors as error:
@@ -406,7 +412,7 @@ def _name_of(finishing: ArchiveRow) -> bytes:
     return finishing[0].name
 
 
-def _columns(finishing: ArchiveRow) -> tuple[object, ...]:
+def _columns(finishing: ArchiveRow) -> Columns:
     ended, result = finishing
     text, bytes_total = (None, None) if result is None else (result.text, _signed_total(result))
     return (
@@ -461,7 +467,7 @@ def _with_total(text: bytes, signed_total: int) -> Result:
     return Result(text, abs(signed_total), signed_total < 0)
 
 
-def _output_columns(output: OutputRow) -> tuple[object, ...]:
+def _output_columns(output: OutputRow) -> Columns:
     name, attempt, stdout, stderr = output
     plain = (name, attempt, stdout.text, _signed_total(stdout), stderr.text, _signed_total(stderr))
     return *plain, crc32(_encode(plain))

@@ -78,8 +78,15 @@ def _no_progress(_step: str, _done: int, _total: int) -> None:
     pass
 
 
+#: Opens the index of a journal, in its directory, to add rows.
+OpenIndex = Callable[[Path, bytes], ArchiveWriter]
+
+
 def export(
-    directory: Path, store: StoreReader, progress: Progress = _no_progress
+    directory: Path,
+    store: StoreReader,
+    progress: Progress = _no_progress,
+    open_index: OpenIndex = ArchiveWriter,
 ) -> CompactionResult:
     """Write history, index and snapshot of all rows. Trims nothing."""
     head = store.head  # later rows wait for the next compaction
@@ -96,7 +103,9 @@ def export(
         while outcome.sequence < head.sequence:
             base = outcome.sequence
             segment = _next_segment(store, base, head)
-            _Replay(directory, store, segment, outcome, reached).run(base, total, progress)
+            replay = _Replay(directory, store, segment, outcome, reached)
+            replay.open_index = open_index
+            replay.run(base, total, progress)
             if made:
                 snapshot.remove(directory, made)
             made = outcome.sequence
@@ -266,6 +275,7 @@ class _Replay:
         outcome: CompactionResult,
         reached: int,
     ) -> None:
+        self.open_index: OpenIndex = ArchiveWriter
         self._directory = directory
         self._store = store
         self._head = segment.head
@@ -288,7 +298,7 @@ class _Replay:
             if base:
                 old = stack.enter_context(snapshot.read(self._directory, base))
             self._open(old)
-            index = self._index = ArchiveWriter(self._directory, self._store.identity)
+            index = self._index = self.open_index(self._directory, self._store.identity)
             stack.callback(index.close)
             stack.callback(self._abandon)
             for row in self._store.rows(base):

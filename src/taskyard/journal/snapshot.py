@@ -309,10 +309,14 @@ def path_of(directory: Path, sequence: int) -> Path:
 
 def sequences(directory: Path) -> list[int]:
     """Return the rows of all snapshots, newest first."""
-    names = [path.name for path in (directory / FOLDER).glob("*.snapshot")]
-    return sorted(
-        (int(found[1]) for name in names if (found := _NAME.fullmatch(name))), reverse=True
-    )
+    found = map(sequence_of, (directory / FOLDER).glob("*.snapshot"))
+    return sorted((sequence for sequence in found if sequence is not None), reverse=True)
+
+
+def sequence_of(path: Path) -> int | None:
+    """Return the row of a snapshot, by the name of its file. None: it is another file."""
+    found = _NAME.fullmatch(path.name)
+    return int(found[1]) if found else None
 
 
 def write(directory: Path, identity: bytes, head: Head, ledger: Ledger) -> Path:

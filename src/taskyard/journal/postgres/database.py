@@ -7,6 +7,8 @@ password in it. Knows nothing about the meaning of rows.
 import logging
 import os
 import secrets
+import socket
+from contextlib import suppress
 from typing import Any, Final, LiteralString
 
 import psycopg
@@ -37,6 +39,32 @@ STEPS: Final[tuple[tuple[LiteralString, ...], ...]] = (
         ),
         "ALTER TABLE taskyard.journal ALTER body SET STORAGE EXTERNAL",
         "INSERT INTO taskyard.leader (epoch, holder, renewal, lease_ns) VALUES (0, '', 0, 0)",
+    ),
+    (
+        # What replaces trimmed rows. Only files with a row in `claims` count.
+        (
+            "CREATE TABLE taskyard.claims (name text PRIMARY KEY, upload text NOT NULL, "
+            "bytes bigint NOT NULL, digest bytea NOT NULL, epoch bigint NOT NULL)"
+        ),
+        (
+            "CREATE TABLE taskyard.files (upload text, part integer, content bytea NOT NULL, "
+            "PRIMARY KEY (upload, part))"
+        ),
+        "ALTER TABLE taskyard.files ALTER content SET STORAGE EXTERNAL",
+        # As in finished.sqlite.
+        (
+            "CREATE TABLE taskyard.finished (name bytea PRIMARY KEY, state integer NOT NULL, "
+            "campaign bytea NOT NULL, service bytea NOT NULL, attempt bigint NOT NULL, "
+            "digest bytea, record bigint NOT NULL, at_ns bigint NOT NULL, "
+            "checksum bigint NOT NULL, result bytea, result_checksum bigint NOT NULL, "
+            "result_bytes_total bigint)"
+        ),
+        (
+            "CREATE TABLE taskyard.outputs (name bytea, attempt bigint, stdout bytea NOT NULL, "
+            "stdout_bytes_total bigint NOT NULL, stderr bytea NOT NULL, "
+            "stderr_bytes_total bigint NOT NULL, checksum bigint NOT NULL, "
+            "PRIMARY KEY (name, attempt))"
+        ),
     ),
 )
 FORMAT: Final = len(STEPS)
@@ -165,6 +193,12 @@ def read_anchor(connection: Connection) -> tuple[bytes, Head]:
 def is_in_doubt(connection: Connection, error: psycopg.Error) -> bool:
     """Return whether a statement that failed may still have been committed."""
     return connection.closed or error.sqlstate is None or error.sqlstate.startswith(_IN_DOUBT)
+
+
+def interrupt(connection: Connection) -> None:
+    """End a call that waits for the server in another thread, with an error."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as own:
+        own.shutdown(socket.SHUT_RDWR)
 
 
 def text_of(error: Exception) -> str:

@@ -12,11 +12,8 @@ The server does not tell how much disk it has left. A full disk is `JournalFaile
 not written.
 """
 
-import os
-import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, LiteralString, Self
 
@@ -239,10 +236,7 @@ class PostgresStore(_PostgresRows):
     def interrupt(self) -> None:
         """End a call that waits for the server in another thread. The store is broken then."""
         self._closed = self._broken = f"{database.describe(self._url)}: interrupted"
-        with suppress(OSError, psycopg.Error):
-            duplicate = socket.socket(fileno=os.dup(self._connection.fileno()))
-            with duplicate:
-                duplicate.shutdown(socket.SHUT_RDWR)
+        database.interrupt(self._connection)
 
     def close(self) -> None:
         if self._broken != _CLOSED:

@@ -1,0 +1,264 @@
+"""The tables that replace trimmed rows: snapshots, history files, the index of finished tasks.
+
+A compaction writes them to the state directory of its broker first, as it does for SQLite, and
+`publish` copies them. Then rows may be trimmed. `fetch` makes the state directory of another broker
+equal to the tables. So the local files are a cache.
+
+A broker that lost its term may still be writing. Its uploads have names of their own, and only
+files with a row in `claims` count, which is inserted under the term. Rows of the index follow from
+committed rows of the journal, so a stale broker adds only what is true. The row up to which the
+index is complete is written under the term, too.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, LiteralString, NamedTuple
+
+from taskyard.errors import JournalDamaged, LeaderLost
+from taskyard.journal import chain, history, snapshot
+from taskyard.journal.archive import Archive, ArchiveWriter, Columns
+from taskyard.journal.chain import Head
+from taskyard.journal.files import create_private, make_private_directory, sync_directory
+from taskyard.journal.postgres import leader
+from taskyard.journal.postgres.database import Connection
+from taskyard.journal.postgres.leader import Term
+
+#: Bytes of a file in one row: a part is in memory, here and in the server.
+PART_BYTES: Final = 4 * 1024 * 1024
+
+#: Rows of the index that are read at once.
+_ROWS: Final = 2_000
+
+#: All files of a compaction at once: half of a pair of history files is of no use.
+_CLAIM: Final = leader.HELD + (  # noqa: S608  # no input
+    " INSERT INTO taskyard.claims SELECT found.*, epoch FROM held, unnest(%(names)s::text[], "
+    "%(uploads)s::text[], %(sizes)s::bigint[], %(digests)s::bytea[]) AS found"
+)
+_COVER: Final = leader.HELD + (  # noqa: S608  # no input
+    " INSERT INTO taskyard.meta SELECT 'covered', %(covered)b FROM held "
+    "ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+)
+_UNCLAIM: Final = leader.HELD + (  # noqa: S608  # no input
+    " DELETE FROM taskyard.claims WHERE name = %(name)s AND EXISTS (SELECT FROM held)"
+)
+_REMOVE_UNCLAIMED: Final = (
+    "DELETE FROM taskyard.files WHERE upload NOT IN (SELECT upload FROM taskyard.claims)"
+)
+_INSERT_PART: Final = "INSERT INTO taskyard.files VALUES (%s, %s, %b)"
+_READ_PART: Final = "SELECT content FROM taskyard.files WHERE upload = %s AND part = %s"
+
+#: As in finished.sqlite: an older end never replaces a newer one.
+_UPSERT: Final = (
+    "INSERT INTO taskyard.finished VALUES (%b, %s, %b, %b, %s, %b, %s, %s, %s, %b, %s, %s) "
+    "ON CONFLICT (name) DO UPDATE SET state = excluded.state, campaign = excluded.campaign, "
+    "service = excluded.service, attempt = excluded.attempt, digest = excluded.digest, "
+    "record = excluded.record, at_ns = excluded.at_ns, checksum = excluded.checksum, "
+    "result = excluded.result, result_checksum = excluded.result_checksum, "
+    "result_bytes_total = excluded.result_bytes_total "
+    "WHERE excluded.record > finished.record"
+)
+_UPSERT_OUTPUT: Final = (
+    "INSERT INTO taskyard.outputs VALUES (%b, %s, %b, %s, %b, %s, %s) "
+    "ON CONFLICT (name, attempt) DO UPDATE SET stdout = excluded.stdout, "
+    "stdout_bytes_total = excluded.stdout_bytes_total, stderr = excluded.stderr, "
+    "stderr_bytes_total = excluded.stderr_bytes_total, checksum = excluded.checksum"
+)
+
+_LOST: Final = "restore the database from a backup"
+
+
+class Claim(NamedTuple):
+    """A file that counts."""
+
+    #: As a path in a state directory.
+    name: str
+    upload: str
+    bytes_total: int
+    digest: bytes
+
+
+class PublishedIndex(ArchiveWriter):
+    """The index of finished tasks, written to its tables and then to its file.
+
+    So the file never covers more than the tables.
+    """
+
+    def __init__(
+        self, directory: Path, identity: bytes, connection: Connection, term: Term
+    ) -> None:
+        super().__init__(directory, identity)
+        self._database = connection
+        self._term = term
+
+    def write_columns(self, rows: list[Columns]) -> None:
+        self._insert(_UPSERT, rows)
+        super().write_columns(rows)
+
+    def write_output_columns(self, rows: list[Columns]) -> None:
+        self._insert(_UPSERT_OUTPUT, rows)
+        super().write_output_columns(rows)
+
+    def commit(self, head: Head) -> None:
+        values = {"covered": chain.seal(self._identity, head)}
+        _run_held(self._database, _COVER, self._term, values)
+        super().commit(head)
+
+    def _insert(self, statement: LiteralString, rows: list[Columns]) -> None:
+        with self._database.transaction(), self._database.cursor() as cursor:
+            cursor.executemany(statement, rows)
+
+
+def publish(
+    connection: Connection, directory: Path, identity: bytes, head: Head, term: Term
+) -> None:
+    """Copy what a compaction up to `head` wrote, and check that it covers all rows up to there."""
+    claimed = {claim.name for claim in claims(connection)}
+    connection.execute(_REMOVE_UNCLAIMED)
+    whole, _ = history.parts(directory)
+    paths = [path for part in whole for path in part.paths(directory).values()]
+    newest = snapshot.path_of(directory, head.sequence)
+    missing = [path for path in (*paths, newest) if _name_of(directory, path) not in claimed]
+    made = [_upload(connection, directory, path) for path in missing]
+    if made:
+        names, uploads, sizes, digests = map(list, zip(*made, strict=True))
+        values = {"names": names, "uploads": uploads, "sizes": sizes, "digests": digests}
+        _run_held(connection, _CLAIM, term, values, len(made))
+    covered = read_covered(connection)
+    is_covered = covered is not None and covered == (identity, head)
+    if not is_covered or not whole or whole[-1].last < head.sequence:
+        raise JournalDamaged(
+            f"the tables do not cover row {head.sequence}", "no row was trimmed: compact again"
+        )
+
+
+def drop_snapshots(connection: Connection, before: int, term: Term) -> None:
+    """Remove snapshots of rows before `before`, which are trimmed."""
+    for claim in claims(connection):
+        sequence = snapshot.sequence_of(Path(claim.name))
+        if sequence is not None and sequence < before:
+            _run_held(connection, _UNCLAIM, term, {"name": claim.name})
+    connection.execute(_REMOVE_UNCLAIMED)
+
+
+def fetch(connection: Connection, directory: Path, identity: bytes) -> None:
+    """Make the files of a state directory equal to the tables."""
+    wanted = {claim.name: claim for claim in claims(connection)}
+    for path in _local_files(directory):
+        claim = wanted.pop(_name_of(directory, path), None)
+        if claim is None or path.stat().st_size != claim.bytes_total:
+            path.unlink()
+            if claim is not None:
+                wanted[claim.name] = claim
+    for claim in wanted.values():
+        _download(connection, directory, claim)
+    covered = read_covered(connection)
+    if covered is None:
+        return
+    if covered[0] != identity:
+        raise JournalDamaged("the index in the database belongs to another journal", _LOST)
+    with Archive(directory) as index:
+        local = index.covered()
+    after = 0 if local is None else local[1].record
+    if after < covered[1].record:
+        _fetch_index(connection, directory, covered, after)
+
+
+def claims(connection: Connection) -> list[Claim]:
+    """Return all files that count."""
+    query = "SELECT name, upload, bytes, digest FROM taskyard.claims ORDER BY name"
+    return [Claim(*columns) for columns in connection.execute(query, binary=True).fetchall()]
+
+
+def read_covered(connection: Connection) -> tuple[bytes, Head] | None:
+    """Return the journal's identity and the row up to which the index is complete."""
+    query = "SELECT value FROM taskyard.meta WHERE key = 'covered'"
+    found = connection.execute(query, binary=True).fetchall()
+    if not found:
+        return None
+    sealed = chain.unseal(found[0][0])
+    if sealed is None:
+        raise JournalDamaged("taskyard.meta: the covered row is damaged", _LOST)
+    return sealed
+
+
+def _name_of(directory: Path, path: Path) -> str:
+    return path.relative_to(directory).as_posix()
+
+
+def _local_files(directory: Path) -> Iterator[Path]:
+    """Yield the snapshots and history files, also those of an unfinished pair."""
+    for part in (*history.parts(directory)[0], *history.parts(directory)[1]):
+        yield from (path for path in part.paths(directory).values() if path.exists())
+    for sequence in snapshot.sequences(directory):
+        yield snapshot.path_of(directory, sequence)
+
+
+def _upload(connection: Connection, directory: Path, path: Path) -> Claim:
+    upload, digest, size, number = secrets.token_hex(8), hashlib.sha256(), 0, 0
+    with path.open("rb") as file:
+        while content := file.read(PART_BYTES):
+            connection.execute(_INSERT_PART, (upload, number, content))
+            digest.update(content)
+            size, number = size + len(content), number + 1
+    return Claim(_name_of(directory, path), upload, size, digest.digest())
+
+
+def _download(connection: Connection, directory: Path, claim: Claim) -> None:
+    path = directory / claim.name
+    make_private_directory(path.parent)
+    unfinished = path.with_name(f"{path.name}.new")
+    create_private(unfinished, b"")
+    digest = hashlib.sha256()
+    with unfinished.open("wb") as file:
+        for number in range(-(-claim.bytes_total // PART_BYTES)):
+            for (content,) in connection.execute(_READ_PART, (claim.upload, number), binary=True):
+                digest.update(content)
+                file.write(content)
+    if digest.digest() != claim.digest:
+        raise JournalDamaged(f"{claim.name} in the database does not match its digest", _LOST)
+    unfinished.rename(path)
+    sync_directory(path.parent)
+
+
+def _fetch_index(
+    connection: Connection, directory: Path, covered: tuple[bytes, Head], after: int
+) -> None:
+    """Add the rows that the local index lacks, then the row up to which it is complete."""
+    writer = ArchiveWriter(directory, covered[0])
+    try:
+        query = "SELECT * FROM taskyard.finished WHERE record > %s"
+        for rows in _portions(connection, query, (after,)):
+            writer.write_columns(rows)
+        for rows in _portions(connection, "SELECT * FROM taskyard.outputs"):
+            writer.write_output_columns(rows)
+        writer.commit(covered[1])
+    finally:
+        writer.close()
+
+
+def _portions(
+    connection: Connection, query: LiteralString, values: tuple[int, ...] = ()
+) -> Iterator[list[Columns]]:
+    with (
+        connection.transaction(),
+        connection.cursor("index", binary=True) as cursor,
+    ):
+        cursor.execute(query, values)
+        while rows := cursor.fetchmany(_ROWS):
+            yield rows
+
+
+def _run_held(
+    connection: Connection,
+    statement: LiteralString,
+    term: Term,
+    values: Mapping[str, object],
+    count: int = 1,
+) -> None:
+    """Run a statement that begins with `leader.HELD`. Raises unless it changed `count` rows."""
+    if connection.execute(statement, {**term._asdict(), **values}).rowcount != count:
+        raise LeaderLost(
+            f"another broker has taken over since epoch {term.epoch}, so a compaction stops"
+        )

@@ -1,0 +1,189 @@
+"""What replaces trimmed rows in PostgreSQL: published by one broker, fetched by another."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from taskyard.core.fingerprint import ledger_fingerprint
+from taskyard.errors import JournalDamaged, LeaderLost
+from taskyard.journal import compaction, history, recovery, snapshot
+from taskyard.journal.archive import Archive
+from taskyard.journal.postgres import database, exports, leader
+from taskyard.journal.postgres.database import Connection
+from taskyard.journal.postgres.exports import PublishedIndex
+from taskyard.journal.postgres.leader import Term
+from taskyard.journal.postgres.store import PostgresStore
+from taskyard.journal.store import MemoryStore
+from tests.journal.scenarios import rich_story
+from tests.kit.postgres import Cluster
+
+
+@pytest.fixture(scope="module")
+def story() -> MemoryStore:
+    store = rich_story(MemoryStore()).store
+    assert isinstance(store, MemoryStore)
+    return store
+
+
+class Machine:
+    """A broker's state directory and connection, with a term."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self.connection: Connection = database.connect(url)
+        self.term: Term = leader.acquire(self.connection, 0)
+        self.directory = directory
+        self.store = PostgresStore(url, directory, self.term)
+        exports.fetch(self.connection, directory, self.store.identity)
+
+    def write(self, story: MemoryStore, last: int) -> None:
+        """Copy rows of a story up to row `last`."""
+        for row in story.rows(self.store.head.sequence):
+            if row.sequence > last:
+                break
+            self.store.commit(row.body, row.record_last - row.record_first + 1)
+
+    def export(self) -> None:
+        index = partial(PublishedIndex, connection=self.connection, term=self.term)
+        compaction.export(self.directory, self.store, open_index=index)
+
+    def publish(self) -> None:
+        arguments = (self.store.identity, self.store.head, self.term)
+        exports.publish(self.connection, self.directory, *arguments)
+
+    def compact(self) -> None:
+        self.export()
+        self.publish()
+        self.store.trim(self.store.head.sequence)
+        exports.drop_snapshots(self.connection, self.store.anchor.sequence, self.term)
+        compaction.drop_snapshots(self.directory, self.store.head.sequence)
+
+    def fingerprint(self) -> object:
+        return ledger_fingerprint(recovery.open_ledger(self.directory, self.store))
+
+    def files(self) -> dict[str, bytes]:
+        folders = (history.FOLDER, snapshot.FOLDER)
+        paths = [path for folder in folders for path in (self.directory / folder).glob("*")]
+        return {path.name: path.read_bytes() for path in paths}
+
+    def ended(self) -> list[bytes]:
+        with Archive(self.directory) as index:
+            assert index.verify() == index.count()
+            return index.names(None, 10_000)
+
+    def close(self) -> None:
+        self.store.close()
+        self.connection.close()
+
+
+@pytest.fixture
+def url(cluster: Cluster) -> str:
+    return cluster.database()
+
+
+def test_another_machine_has_everything_that_was_trimmed(
+    url: str, tmp_path: Path, story: MemoryStore
+) -> None:
+    last = story.head.sequence
+    first = Machine(url, tmp_path / "first")
+    first.write(story, last // 2)
+    first.compact()
+    first.write(story, last)
+    fingerprint = first.fingerprint()
+    first.compact()
+    second = Machine(url, tmp_path / "second")
+    assert second.store.anchor.sequence == last
+    assert second.fingerprint() == first.fingerprint()
+    assert len(str(fingerprint)) > 100
+    assert second.files() == first.files()
+    assert second.ended() == first.ended() != []
+    with Archive(first.directory) as ours, Archive(second.directory) as theirs:
+        assert ours.covered() == theirs.covered()
+        for name in first.ended():
+            assert ours.result(name) == theirs.result(name)
+    assert len([one for one in exports.claims(second.connection) if "snapshot" in one.name]) == 1
+    first.close()
+    second.close()
+
+
+def test_same_machine_fetches_nothing_again(
+    url: str, tmp_path: Path, story: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Machine(url, tmp_path)
+    first.write(story, story.head.sequence)
+    first.compact()
+    first.close()
+    monkeypatch.setattr(exports, "_download", None)
+    monkeypatch.setattr(exports, "_fetch_index", None)
+    Machine(url, tmp_path).close()
+
+
+def test_machine_that_was_replaced_catches_up(url: str, tmp_path: Path, story: MemoryStore) -> None:
+    """The first one leaves an export that was never published. It does not count."""
+    last = story.head.sequence
+    first = Machine(url, tmp_path / "first")
+    first.write(story, last // 3)
+    first.compact()
+    first.write(story, last // 2)
+    first.export()
+    second = Machine(url, tmp_path / "second")
+    with pytest.raises(LeaderLost):
+        first.publish()
+    second.write(story, last)
+    second.compact()
+    first.close()
+    again = Machine(url, tmp_path / "first")
+    assert again.files() == second.files()
+    assert again.fingerprint() == second.fingerprint()
+    assert again.ended() == second.ended()
+    again.close()
+    second.close()
+
+
+def test_stale_machine_claims_and_covers_nothing(
+    url: str, tmp_path: Path, story: MemoryStore
+) -> None:
+    first = Machine(url, tmp_path)
+    first.write(story, story.head.sequence)
+    leader.acquire(first.connection, 0)
+    with pytest.raises(LeaderLost):
+        first.export()
+    assert exports.claims(first.connection) == []
+    assert exports.read_covered(first.connection) is None
+    first.close()
+
+
+def test_interrupted_publication_is_repeated(
+    url: str, tmp_path: Path, story: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "PART_BYTES", 1000)
+    first = Machine(url, tmp_path / "first")
+    first.write(story, story.head.sequence)
+    first.export()
+    with monkeypatch.context() as patch:
+        patch.setattr(exports, "_CLAIM", "SELECT error")
+        with pytest.raises(Exception, match="error"):
+            first.publish()
+    assert exports.claims(first.connection) == []
+    first.compact()
+    second = Machine(url, tmp_path / "second")
+    assert second.files() == first.files()
+    orphans = first.connection.execute(
+        "SELECT count(*) FROM taskyard.files "
+        "WHERE upload NOT IN (SELECT upload FROM taskyard.claims)"
+    )
+    assert orphans.fetchall() == [(0,)]
+    first.close()
+    second.close()
+
+
+def test_damaged_file_in_the_database_is_refused(
+    url: str, tmp_path: Path, story: MemoryStore
+) -> None:
+    first = Machine(url, tmp_path / "first")
+    first.write(story, story.head.sequence)
+    first.compact()
+    first.connection.execute("UPDATE taskyard.files SET content = content || 'x'::bytea")
+    with pytest.raises(JournalDamaged, match="does not match its digest"):
+        exports.fetch(first.connection, tmp_path / "second", first.store.identity)
+    first.close()

@@ -1,0 +1,120 @@
+"""The lease of a leader in PostgreSQL: renewals, a takeover, a lost or stopped server."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from taskyard.errors import JournalFailed, LeaderLost, StateLocked
+from taskyard.journal.postgres import database, leader
+from taskyard.journal.postgres.lease import Lease
+from taskyard.journal.postgres.store import PostgresStore
+from tests.kit.postgres import Cluster, Proxy
+
+LEASE_NS = 300_000_000
+PATIENCE_SECONDS = 60
+
+
+@pytest.fixture
+def url(cluster: Cluster) -> str:
+    return cluster.database()
+
+
+def lost_event(lease: Lease) -> threading.Event:
+    event = threading.Event()
+    lease.on_lost = event.set
+    return event
+
+
+def test_lease_is_renewed_and_never_longer_than_the_term(url: str) -> None:
+    with Lease(url, LEASE_NS) as lease, database.connect(url) as connection:
+        seen = leader.read(connection).renewal
+        assert not lost_event(lease).wait(3 * LEASE_NS / 1e9)
+        lease.check()
+        assert 0 < lease.left_ns() < LEASE_NS
+        assert leader.read(connection).renewal - seen > 5
+        with pytest.raises(StateLocked, match="in use by another broker"):
+            leader.acquire(connection, LEASE_NS)
+
+
+def test_closed_lease_is_taken_at_once(url: str) -> None:
+    Lease(url, lease_ns=10**15).close()
+    lease = Lease(url, lease_ns=10**15)
+    lease.close()
+    lease.close()
+    assert lease.term.epoch == 2
+    with pytest.raises(LeaderLost, match="the lease of epoch 2 has ended"):
+        lease.check()
+
+
+def test_takeover_ends_the_lease(url: str) -> None:
+    with Lease(url, LEASE_NS) as lease, database.connect(url) as connection:
+        lost = lost_event(lease)
+        while leader.take(connection, leader.read(connection), 0) is None:
+            pass  # a renewal came in between
+        assert lost.wait(PATIENCE_SECONDS)
+        with pytest.raises(LeaderLost):
+            lease.check()
+
+
+def test_lost_connection_is_replaced(url: str) -> None:
+    with Lease(url, LEASE_NS) as lease:
+        lost = lost_event(lease)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid != pg_backend_pid()"
+            )
+        assert not lost.wait(3 * LEASE_NS / 1e9)
+        lease.check()
+
+
+@pytest.fixture
+def proxy(cluster: Cluster) -> Iterator[Proxy]:
+    with closing(Proxy(cluster, lambda _data: False)) as made:
+        yield made
+
+
+def test_lease_ends_before_a_takeover_without_a_server(url: str, proxy: Proxy) -> None:
+    """The connection is cut. Another broker waits for the whole lease, and ours has ended then."""
+    name = url.partition("@/")[2].partition("?")[0]
+    with Lease(proxy.url(name), LEASE_NS) as lease, database.connect(url) as connection:
+        lost = lost_event(lease)
+        proxy.cut = lambda _data: True
+        term = None
+        while term is None:
+            try:
+                term = leader.acquire(connection, LEASE_NS)
+            except StateLocked:  # a renewal was on its way
+                continue
+        assert lease.left_ns() <= 0
+        assert lost.wait(PATIENCE_SECONDS)
+
+
+def test_stopped_server_ends_a_commit_that_waits(url: str, tmp_path: Path) -> None:
+    """Both connections wait for the server. The end of the lease interrupts them."""
+    with Lease(url, LEASE_NS) as lease:
+        store = PostgresStore(url, tmp_path, lease.term)
+        with closing(store):
+            lease.on_lost = store.interrupt
+            with psycopg.connect(url, autocommit=True) as connection:
+                found = connection.execute(
+                    "SELECT pid FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid != pg_backend_pid()"
+                ).fetchall()
+            pids = [pid for (pid,) in found]
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(JournalFailed, match="interrupted"):
+                    store.commit(b"never", 1)
+            finally:
+                for pid in pids:
+                    os.kill(pid, signal.SIGCONT)
+        with pytest.raises(LeaderLost):
+            lease.check()
