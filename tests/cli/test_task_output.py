@@ -139,7 +139,7 @@ def test_clean_removes_output_of_settled_tasks(call: Caller, yard: Yard, fifo: P
     assert call("clean").code == 2
     removed = "1 file of 1 task, 19.5 KiB\n"
     words = ("clean", "--campaign", "litter", "--older-than", "1h")
-    note = "1 task may still run: their output stays\n"
+    note = "1 task may still run: their files stay\n"
     assert call(*words, "--dry-run") == (0, f"would remove {removed}", note)
     assert call(*words) == (0, f"removed {removed}", note)
     missing = "output file outputs/litter/old/1.out of 20,000 bytes is missing"

@@ -48,6 +48,7 @@ VALUES: Final[dict[str, tuple[Any, Any]]] = {
     "keep": ("30d", 30 * 86_400_000_000_000),
     "minimum": ("64K", 64 << 10),
     "grace": ("1m30s", 90_000_000_000),
+    "cache": ("3G", 3 << 30),
     "directory": ("/mnt/values", Path("/mnt/values")),
     "processes": (0, 0),
     "slots": (7, 7),

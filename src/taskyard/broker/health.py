@@ -54,6 +54,7 @@ class HealthReporter:
             self._guard.connections(),
             self._listeners.malformed_by_dialect(),
             self._listeners.relays(now_ns),
+            0 if broker.values is None else broker.values.bytes_used,
         )
 
     def _read_sizes(self) -> None:

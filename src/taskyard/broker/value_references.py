@@ -64,9 +64,10 @@ def references_in(records: Iterable[AnyRecord]) -> Iterator[tuple[bool, str, byt
 class ValueReferences:
     """The tasks of each value."""
 
-    def __init__(self, path: Path) -> None:
-        """Read the log, if there is one."""
+    def __init__(self, path: Path, *, repairs: bool = True) -> None:
+        """Read the log, if there is one. `repairs`: remove a last line that was cut."""
         self._path = path
+        self._repairs = repairs
         #: The keys of tasks whose payloads name a value, and of those whose results do.
         self._payloads: dict[str, set[bytes]] = {}
         self._results: dict[str, set[bytes]] = {}
@@ -98,6 +99,10 @@ class ValueReferences:
         """Return whether the result of one of these tasks names a value."""
         names = self._results.get(value, ())
         return any(task.encode() in names for task in tasks)
+
+    def tasks(self, value: str) -> set[bytes]:
+        """Return the tasks that name a value, as far as they are known."""
+        return self._payloads.get(value, set()) | self._results.get(value, set())
 
     def may_run(self, value: str, ledger: Ledger) -> bool:
         """Return whether a task names a value that may still run. Forgets the others."""
@@ -151,7 +156,7 @@ class ValueReferences:
         except FileNotFoundError:
             return 0
         whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
+        if len(whole) < len(content) and self._repairs:
             os.truncate(self._path, len(whole))
         lines = whole.splitlines()
         try:

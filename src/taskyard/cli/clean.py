@@ -1,4 +1,4 @@
-"""`taskyard clean`: remove output files of settled tasks.
+"""`taskyard clean`: remove output files and large values of settled tasks.
 
 Works on the files of a state directory, with or without a broker. The journal keeps the results of
 short commands, and head and tail of long output.
@@ -7,8 +7,9 @@ short commands, and head and tail of long output.
 from __future__ import annotations
 
 import time
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -24,9 +25,8 @@ from taskyard.core.model import shown
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from taskyard.broker.output_store import OutputFile
     from taskyard.cli.connection import ReadOnlyClient
 
 #: Names in one request.
@@ -38,6 +38,16 @@ _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _UNIT: Final = 1024
 
 
+class _File(NamedTuple):
+    """A file that may be removed."""
+
+    #: Campaign and full name of each task that needs it.
+    tasks: frozenset[tuple[str, str]]
+    bytes_total: int
+    written_ns: int
+    remove: Callable[[], object]
+
+
 @click.command(
     epilog=example("clean --older-than 30d --dry-run", "clean --campaign thumbs --keep-size 5G")
 )
@@ -45,13 +55,13 @@ _UNIT: Final = 1024
     "--older-than",
     metavar="DURATION",
     type=DURATION,
-    help="Only output that was written longer ago than this.",
+    help="Only files that were written longer ago than this.",
 )
 @click.option(
     "--campaign",
     cls=OnceOption,
     metavar="NAME",
-    help="Only output of this campaign.",
+    help="Only files of this campaign.",
     shell_complete=complete_campaign,
 )
 @click.option(
@@ -60,7 +70,7 @@ _UNIT: Final = 1024
     type=SIZE,
     help="Keep this much of it, the newest. The rest is removed.",
 )
-@click.option("--all", "everything", is_flag=True, help="All output of settled tasks.")
+@click.option("--all", "everything", is_flag=True, help="All files of settled tasks.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, and print what would be removed.")
 @broker_options
 @click.pass_obj
@@ -73,39 +83,68 @@ def clean(  # noqa: PLR0913  # one per option
     everything: bool,
     dry_run: bool,
 ) -> None:
-    """Remove output files of settled tasks.
+    """Remove output files and large values of settled tasks.
 
-    Long output is kept in files of the state directory. This command removes those that match every
-    option. At least one option is required. Tasks that may still run are skipped. Results of up to
-    16 KiB stay, and head and tail of longer ones.
+    Long output, and large arguments and results of Python calls, are kept in files of the state
+    directory. This command removes those that match every option. At least one option is required.
+    Tasks that may still run are skipped. Results of up to 16 KiB stay, and head and tail of longer
+    output.
     """
-    from taskyard.broker import output_store  # noqa: PLC0415  # not for `taskyard --help`
-
     if older_than is None and campaign is None and keep_size is None and not everything:
         raise UserError("clean: give --older-than, --campaign, --keep-size or --all")
-    files = list(output_store.walk(local_state(cli_context) / output_store.FOLDER))
+    files = [*_output_files(cli_context), *_values(cli_context)]
     if campaign is not None:
-        files = [file for file in files if shown(file.campaign) == campaign]
+        files = [file for file in files if {found for found, _ in file.tasks} == {campaign}]
     with connect_read_only(cli_context) as broker:
         check_campaign(broker, campaign)
         active = _active(broker, files)
-    settled = [file for file in files if _full_name(file) not in active]
+    settled = [file for file in files if active.isdisjoint(name for _, name in file.tasks)]
     chosen = settled if older_than is None else _older(settled, older_than)
     if keep_size is not None:
         chosen = _beyond(chosen, keep_size)
     if not dry_run:
         for file in chosen:
-            output_store.remove(file)
+            file.remove()
     _report(cli_context, chosen, len(active), dry_run=dry_run)
 
 
-def _full_name(file: OutputFile) -> str:
-    return shown(spelling(file.campaign, file.name))
+def _output_files(cli_context: CliContext) -> Iterator[_File]:
+    """Yield the files with output."""
+    from taskyard.broker import output_store  # noqa: PLC0415  # not for `taskyard --help`
+
+    for file in output_store.walk(local_state(cli_context) / output_store.FOLDER):
+        task = (shown(file.campaign), shown(spelling(file.campaign, file.name)))
+        remove = partial(output_store.remove, file)
+        yield _File(frozenset([task]), file.bytes_total, file.written_ns, remove)
 
 
-def _active(broker: ReadOnlyClient, files: list[OutputFile]) -> set[str]:
+def _values(cli_context: CliContext) -> Iterator[_File]:
+    """Yield large values that tasks name. The broker removes others."""
+    from taskyard.broker.value_references import (  # noqa: PLC0415  # not for `taskyard --help`
+        LOG_FILE,
+        ValueReferences,
+    )
+    from taskyard.journal import value_files  # noqa: PLC0415  # as above
+
+    state, given = local_state(cli_context), cli_context.settings().values.directory
+    files = value_files.ValueFiles(given or state / value_files.FOLDER)
+    references = ValueReferences(files.directory / LOG_FILE, repairs=False)
+    for file in files.walk():
+        names = map(shown, references.tasks(file.name))
+        tasks = frozenset((_campaign_of(name), name) for name in names)
+        if tasks:
+            remove = partial(files.remove, file.name, file.used_ns)
+            yield _File(tasks, file.bytes_total, file.used_ns, remove)
+
+
+def _campaign_of(full_name: str) -> str:
+    campaign, slash, _ = full_name.partition("/")
+    return campaign if slash else ""
+
+
+def _active(broker: ReadOnlyClient, files: list[_File]) -> set[str]:
     """Return the full names of tasks that may still run."""
-    names = iter(dict.fromkeys(map(_full_name, files)))
+    names = iter(dict.fromkeys(name for file in files for _, name in file.tasks))
     active: set[str] = set()
     while some := list(islice(names, _NAMES_PER_REQUEST)):
         found = broker.existing(some)
@@ -113,17 +152,17 @@ def _active(broker: ReadOnlyClient, files: list[OutputFile]) -> set[str]:
     return active
 
 
-def _older(files: list[OutputFile], age_ns: int) -> list[OutputFile]:
+def _older(files: list[_File], age_ns: int) -> list[_File]:
     since_ns = time.time_ns() - age_ns
     return [file for file in files if file.written_ns < since_ns]
 
 
-def _beyond(files: list[OutputFile], keep_bytes: int) -> list[OutputFile]:
+def _beyond(files: list[_File], keep_bytes: int) -> list[_File]:
     """Return the older files beyond a total size of the newest ones."""
     return list(_beyond_newest(sorted(files, key=_written_ns, reverse=True), keep_bytes))
 
 
-def _beyond_newest(files: list[OutputFile], keep_bytes: int) -> Iterator[OutputFile]:
+def _beyond_newest(files: list[_File], keep_bytes: int) -> Iterator[_File]:
     kept = 0
     for file in files:
         kept += file.bytes_total
@@ -131,14 +170,12 @@ def _beyond_newest(files: list[OutputFile], keep_bytes: int) -> Iterator[OutputF
             yield file
 
 
-def _written_ns(file: OutputFile) -> int:
+def _written_ns(file: _File) -> int:
     return file.written_ns
 
 
-def _report(
-    cli_context: CliContext, chosen: list[OutputFile], active: int, *, dry_run: bool
-) -> None:
-    tasks = len({_full_name(file) for file in chosen})
+def _report(cli_context: CliContext, chosen: list[_File], active: int, *, dry_run: bool) -> None:
+    tasks = len(frozenset().union(*(file.tasks for file in chosen)))
     size = sum(file.bytes_total for file in chosen)
     if cli_context.as_json:
         print_document(
@@ -153,7 +190,7 @@ def _report(
         f"{format_size(size)}"
     )
     if active and not cli_context.quiet:
-        text = f"{format_count(active, 'task')} may still run: their output stays"
+        text = f"{format_count(active, 'task')} may still run: their files stay"
         click.echo(text, err=True)
 
 

@@ -37,7 +37,7 @@ from taskyard.errors import UserError
 from taskyard.net import endpoints
 from taskyard.process import current_task
 from taskyard.process.machine import usable_cores
-from taskyard.settings.keys import SLOTS_MAX
+from taskyard.settings.keys import SLOTS_MAX, variable_of
 from taskyard.settings.sections import Source
 from taskyard.wire.pickled import PICKLE
 from taskyard.worker.agents.runner import AgentSettings, read_command, read_variables
@@ -400,7 +400,11 @@ def _task_variables(cli_context: CliContext, found: Sequence[str]) -> list[dict[
     if not keys and cli_context.invitation_file is not None:
         keys = [cli_context.invitation_file] * len(found)
     files = discovery.key_files_for(found, keys, cli_context.settings())
-    return [*map(current_task.broker_variables, found, files)]
+    cache = str(cli_context.settings().values.cache_bytes)
+    return [
+        {**current_task.broker_variables(one, file), variable_of("values", "cache"): cache}
+        for one, file in zip(found, files, strict=True)
+    ]
 
 
 def _forward(

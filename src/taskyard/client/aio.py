@@ -16,7 +16,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, overload
 
-from taskyard.client import campaigns, commands, discovery, future_sets, record_stream, requests
+from taskyard.client import (
+    campaigns,
+    commands,
+    discovery,
+    functions,
+    future_sets,
+    record_stream,
+    requests,
+)
 from taskyard.client import output as output_requests
 from taskyard.client.async_futures import AsyncFuture, LoopBridge
 from taskyard.client.campaigns import AsyncBundle, AsyncCampaign
@@ -28,6 +36,7 @@ from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.client.session import Session
 from taskyard.client.submit import Submitter, positional, rows_of
 from taskyard.core.events import Scope, UnknownPolicy
+from taskyard.wire import pickled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -231,7 +240,7 @@ class AsyncClient:
     existing = awaited(requests.existing)
     views = awaited(requests.views)
     resolve = awaited(requests.resolve)
-    result = awaited(requests.result)
+    decoded_result = awaited(requests.decoded_result)
     result_bytes = awaited(requests.result_bytes)
     result_with_size = awaited(requests.result_with_size)
     kept_result = awaited(requests.kept_result)
@@ -254,6 +263,20 @@ class AsyncClient:
     drain = awaited(commands.drain)
     pause = awaited(commands.pause)
     resume = awaited(commands.resume)
+
+    async def result(self, name: str) -> Any:  # noqa: ANN401  # a task's own value
+        """Return the result of a task that is done. That of a pickled function is unpickled.
+
+        Raises `TaskFailed` if there is none, and `OutputTruncated` if only its end is kept.
+        """
+        found = await self.decoded_result(name)
+        if not found.is_pickled:
+            return found.value
+        home = await self.for_campaign(found.campaign)
+        values = home._submitter.calls.values  # noqa: SLF001  # another client
+        if not pickled.is_pickled(found.value):
+            return functions.value_of(name, found.value, values)
+        return await asyncio.to_thread(functions.value_of, name, found.value, values)
 
     # Submitting.
 

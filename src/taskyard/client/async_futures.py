@@ -16,7 +16,7 @@ from taskyard.client.functions import Outcome, printed_text, traceback_of
 from taskyard.client.futures import AwaitableFuture, Progress, SessionOwner
 from taskyard.client.progress import ProgressBar
 from taskyard.client.results import failure_of, result_or_error
-from taskyard.wire import payloads
+from taskyard.wire import payloads, pickled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
@@ -214,6 +214,9 @@ class AsyncFuture(AwaitableFuture[_T]):
 
     def __await__(self) -> Generator[Any, None, _T]:
         yield from self.settled().__await__()
+        if isinstance(self._value, Outcome) and pickled.is_pickled(self._value.data):
+            # Large values are read, or fetched from the broker.
+            yield from asyncio.to_thread(self._decode).__await__()
         return self.result()
 
     async def settled(self) -> None:

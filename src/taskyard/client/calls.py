@@ -28,15 +28,27 @@ from taskyard.client.slot_waits import SlotFuture
 from taskyard.core.identity import spelling
 from taskyard.core.model import Terms
 from taskyard.core.states import TaskState
-from taskyard.errors import ExitCode, TaskFailed, TaskyardError, UserError
+from taskyard.errors import (
+    ExitCode,
+    NoBroker,
+    TaskFailed,
+    TaskyardError,
+    UserError,
+    ValueDamaged,
+    ValueMissing,
+    ValueNotStored,
+)
 from taskyard.process import call_setup, current_task
 from taskyard.process.call_setup import InitializerFailed
+from taskyard.process.call_values import CallValues
 from taskyard.process.cluster import ClusterProcess
 from taskyard.process.supervisor import WorkerSpec
 from taskyard.wire import pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from taskyard.process.value_access import ValueAccess
 
 _T = TypeVar("_T")
 
@@ -171,13 +183,15 @@ class ExecutorCore:
         self._terms = Terms(campaign=encode_text(self.campaign), service=encode_text(service))
         self._numbers = count(1)
         self._token = secrets.token_hex(16)
-        self.origins = CallOrigins(self._token)
+        self._values = CallValues(self._value_access)
+        self.origins = CallOrigins(self._token, self._values)
         self._timeout = timeout
         self._client = client
         #: Set when there is a client, or when there will be none.
         self._is_connected = threading.Event()
         #: Guards the attributes below.
         self._lock = threading.RLock()
+        self._access: ValueAccess | None = None
         self._is_stopping = False
         self._is_interrupted = False
         #: A request to cancel calls has no reply yet.
@@ -218,6 +232,12 @@ class ExecutorCore:
             raise ExecutorBroken(f"the executor is broken: {self._broken}")
         return self._client
 
+    def _value_access(self) -> ValueAccess:
+        if self._access is None:
+            client = self.client.for_campaign(self.campaign)
+            self._access = client._session.value_access()  # noqa: SLF001  # of one broker
+        return self._access
+
     # For callers.
 
     def submit(
@@ -237,7 +257,10 @@ class ExecutorCore:
             self._pending[name] = future
         try:
             payload = self.origins.encode(function, args, kwargs)
-        except UserError as error:  # raised by the future, as in the standard library
+        except (
+            UserError,
+            ValueNotStored,
+        ) as error:  # raised by the future, as in the standard library
             self._settle(future, partial(future.settle_exception, error))
             return future
         except BaseException:  # a user's class raised an exit: no call was made
@@ -431,6 +454,8 @@ class ExecutorCore:
             return
         try:
             value, error = self._outcome(future.full_name, task)
+        except (ValueMissing, ValueDamaged, NoBroker) as lost:
+            value, error = None, lost
         except BaseException as unpickling:  # noqa: BLE001  # see above
             value, error = None, _unpickle_error(future.full_name, unpickling)
         if error is None:
@@ -456,7 +481,7 @@ class ExecutorCore:
     def _outcome(self, name: str, task: AnyFuture[Any]) -> tuple[Any, BaseException | None]:
         error = task.exception()
         if error is None:
-            return pickled.unpickle(task.result()), None
+            return self._values.load_result(task.result()), None
         if not isinstance(error, TaskFailed):
             return None, error
         return None, self._exception_of(name, error)

@@ -12,7 +12,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, overload
 
-from taskyard.client import campaigns, commands, discovery, future_sets, record_stream, requests
+from taskyard.client import (
+    campaigns,
+    commands,
+    discovery,
+    functions,
+    future_sets,
+    record_stream,
+    requests,
+)
 from taskyard.client import output as output_requests
 from taskyard.client.campaigns import Bundle, Campaign
 from taskyard.client.environment import submitter_environment
@@ -200,7 +208,7 @@ class Client(BlockingRunner):
     existing = blocking(requests.existing)
     views = blocking(requests.views)
     resolve = blocking(requests.resolve)
-    result = blocking(requests.result)
+    decoded_result = blocking(requests.decoded_result)
     result_bytes = blocking(requests.result_bytes)
     result_with_size = blocking(requests.result_with_size)
     kept_result = blocking(requests.kept_result)
@@ -223,6 +231,17 @@ class Client(BlockingRunner):
     drain = blocking(commands.drain)
     pause = blocking(commands.pause)
     resume = blocking(commands.resume)
+
+    def result(self, name: str) -> Any:  # noqa: ANN401  # a task's own value
+        """Return the result of a task that is done. That of a pickled function is unpickled.
+
+        Raises `TaskFailed` if there is none, and `OutputTruncated` if only its end is kept.
+        """
+        found = self.decoded_result(name)
+        if not found.is_pickled:
+            return found.value
+        calls = self.for_campaign(found.campaign)._submitter.calls  # noqa: SLF001  # another client
+        return functions.value_of(name, found.value, calls.values)
 
     # Submitting.
 

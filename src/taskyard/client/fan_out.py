@@ -450,7 +450,7 @@ OPERATIONS: Final[Mapping[str, Callable[..., Routine[Any]]]] = {
     "existing": existing,
     "views": views,
     "resolve": Routes.resolve,
-    "result": by_name(requests.result),
+    "decoded_result": by_name(requests.decoded_result),
     "result_bytes": by_name(requests.result_bytes),
     "result_with_size": by_name(requests.result_with_size),
     "kept_result": by_name(requests.kept_result),

@@ -16,11 +16,20 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec import Struct, structs
 
 from taskyard.client.origins import CallOrigins
-from taskyard.errors import TaskFailed, UserError
+from taskyard.errors import (
+    NoBroker,
+    TaskFailed,
+    TaskyardError,
+    UserError,
+    ValueDamaged,
+    ValueMissing,
+)
 from taskyard.wire import pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from taskyard.process.call_values import CallValues
 
 _T = TypeVar("_T")
 
@@ -77,13 +86,15 @@ class OutcomeDecoder(Struct, frozen=True):
     #: Precedes the exceptions of the calls in their output. Empty: it is unknown, as that of a task
     #: of another client. Then exceptions are not unpickled, because other text could contain one.
     token: str = ""
+    #: Loads large values.
+    values: CallValues | None = None
 
     def decode(self, full_name: str, outcome: Outcome) -> tuple[Any, BaseException | None]:
         """Return the value of a call, or the exception that its future raises."""
         if outcome.failure is None:
             try:
-                return value_of(full_name, outcome.data), None
-            except TaskFailed as error:
+                return value_of(full_name, outcome.data, self.values), None
+            except TaskyardError as error:
                 return None, error
         if not self.token:
             return None, outcome.failure
@@ -111,17 +122,15 @@ def printed_text(stdout: bytes, stderr: bytes) -> str:
     return (pickled.without_exception(stdout) + stderr).decode(errors="replace")
 
 
-#: Decodes the outcomes of other clients' calls.
-FOREIGN: Final = OutcomeDecoder()
-
-
-def value_of(full_name: str, result: bytes) -> Any:  # noqa: ANN401  # a task's own value
-    """Return the value of a pickled call. Raises `TaskFailed`.
+def value_of(full_name: str, result: bytes, values: CallValues | None) -> Any:  # noqa: ANN401  # a task's own value
+    """Return the value of a pickled call. Raises `TaskFailed`, or that a large value is missing.
 
     Unpickling runs users' code, which may raise anything, even `SystemExit`.
     """
     try:
-        return pickled.unpickle(result)
+        return pickled.unpickle(result) if values is None else values.load_result(result)
+    except (ValueMissing, ValueDamaged, NoBroker):
+        raise
     except BaseException as error:  # noqa: BLE001  # see above
         raise _unpickle_error(full_name, error) from None
 
@@ -139,10 +148,13 @@ def _unpickle_error(name: str, raised: BaseException) -> TaskFailed:
 class FunctionCalls:
     """Encodes the calls of one client."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: CallValues | None) -> None:
         token = secrets.token_hex(16)
-        self._origins = CallOrigins(token)
-        self.decoder = OutcomeDecoder(token)
+        self._origins = CallOrigins(token, values)
+        self.values = values
+        self.decoder = OutcomeDecoder(token, values)
+        #: Decodes the outcomes of other clients' calls.
+        self.foreign_decoder = OutcomeDecoder("", values)
 
     def encode(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -17,9 +17,12 @@ from taskyard.process import call_setup
 from taskyard.wire import pickled
 from taskyard.wire.main_globals import shared_globals
 from taskyard.wire.pickled import Origin
+from taskyard.wire.value_names import BYTES_FLOOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from taskyard.process.call_values import CallValues
 
 #: Directories of the standard library and of installed packages. A worker has its own.
 _INSTALL_DIRECTORIES: Final = tuple(
@@ -32,15 +35,19 @@ _NOTHING: Final = nullcontext()
 class CallOrigins:
     """Encodes this program's calls with their origins. Follows changes of `sys.path`."""
 
-    def __init__(self, token: str = "") -> None:
-        """Put a token into all calls, which precedes their exceptions in the output."""
+    def __init__(self, token: str = "", values: CallValues | None = None) -> None:
+        """Put a token into all calls, which precedes their exceptions in the output.
+
+        `values` stores large parts. Without it, calls are limited in size.
+        """
         self._token = token
+        self._values = values
         #: Fields of the header with what a process does before its first call.
         self._setup: dict[str, Any] = {}
         #: See `main_globals`.
         self._globals_key = ""
         self._sys_path: list[str] | None = None
-        self._origin_with_main = Origin()
+        self._origin = self._origin_with_main = Origin()
         #: Whether a worker can run the main script. An interactive session has none.
         self._has_script = False
         #: Of calls that do not refer to the main script by path.
@@ -55,13 +62,20 @@ class CallOrigins:
         """
         if self._sys_path != sys.path:
             self._refresh()
+        values = self._values
+        is_large = None if values is None else values.is_large
+        more: Any = {"has_script": self._has_script, "is_large": is_large}
         with self._shared_globals():
-            body = pickled.pickle_call(function, args, kwargs, has_script=self._has_script)
-        if not body.needs_main:
+            body = pickled.pickle_call(function, args, kwargs, **more)
+        if body.needs_main:
+            # Results refer to the script by the name under which a worker runs it.
+            sys.modules.setdefault(pickled.MAIN_NAME, sys.modules["__main__"])
+        origin = self._origin_with_main if body.needs_main else self._origin
+        if values is not None and (body.buffers or len(body.pickle) >= BYTES_FLOOR):
+            return values.encode(body, origin)
+        if origin is self._origin:
             return self._header + body.pickle
-        # Results refer to the script by the name under which a worker runs it.
-        sys.modules.setdefault(pickled.MAIN_NAME, sys.modules["__main__"])
-        return pickled.encode_pickled_call(body.pickle, self._origin_with_main)
+        return pickled.encode_pickled_call(body.pickle, origin)
 
     def pickle_once(self, function: Callable[..., Any]) -> Any:  # noqa: ANN401  # a callable in the worker
         """Return a substitute for a function that many calls share."""
@@ -81,8 +95,8 @@ class CallOrigins:
     def _refresh(self) -> None:
         users = filter(_is_user_directory, sys.path)
         path = tuple(dict.fromkeys(map(os.path.abspath, users)))  # "" is the current directory
-        origin = Origin(path=path, token=self._token, **self._setup)
-        self._header = pickled.encode_pickled_call(b"", origin)
+        self._origin = Origin(path=path, token=self._token, **self._setup)
+        self._header = pickled.encode_pickled_call(b"", self._origin)
         main, module = _main_script()
         # Globals of a script that is run are not those of functions by value.
         self._has_script = not self._globals_key and (main is not None or module is not None)

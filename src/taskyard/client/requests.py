@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from taskyard.campaign.batches import encode_text
-from taskyard.client import content, functions
+from taskyard.client import content
 from taskyard.client import output as output_requests
 from taskyard.client.exchanges import Deadline, Query, checked_reply
 from taskyard.client.results import check_not_truncated, decode_whole_result
@@ -312,15 +312,23 @@ def _task_ref(view: View) -> TaskRef:
 # Results.
 
 
-def result(name: str) -> Exchange[Any]:
-    """Return the result of a task that is done. That of a pickled function is unpickled.
+class DecodedResult(NamedTuple):
+    """The result of a task, not yet unpickled if that of a pickled function."""
+
+    value: Any
+    campaign: str
+    is_pickled: bool
+
+
+def decoded_result(name: str) -> Exchange[DecodedResult]:
+    """Return the result of a task that is done, and whether it is to be unpickled.
 
     Raises `TaskFailed` if there is none, and `OutputTruncated` if only its end is kept.
     """
     view = yield from show(name)
     service = view["service"].encode()
     value = decode_whole_result(name, service, (yield from result_with_size(name)))
-    return functions.value_of(name, value) if service == PICKLE else value
+    return DecodedResult(value, view["campaign"], is_pickled=service == PICKLE)
 
 
 def result_bytes(name: str) -> Exchange[bytes]:

@@ -27,6 +27,7 @@ from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Waker
+from taskyard.process.value_access import ValueAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,6 +75,7 @@ class Session:
         self.ended: AnyFuture[None] = AnyFuture()
         self.ended.set_running_or_notify_cancel()  # a caller that waits for it can't cancel it
         self._limits = limits
+        self._value_access: ValueAccess | None = None
         self.outage = Outage(endpoint, limits.next_ns, report)
         self._blocking = blocking
         self._on_turn = on_turn or (lambda: None)
@@ -95,6 +97,14 @@ class Session:
 
     def start(self) -> None:
         self._thread.start()
+
+    def value_access(self) -> ValueAccess:
+        """Return the access to the large arguments and results at the broker."""
+        if self._value_access is None:
+            limit_ns = self._limits.next_ns
+            timeout = None if limit_ns is None else limit_ns / SECOND_NS
+            self._value_access = ValueAccess(self.endpoint, self._key, timeout)
+        return self._value_access
 
     @property
     def has_answered(self) -> bool:

@@ -18,13 +18,15 @@ from taskyard.campaign.task_spec import check_task, key_error_text
 from taskyard.campaign.values import InvalidValue
 from taskyard.client import functions
 from taskyard.client.content import ContentKeys, campaign_of
-from taskyard.client.functions import FOREIGN, FunctionCalls, OutcomeDecoder
+from taskyard.client.functions import FunctionCalls, OutcomeDecoder
 from taskyard.client.futures import FutureBase
 from taskyard.client.pending_tasks import PendingTask
+from taskyard.client.session import Session
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Terms
 from taskyard.errors import UserError
 from taskyard.process import current_task
+from taskyard.process.call_values import CallValues
 from taskyard.wire import payloads
 from taskyard.wire.pickled import PICKLE
 
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
     from taskyard.client.requests import TaskRef
     from taskyard.client.results import SettableFuture
-    from taskyard.client.session import Session
     from taskyard.core.model import Submission
 
 _F = TypeVar("_F", bound="SettableFuture")
@@ -84,7 +85,7 @@ class Submitter(Generic[_F]):
         #: Random, so that generated names are unique.
         self._prefix = secrets.token_hex(5)
         self._count = count(1)
-        self._calls = FunctionCalls()
+        self.calls = FunctionCalls(_call_values(session))
         #: Values that plain tasks share, by service, campaign and priority.
         self._plain: dict[tuple[bytes, str, int], _Plain] = {}
 
@@ -201,11 +202,11 @@ class Submitter(Generic[_F]):
         args, kwargs = arguments[0] or (), arguments[1] or {}
         if keys is not None:
             name, token = keys.of(args, kwargs)
-            payload = self._calls.encode_keyed(function, args, kwargs, token)
-            decoder = OutcomeDecoder(token)
+            payload = self.calls.encode_keyed(function, args, kwargs, token)
+            decoder = OutcomeDecoder(token, self.calls.values)
         else:
-            payload = self._calls.encode(function, args, kwargs)
-            decoder = self._calls.decoder
+            payload = self.calls.encode(function, args, kwargs)
+            decoder = self.calls.decoder
         if name is None:
             name = f"{functions.function_name(function)}-{self._prefix}-{next(self._count)}"
         if not options and not wait_for_unknown and keys is None:
@@ -235,7 +236,7 @@ class Submitter(Generic[_F]):
         if callable(work):
             campaign, keys = _take_keys(work, None, campaign, options)
             submit = partial(self._submit_function, keys=keys)
-            work = self._calls.pickle_once(work)
+            work = self.calls.pickle_once(work)
         for row in rows:
             yield submit(work, None, campaign, (row, named), options)
 
@@ -293,7 +294,7 @@ class Submitter(Generic[_F]):
                 encode_text(one.name),
                 one.service,
                 encode_text(one.campaign),
-                FOREIGN if one.service == PICKLE else None,
+                self.calls.foreign_decoder if one.service == PICKLE else None,
             )
             for full_name, one in tasks.items()
         }
@@ -302,6 +303,13 @@ class Submitter(Generic[_F]):
             some = names[first : first + _NAMES_PER_WATCH]
             self._session.watch({encode_text(name): made[name] for name in some})
         return made
+
+
+def _call_values(session: object) -> CallValues | None:
+    """Return the values of a session's broker. None: the session has several brokers."""
+    if not isinstance(session, Session):
+        return None
+    return CallValues(session.value_access)
 
 
 def positional(args: Sequence[Any] | None, values: Sequence[Any]) -> Sequence[Any] | None:

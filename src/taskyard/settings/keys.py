@@ -29,6 +29,7 @@ OTHER_VARIABLES: Final = (
     "TASKYARD_ATTEMPT",
     "TASKYARD_PRIORITY",
     "TASKYARD_TASK_BROKER",
+    "TASKYARD_WORKER",
     "TASKYARD_CPUS",
     "TASKYARD_MEMORY",
     "TASKYARD_GPUS",
@@ -242,6 +243,13 @@ KEYS: Final = (
         None,
         "The directory of these files, which all machines mount. One for each broker.",
         unset="in the state directory",
+    ),
+    _key(
+        "values",
+        "cache",
+        kinds.SIZE,
+        10 << 30,
+        "Bytes that the processes of a user keep of values that they fetched from a broker.",
     ),
     _key(
         "log",

@@ -110,6 +110,7 @@ class ValuesSection(Struct, frozen=True):
     grace_ns: int
     #: None: in the state directory.
     directory: Path | None
+    cache_bytes: int
 
 
 class LogSection(Struct, frozen=True):

@@ -82,6 +82,8 @@ class Health(HealthPart):
     journal_bytes: int
     journal_rows: int
     history_bytes: int
+    #: Large arguments and results, as of the last count.
+    values_bytes: int
     #: null: the journal is in memory.
     disk_free_bytes: int | None
     #: Open connections. null: not counted on this system.
@@ -112,6 +114,7 @@ class BrokerMeasures(Struct):
     connections: int | None = None
     malformed: dict[str, int] = field(default_factory=dict)
     relays: list[RelayHealth] = field(default_factory=list)
+    values_bytes: int = 0
 
 
 def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:
@@ -125,6 +128,7 @@ def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:
         journal_bytes=measures.journal_bytes,
         journal_rows=measures.journal_rows,
         history_bytes=measures.history_bytes,
+        values_bytes=measures.values_bytes,
         disk_free_bytes=measures.disk_free_bytes,
         connections=measures.connections,
         malformed=measures.malformed,

@@ -48,6 +48,9 @@ TRACEBACK_CHARACTERS_MAX: Final = 8_000
 #: Replaces the cut beginning of a traceback.
 _CUT: Final = "[...]\n"
 
+#: Returns whether a buffer of so many bytes is a value of its own.
+IsLarge = Callable[[int], bool]
+
 _VERSION: Final = 1
 _MARK: Final = b'{"pickle":'
 _EXCEPTION_MARK: Final = b"[pickled exception] "
@@ -77,6 +80,10 @@ class Origin(
     #: Differs between submissions of a call that is named by its content. So the broker never takes
     #: a repeated call for the same submission, and the client looks for the task of that name.
     nonce: str = ""
+    #: Names of values: the buffers of the pickle in their order, and the pickle itself if that is
+    #: one. See `call_values`.
+    values: tuple[str, ...] = ()
+    body: str = ""
 
 
 class Pickled(Struct, frozen=True):
@@ -136,6 +143,8 @@ class CallBody(Struct, frozen=True):
     pickle: bytes
     #: It refers to the main script by path, so the worker has to run that.
     needs_main: bool = False
+    #: Large buffers, which are not in the pickle.
+    buffers: tuple[memoryview, ...] = ()
 
 
 class _Contents:
@@ -155,17 +164,19 @@ def pickle_call(
     kwargs: Mapping[str, Any],
     *,
     has_script: bool = True,
+    is_large: IsLarge | None = None,
 ) -> CallBody:
     """Pickle a call. Raise `NotEncodable` that names the part that can't be pickled.
 
     `has_script`: a worker can run this program's main script. A function that can't be pickled by
-    value then travels by its path there.
+    value then travels by its path there. `is_large` returns whether a buffer of some bytes stays
+    out of the pickle.
     """
     call = (function, tuple(args), dict(kwargs))
     try:
         if PickledFunction in (type(function), type(args[0]) if args else None):
-            return _pickle_contents(call, has_script=has_script)
-        return _pickle(call, has_script=has_script)
+            return _pickle_contents(call, has_script=has_script, is_large=is_large)
+        return _pickle(call, has_script=has_script, is_large=is_large)
     except Exception as error:
         raise NotEncodable(_unpicklable_part(*call, error)) from error
 
@@ -173,6 +184,29 @@ def pickle_call(
 def refers_to_main(pickle: bytes) -> bool:
     """Return whether a pickle mentions the main script or session, by value or by path."""
     return _MAIN_MARK in pickle
+
+
+class Buffers:
+    """Collects the large buffers of a pickle, which stay out of it. Its `append` is a callback."""
+
+    def __init__(self, is_large: IsLarge | None) -> None:
+        self._is_large = is_large
+        self.found: list[memoryview] = []
+
+    @property
+    def callback(self) -> Callable[[pickle.PickleBuffer], bool] | None:
+        return None if self._is_large is None else self._add
+
+    def _add(self, buffer: pickle.PickleBuffer) -> bool:
+        """Return whether a buffer goes into the pickle."""
+        try:
+            raw = buffer.raw()
+        except BufferError:  # it is not contiguous
+            return True
+        if self._is_large is None or not self._is_large(raw.nbytes):
+            return True
+        self.found.append(raw)
+        return False
 
 
 class PickledFunction:
@@ -187,7 +221,7 @@ class PickledFunction:
         if (contents := _contents.get()) is not None:
             contents.marks += self._marks
             contents.needs_main |= self._body.needs_main
-        return load_function, (self._body.pickle,)
+        return load_function, (pickle.PickleBuffer(self._body.pickle),)
 
 
 def pickle_once(function: Callable[..., Any], *, has_script: bool = True) -> Any:  # noqa: ANN401  # a callable in the worker
@@ -203,9 +237,13 @@ def pickle_once(function: Callable[..., Any], *, has_script: bool = True) -> Any
     return function if is_short else PickledFunction(function, body)
 
 
-@lru_cache(_FUNCTIONS_KEPT)
-def load_function(body: bytes) -> Callable[..., Any]:
+def load_function(body: bytes | memoryview) -> Callable[..., Any]:
     """Return the function of a `PickledFunction`, one object for all calls in this process."""
+    return _load_function(bytes(body))
+
+
+@lru_cache(_FUNCTIONS_KEPT)
+def _load_function(body: bytes) -> Callable[..., Any]:
     function: Callable[..., Any] = unpickle(body)
     return function
 
@@ -215,55 +253,60 @@ def call_each(function: Callable[..., Any], rows: Sequence[Sequence[Any]]) -> li
     return [function(*row) for row in rows]
 
 
-def unpickle(pickled: bytes) -> Any:  # noqa: ANN401  # any value of a user
-    return pickle.loads(pickled)  # noqa: S301  # callers must trust the sender
+def unpickle(pickled: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:  # noqa: ANN401  # any value of a user
+    return pickle.loads(pickled, buffers=buffers)  # noqa: S301  # callers must trust the sender
 
 
-def _pickle(value: object, *, has_script: bool) -> CallBody:
+def _pickle(value: object, *, has_script: bool, is_large: IsLarge | None = None) -> CallBody:
     """Pickle by path. If that refers to the main script or fails, look closer."""
+    buffers = Buffers(is_large)
     try:
-        by_path = pickle.dumps(value, PROTOCOL)
+        by_path = pickle.dumps(value, PROTOCOL, buffer_callback=buffers.callback)
     except Exception:  # noqa: BLE001  # the error of the last way is raised
-        return _pickle_contents(value, has_script=has_script)
+        return _pickle_contents(value, has_script=has_script, is_large=is_large)
     if _MAIN_MARK in by_path:
-        return _pickle_contents(value, has_script=has_script)
-    return CallBody(by_path)
+        return _pickle_contents(value, has_script=has_script, is_large=is_large)
+    return CallBody(by_path, buffers=tuple(buffers.found))
 
 
-def _pickle_contents(value: object, *, has_script: bool) -> CallBody:
+def _pickle_contents(value: object, *, has_script: bool, is_large: IsLarge | None) -> CallBody:
     """Pickle by path, and note what is found. If that does not do, pickle by value."""
-    contents, by_path = _Contents(), None
+    contents, by_path, buffers = _Contents(), None, Buffers(is_large)
     before = _contents.set(contents)
     try:
-        by_path = pickle.dumps(value, PROTOCOL)
-        if by_path.count(_MAIN_MARK) == contents.marks:
-            return CallBody(by_path, contents.needs_main)
+        pickled = pickle.dumps(value, PROTOCOL, buffer_callback=buffers.callback)
+        by_path = CallBody(pickled, contents.needs_main, tuple(buffers.found))
+        if pickled.count(_MAIN_MARK) == contents.marks:
+            return by_path
     except Exception:  # noqa: BLE001, S110  # the error of the last way is raised
         pass
     finally:
         _contents.reset(before)
-    return _pickle_by_value(value, by_path if has_script else None)
+    return _pickle_by_value(value, by_path if has_script else None, is_large)
 
 
-def _pickle_by_value(value: object, by_path: bytes | None) -> CallBody:
+def _pickle_by_value(
+    value: object, by_path: CallBody | None, is_large: IsLarge | None = None
+) -> CallBody:
     """Pickle by value. If that fails, return the pickle that refers to the main script."""
-    contents = _Contents()
+    contents, buffers = _Contents(), Buffers(is_large)
     before = _contents.set(contents)
     try:
-        by_value = _dumps_by_value(value, PROTOCOL)
+        by_value = _dumps_by_value(value, buffers)
     except Exception:
         if by_path is None:
             raise
-        return CallBody(by_path, needs_main=True)
+        return CallBody(by_path.pickle, needs_main=True, buffers=by_path.buffers)
     finally:
         _contents.reset(before)
-    return CallBody(by_value, contents.needs_main or MAIN_NAME.encode() in by_value)
+    needs_main = contents.needs_main or MAIN_NAME.encode() in by_value
+    return CallBody(by_value, needs_main, tuple(buffers.found))
 
 
-def _dumps_by_value(value: object, protocol: int) -> bytes:
+def _dumps_by_value(value: object, buffers: Buffers) -> bytes:
     from taskyard.wire import value_pickler  # noqa: PLC0415  # cloudpickle, where it is needed
 
-    return value_pickler.dumps(value, protocol)
+    return value_pickler.dumps(value, PROTOCOL, buffers.callback)
 
 
 def _unpicklable_part(
@@ -314,22 +357,30 @@ def _can_be_pickled(value: object) -> bool:
 
 def pickle_result(value: object) -> bytes:
     """Pickle a return value. Raise `NotEncodable`."""
+    return pickle_value(value).pickle
+
+
+def pickle_value(value: object, is_large: IsLarge | None = None) -> CallBody:
+    """Pickle a return value, without its large buffers. Raise `NotEncodable`."""
     try:
-        return _dumps_either(value)
+        return _dumps_either(value, is_large)
     except Exception as error:
         kind = type(value).__name__
         raise NotEncodable(f"result of type {kind} can't be pickled: {error}") from error
 
 
-def _dumps_either(value: object) -> bytes:
+def _dumps_either(value: object, is_large: IsLarge | None = None) -> CallBody:
     """Pickle by path or, where that fails, by value.
 
     A worker that ran the caller's script has its classes at the path where the caller finds them.
     """
+    buffers = Buffers(is_large)
     try:
-        return pickle.dumps(value, PROTOCOL)
+        pickled = pickle.dumps(value, PROTOCOL, buffer_callback=buffers.callback)
     except Exception:  # noqa: BLE001  # the error of the second way is raised
-        return _dumps_by_value(value, PROTOCOL)
+        buffers = Buffers(is_large)
+        pickled = _dumps_by_value(value, buffers)
+    return CallBody(pickled, buffers=tuple(buffers.found))
 
 
 class RemoteTraceback(Exception):
@@ -350,7 +401,7 @@ def encode_exception(error: BaseException, traceback: str, token: str = "") -> b
     if len(traceback) > TRACEBACK_CHARACTERS_MAX:
         traceback = _CUT + traceback[len(_CUT) - TRACEBACK_CHARACTERS_MAX :]
     try:
-        pickled = _dumps_either((error, traceback))
+        pickled = _dumps_either((error, traceback)).pickle
         unpickle(pickled)  # some exception classes can be pickled but not unpickled
     except BaseException:  # noqa: BLE001  # a class of a user's may raise anything, even SystemExit
         pickled = b""

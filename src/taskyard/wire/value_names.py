@@ -8,13 +8,26 @@ broker never looks inside a pickle.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 #: The beginning of every such line.
 MARK: Final = b'{"pickle":'
+
+#: Below this size nothing becomes a value, whatever the broker's settings. So most processes need
+#: not ask for them.
+BYTES_FLOOR: Final = 64 << 10
+
+
+class Holder(NamedTuple):
+    """A task that a worker holds. Its values may be read with the worker's key."""
+
+    worker: bytes
+    task: bytes
+    attempt: int
+
 
 _NAME: Final = re.compile(rb'"([0-9a-f]{64}-[1-9][0-9]{0,15})"')
 

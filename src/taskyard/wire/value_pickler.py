@@ -12,6 +12,7 @@ import functools
 import io
 import weakref
 from collections.abc import Callable
+from pickle import PickleBuffer
 from types import FunctionType
 from typing import Any, Final
 
@@ -30,10 +31,12 @@ _foreign_classes: weakref.WeakSet[type] = weakref.WeakSet()
 _own_classes: weakref.WeakSet[type] = weakref.WeakSet()
 
 
-def dumps(value: object, protocol: int) -> bytes:
+def dumps(
+    value: object, protocol: int, buffer_callback: Callable[[PickleBuffer], object] | None = None
+) -> bytes:
     """Pickle a value, with functions and classes by value that can't be imported."""
     with io.BytesIO() as file:
-        _Pickler(file, protocol).dump(value)
+        _Pickler(file, protocol, buffer_callback=buffer_callback).dump(value)
         return file.getvalue()
 
 

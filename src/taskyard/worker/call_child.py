@@ -30,12 +30,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
-from taskyard.errors import NotEncodable, UserError
+from taskyard.errors import NotEncodable, UserError, ValueDamaged, ValueMissing
 from taskyard.process import current_task
 from taskyard.wire import pickled
 from taskyard.wire.payloads import Call, decode_call, encode_value
 from taskyard.wire.pickled import IMPORTING_VARIABLE, MAIN_NAME, Origin, Pickled
+from taskyard.wire.value_names import Holder
 from taskyard.worker import allow_list, call_frames
+from taskyard.worker.child_values import ChildValues
 from taskyard.worker.jobs import cut_reason
 from taskyard.worker.limits import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX
 from taskyard.worker.processes import task_env
@@ -174,6 +176,9 @@ class CallRunner:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._main_scripts = MainScripts()
         self._setups: Setups | None = None
+        self._values = ChildValues(os.environ)
+        #: The task whose values the current call may read.
+        self._holder: Holder | None = None
         self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
 
     def run(
@@ -181,6 +186,7 @@ class CallRunner:
     ) -> CallResult:
         """Call a function. An exception becomes a result, unless the function ends the process."""
         work = decode_call(payload)
+        self._holder = self._values.holder(name, attempt)
         os.environ.update(task_env(name, attempt, campaign))
         own = {} if isinstance(work, Pickled) else work.env or {}
         try:
@@ -228,20 +234,20 @@ class CallRunner:
             self._set_up(call.origin)
         try:
             function, args, kwargs = self._load(call)
-        except UserError as error:
+        except (UserError, ValueMissing, ValueDamaged) as error:
             raise _CallRefused(str(error)) from error
         except BaseException as error:  # even an exit: the function was not called
             raise _CallRefused(_unpickle_error(call, error)) from error
         value = function(*args, **kwargs)
         try:
-            return _check_size(pickled.pickle_result(value), PICKLED_BYTES_MAX)
+            return _check_size(self._values.calls.encode_result(value), PICKLED_BYTES_MAX)
         except UserError as error:
             raise _CallRefused(str(error)) from error
 
     def _load(self, call: Pickled) -> tuple[Any, Any, Any]:
         """Return the function, the arguments and the named arguments of a pickled call."""
         self._main_scripts.activate(call.origin)
-        function, args, kwargs = pickled.unpickle(call.call)
+        function, args, kwargs = self._values.calls.load_call(call, self._holder)
         return function, args, kwargs
 
     def _set_up(self, origin: Origin) -> None:

@@ -21,6 +21,7 @@ from taskyard.net.host import Host
 from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.announcer import Announcer
 from taskyard.worker.call_process import CallOptions
+from taskyard.worker.child_values import WORKER_VARIABLE
 from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.runner import make_runner
 from taskyard.worker.slot_budget import SlotBudget
@@ -301,7 +302,7 @@ def _make_worker(
         rule_runner or make_runner(slots, host.clock, options.command, allow, **shared)
     )
     runner.call_options = options.call_options
-    runner.set_task_env(broker.task_env)
+    runner.set_task_env({**broker.task_env, WORKER_VARIABLE: shown(broker.settings.name)})
     if options.starts_children:
         runner.fork_children()  # before ZeroMQ starts its threads
     wire = host.add_socket(sockets.connect(broker.endpoint, broker.key, counts=True))

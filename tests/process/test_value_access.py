@@ -1,0 +1,178 @@
+"""Access to values from real processes: directly, over TCP with keys, through a relay, resumed."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskyard.errors import ValueMissing, ValueNotStored
+from taskyard.journal.value_files import ValueFiles, name_of
+from taskyard.net.keyring import Keyring
+from taskyard.net.keys import read_peer_key
+from taskyard.process import value_access
+from taskyard.process.value_access import CACHE_VARIABLE, ValueAccess
+from taskyard.wire.native import value_messages
+from taskyard.wire.roles import Role
+from taskyard.wire.value_names import Holder
+from tests.kit.processes import Broker, Running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+#: Three parts and a bit.
+CONTENT = bytes(range(251)) * 13_000
+NAME = name_of(CONTENT)
+
+
+class Yard:
+    """A broker with a local socket and one that requires keys. It can be restarted."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.directory = directory
+        ring = Keyring(directory / ".taskyard")
+        for role in (Role.VIEWER, Role.PRODUCER, Role.WORKER):
+            ring.create(role.value, {role}, directory / f"{role}.key")
+        ring.create("relay", {Role.RELAY, Role.PRODUCER}, directory / "relay.key")
+        self._stack = stack
+        self.start("tcp://127.0.0.1:0")
+
+    def start(self, endpoint: str) -> None:
+        options = ("--secure", "--listen", f"dwork={endpoint}")
+        self.broker = self._stack.enter_context(Broker(self.directory, *options))
+
+    @property
+    def endpoint(self) -> str:
+        return self.broker.endpoints[1]
+
+    @property
+    def files(self) -> ValueFiles:
+        return ValueFiles(self.directory / ".taskyard" / "values")
+
+    def restart(self) -> None:
+        endpoint = self.endpoint
+        self.broker.kill()
+        self.start(endpoint)
+
+    def access(self, role: Role) -> ValueAccess:
+        key = read_peer_key(self.directory / f"{role}.key")
+        return ValueAccess(self.endpoint, key, 20)
+
+
+@pytest.fixture
+def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    with ExitStack() as stack:
+        yield Yard(tmp_path, stack)
+
+
+def test_local_socket_uses_the_files_directly(yard: Yard, tmp_path: Path) -> None:
+    local = ValueAccess(yard.broker.endpoint)
+    assert local.bytes_min() == 1 << 20
+    assert local.put(memoryview(CONTENT)) == NAME
+    (found,) = local.load([NAME])
+    assert bytes(found) == CONTENT
+    yard.broker.kill()
+    assert ValueFiles(yard.files.directory).has(NAME)
+    assert bytes(local.load([NAME])[0]) == CONTENT  # without a broker
+    assert not [*(tmp_path / "tmp").iterdir()]
+
+
+def test_value_goes_through_the_broker_once(yard: Yard) -> None:
+    producer, viewer = yard.access(Role.PRODUCER), yard.access(Role.VIEWER)
+    assert producer.put(memoryview(CONTENT)) == NAME
+    assert bytes(yard.files.load(NAME)) == CONTENT
+    assert bytes(viewer.load([NAME])[0]) == CONTENT
+    yard.files.path(NAME).unlink()
+    assert bytes(yard.access(Role.VIEWER).load([NAME])[0]) == CONTENT  # of the cache
+    with pytest.raises(ValueMissing, match=r"not at the broker \(`taskyard clean`"):
+        viewer.load([name_of(b"x" * 99)])
+
+
+def test_altered_file_at_the_broker_is_never_a_value(yard: Yard) -> None:
+    yard.access(Role.PRODUCER).put(memoryview(CONTENT))
+    yard.files.path(NAME).write_bytes(b"x" + CONTENT[1:])
+    with pytest.raises(Exception, match="is damaged"):
+        yard.access(Role.VIEWER).load([NAME])
+    yard.files.path(NAME).write_bytes(CONTENT[:-1])
+    with pytest.raises(ValueMissing, match="not at the broker"):
+        yard.access(Role.VIEWER).load([NAME])
+
+
+def restarting(yard: Yard, build: Callable[..., bytes], count: int) -> Callable[..., bytes]:
+    """Return a builder of requests that restarts the broker before one of them."""
+    calls = 0
+
+    def build_later(*args: Any, **more: Any) -> bytes:
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            yard.restart()
+        return build(*args, **more)
+
+    return build_later
+
+
+def test_upload_goes_on_after_a_restart(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    put_value = value_messages.put_value
+
+    def counting(number: int, value: bytes, offset: int = 0, data: bytes = b"") -> bytes:
+        sent.append(len(data))
+        return put_value(number, value, offset, data)
+
+    monkeypatch.setattr(value_messages, "put_value", restarting(yard, counting, 4))
+    assert yard.access(Role.PRODUCER).put(memoryview(CONTENT)) == NAME
+    assert sum(sent) == len(CONTENT)
+    assert bytes(yard.files.load(NAME)) == CONTENT
+
+
+def test_download_goes_on_after_a_restart(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    yard.access(Role.PRODUCER).put(memoryview(CONTENT))
+    get_value = restarting(yard, value_messages.get_value, 3)
+    monkeypatch.setattr(value_messages, "get_value", get_value)
+    assert bytes(yard.access(Role.VIEWER).load([NAME])[0]) == CONTENT
+
+
+def test_keys_permit_what_their_roles_need(yard: Yard) -> None:
+    yard.access(Role.PRODUCER).put(memoryview(CONTENT))
+    with pytest.raises(ValueNotStored, match="a viewer may not store values"):
+        yard.access(Role.VIEWER).put(memoryview(CONTENT[1:]))
+    worker = yard.access(Role.WORKER)
+    with pytest.raises(ValueMissing, match="a worker may not read values"):
+        worker.load([NAME])
+    with pytest.raises(ValueMissing, match="does not hold attempt 1 at task t"):
+        worker.load([NAME], Holder(b"worker", b"t", 1))
+    with pytest.raises(ValueMissing, match="workers must be named worker"):
+        worker.load([NAME], Holder(b"other", b"t", 1))
+    assert worker.put(memoryview(CONTENT[1:])) == name_of(CONTENT[1:])
+
+
+def test_values_pass_a_relay(yard: Yard, tmp_path: Path) -> None:
+    options = ("--to", f"dwork={yard.endpoint}", "--key", str(tmp_path / "relay.key"))
+    words = ("relay", "--listen", "dwork=tcp://127.0.0.1:0", *options)
+    with Running(tmp_path, *words) as relay:
+        relayed = ValueAccess(relay.line().split()[2], None, 20)
+        assert relayed.put(memoryview(CONTENT)) == NAME
+        assert bytes(relayed.load([NAME])[0]) == CONTENT
+    assert bytes(yard.files.load(NAME)) == CONTENT
+
+
+def test_cache_keeps_the_values_that_were_used_last(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(value_access, "_CACHE_NS_MIN", 0)
+    monkeypatch.setenv(CACHE_VARIABLE, "3M")
+    contents = [bytes([number]) * (1 << 20) for number in range(4)]
+    local = ValueAccess(yard.broker.endpoint)
+    names = [local.put(memoryview(content)) for content in contents]
+    viewer = yard.access(Role.VIEWER)
+    for name in (*names[:3], names[0], names[3]):
+        viewer.load([name])
+    (cache,) = (tmp_path / "tmp").glob("taskyard-values-*/*")
+    kept = [file.name for file in ValueFiles(cache).walk()]
+    assert sorted(kept) == sorted([names[0], names[2], names[3]])
