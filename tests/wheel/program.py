@@ -31,6 +31,11 @@ async def async_types(client: taskyard.AsyncClient) -> None:
     assert_type(await client.map(cube, range(3)), list[taskyard.AsyncFuture[int]])
 
 
+@taskyard.task(retries=1)
+def half(number: int) -> float:
+    return number / 2
+
+
 def main() -> None:
     with taskyard.Executor(slots=1) as executor:
         assert_type(executor.submit(cube, 3).result(), int)
@@ -45,7 +50,10 @@ def main() -> None:
         assert called.result() == 27
         cubes = client.map(cube, range(3), campaign="cubes")
         assert_type(cubes, list[taskyard.Future[int]])
-        assert [future.result() for future in cubes] == [0, 1, 8]
+        assert_type(client.gather(cubes), list[int])
+        assert client.gather(cubes) == [0, 1, 8]
+        assert_type(half.submit(3), taskyard.Future[float])
+        assert (half(3), half.submit(3).result()) == (1.5, 1.5)
         assert_type(client.counts("greetings"), dict[str, int])
     try:
         client.status()

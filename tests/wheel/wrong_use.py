@@ -8,6 +8,11 @@ def cube(number: int) -> int:
     return number**3
 
 
+@taskyard.task
+def half(number: int) -> float:
+    return number / 2
+
+
 def mistakes(client: taskyard.Client, executor: taskyard.Executor) -> None:
     taskyard.Clinet()  # type: ignore[attr-defined]
     executor.submit(cube, "3")  # type: ignore[arg-type]
@@ -16,6 +21,9 @@ def mistakes(client: taskyard.Client, executor: taskyard.Executor) -> None:
     text = client.submit(cube, 3).result()  # type: ignore[assignment]
     client.submit(3)  # type: ignore[call-overload]
     text = client.submit(cube, 3).result()  # type: ignore[assignment]
+    half("3")  # type: ignore[arg-type]
+    half.submit("3")  # type: ignore[arg-type]
+    text = half.submit(3).result()  # type: ignore[assignment]
     client.show(text, timeout="1 s")  # type: ignore[arg-type]
     client.cuont("greetings")  # type: ignore[attr-defined]
     client.counts(b"greetings")  # type: ignore[arg-type]
