@@ -2,7 +2,7 @@
 
 A call that waits for other tasks must not hold the slot that these need. The standard library waits
 for futures by their condition, and by the events of their waiters. Elsewhere than in the thread of
-a call, both are those of the standard library.
+a call, both do what those of the standard library do.
 """
 
 from __future__ import annotations
@@ -55,4 +55,5 @@ class SlotFuture(AnyFuture[_T]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._condition, self._waiters = SlotCondition(), SlotWaiters()
+        if current_task.runs_calls():  # else there is no slot, and a condition takes time to make
+            self._condition, self._waiters = SlotCondition(), SlotWaiters()

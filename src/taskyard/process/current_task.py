@@ -88,6 +88,11 @@ def install_slot(slot: CallSlot) -> None:
     _Installed.slot = slot
 
 
+def runs_calls() -> bool:
+    """Return whether this is a process for calls, or forked from one."""
+    return _Installed.process != 0
+
+
 def has_slot() -> bool:
     """Return whether this thread runs a call that holds its slot. A forked process does not."""
     is_here = _Installed.thread == threading.get_ident() and _Installed.process == os.getpid()
