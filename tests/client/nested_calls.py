@@ -39,11 +39,22 @@ def depth(number: int) -> int:
     return 1 + int(done.result())
 
 
+def depth_with_cores(number: int) -> int:
+    if not number:
+        return 0
+    call = "nested:depth_with_cores"
+    return 1 + int(taskyard.current().client.submit(call, args=[number - 1], cpus=1).result())
+
+
 def wait_for_later(name: str) -> str:
     """Wait for a task of a service that may have no worker yet."""
     client = taskyard.current().client
     result = client.submit(b"late", name=name, service="later").result()
     return f"{result.decode()} {taskyard.current().attempt}"
+
+
+def wait_in_lane(name: str, lane: str) -> None:
+    taskyard.current().client.submit("nested:fib", args=[1], name=name, lane=lane).result()
 
 
 def wait_for_campaign(campaign: str) -> None:

@@ -80,6 +80,36 @@ def test_deep_recursion_ends_on_one_slot(home: Path) -> None:
         assert client.submit("nested:depth", args=[8]).result(120) == 8
 
 
+def test_waiting_call_gives_its_cores_back(home: Path) -> None:
+    with a_yard(home, "--cpus", "1", slots=2) as client:
+        call = "nested:depth_with_cores"
+        assert client.submit(call, args=[3], cpus=1).result(60) == 3
+        until(lambda: client.workers()[0]["resources_free"]["cpus"] == 1, "its cores are free")
+
+
+def test_users_see_that_a_call_waits(home: Path) -> None:
+    with a_yard(home) as client:
+        parent = client.submit("nested:wait_for_later", args=["child"])
+        until(lambda: client.workers()[0]["waiting"], "the call waits")
+        (worker,) = client.workers()
+        shown = [worker[key] for key in ("state", "slots_used", "tasks", "waiting")]
+        assert shown == ["running", 0, 1, 1]
+        assert "its call waits for other tasks, without its slots" in parent.why()
+        assert "1 (1 waits)" in run(home, "workers")[1]
+        parent.cancel()
+        until(lambda: not client.workers()[0]["tasks"], "the call ends")
+        assert client.workers()[0]["waiting"] == 0
+
+
+def test_task_in_the_full_lane_of_its_caller_is_explained(home: Path) -> None:
+    (home / "taskyard.toml").write_text("[service.call]\nlane_workers_max = 1\n")
+    with a_yard(home) as client:
+        client.submit("nested:wait_in_lane", args=["child", "one"], lane="one")
+        until(lambda: client.workers()[0]["waiting"], "the call waits")
+        text = client.why("child")
+        assert "its running task waits for other tasks, perhaps for this one" in text
+
+
 def test_waiting_for_a_campaign_gives_the_slot_back(home: Path) -> None:
     with a_yard(home) as client:
         assert client.submit("nested:wait_for_campaign", args=["inner"]).result(60) is None

@@ -65,6 +65,7 @@ SERVICES = [b"default", b"x"]
 names = st.lists(st.sampled_from(TASKS), min_size=1, max_size=4, unique=True)
 afters = st.lists(st.sampled_from(TASKS), max_size=2)
 #: Resources of tasks and workers.
+CPU = (b"cpus", 10_000)
 GPU, TWO_GPUS, HALF_GPU = (b"gpus", 10_000), (b"gpus", 20_000), (b"gpus", 5_000)
 MEMORY = (b"memory", 1 << 30)
 
@@ -82,7 +83,7 @@ def submissions(draw: st.DrawFn) -> dict[str, Any]:
         "campaign": draw(st.sampled_from([b"", b"c"])),
         "priority": draw(st.sampled_from([0, 0, 1])),
         "slots": draw(st.sampled_from([1, 1, 2])),
-        "resources": draw(st.sampled_from([(), (), (GPU,), (TWO_GPUS,), (HALF_GPU, MEMORY)])),
+        "resources": draw(st.sampled_from([(), (CPU,), (GPU,), (TWO_GPUS,), (HALF_GPU, MEMORY)])),
         "crashes_max": draw(st.sampled_from([1, 3])),
         "retry_delays_ns": draw(st.sampled_from([None, (), (0, SECOND_NS)])),
         "lease_ns": draw(st.sampled_from([0, 0, 8 * SECOND_NS])),
@@ -105,7 +106,7 @@ facts = st.fixed_dictionaries(
     {
         "services": st.sampled_from([(b"default",), (b"x",), (b"x", b"default")]),
         "slots_total": st.sampled_from([0, 1, 2, 3]),
-        "resources": st.sampled_from([(), (GPU,), (TWO_GPUS, MEMORY)]),
+        "resources": st.sampled_from([(), (CPU, GPU), (TWO_GPUS, MEMORY)]),
         "lease_timeout_ns": st.sampled_from([0, 5 * SECOND_NS]),
         "incarnation": st.integers(0, 1),
         "wants_wake": st.booleans(),
@@ -290,7 +291,8 @@ def _ask_everything(yard: Yard, names: list[bytes]) -> list[Any]:
 
 def _heartbeat(yard: Yard, worker: bytes, lists: int | None) -> list[Any]:
     held = None if lists is None else held_by(yard, worker)[:lists]
-    return yard.handle(WorkerHeartbeat(0, worker, held, SECOND_NS))
+    waiting = tuple(name for name, _ in (held or ())[::2])  # every second one waits for others
+    return yard.handle(WorkerHeartbeat(0, worker, held, SECOND_NS, waiting=waiting))
 
 
 def _rules(

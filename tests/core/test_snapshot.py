@@ -5,7 +5,6 @@ from hypothesis import given
 
 from taskyard.core import invariants
 from taskyard.core.effects import Accepted
-from taskyard.core.entities import to_ended_task
 from taskyard.core.events import (
     Outcome,
     PauseRequested,
@@ -14,7 +13,7 @@ from taskyard.core.events import (
     UnknownPolicy,
 )
 from taskyard.core.fingerprint import ledger_fingerprint
-from taskyard.core.ledger import Ledger
+from taskyard.core.ledger import Ledger, to_ended_task
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import EndedTask, digest
 from taskyard.core.scheduler import Scheduler

@@ -102,8 +102,8 @@ class InstantRunner:
     def unstarted(self) -> list[Job]:
         return []
 
-    def waiting_calls(self) -> list[Job]:
-        return []
+    def waiting_calls(self) -> tuple[list[Job], int]:
+        return [], 0
 
     def withdraw(self, _count: int) -> list[Job]:
         return []

@@ -37,8 +37,8 @@ class FakeRunner:
         waiting, self.jobs = self.jobs[self.begun :], self.jobs[: self.begun]
         return waiting
 
-    def waiting_calls(self) -> list[Job]:
-        return []
+    def waiting_calls(self) -> tuple[list[Job], int]:
+        return [], 0
 
     def withdraw(self, count: int) -> list[Job]:
         first = max(self.begun, len(self.jobs) - count)

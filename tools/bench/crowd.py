@@ -61,8 +61,8 @@ class EndlessRunner:
     def unstarted(self) -> list[Job]:
         return []
 
-    def waiting_calls(self) -> list[Job]:
-        return []
+    def waiting_calls(self) -> tuple[Sequence[Job], int]:
+        return (), 0
 
     def withdraw(self, _count: int) -> list[Job]:
         return []

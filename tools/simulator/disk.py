@@ -11,8 +11,7 @@ from random import Random
 import msgspec
 
 from simulator.plan import Faults, chance
-from taskyard.core.entities import to_ended_task
-from taskyard.core.ledger import Ledger
+from taskyard.core.ledger import Ledger, to_ended_task
 from taskyard.core.model import EndedTask, Result
 from taskyard.core.output import Stream
 from taskyard.core.records import Cancelled, Finished, Progressed

@@ -313,8 +313,8 @@ class SimRunner:
         taken, self._waiting = [*self._waiting.values()], {}
         return taken
 
-    def waiting_calls(self) -> list[Job]:
-        return []
+    def waiting_calls(self) -> tuple[Sequence[Job], int]:
+        return (), 0
 
     def withdraw(self, count: int) -> list[Job]:
         keys = [*self._waiting][-count:]

@@ -160,8 +160,9 @@ def workers(cli_context: CliContext) -> None:
     """List the workers.
 
     Shows their load, when the broker last received a message from them, and where they run. A
-    worker is idle, running (it has free slots), full or draining (it gets no more tasks). FREE
-    shows its named resources that no task has.
+    worker is idle, running (it has free slots), full or draining (it gets no more tasks). TASKS
+    also counts the calls that wait for other tasks, which use no slots. FREE shows its named
+    resources that no task has.
     """
     with connect_read_only(cli_context) as broker:
         found = broker.workers()
@@ -194,12 +195,18 @@ def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:
         one["state"],
         services,
         slots,
-        one["tasks"],
+        _tasks_text(one["tasks"], one.get("waiting", 0)),
         last_seen,
         *where,
         one["dialect"],
         format_free_resources(one.get("resources", {}), one.get("resources_free", {})) or "-",
     )
+
+
+def _tasks_text(tasks: int, waiting: int) -> str:
+    """Return the number of tasks, and of those whose calls wait for other tasks."""
+    wait = "waits" if waiting == 1 else "wait"
+    return f"{tasks} ({waiting} {wait})" if waiting else str(tasks)
 
 
 @click.command(epilog=example("status", "status --campaign thumbs --json", "status --line"))

@@ -6,6 +6,7 @@ Hand-written are those that handle futures or iterate. Several threads may use o
 
 from __future__ import annotations
 
+from concurrent.futures import FIRST_EXCEPTION, wait
 from concurrent.futures import Future as AnyFuture
 from functools import partial
 from importlib import import_module
@@ -32,6 +33,7 @@ from taskyard.client.requests import scope_of
 from taskyard.client.session import Session
 from taskyard.client.submit import Submitter, positional, rows_of
 from taskyard.core.events import Scope, UnknownPolicy
+from taskyard.process import current_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -362,6 +364,8 @@ class Client(BlockingRunner):
         exception of a future. With `errors` "skip", futures without a result are left out.
         """
         futures = future_sets.prepared(futures, errors)
+        if current_task.has_slot():  # give it back once, not for each future
+            wait([*future_sets.futures_in(futures, AnyFuture)], return_when=FIRST_EXCEPTION)
         return future_sets.without_skipped(future_sets.gathered(futures, AnyFuture, errors))
 
     def scatter(self, values: Any) -> Any:  # noqa: ANN401  # as given

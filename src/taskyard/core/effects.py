@@ -336,6 +336,8 @@ class WorkerView(Struct, gc=False):
     pid: int = 0
     #: Lines of its agents that are neither report nor comment.
     malformed: int = 0
+    #: Tasks whose calls wait for other tasks. They use no slots.
+    waiting: int = 0
     #: Its named resources, in total and those that no task has.
     resources_total: Resources = ()
     resources_free: Resources = ()

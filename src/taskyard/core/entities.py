@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field, structs
 
 from taskyard.core.limits import EXCLUSIVE, HEARTBEATS_MISSED_MAX, PROGRESS_BYTES_MAX
-from taskyard.core.model import NO_EXTRAS, EndedTask, Ending, TaskExtras, TaskProgress
+from taskyard.core.model import NO_EXTRAS, Ending, TaskExtras, TaskProgress
 from taskyard.core.queues import Queue
+from taskyard.core.resources import CPUS
 from taskyard.core.states import (
     BUSY,
     LEASED,
@@ -115,13 +116,6 @@ class Task(Struct, gc=False, eq=False):
         return self.dependents if isinstance(self.dependents, list) else [self.dependents]
 
 
-def to_ended_task(task: Task, ending: Ending) -> EndedTask:
-    """Return the part of an ended task that the archive keeps."""
-    terms = task.terms
-    same = (terms.campaign, terms.service, task.attempt, task.payload, ending.record, ending.at_ns)
-    return EndedTask(task.name, task.state, *same)
-
-
 class Lease(Struct, gc=False, eq=False):
     """Tasks leased to a worker by one record. It ends task by task."""
 
@@ -213,10 +207,12 @@ class Worker(Struct, eq=False):
     slots_uncertain: list[tuple[int, int]] = field(default_factory=list)
     #: Lines of its agents that are neither report nor comment.
     malformed: int = 0
+    #: Tasks that it holds whose calls wait without slots, by name, and calls that wait with them.
+    waiting: tuple[bytes, ...] = ()
+    waiting_kept: int = 0
     #: Until when the name counts as contested by another process. 0: it is not contested.
     contested_until_ns: int = 0
-    #: The intervals in its last heartbeat and in the reply to it. 0: it has its own interval, or
-    #: has sent no heartbeat to this process of the broker.
+    #: The intervals in its last heartbeat and in the reply to it. 0: its own, or no heartbeat yet.
     heartbeat_used_ns: int = 0
     heartbeat_requested_ns: int = 0
     #: The interval that it accepts while it has no tasks, in its last heartbeat. 0: none.
@@ -241,15 +237,21 @@ class Worker(Struct, eq=False):
 
     @property
     def requests_each_task(self) -> bool:
-        """Whether each of its requests is for one task, which an assignment uses up. A worker that
-        gets `Wake` and declares slots waits for as long as it has free ones."""
+        """Whether each of its requests is for one task. With slots it waits while some are free."""
         return self.facts.wants_wake and not self.facts.slots_total
 
     @property
     def resources_free(self) -> dict[bytes, int]:
-        """Named resources for more tasks. Prefetched tasks count as running."""
+        """Named resources for more tasks. Prefetched ones count, cores of waiting calls don't."""
         used = self.resources_used
-        return {name: total - used.get(name, 0) for name, total in self.facts.resources}
+        free = {name: total - used.get(name, 0) for name, total in self.facts.resources}
+        for task in self.waiting_tasks() if CPUS in free else ():
+            free[CPUS] += dict(task.terms.resources).get(CPUS, 0)
+        return free
+
+    def waiting_tasks(self) -> list[Task]:
+        """Return the tasks of `waiting` that it still holds."""
+        return [task for task in self.held() if task.name in self.waiting] if self.waiting else []
 
     @property
     def heartbeat_ns(self) -> int:

@@ -209,6 +209,10 @@ class WorkerHeartbeat(Event):
     trouble: bytes | None = None
     #: Lines of its agents so far that are neither report nor comment.
     malformed: int = 0
+    #: Tasks of `held` whose calls wait for other tasks without their slots, and the number of calls
+    #: that wait with their slots.
+    waiting: tuple[bytes, ...] = ()
+    waiting_kept: int = 0
     #: Which process of that name it is. None: its dialect has no incarnations.
     incarnation: int | None = None
     #: It uses the interval of the last reply. False: it has its own.

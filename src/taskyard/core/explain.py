@@ -107,6 +107,8 @@ def _leased(context: Context, task: Task) -> Explanation:
     progress = str(lease.progress_of(task.name))
     if progress:
         sentence += f"; its progress: {progress}"
+    if task.name in lease.worker.waiting:
+        sentence += "; its call waits for other tasks, without its slots"
     if lease.worker.facts.forwards:
         sentence += "; it waits or runs at the broker that this worker forwards to"
     if returned := _returned_attempts(context, task):
@@ -223,7 +225,8 @@ def _ready(context: Context, task: Task) -> Explanation:
     service = shown(task.terms.service)
     if hold is not None:
         why = _hold_text(context, task.lane, hold)
-        return Explanation(_BY_HOLD[hold], f"it is ready, but {why} (service {service})")
+        sentence = f"it is ready, but {why} (service {service}){_waiting_text(context, task.lane)}"
+        return Explanation(_BY_HOLD[hold], sentence)
     if _too_wide(context, task):
         sentence = f"it is ready, but takes {task.terms.slots} slots, and no worker has that many"
         return Explanation(Reason.NO_ROOM, sentence)
@@ -235,7 +238,7 @@ def _ready(context: Context, task: Task) -> Explanation:
     if len(returned) > 1 and not full:
         return Explanation(Reason.RETURNED, f"it is ready, but {_returned_text(returned)}")
     full = full or _unused_slot_text(context, task)
-    sentence = f"it is ready, but {full}{_weight_text(task.lane)}"
+    sentence = f"it is ready, but {full}{_weight_text(task.lane)}{_kept_text(context, task)}"
     if returned:
         sentence += f"; {_returned_text(returned)}"
     return Explanation(Reason.WORKERS_BUSY, sentence)
@@ -361,6 +364,31 @@ def _hold_text(context: Context, lane: Lane, hold: HoldReason) -> str:
         left = duration_text(lane_rates.wait_ns(lane, context.now_ns) / SECOND_NS)
         return f"{hold.value}: {rate}, next in {left}"
     return str(hold.value)
+
+
+def _waiting_text(context: Context, lane: Lane) -> str:
+    """Return a clause about tasks of a full lane that wait for others, or "" if not all do."""
+    workers = context.ledger.workers.values()
+    waiting = sum(task.lane is lane for worker in workers for task in worker.waiting_tasks())
+    if not waiting or waiting < lane.leased:
+        return ""
+    calls = "its running task waits" if waiting == 1 else f"its {waiting} running tasks wait"
+    return f"; {calls} for other tasks, perhaps for this one (use another lane for them)"
+
+
+def _kept_text(context: Context, task: Task) -> str:
+    """Return a clause about calls that wait and keep their slots, or "" if there are none."""
+    kept = [worker for worker in _workers(context, task) if worker.waiting_kept]
+    if not kept:
+        return ""
+    worker = max(kept, key=lambda one: one.waiting_kept)
+    kept_count, count = worker.waiting_kept, len(worker.waiting)
+    keeps = "waits for tasks and keeps its slot" if kept_count == 1 else "wait and keep their slots"
+    others = "waits there without its slot" if count == 1 else "wait there without theirs"
+    return (
+        f"; {counted(kept_count, 'call')} of worker {shown(worker.name)} {keeps}: "
+        f"{counted(count, 'call')} {others}, the most of a worker (start more workers)"
+    )
 
 
 def _weight_text(lane: Lane) -> str:

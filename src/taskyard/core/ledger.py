@@ -554,3 +554,10 @@ def illegal_move_text(task: Task, cause: Cause) -> str:
         f"(attempt {task.attempt}, {counted(task.failures, 'failure')}, "
         f"{counted(task.losses, 'lost worker')}, waits for {counted(task.waits, 'task')}{holder})"
     )
+
+
+def to_ended_task(task: Task, ending: Ending) -> EndedTask:
+    """Return the part of an ended task that the archive keeps."""
+    terms = task.terms
+    same = (terms.campaign, terms.service, task.attempt, task.payload, ending.record, ending.at_ns)
+    return EndedTask(task.name, task.state, *same)

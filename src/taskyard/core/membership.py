@@ -122,7 +122,10 @@ def worker_heartbeat(context: Context, event: events.WorkerHeartbeat) -> None:
     if worker is not None and event.trouble is not None:
         worker.trouble = truncate_reason(event.trouble)
     if worker is not None and event.held is not None:
-        worker.malformed = event.malformed
+        worker.malformed, worker.waiting_kept = event.malformed, event.waiting_kept
+        if worker.waiting != event.waiting:
+            worker.waiting = event.waiting
+            on_slot_free(context, worker)  # their cores may be free
     if worker is not None and event.follows:
         _set_interval(context, worker, event)
     mark = _compare_held(context, worker, event)

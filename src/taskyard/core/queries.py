@@ -312,13 +312,15 @@ def workers_requested(context: Context, event: events.WorkersRequested) -> None:
 
 
 def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
-    facts = worker.facts
+    facts, waiting = worker.facts, worker.waiting_tasks()
+    slots_waiting = sum(task.terms.slots for task in waiting)
     return WorkerView(
         name=worker.name,
         state=worker.state,
         services=facts.services,
         slots_total=facts.slots_total,
-        slots_used=worker.slots_used + sum(worker.slots_kept),
+        slots_used=worker.slots_used + sum(worker.slots_kept) - slots_waiting,
+        waiting=len(waiting),
         held=sum(lease.tasks_left for lease in worker.leases.values()),
         last_seen_ns_ago=now_ns - worker.last_seen_ns,
         dialect=facts.dialect,

@@ -152,8 +152,8 @@ class ForwardRunner:
         """Return no jobs: all are at the lower broker."""
         return []
 
-    def waiting_calls(self) -> list[Job]:
-        return []
+    def waiting_calls(self) -> tuple[Sequence[Job], int]:
+        return (), 0
 
     def withdraw(self, _count: int) -> list[Job]:
         """Return no jobs: all are at the lower broker."""

@@ -28,8 +28,7 @@ from typing import Final
 import msgspec
 
 from taskyard.core.apply import apply
-from taskyard.core.entities import to_ended_task
-from taskyard.core.ledger import Ledger
+from taskyard.core.ledger import Ledger, to_ended_task
 from taskyard.core.model import Ending, Result
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed, Submitted
 from taskyard.core.snapshots.cold_ledger import ColdLedger

@@ -274,6 +274,8 @@ class Worker(BrokerPart):
     resources: dict[str, float]
     resources_free: dict[str, float]
     tasks: int
+    #: Of these, calls that wait for other tasks. They use no slots.
+    waiting: int
     #: Seconds since its last message.
     last_seen_ago: float
     #: Seconds without a message after which its leases expire. Null: they don't.
@@ -540,6 +542,7 @@ def worker(view: effects.WorkerView) -> Worker:
         resources=resources(view.resources_total),
         resources_free=resources(view.resources_free),
         tasks=view.held,
+        waiting=view.waiting,
         last_seen_ago=seconds(view.last_seen_ns_ago) or 0.0,
         lease_timeout=seconds(view.lease_timeout_ns),
         agent_error=shown(view.trouble),
@@ -553,7 +556,7 @@ def _worker_state(view: effects.WorkerView) -> str:
     """Return the state of a worker, from the slots that it uses."""
     if view.state is WorkerState.DRAINING:
         return "draining"
-    if not view.slots_used:
+    if not (view.slots_used or view.waiting):
         return "idle"
     return "full" if 0 < view.slots_total <= view.slots_used else "running"
 

@@ -100,7 +100,9 @@ class Runner(Protocol):
 
     def running(self) -> list[Job]: ...
 
-    def waiting_calls(self) -> list[Job]: ...
+    def waiting_calls(self) -> tuple[Sequence[Job], int]:
+        """Return the calls that wait for other tasks without their slots, and the number of calls
+        that wait with theirs."""
 
     def unstarted(self) -> list[Job]: ...
 

@@ -102,8 +102,9 @@ class NativeWorkerLoop:
     #: The version of the rules here, and of those at the broker, if it sends that.
     _rules_version = 0
     _rules_version_newest: int | None = None
-    #: Calls that wait for other tasks without their slots.
-    _waiting: tuple[Job, ...] = ()
+    #: Calls that wait for other tasks without their slots, and how many others with them.
+    _waiting: Sequence[Job] = ()
+    _kept_count = 0
     #: Its part of a process that works for several brokers. None: it has all slots.
     _share: Share | None = None
 
@@ -191,9 +192,11 @@ class NativeWorkerLoop:
     def run_tasks(self) -> None:
         """Run tasks without receiving."""
         self._collect_done(self._runner.turn())
-        if (waiting := tuple(self._runner.waiting_calls())) != self._waiting:
-            self._waiting, soon_ns = waiting, self._clock.monotonic_ns() + WAITING_NOTICE_NS
+        waiting, kept_count = self._runner.waiting_calls()
+        if waiting != self._waiting or kept_count != self._kept_count:
+            self._waiting, self._kept_count = waiting, kept_count
             self._worker_message = self._make_worker_message()
+            soon_ns = self._clock.monotonic_ns() + WAITING_NOTICE_NS
             self._heartbeat_due_ns = min(self._heartbeat_due_ns, soon_ns)
 
     def is_gathering(self) -> bool:
@@ -553,6 +556,9 @@ class NativeWorkerLoop:
         malformed = 0 if self._rule_runner is None else self._rule_runner.malformed
         more: dict[str, Any] = {"seen": self._seen, "trouble": agent_error, "waiting": named}
         more["malformed"] = malformed
+        waiting = {job.key for job in self._waiting}
+        more["calls_waiting"] = [place for place, key in enumerate(held) if key in waiting]
+        more["calls_kept"] = self._kept_count
         if not held and self.settings.heartbeat_ns == AUTO:
             more["rest_ns"] = heartbeats.longest_ns(self.settings.lease_timeout_ns, is_idle=True)
         number = self._channel.request(

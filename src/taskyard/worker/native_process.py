@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, shown
+from taskyard.core.resources import CPUS
 from taskyard.errors import NameLost, Refused
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
@@ -303,6 +304,7 @@ def _make_worker(
     )
     runner.call_options = options.call_options
     runner.set_task_env({**broker.task_env, WORKER_VARIABLE: shown(broker.settings.name)})
+    runner.cores_total = dict(settings.resources).get(CPUS, 0)
     if options.starts_children:
         runner.fork_children()  # before ZeroMQ starts its threads
     wire = host.add_socket(sockets.connect(broker.endpoint, broker.key, counts=True))

@@ -51,6 +51,9 @@ Work: TypeAlias = Command | Call | Pickled | AgentSettings
 _STANDARD_DESCRIPTORS: Final = 3
 
 
+_NO_CALLS: Final[Sequence[Job]] = ()
+
+
 class ProcessRunner:
     """Runs up to `slots` jobs at once, with the GPUs of `gpus` by id.
 
@@ -70,6 +73,8 @@ class ProcessRunner:
     ) -> None:
         """`spool` takes the output of programs. Without one, its end goes with their results."""
         self.slots_total = slots
+        #: Cores of tasks at once, in the unit of resources. 0: no limit.
+        self.cores_total = 0
         self._gpus = DevicePool(gpus)
         self._memory_guard = MemoryGuard(clock.monotonic_ns)
         self._allow = list(allow)
@@ -140,13 +145,14 @@ class ProcessRunner:
         without = {one.job.key for one in calls if one.job is not None}
         return [_without_cores(job) if job.key in without else job for job in jobs]
 
-    def waiting_calls(self) -> list[Job]:
-        """Return the calls that wait for other tasks, and have given their slots back."""
-        return [one.job for one in self._waiting_calls.waiting if one.job is not None]
+    def waiting_calls(self) -> tuple[Sequence[Job], int]:
+        """Return the calls that wait for other tasks, and have given their slots back.
 
-    def calls_keeping_slots(self) -> list[Job]:
-        """Return the calls that wait for other tasks with their slots, because too many wait."""
-        return [one.job for one in self._waiting_calls.keeping if one.job is not None]
+        Also return the number of calls that keep theirs, because too many wait.
+        """
+        calls = self._waiting_calls
+        waiting = [one.job for one in calls.waiting if one.job is not None]
+        return waiting or _NO_CALLS, len(calls.keeping)
 
     def start(self, job: Job) -> None:
         """Queue a job. It starts at the next turn with enough free slots.
@@ -331,7 +337,15 @@ class ProcessRunner:
         if self._share is not None:
             return self._share.may_start(job.slots, job.resources)
         slots_used = self.slots_used
-        return slots_used == 0 or slots_used + job.slots <= self.slots_total
+        if slots_used == 0:
+            return True
+        return slots_used + job.slots <= self.slots_total and self._has_cores(job)
+
+    def _has_cores(self, job: Job) -> bool:
+        """Return whether the cores of a job are free. The broker counts those of all others, but
+        gives away the cores of calls that wait, which may go on at any time."""
+        needed = _cores_of(job) if self.cores_total else 0
+        return not needed or needed + sum(map(_cores_of, self.started())) <= self.cores_total
 
     def _resume_calls(self) -> None:
         """Free the slots of calls that wait, and let calls go on that have waited."""
@@ -436,6 +450,10 @@ class ProcessRunner:
         if done.run is None and done.outcome is not Outcome.REFUSED:
             done.run = Run(self._clock.wall_ns(), 0)  # it ended before it could start
         self._done.append(self._files.finish(done))
+
+
+def _cores_of(job: Job) -> int:
+    return dict(job.resources).get(CPUS, 0) if job.resources else 0
 
 
 def _without_cores(job: Job) -> Job:

@@ -388,25 +388,28 @@ def heartbeat(  # noqa: PLR0913  # one a field
     malformed: int = 0,
     rest_ns: int = 0,
     waiting: int = 0,
+    calls_waiting: Sequence[int] = (),
+    calls_kept: int = 0,
 ) -> bytes:
-    """Encode a Heartbeat. `trouble` is why agents can't be started. None leaves it unchanged.
-    `rest_ns` is the longest interval that a worker without tasks accepts. `waiting` is the number
-    of its Steal that waits, 0 for none."""
-    query = _Q(type=HEARTBEAT, request=request, location=location, heartbeat_ns=heartbeat_ns)
+    """Encode a Heartbeat. `trouble`: why agents can't start, None if unchanged. `rest_ns`: the
+    longest interval without tasks. `waiting`: its Steal that waits. `calls_waiting`: of `held`."""
+    query = _Q(
+        type=HEARTBEAT,
+        request=request,
+        location=location,
+        heartbeat_ns=heartbeat_ns,
+        seen=seen,
+        trouble=trouble,
+        malformed=malformed or None,
+        wait_ms=rest_ns // _MILLISECOND_NS or None,
+        waiting=waiting or None,
+        calls_waiting=calls_waiting,
+        calls_kept=calls_kept or None,
+    )
     query.worker.CopyFrom(worker)
     query.batch.SetInParent()
     query.batch.name.extend(name for name, _ in held)
     query.batch.attempt.extend(attempt for _, attempt in held)
-    if seen is not None:
-        query.seen = seen
-    if trouble is not None:
-        query.trouble = trouble
-    if malformed:
-        query.malformed = malformed
-    if rest_ns:
-        query.wait_ms = rest_ns // _MILLISECOND_NS
-    if waiting:
-        query.waiting = waiting
     return query.SerializeToString()
 
 

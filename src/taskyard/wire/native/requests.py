@@ -246,6 +246,10 @@ def _heartbeat(pending: PendingRequests, incoming: Request) -> Sequence[events.E
     if query.HasField("trouble"):
         event.trouble = query.trouble
     event.malformed = min(query.malformed, NUMBER_MAX)
+    if query.calls_waiting:
+        places = [place for place in query.calls_waiting if place < len(held)]
+        event.waiting = tuple([held[place][0] for place in places])
+    event.waiting_kept = query.calls_kept
     event.follows = bool(heartbeat_ns) and not query.worker.heartbeat_ns
     if event.follows and not held:
         event.rest_ns = _wait_ns(query)
