@@ -28,6 +28,9 @@ if TYPE_CHECKING:
         TimedOut,
         UnknownName,
         UserError,
+        ValueDamaged,
+        ValueMissing,
+        ValueNotStored,
     )
     from taskyard.spark import register
     from taskyard.wire.payloads import BundlePart, bundle_part
@@ -59,6 +62,9 @@ __all__ = [
     "TimedOut",
     "UnknownName",
     "UserError",
+    "ValueDamaged",
+    "ValueMissing",
+    "ValueNotStored",
     "as_completed",
     "bundle_part",
     "current",

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.errors import ValueMissing, ValueNotStored
-from taskyard.journal.value_files import ValueFiles, name_of
+from taskyard.journal.value_files import STORE_FILE, ValueFiles, name_of
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import read_peer_key
 from taskyard.process import value_access
 from taskyard.process.value_access import CACHE_VARIABLE, ValueAccess
+from taskyard.testing import broker as a_broker
 from taskyard.wire.native import value_messages
 from taskyard.wire.roles import Role
 from taskyard.wire.value_names import Holder
@@ -63,11 +64,16 @@ class Yard:
 
 
 @pytest.fixture
-def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
+def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     with ExitStack() as stack:
-        yield Yard(tmp_path, stack)
+        yield stack
+
+
+@pytest.fixture
+def yard(tmp_path: Path, stack: ExitStack) -> Yard:
+    return Yard(tmp_path, stack)
 
 
 def test_local_socket_uses_the_files_directly(yard: Yard, tmp_path: Path) -> None:
@@ -160,6 +166,27 @@ def test_values_pass_a_relay(yard: Yard, tmp_path: Path) -> None:
         assert relayed.put(memoryview(CONTENT)) == NAME
         assert bytes(relayed.load([NAME])[0]) == CONTENT
     assert bytes(yard.files.load(NAME)) == CONTENT
+
+
+def test_shared_directory_is_used_over_tcp(tmp_path: Path, stack: ExitStack) -> None:
+    (tmp_path / "taskyard.toml").write_text('[values]\ndirectory = "mounted"\n')
+    yard = Yard(tmp_path, stack)
+    viewer = yard.access(Role.VIEWER)  # the directory's owner needs no permission to write
+    assert viewer.put(memoryview(CONTENT)) == NAME
+    assert ValueFiles(tmp_path / "mounted").has(NAME)
+    assert bytes(viewer.load([NAME])[0]) == CONTENT
+    assert not yard.files.directory.exists()
+    (tmp_path / "mounted" / STORE_FILE).write_text('{"identity": "of another broker"}')
+    with pytest.raises(ValueNotStored, match="a viewer may not store values"):
+        yard.access(Role.VIEWER).put(memoryview(CONTENT[1:]))
+
+
+def test_broker_without_values_has_none() -> None:
+    with a_broker() as broker:
+        access = ValueAccess(broker.endpoint, None, 20)
+        assert access.bytes_min() is None
+        with pytest.raises(ValueMissing, match="the broker keeps none"):
+            access.load([NAME])
 
 
 def test_cache_keeps_the_values_that_were_used_last(

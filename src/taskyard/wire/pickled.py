@@ -15,6 +15,7 @@ import base64
 import inspect
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Final
@@ -253,7 +254,29 @@ def call_each(function: Callable[..., Any], rows: Sequence[Sequence[Any]]) -> li
     return [function(*row) for row in rows]
 
 
+#: Loads results whose large parts are values.
+_load_large: ContextVar[Callable[[bytes], Any] | None] = ContextVar(
+    "taskyard_load_large", default=None
+)
+
+
+@contextmanager
+def large_results(load: Callable[[bytes], Any]) -> Iterator[None]:
+    """Let `unpickle` load results whose large parts are values, by `load`."""
+    before = _load_large.set(load)
+    try:
+        yield
+    finally:
+        _load_large.reset(before)
+
+
 def unpickle(pickled: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:  # noqa: ANN401  # any value of a user
+    """Unpickle a call, or a result. One whose large parts are values needs `large_results`."""
+    if isinstance(pickled, bytes) and is_pickled(pickled):
+        load = _load_large.get()
+        if load is None:
+            raise PeerError("large values: this process has no broker")
+        return load(pickled)
     return pickle.loads(pickled, buffers=buffers)  # noqa: S301  # callers must trust the sender
 
 

@@ -190,7 +190,7 @@ class CallRunner:
         os.environ.update(task_env(name, attempt, campaign))
         own = {} if isinstance(work, Pickled) else work.env or {}
         try:
-            with _extra_environment({**own, **env}):
+            with _extra_environment({**own, **env}), pickled.large_results(self._load_result):
                 return (
                     self._run_pickled(work) if isinstance(work, Pickled) else self._run_call(work)
                 )
@@ -249,6 +249,10 @@ class CallRunner:
         self._main_scripts.activate(call.origin)
         function, args, kwargs = self._values.calls.load_call(call, self._holder)
         return function, args, kwargs
+
+    def _load_result(self, result: bytes) -> Any:  # noqa: ANN401  # any value of a user
+        """Load the result of another task whose large parts are values."""
+        return self._values.calls.load_result(result, self._holder)
 
     def _set_up(self, origin: Origin) -> None:
         """Prepare this process for the calls of an executor."""
