@@ -324,13 +324,10 @@ class AsyncClient:
 
         It never blocks on a full outbox. For many tasks use `map`, which yields to the loop.
         """
+        if values:
+            args = positional(args, values)
         return self._submitter.submit(
-            work,
-            name,
-            campaign,
-            (positional(args, values), kwargs),
-            options,
-            wait_for_unknown=wait_for_unknown,
+            work, name, campaign, (args, kwargs), options, wait_for_unknown=wait_for_unknown
         )
 
     @overload

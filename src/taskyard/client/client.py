@@ -300,13 +300,10 @@ class Client(BlockingRunner):
         Returns at once. Raises `UserError` for invalid arguments. If the broker refuses the task,
         its future raises `Refused`.
         """
+        if values:
+            args = positional(args, values)
         return self._submitter.submit(
-            work,
-            name,
-            campaign,
-            (positional(args, values), kwargs),
-            options,
-            wait_for_unknown=wait_for_unknown,
+            work, name, campaign, (args, kwargs), options, wait_for_unknown=wait_for_unknown
         )
 
     @overload

@@ -100,26 +100,25 @@ class Submitter(Generic[_F]):
         wait_for_unknown: bool = False,
     ) -> _F:
         """Submit one task: an argv, a function with its arguments, or bytes."""
-        more: Any = {"wait_for_unknown": wait_for_unknown}
-        if callable(work):
-            if options or name or campaign:
-                taken = _taken(name, campaign)
-                arguments, options = _split(work, arguments, options, taken)
-                campaign, more["keys"] = _take_keys(work, name, campaign, options)
-            return self._submit_function(work, name, campaign, arguments, options, **more)
-        if options and isinstance(work, str):
-            arguments, options = _split(work, arguments, options)
-        return self._submit_work(work, name, campaign, arguments, options, **more)
+        keys = None
+        if not callable(work):
+            if options and isinstance(work, str):
+                arguments, options = _split(work, arguments, options)
+            return self._submit_work(work, name, campaign, arguments, options, wait_for_unknown)
+        if options or name or campaign:
+            arguments, options = _split(work, arguments, options, _taken(name, campaign))
+            campaign, keys = _take_keys(work, name, campaign, options)
+        more: Any = {"wait_for_unknown": wait_for_unknown, "keys": keys}
+        return self._submit_function(work, name, campaign, arguments, options, **more)
 
-    def _submit_work(  # noqa: PLR0913  # one per key
+    def _submit_work(  # noqa: PLR0913, PLR0917  # one per key
         self,
         work: Sequence[str] | str | bytes,
         name: str | None,
         campaign: str,
         arguments: Arguments,
         options: dict[str, Any],
-        *,
-        wait_for_unknown: bool = False,
+        wait_for_unknown: bool = False,  # noqa: FBT001, FBT002  # by position, in loops of many tasks
     ) -> _F:
         if arguments != _NONE or not isinstance(work, bytes):
             _check_work_type(work, arguments)
@@ -312,13 +311,11 @@ def _call_values(session: object) -> CallValues | None:
     return CallValues(session.value_access)
 
 
-def positional(args: Sequence[Any] | None, values: Sequence[Any]) -> Sequence[Any] | None:
-    """Return the positional arguments, given as `args` or one by one. Raises `UserError`."""
-    if args is None:
-        return values or None
-    if values:
+def positional(args: Sequence[Any] | None, values: Sequence[Any]) -> Sequence[Any]:
+    """Return arguments that are given one by one. Raises `UserError` if `args` is given, too."""
+    if args is not None:
         raise UserError("args: give positional arguments either by args= or one by one")
-    return args
+    return values
 
 
 def rows_of(iterables: Sequence[Iterable[Any]]) -> Iterator[tuple[Any, ...]]:

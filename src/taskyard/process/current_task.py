@@ -31,6 +31,10 @@ KEY_VARIABLE: Final = "TASKYARD_KEY"
 TASK_BROKER_VARIABLE: Final = "TASKYARD_TASK_BROKER"
 
 
+#: A program that a task runs has the variables from its start. A process for calls gets them later.
+_IS_PROGRAM_OF_TASK: Final = TASK_VARIABLE in os.environ
+
+
 def broker_variables(
     endpoint: str, key_file: Path | None, own: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
@@ -58,6 +62,8 @@ def nested_priority(endpoint: str) -> int:
     So tasks of tasks run depth first, and few of them wait for others at once. 0 outside a task,
     and for another broker than that of the task.
     """
+    if not (_Installed.process or _IS_PROGRAM_OF_TASK):  # quick, for loops of many tasks
+        return 0
     env = os.environ
     if TASK_VARIABLE not in env or env.get(BROKER_VARIABLE) != endpoint:
         return 0
