@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 import signal
 import time
 from collections.abc import Mapping
@@ -306,7 +307,9 @@ def _open_values(
     """Open the directory of values. Those of a state in memory end with it."""
     directory = settings.values_directory or settings.state / value_files.FOLDER
     if settings.in_memory:
-        directory = Path(stack.enter_context(TemporaryDirectory(prefix="taskyard-values-")))
+        directory = settings.state / value_files.VOLATILE_FOLDER
+        shutil.rmtree(directory, ignore_errors=True)  # of a broker that was killed
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
     options: Any = {
         "durable": not settings.in_memory,
         "shared": settings.values_directory is not None and not settings.in_memory,

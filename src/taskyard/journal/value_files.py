@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 #: The directory in a state directory.
 FOLDER: Final = "values"
 
+#: The same for a broker without a journal. It is removed with the broker.
+VOLATILE_FOLDER: Final = "values-in-memory"
+
 #: The file that describes a directory of values.
 STORE_FILE: Final = "store.json"
 

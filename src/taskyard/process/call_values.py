@@ -7,8 +7,9 @@ module. Runs no code of a user but that of unpickling.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import structs
 
@@ -24,8 +25,19 @@ if TYPE_CHECKING:
     from taskyard.wire.pickled import CallBody, Pickled
     from taskyard.wire.value_names import Holder
 
-#: Names of immutable contents that many calls share, such as the function of a `map`.
+#: Names of immutable contents that many calls share, such as the function of a `map`, and how long
+#: a value is known to be there. The broker keeps it much longer.
 _NAMES_KEPT: Final = 8
+_BYTES_KEPT_MAX: Final = 16 << 20
+_RENEWED_SECONDS: Final = 10.0
+
+
+class _Known(NamedTuple):
+    """A content, its name, and when it was there."""
+
+    content: bytes
+    name: str
+    at: float
 
 
 class CallValues:
@@ -37,8 +49,8 @@ class CallValues:
         None: there is no broker, so nothing is large.
         """
         self._find_access = access
-        #: Contents and their names, by identity.
-        self._names: OrderedDict[int, tuple[bytes, str]] = OrderedDict()
+        #: By the identity of their contents.
+        self._known: OrderedDict[int, _Known] = OrderedDict()
 
     def is_large(self, size_bytes: int) -> bool:
         """Return whether a buffer or a pickle of this size is a value."""
@@ -67,22 +79,25 @@ class CallValues:
         """Store the large parts of a pickle. Return their names, and the rest of the pickle."""
         names = tuple(map(self._put, body.buffers))
         if self.is_large(len(body.pickle)):
-            name = self._put(memoryview(body.pickle))
+            name = self._access().put(memoryview(body.pickle))
             return structs.replace(origin, values=names, body=name), b""
         return structs.replace(origin, values=names) if names else origin, body.pickle
 
     def _put(self, content: memoryview) -> str:
+        """Store a value. An immutable one that was stored before need not be hashed again."""
         owner = content.obj
-        is_kept = isinstance(owner, bytes) and len(owner) == content.nbytes
-        known = self._names.get(id(owner)) if is_kept else None
-        if known is not None:
-            return known[1]
-        name = self._access().put(content)
-        if isinstance(owner, bytes) and is_kept:
-            self._names[id(owner)] = (owner, name)
-            if len(self._names) > _NAMES_KEPT:
-                self._names.popitem(last=False)
-        return name
+        is_kept = isinstance(owner, bytes) and content.nbytes <= _BYTES_KEPT_MAX
+        if not isinstance(owner, bytes) or not is_kept or len(owner) != content.nbytes:
+            return self._access().put(content)
+        known, now = self._known.get(id(owner)), time.monotonic()
+        if known is not None and now - known.at < _RENEWED_SECONDS:
+            return known.name
+        if known is None or not self._access().renew(known.name):
+            known = _Known(owner, self._access().put(content), now)
+        self._known[id(owner)] = known._replace(at=now)
+        if len(self._known) > _NAMES_KEPT:
+            self._known.popitem(last=False)
+        return known.name
 
     def load_call(self, call: Pickled, holder: Holder | None = None) -> Any:  # noqa: ANN401  # a function and its arguments
         """Unpickle a call. Raises `ValueMissing`, `ValueDamaged`, and what unpickling raises."""

@@ -13,6 +13,7 @@ import os
 import stat
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -124,6 +125,16 @@ class ValueAccess:
             name = name_of(content)
             _upload(connections.get(), name, content.cast("B"))
             return name
+
+    def renew(self, name: str) -> bool:
+        """Keep a value for the time that it may wait for its task. Return whether it is there."""
+        with _Connections(self) as connections:
+            self._described(connections)
+            if self._direct is not None:
+                return self._direct.touch(name)
+            build = partial(value_messages.put_value, value=name.encode())
+            reply = connections.get().ask(build)
+            return reply.kind != peer.ERROR and reply.value.received == length_of(name)
 
     def load(self, names: Sequence[str], holder: Holder | None = None) -> list[memoryview]:
         """Map values into memory. Raises `ValueMissing` or `ValueDamaged`.

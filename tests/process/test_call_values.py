@@ -1,0 +1,139 @@
+"""Large parts of calls: which become values, and that shared ones are stored and kept once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pytest
+
+from taskyard.errors import PeerError, ValueMissing
+from taskyard.journal.value_files import StoreTerms, ValueFiles
+from taskyard.process import call_values
+from taskyard.process.call_values import CallValues
+from taskyard.wire import pickled
+from taskyard.wire.pickled import Origin
+from taskyard.wire.value_names import BYTES_FLOOR, values_in
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from taskyard.process.value_access import ValueAccess
+
+MIN = 2 * BYTES_FLOOR
+
+
+class Access:
+    """A `ValueAccess` to a directory, which counts."""
+
+    def __init__(self, directory: Path) -> None:
+        self.files = ValueFiles(directory / "values")
+        self.files.create(StoreTerms("a"))
+        self.puts = self.renewed = 0
+
+    def bytes_min(self) -> int:
+        return MIN
+
+    def put(self, content: memoryview) -> str:
+        self.puts += 1
+        return self.files.put(content)
+
+    def renew(self, name: str) -> bool:
+        self.renewed += 1
+        return self.files.touch(name)
+
+    def load(self, names: Sequence[str], _holder: object) -> list[memoryview]:
+        return [*map(self.files.load, names)]
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> Access:
+    return Access(tmp_path)
+
+
+@pytest.fixture
+def values(access: Access) -> CallValues:
+    return CallValues(lambda: cast("ValueAccess", access))
+
+
+def encoded(values: CallValues, *args: object) -> bytes:
+    body = pickled.pickle_call(max, args, {}, is_large=values.is_large)
+    return values.encode(body, Origin(path=("p",)))
+
+
+def test_small_call_has_no_values(access: Access, values: CallValues) -> None:
+    plain = pickled.pickle_call(max, (1, 2), {}).pickle
+    assert encoded(values, 1, 2) == pickled.encode_pickled_call(plain, Origin(path=("p",)))
+    assert encoded(values, np.zeros(100)).count(b"values") == 0
+    assert values.encode_result((1, "a")) == pickled.pickle_result((1, "a"))
+    assert not access.puts
+
+
+def test_buffers_and_long_pickles_are_values(access: Access, values: CallValues) -> None:
+    array, text = np.arange(MIN // 8, dtype=np.int64), "x" * MIN
+    payload = encoded(values, array, array + 1, text)
+    call = pickled.decode_pickled_call(payload)
+    assert call.call == b""
+    assert len(call.origin.values) == 2
+    assert values_in(payload) == [*call.origin.values, call.origin.body]
+    function, (one, other, same), _ = values.load_call(call)
+    assert function is max
+    assert np.array_equal(one, array)
+    assert np.array_equal(other, array + 1)
+    assert same == text
+    one[0] = 7
+    assert values.load_call(call)[1][0][0] == 0
+    assert access.puts == 3
+
+
+def test_array_that_can_not_be_changed_stays_so(values: CallValues) -> None:
+    array = np.zeros(MIN)
+    array.setflags(write=False)
+    found = values.load_result(values.encode_result([array, np.zeros((MIN, 2))[:, 1]]))
+    assert [one.flags.writeable for one in found] == [False, True]
+    assert [one.sum() for one in found] == [0, 0]
+
+
+def test_result_with_values_needs_them(access: Access, values: CallValues) -> None:
+    result = values.encode_result(np.zeros(MIN))
+    with pytest.raises(PeerError, match="no broker"):
+        pickled.unpickle(result)
+    with pytest.raises(ValueMissing, match="no broker"):
+        CallValues(None).load_result(result)
+    with pickled.large_results(values.load_result):
+        assert pickled.unpickle(result).sum() == 0
+    for file in access.files.walk():
+        file.path.unlink()
+    with pytest.raises(ValueMissing, match=r"values.keep remove values"):
+        values.load_result(result)
+
+
+def test_without_a_broker_nothing_is_large() -> None:
+    values = CallValues(None)
+    assert values.encode_result(bytes(MIN)) == pickled.pickle_result(bytes(MIN))
+
+
+def test_function_of_a_map_is_stored_once_and_kept(
+    access: Access, values: CallValues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(MIN)
+    substitute = pickled.pickle_once(lambda x: (x, len(data)))
+
+    def call(number: int) -> bytes:
+        body = pickled.pickle_call(substitute, (number,), {}, is_large=values.is_large)
+        return values.encode(body, Origin())
+
+    payloads = [call(number) for number in range(5)]
+    assert access.puts == 1
+    function, args, _ = values.load_call(pickled.decode_pickled_call(payloads[3]))
+    assert function(*args) == (3, MIN)
+    assert max(map(len, payloads)) < 1000
+    monkeypatch.setattr(call_values, "_RENEWED_SECONDS", 0)
+    call(6)
+    assert (access.puts, access.renewed) == (1, 1)
+    for file in access.files.walk():  # as a sweep does, much later
+        file.path.unlink()
+    call(7)
+    assert (access.puts, access.renewed) == (2, 2)
+    assert [*access.files.walk()]
