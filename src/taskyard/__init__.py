@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         ValueNotStored,
     )
     from taskyard.spark import register
+    from taskyard.wire.inputs import result
     from taskyard.wire.payloads import BundlePart, bundle_part
 
 __version__ = "0.1.0.dev0"
@@ -70,6 +71,7 @@ __all__ = [
     "current",
     "progress",
     "register",
+    "result",
     "task",
     "wait",
 ]
@@ -93,6 +95,7 @@ _HOMES = {
     "current": "taskyard.client.current",
     "progress": "taskyard.client.future_sets",
     "register": "taskyard.spark",
+    "result": "taskyard.wire.inputs",
     "task": "taskyard.client.task",
     "wait": "taskyard.client.futures",
 }

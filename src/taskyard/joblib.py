@@ -227,10 +227,12 @@ class _CampaignCore(ExecutorCore):
         self._followed: set[str] = set()
         super().__init__(service, client=client, campaign=campaign)
 
-    def _submit_task(self, client: Client, name: str, payload: bytes) -> AnyFuture[Any]:
+    def _submit_task(
+        self, client: Client, name: str, payload: bytes, after: tuple[str, ...]
+    ) -> AnyFuture[Any]:
         full_name = f"{self.campaign}/{name}"
         if full_name not in client.existing([full_name]):
-            return super()._submit_task(client, name, payload)
+            return super()._submit_task(client, name, payload, after)
         self._adopted[name] = payload
         return self._follow(client, full_name)
 

@@ -38,6 +38,7 @@ from taskyard.core.limits import NUMBER_MAX, SECOND_NS
 from taskyard.core.model import WorkerFacts, shown
 from taskyard.core.resources import CPUS, GPUS, MEMORY
 from taskyard.core.scheduler import Scheduler
+from taskyard.core.task_inputs import needed
 from taskyard.errors import ClientClosed, TaskFailed
 from taskyard.journal.store import MemoryStore
 from taskyard.net import endpoints, sockets
@@ -47,8 +48,8 @@ from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Waker
 from taskyard.process.call_setup import Setups
 from taskyard.process.child import status_text
-from taskyard.wire import payloads, pickled
-from taskyard.wire.native import peer
+from taskyard.wire import inputs, payloads, pickled
+from taskyard.wire.native import input_messages, peer
 from taskyard.wire.native.server import NativeServer
 from taskyard.worker.allow_list import find_function
 from taskyard.worker.jobs import cut_reason, last_line
@@ -229,10 +230,34 @@ class _Worker:
         if reply.kind != peer.TRANSFER:
             return None
         tasks = reply.assigned()
-        outcome, text, output = self._outcome(tasks.terms_of(0).service, tasks.payloads[0])
+        with self._inputs(tasks.names[0], tasks.payloads[0]):
+            outcome, text, output = self._outcome(tasks.terms_of(0).service, tasks.payloads[0])
         reports = peer.ReportColumns(tasks.names, tasks.attempts, [outcome], [text], [output])
         self._request(lambda number: peer.complete(number, name, reports))
         return shown(tasks.names[0])
+
+    @contextmanager
+    def _inputs(self, held: bytes, payload: bytes) -> Generator[None, None, None]:
+        """Fetch the results of other tasks that a task needs."""
+        names = needed(payload)
+        if not names:
+            yield
+            return
+        found: list[inputs.Input] = []
+        with tempfile.TemporaryDirectory() as directory:
+            for number, name in enumerate(names):
+                service, text = self._result(held, name)
+                path = Path(directory, str(number))
+                path.write_bytes(text)
+                found.append(inputs.Input(name, service, text, str(path), allow_pickle=True))
+            with inputs.available(found):
+                yield
+
+    def _result(self, held: bytes, name: str) -> tuple[bytes, bytes]:
+        """Return the service and the result of a task that a held task needs."""
+        worker, names = self._name, [name.encode()]
+        reply = self._request(lambda number: input_messages.results(number, worker, held, names))
+        return input_messages.services(reply)[0], reply.texts[0]
 
     def _outcome(self, service: bytes, payload: bytes) -> tuple[Outcome, bytes, bytes]:
         """Run a task. Return its outcome, its result or reason, and its output."""
@@ -254,9 +279,11 @@ class _Worker:
         """Run a task as a worker would, but in this process."""
         task = payloads.decode_payload(payload, service)
         if isinstance(task, payloads.Command):
-            return _run_program(task)
+            return _run_program(inputs.place_inputs(task))
         if isinstance(task, payloads.Call):
             function = _import_allowed(task.call, self._allow)
+            if task.results:
+                task.args, task.kwargs = inputs.fill(task.args), inputs.fill(task.kwargs)
             return payloads.encode_value(function(*task.args, **task.kwargs), "result")
         if task.origin.setup:
             self._setups.ensure(task.origin)

@@ -55,6 +55,8 @@ TABLE: Final = {
     "GetValue": "vp-a",
     "GetTaskValue": "--wa",
     "PutValue": "-pwa",
+    "Inputs": "--wa",
+    "InputPage": "--wa",
     "Rules": "-pwa",
     "Create": "-p-a",
     "Cancel": "-p-a",
@@ -111,6 +113,8 @@ def requests(location: bytes = WORKER) -> dict[str, bytes]:
             "GetTaskValue", location=location, name=b"held", attempt=1, value=b"x"
         ),
         "PutValue": asked("PutValue", value=b"x"),
+        "Inputs": asked("Inputs", location=location, held=b"held", batch=one),
+        "InputPage": asked("InputPage", location=location, held=b"held", name=b"ready"),
         "Rules": asked("Rules", worker=pb.WorkerMsg(service=[b"default"])),
         "Create": peer.create(7, Submission([b"new"], [b""], [Terms()])),
         "Cancel": asked("Cancel", batch=one),
@@ -136,7 +140,8 @@ class Yard(Counter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ask(peer.create(1, Submission([b"held"], [b""], [Terms()])))
+        payload = b'{"argv":["echo"],"results":["ready"]}'
+        self.ask(peer.create(1, Submission([b"held"], [payload], [Terms()])))
         self.ask(peer.steal(2, WORKER, peer.worker_message(WorkerFacts(slots_total=1)), 1))
         self.ask(peer.create(3, Submission([b"ready"], [b""], [Terms()])))
         self.before = self.scheduler.ledger.record

@@ -14,7 +14,8 @@ from taskyard.core.limits import AFTER_A_MESSAGE_MAX, PAYLOAD_BYTES_MAX
 from taskyard.core.model import Submission, Terms
 from taskyard.core.resources import Resources
 from taskyard.errors import UserError
-from taskyard.wire.payloads import CALL, EXEC, encode_call, encode_command
+from taskyard.wire import inputs
+from taskyard.wire.payloads import CALL, EXEC, encode_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -50,9 +51,12 @@ def encode_batch(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Sub
     terms: list[Terms] = []
     terms_at: list[int] = []
     payloads: list[bytes] = []
+    after: list[list[bytes]] = []
     for spec in specs:
-        service, payload = _service_and_payload(spec)
+        service, payload, results = _service_and_payload(spec)
         payloads.append(payload)
+        after.append([*map(encode_text, spec.after)] if spec.after else [])
+        after[-1] += [name for name in map(encode_text, results) if name not in after[-1]]
         key = (
             *(service, spec.priority, spec.due, spec.expiry, spec.retries),
             *(spec.backoff_ns, spec.time_limit_ns, spec.slots),
@@ -64,7 +68,6 @@ def encode_batch(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Sub
             terms.append(_terms(spec, service, campaign, now_ns))
         terms_at.append(place)
     lanes = [encode_text(spec.lane) for spec in specs]
-    after = [[*map(encode_text, spec.after)] if spec.after else [] for spec in specs]
     return Submission(
         names=[encode_text(spec.name) for spec in specs],
         payloads=payloads[:1] if _same_payload(payloads) else payloads,
@@ -111,20 +114,23 @@ def _check_size(name: bytes, payload_bytes: int, names_bytes: int) -> None:
     )
 
 
-def _service_and_payload(spec: TaskSpec) -> tuple[bytes, bytes]:
-    """Return the service and the payload of a task."""
+def _service_and_payload(spec: TaskSpec) -> tuple[bytes, bytes, list[str]]:
+    """Return the service and the payload of a task, and the tasks whose results it needs."""
+    results: list[str] = []
     try:
         if spec.argv is not None:
-            files = (spec.inputs, spec.outputs)
-            service, payload = EXEC, encode_command(spec.argv, spec.env, spec.cwd, *files)
+            fields = (spec.argv, spec.env, spec.cwd, spec.inputs, spec.outputs)
+            results = inputs.names_in(spec.argv) if spec.after else []
+            service, payload = EXEC, encode_command(*fields, results=results)
         elif spec.call is not None:
             arguments = (spec.args or (), spec.kwargs or {})
-            service, payload = CALL, encode_call(spec.call, *arguments, spec.env, spec.cwd)
+            payload, results = inputs.encode_call(spec.call, *arguments, spec.env, spec.cwd)
+            service = CALL
         else:
             service, payload = _DEFAULT, spec.payload or b""
     except UserError as wrong:  # values of Parquet or Python without a JSON form
         raise InvalidTask(f"task {spec.name!r}: {wrong}") from None
-    return service if spec.service is None else encode_text(spec.service), payload
+    return service if spec.service is None else encode_text(spec.service), payload, results
 
 
 def _terms(spec: TaskSpec, service: bytes, campaign: bytes, now_ns: int) -> Terms:

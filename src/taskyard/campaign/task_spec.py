@@ -43,7 +43,7 @@ from taskyard.campaign.values import (
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS
 from taskyard.core.resources import CPUS, GPUS, MEMORY, UNIT, Resources
 from taskyard.errors import UserError
-from taskyard.wire import payloads
+from taskyard.wire import inputs, payloads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -196,11 +196,24 @@ def check_task(raw: object, campaign: str = "") -> TaskSpec:
         raise InvalidTask('has "recipients" (submit it as a bundle)')
     spec = TaskSpec(**given)
     _check_work(spec)
-    if len(given) > _PLAIN_TASK_KEYS:
+    if _adds_results(spec) or len(given) > _PLAIN_TASK_KEYS:
         _check_terms(spec, given)
         if lanes.is_template(spec.lane):
             spec.lane = lane_of(spec, campaign, spec.lane)
     return spec
+
+
+def _adds_results(spec: TaskSpec) -> bool:
+    """Add the tasks whose results a command needs to its dependencies. Return whether it does."""
+    if spec.argv is None:
+        return False
+    try:
+        names = inputs.names_in(spec.argv)
+    except UserError as error:
+        raise InvalidTask(f'"argv" has {error}') from None
+    if names:
+        spec.after = tuple(dict.fromkeys([*spec.after, *names]))
+    return bool(names)
 
 
 def key_error_text(key: str, bad: InvalidValue) -> InvalidTask:

@@ -185,7 +185,7 @@ class BrokerSet(MemberSet[Member], Client):
             return self.for_campaign(campaign).submit(work, *values, **more)
         is_new = name is None
         name = fan_out.generated_name(campaign) if name is None else name
-        names, futures = fan_out.dependencies_of(options.get("after"))
+        names, futures = fan_out.dependencies_of(work, values, options)
         owners = [self._members.index(one._client) for one in futures]  # type: ignore[arg-type]  # noqa: SLF001  # a part of it
         routine = fan_out.place(self.routes, name, campaign, names, owners, is_new=is_new)
         member = self._members[self.run_routine(routine)]

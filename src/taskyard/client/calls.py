@@ -43,7 +43,7 @@ from taskyard.process.call_setup import InitializerFailed
 from taskyard.process.call_values import CallValues
 from taskyard.process.cluster import ClusterProcess
 from taskyard.process.supervisor import WorkerSpec
-from taskyard.wire import pickled
+from taskyard.wire import inputs, pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -141,6 +141,14 @@ class CallFuture(SlotFuture[_T]):
             self.settle_cancelled()
         return self.cancelled()
 
+    def result_reference(self) -> tuple[str, str]:
+        """Return the full name of the task, and the kind of its result."""
+        return self._full_name, inputs.PICKLED
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Reduce to the call's value in the arguments of another call. Raises `TypeError`."""
+        return inputs.reduce_reference(self)
+
     # For ExecutorCore. The first call settles the future, later ones do nothing.
 
     def settle_result(self, value: _T) -> None:
@@ -198,8 +206,9 @@ class ExecutorCore:
         self._is_cancelling = False
         self._broken = ""
         self._pending: dict[str, CallFuture[Any]] = {}
-        #: Calls from before there was a client, with their payloads. None: there is a client.
-        self._queued_calls: list[tuple[CallFuture[Any], bytes]] | None = []
+        #: Calls from before there was a client, with their payloads and dependencies. None: there
+        #: is a client.
+        self._queued_calls: list[tuple[CallFuture[Any], bytes, tuple[str, ...]]] | None = []
         #: Calls whose tasks are settled. None wakes the thread to check for the end.
         self._arrived: SimpleQueue[tuple[CallFuture[Any], AnyFuture[Any]] | None] = SimpleQueue()
         self._ended = threading.Event()
@@ -256,7 +265,7 @@ class ExecutorCore:
             self._check_open()
             self._pending[name] = future
         try:
-            payload = self.origins.encode(function, args, kwargs)
+            call = self.origins.encode(function, args, kwargs)
         except (
             UserError,
             ValueNotStored,
@@ -266,30 +275,36 @@ class ExecutorCore:
         except BaseException:  # a user's class raised an exit: no call was made
             self._drop(name)
             raise
-        if not self._queue_until_connected(future, payload):
-            self._send(self.client, future, payload)
+        if not self._queue_until_connected(future, *call):
+            self._send(self.client, future, *call)
         return future
 
-    def _queue_until_connected(self, future: CallFuture[Any], payload: bytes) -> bool:
+    def _queue_until_connected(
+        self, future: CallFuture[Any], payload: bytes, after: tuple[str, ...]
+    ) -> bool:
         """Queue the call if there is no client yet. Return whether it was queued."""
         with self._lock:
             if self._queued_calls is not None:
-                self._queued_calls.append((future, payload))
+                self._queued_calls.append((future, payload, after))
             return self._queued_calls is not None
 
-    def _send(self, client: Client, future: CallFuture[Any], payload: bytes) -> None:
+    def _send(
+        self, client: Client, future: CallFuture[Any], payload: bytes, after: tuple[str, ...]
+    ) -> None:
         try:
-            task = self._submit_task(client, future.name, payload)
+            task = self._submit_task(client, future.name, payload, after)
         except TaskyardError as error:
             self._settle(future, partial(future.settle_exception, error))
         else:
             task.add_done_callback(lambda settled: self._arrived.put((future, settled)))
 
-    def _submit_task(self, client: Client, name: str, payload: bytes) -> AnyFuture[Any]:
+    def _submit_task(
+        self, client: Client, name: str, payload: bytes, after: tuple[str, ...]
+    ) -> AnyFuture[Any]:
         priority = current_task.nested_priority(client.broker)
         if priority != self._terms.priority:
             self._terms = structs.replace(self._terms, priority=priority)
-        return client.submit_encoded(name, payload, self._terms)
+        return client.submit_encoded(name, payload, self._terms, after=after)
 
     def _check_open(self) -> None:
         if self._broken:

@@ -22,6 +22,7 @@ from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal, shown
 from taskyard.errors import OtherBroker, Refused, UnknownName, UserError
+from taskyard.wire import inputs
 
 if TYPE_CHECKING:
     from taskyard.client.exchanges import Exchange
@@ -333,11 +334,19 @@ def other_broker_error(task: str, found: Mapping[str, str]) -> OtherBroker:
     return OtherBroker(f"{text} ({hint})", names=tuple(found))
 
 
-def dependencies_of(after: object) -> tuple[list[str], list[FutureBase]]:
-    """Return the names and the futures in the `after` of a task."""
+def dependencies_of(
+    work: object, values: Sequence[Any], options: Mapping[str, Any]
+) -> tuple[list[str], list[FutureBase]]:
+    """Return the names and the futures that a task waits for, in `after` and its arguments."""
+    after = options.get("after")
     given = after if isinstance(after, list | tuple) else [after] if after else []
     names = [one for one in given if isinstance(one, str)]
-    return names, [one for one in given if isinstance(one, FutureBase)]
+    if isinstance(work, list | tuple):
+        names += inputs.names_in(work)
+    found = [*inputs.references([*values, {**options}])]
+    futures = [one for one in found if isinstance(one, FutureBase)]
+    names += [one.result_reference()[0] for one in found if not isinstance(one, FutureBase)]
+    return names, futures
 
 
 def generated_name(start: str) -> str:

@@ -158,8 +158,11 @@ class FunctionCalls:
 
     def encode(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> bytes:
-        """Return the payload of a call. Raises `NotEncodable`."""
+    ) -> tuple[bytes, tuple[str, ...]]:
+        """Return the payload of a call, and the tasks whose results it needs.
+
+        Raises `NotEncodable`.
+        """
         _check_main_guard()
         return self._origins.encode(function, args, kwargs)
 
@@ -169,11 +172,12 @@ class FunctionCalls:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         token: str,
-    ) -> bytes:
-        """Return the payload of a call that is named by its content. Raises `NotEncodable`."""
-        call = pickled.decode_pickled_call(self.encode(function, args, kwargs))
+    ) -> tuple[bytes, tuple[str, ...]]:
+        """Return the payload of a call that is named by its content, as `encode` does."""
+        payload, results = self.encode(function, args, kwargs)
+        call = pickled.decode_pickled_call(payload)
         origin = structs.replace(call.origin, token=token, nonce=secrets.token_hex(8))
-        return pickled.encode_pickled_call(call.call, origin)
+        return pickled.encode_pickled_call(call.call, origin), results
 
     def pickle_once(self, function: Callable[..., _T]) -> Callable[..., _T]:
         """Return a substitute for a function that many calls share."""

@@ -30,7 +30,7 @@ from taskyard.client.results import failure_of, result_or_error
 from taskyard.client.slot_waits import SlotCondition, SlotWaiters
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
-from taskyard.wire import payloads
+from taskyard.wire import inputs, payloads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -136,6 +136,15 @@ class FutureBase:
     def full_name(self) -> str:
         """The name that every call accepts: CAMPAIGN/NAME, or NAME outside any campaign."""
         return shown(spelling(self._campaign, self._name))
+
+    def result_reference(self) -> tuple[str, str]:
+        """Return the full name of the task, and the kind of its result."""
+        is_pickled = self._decoder is not None
+        return self.full_name, inputs.PICKLED if is_pickled else inputs.kind_of(self._service)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Reduce to the task's value in the arguments of a call. Raises `TypeError`."""
+        return inputs.reduce_reference(self)
 
     def _repr_html_(self) -> str:
         """Return HTML for a notebook, within a second. Never raises."""

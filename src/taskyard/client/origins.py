@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from msgspec import structs
+
 from taskyard.process import call_setup
 from taskyard.wire import pickled
 from taskyard.wire.main_globals import shared_globals
@@ -50,15 +52,16 @@ class CallOrigins:
         self._origin = self._origin_with_main = Origin()
         #: Whether a worker can run the main script. An interactive session has none.
         self._has_script = False
-        #: Of calls that do not refer to the main script by path.
+        #: Of calls that need neither the main script nor results.
         self._header = b""
 
     def encode(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> bytes:
-        """Encode the payload of a call. Raise `NotEncodable`.
+    ) -> tuple[bytes, tuple[str, ...]]:
+        """Encode the payload of a call. Return it with the tasks whose results it needs.
 
-        It names the main script only if it refers to that by path: the worker has to run it.
+        It names the main script only if it refers to that by path: the worker has to run it. Raise
+        `NotEncodable`.
         """
         if self._sys_path != sys.path:
             self._refresh()
@@ -71,11 +74,13 @@ class CallOrigins:
             # Results refer to the script by the name under which a worker runs it.
             sys.modules.setdefault(pickled.MAIN_NAME, sys.modules["__main__"])
         origin = self._origin_with_main if body.needs_main else self._origin
+        if body.results:
+            origin = structs.replace(origin, results=body.results)
         if values is not None and (body.buffers or len(body.pickle) >= BYTES_FLOOR):
-            return values.encode(body, origin)
+            return values.encode(body, origin), body.results
         if origin is self._origin:
-            return self._header + body.pickle
-        return pickled.encode_pickled_call(body.pickle, origin)
+            return self._header + body.pickle, ()
+        return pickled.encode_pickled_call(body.pickle, origin), body.results
 
     def pickle_once(self, function: Callable[..., Any]) -> Any:  # noqa: ANN401  # a callable in the worker
         """Return a substitute for a function that many calls share."""
@@ -117,7 +122,7 @@ def encode_initializer(initializer: Callable[..., Any], args: Sequence[Any]) -> 
     origins, key = CallOrigins(), secrets.token_hex(8)
     origins.use_setup(globals_key=key)
     with call_setup.inheritance():
-        call = origins.encode(initializer, args, {})
+        call, _ = origins.encode(initializer, args, {})
     return Initializer(call, key if pickled.refers_to_main(call) else "")
 
 

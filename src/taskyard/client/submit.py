@@ -27,7 +27,7 @@ from taskyard.core.model import Terms
 from taskyard.errors import UserError
 from taskyard.process import current_task
 from taskyard.process.call_values import CallValues
-from taskyard.wire import payloads
+from taskyard.wire import inputs, payloads
 from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ Work: TypeAlias = "Callable[..., Any] | Sequence[str] | str | bytes"
 
 #: Positional and named arguments of a function.
 Arguments: TypeAlias = "tuple[Sequence[Any] | None, Mapping[str, Any] | None]"
+
+#: A payload, and the tasks whose results it needs.
+_Encoded: TypeAlias = "tuple[bytes, Sequence[str]]"
 
 #: Tasks of one watch: their names fit one message.
 _NAMES_PER_WATCH: Final = 1000
@@ -160,28 +163,30 @@ class Submitter(Generic[_F]):
         self,
         name: str | None,
         service: bytes,
-        payload: bytes,
+        encoded: _Encoded,
         campaign: str,
         decoder: OutcomeDecoder | None = None,
     ) -> _F:
         """Submit a task without options. Skips the checks of options, for loops of many tasks."""
+        payload, results = encoded
         priority = current_task.nested_priority(self._session.endpoint)
         plain = self._plain.get((service, campaign, priority))
         if plain is None:
-            encoded = encode_text(campaign)
-            terms = Terms(campaign=encoded, service=service, priority=priority)
-            plain = _Plain(terms, encoded, encode_text(self._name_prefix(campaign)))
+            space = encode_text(campaign)
+            terms = Terms(campaign=space, service=service, priority=priority)
+            plain = _Plain(terms, space, encode_text(self._name_prefix(campaign)))
             self._plain[(service, campaign, priority)] = plain
-        terms, encoded, prefix = plain
+        terms, space, prefix = plain
         if name is None:
             task = b"%b%d" % (prefix, next(self._count))
         elif name:
             task = encode_text(name)
         else:
             raise UserError("task name: must not be empty")
-        future = self._make_future(task, service, encoded, decoder)
+        future = self._make_future(task, service, space, decoder)
         refuse = UnknownPolicy.REFUSE
-        self._session.submit(PendingTask(task, payload, terms, None, (), refuse, future))
+        after = tuple([encode_text(one) for one in results]) if results else ()
+        self._session.submit(PendingTask(task, payload, terms, None, after, refuse, future))
         return future
 
     # Functions.
@@ -201,16 +206,19 @@ class Submitter(Generic[_F]):
         args, kwargs = arguments[0] or (), arguments[1] or {}
         if keys is not None:
             name, token = keys.of(args, kwargs)
-            payload = self.calls.encode_keyed(function, args, kwargs, token)
+            encoded = self.calls.encode_keyed(function, args, kwargs, token)
             decoder = OutcomeDecoder(token, self.calls.values)
         else:
-            payload = self.calls.encode(function, args, kwargs)
+            encoded = self.calls.encode(function, args, kwargs)
             decoder = self.calls.decoder
         if name is None:
             name = f"{functions.function_name(function)}-{self._prefix}-{next(self._count)}"
         if not options and not wait_for_unknown and keys is None:
-            return self._submit_plain(name, PICKLE, payload, campaign, decoder)
+            return self._submit_plain(name, PICKLE, encoded, campaign, decoder)
+        payload, results = encoded
         raw = {"name": name, "payload": payload, "service": PICKLE.decode(), **options}
+        if results:
+            raw["after"] = [*_as_list(after_names(options.get("after"), campaign)), *results]
         lane = options.get("lane")
         if isinstance(lane, str) and lanes.is_template(lane):
             always = {"name": name, "campaign": campaign, "service": raw["service"]}
@@ -377,6 +385,10 @@ def _check_work_type(work: object, arguments: tuple[object, object]) -> None:
         )
 
 
+def _as_list(after: object) -> list[Any]:
+    return [*after] if isinstance(after, list | tuple) else [after] if after is not None else []
+
+
 def after_names(after: object, campaign: str) -> object:
     """Return the `after` of a task in this campaign, with names in place of futures."""
     if isinstance(after, list | tuple):
@@ -394,13 +406,14 @@ def _encode_work(
     work: Sequence[str] | str | bytes,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
-) -> tuple[bytes, bytes]:
-    """Return the service and the payload of a task without options."""
+) -> tuple[bytes, _Encoded]:
+    """Return the service of a task without options, and its encoded work."""
     if isinstance(work, bytes):
-        return b"default", work
+        return b"default", (work, ())
     if isinstance(work, str):
-        return payloads.CALL, payloads.encode_call(work, args or (), kwargs)
-    return payloads.EXEC, payloads.encode_command(work)
+        return payloads.CALL, inputs.encode_call(work, args or (), kwargs)
+    results = inputs.names_in(work) if work else ()
+    return payloads.EXEC, (payloads.encode_command(work, results=results), results)
 
 
 def _work_keys(

@@ -127,6 +127,8 @@ class Settled(Effect):
     printed: dict[bytes, None] | None = None
     #: The requested name by key, for tasks requested by another name. None: all by their keys.
     aliases: dict[bytes, bytes] | None = None
+    #: Their services by key, for a worker that needs their results. None: not requested.
+    services: dict[bytes, bytes] | None = None
 
 
 class TaskView(Struct, gc=False):

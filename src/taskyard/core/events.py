@@ -496,6 +496,9 @@ class ResultsRequested(Event):
     client: bytes
     names: list[bytes]
     request: int = 0
+    #: A worker that may read them, because it holds a task that needs them. b"": any client.
+    worker: bytes = b""
+    held: bytes = b""
 
 
 class OutputRequested(Event):
@@ -509,6 +512,9 @@ class OutputRequested(Event):
     attempt: int | None = None
     offset: int = 0
     count: int = OUTPUT_PAGE_BYTES_MAX
+    #: As in `ResultsRequested`.
+    worker: bytes = b""
+    held: bytes = b""
 
 
 class FollowOptions(Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from taskyard.core import identity, subscriptions
+from taskyard.core import identity, subscriptions, task_inputs
 from taskyard.core.effects import (
     ExplanationReply,
     HeldTasks,
@@ -354,11 +354,29 @@ def held_tasks_requested(context: Context, event: events.HeldTasksRequested) -> 
 def results_requested(context: Context, event: events.ResultsRequested) -> None:
     if _too_many(context, event):
         return
+    if event.held:
+        _send_inputs(context, event)
+        return
     reply = Settled(event.client, event.request, [], [], [])
     for task in _existing(context.ledger, event.names):
         subscriptions.add_settled(reply, context.ledger, task)
     if context.ledger.bare:
         reply.aliases = _aliases(context.ledger, event.names)
+    context.send(reply)
+
+
+def _send_inputs(context: Context, event: events.ResultsRequested) -> None:
+    """Send the results that a held task needs to its worker, with their services."""
+    keys = task_inputs.keys(context, event, event.names)
+    if keys is None:
+        return
+    known = context.ledger.tasks
+    tasks = [known[key] for key in dict.fromkeys(keys.values()) if key in known]
+    reply = Settled(event.client, event.request, [], [], [])
+    reply.services = {task.name: task.terms.service for task in tasks}
+    reply.aliases = {key: name for name, key in keys.items() if key != name} or None
+    for task in tasks:
+        subscriptions.add_settled(reply, context.ledger, task)
     context.send(reply)
 
 
@@ -371,7 +389,13 @@ def _aliases(ledger: Ledger, names: Iterable[bytes]) -> dict[bytes, bytes] | Non
 
 def output_requested(context: Context, event: events.OutputRequested) -> None:
     ledger = context.ledger
-    task = identity.find(ledger, event.name)
+    if event.held:
+        keys = task_inputs.keys(context, event, [event.name])
+        if keys is None:
+            return
+        task = ledger.tasks.get(keys[event.name])
+    else:
+        task = identity.find(ledger, event.name)
     name = event.name if task is None else task.name
     record = ledger.outputs.get(name, 0)
     reply = TaskOutput(event.client, event.request, name, task is not None, record)

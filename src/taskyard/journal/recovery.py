@@ -293,6 +293,10 @@ def recall_for_event(ledger: Ledger, index: EndedTaskIndex, event: events.Event)
         recall_for(ledger, index, found)
         if type(event) is events.TasksReturned:
             recall_for(ledger, index, _returned_after(ledger, event))
+        held = ledger.tasks.get(getattr(event, "held", b""))
+        if held is not None and held.terms.campaign:
+            campaign = held.terms.campaign
+            recall_for(ledger, index, [identity.spelling(campaign, one) for one in names(event)])
 
 
 def _returned_after(ledger: Ledger, event: events.TasksReturned) -> Iterator[bytes]:

@@ -42,6 +42,8 @@ class Command(Struct, omit_defaults=True, forbid_unknown_fields=True):
     stdin: bytes | None = None
     #: The file that is its stdin, relative to the working directory.
     stdin_file: str | None = None
+    #: Tasks whose results replace references in `argv`. See `inputs`.
+    results: list[str] | None = None
 
 
 class Call(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -52,6 +54,8 @@ class Call(Struct, omit_defaults=True, forbid_unknown_fields=True):
     kwargs: dict[str, Any] = {}
     env: dict[str, str] | None = None
     cwd: str | None = None
+    #: Tasks whose results replace references in the arguments. See `inputs`.
+    results: list[str] | None = None
 
 
 class _EncodedCall(Struct, omit_defaults=True):
@@ -62,6 +66,7 @@ class _EncodedCall(Struct, omit_defaults=True):
     kwargs: Raw | None = None
     env: Mapping[str, str] | None = None
     cwd: str | None = None
+    results: Sequence[str] | None = None
 
 
 class _Kind(Struct):
@@ -97,6 +102,7 @@ def encode_command(  # noqa: PLR0913  # the keys of a command
     *,
     stdin: bytes | None = None,
     stdin_file: str | None = None,
+    results: Sequence[str] | None = None,
 ) -> bytes:
     """Encode the payload of an `exec` task. Raise UserError."""
     if not argv or isinstance(argv, str) or not all(isinstance(word, str) for word in argv):
@@ -107,6 +113,7 @@ def encode_command(  # noqa: PLR0913  # the keys of a command
     command.inputs = list(inputs) if inputs else None
     command.outputs = list(outputs) if outputs else None
     command.stdin, command.stdin_file = stdin, stdin_file
+    command.results = list(results) if results else None
     return _encode(command)
 
 
@@ -115,15 +122,17 @@ def is_command(payload: bytes) -> bool:
     return payload.startswith(_COMMAND_START)
 
 
-def encode_call(
+def encode_call(  # noqa: PLR0913  # the keys of a call
     call: str,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
+    *,
+    results: Sequence[str] | None = None,
 ) -> bytes:
     """Encode the payload of a `call` task. Raise UserError."""
-    encoded = _EncodedCall(call, env=env, cwd=cwd)
+    encoded = _EncodedCall(call, env=env, cwd=cwd, results=results)
     if args:
         encoded.args = Raw(encode_value(list(args), "list of arguments"))
     if kwargs:

@@ -85,6 +85,8 @@ class Origin(
     #: one. See `call_values`.
     values: tuple[str, ...] = ()
     body: str = ""
+    #: Tasks whose results replace references in the pickle. See `inputs`.
+    results: tuple[str, ...] = ()
 
 
 class Pickled(Struct, frozen=True):
@@ -146,6 +148,8 @@ class CallBody(Struct, frozen=True):
     needs_main: bool = False
     #: Large buffers, which are not in the pickle.
     buffers: tuple[memoryview, ...] = ()
+    #: Tasks whose results replace references.
+    results: tuple[str, ...] = ()
 
 
 class _Contents:
@@ -154,6 +158,8 @@ class _Contents:
     #: Mentions of the main script inside functions that were pickled before.
     marks = 0
     needs_main = False
+    #: Tasks whose results it refers to.
+    results: tuple[str, ...] = ()
 
 
 _contents: ContextVar[_Contents | None] = ContextVar("taskyard_call_contents", default=None)
@@ -210,6 +216,14 @@ class Buffers:
         return False
 
 
+def note_result(name: str) -> bool:
+    """Note that the call that is being pickled needs a task's result. Return False outside one."""
+    contents = _contents.get()
+    if contents is not None and name not in contents.results:
+        contents.results = (*contents.results, name)
+    return contents is not None
+
+
 class PickledFunction:
     """A function that was pickled before. In a worker it is the function itself."""
 
@@ -222,6 +236,8 @@ class PickledFunction:
         if (contents := _contents.get()) is not None:
             contents.marks += self._marks
             contents.needs_main |= self._body.needs_main
+            for name in self._body.results:
+                note_result(name)
         return load_function, (pickle.PickleBuffer(self._body.pickle),)
 
 
@@ -298,9 +314,10 @@ def _pickle_contents(value: object, *, has_script: bool, is_large: IsLarge | Non
     before = _contents.set(contents)
     try:
         pickled = pickle.dumps(value, PROTOCOL, buffer_callback=buffers.callback)
-        by_path = CallBody(pickled, contents.needs_main, tuple(buffers.found))
+        more: Any = {"buffers": tuple(buffers.found), "results": contents.results}
         if pickled.count(_MAIN_MARK) == contents.marks:
-            return by_path
+            return CallBody(pickled, contents.needs_main, **more)
+        by_path = CallBody(pickled, needs_main=True, **more)
     except Exception:  # noqa: BLE001, S110  # the error of the last way is raised
         pass
     finally:
@@ -319,11 +336,11 @@ def _pickle_by_value(
     except Exception:
         if by_path is None:
             raise
-        return CallBody(by_path.pickle, needs_main=True, buffers=by_path.buffers)
+        return by_path
     finally:
         _contents.reset(before)
     needs_main = contents.needs_main or MAIN_NAME.encode() in by_value
-    return CallBody(by_value, needs_main, tuple(buffers.found))
+    return CallBody(by_value, needs_main, tuple(buffers.found), contents.results)
 
 
 def _dumps_by_value(value: object, buffers: Buffers) -> bytes:

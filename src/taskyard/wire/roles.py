@@ -124,6 +124,9 @@ PERMISSIONS: Final[dict[str, dict[Request, Permission]]] = {
         _Q.Append: Permission(_WORKERS, "send output of tasks", is_by_worker=True),
         _Q.Heartbeat: Permission(_WORKERS, "send heartbeats", is_by_worker=True),
         _Q.Exit: Permission(_WORKERS, "deregister workers", is_by_worker=True),
+        # Only those that a task needs which the worker holds.
+        _Q.Inputs: Permission(_WORKERS, "read results for tasks", is_by_worker=True),
+        _Q.InputPage: Permission(_WORKERS, "read results for tasks", is_by_worker=True),
         _Q.Drain: Permission(_ADMINS, "drain workers"),
         _Q.Pause: Permission(_ADMINS, "pause services and lanes"),
         _Q.Resume: Permission(_ADMINS, "resume services and lanes"),

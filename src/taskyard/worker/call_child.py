@@ -33,6 +33,7 @@ from taskyard.core.runs import Run
 from taskyard.errors import NotEncodable, UserError, ValueDamaged, ValueMissing
 from taskyard.process import current_task
 from taskyard.wire import pickled
+from taskyard.wire.inputs import Input, available, fill
 from taskyard.wire.payloads import Call, decode_call, encode_value
 from taskyard.wire.pickled import IMPORTING_VARIABLE, MAIN_NAME, Origin, Pickled
 from taskyard.wire.value_names import Holder
@@ -182,7 +183,13 @@ class CallRunner:
         self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
 
     def run(
-        self, name: bytes, attempt: int, payload: bytes, campaign: bytes, env: Mapping[str, str]
+        self,
+        name: bytes,
+        attempt: int,
+        payload: bytes,
+        campaign: bytes,
+        env: Mapping[str, str],
+        *results: Input,
     ) -> CallResult:
         """Call a function. An exception becomes a result, unless the function ends the process."""
         work = decode_call(payload)
@@ -190,7 +197,11 @@ class CallRunner:
         os.environ.update(task_env(name, attempt, campaign))
         own = {} if isinstance(work, Pickled) else work.env or {}
         try:
-            with _extra_environment({**own, **env}), pickled.large_results(self._load_result):
+            with (
+                _extra_environment({**own, **env}),
+                pickled.large_results(self._load_result),
+                available(results),
+            ):
                 return (
                     self._run_pickled(work) if isinstance(work, Pickled) else self._run_call(work)
                 )
@@ -223,7 +234,13 @@ class CallRunner:
     def _result(self, call: Call) -> bytes:
         if call.cwd is not None:
             os.chdir(call.cwd)
-        value = self._function(call.call)(*call.args, **call.kwargs)
+        args, kwargs = call.args, call.kwargs
+        if call.results:
+            try:
+                args, kwargs = fill(args), fill({**kwargs})
+            except (UserError, OSError) as error:
+                raise _CallRefused(str(error)) from error
+        value = self._function(call.call)(*args, **kwargs)
         try:
             return _check_size(encode_value(value, "result"), RESULT_BYTES_MAX)
         except UserError as error:

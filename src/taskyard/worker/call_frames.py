@@ -1,26 +1,31 @@
 """The frames between a worker and its Python child processes.
 
 A frame is its length and that many bytes. A call has the task's name, attempt, campaign,
-environment variables and payload. A result has an outcome byte with a bit for output, the run's
-measurements, the text, and a last line for the output. Between them a child may send notices of one
-byte. Its first frame is empty: it is ready. A long frame is sent in several packets. Knows no
-sockets.
+environment variables, inputs and payload. A result has an outcome byte with a bit for output, the
+run's measurements, the text, and a last line for the output. Between them a child may send notices
+of one byte. Its first frame is empty: it is ready. A long frame is sent in several packets. Knows
+no sockets.
 """
 
 from collections.abc import Mapping
 from struct import Struct
 from typing import Final
 
+import msgspec
+
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
+from taskyard.wire.inputs import Input
 
 _LENGTH = Struct("<I")
-#: Length of the rest, attempt, lengths of the name, the campaign and the variables.
-_CALL = Struct("<IQHHH")
-_CALL_REST = Struct("<QHHH")
+#: Length of the rest, attempt, lengths of the name, the campaign, the variables and the inputs.
+_CALL = Struct("<IQHHHI")
+_CALL_REST = Struct("<QHHHI")
 #: Length of the rest, outcome, start, duration, CPU time, peak memory, length of the text.
 _RESULT = Struct("<IBQQQQI")
 _RESULT_REST = Struct("<BQQQQI")
+
+_inputs = msgspec.msgpack.Decoder(list[Input])
 
 READY = _LENGTH.pack(0)
 
@@ -69,23 +74,29 @@ def pack_call(
     payload: bytes,
     campaign: bytes = b"",
     env: Mapping[str, str] | None = None,
+    *inputs: Input,
 ) -> bytes:
     variables = "\0".join([f"{key}={value}" for key, value in (env or {}).items()]).encode()
-    lengths = (len(name), len(campaign), len(variables))
+    results = msgspec.msgpack.encode(inputs) if inputs else b""
+    lengths = (len(name), len(campaign), len(variables), len(results))
     length = _CALL_REST.size + sum(lengths) + len(payload)
-    return _CALL.pack(length, attempt, *lengths) + name + campaign + variables + payload
+    return _CALL.pack(length, attempt, *lengths) + name + campaign + variables + results + payload
 
 
-def unpack_call(frame: bytes) -> tuple[bytes, int, bytes, bytes, dict[str, str]]:
-    """Return the name, the attempt, the payload, the campaign and the variables."""
+def unpack_call(
+    frame: bytes,
+) -> tuple[bytes, int, bytes, bytes, dict[str, str], *tuple[Input, ...]]:
+    """Return the name, the attempt, the payload, the campaign, the variables and the inputs."""
     attempt, *lengths = _CALL_REST.unpack_from(frame)
     parts, start = [], _CALL_REST.size
     for length in lengths:
         parts.append(frame[start : start + length])
         start += length
-    name, campaign, variables = parts
+    name, campaign, variables, results = parts
     pairs = [one.partition("=") for one in variables.decode().split("\0") if one]
-    return name, attempt, frame[start:], campaign, {key: value for key, _, value in pairs}
+    env = {key: value for key, _, value in pairs}
+    inputs = _inputs.decode(results) if results else ()
+    return name, attempt, frame[start:], campaign, env, *inputs
 
 
 def key_of_packet(packet: bytes) -> tuple[bytes, int]:

@@ -81,7 +81,7 @@ class CallOptions(NamedTuple):
 
 def is_small(job: Job) -> bool:
     """Return whether a job may be sent ahead, or have jobs behind it."""
-    is_plain = job.slots == 1 and not job.time_limit_ns and not job.resources
+    is_plain = job.slots == 1 and not (job.time_limit_ns or job.resources or job.inputs)
     size = len(job.payload) + len(job.name) + len(job.campaign)
     return is_plain and size <= _AHEAD_BYTES_MAX
 
@@ -380,8 +380,8 @@ class CallProcess(SupervisedProcess):
 
 
 def _frame(job: Job, gpus: Shares | None = None) -> memoryview:
-    env = job_env(job, gpus or {})
-    frame = call_frames.pack_call(job.name, job.attempt, job.payload, job.campaign, env)
+    fields = (job.name, job.attempt, job.payload, job.campaign)
+    frame = call_frames.pack_call(*fields, job_env(job, gpus or {}), *job.inputs)
     return memoryview(frame)
 
 

@@ -14,6 +14,7 @@ from taskyard.core.model import Result
 from taskyard.core.resources import MEMORY, Resources
 from taskyard.core.rules import Rule
 from taskyard.core.runs import Run
+from taskyard.wire.inputs import Input
 from taskyard.worker.limits import LAST_LINE_BYTES_MAX
 
 
@@ -41,6 +42,8 @@ class Job(Struct, frozen=True):
     priority: int = 0
     #: The name of the WMP manager that it belongs to. "": it has none.
     manager: str = ""
+    #: The results of other tasks that it needs.
+    inputs: tuple[Input, ...] = ()
 
     @property
     def key(self) -> tuple[bytes, int]:

@@ -23,6 +23,7 @@ from taskyard.core.model import Result, counted
 from taskyard.core.states import TaskState
 from taskyard.net.channel import OVERDUE_NS, PING_NS, Channel
 from taskyard.wire.native import peer
+from taskyard.worker.inputs import InputFetcher
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.native_messages import (
     assigned_jobs,
@@ -132,6 +133,7 @@ class NativeWorkerLoop:
         self._reports_due_ns = 0
         spool = OutputSpool(clock.monotonic_ns) if spool is None else spool
         self._output = OutputSender(spool, channel, settings)
+        self._inputs = InputFetcher(channel, settings, runner)
         #: The report in flight, and its tasks.
         self._report_request = 0
         self._reported_keys: list[tuple[bytes, int]] = []
@@ -168,7 +170,7 @@ class NativeWorkerLoop:
         """Take no more tasks, return those not started, and exit after the rest."""
         if not self.stopping:
             self.stopping = True
-            self._return_tasks(self._runner.unstarted(), b"the worker shuts down")
+            self._return_tasks(self._inputs.unstarted(), b"the worker shuts down")
 
     def stop_running(self, jobs: Sequence[Job]) -> None:
         """Stop running tasks, and return them to the broker."""
@@ -186,7 +188,10 @@ class NativeWorkerLoop:
     def receive(self) -> None:
         """Receive, and run tasks. The first half of a turn."""
         for reply in self._channel.receive():
-            self._on_reply(reply)
+            if self._inputs.owns(reply.request):  # a refusal concerns its task alone
+                self._collect_done(self._inputs.on_reply(reply))
+            else:
+                self._on_reply(reply)
         self.run_tasks()
 
     def run_tasks(self) -> None:
@@ -243,6 +248,7 @@ class NativeWorkerLoop:
             if not self._output.hold(one):
                 self._reports.append(one)
             self._progress.printed.pop(one.job.key, None)  # the report has the whole output
+            self._inputs.release(one.job)
         if any(one.outcome is Outcome.REFUSED and not one.healthy for one in done):
             self._back_off()
 
@@ -408,13 +414,13 @@ class NativeWorkerLoop:
             self._return_tasks(fresh, b"the worker shuts down")
         else:
             for job in fresh:
-                self._runner.start(job)
+                self._inputs.start(job)
 
     def _stop(self, keys: Sequence[tuple[bytes, int]]) -> None:
         """Stop tasks that the broker has cancelled or assigned to another worker."""
         unwanted = dict.fromkeys(keys)
         for name, attempt in unwanted:
-            self._runner.stop(name, attempt)
+            self._inputs.stop((name, attempt))
             self._held.pop((name, attempt), None)
             self._progress.printed.pop((name, attempt), None)
             self._output.drop((name, attempt))

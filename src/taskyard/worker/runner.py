@@ -22,9 +22,10 @@ from msgspec import structs
 from taskyard.core.events import Outcome
 from taskyard.core.resources import CPUS
 from taskyard.core.runs import Run
-from taskyard.errors import PeerError
+from taskyard.errors import PeerError, UserError
 from taskyard.net.protocols import Clock
 from taskyard.process.fork import can_fork
+from taskyard.wire.inputs import available, place_inputs
 from taskyard.wire.payloads import CALL, EXEC, Call, Command, decode_payload
 from taskyard.wire.pickled import PICKLE, Pickled
 from taskyard.worker.agents.rules import AgentSettings
@@ -160,6 +161,9 @@ class ProcessRunner:
         Never raises: a job that can't be run is reported by that turn.
         """
         work = self._work_of(job)
+        if job.inputs and self._allow_pickle:
+            trusted = [structs.replace(one, allow_pickle=True) for one in job.inputs]
+            job = structs.replace(job, inputs=tuple(trusted))
         if work is not None:
             self._waiting.append((job, work))
 
@@ -170,7 +174,7 @@ class ProcessRunner:
         except PeerError as error:
             self._refuse(job, str(error))
             return None
-        reason = self._refusal(work)
+        reason = self._refusal(work) or _input_problem(job, work)
         if reason is not None:
             self._refuse(job, reason)
             return None
@@ -404,7 +408,12 @@ class ProcessRunner:
         except PeerError as error:
             self._refuse(job, str(error))
             return
-        command = workplace.place(command)
+        try:
+            with available(job.inputs):
+                command = workplace.place(place_inputs(command))
+        except UserError as error:
+            self._refuse(job, str(error))
+            return
         result = self._files.start(job, command, workplace.note)
         if result is not None:
             self._report(result)
@@ -464,6 +473,16 @@ def _without_cores(job: Job) -> Job:
 def _with_cores_only(job: Job) -> Job:
     resources = tuple(one for one in job.resources if one[0] == CPUS)
     return structs.replace(job, resources=resources)
+
+
+def _input_problem(job: Job, work: Work) -> str | None:
+    """Return why a task can't run if its inputs were not fetched."""
+    if isinstance(work, AgentSettings):
+        return None
+    names = work.origin.results if isinstance(work, Pickled) else work.results
+    if not names or job.inputs:
+        return None
+    return f"result of {names[0]}: a worker of this dialect can't fetch it (use a native worker)"
 
 
 def _may_be_ahead(job: Job, work: Work) -> bool:

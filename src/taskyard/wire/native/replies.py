@@ -437,6 +437,7 @@ def _collect(entry: PendingRequest, effect: effects.Settled) -> None:
         notice.printed = {**(notice.printed or {}), **effect.printed}
     if effect.aliases:
         notice.aliases = {**(notice.aliases or {}), **effect.aliases}
+    notice.services = effect.services
     for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
         if text is None or (notice.names and notice.text_bytes + len(text) > TEXT_BYTES_MAX):
             notice.left_out += 1
@@ -478,6 +479,11 @@ def _settled_columns(notice: effects.Settled) -> tasks.Columns:
             Stream.STDOUT * (name in in_files) + Stream.STDERR * (name in printed)
             for name in notice.names
         ]
+    if notice.services is not None:
+        services = [notice.services[name] for name in notice.names]
+        places = {service: place for place, service in enumerate(dict.fromkeys(services))}
+        columns["terms"] = [pb.Terms(service=one).SerializeToString() for one in places]
+        columns["terms_at"] = [places[service] for service in services]
     return columns
 
 

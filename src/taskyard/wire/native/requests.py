@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from taskyard.core import events
 from taskyard.core.limits import NUMBER_MAX, OUTPUT_PAGE_BYTES_MAX, SECOND_NS
 from taskyard.core.model import WorkerFacts
+from taskyard.core.output import Stream
 from taskyard.core.states import TaskState
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
@@ -385,6 +386,26 @@ def _results(pending: PendingRequests, incoming: Request) -> Sequence[events.Eve
     return [events.ResultsRequested(0, incoming.route, list(names), pending.add(incoming))]
 
 
+def _inputs(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
+    worker, names = _location(query), query.batch.name[:]
+    tasks.check_name(query.held, "a held task's name")
+    tasks.check_count(len(names))
+    number = pending.add(incoming)
+    return [events.ResultsRequested(0, incoming.route, names, number, worker, query.held)]
+
+
+def _input_page(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
+    worker, name = _location(query), _name(query)
+    tasks.check_name(query.held, "a held task's name")
+    asks = events.OutputRequested(0, incoming.route, name, stream=Stream.STDOUT)
+    asks.offset = min(query.offset, NUMBER_MAX)
+    asks.count = min(_count(query, OUTPUT_PAGE_BYTES_MAX), OUTPUT_PAGE_BYTES_MAX)
+    asks.worker, asks.held, asks.request = worker, query.held, pending.add(incoming)
+    return [asks]
+
+
 def _drain(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
     """Drain one worker, of any dialect, or everything. A missing name never means everything: one
     flipped bit turns other requests into a Drain."""
@@ -472,6 +493,8 @@ _DECODERS: Final[dict[int, Callable[[PendingRequests, Request], Sequence[events.
     _Q.Expire: _command,
     _Q.Rules: _rules,
     _Q.Edit: _edit,
+    _Q.Inputs: _inputs,
+    _Q.InputPage: _input_page,
     **dict.fromkeys((_Q.Values, _Q.GetValue, _Q.GetTaskValue, _Q.PutValue), _value),
 }
 
