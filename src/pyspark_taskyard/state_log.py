@@ -28,8 +28,9 @@ from taskyard.core.ledger import Ledger
 from taskyard.errors import JournalDamaged
 from taskyard.journal import history, history_rows, parquet_file, recovery, snapshot, witness
 from taskyard.journal.history import HistoryPart
+from taskyard.journal.live_reader import open_reader
 from taskyard.journal.parquet_file import EVENTS, BlockSpan
-from taskyard.journal.reader import JournalReader
+from taskyard.journal.reader import VerifiedRows
 from taskyard.journal.row_file import ROWS_PER_BLOCK, ColumnBuilder
 from taskyard.pipeline.sources import history as history_source
 
@@ -145,7 +146,7 @@ class JournalTail:
         witnessed = witness.read(self._state)
         if witnessed is None:
             raise JournalDamaged(f"{self._state}: no journal", "the newest events are missing")
-        with JournalReader(self._state, *witnessed) as reader:
+        with open_reader(self._state, *witnessed) as reader:
             ledger = self._follower(reader, after)
             self._extend(reader, ledger, last, rows_max)
         return within(self._rows, after, last)
@@ -155,7 +156,7 @@ class JournalTail:
             self._rows = within(self._rows, last, 1 << 62)
             self._after = last
 
-    def _follower(self, reader: JournalReader, after: int) -> Ledger:
+    def _follower(self, reader: VerifiedRows, after: int) -> Ledger:
         """Return the ledger, from a newer snapshot if there is one: it has fewer ended tasks."""
         is_idle = not self._rows.num_rows
         newer = is_idle and any(
@@ -170,7 +171,7 @@ class JournalTail:
         return self._ledger
 
     def _extend(
-        self, reader: JournalReader, ledger: Ledger, last: int, rows_max: int | None
+        self, reader: VerifiedRows, ledger: Ledger, last: int, rows_max: int | None
     ) -> None:
         """Follow the journal, and keep the rows of records after `_after`."""
         events, edges = ColumnBuilder("events"), ColumnBuilder("edges")
@@ -194,7 +195,7 @@ class JournalTail:
         self._rows = pa.Table.from_batches(batches, EVENTS)
 
 
-def _last_row(reader: JournalReader, record: int) -> int:
+def _last_row(reader: VerifiedRows, record: int) -> int:
     """Return the last journal row whose records are all up to this one."""
     row = reader.row_of(record)
     if row is None:

@@ -28,7 +28,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal import parquet_file, recovery, witness
 from taskyard.journal.archive import Archive
-from taskyard.journal.reader import JournalReader
+from taskyard.journal.live_reader import open_reader
 from taskyard.pipeline.sources import history
 from taskyard.wire import views as wire_views
 
@@ -140,7 +140,7 @@ class _StateReader:
         witnessed = witness.read(state)
         if witnessed is None:
             raise UserError(f"{state}: no journal, only its history (read the table events)")
-        self._reader = JournalReader(state, *witnessed)
+        self._reader = open_reader(state, *witnessed)
         self._index = Archive(state)
         self._outputs = OutputFiles(state / FOLDER)
         self._ledger = recovery.open_ledger(state, self._reader)
@@ -197,7 +197,7 @@ class StateResults:
     def __init__(self, state: Path) -> None:
         history.require_state(state)
         witnessed = witness.read(state)
-        self._reader = None if witnessed is None else JournalReader(state, *witnessed)
+        self._reader = None if witnessed is None else open_reader(state, *witnessed)
         self._index = Archive(state)
         self._outputs = OutputFiles(state / FOLDER)
 

@@ -38,7 +38,10 @@ class FakeChild:
     looks = 0
     cannot_start = False
 
-    def __init__(self, directory: Path, identity: bytes, head: Head) -> None:
+    def __init__(
+        self, directory: Path, identity: bytes, head: Head, database: object = None
+    ) -> None:
+        assert database is None
         if FakeChild.cannot_start:
             raise OSError(12, "Cannot allocate memory")
         self.head = head

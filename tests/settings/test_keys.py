@@ -26,10 +26,12 @@ from tests.settings.kit import written
 
 ALL: Final = (*KEYS, *service_keys(DEFAULTS), *service_keys(f"{SERVICE}.smtp"))
 
-#: For each key a value in a file, and the loaded value.
+#: For each key, by its name or path, a value in a file, and the loaded value.
 VALUES: Final[dict[str, tuple[Any, Any]]] = {
     "url": (["tcp://127.0.0.1:1", "ipc:///a,b"], ("tcp://127.0.0.1:1", "ipc:///a,b")),
     "state": ("/var/yard", Path("/var/yard")),
+    "store": ("postgresql://me@db.example/yard", "postgresql://me@db.example/yard"),
+    "broker.files": ("/mnt/yard", Path("/mnt/yard")),
     "key": ("/var/me.key", Path("/var/me.key")),
     "invite": ("/var/me.invite", Path("/var/me.invite")),
     "page": ("[::1]:80", "[::1]:80"),
@@ -83,6 +85,10 @@ VALUES: Final[dict[str, tuple[Any, Any]]] = {
 each_key = each_case("key", ALL)
 
 
+def values_of(key: Key) -> tuple[Any, Any]:
+    return VALUES.get(key.path) or VALUES[key.name]
+
+
 def as_toml(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(as_toml(one) for one in value)}]"
@@ -101,7 +107,7 @@ def test_every_key_has_a_sentence_and_a_variable(key: Key) -> None:
 
 @each_key
 def test_value_goes_there_and_back_again(key: Key) -> None:
-    raw, value = VALUES[key.name]
+    raw, value = values_of(key)
     kind = key.kind
     assert kind.read(raw) == value
     assert kind.to_file(value) == raw
@@ -116,7 +122,7 @@ def test_default_is_a_value_that_could_be_written(key: Key) -> None:
 
 @each_key
 def test_key_is_read_from_the_file_with_its_line(key: Key, tmp_path: Path) -> None:
-    raw, value = VALUES[key.name]
+    raw, value = values_of(key)
     section = key.section.replace("service.smtp", 'service."smtp"')
     # A lease has to be long enough for the heartbeat of the example.
     more = '\n[lease]\nexpire = "1m"\n' if key.section != "lease" else ""
@@ -129,7 +135,7 @@ def test_key_is_read_from_the_file_with_its_line(key: Key, tmp_path: Path) -> No
 
 @each_key
 def test_key_is_read_from_its_variable(key: Key, tmp_path: Path) -> None:
-    _, value = VALUES[key.name]
+    _, value = values_of(key)
     file = written(tmp_path, "[service.smtp]\n")
     settings = load(file, environment={key.environment: key.kind.text(value)})
     found = settings.all[key.path]

@@ -9,7 +9,7 @@ logged and retried later, and the broker continues. Independent of the turns' co
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
@@ -19,14 +19,14 @@ from taskyard.core.states import CANCELLED, DONE
 from taskyard.errors import JournalDamaged
 from taskyard.journal import snapshot
 from taskyard.journal.compaction_process import CompactionChild
-from taskyard.journal.store import DISK_RESERVE_BYTES
+from taskyard.journal.store import DISK_RESERVE_BYTES, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from taskyard.journal.compaction import DatabaseTerm
     from taskyard.journal.compaction_process import CompactionReport
-    from taskyard.journal.sqlite import SqliteStore
     from taskyard.journal.store import Head
     from taskyard.net.protocols import Clock
 
@@ -84,13 +84,21 @@ class CompactionLimits(Struct, frozen=True):
         return CompactionLimits(rows, self.rows_bytes, ended)
 
 
+class SizedStore(Store, Protocol):
+    """A store that measures its rows."""
+
+    def used_bytes(self) -> int:
+        """Return the bytes used by rows."""
+        ...
+
+
 class Compactor:
     """Runs compactions, one step after each turn."""
 
     def __init__(
         self,
         directory: Path,
-        store: SqliteStore,
+        store: SizedStore,
         archive: EndedTasks,
         clock: Clock,
         limits: CompactionLimits,
@@ -100,6 +108,8 @@ class Compactor:
         self._archive = archive
         self._clock = clock
         self._limits = limits
+        #: For the child process, if the journal is in a database.
+        self.database: DatabaseTerm | None = None
         self._child: CompactionChild | None = None
         self._began_ns = 0
         #: The steps being run, and whether they end a compaction.
@@ -185,7 +195,9 @@ class Compactor:
             self._failed(f"it needs {needed} bytes of disk, but only {free} are free")
             return
         try:
-            self._child = CompactionChild(self._directory, self._store.identity, self._store.head)
+            self._child = CompactionChild(
+                self._directory, self._store.identity, self._store.head, self.database
+            )
         except OSError as error:
             self._failed(f"the child process can't be started ({error})")
             return

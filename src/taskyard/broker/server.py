@@ -24,7 +24,8 @@ from msgspec import Struct, field
 from taskyard.broker import compaction, output_store
 from taskyard.broker.archive import EndedTasks
 from taskyard.broker.auth import Authenticator, keyring_for
-from taskyard.broker.compaction import Compactor
+from taskyard.broker.compaction import Compactor, SizedStore
+from taskyard.broker.database import OpenDatabase, open_database
 from taskyard.broker.health import HealthReporter
 from taskyard.broker.listeners import NATIVE, Listeners
 from taskyard.broker.membership_log import MembershipLog, both
@@ -58,6 +59,7 @@ from taskyard.wire.native.pending import PLAIN_LEASE_NS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taskyard.journal.postgres.lease import Lease
     from taskyard.net.keyring import Keyring
     from taskyard.net.protocols import Clock
     from taskyard.settings.sections import Settings
@@ -100,6 +102,10 @@ class BrokerSettings(Struct, frozen=True):
     values: ValueLimits = ValueLimits()
     #: Where, if that is a directory which other machines mount.
     values_directory: Path | None = None
+    #: The URL of a journal in PostgreSQL. Empty: in SQLite, in the state directory.
+    store: str = ""
+    #: The directory of output and values beside a journal in PostgreSQL.
+    files: Path | None = None
 
 
 #: Log lines with the number of new rejections and the total. The details are in the replies.
@@ -253,12 +259,16 @@ class _OpenState(Struct):
     values: BrokerValues
     archive: EndedTasks | None = None
     compactor: Compactor | None = None
+    #: Of a journal in PostgreSQL.
+    lease: Lease | None = None
 
     def broker(self, transport: SocketTransport, clock: Clock) -> Broker:
         scheduler = Scheduler(self.ledger)
         files: Any = {"outputs": self.outputs, "values": self.values}
         broker = Broker(scheduler, transport, self.store, clock, self.archive, **files)
         broker.on_commit = None if self.archive is None else self.archive.on_commit
+        if self.lease is not None:
+            broker.check_lease = transport.check_lease = self.lease.check
         return broker
 
     def retention(self, clock: Clock, limits: BrokerSettings | SettingsReloader) -> OutputRetention:
@@ -287,15 +297,24 @@ def _open(
         memory = MemoryStore()
         values = _open_values(settings, limits, memory.identity, stack)
         return _OpenState(memory, Ledger(), outputs, values)
+    opened: OpenDatabase | None = None
+    store: SizedStore
+    if settings.store:
+        opened = open_database(settings.store, state, settings.files, stack)
+        store = opened.store
+    else:
+        store = stack.enter_context(closing(SqliteStore(state)))
     outputs = stack.enter_context(closing(OutputFiles(state / output_store.FOLDER)))
-    store = stack.enter_context(closing(SqliteStore(state)))
     ledger = recovery.open_ledger(state, store)
     index = stack.enter_context(Archive(state))
     archive = EndedTasks(index, ledger, store.head.sequence)
     compactor = Compactor(state, store, archive, clock, settings.compact)
     stack.enter_context(closing(compactor))
     values = _open_values(settings, limits, store.identity, stack)
-    return _OpenState(store, ledger, outputs, values, archive, compactor)
+    made = _OpenState(store, ledger, outputs, values, archive, compactor)
+    if opened is not None:
+        compactor.database, made.lease = opened.term, opened.lease
+    return made
 
 
 def _open_values(
@@ -361,6 +380,7 @@ class _Housekeeping:
         self._retention = opened.retention(broker.clock, limits)
         self._value_retention = opened.value_retention(broker.clock, limits)
         self._broker = broker
+        self._lease = opened.lease
 
     def run_step(self) -> int | None:
         """Run one step and return the time until the next, or None."""
@@ -371,6 +391,9 @@ class _Housekeeping:
         if self._compactor is not None:
             waits.append(self._compactor.run_step())
             self._broker.note_lag(self._compactor.lag_percent)
+        if self._lease is not None:
+            self._lease.check()
+            waits.append(self._lease.left_ns())
         return min((wait for wait in waits if wait is not None), default=None)
 
 

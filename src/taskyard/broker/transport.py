@@ -199,6 +199,8 @@ class SocketTransport:
         self._unread = Unread()
         #: Called with the name and the address of a worker that registers, for the log.
         self.on_registered: Callable[[bytes, str], None] | None = None
+        #: Raises if this broker may not answer any more.
+        self.check_lease: Callable[[], None] = lambda: None
         #: Relays whose first message was just received. They get the address of its connection.
         self.new_relays: list[SeenRelay] = []
         #: A descriptor other than a socket was ready, such as a signal's.
@@ -370,6 +372,7 @@ class SocketTransport:
 
     def _retry(self) -> None:
         """Send kept replies. Forget peers that are gone or have accepted everything."""
+        self.check_lease()
         for route, backlog in [*self._backlogs.items()]:
             wire = self._wires[route[0]]
             if self._may_send(wire, route):

@@ -78,6 +78,10 @@ class CatchUp:
         return True
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class Broker:
     """One scheduler, one journal, one transport."""
 
@@ -100,6 +104,8 @@ class Broker:
         self.index = index
         #: Called with each durable row: its sequence and its records.
         self.on_commit: Callable[[int, Sequence[AnyRecord]], None] | None = None
+        #: Raises if this broker may not answer any more, because another may have taken over.
+        self.check_lease: Callable[[], None] = _do_nothing
         #: Returns whether a client reads its replies. Set by the owner of the sockets.
         self.is_reading: Callable[[bytes], bool] = lambda _client: True
         #: Long streams, and those of running attempts.
@@ -149,6 +155,7 @@ class Broker:
         self._whole_results.fill(effects)
         self._record_streams.fill(effects, records)
         passed = self.backpressure.throttle(effects, self.clock.monotonic_ns())
+        self.check_lease()
         self._undelivered = self.transport.send(passed)
         self.turn_times.add(self.clock.monotonic_ns() - since_ns)
 

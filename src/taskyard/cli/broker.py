@@ -13,8 +13,15 @@ from taskyard.cli.daemon_options import (
     until_eof_option,
 )
 from taskyard.cli.log_options import log_options, open_log
-from taskyard.cli.options import CliContext, quiet_option, state_option, verbose_option
+from taskyard.cli.options import (
+    CliContext,
+    quiet_option,
+    setting_option,
+    state_option,
+    verbose_option,
+)
 from taskyard.cli.output import example
+from taskyard.settings import kinds
 
 
 @click.command(epilog=example("broker --state ./.taskyard --listen dwork=tcp://127.0.0.1:6125"))
@@ -25,6 +32,20 @@ from taskyard.cli.output import example
     "--memory",
     is_flag=True,
     help="Keep the state in memory only. It is lost when the broker exits.",
+)
+@setting_option(
+    "broker.store",
+    "--store",
+    metavar="URL",
+    show_default="sqlite",
+    help="Keep the journal in PostgreSQL: postgresql://USER@HOST/DATABASE.",
+)
+@setting_option(
+    "broker.files",
+    "--files",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Directory of output and large values with --store, on a disk that outlives this machine.",
 )
 @click.option("--compact-after-rows", type=click.IntRange(min=1), hidden=True)
 @log_options
@@ -39,6 +60,8 @@ def broker(  # noqa: PLR0913  # one per option
     *,
     secure: bool,
     memory: bool,
+    store: str,
+    files: Path | None,
     compact_after_rows: int | None,
     until_eof: bool,
 ) -> None:
@@ -50,6 +73,8 @@ def broker(  # noqa: PLR0913  # one per option
 
     On other interfaces than loopback, peers need a key (see `taskyard keys`). With --secure, peers
     on loopback TCP need one too.
+
+    With --store the journal is in PostgreSQL (see `taskyard store`). Only one broker can have it.
 
     A background process compacts the journal: it moves finished tasks to finished.sqlite and
     history/.
@@ -66,6 +91,8 @@ def broker(  # noqa: PLR0913  # one per option
         tables=cli_context.settings().listeners,
         secure=secure,
         in_memory=memory,
+        store=kinds.STORE.read(store) if store else "",
+        files=files,
         until_eof=until_eof,
         values_directory=cli_context.settings().values.directory,
         plain_lease_ns=cli_context.settings().lease.plain_ns,

@@ -171,6 +171,7 @@ def _require_state(state: Path) -> None:
         raise UnusableState(
             f"{state}: not a state directory, it has no journal (give the broker's with --state)"
         )
+    schema.check_in_sqlite(state)
 
 
 def _check_state(state: Path, *, deep: bool) -> StateReport:

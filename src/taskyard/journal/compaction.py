@@ -73,6 +73,14 @@ class CompactionResult(msgspec.Struct):
     snapshots_removed: int = 0
 
 
+class DatabaseTerm(msgspec.Struct):
+    """The database of a journal, and the term of its broker."""
+
+    url: str
+    epoch: int
+    holder: str
+
+
 def _no_progress(_step: str, _done: int, _total: int) -> None:
     pass
 

@@ -26,6 +26,7 @@ import msgspec
 from taskyard.errors import JournalFailed, TaskyardError
 from taskyard.journal import chain, compaction
 from taskyard.journal.chain import Head, seal
+from taskyard.journal.compaction import CompactionResult, DatabaseTerm
 from taskyard.journal.files import free_bytes
 from taskyard.journal.reader import JournalReader
 from taskyard.journal.store import DISK_RESERVE_BYTES
@@ -37,6 +38,10 @@ COMPACTION_COMMAND: tuple[str, ...] = (
     "-m",
     "taskyard.journal.compaction_process",
 )
+
+
+#: The variable with a `DatabaseTerm`, for a journal in PostgreSQL.
+DATABASE_VARIABLE: Final = "TASKYARD_COMPACTION_DATABASE"
 
 
 class CompactionReport(msgspec.Struct, omit_defaults=True):
@@ -57,14 +62,20 @@ _decode = msgspec.json.Decoder(CompactionReport).decode
 class CompactionChild:
     """A running child process for one head. Raises OSError if it can't be started."""
 
-    def __init__(self, directory: Path, identity: bytes, head: Head) -> None:
+    def __init__(
+        self, directory: Path, identity: bytes, head: Head, database: DatabaseTerm | None = None
+    ) -> None:
         self.head = head
+        environment = dict(os.environ)
+        if database is not None:
+            environment[DATABASE_VARIABLE] = msgspec.json.encode(database).decode()
         # A separate session: Ctrl-C goes to the broker, which then kills the child.
         self._process = subprocess.Popen(
             [*COMPACTION_COMMAND, str(directory.absolute()), seal(identity, head).hex()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
+            env=environment,
         )
 
     @property
@@ -111,13 +122,24 @@ def run(directory: Path, sealed: bytes, check_abort: Callable[[], None]) -> Comp
             check_abort()
 
     try:
+        described = os.environ.get(DATABASE_VARIABLE)
+        if described:
+            from taskyard.journal.postgres import exports  # noqa: PLC0415  # an extra
+
+            term = msgspec.json.decode(described, type=DatabaseTerm)
+            outcome = exports.compact(term, directory, found, progress)
+            return _report(outcome)
         with JournalReader(directory, *found) as reader:
             outcome = compaction.export(directory, reader, progress)
             check_abort()
             compaction.verify_covered(directory, reader, reader.head)
-        return CompactionReport("", outcome.rows, outcome.events, outcome.ended, outcome.unfinished)
+        return _report(outcome)
     except TaskyardError as error:
         return CompactionReport(failed=str(error))
+
+
+def _report(outcome: CompactionResult) -> CompactionReport:
+    return CompactionReport("", outcome.rows, outcome.events, outcome.ended, outcome.unfinished)
 
 
 class AbortCheck:

@@ -59,6 +59,16 @@ class VerifiedRows:
             return None
         return self._verified(self._sequence_of(record))
 
+    def close(self) -> None:
+        """Close the database. A second call does nothing."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _check_open(self) -> None:
         """Raise if the store is closed."""
 
@@ -157,9 +167,3 @@ class JournalReader(RowReader):
 
     def close(self) -> None:
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -8,7 +8,7 @@ disk changes. The caller keeps brokers out (`lock.ReadLock`), or reads a copy.
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from taskyard.journal import schema, verify, wal
 from taskyard.journal.archive import Archive
@@ -83,12 +83,6 @@ class ReadonlyStore(RowReader):
     def close(self) -> None:
         """Close the file. A second call does nothing."""
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class ReadonlyIndex(Archive):

@@ -10,11 +10,20 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from taskyard.errors import JournalDamaged, JournalFailed, StateError, UnknownFormat
+from taskyard.errors import (
+    JournalDamaged,
+    JournalFailed,
+    StateError,
+    UnknownFormat,
+    UnusableState,
+)
 from taskyard.journal.chain import CHAIN_BYTES, Row
 
 FILE_NAME = "journal.sqlite"
 LOG_NAME = f"{FILE_NAME}-wal"
+
+#: The file with the URL of a journal in PostgreSQL.
+DATABASE_NAME = "store"
 
 #: The format's version. A change needs a new number, the old reader and a golden file.
 FORMAT = b"1"
@@ -50,6 +59,23 @@ _PRIMARY_CODE = 0xFF
 #: All errors of reading and writing through SQLite and the system. A flipped byte in a name can
 #: make SQLite's own message undecodable.
 DiskErrors = (sqlite3.Error, OSError, MemoryError, UnicodeDecodeError)
+
+
+def database_url(directory: Path) -> str:
+    """Return the database with the journal of a state directory. Empty: it is in SQLite."""
+    try:
+        return (directory / DATABASE_NAME).read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def check_in_sqlite(directory: Path) -> None:
+    """Refuse a state directory whose journal is in PostgreSQL."""
+    url = database_url(directory)
+    if url:
+        raise UnusableState(
+            f"state directory {directory}: its journal is in {url} (start a broker with --store)"
+        )
 
 
 def companions(path: Path) -> tuple[Path, Path]:

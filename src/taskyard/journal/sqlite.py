@@ -101,6 +101,7 @@ class SqliteStore(RowReader):
         self._log_bytes = self._log_bytes_filled = 0
         try:
             make_private_directory(directory)
+            schema.check_in_sqlite(directory)
             if _is_new(directory):
                 _create(directory, page_bytes)
             self._identity, self._anchor, self._head = read_verified(directory)

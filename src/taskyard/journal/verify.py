@@ -101,6 +101,7 @@ def _check_journal(connect: Connect, directory: Path, report: JournalReport) -> 
     path = directory / schema.FILE_NAME
     check_regular(path, *schema.companions(path))
     if not path.exists():
+        schema.check_in_sqlite(directory)
         seen = f", the newest of them row {report.witness.sequence}" if report.witness else ""
         raise JournalDamaged(f"{schema.FILE_NAME} is missing", f"all rows are lost{seen}")
     with path.open("rb") as file:

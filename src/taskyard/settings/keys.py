@@ -138,6 +138,23 @@ KEYS: Final = (
     ),
     _key(
         "broker",
+        "store",
+        kinds.STORE,
+        "",
+        "The broker's journal: `sqlite`, in the state directory, or a URL of PostgreSQL.",
+        unset=kinds.SQLITE,
+    ),
+    _key(
+        "broker",
+        "files",
+        kinds.DIRECTORY,
+        None,
+        "The directory of long output and large values of a broker on PostgreSQL, which outlives "
+        "its machine.",
+        unset="none",
+    ),
+    _key(
+        "broker",
         "key",
         kinds.FILE,
         None,

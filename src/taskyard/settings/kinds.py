@@ -41,6 +41,11 @@ AUTO: Final = "auto"
 #: The address of a page that is not there. Empty variables count as not set.
 NO_PAGE: Final = "none"
 
+#: The store in the state directory.
+SQLITE: Final = "sqlite"
+_POSTGRESQL: Final = ("postgresql://", "postgres://")
+_PASSWORD = re.compile(r"//[^/?#@]*:[^/?#@]*@|[?&]password=")
+
 #: Followed by a path, relative to the directory of the settings file.
 _IPC: Final = "ipc://"
 
@@ -335,6 +340,18 @@ def read_host_port(value: object) -> str:
     return match[0]
 
 
+def _read_store(value: object) -> str:
+    """Return the URL of a database, or an empty text for SQLite."""
+    text = read_text(value)
+    if text == SQLITE:
+        return ""
+    if not text.startswith(_POSTGRESQL):
+        raise InvalidValue(f"must be {SQLITE} or postgresql://USER@HOST/DATABASE")
+    if _PASSWORD.search(text):
+        raise InvalidValue("must not have a password (use a password file: PGPASSFILE)")
+    return text
+
+
 def _read_page(value: object) -> str:
     return "" if value in ("", NO_PAGE) else read_host_port(value)
 
@@ -448,6 +465,7 @@ DURATION_OR_AUTO: Final = Kind(
 DURATION_OR_NONE: Final = Kind("a duration", read_duration, _span, suffix="_ns")
 SIZE: Final = Kind("a size: 10G", read_size, size_text, suffix="_bytes")
 PAGE: Final = Kind("HOST:PORT or none", _read_page, lambda address: address or NO_PAGE)
+STORE: Final = Kind("sqlite or postgresql://…", _read_store, lambda url: url or SQLITE)
 NAME: Final = Kind("a name", read_name)
 IDENTITY: Final = Kind("a text", _read_identity)
 NAMES: Final = Kind("a list of names", _read_names, list, _texts)

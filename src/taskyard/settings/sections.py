@@ -60,6 +60,9 @@ class BrokerSection(Struct, frozen=True):
     #: The endpoints of the brokers.
     url: tuple[str, ...] | None
     state: Path
+    #: A URL of PostgreSQL. Empty: SQLite in the state directory.
+    store: str
+    files: Path | None
     key: Path | None
     invite: Path | InvitationLine | None
     workers_max: int

@@ -17,7 +17,8 @@ from msgspec import Struct
 
 from taskyard.errors import JournalDamaged, NotInstalled, UnusableState
 from taskyard.journal import history, history_rows, recovery, state_check, witness
-from taskyard.journal.reader import JournalReader
+from taskyard.journal.live_reader import open_reader
+from taskyard.journal.reader import VerifiedRows
 from taskyard.journal.row_file import TABLES, Block, ColumnBuilder, RowFile
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class EventFeed:
         self.head_sequence = head.sequence
         if head.sequence <= self._sequence:
             return
-        with JournalReader(self._state, identity, head) as reader:
+        with open_reader(self._state, identity, head) as reader:
             if self._ledger is None or self._sequence < reader.anchor.sequence:
                 self._ledger = None
                 yield from self._read_files(reader.anchor)
@@ -124,7 +125,7 @@ class EventFeed:
         for block in edges:
             yield Batch(_NO_ROWS, rows_after(block, self._sequence))
 
-    def _load_ledger(self, reader: JournalReader) -> Ledger:
+    def _load_ledger(self, reader: VerifiedRows) -> Ledger:
         """Load the ledger as of the last row that was read, from a snapshot and the rows after."""
         ledger, sequence = recovery.recovery_base(self._state, reader, self._sequence)
         for row in reader.rows(sequence):
@@ -133,7 +134,7 @@ class EventFeed:
             recovery.apply_row(ledger, row)
         return ledger
 
-    def _read_rows(self, reader: JournalReader, ledger: Ledger) -> Iterator[Batch]:
+    def _read_rows(self, reader: VerifiedRows, ledger: Ledger) -> Iterator[Batch]:
         self._archive(ledger, reader.anchor)
         events, edges = ColumnBuilder("events"), ColumnBuilder("edges")
         try:

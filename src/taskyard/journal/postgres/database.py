@@ -109,6 +109,11 @@ def describe(url: str) -> str:
 def connect(url: str) -> Connection:
     """Connect with a session whose commits are durable. Raises `psycopg.Error`."""
     settings = _parse(url)
+    if settings.get("password"):
+        raise UnusableStore(
+            "the store's URL has a password, which others could see (use a password file, "
+            "PGPASSFILE, or a service file, PGSERVICEFILE)"
+        )
     for key, (value, variable) in _DEFAULTS.items():
         if key not in settings and not os.environ.get(variable):
             settings[key] = value

@@ -13,17 +13,22 @@ index is complete is written under the term, too.
 import hashlib
 import secrets
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final, LiteralString, NamedTuple
 
+import psycopg
+
 from taskyard.errors import JournalDamaged, LeaderLost
-from taskyard.journal import chain, history, snapshot
+from taskyard.journal import chain, compaction, history, snapshot
 from taskyard.journal.archive import Archive, ArchiveWriter, Columns
 from taskyard.journal.chain import Head
+from taskyard.journal.compaction import CompactionResult, DatabaseTerm
 from taskyard.journal.files import create_private, make_private_directory, sync_directory
-from taskyard.journal.postgres import leader
+from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
+from taskyard.journal.postgres.store import PostgresReader
 
 #: Bytes of a file in one row: a part is in memory, here and in the server.
 PART_BYTES: Final = 4 * 1024 * 1024
@@ -163,6 +168,29 @@ def fetch(connection: Connection, directory: Path, identity: bytes) -> None:
     after = 0 if local is None else local[1].record
     if after < covered[1].record:
         _fetch_index(connection, directory, covered, after)
+
+
+def compact(
+    described: DatabaseTerm,
+    directory: Path,
+    found: tuple[bytes, Head],
+    progress: compaction.Progress,
+) -> CompactionResult:
+    """Export the rows up to a head and publish the result. Trims nothing."""
+    url, term, (identity, head) = described.url, Term(described.epoch, described.holder), found
+    try:
+        with (
+            PostgresReader(url, identity, head) as reader,
+            database.open_database(url) as connection,
+        ):
+            index = partial(PublishedIndex, connection=connection, term=term)
+            outcome = compaction.export(directory, reader, progress, index)
+            compaction.verify_covered(directory, reader, head)
+            publish(connection, directory, identity, head, term)
+            drop_snapshots(connection, reader.anchor.sequence, term)
+    except psycopg.Error as error:
+        raise database.failed(url, "compacting the journal", error) from error
+    return outcome
 
 
 def claims(connection: Connection) -> list[Claim]:

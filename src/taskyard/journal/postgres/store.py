@@ -8,14 +8,14 @@ A connection that is lost leaves a row in doubt. The store connects again and re
 before anything else: it is the row in doubt, or the one before it, or the term or rows are lost. A
 row that is found there may still wait for a standby, so one more commit comes before its reply.
 
-The server does not tell how much disk it has left. A full disk is `JournalFailed`, and the row is
-not written.
+The server does not tell how much disk it has left. A full disk there is `JournalFailed`, and the
+row is not written. The disk of the state directory must have room for a compaction.
 """
 
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, LiteralString, Self
+from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg.errors import Diagnostic, UniqueViolation
@@ -23,11 +23,11 @@ from psycopg.errors import Diagnostic, UniqueViolation
 from taskyard.errors import JournalDamaged, JournalFailed, LeaderLost, UnusableStore
 from taskyard.journal import chain, witness
 from taskyard.journal.chain import Head, Row
-from taskyard.journal.files import make_private_directory
+from taskyard.journal.files import free_bytes, make_private_directory
 from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.reader import READ_ROWS_MAX, VerifiedRows
-from taskyard.journal.store import DISK_RESERVE_BYTES, check_row, check_trim
+from taskyard.journal.store import check_row, check_trim
 from taskyard.journal.witness import Witness
 
 #: How long a lost connection is tried again: a restart of the server takes some seconds.
@@ -79,12 +79,6 @@ class _PostgresRows(VerifiedRows):
         """Close the connection. A second call does nothing."""
         self._closed = _CLOSED
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -180,8 +174,9 @@ class PostgresStore(_PostgresRows):
         super().__init__(url)
         #: Why nothing more can be committed. None while the store works.
         self._broken: str | None = None
-        self._warned = False
+        self._warned = self._is_interrupted = False
         self._term = term
+        self._directory = directory
         #: The row that may have been written over a lost connection, and whether it was.
         self._row_in_doubt: Row | None = None
         self._is_written = False
@@ -225,8 +220,8 @@ class PostgresStore(_PostgresRows):
             self._anchor = anchor
 
     def disk_free_bytes(self) -> int:
-        """Return a number that never falls below the reserve: see above."""
-        return 2 * DISK_RESERVE_BYTES
+        """Return the free bytes of the disk with the state directory: see above."""
+        return free_bytes(self._directory)
 
     def used_bytes(self) -> int:
         """Return the bytes of the kept rows' bodies."""
@@ -234,8 +229,8 @@ class PostgresStore(_PostgresRows):
         return self._used_bytes
 
     def interrupt(self) -> None:
-        """End a call that waits for the server in another thread. The store is broken then."""
-        self._closed = self._broken = f"{database.describe(self._url)}: interrupted"
+        """End a call that waits for the server in another thread, because the lease has ended."""
+        self._is_interrupted = True
         database.interrupt(self._connection)
 
     def close(self) -> None:
@@ -352,7 +347,17 @@ class PostgresStore(_PostgresRows):
             f"{self._term.epoch}, and this one answers nothing more"
         )
 
+    def _check_open(self) -> None:
+        super()._check_open()
+        if self._is_interrupted:
+            raise LeaderLost(
+                f"{database.describe(self._url)}: the lease of epoch {self._term.epoch} has ended, "
+                "so this broker answers nothing more"
+            )
+
     def _check_usable(self) -> None:
+        if self._is_interrupted:
+            self._check_open()
         if self._broken:
             raise JournalFailed(self._broken)
 

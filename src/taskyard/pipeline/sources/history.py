@@ -29,7 +29,7 @@ from taskyard.journal import (
     witness,
 )
 from taskyard.journal.history import HistoryPart, PartWriter
-from taskyard.journal.reader import JournalReader
+from taskyard.journal.live_reader import open_reader
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset, of_broker
 from taskyard.pipeline.share_runner import run_shares
@@ -215,9 +215,10 @@ def identity(state: Path) -> str:
 def _trimmed_row(state: Path) -> int | None:
     """Return the last row that was trimmed from the journal. None if there is no journal."""
     witnessed = witness.read(state)
-    if witnessed is None or not (state / schema.FILE_NAME).exists():
+    has_rows = (state / schema.FILE_NAME).exists() or schema.database_url(state)
+    if witnessed is None or not has_rows:
         return None
-    with JournalReader(state, *witnessed) as reader:
+    with open_reader(state, *witnessed) as reader:
         return reader.anchor.sequence
 
 
@@ -231,7 +232,7 @@ def export_tail(state: Path, whole: list[HistoryPart], scratch: Path) -> History
     reached = whole[-1].last if whole else 0
     if witnessed is None or witnessed[1].sequence <= reached:
         return None
-    with JournalReader(state, *witnessed) as reader:
+    with open_reader(state, *witnessed) as reader:
         ledger, recovery_base = recovery.recovery_base(state, reader, reached)
         writer = PartWriter(scratch)
         for row in reader.rows(recovery_base):

@@ -1,0 +1,73 @@
+"""Open the state of a broker on PostgreSQL: lease, journal, local copies, shared files.
+
+Imports the extra `postgres` only when such a state is opened. The state directory keeps the lock,
+the socket, the witness and copies of what the tables hold. Output and values are in a directory
+that outlives this machine, and the state directory has links to it.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple
+
+from taskyard.broker import output_store
+from taskyard.errors import NotInstalled, UnusableState, UnusableStore
+from taskyard.journal import schema, value_files
+from taskyard.journal.compaction import DatabaseTerm
+from taskyard.journal.files import make_private_directory, replace_private
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+    from pathlib import Path
+
+    from taskyard.journal.postgres.lease import Lease
+    from taskyard.journal.postgres.store import PostgresStore
+
+
+class OpenDatabase(NamedTuple):
+    """A journal in PostgreSQL that this broker leads."""
+
+    store: PostgresStore
+    lease: Lease
+    #: For compactions.
+    term: DatabaseTerm
+
+
+def open_database(url: str, state: Path, files: Path | None, stack: ExitStack) -> OpenDatabase:
+    """Take over the journal, and make the state directory equal to the tables."""
+    try:
+        from taskyard.journal.postgres import database, exports  # noqa: PLC0415  # an extra
+        from taskyard.journal.postgres.lease import Lease  # noqa: PLC0415
+        from taskyard.journal.postgres.store import PostgresStore  # noqa: PLC0415
+    except ImportError as error:
+        raise NotInstalled(
+            f"store: needs {error.name} (`pip install 'taskyard[postgres]'`)"
+        ) from error
+    if files is None:
+        raise UnusableStore(
+            f"{database.describe(url)}: no directory for output and values (give one that "
+            "outlives this machine with --files)"
+        )
+    if (state / schema.FILE_NAME).exists():
+        raise UnusableState(
+            f"state directory {state}: has a journal in SQLite (use another --state)"
+        )
+    for name in (output_store.FOLDER, value_files.FOLDER):
+        _link(state / name, files.absolute() / name)
+    lease = stack.enter_context(Lease(url))
+    store = stack.enter_context(closing(PostgresStore(url, state, lease.term)))
+    lease.on_lost = store.interrupt
+    with database.open_database(url) as connection:
+        exports.fetch(connection, state, store.identity)
+    replace_private(state / schema.DATABASE_NAME, url.encode())
+    return OpenDatabase(store, lease, DatabaseTerm(url, *lease.term))
+
+
+def _link(link: Path, directory: Path) -> None:
+    """Let a name in the state directory lead to a directory elsewhere."""
+    make_private_directory(directory)
+    if link.is_symlink() and link.readlink() == directory:
+        return
+    if link.is_symlink() or link.exists():
+        raise UnusableState(f"{link}: not a link to {directory} (move it there, or remove it)")
+    link.symlink_to(directory)

@@ -1,0 +1,163 @@
+"""A broker on PostgreSQL: nothing that it acknowledged ends with its machine."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from taskyard.client.client import Client
+from taskyard.journal import history, snapshot
+from taskyard.web.event_feed import EventFeed
+from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run_here, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kit.postgres import Cluster
+
+TASKS = 60
+
+#: Longer than the part of an output that is in the journal.
+LINES = 200_000
+
+
+@pytest.fixture
+def url(cluster: Cluster) -> str:
+    return cluster.database()
+
+
+class Machine:
+    """A state directory of its own, and the files that all machines share."""
+
+    def __init__(self, tmp_path: Path, name: str, url: str) -> None:
+        self.directory = tmp_path / name
+        self.directory.mkdir()
+        self.state = self.directory / ".taskyard"
+        self.options = ("--store", url, "--files", str(tmp_path / "files"))
+
+    def broker(self, *more: str) -> Broker:
+        return Broker(self.directory, *self.options, *more)
+
+    def refused(self, *more: str) -> str:
+        """Start a broker that ends at once, and return the last line of its errors."""
+        with Running(self.directory, "broker", *self.options, *more) as running:
+            code, _, errors = running.end()
+        assert code == 2
+        return errors.splitlines()[-1]
+
+
+def anchor_moved(url: str) -> bool:
+    """Return whether a compaction has published its files and trimmed rows."""
+    with psycopg.connect(url) as connection:
+        found = connection.execute(
+            "SELECT (SELECT min(sequence) FROM taskyard.journal) > 1, "
+            "(SELECT count(*) FROM taskyard.claims) > 0"
+        )
+        return found.fetchall() == [(True, True)]
+
+
+def tasks_total(client: Client) -> int:
+    return sum(client.status()["counts"].values())
+
+
+def events_of(state: Path) -> int:
+    return sum(batch.events.rows for batch in EventFeed(state).read())
+
+
+def test_another_machine_continues_with_everything(tmp_path: Path, url: str) -> None:
+    first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
+    with first.broker("--compact-after-rows", "20") as broker, Worker(first.directory):
+        with Client(state=first.state) as client:
+            for number in range(TASKS):
+                client.submit(["echo", str(number)], name=f"t{number}").result(PATIENCE_SECONDS)
+            expected = client.submit(["seq", str(LINES)], name="long").result(PATIENCE_SECONDS)
+        until(lambda: anchor_moved(url), "a compaction")
+        events = events_of(first.state)
+        broker.kill()
+    with second.broker(), Client(state=second.state) as client:
+        assert tasks_total(client) == TASKS + 1
+        assert [client.result(f"t{number}") for number in range(TASKS)] == [
+            f"{number}\n" for number in range(TASKS)
+        ]
+        assert client.result("long") == expected
+        assert len(expected.splitlines()) == LINES
+        assert events_of(second.state) >= events
+        with Worker(second.directory):
+            assert client.submit(["echo", "more"], name="more").result(PATIENCE_SECONDS) == "more\n"
+    assert history.parts(second.state)[0] == history.parts(first.state)[0]
+    assert snapshot.sequences(second.state) == snapshot.sequences(first.state)
+
+
+def test_stopped_leader_answers_nothing_after_a_takeover(tmp_path: Path, url: str) -> None:
+    first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
+    with first.broker() as broker:
+        with Client(state=first.state) as client:
+            client.submit(["true"], name="before")
+        assert "in use by another broker, in epoch 1" in second.refused()
+        broker.send(signal.SIGSTOP)
+        with second.broker(), Client(state=second.state) as client:
+            client.submit(["true"], name="after")
+            broker.send(signal.SIGCONT)
+            code, _, errors = broker.end()
+            assert code == 6
+            assert "answers nothing more" in errors
+            assert tasks_total(client) == 2
+
+
+def test_broker_that_stops_is_replaced_at_once(tmp_path: Path, url: str) -> None:
+    for name in ("first", "second"):
+        machine = Machine(tmp_path, name, url)
+        with machine.broker() as broker:
+            code, _, errors = broker.terminate()
+        assert (code, errors) == (0, "")
+
+
+def test_restarted_server_is_survived_within_the_lease(tmp_path: Path) -> None:
+    from tests.kit.postgres import Cluster  # noqa: PLC0415  # as in conftest
+
+    with closing(Cluster()) as own:
+        machine = Machine(tmp_path, "one", own.database())
+        with machine.broker() as broker, Client(state=machine.state) as client:
+            client.submit(["true"], name="before")
+            own.stop(signal.SIGQUIT)
+            own.start()
+            client.submit(["true"], name="after")
+            assert tasks_total(client) == 2
+            own.stop()
+            code, _, errors = broker.end()
+        assert code == 6
+        assert "has ended without a renewal, so this broker answers nothing more" in errors
+
+
+def test_state_of_a_database_is_not_taken_for_a_damaged_one(tmp_path: Path, url: str) -> None:
+    machine = Machine(tmp_path, "one", url)
+    with machine.broker(), Client(state=machine.state) as client:
+        client.submit(["true"], name="a")
+    code, _, errors = run_here(machine.directory, "status")
+    assert (code, "damaged" in errors) == (3, False)
+    for command in ("broker", "journal check", "journal compact"):
+        code, _, errors = run_here(machine.directory, *command.split())
+        assert code == 2
+        assert f"its journal is in {url}" in errors
+
+
+def test_store_that_can_not_be_used_is_refused(tmp_path: Path, url: str) -> None:
+    machine = Machine(tmp_path, "one", url)
+    found = {
+        ("--store", "postgresql://me:secret@localhost/x"): "must not have a password",
+        ("--store", "mysql://localhost"): "must be sqlite or postgresql://",
+        ("--store", "postgresql://test@127.0.0.1:1/x"): "connection to server",
+    }
+    for options, text in found.items():
+        error = machine.refused(*options)
+        assert text in error
+        assert "secret" not in error
+    plain = Running(machine.directory, "broker", "--store", url)
+    with plain:
+        code, _, errors = plain.end()
+    assert code == 2
+    assert "give one that outlives this machine with --files" in errors
