@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from taskyard.core.limits import OUTPUT_BYTES_MAX
 from taskyard.errors import PeerError, UserError
-from taskyard.wire import pickled
+from taskyard.wire import pickled, value_pickler
 from taskyard.wire.payloads import CALL, EXEC, Call, decode_call, decode_payload, encode_call
 from taskyard.wire.pickled import PICKLE, Origin, Pickled
 from taskyard.worker.limits import OUTPUT_TAIL_BYTES
@@ -190,6 +190,14 @@ def test_endless_traceback_is_cut() -> None:
 )
 def test_output_without_an_exception_has_none(output: bytes) -> None:
     assert pickled.decode_exception(output) == (None, "")
+
+
+def test_code_of_another_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as other:
+        other.setattr(value_pickler, "_PYTHON", (3, 99))
+        body = pickled.pickle_call(lambda number: number + 1, [1], {}, has_script=False)
+    with pytest.raises(PeerError, match=r"function by value: of Python 3.99, but this process"):
+        pickled.unpickle(body.pickle)
 
 
 def test_exception_needs_the_token_of_its_call() -> None:

@@ -10,19 +10,24 @@ the functions that its pickles name.
 
 import functools
 import io
+import sys
 import weakref
 from collections.abc import Callable
 from pickle import PickleBuffer
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Final
 
 import cloudpickle
 
+from taskyard.errors import PeerError
 from taskyard.wire import main_globals
 
 #: Items of what `Pickler.reducer_override` returns for a class or a function by value: how to make
 #: it, with which arguments, its state, and the function that sets the state.
 _STATE_ITEMS: Final = 6
+
+#: The version of Python whose bytecode this process runs.
+_PYTHON: Final = sys.version_info[:2]
 
 #: Classes that other processes defined. Each call sets their state anew.
 _foreign_classes: weakref.WeakSet[type] = weakref.WeakSet()
@@ -44,6 +49,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401  # any object of a user
         if isinstance(obj, functools._lru_cache_wrapper):  # noqa: SLF001  # its only name
             return make_cached, (obj.__wrapped__, obj.cache_parameters())
+        if isinstance(obj, CodeType):
+            _, arguments = self.dispatch_table[CodeType](obj)
+            return make_code, (*_PYTHON, *arguments)
         reduced = super().reducer_override(obj)
         if not isinstance(reduced, tuple) or len(reduced) != _STATE_ITEMS:
             return reduced
@@ -62,6 +70,17 @@ def set_class_state(class_: type, state: tuple[Callable[[type, Any], Any], Any])
         set_state, content = state
         set_state(class_, content)
     return class_
+
+
+def make_code(major: int, minor: int, *arguments: Any) -> CodeType:  # noqa: ANN401  # those of its constructor
+    """Return the code of a function. Raise PeerError if it is of another version of Python."""
+    if (major, minor) != _PYTHON:
+        here = "{}.{}".format(*_PYTHON)
+        raise PeerError(
+            f"function by value: of Python {major}.{minor}, but this process runs {here} (use one "
+            "version on both sides, or functions of modules)"
+        )
+    return CodeType(*arguments)
 
 
 def make_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
