@@ -31,7 +31,9 @@ PRINTED: Final = {
     "one_worker": "25\n",
     "power": f"{pow(323, 1235)}\n",
     "primes": PRIMES,
+    "scatter": "[1000, 3000, 1000, 4000, 2000]\n",
     "scores": "0\n",
+    "squares": "-285\n",
 }
 
 
