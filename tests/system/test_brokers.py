@@ -17,9 +17,10 @@ from taskyard.client.aio import AsyncClient
 from taskyard.client.client import Client
 from taskyard.client.futures import Future, as_completed
 from taskyard.client.requests import full_name, scope_of
-from taskyard.errors import NoBroker, OtherBroker, SeveralBrokers
+from taskyard.errors import NoBroker, OtherBroker, SeveralBrokers, UserError
 from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import Role
+from tests.client import function_calls as calls
 from tests.kit.processes import Broker, Running, marks, run_here, until
 from tests.worker.agents_harness import shell
 
@@ -152,6 +153,30 @@ def test_async_client_places_tasks_in_their_order(brokers: Brokers) -> None:
             assert [one.cancelled() for one in settled] == [True, True]
 
     asyncio.run(submit())
+
+
+def test_functions_are_called_at_all_brokers(brokers: Brokers) -> None:
+    brokers.start_worker("--allow-pickle")
+    with Client(brokers.endpoints) as client:
+        assert client.submit(calls.greet, "Ann", kwargs={"lane": "x"}).result(20) == "hello Ann x"
+        # Its own parameter is an argument, although this client generates the task's name.
+        assert client.submit(calls.keywords, a=1).result(20) == {"a": 1}
+        with pytest.raises(UserError, match="'name': both an option"):
+            client.submit(calls.greet, name="Ann")
+        spread = client.map(calls.power, range(20), exponent=1)
+        assert client.gather(spread) == [*range(20)]
+        assert all(broker["counts"]["done"] for broker in client.status()["brokers"])
+        once = client.map(calls.power, range(3), key="content")
+        again = client.submit(calls.power, 2, key="content")
+        assert client.gather([once, again]) == [[0, 1, 4], 4]
+        assert again.full_name == once[2].full_name
+
+    async def scenario() -> None:
+        async with AsyncClient(brokers.endpoints) as client:
+            assert await client.submit(calls.power, 2, key="content", campaign="c0") == 4
+            assert await client.gather(await client.map(calls.power, range(3))) == [0, 1, 4]
+
+    asyncio.run(scenario())
 
 
 async def _all(client: AsyncClient, campaign: str) -> list[AsyncFuture]:

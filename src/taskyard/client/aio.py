@@ -119,7 +119,7 @@ class AsyncClient:
         env: Variables,
     ) -> None:
         """Start the session of one broker, without waiting for an answer."""
-        bridge = LoopBridge(asyncio.get_running_loop())
+        bridge = self._bridge = LoopBridge(asyncio.get_running_loop())
         #: Timeout in seconds of calls that have no parameter for it, such as `AsyncFuture.cancel`.
         self.timeout = connect_timeout if timeout is None else timeout
         self._session = Session(

@@ -69,6 +69,9 @@ class AsyncMember(AsyncClient):
 class TaskQueue:
     """Takes tasks in place of a session, until their brokers are known."""
 
+    #: No broker is the one of a task that runs this process.
+    endpoint = ""
+
     def __init__(self) -> None:
         self.tasks: asyncio.Queue[PendingTask] = asyncio.Queue()
         self.is_closed = False
@@ -152,8 +155,10 @@ class AsyncBrokerSet(MemberSet[AsyncMember], AsyncClient):
         name, campaign = shown(task.name), shown(task.terms.campaign)
         after = [shown(one) for one in task.after]
         home = await self.run_routine(fan_out.place(self.routes, name, campaign, after))
-        session = self._members[home]._session  # noqa: SLF001  # a part of it
-        session.submit(task)
+        member = self._members[home]
+        if isinstance(task.future, AsyncFuture):  # the thread of this member will settle it
+            task.future.use_bridge(member._bridge)  # noqa: SLF001  # a part of it
+        member._session.submit(task)  # noqa: SLF001  # as above
 
     def _fail(self, task: PendingTask, error: TaskyardError) -> None:
         if task.future is not None:

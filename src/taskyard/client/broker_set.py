@@ -22,7 +22,7 @@ from taskyard.client.functions import CONTENT
 from taskyard.client.futures import Future
 from taskyard.client.members import MemberSet, routed_methods, silence_of
 from taskyard.client.routes import ReadFan
-from taskyard.client.submit import rows_of
+from taskyard.client.submit import explicit_arguments, rows_of
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.errors import NoBroker, TaskyardError
 
@@ -183,6 +183,8 @@ class BrokerSet(MemberSet[Member], Client):
             campaign = campaign or campaign_of(work)
             more: Any = {"name": name, "campaign": campaign, **options}
             return self.for_campaign(campaign).submit(work, *values, **more)
+        if callable(work):
+            options = explicit_arguments(work, name, campaign, options)
         is_new = name is None
         name = fan_out.generated_name(campaign) if name is None else name
         names, futures = fan_out.dependencies_of(work, values, options)

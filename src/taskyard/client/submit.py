@@ -356,6 +356,20 @@ def _split(
     return (args, {**kwargs, **named} if kwargs and named else named or kwargs), own
 
 
+def explicit_arguments(
+    function: Callable[..., Any], name: str | None, campaign: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options of a call with its named arguments as `kwargs`. Raises `UserError`.
+
+    So a name that a client of several brokers generates is never taken for an argument.
+    """
+    reserved = {key: options[key] for key in ("args", "wait_for_unknown") if key in options}
+    others = {key: value for key, value in options.items() if key not in (*reserved, "kwargs")}
+    arguments = (None, options.get("kwargs"))
+    (_, named), own = _split(function, arguments, others, _taken(name, campaign))
+    return {**own, **reserved, "kwargs": named or {}}
+
+
 def _take_keys(
     function: Callable[..., Any], name: str | None, campaign: str, options: dict[str, Any]
 ) -> tuple[str, ContentKeys | None]:
