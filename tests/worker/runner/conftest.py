@@ -68,7 +68,7 @@ def return_on_sigterm(fifo):
     return "late"
 def answer_and_die(fifo):
     threading.Thread(target=lambda: (open(fifo).read(), os._exit(9))).start()
-    return "x" * 100_000
+    return "x" * 30_000  # one packet
 def die_later():
     threading.Thread(target=lambda: (open("fifo").read(), os._exit(9))).start()
     return os.getpid()

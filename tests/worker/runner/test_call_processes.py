@@ -91,7 +91,7 @@ def test_call_that_was_answered_is_done_though_its_process_died_then(home: Path)
         select.select(runner.filenos(), [], [])
         Path(fifo).write_text("now")
         assert has_ended(pid)
-        assert turns(runner) == [done(job, b'"' + b"x" * 100_000 + b'"')]
+        assert turns(runner) == [done(job, b'"' + b"x" * 30_000 + b'"')]
 
 
 def test_connection_is_not_inherited_by_processes_of_a_function() -> None:
