@@ -146,8 +146,9 @@ def print_and_exit(text: str) -> None:
     os._exit(3)
 
 
-#: Standard files, the socket to the worker, its pipe, the directory, and files of measurements.
-DESCRIPTORS_MAX = 10
+#: Standard files, the socket and three pipes to the worker, the directory, files of measurements,
+#: and this listing.
+DESCRIPTORS_MAX = 11
 
 
 def open_descriptors() -> int:
@@ -188,6 +189,11 @@ def kept() -> Any:
 
 def put_into_kept(value: Any) -> None:
     _kept[0].put(value)
+
+
+def put_many_into_kept(count: int) -> None:
+    for _ in range(count):
+        _kept[0].put("x" * 1000)
 
 
 def append_pid(file: str) -> None:

@@ -8,10 +8,12 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from concurrent.futures.process import BrokenProcessPool
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from taskyard import Executor, ExecutorBroken, TaskFailed, UserError, testing
@@ -40,6 +42,18 @@ def test_first_argument_is_the_number_of_processes(executor: Executor) -> None:
 def test_pool_without_processes_is_refused(number: int) -> None:
     with pytest.raises(ValueError, match="max_workers must be greater than 0"):
         Executor(number)
+
+
+@pytest.mark.parametrize("number", [True, np.int64(1)])
+def test_number_of_processes_is_any_integer(number: Any) -> None:
+    with Executor(number) as own:
+        assert own._max_workers == 1  # noqa: SLF001
+        assert own.submit(abs, -1).result(PATIENCE_SECONDS) == 1
+
+
+def test_number_of_processes_has_a_limit() -> None:
+    with pytest.raises(ValueError, match="max_workers must be <= 100000"):
+        Executor(100_001)
 
 
 def test_number_of_processes_is_given_once() -> None:
@@ -219,6 +233,28 @@ def test_queue_reaches_the_processes_through_the_initializer() -> None:
         assert [*own.map(calls.put_into_kept, range(5))] == [None] * 5
         assert sorted(queue.get(timeout=PATIENCE_SECONDS) for _ in range(5)) == [*range(5)]
     queue.close()
+
+
+def test_processes_send_what_is_in_their_queues_before_they_end() -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    received: list[str] = []
+    reader = threading.Thread(target=lambda: received.extend(iter(queue.get, None)))
+    reader.start()
+    try:
+        with Executor(1, context, calls.keep, (queue,)) as own:
+            own.submit(calls.put_many_into_kept, 3000).result(PATIENCE_SECONDS)
+    finally:
+        queue.put(None)
+        reader.join(PATIENCE_SECONDS)
+    assert [len(text) for text in received] == [1000] * 3000
+    queue.close()
+
+
+def test_functions_registered_by_calls_are_called_at_the_end(tmp_path: Path) -> None:
+    with Executor(1) as own:
+        own.submit(atexit.register, (tmp_path / "left").touch).result(PATIENCE_SECONDS)
+    assert (tmp_path / "left").exists()
 
 
 def test_initializer_that_raises_breaks_the_executor(capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,13 +14,14 @@ import warnings
 import weakref
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, SupportsIndex, TypeVar
 
 from taskyard.client.calls import CallFuture, ExecutorCore
 from taskyard.client.client import Client
 from taskyard.client.origins import Initializer, encode_initializer
 from taskyard.errors import UserError
 from taskyard.process.supervisor import WorkerSpec
+from taskyard.settings.keys import SLOTS_MAX
 from taskyard.wire import pickled
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Executor(concurrent.futures.Executor):
         and to allow pickled calls.
         """
         _check_main_guard()
-        if isinstance(broker, int):
+        if isinstance(broker, SupportsIndex):
             max_workers, broker = _check_once(broker, max_workers), None
         slots = _check_slots(slots, max_workers)
         self._mp_context = _check_context(mp_context)
@@ -200,10 +201,10 @@ def _own_workers(
     )
 
 
-def _check_once(first: int, max_workers: int | None) -> int:
+def _check_once(first: SupportsIndex, max_workers: int | None) -> int:
     if max_workers is not None:
         raise TypeError("max_workers: given twice")
-    return first
+    return int(first)
 
 
 def _check_slots(slots: int | None, max_workers: int | None) -> int | None:
@@ -214,6 +215,8 @@ def _check_slots(slots: int | None, max_workers: int | None) -> int | None:
         raise UserError("slots and max_workers: give only one")
     if max_workers < 1:
         raise ValueError("max_workers must be greater than 0")
+    if max_workers > SLOTS_MAX:
+        raise ValueError(f"max_workers must be <= {SLOTS_MAX}")
     return max_workers
 
 

@@ -276,9 +276,7 @@ class CallRunner:
         if self._setups is None:
             from taskyard.process.call_setup import Setups  # noqa: PLC0415  # multiprocessing
 
-            # Queues of multiprocessing are sent by threads, which may have some of the log.
-            flush = atexit._run_exitfuncs  # noqa: SLF001 - no other function does it
-            self._setups = Setups(self._load, flush)
+            self._setups = Setups(self._load, _run_exit_functions)
         self._setups.ensure(origin)
 
     def _function(self, call: str) -> Callable[..., Any]:
@@ -465,6 +463,11 @@ class WorkerSlot:
             os._exit(1)  # the worker has ended
 
 
+def _run_exit_functions() -> None:
+    """Do what is left at exit. Queues of `multiprocessing` are sent by threads, for example."""
+    atexit._run_exitfuncs()  # noqa: SLF001 - no other function does it in a forked process
+
+
 def serve(descriptor: int, log: int, allow: Sequence[str]) -> None:
     """Serve calls until the worker closes the socket. `log` is the task's output.
 
@@ -511,6 +514,7 @@ def run(
     # Only now, after our own imports: a user's `json.py` must not replace Python's.
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a string is needed
     serve(descriptor, log, allow)
+    _run_exit_functions()
 
 
 if __name__ == "__main__":

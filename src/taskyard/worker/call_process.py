@@ -136,6 +136,13 @@ class CallProcess(SupervisedProcess):
     def is_free(self) -> bool:
         return self.job is None and self._is_connected and not self.is_ending()
 
+    def let_exit(self) -> bool:
+        """Close the socket of an idle child, so that it exits. Return whether it was idle."""
+        is_idle = self._is_ready and self.is_free()
+        if is_idle:
+            self._close_socket()
+        return is_idle
+
     def call(self, job: Job, gpus: Shares) -> None:
         """Start a job with parts of GPUs. Only for a process that is free."""
         self._assign(job)

@@ -45,6 +45,9 @@ DRAIN_BYTES_MAX: Final = 1 << 20
 #: Between SIGTERM and SIGKILL, for cleanup.
 KILL_GRACE_NS: Final = 2 * SECOND_NS
 
+#: How long idle Python children may take to exit with their worker. Less than its supervisor waits.
+EXIT_NS_MAX: Final = 2 * SECOND_NS
+
 #: Calls that wait for other tasks without their slots, at most. Each is a Python process of some
 #: 30 MB. Tasks that submit tasks run depth first, so this is about the depth of a recursion.
 CALLS_WAITING_MAX: Final = 100

@@ -10,6 +10,7 @@ Knows no brokers, sockets or messages.
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import socket
@@ -20,6 +21,7 @@ from typing import Any, Final, TypeAlias
 from msgspec import structs
 
 from taskyard.core.events import Outcome
+from taskyard.core.limits import SECOND_NS
 from taskyard.core.resources import CPUS
 from taskyard.core.runs import Run
 from taskyard.errors import PeerError, UserError
@@ -34,7 +36,12 @@ from taskyard.worker.call_process import CallOptions, CallProcess, is_small, sta
 from taskyard.worker.command_files import CommandFiles
 from taskyard.worker.devices import DevicePool, gpus_of
 from taskyard.worker.jobs import Job, JobResult, cut_reason
-from taskyard.worker.limits import CALLS_WAITING_MAX, CHILD_IDLE_NS_MAX, REAP_INTERVAL_NS
+from taskyard.worker.limits import (
+    CALLS_WAITING_MAX,
+    CHILD_IDLE_NS_MAX,
+    EXIT_NS_MAX,
+    REAP_INTERVAL_NS,
+)
 from taskyard.worker.memory import MemoryGuard
 from taskyard.worker.processes import RunnerContext, SupervisedProcess
 from taskyard.worker.program_paths import ProgramPaths
@@ -50,6 +57,8 @@ Work: TypeAlias = Command | Call | Pickled | AgentSettings
 
 #: stdin, stdout and stderr.
 _STANDARD_DESCRIPTORS: Final = 3
+
+_MILLISECOND_NS: Final = SECOND_NS // 1000
 
 
 _NO_CALLS: Final[Sequence[Job]] = ()
@@ -278,6 +287,7 @@ class ProcessRunner:
             return
         self._is_closed = True
         self._waiting.clear()
+        self._let_children_exit()
         for process in self._processes:
             process.process.signal(signal.SIGKILL)
         for process in self._processes:
@@ -285,6 +295,19 @@ class ProcessRunner:
         self._processes.clear()
         self._selector.close()
         os.close(self._dev_null)
+
+    def _let_children_exit(self) -> None:
+        """Let idle Python children exit, and wait a little. They may have queues to send."""
+        poll, left = select.poll(), 0
+        for child in self._call_processes():
+            if child.let_exit() and child.process.pidfd is not None:
+                poll.register(child.process.pidfd, select.POLLIN)
+                left += 1
+        until_ns = self._clock.monotonic_ns() + EXIT_NS_MAX
+        while left and (rest_ns := until_ns - self._clock.monotonic_ns()) > 0:
+            for pidfd, _ in poll.poll(rest_ns / _MILLISECOND_NS):
+                poll.unregister(pidfd)
+                left -= 1
 
     def _check_processes(self) -> None:
         now_ns = self._clock.monotonic_ns()

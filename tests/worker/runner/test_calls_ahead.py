@@ -14,6 +14,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.worker import call_process
 from taskyard.worker.jobs import Job
 from taskyard.worker.runner import ProcessRunner
+from tests.kit.processes import until
 from tests.worker.runner_harness import (
     a_fifo,
     a_runner,
@@ -227,17 +228,20 @@ def test_results_are_of_their_calls_if_the_process_goes_on_while_calls_are_taken
     home: Path,
 ) -> None:
     first, second = a_fifo(home / "first"), a_fifo(home / "second")
-
-    def meanwhile() -> None:
-        """Let `first` end, and the call begin that follows the one that was taken back."""
-        Path(first).write_text("first")
-        Path(second).write_text("n1")  # blocks until it is opened
-
     with a_warm_runner() as runner:
         jobs = [named("yard:read", first, name="first"), named("yard:add", 0, name="n0")]
         jobs += [named("yard:read", second, name="n1")]
         jobs += [named("yard:add", number, name=f"n{number}") for number in range(2, 6)]
         start_all(runner, jobs)
+        # Blocks until `first` has begun.
+        gate = Path(first).open("w")  # noqa: SIM115 - closed below
+
+        def meanwhile() -> None:
+            """Let `first` end, and the call begin that follows the one that was taken back."""
+            with gate:
+                gate.write("first")
+            Path(second).write_text("n1")  # blocks until it has begun
+
         take_back(runner, meanwhile)
         results = {one.job.name: one.text for one in turns(runner, 7)}
     assert results == {b"first": b'"first"', b"n1": b'"n1"', b"n0": b"0"} | {
@@ -250,13 +254,14 @@ def test_call_that_was_taken_back_before_it_began_is_made_after_the_next_one(hom
     with a_warm_runner() as runner:
         (child,) = runner._call_processes()  # noqa: SLF001
         child.process.signal(signal.SIGSTOP)
+        until(lambda: ") T " in Path(f"/proc/{child.process.pid}/stat").read_text())
         jobs = [named("yard:add", 7, name="first"), named("yard:read", fifo, name="n0")]
         jobs += [named("yard:add", number, name=f"n{number}") for number in range(1, 4)]
         start_all(runner, jobs)
 
         def meanwhile() -> None:
             child.process.signal(signal.SIGCONT)
-            Path(fifo).write_text("n0")  # blocks until it is opened
+            Path(fifo).write_text("n0")  # blocks until it has begun
 
         take_back(runner, meanwhile)
         results = {one.job.name: one.text for one in turns(runner, 5)}
