@@ -24,6 +24,7 @@ def mistakes(client: taskyard.Client, executor: taskyard.Executor) -> None:
     half("3")  # type: ignore[arg-type]
     half.submit("3")  # type: ignore[arg-type]
     text = half.submit(3).result()  # type: ignore[assignment]
+    taskyard.result(3)  # type: ignore[arg-type]
     client.show(text, timeout="1 s")  # type: ignore[arg-type]
     client.cuont("greetings")  # type: ignore[attr-defined]
     client.counts(b"greetings")  # type: ignore[arg-type]

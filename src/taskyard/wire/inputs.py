@@ -82,12 +82,14 @@ class TaskResult:
         return f"taskyard.result({self._full_name!r})"
 
 
-def result(full_name: object) -> Any:  # noqa: ANN401  # in the call it is the task's own value
+def result(full_name: str) -> Any:  # noqa: ANN401  # in the call it is the task's own value
     """Return a stand-in for the result of a task, for the arguments of a call.
 
-    The call waits for the task, CAMPAIGN/NAME, and gets its result in place of the stand-in.
+    `full_name` is CAMPAIGN/NAME, or NAME outside any campaign. The call waits for that task, and
+    gets its result in place of the stand-in.
     """
-    if not isinstance(full_name, str) or not full_name:
+    given: object = full_name  # programs without a type checker pass anything
+    if not isinstance(given, str) or not given:
         raise UserError(f"name of a task: must be a text, not {full_name!r}")
     return TaskResult(full_name)
 
