@@ -102,7 +102,9 @@ def test_failure_is_raised_with_its_reason(client: Client) -> None:
 
 def test_task_behind_a_failure_is_settled_too(client: Client) -> None:
     client.submit(["false"], name="root")
-    with pytest.raises(TaskBlocked, match="taskyard why behind-root"):
+    with pytest.raises(
+        TaskBlocked, match="behind-root: blocked, because task root failed: exit status 1"
+    ):
         value(client.submit(["true"], name="behind-root", after=["root"]))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import taskyard
-from taskyard import AsyncClient, Client, Executor, Refused, TaskFailed, testing
+from taskyard import AsyncClient, Client, Executor, Refused, TaskBlocked, TaskFailed, testing
 from taskyard.campaign.task_spec import InvalidTask
 from taskyard.errors import UserError
 from tests.kit.processes import AT_THE_GATE, Broker, Running, Worker, campaign, run_here, until
@@ -162,6 +162,19 @@ def test_future_can_not_be_pickled_outside_a_call(client: Client) -> None:
     future = client.submit(["true"])
     with pytest.raises(TypeError, match=f"future of task {future.name}: can't be pickled, except"):
         pickle.dumps(future)
+
+
+def test_task_behind_a_failed_one_names_it_and_its_reason(client: Client) -> None:
+    first = client.submit(["sh", "-c", "echo no room >&2; exit 3"], name="first", campaign="bad")
+    second = client.submit(values, first, name="second", campaign="bad")
+    third = client.submit("builtins:len", args=[second])
+    reason = "task bad/first failed: exit status 3: no room"
+    for future in (second, third):
+        error = future.exception()
+        assert isinstance(error, TaskBlocked)
+        assert str(error) == f"task {future.full_name}: blocked, because {reason}"
+        assert isinstance(error.__cause__, TaskFailed)
+        assert str(error.__cause__) == reason
 
 
 def test_task_behind_a_cancelled_one_is_cancelled(client: Client) -> None:

@@ -157,13 +157,13 @@ def test_task_behind_a_failure_is_settled_soon(yard: Yard) -> None:
     yard.watch(b"d")
     fail(yard, b"f")
     assert yard.scheduler.wake_at_ns() == STUCK_CHECK_NS
-    assert soon(yard) == [notice(b"d", BLOCKED)]
+    assert soon(yard) == [notice(b"d", BLOCKED, b"f\n")]
 
 
 def test_watcher_of_a_task_behind_a_failure_is_notified_at_once(yard: Yard) -> None:
     yard.submit(b"f", b"c", after=[[], [b"f"]])
     fail(yard, b"f")
-    assert yard.watch(b"c") == [notice(b"c", BLOCKED)]
+    assert yard.watch(b"c") == [notice(b"c", BLOCKED, b"f\n")]
 
 
 def test_task_that_waits_for_more_than_a_failure_is_settled_when_that_is_done(yard: Yard) -> None:
@@ -172,7 +172,7 @@ def test_task_that_waits_for_more_than_a_failure_is_settled_when_that_is_done(ya
     fail(yard, b"f")
     assert soon(yard) == []
     yard.finish(b"w", b"r")
-    assert soon(yard) == [notice(b"c", BLOCKED)]
+    assert soon(yard) == [notice(b"c", BLOCKED, b"f\n")]
 
 
 @pytest.mark.parametrize("way", ["extend", "return", "submit"])
@@ -192,7 +192,7 @@ def test_task_that_gets_behind_a_failure_later_is_settled_by(yard: Yard, way: st
         yard.submit(b"c", after=[[b"x"]], unknown=UnknownPolicy.WAIT)
         yard.watch(b"c")
         yard.submit(b"x", after=[[b"f"]])
-    assert soon(yard) == [notice(b"c", BLOCKED)]
+    assert soon(yard) == [notice(b"c", BLOCKED, b"f\n")]
 
 
 def test_no_watcher_is_notified_if_the_failure_is_retried_at_once(yard: Yard) -> None:

@@ -126,7 +126,13 @@ def _failure(name: str, state: TaskState, text: bytes) -> TaskFailed:
     if state is TaskState.FAILED:
         reason = shown(text) or "no reason given"
         return TaskFailed(f"task {name} failed: {reason}", reason)
-    return TaskBlocked(f"task {name}: blocked behind a failed task (see `taskyard why {name}`)")
+    before, _, reason = shown(text).partition("\n")
+    if not before:  # from an older broker
+        return TaskBlocked(f"task {name}: blocked behind a failed task (see `taskyard why {name}`)")
+    failed = f"task {before} failed: {reason or 'no reason given'}"
+    blocked = TaskBlocked(f"task {name}: blocked, because {failed}")
+    blocked.__cause__ = TaskFailed(failed, reason)
+    return blocked
 
 
 def is_last(page: OutputPage, offset: int) -> bool:

@@ -104,6 +104,18 @@ def stuck(failed: Iterable[Task]) -> dict[bytes, Task]:
     return found
 
 
+def failures_of(failed: Iterable[Task], stuck: Mapping[bytes, Task]) -> dict[bytes, Task]:
+    """Return a failure that each stuck task is behind, directly or not."""
+    line = list(failed)
+    found = {task.name: task for task in line}
+    for task in line:  # grows while it is walked
+        for dependent in task.dependents_list():
+            if dependent.name in stuck and dependent.name not in found:
+                found[dependent.name] = found[task.name]
+                line.append(dependent)
+    return found
+
+
 def failures_before(task: Task, failed_or_stuck: Iterable[Task]) -> list[Task]:
     """Return the failures that a stuck task is behind, directly or not, sorted by name.
 

@@ -167,10 +167,12 @@ class Ledger:
     def stuck(self) -> dict[bytes, Task]:
         """Return BLOCKED tasks that nothing can release. Cached until the next record."""
         if self._stuck[0] != self.record:
-            known = self.tasks
-            failed = [known[name] for name in self.reasons if known[name].state is FAILED]
-            self._stuck = self.record, graph.stuck(failed)
+            self._stuck = self.record, graph.stuck(self.failed())
         return self._stuck[1]
+
+    def failed(self) -> list[Task]:
+        known = self.tasks
+        return [known[name] for name in self.reasons if known[name].state is FAILED]
 
     def archive(self, names: Iterable[bytes]) -> None:
         """Drop ended tasks that are in the archive now."""

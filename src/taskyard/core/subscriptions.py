@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from taskyard.core import identity
+from taskyard.core import graph, identity
 from taskyard.core.effects import Settled
 from taskyard.core.limits import STUCK_CHECK_NS
 from taskyard.core.states import BLOCKED, CANCELLED, DONE, FAILED, TASK_STATES_RUNNABLE
@@ -161,7 +161,15 @@ def notify_stuck(context: Context) -> None:
     if context.watchers:
         stuck = context.ledger.stuck()
         watched = [task for name, task in stuck.items() if name in context.watchers]
-        notify_settled(context, watched)
+        if watched:
+            notify_settled(context, watched, _failure_texts(context.ledger, watched))
+
+
+def _failure_texts(ledger: Ledger, blocked: list[Task]) -> list[bytes]:
+    """Return the name of a failed task that each is behind, and on the next line its reason."""
+    failures = graph.failures_of(ledger.failed(), ledger.stuck())
+    causes = [failures[task.name].name for task in blocked]
+    return [name + b"\n" + ledger.reasons.get(name, b"") for name in causes]
 
 
 def _notify_campaigns(context: Context, names: Iterable[bytes]) -> None:
