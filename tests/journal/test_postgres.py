@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -66,6 +67,12 @@ def commit(store: PostgresStore, rows: int) -> None:
         store.commit(b"body %d" % number, 2)
 
 
+def commit_for(store: PostgresStore, seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        store.commit(b"again", 1)
+
+
 def bodies(url: str) -> list[bytes]:
     with psycopg.connect(url) as connection:
         found = connection.execute("SELECT body FROM taskyard.journal ORDER BY sequence")
@@ -101,6 +108,35 @@ class TestTerms:
                     acknowledged.append(body)
             taker.join()
         assert bodies(url) == acknowledged
+
+    def test_takeover_waits_for_an_append_that_was_checked(
+        self, store: PostgresStore, url: str
+    ) -> None:
+        """A trigger delays the append between its check of the term and its commit."""
+        run(
+            url,
+            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW; END'",
+        )
+        run(
+            url,
+            "CREATE TRIGGER wait BEFORE INSERT ON taskyard.journal "
+            "FOR EACH ROW EXECUTE FUNCTION wait()",
+        )
+        with ThreadPoolExecutor(2) as pool, psycopg.connect(url) as gate:
+            gate.execute("SELECT pg_advisory_xact_lock(1)")
+            append = pool.submit(store.commit, b"checked", 1)
+            waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            while gate.execute(waiting).fetchall() != [(1,)]:
+                assert not append.done()
+            takeover = pool.submit(begin_term, url)
+            with pytest.raises(TimeoutError):
+                takeover.result(0.3)
+            gate.rollback()
+            assert append.result().sequence == 1
+            assert takeover.result().epoch == 2
+        with pytest.raises(LeaderLost):
+            store.commit(b"stale", 1)
 
     def test_stale_broker_trims_nothing(self, store: PostgresStore, url: str) -> None:
         commit(store, 3)
@@ -324,7 +360,7 @@ class TestServer:
             canceller = _Canceller(url)
             try:
                 with pytest.raises(JournalFailed, match="a standby did not confirm"):
-                    commit(store, 100_000)  # the server may take a while to read its settings
+                    commit_for(store, 10)  # the server may take a while to read its settings
             finally:
                 canceller.stop()
                 with psycopg.connect(url, autocommit=True) as connection:
