@@ -66,6 +66,8 @@ class Executor(RemoteExecutor):  # type: ignore[misc]  # Any where Snakemake is 
 
     def __post_init__(self) -> None:
         settings = self.workflow.executor_settings
+        #: By full name. Snakemake's own list of jobs is empty while it checks them.
+        self._futures: dict[str, Future] = {}
         self.next_seconds_between_status_checks = CHECK_SECONDS
         self._directory = str(self.workflow.workdir_init)
         self._campaign = settings.campaign or default_campaign(self._directory)
@@ -84,17 +86,19 @@ class Executor(RemoteExecutor):  # type: ignore[misc]  # Any where Snakemake is 
             self.report_job_error(SubmittedJobInfo(job), msg=f"taskyard: {error}. ")
             return
         name = future.full_name
-        self.report_job_submission(SubmittedJobInfo(job, name, {"future": future}))
+        self._futures[name] = future
+        self.report_job_submission(SubmittedJobInfo(job, name))
 
     async def check_active_jobs(
         self, active_jobs: list[SubmittedJobInfo]
     ) -> AsyncGenerator[SubmittedJobInfo, None]:
         """Report the jobs that have ended, and yield the others."""
         for job_info in active_jobs:
-            future = job_info.aux["future"]
+            future = self._futures[str(job_info.external_jobid)]
             if not future.done():
                 yield job_info
                 continue
+            del self._futures[future.full_name]
             try:
                 future.result()
             except (CancelledError, TaskyardError) as error:
@@ -102,9 +106,9 @@ class Executor(RemoteExecutor):  # type: ignore[misc]  # Any where Snakemake is 
             else:
                 self.report_job_success(job_info)
 
-    def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
-        """Cancel jobs, running ones too."""
-        names = [str(job_info.external_jobid) for job_info in active_jobs]
+    def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002  # see above
+        """Cancel all jobs, running ones too."""
+        names = [*self._futures]
         try:
             cancelled = self._client.cancel(names, timeout=self._client.timeout) if names else 0
             self._log(f"cancelled tasks: {cancelled}")
