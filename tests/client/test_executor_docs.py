@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.core.limits import PAYLOAD_BYTES_MAX
+from taskyard.journal.value_files import BYTES_MIN
 from taskyard.wire.pickled import EXCEPTION_BYTES_MAX
-from taskyard.worker.limits import PICKLED_BYTES_MAX
 from tests import test_docs_commands as pages
 
 PAGE = "docs/executor.md"
@@ -25,6 +24,5 @@ def test_everything_on_it_is_run() -> None:
 
 def test_limits_are_those_of_the_code() -> None:
     page = (pages.ROOT / PAGE).read_text()
-    assert PAYLOAD_BYTES_MAX == PICKLED_BYTES_MAX
-    assert f"| {PICKLED_BYTES_MAX >> 20} MiB each, pickled" in page
+    assert f"from {BYTES_MIN >> 20} MiB on they are files" in page
     assert f"more than about {EXCEPTION_BYTES_MAX * 3 // 4 >> 10} KiB" in page
