@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kit.kernel import Kernel
 from tests.kit.processes import PATIENCE_SECONDS, environment
 
 if TYPE_CHECKING:
@@ -173,35 +174,12 @@ def test_function_that_uses_a_lock_is_found_in_its_script(tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def kernel(tmp_path: Path) -> Iterator[Any]:
-    """Yield a client of a Jupyter kernel, which is stopped with all that it started."""
-    jupyter_client = pytest.importorskip("jupyter_client")
-    pytest.importorskip("ipykernel")
-    manager = jupyter_client.KernelManager(kernel_name="python3")
-    manager.start_kernel(cwd=str(tmp_path), env=environment())
-    client = manager.blocking_client()
-    try:
-        client.start_channels()
-        client.wait_for_ready(timeout=PATIENCE_SECONDS)
-        yield client
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
+def kernel(tmp_path: Path) -> Iterator[Kernel]:
+    with Kernel(tmp_path) as started:
+        yield started
 
 
-def cell_output(kernel: Any, code: str) -> str:
-    """Run a cell. Return what it printed, or its error."""
-    printed = []
-
-    def collect(message: dict[str, Any]) -> None:
-        content = message["content"]
-        printed.append(content.get("text", "") or "\n".join(content.get("traceback", ())))
-
-    kernel.execute_interactive(dedent(code), output_hook=collect, timeout=PATIENCE_SECONDS)
-    return "".join(printed)
-
-
-def test_notebook_maps_a_function_and_its_next_definition(kernel: Any) -> None:
+def test_notebook_maps_a_function_and_its_next_definition(kernel: Kernel) -> None:
     begin = """
         import taskyard
         executor = taskyard.Executor(slots=1)
@@ -212,11 +190,11 @@ def test_notebook_maps_a_function_and_its_next_definition(kernel: Any) -> None:
         points = list(executor.map(move, [Point(1), Point(2)]))
         print([type(one) is Point for one in points], [one.x for one in points])
     """
-    assert cell_output(kernel, begin) == "[True, True] [2, 3]\n"
+    assert kernel.run(dedent(begin)) == "[True, True] [2, 3]\n"
     again = """
         offset = 10
         def move(point): return point.x - offset
         print(list(executor.map(move, points)))
     """
-    assert cell_output(kernel, again) == "[-8, -7]\n"
-    assert cell_output(kernel, "executor.shutdown(); print('ended')") == "ended\n"
+    assert kernel.run(dedent(again)) == "[-8, -7]\n"
+    assert kernel.run("executor.shutdown(); print('ended')") == "ended\n"
