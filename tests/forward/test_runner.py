@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from taskyard import testing
 from taskyard.core.events import Outcome
@@ -15,6 +16,7 @@ from taskyard.core.output import Stream
 from taskyard.forward import runner as runner_module
 from taskyard.forward.lower import Capacity, LowerBroker, upper_label
 from taskyard.forward.runner import ForwardRunner
+from taskyard.wire.inputs import Input
 from taskyard.wire.native import peer
 from taskyard.wire.payloads import encode_call, encode_command
 from taskyard.worker.jobs import Job, JobResult
@@ -102,6 +104,13 @@ def test_result_of_a_call_stays_encoded(forwarder: Forwarder) -> None:
 def test_failure_has_the_reason_of_the_lower_broker(forwarder: Forwarder) -> None:
     done = forwarder.run(command("sh", "-c", "echo oops; exit 3"))
     assert (done.outcome, done.text) == (Outcome.FAILED, b"exit status 3: oops")
+
+
+def test_task_that_needs_results_of_others_fails(forwarder: Forwarder) -> None:
+    inputs = (Input("c/first", b"exec", b"x"),)
+    done = forwarder.run(structs.replace(command("echo", "{result:first}"), inputs=inputs))
+    assert done.outcome is Outcome.FAILED_FINAL
+    assert done.text.startswith(b"result of c/first: not available at ipc://")
 
 
 def test_refused_task_fails_alone(forwarder: Forwarder) -> None:

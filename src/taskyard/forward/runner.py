@@ -263,7 +263,7 @@ class ForwardRunner:
 
     def _submit_jobs(self, jobs: list[Job]) -> None:
         """Submit jobs together. If one is refused, submit each by itself."""
-        jobs = [job for job in jobs if not self._is_loop(job)]
+        jobs = [job for job in jobs if not self._is_loop(job) and not self._needs_inputs(job)]
         if not jobs:
             return
         try:
@@ -285,6 +285,18 @@ class ForwardRunner:
             return
         for job, future in zip(jobs, futures, strict=True):
             future.add_done_callback(partial(self._on_settled, job))
+
+    def _needs_inputs(self, job: Job) -> bool:
+        """Return whether a job needs results of other tasks. Fail its task if so.
+
+        The lower broker does not have them.
+        """
+        if not job.inputs:
+            return False
+        name = job.inputs[0].name
+        text = f"result of {name}: not available at {self._lower.endpoint}, where it was forwarded"
+        self._pass_on(Settled(job, Outcome.FAILED_FINAL, text.encode(errors="replace")))
+        return True
 
     def _is_loop(self, job: Job) -> bool:
         """Return whether a job was at one of the brokers before. Return its task if so.
