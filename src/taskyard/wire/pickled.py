@@ -8,7 +8,7 @@ Functions and classes of modules travel by their import path. Those of `__main__
 lambdas and closures travel by value.
 
 Unpickling runs any code of the sender. A worker does it only if its owner allows it, and a client
-only with results of its own tasks. Knows nothing of processes.
+when its program asks for a result. Knows nothing of processes.
 """
 
 import base64
