@@ -75,6 +75,16 @@ def test_sizes_are_read_from_the_disk_once_in_a_while(tmp_path: Path) -> None:
         assert reporter.measures().history_bytes == 5
 
 
+def test_size_of_a_journal_in_a_database_is_that_of_its_rows(tmp_path: Path) -> None:
+    harness, guard = TickingHarness(), Guard()
+    elsewhere = tmp_path / "elsewhere"
+    with closing(SqliteStore(elsewhere)) as store, closing(guard):
+        harness.broker.store = store
+        (tmp_path / "store").write_text("postgresql://db.example/yard")
+        reporter = HealthReporter(harness.broker, Listeners(b"identity"), guard, tmp_path)
+        assert reporter.measures().journal_bytes == store.used_bytes() > 0
+
+
 def test_malformed_messages_are_counted_by_dialect(tmp_path: Path) -> None:
     with closing(Listeners(b"identity" * 4)) as listeners:
         listeners.open("native", [f"ipc://{tmp_path}/n"])

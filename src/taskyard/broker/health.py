@@ -7,7 +7,7 @@ times of turns and commits come from the turn, and all other counters from the s
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.journal import history, schema
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from taskyard.broker.compaction import SizedStore
     from taskyard.broker.listeners import Listeners
     from taskyard.broker.turn import Broker
     from taskyard.net.guard import Guard
@@ -61,6 +62,8 @@ class HealthReporter:
         if self._state is not None:
             journal = self._state / schema.FILE_NAME
             self._journal_bytes = _bytes_of([journal, *schema.companions(journal)])
+            if schema.database_url(self._state):
+                self._journal_bytes = cast("SizedStore", self._broker.store).used_bytes()
             self._history_bytes = _bytes_of((self._state / history.FOLDER).rglob("*"))
 
 
