@@ -293,10 +293,10 @@ class ExecutorCore:
     ) -> None:
         try:
             task = self._submit_task(client, future.name, payload, after)
-        except TaskyardError as error:
-            self._settle(future, partial(future.settle_exception, error))
-        else:
-            task.add_done_callback(lambda settled: self._arrived.put((future, settled)))
+        except TaskyardError as error:  # settled later: the caller may hold the lock
+            task = AnyFuture()
+            task.set_exception(error)
+        task.add_done_callback(lambda settled: self._arrived.put((future, settled)))
 
     def _submit_task(
         self, client: Client, name: str, payload: bytes, after: tuple[str, ...]
