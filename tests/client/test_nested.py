@@ -180,3 +180,16 @@ def test_key_of_a_worker_needs_the_role_of_a_producer(home: Path) -> None:
             assert found["key"] == str(home / "both.key")
             assert found["broker"] == endpoint
             assert client.submit("nested:fib", args=[3]).result(60) == 2
+
+
+def test_worker_of_two_brokers_gives_slots_back(home: Path) -> None:
+    other = home / "other"
+    other.mkdir()
+    with Broker(home) as first, Broker(other, "--state", str(other)) as second:
+        brokers = ("--broker", first.endpoint, "--broker", second.endpoint, "--cpus", "1")
+        words = ("worker", "--until-eof", "--allow", "nested", "--slots", "1", *brokers)
+        with Running(home, *words), Client(first.endpoint) as one, Client(second.endpoint) as two:
+            call = "nested:depth_with_cores"
+            futures = [client.submit(call, args=[3], cpus=1) for client in (one, two)]
+            assert [future.result(60) for future in futures] == [3, 3]
+            assert two.submit("nested:facts").result(60)["broker"] == second.endpoint

@@ -463,9 +463,9 @@ class NativeWorkerLoop:
         return self.settings.slots if self._share is None else self._share.slots_available()
 
     def _waiting_max(self) -> int:
-        """Return how many tasks may wait for slots."""
+        """Return how many tasks may wait for slots. None while calls wait: these would go first."""
         others = 0 if self._share is None else self._share.waiting_max()
-        return max(self._prefetch.count, others)
+        return max(0 if self._waiting else self._prefetch.count, others)
 
     def _unfinished_count(self) -> int:
         """Return how many tasks are not finished. The overfed tasks of a lane count as one.

@@ -174,7 +174,14 @@ class ProcessRunner:
             trusted = [structs.replace(one, allow_pickle=True) for one in job.inputs]
             job = structs.replace(job, inputs=tuple(trusted))
         if work is not None:
-            self._waiting.append((job, work))
+            self._queue(job, work)
+
+    def _queue(self, job: Job, work: Work) -> None:
+        """Queue a job behind those of its priority or a higher one."""
+        place = len(self._waiting)
+        while place and self._waiting[place - 1][0].priority < job.priority:
+            place -= 1
+        self._waiting.insert(place, (job, work))
 
     def _work_of(self, job: Job) -> Work | None:
         """Decode the job's work. Report the job and return None if it is not allowed."""
@@ -417,7 +424,10 @@ class ProcessRunner:
         for job in reversed(jobs):
             work = self._work_of(job)
             if work is not None:
-                self._waiting.appendleft((job, work))
+                place, count = 0, len(self._waiting)
+                while place < count and self._waiting[place][0].priority > job.priority:
+                    place += 1
+                self._waiting.insert(place, (job, work))
 
     def _start_work(self, job: Job, work: Work) -> None:
         if isinstance(work, Command):

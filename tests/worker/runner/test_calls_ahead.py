@@ -95,7 +95,9 @@ def test_output_belongs_to_the_call_that_printed_it(
         done(job, b"null", b"line %d\n" % number if b"echo" in job.payload else b"")
         for number, job in enumerate(jobs)
     ]
-    assert results == expected
+    order = {job.name: number for number, job in enumerate(jobs)}
+    # A call that was taken back may end after the next one.
+    assert sorted(results, key=lambda one: order[one.job.name]) == expected
 
 
 def test_more_output_than_a_pipe_holds_is_read_from_a_call_with_others_behind_it() -> None:

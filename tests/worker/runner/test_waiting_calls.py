@@ -229,6 +229,14 @@ def test_calls_behind_one_that_waits_are_taken_back(
         assert names(turns(pool)) == [b"outer"]
 
 
+def test_queued_jobs_start_by_priority() -> None:
+    priorities = [0, 0, 1, 3, 1, 0, -1]
+    with a_runner(1, allow=["nested"]) as pool:
+        for number, priority in enumerate(priorities):
+            pool.start(named(str(number), "nothing", priority=priority))
+        assert names(turns(pool, 7)) == [b"3", b"2", b"4", b"0", b"1", b"5", b"6"]
+
+
 def test_processes_beyond_the_slots_end_when_they_are_idle(home: Path) -> None:
     fifo, clock = a_fifo(home / "fifo"), SetClock()
     with a_runner(1, allow=["nested"], clock=clock) as pool:
