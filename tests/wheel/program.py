@@ -52,6 +52,12 @@ def main() -> None:
         assert_type(cubes, list[taskyard.Future[int]])
         assert_type(client.gather(cubes), list[int])
         assert client.gather(cubes) == [0, 1, 8]
+        for done, value in taskyard.as_completed(cubes, with_results=True):
+            assert_type(done, taskyard.Future[int])
+            assert_type(value, int)
+        total = client.submit(sum, cubes)
+        assert total.result() == 9
+        assert_type(half.map([1, 2]), list[taskyard.Future[float]])
         assert_type(half.submit(3), taskyard.Future[float])
         assert (half(3), half.submit(3).result()) == (1.5, 1.5)
         assert_type(client.counts("greetings"), dict[str, int])
