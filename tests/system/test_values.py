@@ -114,6 +114,21 @@ def test_clients_use_values_and_find_results_by_name(tmp_path: Path, stack: Exit
         assert np.array_equal(found, big * 2)
 
 
+def test_large_results_pass_from_task_to_task(tmp_path: Path, stack: ExitStack) -> None:
+    yard = Yard(tmp_path, stack)
+    client, executor, big = yard.client(), yard.executor(), array(300_000)
+    doubled = client.submit(calls.double, big)
+    parts = [client.submit(calls.double, doubled), client.submit(calls.double, array(10))]
+    assert client.submit(sum, [client.submit(calls.last, one) for one in parts]).result(60) == (
+        4 * 300_000 + 20
+    )
+    first = executor.submit(calls.double, big)
+    assert np.array_equal(executor.submit(calls.double, first).result(60), big * 4)
+    (scattered,) = client.scatter([big])
+    assert client.submit(calls.last, scattered).result(60) == 300_000
+    assert len(yard.kept()) == 3
+
+
 def test_executor_of_its_own_keeps_values_in_a_directory_that_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +206,9 @@ def test_values_pass_between_machines_without_common_files(
         assert len(fetched) == 2  # the worker's argument, and the client's result
         assert client.submit(calls.sum_in_place, big).result(60)[0] == float(big.sum())
         assert fetched == {file.path.stat().st_ino for file in ValueFiles(cache).walk()}
-    assert len([*ValueFiles(state / ".taskyard" / "values").walk()]) == 2
+        first = client.submit(calls.double, big)
+        assert np.array_equal(client.submit(calls.double, first).result(60), big * 4)
+    assert len([*ValueFiles(state / ".taskyard" / "values").walk()]) == 3
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")

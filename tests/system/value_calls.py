@@ -35,3 +35,7 @@ def double(array: Array) -> Array:
 
 def length(content: bytes) -> int:
     return len(content)
+
+
+def last(array: Array) -> float:
+    return float(array[-1])
