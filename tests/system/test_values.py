@@ -122,11 +122,34 @@ def test_large_results_pass_from_task_to_task(tmp_path: Path, stack: ExitStack) 
     assert client.submit(sum, [client.submit(calls.last, one) for one in parts]).result(60) == (
         4 * 300_000 + 20
     )
-    first = executor.submit(calls.double, big)
+    first: Any = executor.submit(calls.double, big)
     assert np.array_equal(executor.submit(calls.double, first).result(60), big * 4)
     (scattered,) = client.scatter([big])
     assert client.submit(calls.last, scattered).result(60) == 300_000
     assert len(yard.kept()) == 3
+
+
+def test_clients_of_several_brokers_load_large_results(tmp_path: Path, stack: ExitStack) -> None:
+    places = [tmp_path / "one", tmp_path / "other"]
+    for place in places:
+        place.mkdir()
+    endpoints = [stack.enter_context(Broker(place)).endpoint for place in places]
+    brokers = [word for endpoint in endpoints for word in ("--broker", endpoint)]
+    stack.enter_context(Worker(tmp_path, "--allow-pickle", *brokers))
+    big, campaigns = array(300_000), ("a", "b", "c", "d")
+    with Client(endpoints) as client:
+        futures = [client.submit(calls.double, big, campaign=one) for one in campaigns]
+        for future in futures:
+            assert np.array_equal(future.result(60), big * 2)
+    assert all([*ValueFiles(place / ".taskyard" / "values").walk()] for place in places)
+
+    async def from_a_loop() -> list[Any]:
+        async with AsyncClient(endpoints) as loop_client:
+            made = [loop_client.submit(calls.double, big, campaign=one) for one in campaigns]
+            return [await future for future in made]
+
+    for found in asyncio.run(from_a_loop()):
+        assert np.array_equal(found, big * 2)
 
 
 def test_executor_of_its_own_keeps_values_in_a_directory_that_ends_with_it(

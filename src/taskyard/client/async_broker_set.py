@@ -25,9 +25,10 @@ from taskyard.client.submit import Submitter
 from taskyard.core.events import Scope
 from taskyard.core.model import shown
 from taskyard.errors import ClientClosed, TaskyardError
+from taskyard.process.call_values import SetValues
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from taskyard.client.campaigns import AsyncBundle
     from taskyard.client.exchanges import Awaited, Exchange
@@ -72,7 +73,9 @@ class TaskQueue:
     #: No broker is the one of a task that runs this process.
     endpoint = ""
 
-    def __init__(self) -> None:
+    def __init__(self, members: Sequence[AsyncMember]) -> None:
+        sessions = [member._session for member in members]  # noqa: SLF001  # another client
+        self.call_values = SetValues([session.value_access for session in sessions])
         self.tasks: asyncio.Queue[PendingTask] = asyncio.Queue()
         self.is_closed = False
 
@@ -94,7 +97,7 @@ class AsyncBrokerSet(MemberSet[AsyncMember], AsyncClient):
         loop = asyncio.get_running_loop()
         self._open_members(AsyncMember, broker, **options)
         self._bridge = LoopBridge(loop)
-        self._queue = TaskQueue()
+        self._queue = TaskQueue(self._members)
         make_future = partial(AsyncFuture, self, self._bridge)
         self._submitter = Submitter(cast("Session", self._queue), make_future)
         self._connecting = asyncio.Lock()

@@ -27,6 +27,7 @@ from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Waker
+from taskyard.process.call_values import CallValues
 from taskyard.process.value_access import ValueAccess
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class Session:
         self.ended.set_running_or_notify_cancel()  # a caller that waits for it can't cancel it
         self._limits = limits
         self._value_access: ValueAccess | None = None
+        #: Stores and loads the large parts of calls.
+        self.call_values = CallValues(self.value_access)
         self.outage = Outage(endpoint, limits.next_ns, report)
         self._blocking = blocking
         self._on_turn = on_turn or (lambda: None)

@@ -26,7 +26,6 @@ from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Terms
 from taskyard.errors import UserError
 from taskyard.process import current_task
-from taskyard.process.call_values import CallValues
 from taskyard.wire import inputs, payloads
 from taskyard.wire.pickled import PICKLE
 
@@ -88,7 +87,7 @@ class Submitter(Generic[_F]):
         #: Random, so that generated names are unique.
         self._prefix = secrets.token_hex(5)
         self._count = count(1)
-        self.calls = FunctionCalls(_call_values(session))
+        self.calls = FunctionCalls(session.call_values)
         #: Values that plain tasks share, by service, campaign and priority.
         self._plain: dict[tuple[bytes, str, int], _Plain] = {}
 
@@ -310,13 +309,6 @@ class Submitter(Generic[_F]):
             some = names[first : first + _NAMES_PER_WATCH]
             self._session.watch({encode_text(name): made[name] for name in some})
         return made
-
-
-def _call_values(session: object) -> CallValues | None:
-    """Return the values of a session's broker. None: the session has several brokers."""
-    if not isinstance(session, Session):
-        return None
-    return CallValues(session.value_access)
 
 
 def positional(args: Sequence[Any] | None, values: Sequence[Any]) -> Sequence[Any]:

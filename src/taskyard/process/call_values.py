@@ -19,7 +19,7 @@ from taskyard.wire.pickled import Origin
 from taskyard.wire.value_names import BYTES_FLOOR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from taskyard.process.value_access import ValueAccess
     from taskyard.wire.pickled import CallBody, Pickled
@@ -113,6 +113,24 @@ class CallValues:
         if not pickled.is_pickled(result):
             return pickled.unpickle(result)
         return self.load_call(pickled.decode_pickled_call(result), holder)
+
+
+class SetValues(CallValues):
+    """Loads the large parts of results at one of several brokers. Stores none."""
+
+    def __init__(self, accesses: Sequence[Callable[[], ValueAccess]]) -> None:
+        super().__init__(None)
+        self._members = [*map(CallValues, accesses)]
+
+    def load_call(self, call: Pickled, holder: Holder | None = None) -> Any:  # noqa: ANN401  # as of the base
+        """Unpickle a call by the first broker that has its large parts."""
+        missing: ValueMissing | None = None
+        for member in self._members:
+            try:
+                return member.load_call(call, holder)
+            except ValueMissing as error:
+                missing = missing or error
+        raise missing or ValueMissing("large values: this process has no broker")
 
 
 _RESULT: Final = Origin()
