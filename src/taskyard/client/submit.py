@@ -158,13 +158,14 @@ class Submitter(Generic[_F]):
     def _name_prefix(self, campaign: str) -> str:
         return f"{campaign or 'task'}-{self._prefix}-"
 
-    def _submit_plain(
+    def _submit_plain(  # noqa: PLR0913, PLR0917  # one per key
         self,
         name: str | None,
         service: bytes,
         encoded: _Encoded,
         campaign: str,
         decoder: OutcomeDecoder | None = None,
+        adopts: bool = False,  # noqa: FBT001, FBT002  # by position, in loops of many tasks
     ) -> _F:
         """Submit a task without options. Skips the checks of options, for loops of many tasks."""
         payload, results = encoded
@@ -185,7 +186,10 @@ class Submitter(Generic[_F]):
         future = self._make_future(task, service, space, decoder)
         refuse = UnknownPolicy.REFUSE
         after = tuple([encode_text(one) for one in results]) if results else ()
-        self._session.submit(PendingTask(task, payload, terms, None, after, refuse, future))
+        pending = PendingTask(task, payload, terms, None, after, refuse, future)
+        if adopts:
+            pending.adopts = True
+        self._session.submit(pending)
         return future
 
     # Functions.
@@ -212,8 +216,9 @@ class Submitter(Generic[_F]):
             decoder = self.calls.decoder
         if name is None:
             name = f"{functions.function_name(function)}-{self._prefix}-{next(self._count)}"
-        if not options and not wait_for_unknown and keys is None:
-            return self._submit_plain(name, PICKLE, encoded, campaign, decoder)
+        adopts = keys is not None
+        if not options and not wait_for_unknown:
+            return self._submit_plain(name, PICKLE, encoded, campaign, decoder, adopts)
         payload, results = encoded
         raw = {"name": name, "payload": payload, "service": PICKLE.decode(), **options}
         if results:
@@ -223,7 +228,7 @@ class Submitter(Generic[_F]):
             always = {"name": name, "campaign": campaign, "service": raw["service"]}
             fields = lanes.fields_of({"args": [*args], "kwargs": {**kwargs}}, always)
             raw["lane"] = lanes.escape_template(_expand_lane(lane, fields))
-        more: Any = {"wait_for_unknown": wait_for_unknown, "adopts": keys is not None}
+        more: Any = {"wait_for_unknown": wait_for_unknown, "adopts": adopts}
         return self._submit_row(raw, campaign, decoder, **more)
 
     def submit_each(
