@@ -145,6 +145,15 @@ def test_state_of_a_database_is_not_taken_for_a_damaged_one(tmp_path: Path, url:
         assert f"its journal is in {url}" in errors
 
 
+def test_files_of_another_journal_are_refused_and_kept(tmp_path: Path, url: str) -> None:
+    machine = Machine(tmp_path, "one", url)
+    kept = machine.state / history.FOLDER / "events-000000000001-000000000022.rows"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"of a journal in SQLite")
+    assert "has files of a journal in SQLite" in machine.refused()
+    assert kept.exists()
+
+
 def test_store_that_can_not_be_used_is_refused(tmp_path: Path, url: str) -> None:
     machine = Machine(tmp_path, "one", url)
     found = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from taskyard.broker import output_store
 from taskyard.errors import NotInstalled, UnusableState, UnusableStore
-from taskyard.journal import schema, value_files
+from taskyard.journal import schema, state_check, value_files
 from taskyard.journal.compaction import DatabaseTerm
 from taskyard.journal.files import make_private_directory, replace_private
 
@@ -48,18 +48,19 @@ def open_database(url: str, state: Path, files: Path | None, stack: ExitStack) -
             f"{database.describe(url)}: no directory for output and values (give one that "
             "outlives this machine with --files)"
         )
-    if (state / schema.FILE_NAME).exists():
+    if not schema.database_url(state) and state_check.has_journal(state):
+        # Files that the tables do not have would be removed.
         raise UnusableState(
-            f"state directory {state}: has a journal in SQLite (use another --state)"
+            f"state directory {state}: has files of a journal in SQLite (use another --state)"
         )
     for name in (output_store.FOLDER, value_files.FOLDER):
         _link(state / name, files.absolute() / name)
     lease = stack.enter_context(Lease(url))
+    replace_private(state / schema.DATABASE_NAME, url.encode())
     store = stack.enter_context(closing(PostgresStore(url, state, lease.term)))
     lease.on_lost = store.interrupt
     with database.open_database(url) as connection:
         exports.fetch(connection, state, store.identity)
-    replace_private(state / schema.DATABASE_NAME, url.encode())
     return OpenDatabase(store, lease, DatabaseTerm(url, *lease.term))
 
 
