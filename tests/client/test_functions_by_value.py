@@ -62,7 +62,8 @@ print(list(executor.map(times, range(5), chunksize=2)), list(executor.map(fail, 
 print(submit(factorial, 5).result(), submit(is_even, 10).result(), submit(cached, 20).result())
 print(submit(lambda x: x, 3).result(), submit(add(5), 1).result())
 print(submit(functools.partial(times, x=5)).result(), submit(Point(2).scaled).result())
-result, scaled = submit(Point.scaled, Point(1)).result(), Point.scaled
+scaled = Point.scaled
+result = submit(Point.scaled, Point(1)).result()
 print(type(result) is Point, result == Point(4), scaled is Point.scaled)
 print(submit(lambda: Colour.RED).result() is Colour.RED, submit(lambda: Point).result() is Point)
 print(submit(lambda: lambda x: x + FACTOR).result()(1))

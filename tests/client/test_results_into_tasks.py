@@ -14,6 +14,7 @@ import pytest
 
 import taskyard
 from taskyard import AsyncClient, Client, Executor, Refused, TaskBlocked, TaskFailed, testing
+from taskyard.broker.output_store import FOLDER
 from taskyard.campaign.task_spec import InvalidTask
 from taskyard.errors import UserError
 from tests.kit.processes import AT_THE_GATE, Broker, Running, Worker, campaign, run_here, until
@@ -117,6 +118,17 @@ def test_files_of_results_are_removed_with_their_tasks(client: Client) -> None:
     client.submit(["echo", "x"], name="x", campaign="files")
     path = client.submit(["echo", "{result_file:x}"], campaign="files").result().strip()
     until(lambda: not os.path.exists(path), "the file is removed")  # noqa: PTH110
+
+
+def test_removed_long_result_is_the_reason_of_the_failure(place: Path, client: Client) -> None:
+    first = client.submit(["head", "-c", str(LONG), "/dev/zero"], name="gone", campaign="files")
+    first.result()
+    for file in (place / ".taskyard" / FOLDER).rglob("*"):
+        if file.is_file():
+            file.unlink()
+    later = client.submit(values, first)
+    with pytest.raises(TaskFailed, match=r"result of files/gone: .* is missing"):
+        later.result()
 
 
 def test_campaign_file_names_results_as_dependencies(place: Path, client: Client) -> None:
