@@ -117,6 +117,26 @@ def test_call_that_goes_on_is_served_before_new_tasks(home: Path) -> None:
         assert names(turns(pool, 3)) == [b"inner", b"outer", b"later"]
 
 
+def test_wide_call_that_goes_on_is_not_overtaken(home: Path) -> None:
+    fifos = [a_fifo(home / name) for name in ("outer", "first", "second")]
+    with a_runner(2, allow=["nested"]) as pool:
+        pool.start(named("outer", "outer", fifos[0], slots=2))
+        turn_until_waiting(pool)
+        pool.start(named("first", "read", fifos[1]))
+        pool.start(named("second", "read", fifos[2]))
+        pool.start(named("later", "pid"))
+        assert pool.turn() == []
+        Path(fifos[0]).write_text("x")
+        while waiting(pool):
+            wait(pool)
+            assert pool.turn() == []
+        Path(fifos[1]).write_text("x")
+        assert names(turns(pool)) == [b"first"]
+        assert pool.slots_used == 1  # one slot is kept for it
+        Path(fifos[2]).write_text("x")
+        assert names(turns(pool, 3)) == [b"second", b"outer", b"later"]
+
+
 def test_call_may_wait_again_and_inside_a_wait(home: Path) -> None:
     fifos = [a_fifo(home / name) for name in ("first", "second")]
     with a_runner(1, allow=["nested"]) as pool:
