@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 60
 
+#: A payload or result that names a value.
+LARGE = b'{"pickle":1,"values":["%b-9"]}\n' % (b"a" * 64)
+
 
 class Forwarder:
     """A runner, and a client of the broker below."""
@@ -59,7 +62,7 @@ class Forwarder:
     def run(self, job: Job) -> JobResult:
         """Run a job to its end."""
         self.runner.start(job)
-        with self.broker.worker({"echo": lambda payload: payload}):
+        with self.broker.worker({"echo": lambda payload: payload, "large": lambda _: LARGE}):
             return self.result()
 
 
@@ -111,6 +114,15 @@ def test_task_that_needs_results_of_others_fails(forwarder: Forwarder) -> None:
     done = forwarder.run(structs.replace(command("echo", "{result:first}"), inputs=inputs))
     assert done.outcome is Outcome.FAILED_FINAL
     assert done.text.startswith(b"result of c/first: not available at ipc://")
+
+
+def test_large_arguments_and_results_fail(forwarder: Forwarder) -> None:
+    done = forwarder.run(Job(b"a", 1, b"pickle", LARGE))
+    assert done.outcome is Outcome.FAILED_FINAL
+    assert done.text.startswith(b"large arguments: not available at ipc://")
+    done = forwarder.run(Job(b"b", 1, b"large", b"x"))
+    assert done.outcome is Outcome.FAILED_FINAL
+    assert done.text.startswith(b"large result: not forwarded, available at ipc://")
 
 
 def test_refused_task_fails_alone(forwarder: Forwarder) -> None:

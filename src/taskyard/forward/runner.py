@@ -33,7 +33,8 @@ from taskyard.errors import (
     UserError,
 )
 from taskyard.net.signals import Waker
-from taskyard.wire.payloads import EXEC
+from taskyard.wire.payloads import CALL, EXEC
+from taskyard.wire.value_names import values_in
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.programs import ProgramOutput, SpooledOutput
 
@@ -287,14 +288,14 @@ class ForwardRunner:
             future.add_done_callback(partial(self._on_settled, job))
 
     def _needs_inputs(self, job: Job) -> bool:
-        """Return whether a job needs results of other tasks. Fail its task if so.
+        """Return whether a job needs results of other tasks or large values. Fail its task if so.
 
         The lower broker does not have them.
         """
-        if not job.inputs:
+        if not job.inputs and not values_in(job.payload):
             return False
-        name = job.inputs[0].name
-        text = f"result of {name}: not available at {self._lower.endpoint}, where it was forwarded"
+        what = f"result of {job.inputs[0].name}" if job.inputs else "large arguments"
+        text = f"{what}: not available at {self._lower.endpoint}, where it was forwarded"
         self._pass_on(Settled(job, Outcome.FAILED_FINAL, text.encode(errors="replace")))
         return True
 
@@ -336,6 +337,9 @@ class ForwardRunner:
         if kept is not None and not kept.in_file:  # stdout may be there, too, with stderr
             text, bytes_total = kept.text, kept.bytes_total
             streams = [Stream.STDERR] if job.service == EXEC or kept.has_stderr else []
+            if job.service not in (EXEC, CALL) and values_in(text):
+                outcome, reason = Outcome.FAILED_FINAL, "large result: not forwarded, available at"
+                text = f"{reason} {self._lower.endpoint}".encode(errors="replace")
         try:
             for stream in streams:
                 self._fetch_output(job, stream)
