@@ -6,9 +6,11 @@ import atexit
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures.process import BrokenProcessPool
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from taskyard import Executor, ExecutorBroken, TaskFailed, UserError, testing
+from taskyard import ClientClosed, Executor, ExecutorBroken, TaskFailed, UserError, testing
+from taskyard.process.managed_process import KILL_SECONDS
 from tests.client import executor_calls as calls
 from tests.kit.processes import PATIENCE_SECONDS, is_alive, until
 
@@ -345,3 +348,32 @@ def test_output_of_a_call_in_a_new_interpreter_arrives(capfd: pytest.CaptureFixt
         own.submit(os._exit, 1).exception(PATIENCE_SECONDS)
         assert own.submit(calls.print_to_both, "again").result(PATIENCE_SECONDS) == 2
     assert capfd.readouterr() == ("to stdout: again\n", "to stderr: again\n")
+
+
+# Forks of the program.
+
+
+def test_forked_process_does_not_delay_the_end_of_the_executor() -> None:
+    executor = Executor(1)
+    with multiprocessing.get_context("fork").Manager():  # its process lives on
+        began = time.monotonic()
+        executor.shutdown()
+        assert time.monotonic() - began < KILL_SECONDS
+
+
+def test_executor_in_a_forked_process_refuses_calls_and_ends_nothing() -> None:
+    with Executor(1) as executor:
+        assert executor.submit(pow, 2, 3).result(PATIENCE_SECONDS) == 8
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                signal.alarm(int(PATIENCE_SECONDS))
+                with pytest.raises(ClientClosed, match="before this process was forked"):
+                    executor.submit(pow, 2, 4).result(PATIENCE_SECONDS)
+                executor.shutdown()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        assert executor.submit(pow, 2, 5).result(PATIENCE_SECONDS) == 32

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import secrets
 import sys
 import threading
@@ -414,6 +415,12 @@ class ExecutorCore:
         elif self._client is not None:
             self._client.close(EXIT_CLOSE_SECONDS)
 
+    def end_in_child(self) -> None:
+        """End in a forked child, which has no thread. The calls belong to its parent."""
+        self._lock = threading.RLock()  # another thread may have held it
+        self._ended = threading.Event()
+        self._ended.set()
+
     # The thread.
 
     def _settle_all(self) -> None:
@@ -557,7 +564,14 @@ def _on_exit() -> None:
         core.on_interpreter_exit()
 
 
+def _on_fork() -> None:
+    for core in [*_live_cores]:
+        core.end_in_child()
+    _live_cores.clear()
+
+
 atexit.register(_on_exit)
+os.register_at_fork(after_in_child=_on_fork)
 
 
 def _unpickle_error(name: str, raised: BaseException) -> CallLost:

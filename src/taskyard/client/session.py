@@ -8,7 +8,9 @@ submitted. Does not import futures or clients.
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from concurrent.futures import Future as AnyFuture
 from contextlib import closing
 from functools import partial
@@ -100,6 +102,15 @@ class Session:
 
     def start(self) -> None:
         self._thread.start()
+        _started.add(self)
+
+    def end_in_child(self) -> None:
+        """Refuse all calls in a forked child, which has no thread to send them."""
+        self._lock = threading.Lock()  # another thread may have held it
+        if self._end is None:
+            self._end = ClientClosed(
+                "client: made before this process was forked (make another one in this process)"
+            )
 
     def value_access(self) -> ValueAccess:
         """Return the access to the large arguments and results at the broker."""
@@ -357,3 +368,16 @@ class Session:
         for future in futures:
             if not future.done():
                 settle_future(future.set_exception, error)
+
+
+#: The sessions of this process that have a thread.
+_started: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _on_fork() -> None:
+    for session in [*_started]:
+        session.end_in_child()
+    _started.clear()
+
+
+os.register_at_fork(after_in_child=_on_fork)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -79,6 +80,7 @@ class ClusterProcess:
             os.close(stdout)
         self._reader = threading.Thread(target=self._read, name="taskyard-cluster", daemon=True)
         self._reader.start()
+        _running.add(self)
 
     def endpoint(self) -> str:
         """Wait until the broker listens, and return its endpoint.
@@ -96,7 +98,9 @@ class ClusterProcess:
         return self._pids
 
     def stop(self) -> None:
-        """End everything at once, and wait until it has ended."""
+        """End everything at once, and wait until it has ended. Does nothing in a forked child."""
+        if self not in _running:
+            return
         self._is_stopping = True
         self._child.close_stdin()
         if self._reader is not threading.current_thread():
@@ -104,6 +108,13 @@ class ClusterProcess:
             with self._lock:
                 self._child.kill()
         shutil.rmtree(self.state, ignore_errors=True)
+
+    def disown(self) -> None:
+        """Leave everything to the process that started it. Called in its forked child.
+
+        An open copy of the pipe there would keep the cluster from seeing that it was closed.
+        """
+        self._child.close_stdin()
 
     def _read(self) -> None:
         while line := self._child.read_line():
@@ -127,6 +138,19 @@ class ClusterProcess:
         self._is_listening.set()
         if why:
             self._on_broken(why)
+
+
+#: The clusters that this process has started.
+_running: weakref.WeakSet[ClusterProcess] = weakref.WeakSet()
+
+
+def _on_fork() -> None:
+    for cluster in [*_running]:
+        cluster.disown()
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_on_fork)
 
 
 class LocalCluster:
