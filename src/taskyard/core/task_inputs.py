@@ -61,5 +61,9 @@ def keys(
     if task is None or problem:
         context.send(Refused(event.client, event.request, Refusal.UNKNOWN, problem))
         return None
-    found = identity.predecessors(context.ledger, task, names)
+    try:
+        found = identity.predecessors(context.ledger, task, names)
+    except identity.OtherTask as other:
+        context.send(Refused(event.client, event.request, Refusal.CONFLICT, str(other)))
+        return None
     return dict(zip(names, found, strict=True))

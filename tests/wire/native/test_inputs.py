@@ -85,3 +85,18 @@ def test_other_results_are_refused(
 )
 def test_names_are_those_of_the_first_line(payload: bytes, names: list[str]) -> None:
     assert needed(payload) == names
+
+
+def test_name_that_means_another_task_is_refused(yard: Counter) -> None:
+    terms = Terms(campaign=b"c", service=b"s")
+    payload = b'{"argv":["echo"],"results":["x"]}'
+    yard.ask(peer.create(7, Submission([b"c/x"], [b""])))  # of no campaign
+    yard.ask(peer.create(8, Submission([b"t"], [payload], [terms])))
+    yard.ask(peer.steal(9, WORKER, peer.worker_message(WorkerFacts((b"s",), slots_total=9)), 9))
+    for body in (
+        input_messages.results(10, WORKER, b"c/t", [b"x"]),
+        input_messages.page(11, WORKER, b"c/t", b"x", 0),
+    ):
+        reply = reply_to(yard, body)
+        assert reply.type == Q.Error
+        assert reply.reason.startswith(b"predecessor c/x: ")
