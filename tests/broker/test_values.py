@@ -22,6 +22,7 @@ from taskyard.core.events import (
     SubmitRequested,
     TasksReported,
     TasksRequested,
+    UnknownPolicy,
     WorkerRegistered,
 )
 from taskyard.core.limits import SECOND_NS
@@ -289,6 +290,30 @@ def test_worker_reads_values_of_results_that_its_task_needs(yard: Yard) -> None:
     assert part.problem
 
 
+@pytest.mark.parametrize(
+    "line",
+    [b'{"pickle":1,"results":["\xff"]}', b'{"pickle":1,"results":["a"],"x":' + b"[" * 200_000],
+)
+def test_first_line_of_another_kind_names_no_results(yard: Yard, line: bytes) -> None:
+    yard.store()
+    yard.submit(b"t", line + b"\n")
+    yard.process(TasksRequested(0, b"w", 9, request=4))
+    part = yard.get(worker=b"w", name=b"t", attempt=1)
+    assert isinstance(part, ValuePart)
+    assert part.problem.endswith("not one of this task")
+
+
+def test_file_that_can_not_be_read_is_a_problem_of_its_reader(yard: Yard) -> None:
+    yard.store()
+    path = yard.files.path(NAME)
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    part = yard.get()
+    assert isinstance(part, ValuePart)
+    assert "a symbolic link" in part.problem
+    assert not part.data
+
+
 # Removal.
 
 
@@ -320,6 +345,42 @@ def test_argument_is_removed_when_its_task_is_done_and_the_result_stays(yard: Ya
     assert yard.sweep() == [OTHER]
     yard.age(2000)
     assert yard.sweep() == []
+
+
+@pytest.mark.parametrize("is_done_first", [True, False])
+def test_result_is_kept_while_a_task_that_needs_it_may_run(
+    yard: Yard, tmp_path: Path, *, is_done_first: bool
+) -> None:
+    yard.limits = ValueLimits(grace_ns=GRACE_NS, keep_ns=2000 * SECOND_NS)
+    yard.submit(b"first", b"")  # before there is a directory of values
+    if is_done_first:
+        yard.store()
+        yard.finish(b"first", header(NAME))
+        yard.submit(b"second", header(results=["first"]))
+    else:
+        yard.submit(b"second", header(results=["first"]), after=[[b"first"]])
+        yard.store()
+        yard.finish(b"first", header(NAME))
+    yard.age(4000)
+    assert yard.sweep() == [NAME]
+    second = Yard(tmp_path / "values")
+    second.limits = yard.limits
+    second.scheduler.ledger.tasks.update(yard.scheduler.ledger.tasks)
+    second.age(4000)
+    assert second.sweep() == [NAME]
+    del second.scheduler.ledger.tasks[b"second"]
+    assert second.sweep() == []
+
+
+def test_result_is_kept_for_a_task_that_waits_for_a_name_to_come(yard: Yard) -> None:
+    yard.limits = ValueLimits(grace_ns=GRACE_NS, keep_ns=2000 * SECOND_NS)
+    yard.store()
+    waits = Submission([b"second"], [header(results=["first"])], after=[[b"first"]])
+    yard.process(SubmitRequested(0, b"c", waits, 3, unknown=UnknownPolicy.WAIT))
+    yard.submit(b"first", b"")
+    yard.finish(b"first", header(NAME))
+    yard.age(4000)
+    assert yard.sweep() == [NAME]
 
 
 def test_references_outlive_the_broker(yard: Yard, tmp_path: Path) -> None:

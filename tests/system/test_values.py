@@ -248,6 +248,20 @@ def test_full_disk_stores_no_value_and_leaves_no_part(tmp_path: Path, stack: Exi
     assert executor.submit(pow, 2, 3).result(60) == 8
 
 
+def test_clean_keeps_a_result_that_a_task_waits_for(tmp_path: Path, stack: ExitStack) -> None:
+    yard = Yard(tmp_path, stack)
+    client = yard.client()
+    first = client.submit(calls.double, array(300_000))
+    first.result(60)
+    yard.worker.terminate()
+    second = client.submit(calls.double, first)
+    client.show(second.full_name)
+    code, *_ = run_here(tmp_path, "clean", "--all", "--state", str(tmp_path / ".taskyard"))
+    assert code == 0
+    stack.enter_context(Worker(tmp_path, "--allow-pickle"))
+    assert second.result(60)[0] == 4
+
+
 def test_clean_removes_values_of_settled_tasks(tmp_path: Path, stack: ExitStack) -> None:
     yard = Yard(tmp_path, stack)
     client, big = yard.client(), array(300_000)

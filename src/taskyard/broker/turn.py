@@ -141,7 +141,7 @@ class Broker:
         self._output_writer.sync(effects)
         if records:
             if self.values is not None:
-                self.values.note(records)
+                self.values.note(records, self.scheduler.ledger)
             body = encode(records)
             head = self._commit(body, len(records))
             if self.on_commit is not None:

@@ -20,6 +20,7 @@ from taskyard.broker.value_references import LOG_FILE, ValueReferences
 from taskyard.core.effects import Refused
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal
+from taskyard.core.task_inputs import needed
 from taskyard.core.values import StoreReply, ValuePart, ValueReceived
 from taskyard.errors import JournalFailed, UserError, ValueNotStored
 from taskyard.journal.files import open_regular
@@ -32,7 +33,6 @@ from taskyard.journal.value_files import (
     length_of,
     short_name,
 )
-from taskyard.wire.value_names import results_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -140,12 +140,13 @@ class BrokerValues:
 
     # In turns.
 
-    def note(self, records: Sequence[AnyRecord]) -> None:
+    def note(self, records: Sequence[AnyRecord], ledger: Ledger) -> None:
         """Make the references in records durable, before their commit. Raises `JournalFailed`."""
         if self.references is None:
             return
         try:
-            self.references.note(records)
+            for name in self.references.note(records, ledger):
+                self.files.touch(name)  # seen by `taskyard clean`
         except OSError as error:
             raise JournalFailed(f"references to values: {error.strerror}") from error
 
@@ -186,7 +187,12 @@ class BrokerValues:
         elif not self._may_read(effect.header, name):
             effect.problem = f"value {short_name(name)}: not one of this task"
         else:
-            data = self.files.read(name, effect.offset, effect.count)
+            try:
+                data = self.files.read(name, effect.offset, effect.count)
+            except (OSError, UserError) as error:  # a bad disk, a link
+                text = getattr(error, "strerror", None) or error
+                effect.problem = f"value {short_name(name)}: {text}"
+                return
             if data is None:
                 hint = "`taskyard clean` and values.keep remove values"
                 effect.problem = f"value {short_name(name)}: not at the broker ({hint})"
@@ -197,7 +203,7 @@ class BrokerValues:
         if header is None or name.encode() in header:
             return True
         references = self.references
-        return references is not None and references.is_result_of(name, results_in(header))
+        return references is not None and references.is_result_of(name, needed(header))
 
     def _received(self, effect: ValueReceived) -> Effect:
         name = effect.value.decode(errors="replace")

@@ -1,17 +1,13 @@
 """Names of values in payloads and results: which values a task needs, and which it has made.
 
 A pickled call or result that names values begins with a line of JSON. Its other fields are read by
-`pickled`. Here only the names matter, of values and of tasks whose results the call needs. So the
-broker never looks inside a pickle.
+`pickled`. Here only the names of values matter. So the broker never looks inside a pickle.
 """
 
 from __future__ import annotations
 
 import re
 from typing import Final, NamedTuple
-
-import msgspec
-from msgspec import Struct
 
 #: The beginning of every such line.
 MARK: Final = b'{"pickle":'
@@ -32,11 +28,6 @@ class Holder(NamedTuple):
 _NAME: Final = re.compile(rb'"([0-9a-f]{64}-[1-9][0-9]{0,15})"')
 
 
-class _Needs(Struct):
-    #: Full names of tasks.
-    results: list[str] = []
-
-
 def header_of(text: bytes) -> bytes:
     """Return the first line of a payload or result. b"": it is none of a pickled call."""
     return text.partition(b"\n")[0] if text.startswith(MARK) else b""
@@ -48,11 +39,3 @@ def values_in(text: bytes) -> list[str]:
         return []
     found = _NAME.findall(text, 0, text.find(b"\n") + 1 or len(text))
     return [name.decode() for name in dict.fromkeys(found)]
-
-
-def results_in(header: bytes) -> list[str]:
-    """Return the full names of the tasks whose results a call needs."""
-    try:
-        return msgspec.json.decode(header, type=_Needs).results
-    except msgspec.MsgspecError:
-        return []
