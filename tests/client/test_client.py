@@ -5,7 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,7 +31,6 @@ from tests.kit.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 #: A service that no worker offers: its tasks wait.
 UNSERVED = "unserved"
@@ -179,6 +179,16 @@ def test_invalid_arguments_raise_at_once(client: Client) -> None:
         client.submit(["true"], name="")
     with pytest.raises(UserError, match="neither 'module:function' nor a list"):
         client.submit("echo hi")
+    wrong: Any  # what people type
+    for wrong in (2, None, object()):
+        with pytest.raises(UserError, match=r"neither a function, .*give a function without call"):
+            client.submit(wrong)
+    for wrong in (["head", "-n", 5], ["{result:a}", Path("a")]):
+        with pytest.raises(UserError, match="must be a list of strings"):
+            client.submit(wrong)
+    for wrong in (4.5, Path(".taskyard")):
+        with pytest.raises(UserError, match=r"^broker .*a directory is given by state="):
+            Client(wrong)
 
 
 def test_same_task_again_is_the_same_task(client: Client) -> None:

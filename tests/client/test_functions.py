@@ -16,7 +16,7 @@ import pytest
 from taskyard.client.aio import AsyncClient
 from taskyard.client.client import Client
 from taskyard.client.futures import Future, as_completed
-from taskyard.errors import NotEncodable, TaskFailed, UserError
+from taskyard.errors import NotEncodable, Refused, TaskFailed, UserError
 from tests.cli.yard import Yard, running
 from tests.client import function_calls as calls
 from tests.kit.processes import PATIENCE_SECONDS
@@ -80,6 +80,8 @@ def test_name_that_may_be_option_or_argument_is_refused(client: Client) -> None:
     assert value(both) == "hello Ann x"
     with pytest.raises(UserError, match=r"unexpected argument 'retrys' \(did you mean the option"):
         client.submit(calls.power, 2, retrys=2)
+    with pytest.raises(UserError, match=r"unexpected argument 'key' \(name= names its task"):
+        client.submit(calls.power, 2, key="two")
     with pytest.raises(UserError, match="did you mean the option 'retries'"):
         client.submit("operator:neg", 2, retires=2)
     with pytest.raises(UserError, match="argument 'a': given twice"):
@@ -90,6 +92,15 @@ def test_name_that_may_be_option_or_argument_is_refused(client: Client) -> None:
         client.map(calls.power)
     with pytest.raises(UserError, match="expected a function"):
         client.map(["echo"], ["a"])  # type: ignore[call-overload]
+
+
+def test_call_of_a_known_name_by_another_client_explains_the_conflict(client: Client) -> None:
+    assert value(client.submit(calls.power, 2, name="once")) == 4
+    with Client(client.broker) as other:
+        error = other.submit(calls.power, 2, name="once").exception(PATIENCE_SECONDS)
+        assert isinstance(error, Refused)
+        assert "key='content'" in error.__notes__[0]
+        assert value(other.future("once")) == 4
 
 
 def test_map_calls_with_rows_of_iterables(client: Client) -> None:

@@ -229,6 +229,11 @@ def test_key_needs_content(client: Client) -> None:
     assert client.submit(sorted, ["bb", "a"], key=len).result(PATIENCE_SECONDS) == ["a", "bb"]
 
 
+def test_task_of_no_function_is_refused() -> None:
+    with pytest.raises(UserError, match=r"task 3: must be a function \(options are given by name"):
+        taskyard.task(3)  # type: ignore[call-overload]
+
+
 def test_task_after_a_fork_has_its_own_client(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DEFAULT, "client", None)
     monkeypatch.setenv("TASKYARD_STATE", str(yard.state))

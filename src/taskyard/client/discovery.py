@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -115,6 +116,11 @@ def configured_invitation(settings: Settings) -> Invitation | None:
 def peer_endpoints(broker: Brokers) -> tuple[str, ...]:
     """Return the canonical forms of endpoints to connect to, each once. Raises `UserError`."""
     given = [broker] if isinstance(broker, str) else broker or ()
+    if not isinstance(given, Iterable):
+        raise UserError(
+            f"broker {given!r}: must be an endpoint, such as 'tcp://HOST:PORT', or a list of them "
+            "(a directory is given by state=)"
+        )
     single = [one for some in given if some for one in endpoints.split_endpoints(some)]
     return tuple(dict.fromkeys(endpoints.peer_endpoint(one.strip()) for one in single))
 

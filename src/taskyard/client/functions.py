@@ -257,4 +257,6 @@ def _check_names(function: Callable[..., Any], own: Iterable[str], named: Iterab
         if name not in parameters:
             close = difflib.get_close_matches(name, CALL_OPTIONS, n=1)
             hint = f" (did you mean the option {close[0]!r}?)" if close else ""
+            if name == "key":
+                hint = " (name= names its task, and key='content' does so by content)"
             raise UserError(f"{called}: unexpected argument {name!r}{hint}")

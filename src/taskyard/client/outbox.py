@@ -25,6 +25,7 @@ from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal, shown
 from taskyard.errors import Refused
 from taskyard.wire.native import peer
+from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,12 @@ OUTBOX_MAX: Final = 100_000
 
 _DUPLICATE: Final = Refusal.DUPLICATE.value
 _CONFLICT: Final = Refusal.CONFLICT.value
+
+#: Programs that are run again meet this conflict.
+_SAME_CALL: Final = (
+    "A pickled call is another one in each program, also with equal arguments. The task of that "
+    "name is client.future(NAME). With key='content' in place of a name, later runs share the task."
+)
 
 
 class Batch(NamedTuple):
@@ -302,6 +309,8 @@ def _refuse(task: PendingTask, reason: str, code: str) -> None:
     if task.future is not None and not task.future.done():
         full_name = shown(spelling(task.terms.campaign, task.name))
         error = Refused(f"task {full_name} was refused: {reason}", code, (full_name,))
+        if code == _CONFLICT and task.terms.service == PICKLE:
+            error.add_note(_SAME_CALL)
         settle_future(task.future.set_exception, error)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterable
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -30,7 +31,7 @@ from taskyard.wire import inputs, payloads
 from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from taskyard.client.requests import TaskRef
     from taskyard.client.results import SettableFuture
@@ -388,6 +389,11 @@ def _expand_lane(template: str, fields: dict[str, object]) -> str:
 
 def _check_work_type(work: object, arguments: tuple[object, object]) -> None:
     """Raise `UserError` for work that can't be encoded."""
+    if not isinstance(work, Iterable):
+        raise UserError(
+            f"{work!r}: neither a function, 'module:function', a list of words nor bytes "
+            "(give a function without calling it, as in submit(f, 1))"
+        )
     if any(arguments) and not isinstance(work, str):
         raise UserError("args and kwargs: only for a function, or 'module:function'")
     if isinstance(work, str) and (":" not in work or " " in work):

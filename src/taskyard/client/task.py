@@ -123,6 +123,9 @@ def task(
     the code: give it a new value when results are no longer valid.
     """
     if function is not None:
+        given: object = function  # programs without a type checker pass anything
+        if not callable(given):
+            raise UserError(f"task {given!r}: must be a function (options are given by name)")
         return Task(function, options)
     _checked(options)
     return lambda function: Task(function, options)

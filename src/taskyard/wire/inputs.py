@@ -262,10 +262,13 @@ def _word(one: Input) -> str:
 
 
 def names_in(argv: Sequence[str]) -> list[str]:
-    """Return the names of results that a command refers to. Raises `UserError`."""
+    """Return the names of results that a command refers to. Raises `UserError`.
+
+    Leaves words that are not text to the encoder of the command, which refuses them.
+    """
     names: dict[str, None] = {}
     for place, word in enumerate(argv):
-        for match in _PLACEHOLDER.finditer(word) if _START in word else ():
+        for match in _PLACEHOLDER.finditer(word) if _has_start(word) else ():
             if not match[1] and place == _script_place(argv):
                 raise UserError(
                     f"{match[0]}: its text would be a part of the shell's script (use "
@@ -275,8 +278,13 @@ def names_in(argv: Sequence[str]) -> list[str]:
     return [*names]
 
 
+def _has_start(word: object) -> bool:
+    return isinstance(word, str) and _START in word
+
+
 def _script_place(argv: Sequence[str]) -> int | None:
     """Return the place of the script in a command that runs a shell with `-c`."""
+    argv = [str(word) for word in argv]
     if argv[0].rpartition("/")[2] not in _SHELLS:
         return None
     options = [place for place, word in enumerate(argv) if re.fullmatch(r"-[a-z]*c[a-z]*", word)]
