@@ -145,6 +145,57 @@ def test_state_of_a_database_is_not_taken_for_a_damaged_one(tmp_path: Path, url:
         assert f"its journal is in {url}" in errors
 
 
+def test_state_moves_to_a_database_and_back(tmp_path: Path, url: str) -> None:
+    machine, content = Machine(tmp_path, "one", url), bytes(2 << 20)
+    command = ("--files", str(tmp_path / "files"))
+    options = ("--compact-after-rows", "10")
+
+    def check(*broker_options: str) -> int:
+        """Read everything with a new broker, and return the number of events."""
+        with Broker(machine.directory, *broker_options), Client(state=machine.state) as client:
+            assert [client.result(f"t{number}") for number in range(20)] == [
+                f"{number}\n" for number in range(20)
+            ]
+            assert len(client.result("long").splitlines()) == LINES
+            assert client.result("value") == content
+            with Worker(machine.directory):
+                assert client.submit(["echo", "more"]).result(PATIENCE_SECONDS) == "more\n"
+            return events_of(machine.state)
+
+    with Broker(machine.directory, *options), Worker(machine.directory, "--allow-pickle"):
+        with Client(state=machine.state) as client:
+            for number in range(20):
+                client.submit(["echo", str(number)], name=f"t{number}").result(PATIENCE_SECONDS)
+            client.submit(["seq", str(LINES)], name="long").result(PATIENCE_SECONDS)
+            client.submit(bytes, 2 << 20, name="value").result(PATIENCE_SECONDS)
+        until(lambda: bool(snapshot.sequences(machine.state)), "a compaction")
+        code, _, errors = run_here(machine.directory, "store", "move", ".taskyard", url, *command)
+        assert (code, "in use by process" in errors) == (2, True)
+        events = events_of(machine.state)
+    code, out, errors = run_here(machine.directory, "store", "move", ".taskyard", url, *command)
+    assert (code, errors) == (0, "")
+    assert "has the journal up to row" in out
+    assert list((tmp_path / "files" / "values").glob("*/*-20971??"))
+    moved = check(*machine.options)
+    assert moved > events
+    code, out, errors = run_here(machine.directory, "store", "move", url, ".taskyard", *command)
+    assert (code, errors) == (0, "")
+    assert check() > moved
+
+
+def test_move_needs_a_url_and_a_directory(tmp_path: Path, url: str) -> None:
+    found = {
+        (".", "elsewhere", "--files", "f"): "must be a URL",
+        (url, url, "--files", "f"): "must be a URL",
+        (".", url): "give one with --files",
+        (".", url, "--files", "f"): "has no journal in SQLite",
+    }
+    for words, text in found.items():
+        code, _, errors = run_here(tmp_path, "store", "move", *words)
+        assert code == 2
+        assert text in errors
+
+
 def test_files_of_another_journal_are_refused_and_kept(tmp_path: Path, url: str) -> None:
     machine = Machine(tmp_path, "one", url)
     kept = machine.state / history.FOLDER / "events-000000000001-000000000022.rows"

@@ -14,7 +14,7 @@ from taskyard.broker import output_store
 from taskyard.errors import NotInstalled, UnusableState, UnusableStore
 from taskyard.journal import schema, state_check, value_files
 from taskyard.journal.compaction import DatabaseTerm
-from taskyard.journal.files import make_private_directory, replace_private
+from taskyard.journal.files import link_directory, replace_private
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -54,7 +54,7 @@ def open_database(url: str, state: Path, files: Path | None, stack: ExitStack) -
             f"state directory {state}: has files of a journal in SQLite (use another --state)"
         )
     for name in (output_store.FOLDER, value_files.FOLDER):
-        _link(state / name, files.absolute() / name)
+        link_directory(state / name, files.absolute() / name)
     lease = stack.enter_context(Lease(url))
     replace_private(state / schema.DATABASE_NAME, url.encode())
     store = stack.enter_context(closing(PostgresStore(url, state, lease.term)))
@@ -62,13 +62,3 @@ def open_database(url: str, state: Path, files: Path | None, stack: ExitStack) -
     with database.open_database(url) as connection:
         exports.fetch(connection, state, store.identity)
     return OpenDatabase(store, lease, DatabaseTerm(url, *lease.term))
-
-
-def _link(link: Path, directory: Path) -> None:
-    """Let a name in the state directory lead to a directory elsewhere."""
-    make_private_directory(directory)
-    if link.is_symlink() and link.readlink() == directory:
-        return
-    if link.is_symlink() or link.exists():
-        raise UnusableState(f"{link}: not a link to {directory} (move it there, or remove it)")
-    link.symlink_to(directory)

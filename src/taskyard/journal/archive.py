@@ -199,11 +199,11 @@ class Archive:
         if findings and findings != [("ok",)]:
             raise JournalDamaged(f"{FILE_NAME} is damaged ({findings[0][0]})", _LOST)
         count = 0
-        for row in self._walk():
+        for row in self.walk():
             _result(_ended(row[:_ENDED_COLUMNS]).name, *row[_ENDED_COLUMNS:])
             count += 1
         if self._fetch("SELECT 1 FROM sqlite_schema WHERE name = 'outputs'"):
-            for row in self._walk("outputs"):
+            for row in self.walk("outputs"):
                 _output(row)
         written = self._fetch(_COUNT)
         if written and written[0][0] != count:
@@ -225,7 +225,8 @@ class Archive:
                 query, values = in_range, limits
         yield from map(_ended, self._rows(query, values))
 
-    def _walk(self, table: str = "finished") -> Iterator[tuple[Any, ...]]:
+    def walk(self, table: str = "finished") -> Iterator[Columns]:
+        """Yield the rows of a table as they are stored."""
         return self._rows(f"SELECT * FROM {table}")  # noqa: S608 - no input
 
     def _rows(self, query: str, values: Iterable[object] = ()) -> Iterator[tuple[Any, ...]]:

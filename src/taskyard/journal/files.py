@@ -101,6 +101,17 @@ def make_private_directory(directory: Path) -> None:
         sync_directory(path.parent)
 
 
+def link_directory(link: Path, directory: Path) -> None:
+    """Let a name in a state directory lead to a directory elsewhere, which may be created."""
+    make_private_directory(directory)
+    if link.is_symlink() and link.readlink() == directory:
+        return
+    if link.is_symlink() or link.exists():
+        raise UnusableState(f"{link}: not a link to {directory} (move it there, or remove it)")
+    link.symlink_to(directory)
+    sync_directory(link.parent)
+
+
 def create_private(path: Path, content: bytes) -> None:
     """Write and sync a new file, replacing one that an earlier attempt left behind.
 

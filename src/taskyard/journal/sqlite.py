@@ -26,12 +26,16 @@ import os
 import secrets
 import shlex
 import sqlite3
+from collections.abc import Iterable
 from contextlib import ExitStack, closing, suppress
+from itertools import islice
 from pathlib import Path
+
+import msgspec
 
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, schema, verify, witness
-from taskyard.journal.chain import Head
+from taskyard.journal.chain import Head, Row
 from taskyard.journal.files import (
     RESTORE_HINT,
     check_regular,
@@ -67,6 +71,9 @@ _FRAME_BYTES = 24
 
 #: Rows that one transaction of `trim` deletes: some milliseconds.
 TRIM_ROWS_MAX = 256
+
+#: Rows that one transaction of a copy writes.
+COPY_ROWS_MAX = 256
 
 #: Other processes only read, briefly. A compaction ends soon after its broker is killed.
 BUSY_TIMEOUT_SECONDS = 1.0
@@ -262,16 +269,56 @@ def _is_new(directory: Path) -> bool:
 
 def _create(directory: Path, page_bytes: int) -> None:
     """Create the journal under another name. Its witness exists before the rename."""
-    unfinished = directory / f"{schema.FILE_NAME}.new"
-    for leftover in directory.glob(f"{unfinished.name}-*"):
-        leftover.unlink()
-    create_private(unfinished, b"")
+    unfinished = _begin(directory)
     identity = secrets.token_bytes(chain.IDENTITY_BYTES)
     head = Head(0, 0, chain.origin(identity))
     with closing(_connect(unfinished)) as connection:
         _write_tables(connection, page_bytes, chain.seal(identity, head))
     witness.create(directory, identity, head)
     unfinished.rename(directory / schema.FILE_NAME)
+    sync_directory(directory)
+
+
+def _begin(directory: Path) -> Path:
+    """Create an empty file under the name of an unfinished journal."""
+    unfinished = directory / f"{schema.FILE_NAME}.new"
+    for leftover in directory.glob(f"{unfinished.name}-*"):
+        leftover.unlink()
+    create_private(unfinished, b"")
+    return unfinished
+
+
+def write_copy(directory: Path, identity: bytes, anchor: Head, rows: Iterable[Row]) -> Head:
+    """Write a copy of another store's journal, replace what is there, and return its head.
+
+    The caller has locked the directory, and lets nothing open its journal before the copy is whole.
+    """
+    path, head = directory / schema.FILE_NAME, anchor
+    try:
+        unfinished = _begin(directory)
+        with closing(_connect(unfinished)) as connection:
+            _write_tables(connection, PAGE_BYTES, chain.seal(identity, anchor))
+            rest = iter(rows)
+            while some := list(islice(rest, COPY_ROWS_MAX)):
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany(INSERT_ROW, map(msgspec.structs.astuple, some))
+                connection.execute("COMMIT")
+                _merge(connection, "TRUNCATE")
+                head = some[-1].head
+        witness.create(directory, identity, head)
+        remove(directory)
+        unfinished.rename(path)
+        sync_directory(directory)
+    except DiskErrors as error:
+        raise schema.write_error(error, "copying the journal", path) from error
+    return head
+
+
+def remove(directory: Path) -> None:
+    """Remove the journal's files. Its witness stays."""
+    path = directory / schema.FILE_NAME
+    for one in (*schema.companions(path), path):
+        one.unlink(missing_ok=True)
     sync_directory(directory)
 
 

@@ -74,6 +74,15 @@ _EXISTS: Final = "SELECT to_regclass('taskyard.meta') IS NOT NULL"
 _INSERT_META: Final = "INSERT INTO taskyard.meta VALUES (%s, %b)"
 _UPDATE_META: Final = "UPDATE taskyard.meta SET value = %b WHERE key = %s"
 
+_CLEAR: Final[tuple[LiteralString, ...]] = (
+    "DELETE FROM taskyard.meta WHERE key = 'covered'",
+    "DELETE FROM taskyard.journal",
+    "DELETE FROM taskyard.claims",
+    "DELETE FROM taskyard.files",
+    "DELETE FROM taskyard.finished",
+    "DELETE FROM taskyard.outputs",
+)
+
 #: Defaults of a connection, each with the variable that also sets it. A server that answers nothing
 #: for this long counts as lost, so that another can be tried.
 _DEFAULTS: Final = {
@@ -158,11 +167,21 @@ def init(connection: Connection) -> bool:
             return False
         connection.execute("CREATE SCHEMA IF NOT EXISTS taskyard")
         _run_steps(connection, 0)
-        identity = secrets.token_bytes(chain.IDENTITY_BYTES)
-        anchor = chain.seal(identity, Head(0, 0, chain.origin(identity)))
-        for row in (("format", b"%d" % FORMAT), ("anchor", anchor)):
+        for row in (("format", b"%d" % FORMAT), ("anchor", _new_anchor())):
             connection.execute(_INSERT_META, row)
     return True
+
+
+def clear(connection: Connection, anchor: bytes | None = None) -> None:
+    """Remove the journal, and begin a new one or one with a sealed anchor of another store."""
+    for statement in _CLEAR:
+        connection.execute(statement)
+    connection.execute(_UPDATE_META, (anchor or _new_anchor(), "anchor"))
+
+
+def _new_anchor() -> bytes:
+    identity = secrets.token_bytes(chain.IDENTITY_BYTES)
+    return chain.seal(identity, Head(0, 0, chain.origin(identity)))
 
 
 def upgrade(connection: Connection) -> int:

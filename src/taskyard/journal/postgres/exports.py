@@ -125,7 +125,7 @@ def publish(
     paths = [path for part in whole for path in part.paths(directory).values()]
     newest = snapshot.path_of(directory, head.sequence)
     missing = [path for path in (*paths, newest) if _name_of(directory, path) not in claimed]
-    made = [_upload(connection, directory, path) for path in missing]
+    made = [upload(connection, directory, path) for path in missing]
     if made:
         names, uploads, sizes, digests = map(list, zip(*made, strict=True))
         values = {"names": names, "uploads": uploads, "sizes": sizes, "digests": digests}
@@ -223,14 +223,15 @@ def _local_files(directory: Path) -> Iterator[Path]:
         yield snapshot.path_of(directory, sequence)
 
 
-def _upload(connection: Connection, directory: Path, path: Path) -> Claim:
-    upload, digest, size, number = secrets.token_hex(8), hashlib.sha256(), 0, 0
+def upload(connection: Connection, directory: Path, path: Path) -> Claim:
+    """Copy a file of a state directory. It counts when its claim is inserted."""
+    name, digest, size, number = secrets.token_hex(8), hashlib.sha256(), 0, 0
     with path.open("rb") as file:
         while content := file.read(PART_BYTES):
-            connection.execute(_INSERT_PART, (upload, number, content))
+            connection.execute(_INSERT_PART, (name, number, content))
             digest.update(content)
             size, number = size + len(content), number + 1
-    return Claim(_name_of(directory, path), upload, size, digest.digest())
+    return Claim(_name_of(directory, path), name, size, digest.digest())
 
 
 def _download(connection: Connection, directory: Path, claim: Claim) -> None:
@@ -238,16 +239,21 @@ def _download(connection: Connection, directory: Path, claim: Claim) -> None:
     make_private_directory(path.parent)
     unfinished = path.with_name(f"{path.name}.new")
     create_private(unfinished, b"")
-    digest = hashlib.sha256()
     with unfinished.open("wb") as file:
-        for number in range(-(-claim.bytes_total // PART_BYTES)):
-            for (content,) in connection.execute(_READ_PART, (claim.upload, number), binary=True):
-                digest.update(content)
-                file.write(content)
-    if digest.digest() != claim.digest:
-        raise JournalDamaged(f"{claim.name} in the database does not match its digest", _LOST)
+        file.writelines(read(connection, claim))
     unfinished.rename(path)
     sync_directory(path.parent)
+
+
+def read(connection: Connection, claim: Claim) -> Iterator[bytes]:
+    """Yield the content of a file in parts. Raises at its end if it is not what was claimed."""
+    digest = hashlib.sha256()
+    for number in range(-(-claim.bytes_total // PART_BYTES)):
+        for (content,) in connection.execute(_READ_PART, (claim.upload, number), binary=True):
+            digest.update(content)
+            yield content
+    if digest.digest() != claim.digest:
+        raise JournalDamaged(f"{claim.name} in the database does not match its digest", _LOST)
 
 
 def _fetch_index(

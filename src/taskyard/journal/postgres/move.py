@@ -1,0 +1,308 @@
+"""Move a state between a state directory with SQLite and a database.
+
+Both sides are locked until the end, so no broker runs. The copy is one transaction of the database,
+read back and compared with the chain before its commit. A state directory has the file `store`
+while its journal is, or may be, in the database: SQLite does not open one then. So a move that is
+killed at any point leaves at most one side that can be opened, and can be run again.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Final, LiteralString, NamedTuple
+
+import psycopg
+
+from taskyard.errors import JournalDamaged, StateLocked, UnusableState, UnusableStore
+from taskyard.journal import chain, history, schema, snapshot, sqlite, state_check, witness
+from taskyard.journal.archive import Archive, ArchiveWriter
+from taskyard.journal.chain import Head, Row
+from taskyard.journal.files import (
+    link_directory,
+    make_private_directory,
+    replace_private,
+    sync_directory,
+)
+from taskyard.journal.lock import StateLock
+from taskyard.journal.postgres import database, exports, leader
+from taskyard.journal.postgres.database import Connection
+from taskyard.journal.postgres.leader import Term
+from taskyard.journal.postgres.lease import LEASE_NS
+from taskyard.journal.reader import READ_ROWS_MAX
+from taskyard.journal.readonly import ReadonlyStore
+
+#: Keeps every other broker out until the transaction ends.
+_LOCK: Final = (
+    "SELECT FROM taskyard.leader WHERE epoch = %(epoch)s AND holder = %(holder)s FOR UPDATE"
+)
+_ROWS: Final = (
+    "SELECT sequence, record_first, record_last, chain, body FROM taskyard.journal "
+    "ORDER BY sequence"
+)
+_CHAIN: Final = "SELECT chain FROM taskyard.journal WHERE sequence = %s"
+_IS_EMPTY: Final = (
+    "SELECT NOT EXISTS (SELECT FROM taskyard.journal) AND NOT EXISTS (SELECT FROM taskyard.claims)"
+)
+_COUNTS: Final = (
+    "SELECT (SELECT count(*) FROM taskyard.finished), (SELECT count(*) FROM taskyard.outputs)"
+)
+_CLAIM: Final = "INSERT INTO taskyard.claims VALUES (%s, %s, %s, %b, %s)"
+_COVER: Final = "INSERT INTO taskyard.meta VALUES ('covered', %b)"
+
+#: Statement and types of the columns, by table.
+_COPIES: Final[dict[str, tuple[LiteralString, str]]] = {
+    "journal": (
+        "COPY taskyard.journal FROM STDIN (FORMAT BINARY)",
+        "int8 int8 int8 int8 bytea bytea",
+    ),
+    "finished": (
+        "COPY taskyard.finished FROM STDIN (FORMAT BINARY)",
+        "bytea int4 bytea bytea int8 bytea int8 int8 int8 bytea int8 int8",
+    ),
+    "outputs": (
+        "COPY taskyard.outputs FROM STDIN (FORMAT BINARY)",
+        "bytea int8 bytea int8 bytea int8 int8",
+    ),
+}
+
+_RUN_AGAIN: Final = "nothing was changed at the source"
+
+
+class Files(NamedTuple):
+    """The directory of output and values that a store in PostgreSQL needs, and its folders."""
+
+    directory: Path
+    folders: tuple[str, ...]
+
+    def of(self, name: str) -> Path:
+        return self.directory.absolute() / name
+
+
+def to_database(state: Path, url: str, files: Files) -> Head:
+    """Move the journal of a state directory to an empty database. Return its newest row."""
+    if not (state / schema.FILE_NAME).exists():
+        raise UnusableState(f"state directory {state}: has no journal in SQLite")
+    with StateLock(state):
+        known = _known(state, url)
+        _check_sound(state)
+        for name in files.folders:
+            _check_free(state / name, files.of(name))
+        with closing(ReadonlyStore(state)) as source, _held(url) as (connection, term):
+            head = source.head
+            if not _is_copied(connection, url, source, known):
+                replace_private(state / schema.DATABASE_NAME, url.encode())
+                try:
+                    _fill(connection, state, source, term)
+                    _verify(connection, state, source)
+                    _relocate_all(state, files)
+                except BaseException:
+                    (state / schema.DATABASE_NAME).unlink()
+                    raise
+        _relocate_all(state, files)
+        sqlite.remove(state)
+    return head
+
+
+def to_directory(url: str, state: Path, files: Files) -> Head:
+    """Move the journal of a database to a new state directory, or to one that was its broker's.
+
+    The database has an empty journal then. Returns the newest row.
+    """
+    with StateLock(state):
+        known = _known(state, url)
+        if not known and state_check.has_journal(state):
+            raise UnusableState(f"state directory {state}: has a journal (use another one)")
+        for name in files.folders:
+            _check_free(files.of(name), state / name)
+        with _held(url) as (connection, _):
+            if not _is_back(connection, state):
+                _fetch(connection, url, state)
+                database.clear(connection)
+        for name in files.folders:
+            _relocate(files.of(name), state / name)
+        _, _, head = sqlite.read_verified(state)
+        (state / schema.DATABASE_NAME).unlink()
+        sync_directory(state)
+    return head
+
+
+def _known(state: Path, url: str) -> str:
+    """Return the URL in a state directory, if any. Raises if it is another one."""
+    known = schema.database_url(state)
+    if known not in ("", url):
+        raise UnusableState(f"state directory {state}: its journal is in {known}")
+    return known
+
+
+def _check_sound(state: Path) -> None:
+    found = state_check.check(state, deep=True)
+    if found.wrong:
+        raise JournalDamaged(
+            f"the state in {state} is damaged: {'; '.join(found.wrong)}",
+            f"{'; '.join(found.lost)} ({_RUN_AGAIN})",
+        )
+
+
+@contextmanager
+def _held(url: str) -> Iterator[tuple[Connection, Term]]:
+    """Take the journal as a broker does, and open a transaction that keeps others out."""
+    with database.open_database(url) as connection:
+        try:
+            database.check_tables(connection)
+            term = leader.acquire(connection, LEASE_NS)
+            try:
+                with connection.transaction():
+                    if connection.execute(_LOCK, term._asdict()).rowcount != 1:
+                        raise StateLocked("the store is in use by another broker (stop it first)")
+                    yield connection, term
+            finally:
+                with suppress(psycopg.Error):  # it ends with its lease
+                    leader.release(connection, term)
+        except psycopg.Error as error:
+            raise UnusableStore(f"{database.describe(url)}: {database.text_of(error)}") from error
+
+
+def _is_empty(connection: Connection) -> bool:
+    _, anchor = database.read_anchor(connection)
+    return anchor.sequence == 0 and bool(connection.execute(_IS_EMPTY).fetchall()[0][0])
+
+
+def _is_copied(connection: Connection, url: str, source: ReadonlyStore, known: str) -> bool:
+    """Return whether an earlier move has copied the source. Raises unless there is room for it."""
+    identity, anchor = database.read_anchor(connection)
+    if identity == source.identity and known:
+        head = source.head
+        found = connection.execute(_CHAIN, (head.sequence,), binary=True).fetchall()
+        if found == [(head.chain,)] or anchor.sequence >= head.sequence:
+            return True
+    if identity == source.identity or not _is_empty(connection):
+        which = "this" if identity == source.identity else "another"
+        raise UnusableStore(
+            f"{database.describe(url)}: has {which} journal already (use an empty database)"
+        )
+    return False
+
+
+def _is_back(connection: Connection, state: Path) -> bool:
+    """Return whether an earlier move has copied the journal here, and emptied the database."""
+    witnessed = witness.read(state)
+    identity, _ = database.read_anchor(connection)
+    if witnessed is None or witnessed[0] == identity:
+        return False
+    if _is_empty(connection) and (state / schema.FILE_NAME).exists():
+        return True
+    raise UnusableState(f"state directory {state}: belongs to another journal (use another one)")
+
+
+def _fill(connection: Connection, state: Path, source: ReadonlyStore, term: Term) -> None:
+    """Write all tables."""
+    database.clear(connection, chain.seal(source.identity, source.anchor))
+    rows = (
+        (row.sequence, row.record_first, row.record_last, term.epoch, row.chain, row.body)
+        for row in source.rows()
+    )
+    _copy(connection, "journal", rows)
+    whole, _ = history.parts(state)
+    paths = [path for part in whole for path in part.paths(state).values()]
+    paths += [snapshot.path_of(state, sequence) for sequence in snapshot.sequences(state)]
+    for path in paths:
+        connection.execute(_CLAIM, (*exports.upload(connection, state, path), term.epoch))
+    with Archive(state) as index:
+        covered = index.covered()
+    if covered is not None:
+        ArchiveWriter(state, source.identity).close()  # upgrades an older file
+        connection.execute(_COVER, (chain.seal(*covered),))
+        with Archive(state) as index:
+            for table in ("finished", "outputs"):
+                _copy(connection, table, index.walk(table))
+
+
+def _copy(connection: Connection, table: str, rows: Iterator[tuple[object, ...]]) -> None:
+    statement, types = _COPIES[table]
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        copy.set_types(types.split())
+        for row in rows:
+            copy.write_row(row)
+
+
+def _verify(connection: Connection, state: Path, source: ReadonlyStore) -> None:
+    """Read back what was written: the chain, the digests of files, the number of ended tasks."""
+    _, anchor = database.read_anchor(connection)
+    head = anchor
+    for row in chain.verify(_rows(connection), anchor, source.head):
+        head = row.head
+    for claim in exports.claims(connection):
+        for _ in exports.read(connection, claim):
+            pass
+    with Archive(state) as index:
+        counts = tuple(sum(1 for _ in index.walk(table)) for table in ("finished", "outputs"))
+    if (head, counts) != (source.head, connection.execute(_COUNTS).fetchall()[0]):
+        raise JournalDamaged("the copy in the database differs from its source", _RUN_AGAIN)
+
+
+def _rows(connection: Connection) -> Iterator[Row]:
+    with connection.cursor("journal", binary=True) as cursor:
+        cursor.execute(_ROWS)
+        while some := cursor.fetchmany(READ_ROWS_MAX):
+            for columns in some:
+                yield Row(*columns)
+
+
+def _fetch(connection: Connection, url: str, state: Path) -> None:
+    """Make a whole state directory of the tables, and check it as SQLite's."""
+    identity, anchor = database.read_anchor(connection)
+    witnessed = witness.read(state)
+    replace_private(state / schema.DATABASE_NAME, url.encode())
+    exports.fetch(connection, state, identity)
+    rows = chain.verify(_rows(connection), anchor, witnessed[1] if witnessed else None)
+    sqlite.write_copy(state, identity, anchor, rows)
+    _check_sound(state)
+
+
+def _check_free(source: Path, target: Path) -> None:
+    """Refuse a directory in the way of another one."""
+    is_own = source.is_dir() and not source.is_symlink()
+    if is_own and not target.is_symlink() and target.is_dir() and any(target.iterdir()):
+        raise UnusableState(f"{target}: in the way of {source} (move it away)")
+
+
+def _relocate_all(state: Path, files: Files) -> None:
+    for name in files.folders:
+        _relocate(state / name, files.of(name))
+        link_directory(state / name, files.of(name))
+
+
+def _relocate(source: Path, target: Path) -> None:
+    """Move a directory, also to another disk. A link or an empty directory is replaced."""
+    done = source.with_name(f"{source.name}.moved")
+    if done.exists() and not target.exists():
+        done.rename(source)
+    if source.is_dir() and not source.is_symlink():
+        make_private_directory(target.parent)
+        if target.is_symlink():
+            target.unlink()
+        elif target.exists():
+            target.rmdir()
+        try:
+            source.rename(target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            _copy_directory(source, target, done)
+        sync_directory(source.parent)
+        sync_directory(target.parent)
+    if done.exists():
+        shutil.rmtree(done)
+
+
+def _copy_directory(source: Path, target: Path, done: Path) -> None:
+    """Copy a directory to another disk, and give the source the name `done`."""
+    unfinished = target.with_name(f"{target.name}.new")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.copytree(source, unfinished, symlinks=True)
+    os.sync()
+    source.rename(done)
+    unfinished.rename(target)
