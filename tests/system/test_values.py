@@ -56,6 +56,11 @@ class Yard:
     def client(self) -> Client:
         return self._stack.enter_context(Client(self.broker.endpoint))
 
+    def age(self) -> None:
+        """Make all values older, so that `clean` does not take them for those in use."""
+        for file in self.files.walk():
+            os.utime(file.path, (0, 0))
+
     def kept(self) -> list[str]:
         return [file.name for file in self.files.walk()]
 
@@ -256,6 +261,7 @@ def test_clean_keeps_a_result_that_a_task_waits_for(tmp_path: Path, stack: ExitS
     yard.worker.terminate()
     second = client.submit(calls.double, first)
     client.show(second.full_name)
+    yard.age()
     code, *_ = run_here(tmp_path, "clean", "--all", "--state", str(tmp_path / ".taskyard"))
     assert code == 0
     stack.enter_context(Worker(tmp_path, "--allow-pickle"))
@@ -271,6 +277,9 @@ def test_clean_removes_values_of_settled_tasks(tmp_path: Path, stack: ExitStack)
     client.show(waits.full_name)
     state = ("--state", str(tmp_path / ".taskyard"))
     assert len(yard.kept()) == 3
+    code, out, _ = run_here(tmp_path, "clean", "--campaign", "c", *state)
+    assert (code, out) == (0, "removed 0 files of 0 tasks, 0 bytes\n")  # they are in use
+    yard.age()
     code, out, _ = run_here(tmp_path, "clean", "--campaign", "c", *state)
     assert (code, out) == (0, "removed 2 files of 1 task, 4.6 MiB\n")
     assert len(yard.kept()) == 1

@@ -21,6 +21,7 @@ from taskyard.cli.options import DURATION, SIZE, CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.scopes import OnceOption, check_campaign
 from taskyard.core.identity import spelling
+from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
 from taskyard.errors import UserError
 
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 _NAMES_PER_REQUEST: Final = 1000
 
 _SETTLED_STATES: Final = ("done", "failed", "cancelled")
+
+#: Values that were used more recently stay. A client may be about to submit a task that names one,
+#: and looks for it up to 10 s before.
+_VALUE_USED_NS: Final = 60 * SECOND_NS
 
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _UNIT: Final = 1024
@@ -119,7 +124,7 @@ def _output_files(cli_context: CliContext) -> Iterator[_File]:
 
 
 def _values(cli_context: CliContext) -> Iterator[_File]:
-    """Yield large values that tasks name. The broker removes others."""
+    """Yield large values that tasks name, but those in use. The broker removes others."""
     from taskyard.broker.value_references import (  # noqa: PLC0415  # not for `taskyard --help`
         LOG_FILE,
         ValueReferences,
@@ -129,7 +134,10 @@ def _values(cli_context: CliContext) -> Iterator[_File]:
     state, given = local_state(cli_context), cli_context.settings().values.directory
     files = value_files.ValueFiles(given or state / value_files.FOLDER)
     references = ValueReferences(files.directory / LOG_FILE, repairs=False)
+    since_ns = time.time_ns() - _VALUE_USED_NS
     for file in files.walk():
+        if file.used_ns > since_ns:
+            continue
         names = map(shown, references.tasks(file.name))
         tasks = frozenset((_campaign_of(name), name) for name in names)
         if tasks:
