@@ -37,6 +37,7 @@ from taskyard.core.values import (
     ValueSent,
 )
 from taskyard.errors import JournalFailed, UserError
+from taskyard.journal import value_files
 from taskyard.journal.store import MemoryStore
 from taskyard.journal.value_files import name_of
 from tests.worker.runner_harness import SetClock
@@ -234,6 +235,22 @@ def test_quota_refuses_more(yard: Yard) -> None:
     assert terms.problem  # for those that use the directory
 
 
+def test_full_disk_stops_no_sweep_for_good(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    yard.store()
+    yard.limits = ValueLimits(quota_bytes=3000, grace_ns=GRACE_NS)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(value_files, "create_private", full)
+        assert yard.sweep() == [NAME]
+    assert yard.sweep() == [NAME]
+    terms = yard.files.terms()
+    assert terms is not None
+    assert terms.bytes_left == 952
+
+
 def test_directory_is_created_with_the_first_request(yard: Yard, tmp_path: Path) -> None:
     assert not (tmp_path / "values").exists()
     assert yard.retention.run_step() is None
@@ -312,6 +329,13 @@ def test_file_that_can_not_be_read_is_a_problem_of_its_reader(yard: Yard) -> Non
     assert isinstance(part, ValuePart)
     assert "a symbolic link" in part.problem
     assert not part.data
+
+
+def test_part_that_is_a_link_is_refused(yard: Yard, tmp_path: Path) -> None:
+    yard.files.unfinished_path(f"{NAME}.part").symlink_to(tmp_path / "other")
+    refused = yard.put(CONTENT)
+    assert isinstance(refused, Refused)
+    assert not (tmp_path / "other").exists()
 
 
 # Removal.

@@ -213,7 +213,7 @@ class BrokerValues:
         try:
             self._open()
             self._append(effect, name)
-        except (ValueNotStored, OSError) as error:
+        except (ValueNotStored, OSError, UserError) as error:
             text = f"value {short_name(name)}: {getattr(error, 'strerror', None) or error}"
             return Refused(effect.client, effect.request, Refusal.FULL, text)
         problem = self._refused.pop(name, "")
@@ -312,7 +312,12 @@ class ValueRetention:
             if self._scan_ended_ns is not None and self._scan_ended_ns + interval_ns > now_ns:
                 return self._scan_ended_ns + interval_ns - now_ns
             self._scan = self._scanned(self._values.references)
-        if next(self._scan, self) is self:
+        try:
+            has_ended = next(self._scan, self) is self
+        except OSError as error:  # a full disk: the next scan tries again
+            logger.warning("%s: %s", self._values.files.directory, error.strerror)
+            has_ended = True
+        if has_ended:
             self._scan, self._scan_ended_ns = None, self._clock.monotonic_ns()
         return 0
 
