@@ -46,6 +46,17 @@ def values(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     return (*args, kwargs) if kwargs else args
 
 
+def test_future_of_another_client_is_there_before_the_call(client: Client) -> None:
+    with Client(client.broker) as other:
+        for number in range(20):  # each is a race
+            squared = other.submit(pow, number, 2)
+            assert client.submit(pow, squared, 1).result() == number**2
+    with Executor(client.broker) as executor:
+        for number in range(20):
+            again: Any = client.submit(pow, executor.submit(pow, number, 2), 1)
+            assert executor.submit(pow, again, 2).result() == number**4
+
+
 def test_results_of_all_kinds_replace_futures_at_any_depth(client: Client) -> None:
     program = client.submit(["echo", "two words"])
     by_path = client.submit("operator:add", args=[1, 2])

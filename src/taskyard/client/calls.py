@@ -24,6 +24,7 @@ from msgspec import structs
 
 from taskyard.campaign.batches import encode_text
 from taskyard.client.client import Client
+from taskyard.client.futures import SentByClient
 from taskyard.client.origins import CallOrigins, Initializer
 from taskyard.client.slot_waits import SlotFuture
 from taskyard.core.identity import spelling
@@ -121,6 +122,10 @@ class CallFuture(SlotFuture[_T]):
         """The task's state: blocked, delayed, ready, leased, done, failed or cancelled."""
         client = self._core.client
         return str(client.show(self._full_name, client.timeout)["state"])
+
+    def await_sent(self, _session: object) -> None:
+        """Wait until the broker has the task. Never raises."""
+        self.running()  # asks the broker after the calls of its executor are acknowledged
 
     def why(self) -> str:
         """Return a sentence on why the task is in its state."""
@@ -276,6 +281,9 @@ class ExecutorCore:
         except BaseException:  # a user's class raised an exit: no call was made
             self._drop(name)
             raise
+        for one in inputs.references((args, kwargs)) if call[1] else ():
+            if isinstance(one, SentByClient) and not isinstance(one, CallFuture):
+                one.await_sent(None)
         if not self._queue_until_connected(future, *call):
             self._send(self.client, future, *call)
         return future

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Awaitable
 from concurrent.futures import _base
+from contextlib import suppress
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -22,6 +23,7 @@ from typing import (
     TypeAlias,
     cast,
     overload,
+    runtime_checkable,
 )
 
 from taskyard.client import progress as drawing
@@ -30,6 +32,7 @@ from taskyard.client.results import failure_of, result_or_error
 from taskyard.client.slot_waits import SlotCondition, SlotWaiters
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
+from taskyard.errors import TaskyardError
 from taskyard.wire import inputs, payloads
 
 if TYPE_CHECKING:
@@ -102,6 +105,14 @@ class Progress(NamedTuple):
     def of(cls, view: dict[str, Any]) -> Progress:
         """Return the progress in a task's view. A broker of an older version has none."""
         return cls(view.get("percent"), view.get("progress", ""))
+
+
+@runtime_checkable
+class SentByClient(Protocol):
+    """A future whose task a client or an executor sends soon."""
+
+    def await_sent(self, session: object) -> None:
+        """Wait until the broker has the task, unless it is one of this session. Never raises."""
 
 
 class FutureBase:
@@ -258,6 +269,12 @@ class Future(FutureBase, concurrent.futures.Future[_T]):
                 self._result, self._state = result, _base.FINISHED
                 return
         super().set_result(result)
+
+    def await_sent(self, session: object) -> None:
+        """Wait until the broker has the task, unless it is one of this session. Never raises."""
+        if not self.done() and self._client._session is not session:  # noqa: SLF001  # its client's part
+            with suppress(TaskyardError):
+                _ = self.state  # asked after the tasks of its client are acknowledged
 
     @property
     def state(self) -> str:

@@ -82,7 +82,7 @@ class Session:
         #: Stores and loads the large parts of calls.
         self.call_values = CallValues(self.value_access)
         self.outage = Outage(endpoint, limits.next_ns, report)
-        self._blocking = blocking
+        self.is_blocking = blocking
         self._on_turn = on_turn or (lambda: None)
         self._clock = clock or SystemClock()
         #: Held to hand something over, and to end: nothing is accepted after the end.
@@ -148,7 +148,7 @@ class Session:
             self._wait_for_room()
 
     def _wait_for_room(self) -> None:
-        if self._blocking and not self._is_session_thread():
+        if self.is_blocking and not self._is_session_thread():
             self._outbox.wait_for_room(self._thread.is_alive)
 
     @property

@@ -20,7 +20,7 @@ from taskyard.campaign.values import InvalidValue
 from taskyard.client import functions
 from taskyard.client.content import ContentKeys, campaign_of
 from taskyard.client.functions import FunctionCalls, OutcomeDecoder
-from taskyard.client.futures import FutureBase
+from taskyard.client.futures import FutureBase, SentByClient
 from taskyard.client.pending_tasks import PendingTask
 from taskyard.client.session import Session
 from taskyard.core.events import UnknownPolicy
@@ -215,6 +215,8 @@ class Submitter(Generic[_F]):
         else:
             encoded = self.calls.encode(function, args, kwargs)
             decoder = self.calls.decoder
+        if encoded[1]:
+            self._await_others((args, {**kwargs}))
         if name is None:
             name = f"{functions.function_name(function)}-{self._prefix}-{next(self._count)}"
         adopts = keys is not None
@@ -231,6 +233,16 @@ class Submitter(Generic[_F]):
             raw["lane"] = lanes.escape_template(_expand_lane(lane, fields))
         more: Any = {"wait_for_unknown": wait_for_unknown, "adopts": adopts}
         return self._submit_row(raw, campaign, decoder, **more)
+
+    def _await_others(self, arguments: object) -> None:
+        """Wait until the broker has the tasks of other clients that a call refers to.
+
+        Those clients may not have sent them yet. The broker refuses tasks that it still lacks.
+        """
+        if getattr(self._session, "is_blocking", False):  # not that of several brokers
+            for one in inputs.references(arguments):
+                if isinstance(one, SentByClient):
+                    one.await_sent(self._session)
 
     def submit_each(
         self,
