@@ -42,6 +42,7 @@ VALUES: Final[dict[str, tuple[Any, Any]]] = {
     "heartbeat": ("1.5s", 1_500_000_000),
     "expire": ("1m30s", 90_000_000_000),
     "plain": ("1h", 3_600_000_000_000),
+    "lease.store": ("1m30s", 90_000_000_000),
     "quota": ("1536M", 1536 << 20),
     "format": ("json", "json"),
     "level": ("debug", "debug"),

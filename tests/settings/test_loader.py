@@ -109,6 +109,8 @@ def test_rate_has_an_interval() -> None:
         ("lease", 'heartbeat = "soon"', "lease.heartbeat must be a duration, such as 90s, 5m or"),
         ("lease", "heartbeat = 0", "lease.heartbeat must be longer than 0 (or auto)"),
         ("lease", "expire = -1", "lease.expire must be from 0 seconds to 292 years, not -1"),
+        ("lease", 'store = "0.9s"', "lease.store must be from 1s to 1h"),
+        ("lease", 'store = "2h"', "lease.store must be from 1s to 1h"),
         ("lease", "expire = inf", "lease.expire must be a duration"),
         ("lease", "expire = 2031-05-04", "lease.expire must be a duration"),
         ("worker", "processes = 1001", "worker.processes must be a whole number from 0 to 1000"),

@@ -108,6 +108,20 @@ def test_stopped_leader_answers_nothing_after_a_takeover(tmp_path: Path, url: st
             assert tasks_total(client) == 2
 
 
+def test_lease_is_a_setting(tmp_path: Path, url: str) -> None:
+    machine = Machine(tmp_path, "one", url)
+    (machine.directory / "taskyard.toml").write_text('[lease]\nstore = "1.5s"\n')
+    with machine.broker() as broker:
+        with psycopg.connect(url) as connection:
+            row = connection.execute("SELECT lease_ns FROM taskyard.leader").fetchall()
+        assert row == [(1_500_000_000,)]
+        broker.send(signal.SIGSTOP)
+        with machine.broker("--state", "other"):
+            broker.send(signal.SIGCONT)
+            code, _, errors = broker.end()
+    assert (code, "answers nothing more" in errors) == (6, True)
+
+
 def test_broker_that_stops_is_replaced_at_once(tmp_path: Path, url: str) -> None:
     for name in ("first", "second"):
         machine = Machine(tmp_path, name, url)
@@ -216,6 +230,8 @@ def test_store_that_can_not_be_used_is_refused(tmp_path: Path, url: str) -> None
         error = machine.refused(*options)
         assert text in error
         assert "secret" not in error
+    error = machine.refused("--memory")
+    assert "--memory: excludes a store in PostgreSQL" in error
     plain = Running(machine.directory, "broker", "--store", url)
     with plain:
         code, _, errors = plain.end()

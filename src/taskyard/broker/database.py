@@ -8,7 +8,7 @@ that outlives this machine, and the state directory has links to it.
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from taskyard.broker import output_store
 from taskyard.errors import NotInstalled, UnusableState, UnusableStore
@@ -33,8 +33,22 @@ class OpenDatabase(NamedTuple):
     term: DatabaseTerm
 
 
-def open_database(url: str, state: Path, files: Path | None, stack: ExitStack) -> OpenDatabase:
+class DatabaseSettings(Protocol):
+    """The settings of a broker that concern its database."""
+
+    @property
+    def state(self) -> Path: ...
+    @property
+    def store(self) -> str: ...
+    @property
+    def files(self) -> Path | None: ...
+    @property
+    def store_lease_ns(self) -> int: ...
+
+
+def open_database(settings: DatabaseSettings, stack: ExitStack) -> OpenDatabase:
     """Take over the journal, and make the state directory equal to the tables."""
+    url, state, files = settings.store, settings.state, settings.files
     try:
         from taskyard.journal.postgres import database, exports  # noqa: PLC0415  # an extra
         from taskyard.journal.postgres.lease import Lease  # noqa: PLC0415
@@ -55,9 +69,10 @@ def open_database(url: str, state: Path, files: Path | None, stack: ExitStack) -
         )
     for name in (output_store.FOLDER, value_files.FOLDER):
         link_directory(state / name, files.absolute() / name)
-    lease = stack.enter_context(Lease(url))
+    lease = stack.enter_context(Lease(url, settings.store_lease_ns))
     replace_private(state / schema.DATABASE_NAME, url.encode())
     store = stack.enter_context(closing(PostgresStore(url, state, lease.term)))
+    store.reconnect_seconds_max = max(store.reconnect_seconds_max, settings.store_lease_ns / 1e9)
     lease.on_lost = store.interrupt
     with database.open_database(url) as connection:
         exports.fetch(connection, state, store.identity)

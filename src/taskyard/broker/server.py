@@ -44,7 +44,7 @@ from taskyard.journal import recovery, starts, value_files
 from taskyard.journal.archive import Archive
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.store import MemoryStore, Store
+from taskyard.journal.store import LEASE_NS, MemoryStore, Store
 from taskyard.net import endpoints
 from taskyard.net.guard import Guard
 from taskyard.net.host import CountLog, Host
@@ -106,6 +106,8 @@ class BrokerSettings(Struct, frozen=True):
     store: str = ""
     #: The directory of output and values beside a journal in PostgreSQL.
     files: Path | None = None
+    #: How long a broker of that journal may be silent before another takes over.
+    store_lease_ns: int = LEASE_NS
 
 
 #: Log lines with the number of new rejections and the total. The details are in the replies.
@@ -300,7 +302,7 @@ def _open(
     opened: OpenDatabase | None = None
     store: SizedStore
     if settings.store:
-        opened = open_database(settings.store, state, settings.files, stack)
+        opened = open_database(settings, stack)
         store = opened.store
     else:
         store = stack.enter_context(closing(SqliteStore(state)))

@@ -91,15 +91,26 @@ def broker(  # noqa: PLR0913  # one per option
         tables=cli_context.settings().listeners,
         secure=secure,
         in_memory=memory,
-        store=kinds.STORE.read(store) if store else "",
+        store=_read_store(store, memory=memory),
         files=files,
+        store_lease_ns=cli_context.settings().lease.store_ns,
         until_eof=until_eof,
         values_directory=cli_context.settings().values.directory,
         plain_lease_ns=cli_context.settings().lease.plain_ns,
-        compact=CompactionLimits()
-        if compact_after_rows is None
-        else CompactionLimits(rows=compact_after_rows),
+        compact=_read_limits(compact_after_rows),
     )
     serve(
         settings, click.echo, SettingsReloader(cli_context.settings(), cli_context.reload_settings)
     )
+
+
+def _read_store(store: str, *, memory: bool) -> str:
+    """Return the URL of a journal in PostgreSQL. Empty: in SQLite, or in memory."""
+    url: str = kinds.STORE.read(store) if store else ""
+    if memory and url:
+        raise click.UsageError("--memory: excludes a store in PostgreSQL (add --store sqlite)")
+    return url
+
+
+def _read_limits(rows: int | None) -> CompactionLimits:
+    return CompactionLimits() if rows is None else CompactionLimits(rows=rows)

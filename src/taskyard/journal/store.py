@@ -20,6 +20,7 @@ from taskyard.journal.chain import Head, Row
 __all__ = [
     "BODY_BYTES_MAX",
     "DISK_RESERVE_BYTES",
+    "LEASE_NS",
     "Head",
     "MemoryStore",
     "Row",
@@ -31,6 +32,9 @@ __all__ = [
 #: leased tasks. It holds the longest log, its checkpoint, and one more snapshot (16 + 16 + 32 MiB).
 #: A full disk inside it is JournalFailed.
 DISK_RESERVE_BYTES = 64 * 1024 * 1024
+
+#: How long a broker on PostgreSQL may be silent before another takes over, if nothing else is set.
+LEASE_NS = 5_000_000_000
 
 #: Half of SQLite's limit of 1,000,000,000 bytes in a row, as a margin.
 BODY_BYTES_MAX = 500_000_000

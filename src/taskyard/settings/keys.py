@@ -210,6 +210,14 @@ KEYS: Final = (
         "listed without a message while they have none.",
     ),
     _key(
+        "lease",
+        "store",
+        kinds.STORE_LEASE,
+        5 * SECOND_NS,
+        "How long a broker on PostgreSQL may be silent before another one takes over. Without a "
+        "renewal it exits before that.",
+    ),
+    _key(
         "output",
         "quota",
         kinds.SIZE,

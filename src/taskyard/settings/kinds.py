@@ -35,6 +35,9 @@ from taskyard.settings.values import (
     size_text,
 )
 
+_STORE_LEASE_NS_MIN: Final = 1_000_000_000
+_STORE_LEASE_NS_MAX: Final = 3_600_000_000_000
+
 #: The value of a duration that is not fixed.
 AUTO: Final = "auto"
 
@@ -259,6 +262,14 @@ def _read_rate(value: object) -> Rate:
     return Rate(int(found[1]), found[2])
 
 
+def _read_store_lease(value: object) -> int:
+    """Read the lease of a broker: a shorter one would end at every pause of a machine."""
+    duration_ns = read_duration(value)
+    if not _STORE_LEASE_NS_MIN <= duration_ns <= _STORE_LEASE_NS_MAX:
+        raise InvalidValue(f"must be from 1s to 1h, not {shown(value)}")
+    return duration_ns
+
+
 def _read_duration_or_auto(value: object) -> int:
     """Read a duration. 0 is `auto`."""
     if value == AUTO:
@@ -459,6 +470,7 @@ BROKERS: Final = Kind(
 )
 PAIR: Final = Kind("a list of two endpoints", _read_pair, list, _texts, _all_from_directory)
 DURATION: Final = Kind("a duration over 0", read_positive_duration, _span, suffix="_ns")
+STORE_LEASE: Final = Kind("a duration from 1s to 1h", _read_store_lease, _span, suffix="_ns")
 DURATION_OR_AUTO: Final = Kind(
     "a duration over 0, or auto", _read_duration_or_auto, _span_or_auto, suffix="_ns"
 )

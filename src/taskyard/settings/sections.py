@@ -95,6 +95,8 @@ class LeaseSection(Struct, frozen=True):
     heartbeat_ns: int
     expire_ns: int
     plain_ns: int
+    #: Of a broker on PostgreSQL.
+    store_ns: int
 
 
 class OutputSection(Struct, frozen=True):

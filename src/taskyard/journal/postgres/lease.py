@@ -17,9 +17,7 @@ import psycopg
 from taskyard.errors import LeaderLost
 from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.leader import LeaderRow, Term, boottime_ns
-
-#: How long a leader may be silent before another takes over.
-LEASE_NS: Final = 5_000_000_000
+from taskyard.journal.store import LEASE_NS
 
 #: Renewals in one lease. Some may fail.
 _RENEWALS: Final = 5

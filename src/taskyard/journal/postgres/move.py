@@ -30,9 +30,9 @@ from taskyard.journal.lock import StateLock
 from taskyard.journal.postgres import database, exports, leader
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
-from taskyard.journal.postgres.lease import LEASE_NS
 from taskyard.journal.reader import READ_ROWS_MAX
 from taskyard.journal.readonly import ReadonlyStore
+from taskyard.journal.store import LEASE_NS
 
 #: Keeps every other broker out until the transaction ends.
 _LOCK: Final = (

@@ -30,7 +30,8 @@ from taskyard.journal.reader import READ_ROWS_MAX, VerifiedRows
 from taskyard.journal.store import check_row, check_trim
 from taskyard.journal.witness import Witness
 
-#: How long a lost connection is tried again: a restart of the server takes some seconds.
+#: How long a lost connection is tried again, unless the lease is longer: a restart of the server
+#: takes some seconds.
 RECONNECT_SECONDS_MAX: Final = 5.0
 RECONNECT_SECONDS: Final = 0.05
 
@@ -72,6 +73,8 @@ class _PostgresRows(VerifiedRows):
     def __init__(self, url: str) -> None:
         self._url = url
         self._connection = database.open_database(url)
+        #: How long a lost connection is tried again.
+        self.reconnect_seconds_max = RECONNECT_SECONDS_MAX
         #: Why nothing more can be read. None while the store is open.
         self._closed: str | None = None
 
@@ -88,7 +91,7 @@ class _PostgresRows(VerifiedRows):
         self, statement: LiteralString, values: Mapping[str, object] | None = None
     ) -> list[tuple[Any, ...]]:
         """Run a statement that may be repeated, and return its rows."""
-        give_up = time.monotonic() + RECONNECT_SECONDS_MAX
+        give_up = time.monotonic() + self.reconnect_seconds_max
         while True:
             try:
                 found = self._connection.execute(statement, values, prepare=True, binary=True)
@@ -292,7 +295,7 @@ class PostgresStore(_PostgresRows):
 
     def _settle(self, row: Row, error: psycopg.Error) -> None:
         """Find out whether a row in doubt was written, and write it if not."""
-        give_up = time.monotonic() + RECONNECT_SECONDS_MAX
+        give_up = time.monotonic() + self.reconnect_seconds_max
         self._row_in_doubt = row
         while True:
             self._reconnect(give_up, error)
