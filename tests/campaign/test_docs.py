@@ -78,11 +78,13 @@ def test_examples_of_the_page_are_good(tmp_path: Path) -> None:
     examples = re.findall(r"```jsonl\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "c.jsonl").write_text("".join(examples))
     loaded = reader.read_campaign(tmp_path / "c.jsonl")
-    assert (len(loaded.specs), loaded.rejected, loaded.summary.unknown) == (6, [], [])
-    assert [(spec.name, spec.lane) for spec in loaded.specs[4:]] == [
+    assert (len(loaded.specs), loaded.rejected, loaded.summary.unknown) == (10, [], [])
+    assert [(spec.name, spec.lane) for spec in loaded.specs[-2:]] == [
         ("news-7/0", "a.org"),
         ("news-7/1", "b.org"),
     ]
+    after = {spec.name: spec.after for spec in loaded.specs}
+    assert [*map(sorted, (after["sum"], after["lines"]))] == [["one", "two"], ["one"]]
 
 
 def test_shell_commands_of_the_page_are_read_as_it_promises(tmp_path: Path) -> None:

@@ -174,12 +174,15 @@ COMMANDS: dict[str, LazyCommand] = {
         "taskyard.cli.config:config", "Show every setting with its value and origin."
     ),
     "keys": LazyCommand("taskyard.cli.keys:keys", "Create, list and revoke access keys."),
-    "clean": LazyCommand("taskyard.cli.clean:clean", "Remove output files of settled tasks."),
+    "clean": LazyCommand(
+        "taskyard.cli.clean:clean", "Remove output files and large values of settled tasks."
+    ),
     "journal": LazyCommand(
         "taskyard.cli.journal:journal", "Check, export or compact a state directory."
     ),
     "store": LazyCommand(
-        "taskyard.cli.store:store", "Create or upgrade the tables of a store in PostgreSQL."
+        "taskyard.cli.store:store",
+        "Create or upgrade the tables of a store in PostgreSQL, or move a state.",
     ),
     "report": LazyCommand(
         "taskyard.cli.pipeline.report:report", "Write an HTML report with charts, and tables."

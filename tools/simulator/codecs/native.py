@@ -228,7 +228,7 @@ class NativeCodec:
             return [effects.Refused(b"", request, Refusal(code), answer.reason.decode())]
         if isinstance(event, events.TasksRequested):
             return _work(event, answer, is_noted=request in self._complete_with_steal)
-        if hasattr(event, "worker") and not isinstance(event, events.DrainRequested):
+        if getattr(event, "worker", b"") and not isinstance(event, events.DrainRequested):
             return self._of_worker(event, answer)
         return self._of_client(event, answer)
 
