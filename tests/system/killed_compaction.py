@@ -26,7 +26,7 @@ CHILD = "beside"
 STEPS_BESIDE = {
     "begin": "export",
     "history": "finish",
-    "index": "_write",
+    "index": "write_columns",
     "covered": "commit",
     "snapshot": "finish",
     "look": "verify_covered",
