@@ -94,10 +94,19 @@ def test_name_that_may_be_option_or_argument_is_refused(client: Client) -> None:
         client.map(["echo"], ["a"])  # type: ignore[call-overload]
 
 
-def test_call_of_a_known_name_by_another_client_explains_the_conflict(client: Client) -> None:
+def test_named_call_of_a_program_that_is_run_again_is_the_same_task(client: Client) -> None:
+    assert value(client.submit(calls.power, 2, name="once")) == 4
+    assert isinstance(client.submit(calls.fail, 7, name="odd").exception(), calls.Odd)
+    with Client(client.broker) as other:
+        assert value(other.submit(calls.power, 2, name="once")) == 4
+        assert isinstance(other.submit(calls.fail, 7, name="odd").exception(), calls.Odd)
+        assert len([*other.tasks(match="once")]) == 1
+
+
+def test_other_call_of_a_known_name_explains_the_conflict(client: Client) -> None:
     assert value(client.submit(calls.power, 2, name="once")) == 4
     with Client(client.broker) as other:
-        error = other.submit(calls.power, 2, name="once").exception(PATIENCE_SECONDS)
+        error = other.submit(calls.power, 3, name="once").exception(PATIENCE_SECONDS)
         assert isinstance(error, Refused)
         assert "key='content'" in error.__notes__[0]
         assert value(other.future("once")) == 4

@@ -8,6 +8,7 @@ client and no futures.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import inspect
 import os
 import secrets
@@ -70,6 +71,9 @@ _TRACEBACK_BEGIN: Final = "Traceback (most recent call last):\n"
 
 #: Characters of a function's name in the names of its tasks.
 _NAME_CHARACTERS_MAX: Final = 40
+
+#: Digits of the token of a named call, as many as those of a random one.
+_TOKEN_DIGITS: Final = 32
 
 
 class Outcome(Struct, frozen=True):
@@ -178,6 +182,21 @@ class FunctionCalls:
         call = pickled.decode_pickled_call(payload)
         origin = structs.replace(call.origin, token=token, nonce=secrets.token_hex(8))
         return pickled.encode_pickled_call(call.call, origin), results
+
+    def encode_named(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[bytes, tuple[str, ...]], OutcomeDecoder]:
+        """Return the payload of a call with a name of the user's, and its decoder.
+
+        The token is made of the call, so that the same call in a later run is the same task. Only
+        those who know the call can compute it.
+        """
+        payload, results = self.encode(function, args, kwargs)
+        call = pickled.decode_pickled_call(payload)
+        token = hashlib.sha256(b"token " + call.call).hexdigest()[:_TOKEN_DIGITS]
+        origin = structs.replace(call.origin, token=token)
+        encoded = pickled.encode_pickled_call(call.call, origin), results
+        return encoded, OutcomeDecoder(token, self.values)
 
     def pickle_once(self, function: Callable[..., _T]) -> Callable[..., _T]:
         """Return a substitute for a function that many calls share."""

@@ -212,6 +212,8 @@ class Submitter(Generic[_F]):
             name, token = keys.of(args, kwargs)
             encoded = self.calls.encode_keyed(function, args, kwargs, token)
             decoder = OutcomeDecoder(token, self.calls.values)
+        elif name is not None:
+            encoded, decoder = self.calls.encode_named(function, args, kwargs)
         else:
             encoded = self.calls.encode(function, args, kwargs)
             decoder = self.calls.decoder
