@@ -102,6 +102,12 @@ def core_command(repeats: int, json_file: Path | None, *, huge: bool) -> None:
     help="Compare ten million queued tasks with a million instead: 15 minutes, 4 GB.",
 )
 @click.option("--profile", is_flag=True, help="Print where the broker spends its time.")
+@click.option(
+    "--store",
+    default="",
+    metavar="URL",
+    help="Compare a store in PostgreSQL on this machine with SQLite instead. It must be empty.",
+)
 @json_option
 def broker_command(  # noqa: PLR0913  # an option each
     repeats: int,
@@ -111,6 +117,7 @@ def broker_command(  # noqa: PLR0913  # an option each
     quick: bool,
     huge: bool,
     profile: bool,
+    store: str,
 ) -> None:
     """Measure the whole broker: processes, sockets, journal.
 
@@ -118,9 +125,9 @@ def broker_command(  # noqa: PLR0913  # an option each
 
     Example: ./yard bench broker --only batches --only plain --json broker.json
     """
-    if huge and only:
-        raise click.UsageError("--huge: can't be combined with --only")
-    settings = Settings(_progress_to_stderr(), repeats, quick, profile)
+    if huge + bool(only) + bool(store) > 1:
+        raise click.UsageError("--huge, --only and --store exclude each other")
+    settings = Settings(_progress_to_stderr(), repeats, quick, profile, store)
     suite = " ".join(["broker", *["--huge"] * huge, *["--quick"] * quick])
     made = growth.run(settings) if huge else broker_suite.run(settings, only)
     _finish(suite, made, json_file)

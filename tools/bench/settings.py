@@ -6,7 +6,7 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct
 
 #: A broker by the place of its journal, or the echo.
-Kind: TypeAlias = Literal["durable", "in memory", "echo"]
+Kind: TypeAlias = Literal["durable", "in memory", "echo", "postgresql"]
 
 #: The divisor for numbers of tasks in a quick run.
 QUICK: Final = 100
@@ -19,6 +19,8 @@ class Settings(Struct, frozen=True):
     quick: bool = False
     #: Print where the broker spends its time.
     profile: bool = False
+    #: The URL of a store in PostgreSQL, to compare with SQLite.
+    store: str = ""
 
     def count(self, count: int) -> int:
         return max(1, count // QUICK) if self.quick else count

@@ -48,6 +48,8 @@ BROKER_TASK_US: Final[dict[Kind, Target]] = {
     "durable": Target(10.0, 6.5),
     "in memory": Target(8.0, 5.5),
 }
+#: Cost per task on PostgreSQL, with its server, over that on SQLite, batch 100.
+POSTGRESQL_COST: Final = Target(1.5, 1.5)
 #: Cost per task in chains or lanes over that of flat tasks, whole broker.
 SHAPE_COST: Final = Target(1.6, 1.3)
 #: Cost per task in lanes with a rate each over that in lanes without, scheduler alone.

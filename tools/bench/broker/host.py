@@ -27,6 +27,9 @@ from taskyard.wire import dwork_pb2 as pb
 #: The file for the profile. Not set: no profile.
 PROFILE_VARIABLE: Final = "TASKYARD_BENCH_PROFILE"
 
+#: The URL of the store of a broker on PostgreSQL.
+STORE_VARIABLE: Final = "BENCH_STORE"
+
 _Q: Final = pb.QueryMsg
 _TASK: Final = pb.TaskMsg(name=b"task-0-000000000", origin=b"peer-0").SerializeToString()
 #: Replies of the echo, by the type byte of a plain message.
@@ -48,7 +51,14 @@ def main(state: Path, kind: str, encoded: str = "", limits: str = "") -> None:
         return
     rules = msgspec.json.decode(encoded, type=RulesSet) if encoded else RulesSet(0)
     compact = msgspec.json.decode(limits, type=CompactionLimits) if limits else CompactionLimits()
-    settings = BrokerSettings(state, in_memory=kind == "in memory", rules=rules, compact=compact)
+    settings = BrokerSettings(
+        state,
+        in_memory=kind == "in memory",
+        rules=rules,
+        compact=compact,
+        store=os.environ[STORE_VARIABLE] if kind == "postgresql" else "",
+        files=state.parent / "files",
+    )
     profile = os.environ.get(PROFILE_VARIABLE)
     if not profile:
         serve(settings, _say)

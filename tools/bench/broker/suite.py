@@ -110,4 +110,8 @@ CASES: Final[dict[str, Callable[[Settings], list[TableLine]]]] = {
 
 def run(settings: Settings, only: tuple[str, ...] = ()) -> list[TableLine]:
     """Run these cases, or all, and return the lines of the table."""
+    if settings.store:
+        from bench.broker import stores  # noqa: PLC0415  # needs an extra
+
+        return stores.batches(settings)
     return [one for name in only or tuple(CASES) for one in CASES[name](settings)]
