@@ -218,7 +218,7 @@ def test_function_by_path_gets_no_pickle_without_permission(tmp_path: Path) -> N
     ):
         client.submit(["printf", "x"], name="x").result()
         later = client.submit(payload, service="call", after=["x"])
-        with pytest.raises(TaskFailed, match="start the worker with --allow-pickle"):
+        with pytest.raises(TaskFailed, match="result of x can't be decoded: NotPlain"):
             later.result()
 
 

@@ -180,11 +180,11 @@ def test_failed_call_is_retried_and_raises_its_own_exception(
 
 
 def test_cancelled_call_starts_again(client: Client, trace: Path) -> None:
-    client.pause(service="pickle")
+    client.pause(service="call")
     first = client.submit(calls.note, str(trace), "late", key="content")
     assert first.cancel()
     again = client.submit(calls.note, str(trace), "late", key="content")
-    client.resume(service="pickle")
+    client.resume(service="call")
     assert again.result(PATIENCE_SECONDS) == "late"
     assert (made(trace), again.full_name) == ({"late": 1}, first.full_name)
 
@@ -192,12 +192,12 @@ def test_cancelled_call_starts_again(client: Client, trace: Path) -> None:
 def test_unsettled_call_of_another_client_is_awaited(
     yard: Yard, client: Client, trace: Path
 ) -> None:
-    client.pause(service="pickle")
+    client.pause(service="call")
     one = client.submit(calls.note, str(trace), "once", key="content")
     with Client(state=yard.state) as other:
         two = other.submit(calls.note, str(trace), "once", key="content")
         assert other.show(two.full_name)["state"] == TaskState.READY.name.lower()
-        client.resume(service="pickle")
+        client.resume(service="call")
         assert two.result(PATIENCE_SECONDS) == one.result(PATIENCE_SECONDS) == "once"
     assert made(trace) == {"once": 1}
 

@@ -22,7 +22,7 @@ from taskyard.client.origins import Initializer, encode_initializer
 from taskyard.errors import UserError
 from taskyard.process.supervisor import WorkerSpec
 from taskyard.settings.keys import SLOTS_MAX
-from taskyard.wire import pickled
+from taskyard.wire import payloads, pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -193,7 +193,8 @@ def _own_workers(
     return WorkerSpec(
         _check_positive("workers", workers, 1),
         _check_positive("slots", slots),
-        services=(service,),
+        # Calls that submit functions with a client need the service `call`.
+        services=tuple(dict.fromkeys((service, payloads.CALL.decode()))),
         allow_pickle=True,
         starts_children=True,
         passes_output=True,

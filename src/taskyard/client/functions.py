@@ -25,7 +25,7 @@ from taskyard.errors import (
     ValueDamaged,
     ValueMissing,
 )
-from taskyard.wire import pickled
+from taskyard.wire import payloads, pickled, plain_pickles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -162,13 +162,15 @@ class FunctionCalls:
 
     def encode(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[bytes, tuple[str, ...]]:
-        """Return the payload of a call, and the tasks whose results it needs.
+    ) -> tuple[bytes, tuple[bytes, tuple[str, ...]]]:
+        """Return the service of a call, and its payload with the tasks whose results it needs.
 
-        Raises `NotEncodable`.
+        A plain call needs no more than `--allow MODULE`. Raises `NotEncodable`.
         """
         _check_main_guard()
-        return self._origins.encode(function, args, kwargs)
+        body, payload, results = self._origins.encode_body(function, args, kwargs)
+        service = payloads.CALL if plain_pickles.is_plain_call(body) else pickled.PICKLE
+        return service, (payload, results)
 
     def encode_keyed(
         self,
@@ -176,27 +178,27 @@ class FunctionCalls:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         token: str,
-    ) -> tuple[bytes, tuple[str, ...]]:
-        """Return the payload of a call that is named by its content, as `encode` does."""
-        payload, results = self.encode(function, args, kwargs)
+    ) -> tuple[bytes, tuple[bytes, tuple[str, ...]]]:
+        """Like `encode`, for a call that is named by its content."""
+        service, (payload, results) = self.encode(function, args, kwargs)
         call = pickled.decode_pickled_call(payload)
         origin = structs.replace(call.origin, token=token, nonce=secrets.token_hex(8))
-        return pickled.encode_pickled_call(call.call, origin), results
+        return service, (pickled.encode_pickled_call(call.call, origin), results)
 
     def encode_named(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[bytes, tuple[str, ...]], OutcomeDecoder]:
-        """Return the payload of a call with a name of the user's, and its decoder.
+    ) -> tuple[bytes, tuple[bytes, tuple[str, ...]], OutcomeDecoder]:
+        """Like `encode`, for a call with a name of the user's. Also return its decoder.
 
         The token is made of the call, so that the same call in a later run is the same task. Only
         those who know the call can compute it.
         """
-        payload, results = self.encode(function, args, kwargs)
+        service, (payload, results) = self.encode(function, args, kwargs)
         call = pickled.decode_pickled_call(payload)
         token = hashlib.sha256(b"token " + call.call).hexdigest()[:_TOKEN_DIGITS]
         origin = structs.replace(call.origin, token=token)
         encoded = pickled.encode_pickled_call(call.call, origin), results
-        return encoded, OutcomeDecoder(token, self.values)
+        return service, encoded, OutcomeDecoder(token, self.values)
 
     def pickle_once(self, function: Callable[..., _T]) -> Callable[..., _T]:
         """Return a substitute for a function that many calls share."""

@@ -58,7 +58,13 @@ class CallOrigins:
     def encode(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[bytes, tuple[str, ...]]:
-        """Encode the payload of a call. Return it with the tasks whose results it needs.
+        """Encode the payload of a call. Return it with the tasks whose results it needs."""
+        return self.encode_body(function, args, kwargs)[1:]
+
+    def encode_body(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[bytes, bytes, tuple[str, ...]]:
+        """Return the pickle of a call, its payload, and the tasks whose results it needs.
 
         It names the main script only if it refers to that by path: the worker has to run it. Raise
         `NotEncodable`.
@@ -77,10 +83,10 @@ class CallOrigins:
         if body.results:
             origin = structs.replace(origin, results=body.results)
         if values is not None and (body.buffers or len(body.pickle) >= BYTES_FLOOR):
-            return values.encode(body, origin), body.results
+            return body.pickle, values.encode(body, origin), body.results
         if origin is self._origin:
-            return self._header + body.pickle, ()
-        return pickled.encode_pickled_call(body.pickle, origin), body.results
+            return body.pickle, self._header + body.pickle, ()
+        return body.pickle, pickled.encode_pickled_call(body.pickle, origin), body.results
 
     def pickle_once(self, function: Callable[..., Any]) -> Any:  # noqa: ANN401  # a callable in the worker
         """Return a substitute for a function that many calls share."""

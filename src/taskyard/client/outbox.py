@@ -25,7 +25,7 @@ from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal, shown
 from taskyard.errors import Refused
 from taskyard.wire.native import peer
-from taskyard.wire.pickled import PICKLE
+from taskyard.wire.pickled import is_pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -309,7 +309,7 @@ def _refuse(task: PendingTask, reason: str, code: str) -> None:
     if task.future is not None and not task.future.done():
         full_name = shown(spelling(task.terms.campaign, task.name))
         error = Refused(f"task {full_name} was refused: {reason}", code, (full_name,))
-        if code == _CONFLICT and task.terms.service == PICKLE:
+        if code == _CONFLICT and is_pickled(task.payload):
             error.add_note(_SAME_CALL)
         settle_future(task.future.set_exception, error)
 

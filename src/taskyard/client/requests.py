@@ -23,7 +23,9 @@ from taskyard.core.model import shown
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, TaskFailed, TimedOut, UnknownName, UserError
 from taskyard.wire.native import peer
+from taskyard.wire.payloads import CALL
 from taskyard.wire.pickled import PICKLE
+from taskyard.wire.plain_pickles import looks_pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -326,8 +328,11 @@ def decoded_result(name: str) -> Exchange[DecodedResult]:
     Raises `TaskFailed` if there is none, and `OutputTruncated` if only its end is kept.
     """
     view = yield from show(name)
-    service = view["service"].encode()
-    value = decode_whole_result(name, service, (yield from result_with_size(name)))
+    service, kept = view["service"].encode(), (yield from result_with_size(name))
+    # A call whose payload names no function is pickled. A pickle in place of JSON is not loaded.
+    if service == CALL and view["call"] is None and looks_pickled(kept.text):
+        service = PICKLE
+    value = decode_whole_result(name, service, kept)
     return DecodedResult(value, view["campaign"], is_pickled=service == PICKLE)
 
 

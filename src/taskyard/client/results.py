@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
 from taskyard.core.states import TaskState
-from taskyard.errors import OutputTruncated, TaskBlocked, TaskFailed
-from taskyard.wire import payloads
+from taskyard.errors import OutputTruncated, TaskBlocked, TaskFailed, UserError
+from taskyard.wire import payloads, plain_pickles
+from taskyard.wire.plain_pickles import NotPlain, PlainLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +100,23 @@ def decode_whole_result(name: str, service: bytes, result: Result) -> Any:  # no
         check_not_truncated(name, result, printed)
         return printed
     check_not_truncated(name, result, text)
-    return payloads.decode_value(text) if service == payloads.CALL else text
+    if service != payloads.CALL:
+        return text
+    if not plain_pickles.looks_pickled(text):
+        return payloads.decode_value(text)
+    try:
+        return _plain_results.loads(text)
+    except NotPlain:
+        hint = f"read it by `client.result({name!r})` if you trust its worker"
+        raise UserError(f"result of {name} is pickled ({hint})") from None
+
+
+def _find_nothing(name: str) -> Any:  # noqa: ANN401  # never returns
+    raise NotPlain(name)
+
+
+#: For results of other clients' calls: a worker could send a pickle instead of JSON.
+_plain_results: Final = PlainLoader(_find_nothing)
 
 
 def check_not_truncated(name: str, result: Result, output: str | bytes) -> None:

@@ -150,7 +150,8 @@ class Submitter(Generic[_F]):
         spec = check_task(raw, campaign)
         submission = encode_batch([spec], encode_text(campaign), time.time_ns())
         terms = submission.terms_of(0)
-        future = self._make_future(submission.names[0], terms.service, terms.campaign, decoder)
+        kind = terms.service if decoder is None else PICKLE  # of the result
+        future = self._make_future(submission.names[0], kind, terms.campaign, decoder)
         lane = submission.lanes[0] if submission.lanes else None
         row: Any = {"lane": lane, "unknown": unknown, "future": future, "adopts": adopts}
         self._queue_row(submission, 0, **row)
@@ -184,7 +185,8 @@ class Submitter(Generic[_F]):
             task = encode_text(name)
         else:
             raise UserError("task name: must not be empty")
-        future = self._make_future(task, service, space, decoder)
+        kind = service if decoder is None else PICKLE  # of the result
+        future = self._make_future(task, kind, space, decoder)
         refuse = UnknownPolicy.REFUSE
         after = tuple([encode_text(one) for one in results]) if results else ()
         pending = PendingTask(task, payload, terms, None, after, refuse, future)
@@ -210,12 +212,12 @@ class Submitter(Generic[_F]):
         args, kwargs = arguments[0] or (), arguments[1] or {}
         if keys is not None:
             name, token = keys.of(args, kwargs)
-            encoded = self.calls.encode_keyed(function, args, kwargs, token)
+            service, encoded = self.calls.encode_keyed(function, args, kwargs, token)
             decoder = OutcomeDecoder(token, self.calls.values)
         elif name is not None:
-            encoded, decoder = self.calls.encode_named(function, args, kwargs)
+            service, encoded, decoder = self.calls.encode_named(function, args, kwargs)
         else:
-            encoded = self.calls.encode(function, args, kwargs)
+            service, encoded = self.calls.encode(function, args, kwargs)
             decoder = self.calls.decoder
         if encoded[1]:
             self._await_others((args, {**kwargs}))
@@ -223,9 +225,9 @@ class Submitter(Generic[_F]):
             name = f"{functions.function_name(function)}-{self._prefix}-{next(self._count)}"
         adopts = keys is not None
         if not options and not wait_for_unknown:
-            return self._submit_plain(name, PICKLE, encoded, campaign, decoder, adopts)
+            return self._submit_plain(name, service, encoded, campaign, decoder, adopts)
         payload, results = encoded
-        raw = {"name": name, "payload": payload, "service": PICKLE.decode(), **options}
+        raw = {"name": name, "payload": payload, "service": service.decode(), **options}
         if results:
             raw["after"] = [*_as_list(after_names(options.get("after"), campaign)), *results]
         lane = options.get("lane")

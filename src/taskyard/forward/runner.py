@@ -34,6 +34,7 @@ from taskyard.errors import (
 )
 from taskyard.net.signals import Waker
 from taskyard.wire.payloads import CALL, EXEC
+from taskyard.wire.plain_pickles import looks_pickled
 from taskyard.wire.value_names import values_in
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.programs import ProgramOutput, SpooledOutput
@@ -337,7 +338,8 @@ class ForwardRunner:
         if kept is not None and not kept.in_file:  # stdout may be there, too, with stderr
             text, bytes_total = kept.text, kept.bytes_total
             streams = [Stream.STDERR] if job.service == EXEC or kept.has_stderr else []
-            if job.service not in (EXEC, CALL) and values_in(text):
+            is_other = job.service not in (EXEC, CALL) or looks_pickled(text)
+            if is_other and values_in(text):
                 outcome, reason = Outcome.FAILED_FINAL, "large result: not forwarded, available at"
                 text = f"{reason} {self._lower.endpoint}".encode(errors="replace")
         try:

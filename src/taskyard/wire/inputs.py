@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from msgspec import Struct, structs
 
 from taskyard.errors import NotEncodable, UserError
-from taskyard.wire import payloads, pickled
+from taskyard.wire import payloads, pickled, plain_pickles
 
 #: Kinds of results: the text of a program, the value of a function by path, and of a pickled call.
 #: Others are bytes. An empty kind is that of the task's service.
@@ -112,11 +112,13 @@ class Input(Struct, frozen=True, omit_defaults=True):
     def value(self, kind: str = "") -> Any:  # noqa: ANN401  # a task's own value
         """Return the value that a future of the task returns. Raises `UserError`."""
         kind, content = kind or kind_of(self.service), self.content()
+        if kind == JSON and plain_pickles.looks_pickled(content):
+            kind = PICKLED
         if kind == TEXT:
             return content.decode(errors="surrogateescape")
         if kind == BYTES:
             return content
-        if kind == PICKLED and not self.allow_pickle:
+        if kind == PICKLED and not self.allow_pickle and not pickled.is_guarded():
             raise UserError(
                 f"result of {self.name} is pickled (start the worker with --allow-pickle)"
             )

@@ -149,7 +149,7 @@ def _encode(payload: Command | _EncodedCall) -> bytes:
 
 def decode_payload(payload: bytes, service: bytes) -> Command | Call | Pickled:
     """Decode the payload of a task of a service. Services of other names take any kind."""
-    if service == PICKLE or (service not in (EXEC, CALL) and pickled.is_pickled(payload)):
+    if service == PICKLE or (service != EXEC and pickled.is_pickled(payload)):
         return pickled.decode_pickled_call(payload)
     try:
         work = _decoder(payload, service).decode(payload)

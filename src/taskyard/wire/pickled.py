@@ -286,6 +286,26 @@ def large_results(load: Callable[[bytes], Any]) -> Iterator[None]:
         _load_large.reset(before)
 
 
+#: Replaces `pickle.loads` where the sender is not trusted.
+_guarded_loads: ContextVar[Callable[..., Any] | None] = ContextVar(
+    "taskyard_guarded_loads", default=None
+)
+
+
+@contextmanager
+def guarded(loads: Callable[..., Any]) -> Iterator[None]:
+    """Let `unpickle` use `loads`, which refuses what could run code of the sender."""
+    before = _guarded_loads.set(loads)
+    try:
+        yield
+    finally:
+        _guarded_loads.reset(before)
+
+
+def is_guarded() -> bool:
+    return _guarded_loads.get() is not None
+
+
 def unpickle(pickled: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:  # noqa: ANN401  # any value of a user
     """Unpickle a call, or a result. One whose large parts are values needs `large_results`."""
     if isinstance(pickled, bytes) and is_pickled(pickled):
@@ -293,6 +313,9 @@ def unpickle(pickled: bytes | memoryview, buffers: Sequence[memoryview] = ()) ->
         if load is None:
             raise PeerError("large values: this process has no broker")
         return load(pickled)
+    loads = _guarded_loads.get()
+    if loads is not None:
+        return loads(pickled, buffers)
     return pickle.loads(pickled, buffers=buffers)  # noqa: S301  # callers must trust the sender
 
 

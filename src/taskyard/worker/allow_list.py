@@ -18,6 +18,10 @@ PICKLE_REFUSAL: Final = (
 )
 
 
+#: Among the modules of a child process: it may unpickle anything.
+ANY_PICKLE: Final = "--allow-pickle"
+
+
 def is_module_allowed(module: str, allow: Sequence[str]) -> bool:
     """Return whether a module may be used. `imaging` allows `imaging.colours`, not `imaging2`."""
     return any(module == name or module.startswith(f"{name}.") for name in allow)
@@ -25,6 +29,19 @@ def is_module_allowed(module: str, allow: Sequence[str]) -> bool:
 
 def refusal(module: str) -> str:
     return f"module {module} is not allowed (start the worker with --allow {module})"
+
+
+def find_pickled(call: str, allow: Sequence[str]) -> Callable[..., Any]:
+    """Like `find_function`, for a pickled call. The error names both options."""
+    try:
+        return find_function(call, allow)
+    except UserError as error:
+        text = str(error)
+        if "--allow " in text:
+            text = text.removesuffix(")") + (
+                ", or with --allow-pickle if you trust every client of its broker)"
+            )
+        raise UserError(text) from None
 
 
 def find_function(call: str, allow: Sequence[str]) -> Callable[..., Any]:

@@ -22,7 +22,8 @@ import termios
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from io import BufferedWriter, RawIOBase, TextIOWrapper
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -36,6 +37,7 @@ from taskyard.wire import pickled
 from taskyard.wire.inputs import Input, available, fill
 from taskyard.wire.payloads import Call, decode_call, encode_value
 from taskyard.wire.pickled import IMPORTING_VARIABLE, MAIN_NAME, Origin, Pickled
+from taskyard.wire.plain_pickles import PlainLoader
 from taskyard.wire.value_names import Holder
 from taskyard.worker import allow_list, call_frames
 from taskyard.worker.child_values import ChildValues
@@ -173,6 +175,10 @@ class CallRunner:
 
     def __init__(self, allow: Sequence[str], log: int) -> None:
         self._allow = allow
+        #: Loads the calls of senders that are not trusted. None: all are.
+        self._loader: PlainLoader | None = None
+        if allow_list.ANY_PICKLE not in allow:
+            self._loader = PlainLoader(partial(allow_list.find_pickled, allow=allow))
         self._log = log
         self._functions: dict[str, Callable[..., Any]] = {}
         self._main_scripts = MainScripts()
@@ -237,7 +243,8 @@ class CallRunner:
         args, kwargs = call.args, call.kwargs
         if call.results:
             try:
-                args, kwargs = fill(args), fill({**kwargs})
+                with self._guard():
+                    args, kwargs = fill(args), fill({**kwargs})
             except (UserError, OSError) as error:
                 raise _CallRefused(str(error)) from error
         value = self._function(call.call)(*args, **kwargs)
@@ -247,10 +254,13 @@ class CallRunner:
             raise _CallRefused(str(error)) from error
 
     def _pickled_result(self, call: Pickled) -> bytes:
-        if call.origin.setup_file or call.origin.setup:
+        is_set_up = bool(call.origin.setup_file or call.origin.setup)
+        if is_set_up and self._loader is None:
             self._set_up(call.origin)
         try:
-            function, args, kwargs = self._load(call)
+            function, args, kwargs = (
+                self._load(call) if self._loader is None else self._load_plain(call, self._loader)
+            )
         except (UserError, ValueMissing, ValueDamaged) as error:
             raise _CallRefused(str(error)) from error
         except BaseException as error:  # even an exit: the function was not called
@@ -266,6 +276,17 @@ class CallRunner:
         self._main_scripts.activate(call.origin)
         function, args, kwargs = self._values.calls.load_call(call, self._holder)
         return function, args, kwargs
+
+    def _load_plain(self, call: Pickled, loader: PlainLoader) -> tuple[Any, Any, Any]:
+        """Like `_load`, for a sender that is not trusted. Its search path is not used."""
+        origin = call.origin
+        if origin.main or origin.main_module or origin.setup_file or origin.setup:
+            raise UserError(allow_list.PICKLE_REFUSAL)
+        with self._guard():
+            return loader.load_call(lambda: self._values.calls.load_call(call, self._holder))
+
+    def _guard(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._loader is None else pickled.guarded(self._loader.loads)
 
     def _load_result(self, result: bytes) -> Any:  # noqa: ANN401  # any value of a user
         """Load the result of another task whose large parts are values."""

@@ -31,7 +31,7 @@ from taskyard.wire.inputs import available, place_inputs
 from taskyard.wire.payloads import CALL, EXEC, Call, Command, decode_payload
 from taskyard.wire.pickled import PICKLE, Pickled
 from taskyard.worker.agents.rules import AgentSettings
-from taskyard.worker.allow_list import PICKLE_REFUSAL, is_module_allowed, refusal
+from taskyard.worker.allow_list import ANY_PICKLE, PICKLE_REFUSAL, is_module_allowed, refusal
 from taskyard.worker.call_process import CallOptions, CallProcess, is_small, start_child
 from taskyard.worker.command_files import CommandFiles
 from taskyard.worker.devices import DevicePool, gpus_of
@@ -190,16 +190,17 @@ class ProcessRunner:
         except PeerError as error:
             self._refuse(job, str(error))
             return None
-        reason = self._refusal(work) or _input_problem(job, work)
+        reason = self._refusal(work, job.service) or _input_problem(job, work)
         if reason is not None:
             self._refuse(job, reason)
             return None
         return work
 
-    def _refusal(self, work: Command | Call | Pickled) -> str | None:
+    def _refusal(self, work: Command | Call | Pickled, service: bytes) -> str | None:
         """Return why the work is not allowed; None if it is."""
         if isinstance(work, Pickled):
-            return None if self._allow_pickle else PICKLE_REFUSAL
+            # The child process loads plain pickles only, unless all are allowed.
+            return None if self._allow_pickle or service == CALL else PICKLE_REFUSAL
         module = work.call.partition(":")[0] if isinstance(work, Call) else None
         if module is None or is_module_allowed(module, self._allow):
             return None
@@ -478,7 +479,8 @@ class ProcessRunner:
         return self._start_child()
 
     def _start_child(self, *, forked: bool = False) -> CallProcess:
-        child = start_child(self._allow, self._context, self.call_options, forked=forked)
+        allow = [*self._allow, ANY_PICKLE] if self._allow_pickle else self._allow
+        child = start_child(allow, self._context, self.call_options, forked=forked)
         child.on_returned = self._on_returned
         child.on_wait, child.on_resume = self._waiting_calls.wait, self._on_resume
         self._processes.append(child)
