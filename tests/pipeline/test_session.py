@@ -98,6 +98,8 @@ def test_jvm_is_started_without_sparks_scripts(spark: SparkSession) -> None:
     system = spark.sparkContext._jvm.java.lang.System  # type: ignore[union-attr]  # noqa: SLF001
     assert system.getProperty("sun.java.command").endswith(".PythonGatewayServer")
     assert system.getenv("PYTHONHASHSEED") == "0"
+    assert system.getenv("SPARK_SCALA_VERSION") == "2.13"
+    assert system.getenv("TASKYARD_JVM_OPTIONS") is None
     assert "TASKYARD_JVM_OPTIONS" not in os.environ
 
 

@@ -9,6 +9,7 @@ second. That command line is asked for once, and kept. Knows nothing of sessions
 import contextlib
 import hashlib
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -45,6 +46,10 @@ _SCRIPT_SETTINGS: Final = (
     "spark.submit",
 )
 
+#: Names Scala's version for programs that start further JVMs, such as the workers of a cluster.
+_SCALA_VARIABLE: Final = "SPARK_SCALA_VERSION"
+_SCALA = re.compile(r"spark-core_([\d.]+)-")
+
 _SUBMIT_CLASS: Final = "org.apache.spark.deploy.SparkSubmit"
 _GATEWAY_CLASS: Final = "org.apache.spark.api.python.PythonGatewayServer"
 
@@ -59,6 +64,7 @@ _SCRIPT: Final = f"""\
 [ -n "${_OPTIONS_VARIABLE}" ] || exec "$SPARK_HOME/bin/spark-class" {_SUBMIT_CLASS} "$@"
 set --
 while IFS= read -r option; do set -- "$@" "$option"; done < "${_OPTIONS_VARIABLE}"
+unset {_OPTIONS_VARIABLE}
 exec "$JAVA_HOME/bin/java" "$@" {_GATEWAY_CLASS}
 """
 
@@ -153,8 +159,7 @@ def _usual_options(found: Java) -> list[str]:
         asked = [_SUBMIT_CLASS, "pyspark-shell"]
         launcher = [str(found.home / "bin" / "java"), *java.launcher_options(found)]
         launcher += ["-cp", f"{home}/jars/*", "org.apache.spark.launcher.Main", *asked]
-        # It looks for a build of Spark's own unless it is told a version of Scala.
-        env = {**os.environ, _HOME_VARIABLE: str(home), "SPARK_SCALA_VERSION": "any"}
+        env = {**os.environ, _HOME_VARIABLE: str(home), _SCALA_VARIABLE: _scala_version(home)}
         try:
             done = subprocess.run(
                 launcher, env=env, capture_output=True, timeout=_LAUNCHER_SECONDS_MAX, check=True
@@ -165,6 +170,12 @@ def _usual_options(found: Java) -> list[str]:
             return []
         java.write_file(kept, "\n".join(one for one in options if not one.startswith("-Xmx")))
     return kept.read_text().splitlines()
+
+
+def _scala_version(home: Path) -> str:
+    """Return the version in the names of Spark's jars. Programs that start JVMs need it."""
+    named = (_SCALA.match(path.name) for path in (home / "jars").glob("spark-core_*"))
+    return next((found[1] for found in named if found is not None), "")
 
 
 @contextlib.contextmanager
@@ -179,8 +190,9 @@ def _variables(options: list[str]) -> Iterator[None]:
         if not place.exists():
             java.write_file(place, text)
         added[_OPTIONS_VARIABLE] = str(place)
-        # Spark's script sets it, so that all Python programs of a job hash strings alike.
+        # Spark's script sets both. All Python programs of a job hash strings alike.
         added["PYTHONHASHSEED"] = "0"
+        added[_SCALA_VARIABLE] = _scala_version(spark_home())
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     try:
