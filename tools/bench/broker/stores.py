@@ -8,14 +8,16 @@ from typing import Final
 
 import click
 
-from bench.broker.campaigns import BATCH, COUNTS, Campaign, measure
+from bench.broker.campaigns import BATCH, Campaign, measure
 from bench.broker.host import STORE_VARIABLE
 from bench.settings import Kind, Settings
 from bench.table import TableLine, table_line
 from bench.targets import POSTGRESQL_COST
 from taskyard.journal.postgres import database
 
-BATCHES: Final = (1, 100, 1000)
+#: Tasks by batch size. A backlog of 500,000 is refused while its compaction lags behind.
+COUNTS: Final = {1: 5_000, 100: 100_000, 1000: 100_000}
+BATCHES: Final = tuple(COUNTS)
 KINDS: Final[tuple[Kind, ...]] = ("durable", "postgresql")
 
 _TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
