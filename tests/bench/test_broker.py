@@ -208,7 +208,7 @@ def test_growth_compares_both_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_growth_takes_no_cases() -> None:
     done = CliRunner().invoke(main, ["broker", "--huge", "--only", "plain"])
     assert done.exit_code == 2
-    assert "--huge: can't be combined with --only" in done.output
+    assert "--huge, --only and --store exclude each other" in done.output
 
 
 def test_unknown_case_is_refused() -> None:

@@ -57,7 +57,8 @@ def test_function_and_program_find_their_task_and_its_broker(home: Path) -> None
         code = "import nested, json; print(json.dumps(nested.facts()))"
         program = client.submit([sys.executable, "-c", code], name="p", cwd=str(home))
         assert client.broker in program.result()
-        submitted = client.submit(["taskyard", "submit", "--name", "inner", "true"])
+        words = [sys.executable, "-m", "taskyard", "submit", "--name", "inner", "true"]
+        submitted = client.submit(words)
         assert submitted.result() == "inner\n"
         assert client.future("inner").result() == ""
 

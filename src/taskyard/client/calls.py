@@ -31,6 +31,7 @@ from taskyard.core.identity import spelling
 from taskyard.core.model import Terms
 from taskyard.core.states import TaskState
 from taskyard.errors import (
+    ClientClosed,
     ExitCode,
     NoBroker,
     TaskFailed,
@@ -208,6 +209,7 @@ class ExecutorCore:
         self._access: ValueAccess | None = None
         self._is_stopping = False
         self._is_interrupted = False
+        self._is_in_child = False
         #: A request to cancel calls has no reply yet.
         self._is_cancelling = False
         self._broken = ""
@@ -272,10 +274,7 @@ class ExecutorCore:
             self._pending[name] = future
         try:
             call = self.origins.encode(function, args, kwargs)
-        except (
-            UserError,
-            ValueNotStored,
-        ) as error:  # raised by the future, as in the standard library
+        except (UserError, ValueNotStored) as error:  # raised by the future, as in a pool
             self._settle(future, partial(future.settle_exception, error))
             return future
         except BaseException:  # a user's class raised an exit: no call was made
@@ -316,6 +315,8 @@ class ExecutorCore:
         return client.submit_encoded(name, payload, self._terms, after=after)
 
     def _check_open(self) -> None:
+        if self._is_in_child:
+            raise ClientClosed("executor: made before this process was forked (make another one)")
         if self._broken:
             raise ExecutorBroken(f"the executor is broken: {self._broken}")
         if self._is_stopping:
@@ -426,6 +427,7 @@ class ExecutorCore:
     def end_in_child(self) -> None:
         """End in a forked child, which has no thread. The calls belong to its parent."""
         self._lock = threading.RLock()  # another thread may have held it
+        self._is_in_child = True
         self._ended = threading.Event()
         self._ended.set()
 
@@ -546,8 +548,7 @@ class ExecutorCore:
         with self._lock:
             pending = [*self._pending.values()]
         for future in pending:
-            text = f"call {future.name} is lost: {why}"
-            error = ExecutorBroken(text)
+            error = ExecutorBroken(f"call {future.name} is lost: {why}")
             self._settle(future, partial(future.settle_exception, error))
         self._arrived.put(None)
 
