@@ -167,6 +167,7 @@ def test_stages_are_shown_with_their_rows(tmp_path: Path, monkeypatch: pytest.Mo
         assert (mine[0], mine[-1]) == ((stage, 0, rows), (stage, rows, rows))
 
 
+@pytest.mark.whole  # tests of the store write to S3 in every run
 def test_tables_in_s3(tmp_path: Path, bucket: str) -> None:
     found = random_history(1, 100)
     last = pc.max(found.events["sequence"]).as_py()
