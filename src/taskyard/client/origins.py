@@ -19,6 +19,7 @@ from taskyard.process import call_setup
 from taskyard.wire import pickled
 from taskyard.wire.main_globals import shared_globals
 from taskyard.wire.pickled import Origin
+from taskyard.wire.repeated_functions import RepeatedFunctions
 from taskyard.wire.value_names import BYTES_FLOOR
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class CallOrigins:
         self._setup: dict[str, Any] = {}
         #: See `main_globals`.
         self._globals_key = ""
+        self._repeated = RepeatedFunctions()
         self._sys_path: list[str] | None = None
         self._origin = self._origin_with_main = Origin()
         #: Whether a worker can run the main script. An interactive session has none.
@@ -71,6 +73,7 @@ class CallOrigins:
         """
         if self._sys_path != sys.path:
             self._refresh()
+        function = self._repeated.substitute(function, self.pickle_once)
         values = self._values
         is_large = None if values is None else values.is_large
         more: Any = {"has_script": self._has_script, "is_large": is_large}
@@ -99,6 +102,7 @@ class CallOrigins:
         """Have processes make a setup before their first call of these."""
         self._setup = {"setup_file": file, "setup": call}
         self._globals_key, self._sys_path = globals_key, None
+        self._repeated = RepeatedFunctions()
 
     def _shared_globals(self) -> AbstractContextManager[None]:
         return shared_globals(self._globals_key) if self._globals_key else _NOTHING
