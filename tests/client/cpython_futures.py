@@ -56,7 +56,7 @@ class Pool(taskyard.Executor):
 
     @property
     def _call_queue(self) -> Any:
-        """What has to end with the executor: here the thread that reads from its processes."""
+        """Return the thread that reads from the processes: it has to end with the executor."""
         assert self._core._supervisor is not None
         reader = self._core._supervisor._reader
         return SimpleNamespace(join_thread=partial(reader.join, _SECONDS_MAX))

@@ -1,4 +1,4 @@
-"""What replaces trimmed rows in PostgreSQL: published by one broker, fetched by another."""
+"""Publish and fetch the files that replace trimmed rows of a journal in PostgreSQL."""
 
 from functools import partial
 from pathlib import Path
