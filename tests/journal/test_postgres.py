@@ -13,6 +13,7 @@ import pytest
 
 from taskyard.cli.entry import run as run_command
 from taskyard.cli.entry import taskyard
+from taskyard.demo.postgresql import ROLE
 from taskyard.errors import (
     JournalDamaged,
     JournalFailed,
@@ -527,7 +528,7 @@ class TestCommands:
         url = cluster.database(with_store=False)
         run(url, "CREATE ROLE plain LOGIN")
         for command, text in (("init", "permission denied"), ("upgrade", "has no store")):
-            words = ["store", command, url.replace("test@", "plain@")]
+            words = ["store", command, url.replace(f"{ROLE}@", "plain@")]
             assert run_command(taskyard, words) == 2
             (line,) = capsys.readouterr().err.splitlines()
             assert line.startswith("taskyard: ")

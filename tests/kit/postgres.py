@@ -1,126 +1,49 @@
-"""A throw-away PostgreSQL cluster for tests, and a proxy that cuts its connections.
-
-The cluster has its files in memory, and listens on a socket in its directory only. It runs as
-another user than root, as PostgreSQL demands, and ends with the tests.
-"""
+"""A throw-away PostgreSQL cluster for tests, and a proxy that cuts its connections."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import pwd
-import shutil
-import signal
 import socket
-import subprocess
-import tempfile
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
+from taskyard.demo.postgresql import ROLE, ThrowawayCluster, find_programs
+from taskyard.errors import NotInstalled
 from taskyard.journal.postgres import database
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Where Debian has the programs of each version. Others have them in PATH.
-DEBIAN: Final = Path("/usr/lib/postgresql")
-
-#: Settings of a small cluster.
-SETTINGS: Final = ("listen_addresses=", "shared_buffers=16MB", "max_connections=50", "jit=off")
-
-_PATIENCE_SECONDS: Final = 60
 _numbers = itertools.count(1)
 
 
 def programs() -> Path:
-    """Return the directory of the newest `initdb`. Fail in CI without one, skip elsewhere."""
-    found = sorted(DEBIAN.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
-    plain = shutil.which("initdb")
-    if found or plain:
-        return found[-1].parent if found else Path(str(plain)).parent
-    text = "PostgreSQL is not installed (apt-get install postgresql)"
-    if os.environ.get("CI"):
-        pytest.fail(text)
-    pytest.skip(text)
+    """Return the directory of PostgreSQL's programs. Fail in CI without one, skip elsewhere."""
+    try:
+        return find_programs()
+    except NotInstalled as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
 
 
-class Cluster:
-    """A running cluster. Commands start as the user that owns its files."""
+class Cluster(ThrowawayCluster):
+    """A cluster with its files in memory, which makes databases."""
 
-    def __init__(self) -> None:
-        self._programs = programs()
-        disk = os.environ.get("PYTEST_DEBUG_TEMPROOT")
-        self.directory = Path(tempfile.mkdtemp(prefix="pg-", dir=disk))
-        self._prefix = self._as_owner()
-        options = ("-D", self._data, "-A", "trust", "-U", "test", "-E", "UTF8", "--no-locale")
-        made = self._run("initdb", *options, "--no-sync", "--no-instructions")
-        _, errors = made.communicate()
-        assert made.returncode == 0, errors
-        self.start()
-
-    @property
-    def _data(self) -> str:
-        return str(self.directory / "data")
-
-    def _as_owner(self) -> list[str]:
-        """Give the directory to a user that is not root. Return how to run commands as that one."""
-        if os.geteuid() != 0:
-            return []
-        names = {user.pw_name: user for user in pwd.getpwall()}
-        user = names.get("postgres") or names["nobody"]
-        os.chown(self.directory, user.pw_uid, user.pw_gid)
-        ids = (f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups")
-        return ["setpriv", *ids, "--pdeathsig=QUIT"]
-
-    def _run(self, program: str, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*self._prefix, str(self._programs / program), *arguments],
-            cwd=self.directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE if program == "initdb" else subprocess.DEVNULL,
-            text=True,
-        )
-
-    def start(self) -> None:
-        """Start the server and wait until it accepts connections. It ends with this thread."""
-        sockets = f"unix_socket_directories={self.directory}"
-        options = [part for one in (*SETTINGS, sockets) for part in ("-c", one)]
-        self._server = self._run("postgres", "-D", self._data, *options)
-        ends = time.monotonic() + _PATIENCE_SECONDS
-        while True:
-            try:
-                psycopg.connect(self.url("postgres")).close()
-            except psycopg.OperationalError:
-                assert self._server.poll() is None
-                assert time.monotonic() < ends
-                time.sleep(0.02)
-            else:
-                return
-
-    def stop(self, number: int = signal.SIGINT) -> None:
-        """Stop the server: by SIGINT at once, by SIGQUIT as in a crash."""
-        self._server.send_signal(number)
-        self._server.wait(_PATIENCE_SECONDS)
-
-    def close(self) -> None:
-        if self._server.poll() is None:
-            self.stop(signal.SIGQUIT)
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def url(self, name: str) -> str:
-        return f"postgresql://test@/{name}?host={self.directory}"
+    def __init__(self, *settings: str) -> None:
+        memory = os.environ.get("PYTEST_DEBUG_TEMPROOT")
+        super().__init__(programs(), Path(memory) if memory else None, settings)
 
     def database(self, *, with_store: bool = True) -> str:
         """Create a database and return its URL."""
         name = f"test{next(_numbers)}"
-        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+        with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
         if with_store:
             with database.connect(self.url(name)) as connection:
@@ -147,7 +70,7 @@ class Proxy:
 
     def url(self, name: str) -> str:
         """Return the URL of a database behind this proxy."""
-        return f"postgresql://test@127.0.0.1:{self.port}/{name}?sslmode=disable"
+        return f"postgresql://{ROLE}@127.0.0.1:{self.port}/{name}?sslmode=disable"
 
     def _accept(self) -> None:
         with suppress(OSError):
