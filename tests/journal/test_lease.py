@@ -1,6 +1,7 @@
 """The lease of a leader in PostgreSQL: renewals, a takeover, a lost or stopped server."""
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import psycopg
 import pytest
 
 from taskyard.errors import LeaderLost, StateLocked
-from taskyard.journal.postgres import database, leader
+from taskyard.journal.lock import StateLock
+from taskyard.journal.postgres import database, last_term, leader
 from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.postgres.store import PostgresStore
 from tests.kit.postgres import Cluster, Proxy
@@ -118,3 +120,63 @@ def test_stopped_server_ends_a_commit_that_waits(url: str, tmp_path: Path) -> No
                     os.kill(pid, signal.SIGCONT)
         with pytest.raises(LeaderLost):
             lease.check()
+
+
+# The last term of a state directory.
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    StateLock(tmp_path).release()
+    return tmp_path
+
+
+def abandoned(url: str, state: Path) -> None:
+    """Take a term for an hour, as a broker that is killed then."""
+    with database.connect(url) as connection:
+        term = leader.take(connection, leader.read(connection), 3600 * 10**9)
+    assert term is not None
+    last_term.write(state, term)
+
+
+def test_next_broker_of_a_state_directory_ends_the_term_of_a_dead_one(
+    url: str, state: Path
+) -> None:
+    assert not last_term.end(state, url)
+    abandoned(url, state)
+    assert last_term.end(state, url)
+    assert not last_term.end(state, url)
+    with Lease(url, LEASE_NS) as lease:
+        assert lease.term.epoch == 2
+
+
+def test_term_of_another_broker_is_not_ended(url: str, state: Path) -> None:
+    abandoned(url, state)
+    with database.connect(url) as connection:
+        assert leader.take(connection, leader.read(connection), LEASE_NS)
+        assert not last_term.end(state, url)
+        assert leader.read(connection).holder
+
+
+def test_only_the_same_lock_proves_that_a_broker_is_dead(
+    url: str, state: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abandoned(url, state)
+    copy = tmp_path_factory.mktemp("copy") / "state"
+    shutil.copytree(state, copy)
+    assert not last_term.end(copy, url)
+    boot = tmp_path_factory.mktemp("boot") / "id"
+    for text in ("another\n", None):
+        if text:
+            boot.write_text(text)
+        else:
+            boot.unlink()
+        monkeypatch.setattr(last_term, "_BOOT", boot)
+        assert not last_term.end(state, url)
+    monkeypatch.undo()
+    noted = (state / last_term.FILE_NAME).read_bytes()
+    for damaged in (b"", noted[:-1], b"{}", b"\xff"):
+        (state / last_term.FILE_NAME).write_bytes(damaged)
+        assert not last_term.end(state, url)
+    (state / last_term.FILE_NAME).write_bytes(noted)
+    assert last_term.end(state, url)

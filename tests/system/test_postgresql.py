@@ -130,6 +130,18 @@ def test_broker_that_stops_is_replaced_at_once(tmp_path: Path, url: str) -> None
         assert (code, errors) == (0, "")
 
 
+def test_killed_broker_continues_at_once_in_its_own_state_directory(
+    tmp_path: Path, url: str
+) -> None:
+    machine = Machine(tmp_path, "one", url)
+    (machine.directory / "taskyard.toml").write_text('[lease]\nstore = "1h"\n')
+    with machine.broker() as broker:
+        broker.kill()
+    with machine.broker() as broker:
+        code, _, errors = broker.terminate()
+    assert (code, errors) == (0, "")
+
+
 def test_restarted_server_is_survived_within_the_lease(tmp_path: Path) -> None:
     from tests.kit.postgres import Cluster  # noqa: PLC0415  # as in conftest
 

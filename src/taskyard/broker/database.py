@@ -50,7 +50,7 @@ def open_database(settings: DatabaseSettings, stack: ExitStack) -> OpenDatabase:
     """Take over the journal, and make the state directory equal to the tables."""
     url, state, files = settings.store, settings.state, settings.files
     try:
-        from taskyard.journal.postgres import database, exports  # noqa: PLC0415  # an extra
+        from taskyard.journal.postgres import database, exports, last_term  # noqa: PLC0415  # extra
         from taskyard.journal.postgres.lease import Lease  # noqa: PLC0415
         from taskyard.journal.postgres.store import PostgresStore  # noqa: PLC0415
     except ImportError as error:
@@ -69,7 +69,9 @@ def open_database(settings: DatabaseSettings, stack: ExitStack) -> OpenDatabase:
         )
     for name in (output_store.FOLDER, value_files.FOLDER):
         link_directory(state / name, files.absolute() / name)
+    last_term.end(state, url)
     lease = stack.enter_context(Lease(url, settings.store_lease_ns))
+    last_term.write(state, lease.term)
     replace_private(state / schema.DATABASE_NAME, url.encode())
     store = stack.enter_context(closing(PostgresStore(url, state, lease.term)))
     store.reconnect_seconds_max = max(store.reconnect_seconds_max, settings.store_lease_ns / 1e9)

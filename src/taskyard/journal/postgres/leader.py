@@ -88,9 +88,9 @@ def renew(connection: Connection, term: Term) -> bool:
     return connection.execute(_RENEW, term._asdict()).rowcount == 1
 
 
-def release(connection: Connection, term: Term) -> None:
-    """End a term, so that the next broker need not wait."""
-    connection.execute(_RELEASE, term._asdict())
+def release(connection: Connection, term: Term) -> bool:
+    """End a term, so that the next broker need not wait. Return False if it was over."""
+    return connection.execute(_RELEASE, term._asdict()).rowcount == 1
 
 
 class Vacancy:
