@@ -187,3 +187,29 @@ def test_damaged_file_in_the_database_is_refused(
     with pytest.raises(JournalDamaged, match="does not match its digest"):
         exports.fetch(first.connection, tmp_path / "second", first.store.identity)
     first.close()
+
+
+def test_newest_end_of_a_name_is_kept(url: str, tmp_path: Path) -> None:
+    """A name may be in the table already, or twice in one batch."""
+    machine = Machine(url, tmp_path)
+    index = PublishedIndex(tmp_path, machine.store.identity, machine.connection, machine.term)
+
+    def end(name: bytes, record: int) -> tuple[object, ...]:
+        return (name, 4, b"", b"", 1, None, record, 1, 1, b"r%d" % record, 1, None)
+
+    index.write_columns([end(b"a", 1), end(b"b", 2)])
+    index.write_columns([end(b"a", 3), end(b"c", 4)])
+    index.write_columns([end(b"a", 2), end(b"c", 4), end(b"d", 5), end(b"d", 6)])
+    index.write_output_columns([(b"a", 1, b"x", 0, b"", 0, 1)])
+    index.write_output_columns([(b"a", 1, b"y", 0, b"", 0, 1), (b"a", 2, b"", 0, b"", 0, 1)])
+    index.close()
+    found = "SELECT name, record, result FROM taskyard.finished ORDER BY name"
+    assert machine.connection.execute(found).fetchall() == [
+        (b"a", 3, b"r3"),
+        (b"b", 2, b"r2"),
+        (b"c", 4, b"r4"),
+        (b"d", 6, b"r6"),
+    ]
+    outputs = "SELECT attempt, stdout FROM taskyard.outputs ORDER BY attempt"
+    assert machine.connection.execute(outputs).fetchall() == [(1, b"y"), (2, b"")]
+    machine.close()

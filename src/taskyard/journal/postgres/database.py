@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, LiteralString
 
@@ -82,6 +83,22 @@ _CLEAR: Final[tuple[LiteralString, ...]] = (
     "DELETE FROM taskyard.finished",
     "DELETE FROM taskyard.outputs",
 )
+
+#: Statement and types of the columns, by table.
+_COPIES: Final[dict[str, tuple[LiteralString, str]]] = {
+    "journal": (
+        "COPY taskyard.journal FROM STDIN (FORMAT BINARY)",
+        "int8 int8 int8 int8 bytea bytea",
+    ),
+    "finished": (
+        "COPY taskyard.finished FROM STDIN (FORMAT BINARY)",
+        "bytea int4 bytea bytea int8 bytea int8 int8 int8 bytea int8 int8",
+    ),
+    "outputs": (
+        "COPY taskyard.outputs FROM STDIN (FORMAT BINARY)",
+        "bytea int8 bytea int8 bytea int8 int8",
+    ),
+}
 
 #: Defaults of a connection, each with the variable that also sets it. A server that answers nothing
 #: for this long counts as lost, so that another can be tried.
@@ -182,6 +199,15 @@ def clear(connection: Connection, anchor: bytes | None = None) -> None:
 def _new_anchor() -> bytes:
     identity = secrets.token_bytes(chain.IDENTITY_BYTES)
     return chain.seal(identity, Head(0, 0, chain.origin(identity)))
+
+
+def copy_rows(connection: Connection, table: str, rows: Iterable[tuple[object, ...]]) -> None:
+    """Add rows to a table by COPY: all of them, or none if one has the key of another."""
+    statement, types = _COPIES[table]
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        copy.set_types(types.split())
+        for row in rows:
+            copy.write_row(row)
 
 
 def upgrade(connection: Connection) -> int:

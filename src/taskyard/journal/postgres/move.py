@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Final, LiteralString, NamedTuple
+from typing import Final, NamedTuple
 
 import psycopg
 
@@ -51,22 +51,6 @@ _COUNTS: Final = (
 )
 _CLAIM: Final = "INSERT INTO taskyard.claims VALUES (%s, %s, %s, %b, %s)"
 _COVER: Final = "INSERT INTO taskyard.meta VALUES ('covered', %b)"
-
-#: Statement and types of the columns, by table.
-_COPIES: Final[dict[str, tuple[LiteralString, str]]] = {
-    "journal": (
-        "COPY taskyard.journal FROM STDIN (FORMAT BINARY)",
-        "int8 int8 int8 int8 bytea bytea",
-    ),
-    "finished": (
-        "COPY taskyard.finished FROM STDIN (FORMAT BINARY)",
-        "bytea int4 bytea bytea int8 bytea int8 int8 int8 bytea int8 int8",
-    ),
-    "outputs": (
-        "COPY taskyard.outputs FROM STDIN (FORMAT BINARY)",
-        "bytea int8 bytea int8 bytea int8 int8",
-    ),
-}
 
 _RUN_AGAIN: Final = "nothing was changed at the source"
 
@@ -204,7 +188,7 @@ def _fill(connection: Connection, state: Path, source: ReadonlyStore, term: Term
         (row.sequence, row.record_first, row.record_last, term.epoch, row.chain, row.body)
         for row in source.rows()
     )
-    _copy(connection, "journal", rows)
+    database.copy_rows(connection, "journal", rows)
     whole, _ = history.parts(state)
     paths = [path for part in whole for path in part.paths(state).values()]
     paths += [snapshot.path_of(state, sequence) for sequence in snapshot.sequences(state)]
@@ -217,15 +201,7 @@ def _fill(connection: Connection, state: Path, source: ReadonlyStore, term: Term
         connection.execute(_COVER, (chain.seal(*covered),))
         with Archive(state) as index:
             for table in ("finished", "outputs"):
-                _copy(connection, table, index.walk(table))
-
-
-def _copy(connection: Connection, table: str, rows: Iterator[tuple[object, ...]]) -> None:
-    statement, types = _COPIES[table]
-    with connection.cursor() as cursor, cursor.copy(statement) as copy:
-        copy.set_types(types.split())
-        for row in rows:
-            copy.write_row(row)
+                database.copy_rows(connection, table, index.walk(table))
 
 
 def _verify(connection: Connection, state: Path, source: ReadonlyStore) -> None:
