@@ -36,19 +36,61 @@ def programs() -> Path:
 class Cluster(ThrowawayCluster):
     """A cluster with its files in memory, which makes databases."""
 
-    def __init__(self, *settings: str) -> None:
+    def __init__(self, *settings: str, parent: Path | None = None) -> None:
         memory = os.environ.get("PYTEST_DEBUG_TEMPROOT")
-        super().__init__(programs(), Path(memory) if memory else None, settings)
+        super().__init__(programs(), parent or (Path(memory) if memory else None), settings)
 
-    def database(self, *, with_store: bool = True) -> str:
+    def database(self, options: str = "", *, with_store: bool = True) -> str:
         """Create a database and return its URL."""
         name = f"test{next(_numbers)}"
-        with psycopg.connect(self.url(), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
+        self.execute(f"CREATE DATABASE {name} {options}")
         if with_store:
             with database.connect(self.url(name)) as connection:
                 database.init(connection)
         return self.url(name)
+
+    def is_running(self) -> bool:
+        return self._server is not None and self._server.poll() is None
+
+    def execute(self, statement: str) -> None:
+        """Run a statement that concerns the whole cluster."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(statement)
+
+
+def _name_in(url: str) -> str:
+    """Return the name of a cluster's database."""
+    return url.partition("@/")[2].partition("?")[0]
+
+
+class Standby(Cluster):
+    """A synchronous standby of a cluster, which can be promoted."""
+
+    def __init__(self, primary: Cluster) -> None:
+        self._primary = primary
+        super().__init__()
+        primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        primary.execute("SELECT pg_reload_conf()")
+
+    def _create(self) -> None:
+        source = ("-h", str(self._primary.directory), "-U", ROLE, "--checkpoint=fast")
+        options = ("-D", str(self.data), "--write-recovery-conf", "--no-sync", *source)
+        assert self._run("pg_basebackup", *options).wait() == 0, self.log.read_text()
+
+    def receiver(self) -> int:
+        """Return the process that receives rows. While it is stopped, commits wait."""
+        with psycopg.connect(self.url()) as connection:
+            found = connection.execute("SELECT pid FROM pg_stat_wal_receiver").fetchall()
+            return int(found[0][0])
+
+    def promote(self) -> None:
+        """Accept writes from now on, without the primary."""
+        self.execute("SELECT pg_promote()")
+
+    def url_of_both(self, url: str) -> str:
+        """Return the URL of a database on the server that accepts writes."""
+        name = _name_in(url)
+        return f"postgresql://{ROLE}@/{name}?host={self._primary.directory},{self.directory}"
 
 
 class Proxy:
