@@ -7,19 +7,21 @@ that outlives this machine, and the state directory has links to it.
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from taskyard.broker import output_store
-from taskyard.errors import NotInstalled, UnusableState, UnusableStore
+from taskyard.errors import JournalDamaged, NotInstalled, UnusableState, UnusableStore
 from taskyard.journal import schema, state_check, value_files
 from taskyard.journal.compaction import DatabaseTerm
 from taskyard.journal.files import link_directory, replace_private
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from contextlib import ExitStack
     from pathlib import Path
 
+    from taskyard.broker.standby import Standby, WarmState
     from taskyard.journal.postgres.lease import Lease
     from taskyard.journal.postgres.store import PostgresStore
 
@@ -46,17 +48,69 @@ class DatabaseSettings(Protocol):
     def store_lease_ns(self) -> int: ...
 
 
-def open_database(settings: DatabaseSettings, stack: ExitStack) -> OpenDatabase:
-    """Take over the journal, and make the state directory equal to the tables."""
-    url, state, files = settings.store, settings.state, settings.files
-    try:
+def open_standby(settings: DatabaseSettings, announce: Callable[[str], None]) -> Standby:
+    """Return a standby of the journal that is not started yet."""
+    with _needs_extra():
+        from taskyard.broker.standby import Standby  # noqa: PLC0415  # an extra
+        from taskyard.journal.postgres import last_term  # noqa: PLC0415
+    _prepare(settings)
+    last_term.end(settings.state, settings.store)
+    made = Standby(settings, announce)
+    replace_private(settings.state / schema.DATABASE_NAME, settings.store.encode())
+    return made
+
+
+def open_database(
+    settings: DatabaseSettings, stack: ExitStack, warm: WarmState | None = None
+) -> OpenDatabase:
+    """Take over the journal, and make the state directory equal to the tables.
+
+    A `warm` state has done both.
+    """
+    with _needs_extra():
         from taskyard.journal.postgres import database, exports, last_term  # noqa: PLC0415  # extra
         from taskyard.journal.postgres.lease import Lease  # noqa: PLC0415
         from taskyard.journal.postgres.store import PostgresStore  # noqa: PLC0415
+    url, state = settings.store, settings.state
+    verified = None
+    if warm is None:
+        _prepare(settings)
+        last_term.end(state, url)
+        lease = stack.enter_context(Lease(url, settings.store_lease_ns))
+        replace_private(state / schema.DATABASE_NAME, url.encode())
+    else:
+        lease, verified = stack.enter_context(warm.lease), warm.head
+    last_term.write(state, lease.term)
+    store = stack.enter_context(closing(PostgresStore(url, state, lease.term, verified)))
+    store.reconnect_seconds_max = max(store.reconnect_seconds_max, settings.store_lease_ns / 1e9)
+    lease.on_lost = store.interrupt
+    if verified is None:
+        with database.open_database(url) as connection:
+            exports.fetch(connection, state, store.identity)
+    elif store.head != verified:
+        raise JournalDamaged(
+            f"{database.describe(url)}: rows after row {verified.sequence} were written during the "
+            "takeover",
+            "stop all brokers of this store, and start one",
+        )
+    return OpenDatabase(store, lease, DatabaseTerm(url, *lease.term))
+
+
+@contextmanager
+def _needs_extra() -> Iterator[None]:
+    try:
+        yield
     except ImportError as error:
         raise NotInstalled(
             f"store: needs {error.name} (`pip install 'taskyard[postgres]'`)"
         ) from error
+
+
+def _prepare(settings: DatabaseSettings) -> None:
+    """Check the directories, and link those of output and values."""
+    from taskyard.journal.postgres import database  # noqa: PLC0415  # an extra
+
+    url, state, files = settings.store, settings.state, settings.files
     if files is None:
         raise UnusableStore(
             f"{database.describe(url)}: no directory for output and values (give one that "
@@ -69,13 +123,3 @@ def open_database(settings: DatabaseSettings, stack: ExitStack) -> OpenDatabase:
         )
     for name in (output_store.FOLDER, value_files.FOLDER):
         link_directory(state / name, files.absolute() / name)
-    last_term.end(state, url)
-    lease = stack.enter_context(Lease(url, settings.store_lease_ns))
-    last_term.write(state, lease.term)
-    replace_private(state / schema.DATABASE_NAME, url.encode())
-    store = stack.enter_context(closing(PostgresStore(url, state, lease.term)))
-    store.reconnect_seconds_max = max(store.reconnect_seconds_max, settings.store_lease_ns / 1e9)
-    lease.on_lost = store.interrupt
-    with database.open_database(url) as connection:
-        exports.fetch(connection, state, store.identity)
-    return OpenDatabase(store, lease, DatabaseTerm(url, *lease.term))

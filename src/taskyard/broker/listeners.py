@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, cast
 
 from msgspec import Struct
@@ -16,7 +17,7 @@ from taskyard.broker.auth import requires_keys
 from taskyard.broker.dialect_servers import BUILDERS, ListenerOptions, random_bits
 from taskyard.broker.transport import DialectRouter
 from taskyard.errors import UnusableEndpoint
-from taskyard.net import sockets
+from taskyard.net import endpoints, sockets
 from taskyard.process.endpoint_file import OpenListener
 from taskyard.settings.sections import ListenSection
 from taskyard.wire.dialect import DIALECTS_MAX
@@ -57,8 +58,35 @@ class Listener(Struct):
     identity: str = ""
 
     def __str__(self) -> str:
-        endpoints = ",".join(wire.endpoint for wire in self.sockets)
-        return f"{self.dialect} {endpoints} {self.name}".rstrip()
+        places = ",".join(wire.endpoint for wire in self.sockets)
+        return f"{self.dialect} {places} {self.name}".rstrip()
+
+
+class Reservations:
+    """The addresses of listeners, bound but not open: a peer is refused there."""
+
+    def __init__(self, listen: Sequence[tuple[str, str]]) -> None:
+        """Bind all TCP endpoints of (listener, endpoints). Raises UserError."""
+        self._stack = ExitStack()
+        #: As given, with real ports.
+        self.listen: tuple[tuple[str, str], ...] = ()
+        try:
+            for name, text in listen:
+                places = [self._reserve(place) for place in endpoints.split_endpoints(text)]
+                self.listen += ((name, ",".join(places)),)
+        except BaseException:
+            self.close()
+            raise
+
+    def _reserve(self, endpoint: str) -> str:
+        place = endpoints.parse(endpoint)
+        if not isinstance(place, endpoints.Tcp):
+            return endpoint
+        reserved = self._stack.enter_context(endpoints.reserve(place))
+        return str(endpoints.Tcp(place.host, reserved.getsockname()[1]))
+
+    def close(self) -> None:
+        self._stack.close()
 
 
 class Listeners:

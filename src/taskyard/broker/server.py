@@ -19,15 +19,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from taskyard.broker import compaction, output_store
 from taskyard.broker.archive import EndedTasks
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.compaction import Compactor, SizedStore
-from taskyard.broker.database import OpenDatabase, open_database
+from taskyard.broker.database import OpenDatabase, open_database, open_standby
 from taskyard.broker.health import HealthReporter
-from taskyard.broker.listeners import NATIVE, Listeners
+from taskyard.broker.listeners import NATIVE, Listeners, Reservations
 from taskyard.broker.membership_log import MembershipLog, both
 from taskyard.broker.output_retention import OutputLimits, OutputRetention
 from taskyard.broker.output_store import OutputFiles
@@ -59,6 +59,7 @@ from taskyard.wire.native.pending import PLAIN_LEASE_NS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taskyard.broker.standby import WarmState
     from taskyard.journal.postgres.lease import Lease
     from taskyard.net.keyring import Keyring
     from taskyard.net.protocols import Clock
@@ -108,6 +109,8 @@ class BrokerSettings(Struct, frozen=True):
     files: Path | None = None
     #: How long a broker of that journal may be silent before another takes over.
     store_lease_ns: int = LEASE_NS
+    #: Follow the broker that has the journal, and take over when it ends.
+    standby: bool = False
 
 
 #: Log lines with the number of new rejections and the total. The details are in the replies.
@@ -182,10 +185,32 @@ def serve(
         stack.enter_context(_acquire_lock(settings.state))
         signals = STOP_SIGNALS if reloading is None else (*STOP_SIGNALS, signal.SIGHUP)
         host = stack.enter_context(Host(until_eof=settings.until_eof, signals=signals))
-        controls, clock = _Controls(host, reloading), host.clock
+        controls = _Controls(host, reloading)
+        warm = None
+        if settings.standby:
+            reserved = stack.enter_context(closing(Reservations(settings.listen)))
+            settings = structs.replace(settings, listen=reserved.listen)
+            warm = _follow(settings, host, controls, announce)
+            if warm is None:
+                return
+            stack.callback(warm.lease.close)
+            reserved.close()
         limits = settings if reloading is None else reloading
-        opened = _open(settings, clock, stack, limits)
-        guard = Guard()
+        opened = _open(settings, host.clock, stack, limits, warm)
+        _run(settings, announce, opened, (host, controls, keyring), limits)
+
+
+def _run(
+    settings: BrokerSettings,
+    announce: Callable[[str], None],
+    opened: _OpenState,
+    process: tuple[Host, _Controls, Keyring | None],
+    limits: BrokerSettings | SettingsReloader,
+) -> None:
+    """Listen and run turns on an open state."""
+    host, controls, keyring = process
+    clock, guard = host.clock, Guard()
+    with ExitStack() as stack:
         listeners = Listeners(opened.store.identity, settings.plain_lease_ns, guard)
         stack.enter_context(closing(listeners))
         stack.enter_context(closing(guard))
@@ -211,7 +236,7 @@ def serve(
         logs = _logs(broker, transport, listeners)
         housekeeping = _Housekeeping(logs, opened, broker, limits)
         _run_until_stopped(
-            broker, transport, listeners, housekeeping, lambda: controls.should_stop(broker)
+            broker, transport, listeners, housekeeping, lambda: controls.should_stop(broker.enqueue)
         )
         _note(health_state, starts.Word.STOPPED, clock)
         logger.info("stopped: %d rows in the journal", opened.store.head.sequence)
@@ -291,6 +316,7 @@ def _open(
     clock: Clock,
     stack: ExitStack,
     limits: BrokerSettings | SettingsReloader,
+    warm: WarmState | None = None,
 ) -> _OpenState:
     state = settings.state
     if settings.in_memory:
@@ -302,14 +328,14 @@ def _open(
     opened: OpenDatabase | None = None
     store: SizedStore
     if settings.store:
-        opened = open_database(settings, stack)
+        opened = open_database(settings, stack, warm)
         store = opened.store
     else:
         store = stack.enter_context(closing(SqliteStore(state)))
     outputs = stack.enter_context(closing(OutputFiles(state / output_store.FOLDER)))
-    ledger = recovery.open_ledger(state, store)
-    index = stack.enter_context(Archive(state))
-    archive = EndedTasks(index, ledger, store.head.sequence)
+    archive = _open_archive(state, store) if warm is None else warm.archive
+    stack.enter_context(archive.index)
+    ledger = archive.ledger
     compactor = Compactor(state, store, archive, clock, settings.compact)
     stack.enter_context(closing(compactor))
     values = _open_values(settings, limits, store.identity, stack)
@@ -317,6 +343,31 @@ def _open(
     if opened is not None:
         compactor.database, made.lease = opened.term, opened.lease
     return made
+
+
+def _open_archive(state: Path, store: Store) -> EndedTasks:
+    """Recover the ledger, and find the ended tasks in it."""
+    ledger = recovery.open_ledger(state, store)
+    return EndedTasks(Archive(state), ledger, store.head.sequence)
+
+
+def _follow(
+    settings: BrokerSettings,
+    host: Host,
+    controls: _Controls,
+    announce: Callable[[str], None],
+) -> WarmState | None:
+    """Follow the leader until this broker leads. Return None if it is stopped before."""
+    gc.set_threshold(GC_THRESHOLD)
+    with closing(open_standby(settings, announce)) as standby:
+        host.poller.add(standby.fileno())
+        standby.start()
+        while not standby.is_over:
+            host.poller.wait(None)
+            if controls.should_stop(lambda _rules: None):
+                return None
+        host.poller.remove(standby.fileno())
+        return standby.lead()
 
 
 def _open_values(
@@ -354,8 +405,8 @@ class _Controls:
         self._reloading = reloading
         self._terminal = Terminal()
 
-    def should_stop(self, broker: Broker) -> bool:
-        """Return whether to stop the broker. A SIGHUP reloads the settings instead."""
+    def should_stop(self, use: Callable[[RulesSet], None]) -> bool:
+        """Return whether to stop the broker. A SIGHUP reloads the settings and calls `use`."""
         received = self._host.signals_received()
         if any(number in STOP_SIGNALS for number in received):
             return True
@@ -363,7 +414,7 @@ class _Controls:
             return True  # the terminal sent it: the process that started the broker is gone
         rules = self._reloading.reload() if received and self._reloading is not None else None
         if rules is not None:
-            broker.enqueue(rules)
+            use(rules)
         return self._host.is_orphaned()
 
 

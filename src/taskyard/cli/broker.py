@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import click
+from msgspec import structs
 
 from taskyard.broker.compaction import CompactionLimits
 from taskyard.broker.server import BrokerSettings, SettingsReloader, serve
@@ -47,6 +48,11 @@ from taskyard.settings import kinds
     metavar="DIR",
     help="Directory of output and large values with --store, on a disk that outlives this machine.",
 )
+@click.option(
+    "--standby",
+    is_flag=True,
+    help="With --store, follow the broker that has the journal, and take over when it ends.",
+)
 @click.option("--compact-after-rows", type=click.IntRange(min=1), hidden=True)
 @log_options
 @until_eof_option
@@ -62,6 +68,7 @@ def broker(  # noqa: PLR0913  # one per option
     memory: bool,
     store: str,
     files: Path | None,
+    standby: bool,
     compact_after_rows: int | None,
     until_eof: bool,
 ) -> None:
@@ -75,6 +82,8 @@ def broker(  # noqa: PLR0913  # one per option
     on loopback TCP need one too.
 
     With --store the journal is in PostgreSQL (see `taskyard store`). Only one broker can have it.
+    With --standby any number can be started, each with its own --state: the first one leads. The
+    others print `standby: following epoch N at row N`, and one takes over when the leader ends.
 
     A background process compacts the journal: it moves finished tasks to finished.sqlite and
     history/.
@@ -85,28 +94,38 @@ def broker(  # noqa: PLR0913  # one per option
     the state directory, 6 if the state is damaged.
     """
     open_log(cli_context, "broker")
-    settings = BrokerSettings(
+    options = BrokerSettings(
         state,
         read_listen(listen, cli_context.settings().listeners),
-        tables=cli_context.settings().listeners,
         secure=secure,
         in_memory=memory,
-        store=_read_store(store, memory=memory),
+        store=_read_store(store, memory=memory, standby=standby),
+        standby=standby,
         files=files,
-        store_lease_ns=cli_context.settings().lease.store_ns,
         until_eof=until_eof,
-        values_directory=cli_context.settings().values.directory,
-        plain_lease_ns=cli_context.settings().lease.plain_ns,
         compact=_read_limits(compact_after_rows),
     )
-    serve(
-        settings, click.echo, SettingsReloader(cli_context.settings(), cli_context.reload_settings)
+    _serve(cli_context, options)
+
+
+def _serve(cli_context: CliContext, options: BrokerSettings) -> None:
+    """Run a broker with these options, and with the settings that have none."""
+    found = cli_context.settings()
+    settings = structs.replace(
+        options,
+        tables=found.listeners,
+        store_lease_ns=found.lease.store_ns,
+        values_directory=found.values.directory,
+        plain_lease_ns=found.lease.plain_ns,
     )
+    serve(settings, click.echo, SettingsReloader(found, cli_context.reload_settings))
 
 
-def _read_store(store: str, *, memory: bool) -> str:
+def _read_store(store: str, *, memory: bool, standby: bool) -> str:
     """Return the URL of a journal in PostgreSQL. Empty: in SQLite, or in memory."""
     url: str = kinds.STORE.read(store) if store else ""
+    if standby and not url:
+        raise click.UsageError("--standby: needs a store in PostgreSQL (give one with --store)")
     if memory and url:
         raise click.UsageError("--memory: excludes a store in PostgreSQL (add --store sqlite)")
     return url

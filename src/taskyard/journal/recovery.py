@@ -121,9 +121,12 @@ def recover(store: StoreReader, ledger: Ledger | None = None, after: int = 0) ->
     return ledger
 
 
-def apply_row(ledger: Ledger, row: Row) -> None:
-    for record in records_of(row, ledger.record):
+def apply_row(ledger: Ledger, row: Row) -> list[AnyRecord]:
+    """Apply the records of a row that follows the ledger, and return them."""
+    records = records_of(row, ledger.record)
+    for record in records:
         apply(ledger, record)
+    return records
 
 
 def records_of(row: Row, before: int) -> list[AnyRecord]:

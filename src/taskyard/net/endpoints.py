@@ -252,6 +252,26 @@ def _open_tcp(place: Tcp) -> ListeningDescriptor:
         return ListeningDescriptor(listener.detach(), Tcp(place.host, port), None)
 
 
+def reserve(place: Tcp) -> socket.socket:
+    """Bind an address without listening there: connections are refused, as without a process.
+
+    Raise UserError if that fails.
+    """
+    family = socket.AF_INET6 if place.is_ipv6 else socket.AF_INET
+    reserved = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        try:
+            reserved.bind((place.host, place.port))
+        except OSError:
+            # Old connections may linger. Others can bind it then, too, but only one can listen.
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind((place.host, place.port))
+    except OSError as error:
+        reserved.close()
+        raise UnusableEndpoint(f"can't listen on {place}: {error.strerror}") from error
+    return reserved
+
+
 def _open_ipc(place: Ipc) -> ListeningDescriptor:
     path = Path(place.path)
     make_private_directory(path.parent)

@@ -72,9 +72,19 @@ def read(connection: Connection) -> LeaderRow:
     return LeaderRow(*columns)
 
 
-def take(connection: Connection, seen: LeaderRow, lease_ns: int) -> Term | None:
-    """Begin a new term. Return None if the row is no longer as it was seen."""
-    holder = secrets.token_hex(8)
+def new_holder() -> str:
+    """Return a random holder."""
+    return secrets.token_hex(8)
+
+
+def take(
+    connection: Connection, seen: LeaderRow, lease_ns: int, holder: str = NO_HOLDER
+) -> Term | None:
+    """Begin a new term. Return None if the row is no longer as it was seen.
+
+    Without a `holder`, its own is made.
+    """
+    holder = holder or new_holder()
     values = (holder, lease_ns, seen.epoch, seen.holder, seen.renewal)
     found = connection.execute(_TAKE, values).fetchall()
     return Term(found[0][0], holder) if found else None

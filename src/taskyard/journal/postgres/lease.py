@@ -34,8 +34,11 @@ logger = logging.getLogger("taskyard.journal")
 class Lease:
     """A term that is renewed until it is closed, or lost."""
 
-    def __init__(self, url: str, lease_ns: int = LEASE_NS) -> None:
-        """Take over the journal, and wait for that as long as the lease of another broker."""
+    def __init__(self, url: str, lease_ns: int = LEASE_NS, term: Term | None = None) -> None:
+        """Renew a term, or take over the journal for one.
+
+        To take over, wait as long as the lease of another broker.
+        """
         self._url = url
         self._lease_ns = lease_ns
         self._connection = database.open_database(url)
@@ -44,7 +47,7 @@ class Lease:
         self._stopping = threading.Event()
         try:
             database.check_tables(self._connection)
-            self.term: Term = leader.acquire(self._connection, lease_ns, self._note_wait)
+            self.term = term or leader.acquire(self._connection, lease_ns, self._note_wait)
             self._ends_ns = 0
             self._renew()
         except BaseException:

@@ -63,11 +63,20 @@ _NEWEST: Final = (
     "SELECT sequence, record_last, chain FROM taskyard.journal ORDER BY sequence DESC LIMIT 1"
 )
 
+_BYTES: Final = (
+    "SELECT coalesce(sum(octet_length(body)), 0)::bigint FROM taskyard.journal "
+    "WHERE sequence <= %(sequence)s"
+)
+
 _RESTORE_HINT: Final = "restore the database from a backup"
+_LOST_ROWS: Final = (
+    "acknowledged rows are lost, as after a failover without a synchronous standby "
+    f"({_RESTORE_HINT})"
+)
 _CLOSED: Final = "the journal is closed"
 
 
-class _PostgresRows(VerifiedRows):
+class PostgresRows(VerifiedRows):
     """The rows in PostgreSQL, over one connection that is made again when it is lost."""
 
     def __init__(self, url: str) -> None:
@@ -75,6 +84,7 @@ class _PostgresRows(VerifiedRows):
         self._connection = database.open_database(url)
         #: How long a lost connection is tried again.
         self.reconnect_seconds_max = RECONNECT_SECONDS_MAX
+        self.reconnect_pause_seconds = RECONNECT_SECONDS
         #: Why nothing more can be read. None while the store is open.
         self._closed: str | None = None
 
@@ -114,7 +124,7 @@ class _PostgresRows(VerifiedRows):
             except psycopg.Error as latest:
                 self._connection.close()
                 error = latest
-                time.sleep(RECONNECT_SECONDS)
+                time.sleep(self.reconnect_pause_seconds)
             else:
                 return
 
@@ -154,7 +164,7 @@ class _PostgresRows(VerifiedRows):
         return database.read_anchor(self._connection)[1]
 
 
-class PostgresReader(_PostgresRows):
+class PostgresReader(PostgresRows):
     """A journal that another process writes, as of one of its rows. Implements `StoreReader`."""
 
     def __init__(self, url: str, identity: bytes, head: Head) -> None:
@@ -166,14 +176,80 @@ class PostgresReader(_PostgresRows):
             raise UnusableStore(f"{database.describe(url)}: the database has another journal")
 
 
-class PostgresStore(_PostgresRows):
+class WitnessedRows(PostgresRows):
+    """All rows, verified, and a witness of them in a state directory that the caller has locked."""
+
+    _witness: Witness
+    _is_witnessing = False
+    _used_bytes: int
+
+    def close(self) -> None:
+        self._close_witness()
+        super().close()
+
+    def _close_witness(self) -> None:
+        if self._is_witnessing:
+            self._is_witnessing = False
+            self._witness.close()
+
+    def _open(self, directory: Path, verified: Head | None = None) -> None:
+        """Verify the rows after `verified`, or all, and compare them with the witness.
+
+        The witness is created if it is missing.
+        """
+        try:
+            database.check_tables(self._connection)
+            self._identity, self._anchor = database.read_anchor(self._connection)
+        except psycopg.Error as error:
+            raise UnusableStore(
+                f"{database.describe(self._url)}: {database.text_of(error)}"
+            ) from error
+        make_private_directory(directory)
+        witnessed = witness.read(directory)
+        if witnessed is not None and witnessed[0] != self._identity:
+            raise UnusableStore(
+                f"state directory {directory}: belongs to another journal than "
+                f"{database.describe(self._url)} (use another --state)"
+            )
+        self._head, self._used_bytes = self._anchor, 0
+        if verified is not None:
+            self._head, self._used_bytes = self._checked(verified), self._bytes_through(verified)
+        seen = None if witnessed is None else witnessed[1]
+        kept = self._read(self._head.sequence, self._newest().sequence)
+        for row in chain.verify(kept, self._head, seen):
+            self._head = row.head
+            self._used_bytes += len(row.body)
+        if witnessed is None:
+            witness.create(directory, self._identity, self._head)
+        self._witness = Witness(directory, self._identity)
+        self._is_witnessing = True
+
+    def _checked(self, verified: Head) -> Head:
+        """Return a head that was verified before. Raises if the journal has another, or none."""
+        newest = self._newest().sequence
+        if newest < verified.sequence:
+            raise lost(self._url, newest, verified)
+        if self._head_at(verified.sequence) != verified:
+            raise differs(verified)
+        return verified
+
+    def _bytes_through(self, head: Head) -> int:
+        """Return the bytes of the kept rows' bodies up to a head."""
+        ((found,),) = self._execute(_BYTES, {"sequence": head.sequence})
+        return int(found)
+
+
+class PostgresStore(WitnessedRows):
     """The journal of one term, with a witness in a state directory that the caller has locked.
 
     Implements `Store`. The caller begins the term before and ends it after.
     """
 
-    def __init__(self, url: str, directory: Path, term: Term) -> None:
-        """Verify all rows and compare them with the witness, which is created if it is missing."""
+    def __init__(self, url: str, directory: Path, term: Term, verified: Head | None = None) -> None:
+        """Verify all rows and compare them with the witness, which is created if it is missing.
+
+        Rows up to `verified` are not read again.
+        """
         super().__init__(url)
         #: Why nothing more can be committed. None while the store works.
         self._broken: str | None = None
@@ -183,8 +259,9 @@ class PostgresStore(_PostgresRows):
         #: The row that may have been written over a lost connection, and whether it was.
         self._row_in_doubt: Row | None = None
         self._is_written = False
+        self._connection.add_notice_handler(self._note_warning)
         try:
-            self._open(directory)
+            self._open(directory, verified)
         except BaseException:
             self._connection.close()
             raise
@@ -237,36 +314,8 @@ class PostgresStore(_PostgresRows):
         database.interrupt(self._connection)
 
     def close(self) -> None:
-        if self._broken != _CLOSED:
-            self._broken = _CLOSED
-            self._witness.close()
+        self._broken = _CLOSED
         super().close()
-
-    def _open(self, directory: Path) -> None:
-        self._connection.add_notice_handler(self._note_warning)
-        try:
-            database.check_tables(self._connection)
-            self._identity, self._anchor = database.read_anchor(self._connection)
-        except psycopg.Error as error:
-            raise UnusableStore(
-                f"{database.describe(self._url)}: {database.text_of(error)}"
-            ) from error
-        make_private_directory(directory)
-        witnessed = witness.read(directory)
-        if witnessed is not None and witnessed[0] != self._identity:
-            raise UnusableStore(
-                f"state directory {directory}: belongs to another journal than "
-                f"{database.describe(self._url)} (use another --state)"
-            )
-        self._head, self._used_bytes = self._anchor, 0
-        seen = None if witnessed is None else witnessed[1]
-        kept = self._read(self._anchor.sequence, self._newest().sequence)
-        for row in chain.verify(kept, self._anchor, seen):
-            self._head = row.head
-            self._used_bytes += len(row.body)
-        if witnessed is None:
-            witness.create(directory, self._identity, self._head)
-        self._witness = Witness(directory, self._identity)
 
     def _append(self, row: Row) -> None:
         """Write a row exactly once, over as many connections as that takes."""
@@ -325,8 +374,7 @@ class PostgresStore(_PostgresRows):
             raise JournalDamaged(
                 f"{database.describe(self._url)}: the journal ends at row {newest.sequence}, "
                 f"but this broker has written row {self._head.sequence}",
-                "acknowledged rows are lost, as after a failover without a synchronous standby "
-                f"({_RESTORE_HINT})",
+                _LOST_ROWS,
             )
         raise self._fenced()
 
@@ -368,6 +416,22 @@ class PostgresStore(_PostgresRows):
         """Record the first failure, which every later call reports."""
         self._broken = self._broken or str(failure)
         return failure
+
+
+def lost(url: str, newest: int, followed: Head) -> JournalDamaged:
+    """Return the error about a journal that ends before a row that was read before."""
+    return JournalDamaged(
+        f"{database.describe(url)}: the journal ends at row {newest}, but this broker has "
+        f"followed it to row {followed.sequence}",
+        _LOST_ROWS,
+    )
+
+
+def differs(head: Head) -> JournalDamaged:
+    """Return the error about a row that is not the one that was read before."""
+    return JournalDamaged(
+        f"row {head.sequence} differs from the one that this broker has followed", _LOST_ROWS
+    )
 
 
 def _missing(sequence: int) -> JournalDamaged:

@@ -1,0 +1,199 @@
+"""A broker that follows the leader of its store, and takes over when that one ends.
+
+It applies rows as they come to a ledger of its own, so a takeover reads only the last ones. It
+follows in a thread, so that signals are handled whatever the database does. Nothing is written to
+the journal and no peer is answered before the term is taken. The rules of a takeover are in
+`journal.postgres.leader`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from taskyard.broker.archive import EndedTasks
+from taskyard.core.limits import SECOND_NS
+from taskyard.errors import JournalFailed
+from taskyard.journal import recovery
+from taskyard.journal.archive import Archive
+from taskyard.journal.postgres.follower import Behind, Follower
+from taskyard.journal.postgres.leader import NO_HOLDER, Vacancy, boottime_ns
+from taskyard.journal.postgres.lease import Lease
+from taskyard.net.signals import Waker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from taskyard.core.ledger import Ledger
+    from taskyard.journal.chain import Head
+    from taskyard.journal.postgres.follower import Polled
+    from taskyard.journal.postgres.leader import LeaderRow
+
+logger = logging.getLogger("taskyard.broker")
+
+#: The pause between two polls: a part of the lease, and not more than this.
+_POLLS_PER_LEASE: Final = 10
+_PAUSE_NS_MAX: Final = SECOND_NS // 5
+
+#: How long a stop waits for the thread. It ends with the process in any case.
+_JOIN_SECONDS: Final = 1.0
+
+
+class StandbySettings(Protocol):
+    """The settings of a broker that concern a standby."""
+
+    @property
+    def state(self) -> Path: ...
+    @property
+    def store(self) -> str: ...
+    @property
+    def store_lease_ns(self) -> int: ...
+
+
+class WarmState(NamedTuple):
+    """A state that followed the journal up to a row, and the term in which it continues."""
+
+    lease: Lease
+    head: Head
+    #: Has the ledger, too.
+    archive: EndedTasks
+
+
+class Standby:
+    """Follows in a thread of its own, from `start` until it leads, fails or is stopped."""
+
+    def __init__(self, settings: StandbySettings, announce: Callable[[str], None]) -> None:
+        """`announce` receives a line when the standby has all rows."""
+        self._settings = settings
+        self._announce = announce
+        self._follower = Follower(settings.store, settings.state)
+        self._index = Archive(settings.state)
+        self._ledger: Ledger
+        self._archive: EndedTasks
+        #: The row up to which the index was fetched.
+        self._covered = 0
+        self._is_announced = False
+        self._lease: Lease | None = None
+        self._failure: BaseException | None = None
+        self._stopping = threading.Event()
+        self._waker = Waker()
+        self._thread = threading.Thread(target=self._run, name="standby", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when the thread has ended."""
+        return self._waker.fileno()
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether it leads or has failed."""
+        return not self._thread.is_alive()
+
+    def lead(self) -> WarmState:
+        """Return the state of a standby that leads now. Raises the error of one that has failed."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        lease, self._lease = self._lease, None
+        assert lease is not None  # noqa: S101 - the thread ends with one of both
+        return WarmState(lease, self._follower.head, self._archive)
+
+    def close(self) -> None:
+        """Stop following, and end a term that `lead` did not return."""
+        self._stopping.set()
+        self._follower.interrupt()
+        self._thread.join(_JOIN_SECONDS)
+        if self._thread.is_alive():
+            return  # it ends with the process
+        self._follower.close()
+        self._waker.close()
+        if self._lease is not None:
+            self._lease.close()
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        except BaseException as failure:  # noqa: BLE001 - raised by `lead`
+            self._failure = failure
+        finally:
+            self._waker.wake()
+
+    def _follow(self) -> None:
+        self._load()
+        polled = self._poll()
+        vacancy, reconnects = Vacancy(polled.leader, boottime_ns()), self._follower.reconnects
+        while not self._take(vacancy):
+            self._note_warm(polled)
+            pause_ns = min(polled.leader.lease_ns // _POLLS_PER_LEASE, _PAUSE_NS_MAX)
+            if polled.is_last and self._stopping.wait(pause_ns / SECOND_NS):
+                raise JournalFailed("the standby was stopped")
+            polled = self._poll()
+            if self._follower.reconnects != reconnects:
+                # Another server may have an older row, and its holder may have renewed elsewhere.
+                vacancy = Vacancy(polled.leader, boottime_ns())
+                reconnects = self._follower.reconnects
+            vacancy.update(polled.leader, boottime_ns())
+        while not self._poll().is_last:
+            pass
+        self._fetch()
+
+    def _take(self, vacancy: Vacancy) -> bool:
+        """Begin a term if the row may be taken. Its lease is renewed from here on."""
+        seen, settings = vacancy.seen, self._settings
+        if not (vacancy.is_due(boottime_ns()) or self._follower.is_ours(seen)):
+            return False
+        term = self._follower.take(seen, settings.store_lease_ns)
+        if term is None:
+            return False
+        self._lease = Lease(settings.store, settings.store_lease_ns, term)
+        logger.info("took over in epoch %d at row %d", term.epoch, self._follower.head.sequence)
+        return True
+
+    def _load(self) -> None:
+        """Load the newest snapshot and apply all rows after it."""
+        self._index.close()
+        self._ledger = self._follower.load(self._recover)
+        self._archive = EndedTasks(self._index, self._ledger, self._follower.head.sequence)
+        self._drop_archived()
+
+    def _recover(self) -> Ledger:
+        return recovery.open_ledger(self._settings.state, self._follower)
+
+    def _poll(self) -> Polled:
+        """Read and apply the next rows."""
+        try:
+            polled = self._follower.poll()
+        except Behind:
+            logger.warning("rows were trimmed before they were read: loading a snapshot")
+            self._load()
+            return self._poll()
+        for row in polled.rows:
+            self._archive.on_commit(row.sequence, recovery.apply_row(self._ledger, row))
+        if self._follower.anchor.sequence > self._covered:
+            self._fetch()
+        return polled
+
+    def _fetch(self) -> None:
+        """Fetch what replaces trimmed rows, and drop ended tasks that the index has now."""
+        self._follower.fetch()
+        self._drop_archived()
+
+    def _drop_archived(self) -> None:
+        covered = self._index.covered()
+        if covered is not None:
+            head = covered[1]
+            self._covered = head.sequence
+            for _ in self._archive.forget(head.sequence, head.record):
+                pass
+
+    def _note_warm(self, polled: Polled) -> None:
+        """Announce once that all rows of a leader are applied."""
+        seen: LeaderRow = polled.leader
+        if polled.is_last and seen.holder != NO_HOLDER and not self._is_announced:
+            self._is_announced = True
+            row = self._follower.head.sequence
+            self._announce(f"standby: following epoch {seen.epoch} at row {row}")

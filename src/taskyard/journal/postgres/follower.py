@@ -1,0 +1,186 @@
+"""The journal of another broker, followed row by row: the reading side of a standby.
+
+A poll is one statement, so leader, anchor and rows are those of one moment. Every row is verified
+by the chain, and the witness in the state directory of the standby follows. So a journal that lost
+rows is refused here as it is by the broker that wrote them. Knows nothing about the meaning of
+rows, and does not decide when to take over.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+import psycopg
+
+from taskyard.errors import JournalDamaged, UnusableStore
+from taskyard.journal import chain
+from taskyard.journal.chain import Row
+from taskyard.journal.postgres import database, exports, leader
+from taskyard.journal.postgres.leader import LeaderRow, Term
+from taskyard.journal.postgres.store import WitnessedRows, differs, lost
+from taskyard.journal.reader import READ_ROWS_MAX
+
+_T = TypeVar("_T")
+
+#: A lost connection is tried again for ever. A standby has nothing else to do.
+_RECONNECT_SECONDS: Final = 0.25
+
+_POLL: Final = (
+    "SELECT leader.epoch, holder, renewal, lease_ns, "
+    "(SELECT value FROM taskyard.meta WHERE key = 'format'), "
+    "(SELECT value FROM taskyard.meta WHERE key = 'anchor'), "
+    "(SELECT chain FROM taskyard.journal WHERE sequence = %(after)s), "
+    "later.sequence, record_first, record_last, chain, body FROM taskyard.leader "
+    "LEFT JOIN LATERAL (SELECT * FROM taskyard.journal WHERE sequence > %(after)s "
+    "ORDER BY sequence LIMIT %(count)s) AS later ON true ORDER BY later.sequence"
+)
+
+#: One state of all tables, whatever the leader writes and trims meanwhile.
+_SNAPSHOT: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+
+logger = logging.getLogger("taskyard.journal")
+
+
+class Behind(Exception):
+    """Rows that this standby has not read were trimmed. A snapshot replaces them."""
+
+
+class Polled(NamedTuple):
+    """The result of one poll."""
+
+    leader: LeaderRow
+    #: The next rows, verified. There may be more.
+    rows: list[Row]
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether these are all rows."""
+        return len(self.rows) < READ_ROWS_MAX
+
+
+class Follower(WitnessedRows):
+    """Reads the rows of another broker as they come. Implements `StoreReader`.
+
+    Its head is the last row that `poll` returned. For one thread, except `close`.
+    """
+
+    def __init__(self, url: str, directory: Path) -> None:
+        super().__init__(url)
+        self._directory = directory
+        self.reconnect_seconds_max = math.inf
+        self.reconnect_pause_seconds = _RECONNECT_SECONDS
+        self._is_in_snapshot = False
+        self._holder = leader.new_holder()
+        #: Connections made again. Each may be one to another server, with an older state.
+        self.reconnects = 0
+
+    def load(self, use: Callable[[], _T]) -> _T:
+        """Verify all rows, fetch the files and call `use`, all as of one moment."""
+        return self._at_one_moment(partial(self._load, use))
+
+    def fetch(self) -> None:
+        """Fetch what replaces trimmed rows, as of one moment."""
+        self._at_one_moment(self._fetch_files)
+
+    def _load(self, use: Callable[[], _T]) -> _T:
+        self._close_witness()
+        self._open(self._directory)
+        self._fetch_files()
+        return use()
+
+    def _fetch_files(self) -> None:
+        exports.fetch(self._connection, self._directory, self._identity)
+
+    def _at_one_moment(self, read: Callable[[], _T]) -> _T:
+        """Call `read` in a transaction, and again when the connection is lost."""
+        while True:
+            self._is_in_snapshot = True
+            try:
+                with self._connection.transaction():
+                    self._connection.execute(_SNAPSHOT)
+                    return read()
+            except psycopg.Error as error:
+                if not database.is_in_doubt(self._connection, error):
+                    raise database.failed(self._url, "reading the store", error) from error
+                lost_by = error
+            finally:
+                self._is_in_snapshot = False
+            self._reconnect(math.inf, lost_by)
+
+    def poll(self) -> Polled:
+        """Read the row of the leader and the next rows. Raises `Behind` if they were trimmed."""
+        values = {"after": self._head.sequence, "count": READ_ROWS_MAX}
+        found = self._execute(_POLL, values)
+        written, sealed, own = found[0][4:7]
+        self._check_store(written, sealed)
+        self._check_head(own)
+        rows = [Row(*columns[7:]) for columns in found if columns[7] is not None]
+        for row in chain.verify(rows, self._head):
+            self._head = row.head
+        if rows:
+            self._witness.update(self._head)
+        return Polled(LeaderRow(*found[0][:4]), rows)
+
+    def take(self, seen: LeaderRow, lease_ns: int) -> Term | None:
+        """Begin a new term. Return None if the row is no longer as it was seen.
+
+        If the connection is lost in between, the next poll shows whether the term is ours.
+        """
+        if seen.holder == self._holder:
+            return Term(seen.epoch, seen.holder)
+        try:
+            return leader.take(self._connection, seen, lease_ns, self._holder)
+        except psycopg.Error as error:
+            if not database.is_in_doubt(self._connection, error):
+                raise database.failed(self._url, "taking over", error) from error
+            return None
+
+    def is_ours(self, seen: LeaderRow) -> bool:
+        """Return whether a term was taken over a connection that was lost then."""
+        return seen.holder == self._holder
+
+    def interrupt(self) -> None:
+        """End a call that waits for the server in another thread, and all later ones."""
+        self._closed = "the standby stops"
+        database.interrupt(self._connection)
+
+    def _reconnect(self, give_up: float, error: psycopg.Error) -> None:
+        if self._is_in_snapshot:
+            raise error
+        self._check_open()
+        name = database.describe(self._url)
+        logger.warning("%s: connecting again: %s", name, database.text_of(error))
+        super()._reconnect(give_up, error)
+        self.reconnects += 1
+        logger.warning("%s: connected again", name)
+
+    def _check_store(self, written: bytes, sealed: bytes) -> None:
+        """Raise if the tables are those of another version, or of another journal."""
+        name = database.describe(self._url)
+        if written != b"%d" % database.FORMAT:
+            raise UnusableStore(
+                f"{name}: the store has format {written.decode(errors='replace')} now, this "
+                f"version follows {database.FORMAT} (start a standby of its version)"
+            )
+        found = chain.unseal(sealed)
+        if found is None:
+            raise JournalDamaged("taskyard.meta: the anchor is damaged", "restore the database")
+        identity, self._anchor = found
+        if identity != self._identity:
+            raise UnusableStore(
+                f"{name}: has another journal now, as after `taskyard store move` (use another "
+                "--state for that)"
+            )
+
+    def _check_head(self, own: bytes | None) -> None:
+        """Compare the last row that was read with the one that is stored there."""
+        head, anchor = self._head, self._anchor
+        if own is None and anchor.sequence > head.sequence:
+            raise Behind
+        if own is None and anchor.sequence < head.sequence:
+            raise lost(self._url, self._newest().sequence, head)
+        if head.chain != (own or anchor.chain):
+            raise differs(head)

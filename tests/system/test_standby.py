@@ -1,0 +1,119 @@
+"""A pair of brokers on PostgreSQL: the standby follows, and takes over when the leader ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.client.client import Client
+from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run_here
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kit.postgres import Cluster
+
+#: Short, because each takeover after a kill waits for it.
+LEASE_SECONDS = 1
+
+
+@pytest.fixture
+def url(cluster: Cluster) -> str:
+    return cluster.database()
+
+
+class Machine:
+    """A state directory of its own, and the files that both machines share."""
+
+    def __init__(self, tmp_path: Path, name: str, url: str) -> None:
+        self.directory = tmp_path / name
+        self.directory.mkdir()
+        (self.directory / "taskyard.toml").write_text(f'[lease]\nstore = "{LEASE_SECONDS}s"\n')
+        self.state = self.directory / ".taskyard"
+        self.options = ("--standby", "--store", url, "--files", str(tmp_path / "files"))
+
+    def leader(self, *more: str) -> Broker:
+        """Start a broker that finds the journal free."""
+        return Broker(self.directory, *self.options, *more)
+
+    def standby(self, *more: str) -> Running:
+        """Start a broker, and wait until it has all rows of the leader."""
+        running = Running(self.directory, "broker", "--until-eof", *self.options, *more)
+        line = running.line()
+        assert line.startswith("standby: following epoch "), (line, running.end())
+        return running
+
+
+def leads(running: Running) -> None:
+    """Wait until a standby has taken over."""
+    line = running.line()
+    assert line.startswith("listening native "), (line, running.end())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_standby_takes_over(tmp_path: Path, url: str, number: signal.Signals) -> None:
+    first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
+    with first.leader() as leader, second.standby() as standby:
+        with Client(state=first.state) as client, Worker(first.directory):
+            for place in range(5):
+                client.submit(["echo", str(place)], name=f"t{place}").result(PATIENCE_SECONDS)
+            client.submit(["true"], name="waits", service="none")
+        leader.send(number)
+        leads(standby)
+        with Client(state=second.state) as client:
+            assert client.status()["counts"] == {
+                **dict.fromkeys(("blocked", "delayed", "leased", "failed", "cancelled"), 0),
+                "ready": 1,
+                "done": 5,
+            }
+            assert [client.result(f"t{place}") for place in range(5)] == [
+                f"{place}\n" for place in range(5)
+            ]
+            with Worker(second.directory):
+                assert client.submit(["echo", "more"]).result(PATIENCE_SECONDS) == "more\n"
+        if number == signal.SIGSTOP:
+            leader.send(signal.SIGCONT)
+            code, _, errors = leader.end()
+            assert (code, "answers nothing more" in errors) == (6, True)
+        assert standby.terminate()[0] == 0
+
+
+def test_standby_stops_at_once_and_reloads(tmp_path: Path, url: str) -> None:
+    first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
+    with first.leader():
+        with second.standby() as standby:
+            standby.send(signal.SIGHUP)
+            assert "settings reloaded" in standby.error_line()
+            code, _, errors = standby.terminate()
+            assert (code, errors) == (0, "")
+        with second.standby() as standby:
+            assert standby.send(signal.SIGINT).end()[0] in (0, 130)
+        with second.standby() as standby:
+            standby.hang_up()
+            assert standby.end()[0] == 0
+
+
+def test_port_of_a_standby_is_reserved_and_refuses_peers(tmp_path: Path, url: str) -> None:
+    first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    listen = ("--listen", f"dwork=tcp://127.0.0.1:{port}")
+    with first.leader() as leader, second.standby(*listen) as standby:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        with pytest.raises(OSError, match="in use"), socket.socket() as other:
+            other.bind(("127.0.0.1", port))
+        leader.kill()
+        leads(standby)
+        assert standby.line() == f"listening dwork tcp://127.0.0.1:{port}"
+        socket.create_connection(("127.0.0.1", port)).close()
+
+
+def test_standby_needs_a_store(tmp_path: Path) -> None:
+    for options in ((), ("--memory",)):
+        code, _, errors = run_here(tmp_path, "broker", "--standby", *options)
+        assert code == 2
+        assert "--standby: needs a store in PostgreSQL" in errors
