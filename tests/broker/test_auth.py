@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.net.poller import Poller
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
 
 
 #: Routing ids as ZeroMQ makes them.

@@ -10,7 +10,8 @@ import pytest
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.endpoints import Ipc, parse
 from taskyard.net.poller import Poller
-from taskyard.net.sockets import ZmqSocket, connect
+from taskyard.net.sockets import connect
+from taskyard.net.zmq_socket import ZmqSocket
 
 #: Long enough on a busy machine. No test is expected to wait this long.
 PATIENCE_NS = 20 * SECOND_NS

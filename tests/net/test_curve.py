@@ -30,16 +30,10 @@ from taskyard.net.options import (
     curve_server,
     set_options,
 )
+from taskyard.net.places import ACCEPT_CHECK_NS
 from taskyard.net.poller import Poller
-from taskyard.net.sockets import (
-    ACCEPT_CHECK_NS,
-    CurveListener,
-    ZmqSocket,
-    _user_of,
-    connect,
-    connect_by_name,
-    listen,
-)
+from taskyard.net.sockets import CurveListener, _user_of, connect, connect_by_name, listen
+from taskyard.net.zmq_socket import ZmqSocket
 from taskyard.wire.roles import Role
 from tests.kit.processes import until
 from tests.net.kit import PATIENCE_MS, arrived, needs_ipv6, raw_connection, read_to_end

@@ -42,7 +42,8 @@ from taskyard.net.pressure import (
     suspects_of,
     wait_ms_after,
 )
-from taskyard.net.sockets import ZmqSocket, listen
+from taskyard.net.sockets import listen
+from taskyard.net.zmq_socket import ZmqSocket
 from tests.net.kit import PATIENCE_S, arrived, peers, raw_connection, read_to_end
 from tests.system import socket_attackers as attackers
 

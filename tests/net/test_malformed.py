@@ -10,7 +10,8 @@ import pytest
 import zmq
 
 from taskyard.net import options
-from taskyard.net.sockets import ZmqSocket, listen
+from taskyard.net.sockets import listen
+from taskyard.net.zmq_socket import ZmqSocket
 from tests.net.kit import arrived, needs_ipv6, peers, raw_connection, read_exactly, read_to_end
 
 #: Bytes that a web page could make a browser send, padded to fit ZMTP 1.0. The first byte, P, is

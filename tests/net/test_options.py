@@ -15,7 +15,8 @@ from taskyard.net.options import (
     ROUTER_CONNECT_OPTIONS,
     set_options,
 )
-from taskyard.net.sockets import ZmqSocket, connect, connect_by_name, listen
+from taskyard.net.sockets import connect, connect_by_name, listen
+from taskyard.net.zmq_socket import ZmqSocket
 from tests.net.kit import PATIENCE_MS, arrived, needs_ipv6, peers
 
 #: ZeroMQ does not return these. The tests below show their effects.

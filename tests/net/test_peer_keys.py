@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.net.keys import PeerKey
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
 
 
 class Yard:

@@ -13,7 +13,8 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.net.poller import WAIT_MS_MAX, Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Signals, Waker
-from taskyard.net.sockets import ZmqSocket, listen
+from taskyard.net.sockets import listen
+from taskyard.net.zmq_socket import ZmqSocket
 from tests.net.kit import PATIENCE_NS, arrived, peers
 
 

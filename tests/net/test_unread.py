@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
 
 ROUTE = b"peer"
 BODY = bytes(100_000)

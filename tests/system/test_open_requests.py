@@ -22,7 +22,7 @@ from tests.system.peers import InstantRunner
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
 
 WORKERS = 1_000
 

@@ -20,7 +20,7 @@ from taskyard.net import sockets
 from taskyard.net.channel import Channel
 from taskyard.net.context import raise_file_limit
 from taskyard.net.protocols import SystemClock
-from taskyard.net.sockets import ZmqSocket
+from taskyard.net.zmq_socket import ZmqSocket
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.settings import WorkerSettings

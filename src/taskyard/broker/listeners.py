@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taskyard.broker.dialect_servers import ServerDialect
     from taskyard.net.guard import Guard
     from taskyard.net.keyring import Keyring
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.wire.dialect import Dialect
     from taskyard.wire.health_views import RelayHealth
     from taskyard.wire.round_robin.server import RoundRobin

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from taskyard.core.events import Event
     from taskyard.net.poller import Poller
     from taskyard.net.protocols import Clock
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.wire.dialect import Dialect, Reply
     from taskyard.wire.roles import AuthenticatedPeer
     from taskyard.wire.seen_relays import SeenRelay

@@ -117,7 +117,7 @@ def _query_local(cli_context: CliContext, body: bytes) -> Reply | None:
     settings = None if cli_context.state else cli_context.settings()
     location = discovery.locate(cli_context.brokers, cli_context.state, settings=settings)
     endpoint = location.endpoints()[0]  # of several brokers, the first completes names
-    if endpoint.startswith("ipc://"):
+    if endpoint.startswith("ipc://") and "+" not in endpoint:
         from taskyard.net import options  # noqa: PLC0415
 
         answer = options.query_once(endpoint, body, int(REPLY_SECONDS * 1000))

@@ -57,13 +57,13 @@ def invited_endpoints(
 
 
 def _check_given(given: str, dialect: str, count: int) -> tuple[str, ...]:
-    places = [endpoints.parse_peer(one) for one in endpoints.split_endpoints(given)]
-    if not all(isinstance(one, endpoints.Tcp) for one in places):
+    found = [endpoints.parse_places(one) for one in endpoints.split_endpoints(given)]
+    if not all(isinstance(place, endpoints.Tcp) for places in found for place in places):
         raise UserError(f"--broker {given}: must be a TCP endpoint, as in tcp://HOST:PORT")
-    if len(places) != count:
+    if len(found) != count:
         wanted = "BACKEND,FRONTEND" if count > 1 else "one endpoint"
         raise UserError(f"--broker {given}: expected {wanted} of {dialect}")
-    return tuple(map(str, places))
+    return tuple("+".join(map(str, places)) for places in found)
 
 
 def _configured(settings: Settings, dialect: str) -> Iterator[OpenListener]:

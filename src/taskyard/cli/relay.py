@@ -23,7 +23,6 @@ from taskyard.cli.output import example
 from taskyard.client import discovery
 from taskyard.errors import UnusableEndpoint, UnusableKey, UserError
 from taskyard.net import endpoints
-from taskyard.net.endpoints import Tcp
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey
 from taskyard.relay.process import ROUND_ROBIN, WMP, RelayOptions, serve
@@ -113,7 +112,7 @@ def relay(  # noqa: PLR0913  # click's options
     if len(above) > 1 and dialect != WMP:
         raise UserError(f"--to: a {dialect} relay has one broker")
     for one in above:
-        for place in set(below) & set(one):
+        for place in set(below) & {str(at) for each in one for at in endpoints.parse_places(each)}:
             raise UserError(f"--to {place}: the relay's own --listen endpoint")
     key, upstream_keys = _upstream_keys(cli_context, dialect, above)
     options = RelayOptions(
@@ -170,7 +169,7 @@ def _upstream_keys(
         cli_context.keys = cli_context.keys[:1]
     places = [place for one in above for place in one]
     key = _key(cli_context, places)
-    if any(isinstance(endpoints.parse_peer(place), Tcp) for place in places):
+    if any(map(endpoints.uses_tcp, places)):
         for used in each or (key,):
             _check_roles(used, dialect)
     return key, each
@@ -185,7 +184,7 @@ def _key(cli_context: CliContext, above: list[str]) -> PeerKey | None:
         for place in above
     }
     for place, key in found.items():
-        if key is None and endpoints.is_remote(endpoints.parse_peer(place)):
+        if key is None and any(map(endpoints.is_remote, endpoints.parse_places(place))):
             raise UnusableKey(
                 f"--to {place}: on another machine, which needs a key (give --key or --invite)"
             )

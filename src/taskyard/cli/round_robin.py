@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from taskyard.net.invitations import Invitation
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import MonotonicClock
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
 
 _NAME: Final = DIALECT.decode()
 

@@ -167,7 +167,7 @@ def key_for(
 
     Only TCP uses keys. On other sockets the kernel authenticates the peer.
     """
-    if not endpoint.startswith("tcp://"):
+    if not endpoints.uses_tcp(endpoint):
         return None
     if key:
         return _read_key(Path(key))
@@ -209,7 +209,7 @@ def keys_for(
     A key file has the public key of its broker, so that each broker has its own. Raises
     `UserError` if their numbers differ.
     """
-    remote = [one for one in found if one.startswith("tcp://")]
+    remote = [one for one in found if endpoints.uses_tcp(one)]
     if len(found) == 1 and len(keys) <= 1:
         return [key_for(found[0], next(iter(keys), None), environment, settings)]
     if remote and not keys:
@@ -231,7 +231,7 @@ def key_files_for(
 
     None: the endpoint needs no key, or its key is in no file.
     """
-    remote = [one for one in found if one.startswith("tcp://")]
+    remote = [one for one in found if endpoints.uses_tcp(one)]
     configured = configured_key_file(settings)
     files = [*keys] or ([] if configured is None else [configured])
     by_endpoint = dict(zip(remote, files, strict=False))
@@ -239,7 +239,12 @@ def key_files_for(
 
 
 def is_refused(endpoint: str) -> bool:
-    """Return whether no process listens at an endpoint. False if that is not known quickly."""
+    """Return whether no process listens at an endpoint. False if that is not known quickly.
+
+    Nor is it known of a broker at several places: one of them may be about to take over.
+    """
+    if endpoints.has_places(endpoint):
+        return False
     place = endpoints.parse_peer(endpoint)
     try:
         if isinstance(place, endpoints.Tcp):
@@ -263,7 +268,7 @@ def refused_error(endpoint: str, key: PeerKey | None = None) -> NoBroker:
 
 def connection_hint(endpoint: str, key: PeerKey | None) -> str:
     """Return a hint on an endpoint that does not answer. On TCP the key may be the cause."""
-    if not endpoint.startswith("tcp://"):
+    if not endpoints.uses_tcp(endpoint):
         return "start one with `taskyard up`, or give another --broker or --state"
     if key is None:
         return "is it running? If it requires a key, give --key FILE or Client(key=…)"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from taskyard.client.pending_tasks import PendingTask
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import Clock, PeerTransport
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.wire.native.peer import Reply
 
 #: How long an abandoned thread may take to end: a callback may be running.

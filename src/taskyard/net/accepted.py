@@ -35,8 +35,11 @@ _fast_libc = ctypes.PyDLL(None)
 #: The words of Linux's `struct tcp_info` up to `tcpi_data_segs_in`, and the places of its counters.
 #: The segments are half a word. A kernel before 4.6 does not count them.
 _TCP_INFO_WORDS: Final = 20
+_BYTES_ACKNOWLEDGED_WORD: Final = 15
 _BYTES_RECEIVED_WORD: Final = 16
 _SEGMENTS_HALF_WORD: Final = 38
+_SEGMENTS_UNACKNOWLEDGED_HALF_WORD: Final = 6
+_BYTES_UNSENT_HALF_WORD: Final = 36
 
 #: An address of the family AF_UNSPEC. Connecting to it disconnects.
 _NOWHERE: Final = bytes(16)
@@ -390,6 +393,15 @@ def received_segments(descriptor: int) -> int:
     """Return the segments with data that a TCP connection has received. 0 if unknown."""
     halves = ctypes.cast(_tcp_info(descriptor), ctypes.POINTER(ctypes.c_uint32))
     return int(halves[_SEGMENTS_HALF_WORD])
+
+
+def transferred_bytes(descriptor: int) -> tuple[int, int]:
+    """Return the bytes that a TCP connection has received, and those of what it sends that were
+    acknowledged while more wait. The second is 0 if nothing waits."""
+    words = _tcp_info(descriptor)
+    halves = ctypes.cast(words, ctypes.POINTER(ctypes.c_uint32))
+    waits = halves[_SEGMENTS_UNACKNOWLEDGED_HALF_WORD] or halves[_BYTES_UNSENT_HALF_WORD]
+    return int(words[_BYTES_RECEIVED_WORD]), int(words[_BYTES_ACKNOWLEDGED_WORD]) if waits else 0
 
 
 def _tcp_info(descriptor: int) -> ctypes.Array[ctypes.c_uint64]:

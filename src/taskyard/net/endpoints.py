@@ -3,6 +3,9 @@
 An endpoint is `ipc://PATH` or `tcp://ADDRESS:PORT`. One that other machines can reach needs keys:
 `is_remote` detects it, and `sockets.py` requires them. A broker listens on addresses only. A peer
 may also connect to a host name, because the key authenticates the broker. Imports no zmq.
+
+A broker that may be at one of several places is written with plus signs between them:
+`tcp://a.example:6125+tcp://b.example:6125`. Peers find it: see `places.py`.
 """
 
 import contextlib
@@ -35,6 +38,7 @@ SHORT_DIRECTORY = Path("/tmp")  # noqa: S108 - anybody may write there, so the o
 _DIGEST_CHARACTERS: Final = 16
 
 _COMMA = re.compile(r",(?=(?:tcp|ipc)://)")
+_PLUS = re.compile(r"\+(?=(?:tcp|ipc)://)")
 _TCP = re.compile(r"tcp://(?P<host>\[[^]/]*]|[^]:/;[]+):(?P<port>\*|[0-9]{1,5})")
 _FORMS_HINT = "give tcp://127.0.0.1:PORT or ipc://PATH"
 
@@ -93,8 +97,28 @@ def listen_endpoint(endpoint: str) -> str:
 
 
 def peer_endpoint(endpoint: str) -> str:
-    """Return the canonical form of an endpoint to connect to."""
-    return str(parse_peer(endpoint))
+    """Return the canonical form of an endpoint to connect to, which may have several places."""
+    return "+".join(map(str, parse_places(endpoint)))
+
+
+def parse_places(endpoint: str) -> tuple[Tcp | Ipc, ...]:
+    """Parse the places of an endpoint to connect to. Each is returned once. Raise UserError."""
+    return tuple(dict.fromkeys(parse_peer(one.strip()) for one in _PLUS.split(endpoint)))
+
+
+def uses_tcp(endpoint: str) -> bool:
+    """Return whether one of the places of an endpoint is on TCP, where keys are used."""
+    return any(one.startswith("tcp://") for one in _PLUS.split(endpoint))
+
+
+def is_local(endpoint: str) -> bool:
+    """Return whether all places of an endpoint are sockets of this machine's file system."""
+    return all(one.startswith("ipc://") for one in _PLUS.split(endpoint))
+
+
+def has_places(endpoint: str) -> bool:
+    """Return whether an endpoint has several places."""
+    return _PLUS.search(endpoint) is not None
 
 
 def is_remote(place: Tcp | Ipc) -> bool:
@@ -128,6 +152,8 @@ def split_endpoints(given: str) -> list[str]:
 
 def parse(endpoint: str, *, by_name: bool = False) -> Tcp | Ipc:
     """Parse an endpoint. `by_name` allows a host name. Raise UserError if it is invalid."""
+    if has_places(endpoint):
+        raise UnusableEndpoint(f"endpoint {endpoint}: several places, expected one")
     if endpoint.startswith("ipc://"):
         return _parse_ipc(endpoint)
     match = _TCP.fullmatch(endpoint)

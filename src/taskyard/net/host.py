@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from signal import Signals as Signal
 
     from taskyard.net.protocols import MonotonicClock
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
 
 #: Soon enough for a reader, and at most six lines a minute in a flood.
 WARNING_NS: Final = 10 * SECOND_NS

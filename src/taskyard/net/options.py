@@ -37,6 +37,16 @@ RECONNECT_MS_MAX: Final = 1_000
 KEEPALIVE_IDLE_S: Final = 60
 KEEPALIVE_INTERVAL_S: Final = 10
 KEEPALIVE_COUNT: Final = 3
+
+#: At several places an absent broker is looked for more often: a standby may take over any time.
+PLACES_RECONNECT_MS_MAX: Final = 250
+
+#: How often a socket of several places makes its broker send something.
+PLACES_HEARTBEAT_MS: Final = 1_000
+
+#: A local broker is disconnected after this time without a reply.
+PLACES_SILENT_MS: Final = 2_000
+
 UNACKNOWLEDGED_MS_MAX: Final = 1_000 * (KEEPALIVE_IDLE_S + KEEPALIVE_COUNT * KEEPALIVE_INTERVAL_S)
 
 CONTEXT: Final[dict[zmq.ContextOption, int]] = {
@@ -46,9 +56,9 @@ CONTEXT: Final[dict[zmq.ContextOption, int]] = {
     zmq.ContextOption.IO_THREADS: 1,
 }
 
-_Options: TypeAlias = dict[zmq.SocketOption, int | bytes]
+Options: TypeAlias = dict[zmq.SocketOption, int | bytes]
 
-_COMMON: Final[_Options] = {
+_COMMON: Final[Options] = {
     # Closing a socket discards unsent messages. Peers repeat their requests.
     zmq.SocketOption.LINGER: 0,
     zmq.SocketOption.SNDHWM: MESSAGES_WAITING_MAX,
@@ -123,13 +133,27 @@ CONNECT_OPTIONS: Final[dict[zmq.SocketOption, int | bytes]] = {
 }
 
 
-def with_identity(identity: bytes, options: _Options) -> _Options:
+def with_places(options: Options, *, is_local: bool) -> Options:
+    """Return the options of a socket to one of several places of a broker.
+
+    ZeroMQ sends heartbeats, so that a live broker is never silent. Over TCP it does not disconnect
+    without a reply, which may be behind a large message on a slow network: see `places.py`.
+    """
+    return {
+        **options,
+        zmq.SocketOption.RECONNECT_IVL_MAX: PLACES_RECONNECT_MS_MAX,
+        zmq.SocketOption.HEARTBEAT_IVL: PLACES_HEARTBEAT_MS,
+        zmq.SocketOption.HEARTBEAT_TIMEOUT: PLACES_SILENT_MS if is_local else 0,
+    }
+
+
+def with_identity(identity: bytes, options: Options) -> Options:
     """Return options with a fixed routing id, by which other sockets address this one."""
     return {**options, zmq.SocketOption.ROUTING_ID: identity}
 
 
 #: For a ROUTER that connects. It and its peer address each other by name.
-ROUTER_CONNECT_OPTIONS: Final[_Options] = {
+ROUTER_CONNECT_OPTIONS: Final[Options] = {
     **CONNECT_OPTIONS,
     # As for a listener: sending to an unknown route fails.
     zmq.SocketOption.ROUTER_MANDATORY: 1,
@@ -139,8 +163,8 @@ ROUTER_CONNECT_OPTIONS: Final[_Options] = {
 
 
 def curve_client(
-    secret: bytes, public: str, broker: str, options: _Options = CONNECT_OPTIONS
-) -> _Options:
+    secret: bytes, public: str, broker: str, options: Options = CONNECT_OPTIONS
+) -> Options:
     """Return the options of a peer with a key. It connects only to the broker whose public key is
     `broker`."""
     return {

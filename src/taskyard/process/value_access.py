@@ -24,7 +24,7 @@ from taskyard.core.limits import SECOND_NS, VALUE_PART_BYTES_MAX
 from taskyard.errors import NoBroker, UserError, ValueMissing, ValueNotStored
 from taskyard.journal.files import make_private_directory, open_regular
 from taskyard.journal.value_files import StoreTerms, ValueFiles, length_of, name_of, short_name
-from taskyard.net import sockets
+from taskyard.net import endpoints, sockets
 from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
@@ -164,7 +164,7 @@ class ValueAccess:
 
     def _usable_directory(self, document: StoreDocument) -> ValueFiles | None:
         """Return the directory if this process may use it directly."""
-        if not document.shared and not self._endpoint.startswith("ipc://"):
+        if not document.shared and not endpoints.is_local(self._endpoint):
             return None
         files = ValueFiles(Path(document.directory))
         terms = files.terms()

@@ -88,7 +88,7 @@ class Listener(Protocol):
 
 
 class Upstream(Protocol):
-    """A connection to the broker: `net.sockets.ZmqSocket`."""
+    """A connection to the broker: `net.zmq_socket.ZmqSocket`."""
 
     def receive(self) -> list[bytes] | None: ...
 

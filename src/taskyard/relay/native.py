@@ -66,7 +66,7 @@ MALFORMED_TEXT: Final = "messages of the broker that are no replies: %d new, %d 
 
 
 class Upstream(Protocol):
-    """The connection to the broker: `net.sockets.CountingSocket`."""
+    """The connection to the broker: `net.places.CountingSocket`."""
 
     def receive(self) -> list[bytes] | None: ...
 

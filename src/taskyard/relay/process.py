@@ -15,8 +15,8 @@ from msgspec import Struct
 from taskyard.net import sockets
 from taskyard.net.guard import Guard
 from taskyard.net.host import Host, HostedProgram
-from taskyard.net.sockets import ZmqSocket
 from taskyard.net.unread import Unread
+from taskyard.net.zmq_socket import ZmqSocket
 from taskyard.relay.gateway import Gateway, GatewayProgram
 from taskyard.relay.native import NativeRelay
 from taskyard.relay.server import LoggedRelay, Relay

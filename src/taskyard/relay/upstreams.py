@@ -38,7 +38,7 @@ CONNECTED_TEXT: Final = "broker at %s: connected"
 
 
 class Upstream(Protocol):
-    """A socket to a broker: `net.sockets.CountingSocket`."""
+    """A socket to a broker: `net.places.CountingSocket`."""
 
     endpoint: str
     #: Empty: it has no key.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from taskyard.net.keys import PeerKey
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.worker.agents.rules import AgentSettings
     from taskyard.worker.jobs import Runner
     from taskyard.worker.settings import WorkerSettings

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taskyard.net.keys import PeerKey
     from taskyard.net.poller import Poller
     from taskyard.net.protocols import Clock, MonotonicClock, Transport
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.worker.jobs import Runner
     from taskyard.worker.runner import ProcessRunner
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from taskyard.net.poller import Poller
     from taskyard.net.protocols import EndpointTransport, MonotonicClock
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.wire.round_robin.peer import Stop
     from taskyard.worker.jobs import JobResult, Runner
 

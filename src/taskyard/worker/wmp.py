@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import MonotonicClock, Transport
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.wire.wmp.managers import Route
     from taskyard.worker.jobs import JobResult, Runner
     from taskyard.worker.settings import WorkerSettings
@@ -279,7 +279,7 @@ class WmpWorker:
     def _flush_exit(self) -> None:
         """Let the last messages leave, or a manager would have to wait for the lease to expire."""
         for wire in self._connections:
-            wire.socket.linger = EXIT_LINGER_MS
+            wire.send_after_close(EXIT_LINGER_MS)
 
 
 def serve(  # noqa: PLR0913  # the last ones are named

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
 
 #: Short, so that tests need not wait.
 QUICK = Settings(expire_ns=3 * SECOND_NS // 2, lease_ns=4 * SECOND_NS)

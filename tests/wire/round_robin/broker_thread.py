@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from taskyard.net.sockets import ZmqSocket
+    from taskyard.net.zmq_socket import ZmqSocket
 
 #: Short, so that tests need not wait.
 QUICK = Settings(heartbeat_ns=SECOND_NS // 5, expire_ns=SECOND_NS)

@@ -21,7 +21,7 @@ from taskyard.core.events import RulesSet
 from taskyard.net import endpoints, sockets
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
-from taskyard.net.sockets import ZmqSocket
+from taskyard.net.zmq_socket import ZmqSocket
 from taskyard.wire import dwork_pb2 as pb
 
 #: The file for the profile. Not set: no profile.

@@ -17,7 +17,7 @@ import msgspec
 from bench.peers import PeerProgress, print_progress
 from taskyard.net import sockets
 from taskyard.net.poller import Poller
-from taskyard.net.sockets import ZmqSocket
+from taskyard.net.zmq_socket import ZmqSocket
 from taskyard.wire import dwork_pb2 as pb
 
 #: Open tasks of a client, so that the worker never waits for the next one.

@@ -30,6 +30,7 @@ from taskyard.core.events import UnknownPolicy
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal
 from taskyard.errors import ExitCode, Refused, UserError
+from taskyard.net import endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -219,8 +220,8 @@ def _target_now(cli_context: CliContext, client: Client, campaign: str) -> Calla
 
 def _key_file(cli_context: CliContext, client: Client) -> Path | None:
     """Return the key file of a client's broker, for the executors."""
-    endpoints = broker_location(cli_context).endpoints()
-    remote = [one for one in endpoints if one.startswith("tcp://")]
+    found = broker_location(cli_context).endpoints()
+    remote = [one for one in found if endpoints.uses_tcp(one)]
     keys = dict(zip(remote, cli_context.keys, strict=False))
     return keys.get(client.broker) or discovery.configured_key_file(cli_context.settings())
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from taskyard.errors import ExitCode, UserError
+from taskyard.net.endpoints import is_local
 from taskyard.pipeline.session import local_cores
 from taskyard.process.child import ChildProcess, status_text, taskyard_command
 
@@ -41,7 +42,7 @@ def check(workers: int, master: str, endpoint: str) -> None:
             f"{master}: {at_once} cores for {workers} workers (use --master 'local[{workers}]', or "
             "fewer workers with more --slots)"
         )
-    if at_once is None and endpoint.startswith("ipc://"):
+    if at_once is None and is_local(endpoint):
         raise UserError(
             f"{endpoint}: not reachable from executors on other machines (have the broker listen "
             "at dwork=tcp://…, and pass that as --broker)"
