@@ -251,6 +251,7 @@ class TestClient:
 
     def test_bundle_waits_for_tasks(self, broker: testing.InMemoryBroker) -> None:
         first = broker.client().submit(["true"], name="first")
+        assert first.state == "ready", "the broker has it before another client names it"
         assert send(broker, name="news", after=[first])[0].state == "blocked"
         assert send(broker, name="n2", after=["ghost"], wait_for_unknown=True)[0].state == "blocked"
 

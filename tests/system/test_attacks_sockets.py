@@ -246,6 +246,7 @@ def test_idle_worker_is_not_cut_while_others_attack(tmp_path: Path) -> None:
         words = ("worker", "--broker", broker.endpoints[1], "--until-eof")
         with Running(tmp_path, *words) as worker:
             assert " works for the broker at " in worker.error_line()
+            until(client.workers, "the worker's first request")
             before = client.workers()
             with attack("unfinished", broker.endpoints[1], 100):
                 assert_felt(broker)
