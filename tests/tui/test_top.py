@@ -20,6 +20,7 @@ from taskyard.client.broker_link import BrokerLink
 from taskyard.client.client import Client
 from taskyard.tui.app import Top, key_table
 from taskyard.tui.dialogs import Confirmation
+from taskyard.tui.output_pane import OutputPane
 from taskyard.tui.table import RowTable
 from tests.kit.processes import Broker, Worker, run_here
 
@@ -350,6 +351,26 @@ def test_output_is_followed_while_the_task_runs(directory: Path, client: Client)
 
     client.submit(["sh", "-c", script], name="slow", campaign="d")
     run(directory, play, "--campaign d")
+
+
+@pytest.mark.usefixtures("client")
+def test_drawing_while_it_closes_is_no_error(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_loading = asyncio.Event()
+
+    async def load(pane: OutputPane) -> None:
+        is_loading.set()
+        while pane.query("#output"):  # noqa: ASYNC110  # textual has no event for it
+            await asyncio.sleep(0)
+        pane.query_one("#output")
+
+    async def play(seat: Seat) -> None:
+        await seat.press("5")
+        await is_loading.wait()
+
+    monkeypatch.setattr(OutputPane, "load", load)
+    run(directory, play)
 
 
 def test_broker_that_goes_away_is_reported_until_it_is_back(tmp_path: Path) -> None:

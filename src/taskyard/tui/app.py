@@ -191,9 +191,9 @@ class Top(App[None]):
             try:
                 await self._draw()
             except NoMatches:
-                if self._base.query(ContentSwitcher):
+                if self.is_running:
                     raise
-                return  # the screen is being closed
+                return  # widgets are removed one by one when it closes
             seconds = _TICK_SECONDS if self._is_focused else _BLURRED_SECONDS
             try:
                 async with asyncio.timeout(seconds):
