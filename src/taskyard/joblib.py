@@ -23,8 +23,9 @@ from joblib.parallel import AutoBatchingMixin, ParallelBackendBase, register_par
 
 from taskyard.campaign.batches import encode_text
 from taskyard.client import discovery
-from taskyard.client.calls import CallFuture, ExecutorCore, function_name
+from taskyard.client.calls import CallFuture, ExecutorCore
 from taskyard.client.executor import Executor
+from taskyard.client.functions import function_name
 from taskyard.core.model import Refusal, Submission
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, TaskFailed, TaskyardError

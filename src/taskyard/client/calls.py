@@ -24,6 +24,7 @@ from msgspec import structs
 
 from taskyard.campaign.batches import encode_text
 from taskyard.client.client import Client
+from taskyard.client.functions import function_name, unpickle_error
 from taskyard.client.futures import SentByClient
 from taskyard.client.origins import CallOrigins, Initializer
 from taskyard.client.slot_waits import SlotFuture
@@ -73,9 +74,6 @@ INTERRUPT_SECONDS: Final = 3.0
 
 #: In the directory of the executor's own cluster.
 SETUP_FILE: Final = "setup"
-
-#: Characters of a function's name in the names of its tasks.
-_NAME_CHARACTERS_MAX: Final = 40
 
 
 class ExecutorBroken(TaskyardError, BrokenProcessPool):
@@ -489,7 +487,7 @@ class ExecutorCore:
         except (ValueMissing, ValueDamaged, NoBroker) as lost:
             value, error = None, lost
         except BaseException as unpickling:  # noqa: BLE001  # see above
-            value, error = None, _unpickle_error(future.full_name, unpickling)
+            value, error = None, unpickle_error(future.full_name, unpickling, CallLost)
         if error is None:
             self._settle(future, partial(future.settle_result, value))
         else:
@@ -581,20 +579,3 @@ def _on_fork() -> None:
 
 atexit.register(_on_exit)
 os.register_at_fork(after_in_child=_on_fork)
-
-
-def _unpickle_error(name: str, raised: BaseException) -> CallLost:
-    """Return the error for a result whose unpickling raised, with its traceback."""
-    try:
-        shown = repr(raised)
-    except BaseException:  # noqa: BLE001  # a user's class
-        shown = type(raised).__name__
-    error = CallLost(
-        f"the result of {name} can't be unpickled: {shown} (can its module be imported here?)"
-    )
-    return error.with_traceback(raised.__traceback__)
-
-
-def function_name(function: Callable[..., Any]) -> str:
-    name = getattr(function, "__name__", None) or type(function).__name__
-    return str(name)[:_NAME_CHARACTERS_MAX]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, SupportsIndex, TypeVar
 
 from taskyard.client.calls import CallFuture, ExecutorCore
 from taskyard.client.client import Client
+from taskyard.client.functions import check_main_guard
 from taskyard.client.origins import Initializer, encode_initializer
 from taskyard.errors import UserError
 from taskyard.process.supervisor import WorkerSpec
@@ -75,7 +76,7 @@ class Executor(concurrent.futures.Executor):
         the broker, calls fail with `NoBroker`. A worker has to offer the `service` of the calls,
         and to allow pickled calls.
         """
-        _check_main_guard()
+        check_main_guard("makes an Executor")
         if isinstance(broker, SupportsIndex):
             max_workers, broker = _check_once(broker, max_workers), None
         slots = _check_slots(slots, max_workers)
@@ -254,14 +255,6 @@ def _check_context(mp_context: BaseContext | None) -> BaseContext:
             stacklevel=3,
         )
     return mp_context or multiprocessing.get_context("spawn")
-
-
-def _check_main_guard() -> None:
-    if os.environ.get(pickled.IMPORTING_VARIABLE):
-        raise RuntimeError(
-            "script: makes an Executor when a worker imports it "
-            '(guard that code with `if __name__ == "__main__":`)'
-        )
 
 
 def _check_positive(what: str, given: int | None, usual: int | None = None) -> int:

@@ -136,17 +136,19 @@ def value_of(full_name: str, result: bytes, values: CallValues | None) -> Any:  
     except (ValueMissing, ValueDamaged, NoBroker):
         raise
     except BaseException as error:  # noqa: BLE001  # see above
-        raise _unpickle_error(full_name, error) from None
+        raise unpickle_error(full_name, error) from None
 
 
-def _unpickle_error(name: str, raised: BaseException) -> TaskFailed:
+def unpickle_error(
+    name: str, raised: BaseException, kind: type[TaskFailed] = TaskFailed
+) -> TaskFailed:
     """Return the error for a result whose unpickling raised, with its traceback."""
     try:
         shown = repr(raised)
     except BaseException:  # noqa: BLE001  # a user's class
         shown = type(raised).__name__
     text = f"the result of {name} can't be unpickled: {shown} (can its module be imported here?)"
-    return TaskFailed(text).with_traceback(raised.__traceback__)
+    return kind(text).with_traceback(raised.__traceback__)
 
 
 class FunctionCalls:
@@ -167,7 +169,7 @@ class FunctionCalls:
 
         A plain call needs no more than `--allow MODULE`. Raises `NotEncodable`.
         """
-        _check_main_guard()
+        check_main_guard("submits a function")
         body, payload, results = self._origins.encode_body(function, args, kwargs)
         service = payloads.CALL if plain_pickles.is_plain_call(body) else pickled.PICKLE
         return service, (payload, results)
@@ -206,11 +208,11 @@ class FunctionCalls:
         return substitute
 
 
-def _check_main_guard() -> None:
+def check_main_guard(act: str) -> None:
     """Raise an error in a script that a worker imports, which would submit its calls again."""
     if os.environ.get(pickled.IMPORTING_VARIABLE):
         raise RuntimeError(
-            "script: submits a function when a worker imports it "
+            f"script: {act} when a worker imports it "
             '(guard that code with `if __name__ == "__main__":`)'
         )
 
