@@ -9,9 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from taskyard.client.futures import Future, FutureOwner
+from taskyard.client.async_futures import AsyncFuture
+from taskyard.client.functions import OutcomeDecoder
+from taskyard.client.futures import Future, FutureOwner, wait
 from taskyard.core.model import Result
 from taskyard.core.states import TaskState
+from taskyard.errors import UserError
+from taskyard.wire import pickled
 
 ROUNDS = 2_000
 SECONDS_MAX = 30
@@ -107,3 +111,18 @@ def test_cancelled_future_raises_and_reports_that_it_is_done() -> None:
     assert future.cancelled()
     with pytest.raises(concurrent.futures.CancelledError):
         future.result()
+
+
+def test_text_of_an_unread_future_claims_no_value() -> None:
+    decoder = OutcomeDecoder()
+    future: Future = Future(cast("FutureOwner", None), b"t", b"pickle", decoder=decoder)
+    future.settle(TaskState.DONE, Result(pickled.pickle_result(7)))
+    assert repr(future) == "<Future of task 't': finished, not read yet>"
+    assert future.result() == 7
+    assert repr(future) == "<Future of task 't': finished returned int>"
+
+
+def test_futures_of_an_async_client_are_refused_by_wait() -> None:
+    future: Any = AsyncFuture.__new__(AsyncFuture)
+    with pytest.raises(UserError, match=r"of an AsyncClient: wait with `await asyncio.wait"):
+        wait([future])

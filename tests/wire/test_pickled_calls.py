@@ -151,6 +151,14 @@ def test_result_that_can_not_be_pickled_is_named() -> None:
         pickled.pickle_result(threading.Lock())
 
 
+def test_result_of_an_async_function_says_what_to_do() -> None:
+    async def answer() -> int:
+        return 42
+
+    with pytest.raises(UserError, match=r"the function is async: submit one that calls asyncio"):
+        pickled.pickle_result(answer())
+
+
 def raised(error: BaseException) -> bytes:
     """Return an exception as a line of a task's output."""
     try:
@@ -176,6 +184,15 @@ def test_exception_that_can_not_be_pickled_leaves_its_traceback(error: Exception
     came, traceback = pickled.decode_exception(raised(error))
     assert came is None
     assert traceback
+
+
+def test_class_of_an_exception_that_can_not_be_unpickled_is_named() -> None:
+    _, traceback = pickled.decode_exception(raised(OneWay(1, 2)))
+    last = traceback.splitlines()[-1]
+    assert last.startswith("OneWay can't be sent: TypeError(")
+    assert last.endswith(
+        "(give all arguments of its __init__ to super().__init__, or define __reduce__)"
+    )
 
 
 def test_endless_traceback_is_cut() -> None:

@@ -143,10 +143,7 @@ def unpickle_error(
     name: str, raised: BaseException, kind: type[TaskFailed] = TaskFailed
 ) -> TaskFailed:
     """Return the error for a result whose unpickling raised, with its traceback."""
-    try:
-        shown = repr(raised)
-    except BaseException:  # noqa: BLE001  # a user's class
-        shown = type(raised).__name__
+    shown = pickled.shown_error(raised)
     text = f"the result of {name} can't be unpickled: {shown} (can its module be imported here?)"
     return kind(text).with_traceback(raised.__traceback__)
 

@@ -32,7 +32,7 @@ from taskyard.client.results import failure_of, result_or_error
 from taskyard.client.slot_waits import SlotCondition, SlotWaiters
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
-from taskyard.errors import TaskyardError
+from taskyard.errors import TaskyardError, UserError
 from taskyard.wire import inputs, payloads
 
 if TYPE_CHECKING:
@@ -328,6 +328,8 @@ class Future(FutureBase, concurrent.futures.Future[_T]):
         return self.cancelled()
 
     def __repr__(self) -> str:
+        if self._state == _base.FINISHED and self._outcome is not None:
+            return f"<Future of task {self.full_name!r}: finished, not read yet>"
         return f"<Future of task {self.full_name!r}: {super().__repr__().split(' state=')[-1]}"
 
     def settle(self, state: TaskState, result: Result) -> None:
@@ -463,9 +465,12 @@ def wait(
 ) -> concurrent.futures._base.DoneAndNotDoneFutures[_T]:
     """Wait until futures are settled, as `concurrent.futures.wait` does.
 
-    With `progress`, draw a bar. Futures of an `AsyncClient` go with `asyncio.wait`.
+    With `progress`, draw a bar. Raises `UserError` for futures of an `AsyncClient`: `asyncio.wait`
+    takes those.
     """
     waiting = list(futures)
+    if any(isinstance(one, AwaitableFuture) for one in waiting):
+        raise UserError("futures of an AsyncClient: wait with `await asyncio.wait(futures)`")
     if not progress:
         return concurrent.futures.wait(waiting, timeout, return_when)
     try:

@@ -428,8 +428,15 @@ def pickle_value(value: object, is_large: IsLarge | None = None) -> CallBody:
     try:
         return _dumps_either(value, is_large)
     except Exception as error:
-        kind = type(value).__name__
-        raise NotEncodable(f"result of type {kind} can't be pickled: {error}") from error
+        raise _result_error(value, f"can't be pickled: {error}") from error
+
+
+def _result_error(value: object, problem: str) -> NotEncodable:
+    kind = type(value).__name__
+    if inspect.iscoroutine(value):
+        value.close()  # Python would warn that it was never awaited
+        problem += " (the function is async: submit one that calls asyncio.run)"
+    return NotEncodable(f"result of type {kind} {problem}")
 
 
 def _dumps_either(value: object, is_large: IsLarge | None = None) -> CallBody:
@@ -459,19 +466,40 @@ class RemoteTraceback(Exception):
 
 def encode_exception(error: BaseException, traceback: str, token: str = "") -> bytes:
     """Encode an exception as a line of output. If it can't be pickled or is too large, encode the
-    traceback alone."""
+    traceback alone, and why."""
     mark = _mark(token)
-    if len(traceback) > TRACEBACK_CHARACTERS_MAX:
-        traceback = _CUT + traceback[len(_CUT) - TRACEBACK_CHARACTERS_MAX :]
+    traceback = _cut(traceback)
     try:
         pickled = _dumps_either((error, traceback)).pickle
         unpickle(pickled)  # some exception classes can be pickled but not unpickled
-    except BaseException:  # noqa: BLE001  # a class of a user's may raise anything, even SystemExit
-        pickled = b""
+    except BaseException as failed:  # noqa: BLE001  # a class of a user's may raise even SystemExit
+        pickled, traceback = b"", _cut(traceback + _pickling_hint(error, failed))
     line = mark + base64.b64encode(pickled) + b"\n"
     if not pickled or len(line) > EXCEPTION_BYTES_MAX:
         line = mark + base64.b64encode(_without_error(traceback)) + b"\n"
     return line
+
+
+def _cut(traceback: str) -> str:
+    if len(traceback) <= TRACEBACK_CHARACTERS_MAX:
+        return traceback
+    return _CUT + traceback[len(_CUT) - TRACEBACK_CHARACTERS_MAX :]
+
+
+def _pickling_hint(error: BaseException, failed: BaseException) -> str:
+    """Return a line on why an exception does not arrive as itself."""
+    return (
+        f"\n{type(error).__name__} can't be sent: {shown_error(failed)} (give all arguments of its "
+        "__init__ to super().__init__, or define __reduce__)\n"
+    )
+
+
+def shown_error(error: BaseException) -> str:
+    """Return an exception as text, whatever its class raises."""
+    try:
+        return repr(error)
+    except BaseException:  # noqa: BLE001  # a user's class
+        return type(error).__name__
 
 
 def without_exception(output: bytes) -> bytes:
