@@ -503,6 +503,16 @@ def test_places_of_tests_are_there(yard: ModuleType) -> None:
     assert [one for one in places if not (LAUNCHER.parent / one).exists()] == []
 
 
+def test_cases_for_whole_runs_are_run_by_the_long_check(yard: ModuleType) -> None:
+    places = [ROOT / one for one in (yard.SPARK_TESTS, *yard.SWEPT_TESTS)]
+    marked = [
+        path
+        for path in (ROOT / "tests").rglob("*.py")
+        if re.search(r"mark\.whole", path.read_text())
+    ]
+    assert [path for path in marked if not any(map(path.is_relative_to, places))] == []
+
+
 def test_check_runs_the_checks_alone(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     noted = note_steps(yard, monkeypatch)
     assert yard.check([]) == 0

@@ -1,8 +1,9 @@
 """Run the tests of one class of CPython's `test_concurrent_futures` on `taskyard.Executor`.
 
-Started as `python -m tests.client.cpython_futures CLASS`, with a `PYTHONPATH` in which the package
-`test` is CPython's. Prints a line with the name and the outcome of each test. The tests read
-private attributes of a process pool, which `Pool` maps to those of an executor.
+Started as `python -m tests.client.cpython_futures CLASS [TEST]...`, with a `PYTHONPATH` in which
+the package `test` is CPython's. Without a TEST, all of the class are run. Prints a line with the
+name and the outcome of each test. The tests read private attributes of a process pool, which `Pool`
+maps to those of an executor.
 """
 
 # ruff: noqa: SLF001 - see above
@@ -93,8 +94,8 @@ def _print(test: unittest.TestCase, outcome: str, reason: str = "") -> None:
     print(name, outcome, reason.replace("\n", " ")[:300], flush=True)  # noqa: T201 - its output
 
 
-def run_on_pool(name: str) -> None:
-    """Run a test class with executors of Taskyard in place of process pools."""
+def run_on_pool(name: str, *tests: str) -> None:
+    """Run these tests of a class, or all, with executors of Taskyard in place of process pools."""
     cpython.futures.ProcessPoolExecutor = Pool
     for mixin in ("Fork", "Forkserver", "Spawn"):
         getattr(cpython, f"ProcessPool{mixin}Mixin").executor_type = Pool
@@ -110,8 +111,10 @@ def run_on_pool(name: str) -> None:
     cpython.support.verbose = False
     # It would wait for a daemon thread of ours, which ends with the program.
     cpython.threading_helper.threading_cleanup = lambda *_: None
-    unittest.defaultTestLoader.loadTestsFromTestCase(getattr(cpython, name)).run(Outcomes())
+    kind = getattr(cpython, name)
+    chosen = tests or unittest.defaultTestLoader.getTestCaseNames(kind)
+    unittest.TestSuite(map(kind, chosen)).run(Outcomes())
 
 
 if __name__ == "__main__":
-    run_on_pool(sys.argv[1])
+    run_on_pool(*sys.argv[1:])

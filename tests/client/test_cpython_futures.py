@@ -2,7 +2,8 @@
 
 They are those of Debian's package libpython3.11-testsuite. The 59 tests are those of
 the seven classes for process pools, with processes that are started by `spawn`. A skipped test does
-not count as one that passes. `./yard test -s` prints the table, which docs/executor.md has too.
+not count as one that passes. They take 45 s of CPU, so `./yard test` runs one of each class. With
+`--whole` all are run, and `-s` prints the table that docs/executor.md has.
 """
 
 from __future__ import annotations
@@ -31,6 +32,17 @@ CLASSES: Final = {
     "ProcessPoolSpawnAsCompletedTest": "`as_completed`",
     "ProcessPoolSpawnFailingInitializerTest": "an initializer that raises",
     "ProcessPoolSpawnInitializerTest": "an initializer",
+}
+
+#: The test of each class that is run without `--whole`.
+SAMPLE: Final = {
+    "ProcessPoolSpawnProcessPoolExecutorTest": "test_traceback",
+    "ProcessPoolSpawnWaitTest": "test_20369",
+    "ProcessPoolSpawnExecutorDeadlockTest": "test_crash_during_func_exec_on_worker",
+    "ProcessPoolSpawnProcessPoolShutdownTest": "test_submit_after_interpreter_shutdown",
+    "ProcessPoolSpawnAsCompletedTest": "test_duplicate_futures",
+    "ProcessPoolSpawnFailingInitializerTest": "test_initializer",
+    "ProcessPoolSpawnInitializerTest": "test_initializer",
 }
 
 _ALL_AT_ONCE: Final = "all processes are forked at the start, which takes a tenth of the time"
@@ -62,10 +74,20 @@ class Outcome(NamedTuple):
     reason: str
 
 
-def outcomes(package_directory: Path, name: str) -> list[Outcome]:
-    """Run a test class in a process."""
+@pytest.fixture
+def package_directory(tmp_path: Path) -> Path:
+    """Return a directory in which the package `test` is CPython's."""
+    if not PACKAGE.is_dir() or sys.version_info[:2] != (3, 11):
+        assert not os.environ.get("CI"), "install libpython3.11-testsuite"
+        pytest.skip("libpython3.11-testsuite is not installed")
+    (tmp_path / "test").symlink_to(PACKAGE)
+    return tmp_path
+
+
+def outcomes(package_directory: Path, name: str, *tests: str) -> list[Outcome]:
+    """Run these tests of a class, or all of them, in a process."""
     path = os.pathsep.join([str(package_directory), str(ROOT / "src"), str(ROOT)])
-    argv = [sys.executable, "-m", "tests.client.cpython_futures", name]
+    argv = [sys.executable, "-m", "tests.client.cpython_futures", name, *tests]
     done = subprocess.run(
         argv,
         env=environment(PYTHONPATH=path),
@@ -95,13 +117,15 @@ def _row(what: str, counts: Counter[str]) -> str:
     return f"| {what} | {' | '.join(map(str, cells))} |"
 
 
-def test_tests_of_process_pools_pass_except_those_listed(tmp_path: Path) -> None:
-    if not PACKAGE.is_dir() or sys.version_info[:2] != (3, 11):
-        assert not os.environ.get("CI"), "install libpython3.11-testsuite"
-        pytest.skip("libpython3.11-testsuite is not installed")
-    (tmp_path / "test").symlink_to(PACKAGE)
+@pytest.mark.parametrize("name", SAMPLE)
+def test_one_test_of_each_class_passes(name: str, package_directory: Path) -> None:
+    assert outcomes(package_directory, name, SAMPLE[name]) == [(SAMPLE[name], "passed", "")]
+
+
+@pytest.mark.whole
+def test_tests_of_process_pools_pass_except_those_listed(package_directory: Path) -> None:
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        each = threads.map(lambda name: outcomes(tmp_path, name), CLASSES)
+        each = threads.map(lambda name: outcomes(package_directory, name), CLASSES)
         found = dict(zip(CLASSES, each, strict=True))
     shown = table(found)
     print(shown)  # noqa: T201 - for -s

@@ -39,6 +39,12 @@ case "$*" in sort*) until [ -e {directory}/gate ]; do sleep 0.05; done;; esac
 exec {samtools} "$@"
 """
 
+ONE_JOB: Final = """
+rule waits:
+    output: "done.txt"
+    shell: "echo begins >> calls.log; until [ -e gate ]; do sleep 0.05; done; touch {output}"
+"""
+
 TWO_JOBS: Final = """
 rule all:
     input: "never.txt", "late.txt"
@@ -78,11 +84,11 @@ class Workflow:
         return Counter((view["name"].partition("-")[0], view["state"]) for view in self.tasks())
 
 
-def require_programs() -> None:
-    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+def require_programs(*names: str) -> None:
+    missing = [name for name in names if shutil.which(name) is None]
     if missing or not SNAKEMAKE.exists():
         text = (
-            f"{SNAKEMAKE} or {', '.join(PROGRAMS)}: missing (`.ci/run` shows how to install them)"
+            f"{', '.join([str(SNAKEMAKE), *missing])}: missing (`.ci/run` shows how to install it)"
         )
         if os.environ.get("CI") == "true":
             pytest.fail(text)
@@ -100,6 +106,7 @@ def write_inputs(directory: Path) -> None:
 
     There is one sample, because each job costs two seconds of CPU for another Snakemake.
     """
+    require_programs(*PROGRAMS)
     shutil.copytree(PLUGIN / "example", directory, dirs_exist_ok=True)
     (directory / "data" / "samples").mkdir(parents=True)
     chance = random.Random(7)
@@ -129,6 +136,22 @@ def read_until(running: Running, text: str, count: int = 1) -> None:
         assert seen[-1] or running.process.poll() is None, "\n".join(seen)
 
 
+def test_job_of_a_killed_workflow_is_followed(workflow: Workflow) -> None:
+    (workflow.directory / "Snakefile").write_text(ONE_JOB)
+    with Broker(workflow.directory), Worker(workflow.directory):
+        with workflow.run("--nolock") as first:
+            until((workflow.directory / "calls.log").exists)
+            first.kill()
+        with workflow.run("--nolock", "--rerun-incomplete") as again:
+            read_until(again, "of an earlier start")
+            (workflow.directory / "gate").touch()
+            code, out, _ = again.end()
+        assert code == 0, out
+        assert workflow.states() == {("waits", "done"): 1}
+    assert (workflow.directory / "calls.log").read_text() == "begins\n"
+
+
+@pytest.mark.whole
 def test_workflow_killed_and_started_again_repeats_no_job(workflow: Workflow) -> None:
     write_inputs(workflow.directory)
     with ExitStack() as stack:

@@ -1,8 +1,10 @@
 """The wheel: pure, installed into a fresh environment of every Python found, and typed.
 
 Pythons are found on the PATH, among uv's and among pyenv's. Dependencies have the versions of
-constraints.txt, and come from uv's cache or an index. `./yard check --long` also builds a wheel
-with a compiled core (`tools/compiled_check.py`).
+constraints.txt, and come from uv's cache or an index. `./yard test` takes the Python of the
+checkout alone, and checks the types without an installation: each takes 20 s of CPU.
+`./yard check --long` takes all, and builds a wheel with a compiled core
+(`tools/compiled_check.py`).
 """
 
 from __future__ import annotations
@@ -47,10 +49,13 @@ def test_wheel_is_pure_without_the_variable(wheel: Path) -> None:
         (about,) = [archive.read(name) for name in names if name.endswith(".dist-info/WHEEL")]
     assert b"Root-Is-Purelib: true" in about
     assert [name for name in names if name.endswith(".so")] == []
-    assert set(compiled_core.MODULES) <= set(names)
+    assert {*compiled_core.MODULES, "taskyard/py.typed"} <= set(names)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(one, marks=[] if one == OWN_VERSION else pytest.mark.whole) for one in VERSIONS],
+)
 def test_program_runs_with_the_installed_wheel(version: str, wheel: Path, tmp_path: Path) -> None:
     python = installed(python_of(version), wheel, tmp_path)
     home = tmp_path / "home"
@@ -64,6 +69,7 @@ def test_program_runs_with_the_installed_wheel(version: str, wheel: Path, tmp_pa
         run(home, taskyard, "down")
 
 
+@pytest.mark.whole
 def test_types_of_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
     python = installed(python_of(OWN_VERSION), wheel, tmp_path)
     for name in ("program.py", "wrong_use.py"):
