@@ -29,7 +29,7 @@ def send(
     given = [(name.encode(), text.encode()) for name, text in headers.items()]
     scope: dict[str, Any] = {
         "type": "http",
-        "asgi": {"version": "3.0"},
+        "asgi": {"version": "3.0", "spec_version": "2.4"},  # else a file waits for a disconnect
         "http_version": "1.1",
         "scheme": "http",
         "method": method,

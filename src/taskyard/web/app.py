@@ -10,17 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from starlette.applications import Starlette
-from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
 
-from taskyard import design
 from taskyard.errors import TaskyardError
+from taskyard.web import assets
 from taskyard.web.views import broker, overview, places, tasks
 
 if TYPE_CHECKING:
@@ -32,8 +29,6 @@ if TYPE_CHECKING:
 
 #: Without a change, a line after so many intervals keeps the connection open.
 _QUIET_INTERVALS_MAX: Final = 15
-
-_STATIC: Final = files("taskyard.web") / "static"
 
 
 def make_app(shown: Site) -> Starlette:
@@ -67,23 +62,6 @@ def make_app(shown: Site) -> Starlette:
         *broker.routes(shown),
         Route("/live", live),
         Route("/healthz", healthz),
-        Route("/static/plotly.js", _plotly),
-        Route("/static/design.css", _design_css),
-        Route("/static/design.js", _design_js),
-        Mount("/static", StaticFiles(directory=str(_STATIC))),
+        *assets.routes(),
     ]
     return Starlette(routes=routes, exception_handlers={TaskyardError: shown.error})
-
-
-async def _plotly(_: Request) -> Response:
-    """Send Plotly's script from its wheel."""
-    path = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
-    return FileResponse(path, headers={"Cache-Control": "private, max-age=86400"})
-
-
-async def _design_css(_: Request) -> Response:
-    return Response(design.stylesheet(), media_type="text/css")
-
-
-async def _design_js(_: Request) -> Response:
-    return Response(design.module(), media_type="text/javascript")

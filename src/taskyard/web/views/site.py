@@ -14,7 +14,10 @@ from starlette.responses import HTMLResponse, Response
 from taskyard import __version__
 from taskyard.client import task_filters
 from taskyard.errors import NoBroker, TaskyardError, UnknownName, UserError
-from taskyard.web import format  # noqa: A004  # a module of formats
+from taskyard.web import (
+    assets,
+    format,  # noqa: A004  # a module of formats
+)
 from taskyard.web.address import Role
 
 if TYPE_CHECKING:
@@ -71,6 +74,7 @@ class Site:
         }
         self._templates.globals |= {
             "version": __version__,
+            "static": assets.root(),
             "navigation": NAVIGATION,
             "link": link,
             "target": target,
