@@ -16,7 +16,7 @@ import pytest
 
 from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.task_spec import check_task
-from taskyard.client import aio, outbox
+from taskyard.client import aio, task_buffer
 from taskyard.client.aio import AsyncClient
 from taskyard.client.async_futures import AsyncFuture
 from taskyard.client.campaigns import AsyncCampaign, Campaign
@@ -557,10 +557,10 @@ def test_cancelled_request_is_not_sent_again(stage: Stage) -> None:
     asyncio.run(scenario())
 
 
-def test_submit_never_blocks_on_a_full_outbox(
+def test_submit_never_blocks_on_a_full_buffer(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "OUTBOX_MAX", 0)
+    monkeypatch.setattr(task_buffer, "TASKS_MAX", 0)
 
     async def scenario() -> None:
         async with welcomed(stage) as client:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from taskyard import testing
-from taskyard.client import outbox
+from taskyard.client import task_buffer
 from taskyard.core.model import Submission, Terms
 from taskyard.errors import NameLost, Refused
 from taskyard.wire.native import peer
@@ -63,9 +63,9 @@ def test_three_bad_tasks_among_two_thousand_take_one_further_message(
         return created(number, submission, *rest, **more)  # type: ignore[arg-type]
 
     gathered = threading.Event()
-    send = outbox.Outbox.send
+    send = task_buffer.TaskBuffer.send
 
-    def send_when_gathered(self: outbox.Outbox) -> None:
+    def send_when_gathered(self: task_buffer.TaskBuffer) -> None:
         if gathered.is_set():
             send(self)
 
@@ -74,7 +74,7 @@ def test_three_bad_tasks_among_two_thousand_take_one_further_message(
         client.create(Submission([b"taken", b"gone"]))
         client.cancel(["gone"])
         monkeypatch.setattr(peer, "create", create)
-        monkeypatch.setattr(outbox.Outbox, "send", send_when_gathered)
+        monkeypatch.setattr(task_buffer.TaskBuffer, "send", send_when_gathered)
         futures = [client.submit(b"", name=f"t-{n}", lane="") for n in range(1000)]
         bad = [
             client.submit(b"other", name="taken", lane=""),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from taskyard.campaign import lanes
-from taskyard.client import outbox, watches
+from taskyard.client import task_buffer, watches
 from taskyard.client.client import Client
 from taskyard.client.futures import Future
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
@@ -138,7 +138,7 @@ def test_refusal_does_not_count_while_an_earlier_submission_is_open(
 def fill_flight(stage: Stage, client: Client) -> list[Q]:
     """Put as many batches in flight as may be. Later tasks are gathered."""
     held = []
-    for number in range(outbox.CREATES_MAX):
+    for number in range(task_buffer.CREATES_MAX):
         client.submit(b"", name=f"held-{number}")
         held.append(stage.receive())
     return held
@@ -302,7 +302,7 @@ def test_submission_that_fits_no_message_raises_at_the_call(client: Client) -> N
 def test_names_count_towards_the_size_of_a_batch(
     stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "BYTES_PER_CREATE_MAX", 10_000)
+    monkeypatch.setattr(task_buffer, "BYTES_PER_CREATE_MAX", 10_000)
     held = fill_flight(stage, client)
     for name in ("a", "b"):
         client.submit_encoded(name, b"", Terms(), after=["n" * 500] * 12)
@@ -364,7 +364,7 @@ class Overtaken(deque[Any]):
 
 
 def test_task_submitted_during_close_is_still_sent(stage: Stage, client: Client) -> None:
-    waiting = client._session._outbox.tasks = Overtaken(client)  # noqa: SLF001
+    waiting = client._session._buffer.tasks = Overtaken(client)  # noqa: SLF001
     future = client.submit(b"", name="late")
     stage.reply(stage.receive(), Q.OK)
     waiting.closer.join(PATIENCE_SECONDS)
@@ -424,12 +424,12 @@ def test_callback_that_waits_for_the_client_raises(stage: Stage, client: Client)
     assert "callback: must not wait for the client" in str(raised.result(PATIENCE_SECONDS))
 
 
-def test_callback_may_submit_however_full_the_outbox_is_and_close(
+def test_callback_may_submit_however_full_the_buffer_is_and_close(
     stage: Stage, client: Client
 ) -> None:
     client.submit(b"", name="before")
     stage.reply(stage.receive(), Q.OK)  # it has the rules by now
-    client._session._outbox.tasks_max = 0  # noqa: SLF001
+    client._session._buffer.tasks_max = 0  # noqa: SLF001
     following: AnyFuture[Future] = AnyFuture()
 
     def go_on(_settled: object) -> None:
@@ -541,7 +541,7 @@ def test_task_that_the_template_does_not_fit_is_refused_alone(stage: Stage, clie
 
 def fill_flight_in_lanes(stage: Stage, client: Client) -> list[Q]:
     held = []
-    for number in range(outbox.CREATES_MAX):
+    for number in range(task_buffer.CREATES_MAX):
         client.submit(b"", name=f"held-{number}", lane="own")
         held.append(stage.receive())
     return held

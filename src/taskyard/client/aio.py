@@ -322,7 +322,7 @@ class AsyncClient:
     ) -> AsyncFuture[Any]:
         """Submit one task, as `Client.submit` does. Returns at once, without `await`.
 
-        It never blocks on a full outbox. For many tasks use `map`, which yields to the loop.
+        It never blocks on a full buffer. For many tasks use `map`, which yields to the loop.
         """
         if values:
             args = positional(args, values)

@@ -1,7 +1,7 @@
 """The session: the thread that owns a client's connection to the broker.
 
 Callers on any thread leave tasks, requests and watches. The thread sends them, and routes each
-reply by its number to the outbox, the pending requests or the watches. A request is sent once all
+reply by its number to the buffer, the pending requests or the watches. A request is sent once all
 tasks that were submitted before it are acknowledged, so a caller finds the task that it just
 submitted. Does not import futures or clients.
 """
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 from taskyard.client import discovery
 from taskyard.client.fetches import Fetches
 from taskyard.client.open_requests import Outage, PendingRequest, PendingRequests
-from taskyard.client.outbox import Outbox, message_bytes
 from taskyard.client.results import SettableFuture, settle_future
+from taskyard.client.task_buffer import TaskBuffer, message_bytes
 from taskyard.client.watches import Watches
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError, UserError
@@ -65,7 +65,7 @@ class Session:
         clock: Clock | None = None,
         environment: bytes = b"",
     ) -> None:
-        """With `blocking`, `submit` blocks while the outbox is full.
+        """With `blocking`, `submit` blocks while the buffer is full.
 
         `environment` is sent with all commands that are submitted.
 
@@ -89,7 +89,7 @@ class Session:
         self._lock = threading.Lock()
         self._fetches = Fetches()
         self._watches = Watches(self._fetches)
-        self._outbox = Outbox(self._watches, self._clock)
+        self._buffer = TaskBuffer(self._watches, self._clock)
         self.environment = environment
         self._requests = PendingRequests()
         self._waker = Waker()
@@ -133,32 +133,32 @@ class Session:
     # For callers.
 
     def submit(self, task: PendingTask) -> None:
-        """Queue a task. Block while the outbox is full. Raises `InvalidTask` if it is too large."""
+        """Queue a task. Block while the buffer is full. Raises `InvalidTask` if it is too large."""
         task.message_bytes = message_bytes(task)
-        outbox = self._outbox
+        buffer = self._buffer
         with self._lock:
             if self._stopping or self._end is not None:
                 self._check_open()
-            outbox.tasks.append(task)
-            outbox.submitted_count += 1
+            buffer.tasks.append(task)
+            buffer.submitted_count += 1
             if not self._awake:
                 self._awake = True
                 self._waker.wake()
-        if len(outbox.tasks) > outbox.tasks_max:
+        if len(buffer.tasks) > buffer.tasks_max:
             self._wait_for_room()
 
     def _wait_for_room(self) -> None:
         if self.is_blocking and not self._is_session_thread():
-            self._outbox.wait_for_room(self._thread.is_alive)
+            self._buffer.wait_for_room(self._thread.is_alive)
 
     @property
     def environment(self) -> bytes:
         """The directory and variables for the commands of this session. b"": none."""
-        return self._outbox.environment
+        return self._buffer.environment
 
     @environment.setter
     def environment(self, environment: bytes) -> None:
-        self._outbox.environment = environment
+        self._buffer.environment = environment
 
     def request(
         self,
@@ -182,7 +182,7 @@ class Session:
         with self._lock:
             self._check_open()
             self._requests.waiting.append(
-                PendingRequest(build, wait_ns, reply_future, self._outbox.submitted_count)
+                PendingRequest(build, wait_ns, reply_future, self._buffer.submitted_count)
             )
             self._waker.wake()
 
@@ -275,7 +275,7 @@ class Session:
 
     def _is_over(self) -> bool:
         # `_stopping` is read first: everything handed over before it was set is seen.
-        return self._abandoned or (self._stopping and not (self._outbox or self._requests.waiting))
+        return self._abandoned or (self._stopping and not (self._buffer or self._requests.waiting))
 
     def _finish(self, error: TaskyardError) -> None:
         """Refuse new calls, and fail everything that waits with this error."""
@@ -295,8 +295,8 @@ class Session:
     def use(self, wire: PeerTransport) -> None:
         """Send and receive over this wire."""
         channel = self._channel = Channel(wire, self._clock)
-        self._outbox.channel = self._requests.channel = self._watches.channel = channel
-        self._fetches.channel = self._outbox.adoptions.channel = channel
+        self._buffer.channel = self._requests.channel = self._watches.channel = channel
+        self._fetches.channel = self._buffer.adoptions.channel = channel
 
     def wake_at_ns(self) -> int | None:
         """Return when the next turn is due even if nothing arrives."""
@@ -310,8 +310,8 @@ class Session:
             self._route(reply)
         self._requests.drop_cancelled()
         self._watches.start_requested()
-        self._outbox.send()
-        self._requests.send(self._outbox.acknowledged())
+        self._buffer.send()
+        self._requests.send(self._buffer.acknowledged())
         self._watches.poll()
         self._channel.turn()
         self._check_timeout()
@@ -319,16 +319,16 @@ class Session:
     def _route(self, reply: Reply) -> None:
         """Pass a reply to the part that sent its request. Ignore replies to dropped requests."""
         number = reply.request
-        if number == self._outbox.rules_request:
-            self._outbox.on_rules(reply)
-        elif number in self._outbox.open:
-            self._outbox.on_reply(reply)
+        if number == self._buffer.rules_request:
+            self._buffer.on_rules(reply)
+        elif number in self._buffer.open:
+            self._buffer.on_reply(reply)
         elif number in self._watches.open:
             self._watches.on_reply(reply)
         elif number in self._fetches.open:
             self._fetches.on_reply(reply)
-        elif number in self._outbox.adoptions.open:
-            self._outbox.adoptions.on_reply(reply)
+        elif number in self._buffer.adoptions.open:
+            self._buffer.adoptions.on_reply(reply)
         elif number in self._requests.open:
             self._requests.on_reply(reply)
 
@@ -362,8 +362,8 @@ class Session:
                 *self._requests.take_futures(),
                 *self._watches.take_futures(),
                 *self._fetches.take_futures(),
-                *self._outbox.take_futures(),
-                *self._outbox.adoptions.take_futures(),
+                *self._buffer.take_futures(),
+                *self._buffer.adoptions.take_futures(),
             ]
         for future in futures:
             if not future.done():

@@ -1,4 +1,4 @@
-"""From the arguments of `submit` and `map` to tasks in the outbox, and their futures.
+"""From the arguments of `submit` and `map` to tasks in the buffer, and their futures.
 
 Checks and encodes tasks for `Client` and `AsyncClient`, which differ in the futures that they make.
 Does not send: the session decides when.
@@ -60,7 +60,7 @@ _NONE: Final = (None, None)
 class _Plain(NamedTuple):
     """Values that plain tasks of one service and campaign share."""
 
-    #: The outbox sends shared terms once.
+    #: The buffer sends shared terms once.
     terms: Terms
     campaign: bytes
     #: Of generated names.

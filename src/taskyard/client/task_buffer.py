@@ -1,4 +1,4 @@
-"""The outbox: tasks from `submit` until the broker has accepted or refused them.
+"""The task buffer: tasks from `submit` until the broker has accepted or refused them.
 
 Owns batching, lanes by template, and refusals. Tasks that are submitted while two batches are in
 flight are gathered into the next one, so a loop of single calls becomes a few large messages. The
@@ -43,7 +43,7 @@ TASKS_PER_CREATE_MAX: Final = 2_000
 BYTES_PER_CREATE_MAX: Final = 4 * 1024 * 1024
 
 #: Tasks that wait to be sent. Beyond this, `submit` blocks until half of them are sent.
-OUTBOX_MAX: Final = 100_000
+TASKS_MAX: Final = 100_000
 
 _DUPLICATE: Final = Refusal.DUPLICATE.value
 _CONFLICT: Final = Refusal.CONFLICT.value
@@ -63,7 +63,7 @@ class Batch(NamedTuple):
     tasks: list[PendingTask]
 
 
-class Outbox:
+class TaskBuffer:
     """Tasks that wait to be sent, and batches in flight.
 
     Callers append to `tasks` under the session's lock. The thread of the session calls all methods
@@ -75,7 +75,7 @@ class Outbox:
 
     def __init__(self, watches: Watches, clock: Clock) -> None:
         self.tasks: deque[PendingTask] = deque()
-        self.tasks_max = OUTBOX_MAX
+        self.tasks_max = TASKS_MAX
         #: Sent with every batch that has a command.
         self.environment = b""
         #: Tasks ever submitted, and those of them that left `tasks`.
@@ -99,7 +99,7 @@ class Outbox:
         return bool(self.tasks or self.open or self._refused or self.adoptions)
 
     def wait_for_room(self, is_running: Callable[[], bool]) -> None:
-        """Block until half of the outbox is free, or the session has ended."""
+        """Block until half of the buffer is free, or the session has ended."""
         with self._room:
             while len(self.tasks) > self.tasks_max // 2 and is_running():
                 self._room.wait(0.1)
