@@ -21,22 +21,19 @@ import msgspec
 from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS, VALUE_PART_BYTES_MAX
-from taskyard.errors import NoBroker, UserError, ValueMissing, ValueNotStored
+from taskyard.errors import UserError, ValueMissing, ValueNotStored
 from taskyard.journal.files import make_private_directory, open_regular
 from taskyard.journal.value_files import StoreTerms, ValueFiles, length_of, name_of, short_name
-from taskyard.net import endpoints, sockets
-from taskyard.net.channel import Channel
-from taskyard.net.poller import Poller
-from taskyard.net.protocols import SystemClock
+from taskyard.net import endpoints
+from taskyard.net.blocking_channel import BlockingChannel
 from taskyard.settings.values import read_size
 from taskyard.wire.native import peer, value_messages
 from taskyard.wire.value_names import BYTES_FLOOR, Holder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from taskyard.net.keys import PeerKey
-    from taskyard.wire.native.peer import Reply
 
 #: The variable with the size of the cache: the setting `values.cache`.
 CACHE_VARIABLE: Final = "TASKYARD_VALUES_CACHE"
@@ -57,43 +54,6 @@ class StoreDocument(Struct, frozen=True):
     identity: str
     bytes_min: int
     shared: bool = False
-
-
-class _Connection:
-    """A connection for requests one by one. Repeats those that were lost."""
-
-    def __init__(self, endpoint: str, key: PeerKey | None, timeout: float | None) -> None:
-        self._endpoint = endpoint
-        self._timeout_ns = None if timeout is None else round(timeout * SECOND_NS)
-        self._clock = SystemClock()
-        self._wire = sockets.connect(endpoint, key, counts=True)
-        self._channel = Channel(self._wire, self._clock)
-        self._poller = Poller()
-        self._poller.add(self._wire)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._poller.remove(self._wire)
-        self._wire.close()
-
-    def ask(self, build: Callable[[int], bytes]) -> Reply:
-        """Send a request, and wait for its reply. Raises `NoBroker` after the timeout."""
-        number, channel = self._channel.request(build), self._channel
-        while True:
-            wake_at_ns = channel.wake_at_ns()
-            wait_ns = SECOND_NS if wake_at_ns is None else wake_at_ns - self._clock.monotonic_ns()
-            self._poller.wait(wait_ns)
-            for reply in channel.receive():
-                if reply.request == number:
-                    return reply
-            channel.turn()
-            unanswered_ns = channel.unanswered_ns()
-            self._wire.check_accepted(unanswered_ns)
-            if self._timeout_ns is not None and unanswered_ns > self._timeout_ns:
-                seconds = unanswered_ns / SECOND_NS
-                raise NoBroker(f"broker at {self._endpoint}: no answer for {seconds:.1f} s")
 
 
 class ValueAccess:
@@ -182,8 +142,8 @@ class ValueAccess:
             _download(connections.get(), cache, name, holder)
         return cache.load(name)
 
-    def connect(self) -> _Connection:
-        return _Connection(self._endpoint, self._key, self._timeout)
+    def connect(self) -> BlockingChannel:
+        return BlockingChannel(self._endpoint, self._key, self._timeout)
 
 
 class _Connections:
@@ -192,7 +152,7 @@ class _Connections:
     def __init__(self, access: ValueAccess) -> None:
         self._access = access
         self._stack = contextlib.ExitStack()
-        self._connection: _Connection | None = None
+        self._connection: BlockingChannel | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -200,13 +160,13 @@ class _Connections:
     def __exit__(self, *_error: object) -> None:
         self._stack.close()
 
-    def get(self) -> _Connection:
+    def get(self) -> BlockingChannel:
         if self._connection is None:
             self._connection = self._stack.enter_context(self._access.connect())
         return self._connection
 
 
-def _upload(connection: _Connection, name: str, content: memoryview) -> None:
+def _upload(connection: BlockingChannel, name: str, content: memoryview) -> None:
     """Send a value from where the broker's part of it ends, until the broker has synced it."""
     value, offset, data, pause = name.encode(), 0, b"", _SYNC_SECONDS
     while True:
@@ -227,7 +187,9 @@ def _upload(connection: _Connection, name: str, content: memoryview) -> None:
             return
 
 
-def _download(connection: _Connection, cache: ValueFiles, name: str, holder: Holder | None) -> None:
+def _download(
+    connection: BlockingChannel, cache: ValueFiles, name: str, holder: Holder | None
+) -> None:
     """Fetch a value into the cache. Its content is checked when it is mapped."""
     unfinished = cache.unfinished_path(f"{name}.{os.getpid()}.{time.monotonic_ns()}")
     descriptor = open_regular(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -246,7 +208,7 @@ def _download(connection: _Connection, cache: ValueFiles, name: str, holder: Hol
         unfinished.unlink(missing_ok=True)
 
 
-def _part(connection: _Connection, name: str, offset: int, holder: Holder | None) -> bytes:
+def _part(connection: BlockingChannel, name: str, offset: int, holder: Holder | None) -> bytes:
     value, count = name.encode(), VALUE_PART_BYTES_MAX
     if holder is None:
         reply = connection.ask(
