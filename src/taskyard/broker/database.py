@@ -15,12 +15,14 @@ from taskyard.errors import JournalDamaged, NotInstalled, UnusableState, Unusabl
 from taskyard.journal import schema, state_check, value_files
 from taskyard.journal.compaction import DatabaseTerm
 from taskyard.journal.files import link_directory, replace_private
+from taskyard.net import endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import ExitStack
     from pathlib import Path
 
+    from taskyard.broker.outbox_feed import OutboxFeed
     from taskyard.broker.standby import Standby, WarmState
     from taskyard.journal.postgres.lease import Lease
     from taskyard.journal.postgres.store import PostgresStore
@@ -123,3 +125,10 @@ def _prepare(settings: DatabaseSettings) -> None:
         )
     for name in (output_store.FOLDER, value_files.FOLDER):
         link_directory(state / name, files.absolute() / name)
+
+
+def outbox_feed(settings: DatabaseSettings, lease: Lease) -> OutboxFeed:
+    """Return the feed of a broker that leads and listens."""
+    from taskyard.broker.outbox_feed import OutboxFeed  # noqa: PLC0415  # an extra
+
+    return OutboxFeed(settings.store, lease.term, endpoints.native_endpoint(settings.state))

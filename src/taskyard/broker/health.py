@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.journal import history, schema
-from taskyard.wire.health_views import BrokerMeasures
+from taskyard.wire.health_views import BrokerMeasures, OutboxHealth
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from taskyard.broker.compaction import SizedStore
     from taskyard.broker.listeners import Listeners
+    from taskyard.broker.outbox_feed import OutboxFeed
     from taskyard.broker.turn import Broker
     from taskyard.net.guard import Guard
 
@@ -30,11 +31,17 @@ class HealthReporter:
     """Collects the measures of a running broker."""
 
     def __init__(
-        self, broker: Broker, listeners: Listeners, guard: Guard, state: Path | None
+        self,
+        broker: Broker,
+        listeners: Listeners,
+        guard: Guard,
+        state: Path | None,
+        feed: OutboxFeed | None = None,
     ) -> None:
-        """`state` is None if the journal is in memory."""
+        """`state` is None if the journal is in memory, and `feed` if it is not in PostgreSQL."""
         self._broker, self._listeners, self._guard = broker, listeners, guard
         self._state = state
+        self._feed = feed
         self._read_ns: int | None = None
         self._journal_bytes = self._history_bytes = 0
 
@@ -56,7 +63,11 @@ class HealthReporter:
             self._listeners.malformed_by_dialect(),
             self._listeners.relays(now_ns),
             0 if broker.values is None else broker.values.bytes_used,
+            self._outbox(),
         )
+
+    def _outbox(self) -> OutboxHealth | None:
+        return None if self._feed is None else OutboxHealth(**self._feed.counts._asdict())
 
     def _read_sizes(self) -> None:
         if self._state is not None:

@@ -25,7 +25,7 @@ from taskyard.broker import compaction, output_store
 from taskyard.broker.archive import EndedTasks
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.compaction import Compactor, SizedStore
-from taskyard.broker.database import OpenDatabase, open_database, open_standby
+from taskyard.broker.database import OpenDatabase, open_database, open_standby, outbox_feed
 from taskyard.broker.health import HealthReporter
 from taskyard.broker.listeners import NATIVE, Listeners, Reservations
 from taskyard.broker.membership_log import MembershipLog, both
@@ -231,7 +231,10 @@ def _run(
         _note(health_state, starts.Word.STARTED, clock, recovery.last_time_ns(opened.store))
         for line in listeners.ready_lines():
             announce(line)
-        reporter = HealthReporter(broker, listeners, guard, health_state)
+        feed = None if opened.lease is None else outbox_feed(settings, opened.lease)
+        if feed is not None:
+            stack.enter_context(feed)
+        reporter = HealthReporter(broker, listeners, guard, health_state, feed)
         listeners.dwork.report_health(reporter.measures)
         logs = _logs(broker, transport, listeners)
         housekeeping = _Housekeeping(logs, opened, broker, limits)

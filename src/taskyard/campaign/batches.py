@@ -9,6 +9,8 @@ from __future__ import annotations
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from taskyard.campaign.task_spec import InvalidTask, TaskSpec, resources_of
 from taskyard.core.limits import AFTER_A_MESSAGE_MAX, PAYLOAD_BYTES_MAX
 from taskyard.core.model import Submission, Terms
@@ -75,6 +77,28 @@ def encode_batch(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Sub
         terms_at=terms_at if len(terms) > 1 else None,
         lanes=lanes if any(lanes) else None,
         after=after if any(after) else None,
+    )
+
+
+def joined(batches: Sequence[Submission]) -> Submission:
+    """Return batches as one, in order. Equal terms are shared."""
+    places: dict[bytes, int] = {}
+    terms: list[Terms] = []
+    terms_at: list[int] = []
+    for batch in batches:
+        for index in range(len(batch.names)):
+            own = batch.terms_of(index)
+            place = places.setdefault(msgspec.msgpack.encode(own), len(terms))
+            if place == len(terms):
+                terms.append(own)
+            terms_at.append(place)
+    return Submission(
+        names=[name for batch in batches for name in batch.names],
+        payloads=[batch.payload_of(i) for batch in batches for i in range(len(batch.names))],
+        terms=terms,
+        terms_at=terms_at,
+        lanes=[lane for one in batches for lane in one.lanes or [b""] * len(one.names)],
+        after=[names for one in batches for names in one.after or [[]] * len(one.names)],
     )
 
 

@@ -182,7 +182,7 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "store": LazyCommand(
         "taskyard.cli.store:store",
-        "Create or upgrade the tables of a store in PostgreSQL, or move a state.",
+        "Create or upgrade a store in PostgreSQL, move a state, or list the outbox.",
     ),
     "report": LazyCommand(
         "taskyard.cli.pipeline.report:report", "Write an HTML report with charts, and tables."

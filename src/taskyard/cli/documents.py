@@ -538,6 +538,31 @@ class KeysListDocument(JsonDocument, tag="keys list"):
     keys: list[KeyRecord]
 
 
+class OutboxTask(Document):
+    """A task in the outbox."""
+
+    #: The number of its row, for --retry and --drop.
+    id: int
+    name: str
+    campaign: str
+    #: The role in PostgreSQL.
+    submitted_by: str
+    submitted: float
+    #: `new`, `waiting` for an unknown task, or `refused`.
+    state: str
+    #: Why it was refused. null: it is new.
+    code: str | None
+    reason: str | None
+
+
+class StoreOutboxDocument(JsonDocument, tag="store outbox"):
+    """`store outbox`. With --retry or --drop, the numbers of the rows that were changed."""
+
+    tasks: list[OutboxTask]
+    retried: list[int]
+    dropped: list[int]
+
+
 class KeysRevokeDocument(JsonDocument, tag="keys revoke"):
     """`keys revoke`."""
 

@@ -49,7 +49,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UnknownName, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from taskyard.cli.connection import ReadOnlyClient
 
@@ -270,6 +270,25 @@ def _refused_line(number: int, last: dict[str, Any]) -> str:
     )
 
 
+def _outbox_line(outbox: dict[str, int]) -> str:
+    """Return how many tasks of the outbox are refused or wait, else ""."""
+    texts = {"new": "new", "retried": "waiting for an unknown task", "refused": "refused"}
+    parts = [f"{outbox[key]:,} {text}" for key, text in texts.items() if outbox.get(key)]
+    return f"outbox: {', '.join(parts)} (see `taskyard store outbox`)" if parts else ""
+
+
+def _problems(stats: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each problem of the broker."""
+    if not stats["accepting"]:
+        yield "the broker accepts no tasks: the disk is nearly full"
+    if lag := _lag_line(stats.get("compaction_lag", 0)):
+        yield lag
+    if stats.get("refused"):
+        yield _refused_line(stats["refused"], stats["refused_last"])
+    if outbox := _outbox_line((stats.get("health") or {}).get("outbox") or {}):
+        yield outbox
+
+
 def _print_status(stats: dict[str, Any], page_line: str) -> None:
     click.echo(format_counts(stats["counts"], stats.get("behind_failure", 0)))
     if "workers" not in stats:
@@ -278,12 +297,8 @@ def _print_status(stats: dict[str, Any], page_line: str) -> None:
     click.echo(page_line, nl=False)
     if pauses := format_pauses(stats):
         click.echo(f"{pauses} (undo with `taskyard resume`)")
-    if not stats["accepting"]:
-        click.echo("the broker accepts no tasks: the disk is nearly full")
-    if lag := _lag_line(stats.get("compaction_lag", 0)):
-        click.echo(lag)
-    if stats.get("refused"):
-        click.echo(_refused_line(stats["refused"], stats["refused_last"]))
+    for problem in _problems(stats):
+        click.echo(problem)
     states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")
     _print_brokers(stats.get("brokers", ()), states)
     for kind in ("campaigns", "services"):

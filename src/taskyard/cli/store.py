@@ -1,22 +1,36 @@
-"""`taskyard store`: create and upgrade the tables of a store in PostgreSQL, move a state.
+"""`taskyard store`: create and upgrade a store in PostgreSQL, move a state, list the outbox.
 
 Owns the output. The work is done by `taskyard.journal.postgres`.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from taskyard.broker import output_store
-from taskyard.cli.options import quiet_option, setting_option, verbose_option
-from taskyard.errors import NotInstalled, UnusableFile, UnusableStore
+from taskyard.cli.documents import OutboxTask, StoreOutboxDocument
+from taskyard.cli.format import escape_line, format_count
+from taskyard.cli.options import (
+    CliContext,
+    json_option,
+    quiet_option,
+    setting_option,
+    verbose_option,
+)
+from taskyard.cli.output import example, moment_cell, print_document, print_table
+from taskyard.core.identity import spelling
+from taskyard.errors import NotInstalled, UnknownName, UnusableFile, UnusableStore, UserError
 from taskyard.journal import value_files
 
 if TYPE_CHECKING:
     from taskyard.journal.postgres.database import Connection
+
+#: Tasks in a list of the outbox. There may be millions while no broker runs.
+_TASKS_MAX: Final = 1_000
 
 
 def _example(line: str) -> str:
@@ -28,7 +42,7 @@ def _example(line: str) -> str:
 @verbose_option
 @quiet_option
 def store() -> None:
-    """Create or upgrade the tables of a store in PostgreSQL, or move a state.
+    """Create or upgrade a store in PostgreSQL, move a state, or list the outbox.
 
     The tables are in a schema of their own, `taskyard`. Each database has one journal. URL is as in
     psql: postgresql://USER@HOST:PORT/DATABASE. Other users of this machine can see a password in it
@@ -116,6 +130,84 @@ def move(source: str, target: str, files: Path | None) -> None:
     except OSError as error:
         raise UnusableFile(f"{error.filename}: {error.strerror}") from error
     click.echo(f"{place}: has the journal up to row {head.sequence}, record {head.record}")
+
+
+@store.command(
+    epilog=example(
+        "store outbox postgresql://taskyard@db.example/taskyard", "store outbox --retry 17"
+    )
+)
+@click.argument("url", required=False)
+@click.option(
+    "--retry",
+    type=int,
+    multiple=True,
+    metavar="ID",
+    help="Submit a task again. Repeatable.",
+)
+@click.option(
+    "--drop", type=int, multiple=True, metavar="ID", help="Remove a refused task. Repeatable."
+)
+@json_option
+@verbose_option
+@quiet_option
+@click.pass_obj
+def outbox(
+    cli_context: CliContext,
+    url: str | None,
+    retry: tuple[int, ...],
+    drop: tuple[int, ...],
+    *,
+    as_json: bool,
+) -> None:
+    """List tasks that were submitted in transactions and have not reached the broker.
+
+    The default of URL is the setting `broker.store`. New tasks are submitted at once while a broker
+    runs. One that waits for an unknown task is submitted again for 10 minutes. A refused one stays
+    until it is retried or dropped. Lists the first 1,000.
+    """
+    with _database(url or _configured(cli_context)) as connection:
+        from taskyard.journal.postgres import outbox  # noqa: PLC0415  # an extra
+
+        retried, dropped = outbox.retry(connection, retry), outbox.drop(connection, drop)
+        missing = sorted({*retry, *drop} - {*retried, *dropped})
+        if missing:
+            raise UnknownName(f"outbox: no refused task {missing[0]}", str(missing[0]))
+        found = outbox.entries(connection, 0, _TASKS_MAX)
+    tasks = [
+        OutboxTask(
+            *(one.id, one.name, one.campaign, one.submitted_by, one.submitted),
+            state="new" if one.code is None else "waiting" if one.is_retried else "refused",
+            code=one.code,
+            reason=one.reason,
+        )
+        for one in found
+    ]
+    if as_json:
+        print_document(StoreOutboxDocument(tasks=tasks, retried=retried, dropped=dropped))
+    elif retry or drop:
+        click.echo(f"{format_count(len(retried), 'task')} retried, {len(dropped)} dropped")
+    else:
+        _print_tasks(tasks)
+
+
+def _configured(cli_context: CliContext) -> str:
+    url = cli_context.settings().broker.store
+    if not url:
+        raise UserError("store: no URL is configured, and SQLite has no outbox (give a URL)")
+    return url
+
+
+def _print_tasks(tasks: list[OutboxTask]) -> None:
+    now = time.time()
+    rows = [
+        (
+            *(one.id, spelling(one.campaign, one.name), one.submitted_by),
+            *(moment_cell(one.submitted, now), one.state, escape_line(one.reason or "")),
+        )
+        for one in tasks
+    ]
+    print_table(("ID", "TASK", "BY", "SUBMITTED", "STATE", "REASON"), rows, wrapped=("REASON",))
 
 
 def _is_url(text: str) -> bool:

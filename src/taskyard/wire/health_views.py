@@ -68,6 +68,17 @@ class RelayHealth(HealthPart):
     last_seen_ago: float
 
 
+class OutboxHealth(HealthPart):
+    """Tasks in the outbox of a broker on PostgreSQL, as of the last second."""
+
+    #: Not submitted yet.
+    new: int
+    #: Wait for a task that is unknown, and are submitted again for a while.
+    retried: int
+    #: Refused, until they are retried or dropped.
+    refused: int
+
+
 class Health(HealthPart):
     """The broker's own health. Counters begin at 0 when it starts."""
 
@@ -100,6 +111,8 @@ class Health(HealthPart):
     services: list[ServiceHealth]
     #: Those with the latest messages, at most 100 of a dialect.
     relays: list[RelayHealth]
+    #: null: the broker has none, because its journal is not in PostgreSQL.
+    outbox: OutboxHealth | None
 
 
 class BrokerMeasures(Struct):
@@ -115,6 +128,7 @@ class BrokerMeasures(Struct):
     malformed: dict[str, int] = field(default_factory=dict)
     relays: list[RelayHealth] = field(default_factory=list)
     values_bytes: int = 0
+    outbox: OutboxHealth | None = None
 
 
 def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:
@@ -146,6 +160,7 @@ def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:
             for name, one in counted.services.items()
         ],
         relays=measures.relays,
+        outbox=measures.outbox,
     )
 
 

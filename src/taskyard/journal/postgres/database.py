@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from taskyard.errors import JournalDamaged, JournalFailed, UnusableStore
 from taskyard.journal import chain
 from taskyard.journal.chain import Head
+from taskyard.journal.postgres import outbox_schema
 from taskyard.journal.schema import check_format
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -67,6 +68,7 @@ STEPS: Final[tuple[tuple[LiteralString, ...], ...]] = (
             "PRIMARY KEY (name, attempt))"
         ),
     ),
+    outbox_schema.STEP,
 )
 FORMAT: Final = len(STEPS)
 

@@ -27,7 +27,7 @@ from taskyard.journal.files import (
     sync_directory,
 )
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres import database, exports, leader
+from taskyard.journal.postgres import database, exports, leader, outbox
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.reader import READ_ROWS_MAX
@@ -103,6 +103,7 @@ def to_directory(url: str, state: Path, files: Files) -> Head:
             _check_free(files.of(name), state / name)
         with _held(url) as (connection, _):
             if not _is_back(connection, state):
+                _check_outbox(connection, url)
                 _fetch(connection, url, state)
                 database.clear(connection)
         for name in files.folders:
@@ -111,6 +112,16 @@ def to_directory(url: str, state: Path, files: Files) -> Head:
         (state / schema.DATABASE_NAME).unlink()
         sync_directory(state)
     return head
+
+
+def _check_outbox(connection: Connection, url: str) -> None:
+    """Refuse to leave tasks behind. SQLite has no outbox."""
+    tasks = sum(outbox.count(connection))
+    if tasks:
+        raise UnusableStore(
+            f"{database.describe(url)}: has {tasks:,} tasks in its outbox (start its broker to "
+            "submit them, and see `taskyard store outbox`)"
+        )
 
 
 def _known(state: Path, url: str) -> str:
