@@ -22,10 +22,19 @@ from taskyard.core.events import (
     SubmitRequested,
     TasksReported,
     TasksRequested,
+    TasksReturned,
     WorkerRegistered,
 )
 from taskyard.core.model import Submission, Terms, WorkerFacts
-from taskyard.core.records import AnyRecord, Finished, Leased, Paused, Submitted, WorkerLeft
+from taskyard.core.records import (
+    AnyRecord,
+    Finished,
+    Leased,
+    Paused,
+    Returned,
+    Submitted,
+    WorkerLeft,
+)
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import JournalFailed
 from taskyard.journal import recovery
@@ -264,6 +273,16 @@ def test_answer_is_bounded_by_the_reasons_in_it(
     monkeypatch.setattr(record_stream, "REASON_BYTES_MAX", 10)
     (answer,) = harness.turn(harness.follow(head))
     assert numbers(answer) == [head + 1]
+
+
+def test_returned_tasks_without_reasons_are_sent(harness: Harness) -> None:
+    harness.turn(TasksRequested(0, b"w", 2))
+    head = harness.store.head.record
+    harness.turn(TasksReturned(0, b"w", [b"a/a1"]))
+    (answer,) = harness.turn(harness.follow(head))
+    ((_, record),) = answer.records
+    assert isinstance(record, Returned)
+    assert record.reasons is None
 
 
 def test_turn_is_bounded_and_the_rest_follows_at_once(

@@ -213,7 +213,7 @@ class RecordStreams:
             part = self._part(record, one.scope)
             if part is not None:
                 names -= task_count(part)
-                reasons -= sum(map(len, getattr(part, "reasons", ())))
+                reasons -= sum(map(len, getattr(part, "reasons", None) or ()))
                 if one.records and (names < 0 or reasons < 0):
                     return
                 one.records.append((number, part))
