@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from msgspec import structs
 
+import taskyard.demo
+from docs.schemas import check
 from taskyard.demo import postgresql
+from taskyard.demo.pair import PairCounts, Takeover, proof
 from taskyard.demo.postgresql import ThrowawayCluster, find_programs
-from taskyard.errors import NotInstalled, ProcessEnded
+from taskyard.errors import ExitCode, NotInstalled, ProcessEnded
+from taskyard.journal.audit import AuditCounts
 from tests.kit.postgres import programs
-from tests.kit.processes import PATIENCE_SECONDS
+from tests.kit.processes import PATIENCE_SECONDS, TASKYARD, Running, run_here
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: The least that the demo takes.
+TASKS = 200
 
 
 def fake_programs(directory: Path) -> Path:
@@ -26,6 +41,143 @@ def fake_programs(directory: Path) -> Path:
         (directory / name).write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
         (directory / name).chmod(0o755)
     return directory
+
+
+# The whole demo.
+
+STEPS = [
+    "starting a throw-away PostgreSQL",
+    "broker-1 leads, broker-2 follows",
+    "killing broker-1 by SIGKILL, with ",
+    ": no answer since ",
+    ": answers again, after ",
+    "broker-2 has taken over: epoch 1 -> 2, served again after ",
+    "started broker-1 again: following epoch 2 at row ",
+    "all tasks have settled",
+]
+
+
+class Demo(Running):
+    """`demo --pair` whose temporary files are in `directory`."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        program = ("env", f"TMPDIR={directory}", *TASKYARD)
+        super().__init__(directory, "demo", "--pair", *options, program=program)
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Return a directory that another user may enter."""
+    programs()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
+
+
+def processes_below(directory: Path) -> list[str]:
+    """Return the command lines of processes that use a directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if str((path / "cwd").readlink()).startswith(str(directory)):
+                found.append((path / "cmdline").read_text())
+    return found
+
+
+def test_demo_kills_the_leader_and_proves_that_nothing_is_lost(temporary: Path) -> None:
+    with Demo(temporary, "--json", "--tasks", str(TASKS)) as demo:
+        code, out, errors = demo.end()
+    assert code == 0, errors
+    printed = iter(errors.splitlines())
+    for step in STEPS:
+        assert any(step in line for line in printed), (step, errors)
+    check(out)
+    document = json.loads(out)
+    assert document["sound"]
+    assert {name: document[name] for name in ("submitted", "done", "lost", "completed_twice")} == {
+        "submitted": TASKS,
+        "done": TASKS,
+        "lost": 0,
+        "completed_twice": 0,
+    }
+    assert (document["epoch_before"], document["epoch_after"]) == (1, 2)
+    assert len(document["lines"]) == 8
+    assert list(temporary.iterdir()) == []
+    assert processes_below(temporary) == []
+
+
+def test_interrupted_demo_leaves_no_process_and_no_file(temporary: Path) -> None:
+    with Demo(temporary) as demo:
+        lines = iter(demo.error_line, "")
+        assert any("killing broker-1" in line for line in lines)  # no broker leads from here on
+        code, _, errors = demo.send(signal.SIGINT).end()
+    assert code == 130, errors
+    assert "all processes of the demo have ended" in errors
+    assert list(temporary.iterdir()) == []
+    assert processes_below(temporary) == []
+
+
+def test_failed_demo_keeps_its_logs(temporary: Path) -> None:
+    with Demo(temporary, "--postgresql", str(fake_programs(temporary / "bin"))) as demo:
+        code, _, errors = demo.end()
+    assert code == 6
+    assert "initdb: exit status 3: no room" in errors
+    (kept,) = temporary.glob("taskyard-pair-*")
+    assert f"failed (see the logs in {kept / 'log'})" in errors
+
+
+def test_invalid_options_are_refused(tmp_path: Path) -> None:
+    for words, text in {
+        ("--pair", "--out", "x"): "--out: can't be used with --pair",
+        ("--postgresql", str(tmp_path)): "--postgresql: needs --pair",
+        ("--pair", "--postgresql", str(tmp_path)): "has no initdb and postgres",
+        ("--pair", "--tasks", "1"): "1 is not in the range",
+    }.items():
+        code, _, errors = run_here(tmp_path, "demo", *words)
+        assert (code, text in errors) == (2, True), errors
+
+
+def test_missing_psycopg_is_reported_with_the_install_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(taskyard.demo, "pair")
+    monkeypatch.delitem(sys.modules, "taskyard.demo.pair")
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    for name in [name for name in sys.modules if name.startswith("taskyard.demo.postgresql")]:
+        monkeypatch.delitem(sys.modules, name)
+    code, _, errors = run_here(tmp_path, "demo", "--pair")
+    assert (code, "pip install 'taskyard[postgres]'" in errors) == (2, True), errors
+
+
+# The closing table.
+
+SOUND = PairCounts(AuditCounts(submitted=9, done=9), 5, {1: 2, 2: 3}, 9)
+TAKEOVER = Takeover(-9, 2, 9, "broker-2", 1, 2, 5.0, 3)
+
+
+def broken(counts: PairCounts, takeover: Takeover = TAKEOVER) -> dict[str, ExitCode]:
+    return {line.what: line.code for line in proof(counts, takeover) if not line.passed}
+
+
+def test_each_broken_guarantee_fails_its_line() -> None:
+    def audited(**values: int) -> PairCounts:
+        counts = AuditCounts(**{"submitted": 9, "done": 9, **values})
+        return structs.replace(SOUND, audit_counts=counts)
+
+    damaged, failed = ExitCode.STATE_DAMAGED, ExitCode.TASK_FAILED
+    assert broken(SOUND) == broken(audited(stale=1)) == {}
+    assert broken(audited(completed_twice=1)) == {"completed twice": damaged}
+    assert broken(audited(done=8, unfinished=1)) == {"submitted": failed, "lost": damaged}
+    assert broken(audited(done=8, failed=1)) == {"submitted": failed}
+    assert broken(audited(unknown=1)) == {"rows of the journal": damaged}
+    assert broken(structs.replace(SOUND, results_right=8)) == {"results": failed}
+    assert broken(structs.replace(SOUND, rows_by_epoch={1: 5})) == {"rows of the journal": damaged}
+    assert broken(SOUND, structs.replace(TAKEOVER, status=0)) == {"leader killed": failed}
+    assert broken(SOUND, structs.replace(TAKEOVER, epoch_after=1)).keys() == {
+        "takeover",
+        "rows of the journal",
+    }
 
 
 # Find PostgreSQL.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from taskyard.demo import tasks
 from taskyard.demo.campaign import MAIL, WMP
+from taskyard.demo.directory import LOGS
 from taskyard.errors import ProcessEnded
 from taskyard.process.child import (
     ChildProcess,
@@ -21,6 +22,9 @@ from taskyard.process.child import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from taskyard.demo.directory import DemoDirectory
 
 #: The name of the worker that feeds agents. The closing table counts its tasks.
@@ -46,15 +50,18 @@ class DemoProcess(ChildProcess):
     """A `taskyard` process whose stderr goes to a log file."""
 
     def __init__(
-        self, name: str, arguments: list[str], paths: DemoDirectory, *, reads_endpoints: bool
+        self, name: str, arguments: list[str], directory: Path, *, reads_endpoints: bool
     ) -> None:
-        """Start it. With `reads_endpoints`, its stdout is a pipe that lists its endpoints."""
+        """Start it in a demo's directory.
+
+        With `reads_endpoints`, its stdout is a pipe that lists its endpoints.
+        """
         self.name = name
-        self.log = paths.logs / f"{name}.log"
+        self.log = directory / LOGS / f"{name}.log"
         with self.log.open("ab") as log:
             super().__init__(
                 taskyard_command([*arguments, "--until-eof"]),
-                cwd=paths.directory,
+                cwd=directory,
                 env=environment_without_settings(),
                 stdout=subprocess.PIPE if reads_endpoints else log,
                 stderr=log,
@@ -76,6 +83,22 @@ class DemoProcess(ChildProcess):
         status = self.poll()
         if status is not None:
             raise ProcessEnded(f"{self.name}: {status_text(status)} (see {self.log})")
+
+
+def stop_processes(processes: Sequence[DemoProcess]) -> None:
+    """Stop processes by SIGTERM, and wait for them."""
+    for process in processes:
+        process.signal(signal.SIGTERM)
+    for process in processes:
+        process.wait_or_kill(_END_SECONDS)
+
+
+def end_processes(processes: Sequence[DemoProcess]) -> None:
+    """End processes at once, whatever they do."""
+    for process in processes:
+        process.close_stdin()
+    for process in processes:
+        process.wait_or_kill(_CUT_SECONDS)
 
 
 class DemoCluster:
@@ -100,7 +123,7 @@ class DemoCluster:
         arguments = ["broker", "--state", str(self._place.state)]
         for dialect, anywhere in (("ping-pong", f"{_ANY},{_ANY}"), ("wmp", _ANY)):
             arguments += ["--listen", f"{dialect}={self.listening.get(dialect, anywhere)}"]
-        return DemoProcess("broker", arguments, self._place, reads_endpoints=True)
+        return DemoProcess("broker", arguments, self._place.directory, reads_endpoints=True)
 
     def _start_others(self) -> None:
         relay = ["relay", "--listen", _ANY, "--to", self.listening["wmp"]]
@@ -120,7 +143,7 @@ class DemoCluster:
 
     def _start(self, name: str, arguments: list[str], *, reads_endpoints: bool) -> None:
         self.others.append(
-            DemoProcess(name, arguments, self._place, reads_endpoints=reads_endpoints)
+            DemoProcess(name, arguments, self._place.directory, reads_endpoints=reads_endpoints)
         )
 
     def kill_broker(self) -> int:
@@ -141,17 +164,10 @@ class DemoCluster:
         """Stop the workers, then the relay, then the broker."""
         relay, *workers = self.others
         for some in (workers, [relay], [self.broker]):
-            for process in some:
-                process.signal(signal.SIGTERM)
-            for process in some:
-                process.wait_or_kill(_END_SECONDS)
+            stop_processes(some)
 
     def _kill_all(self) -> None:
-        every = (*reversed(self.others), self.broker)
-        for process in every:
-            process.close_stdin()
-        for process in every:
-            process.wait_or_kill(_CUT_SECONDS)
+        end_processes((*reversed(self.others), self.broker))
 
     def __enter__(self) -> Self:
         return self

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: Marks a directory as a demo's. Locked while a demo runs there.
 MARKER: Final = ".taskyard-demo"
 
+#: The folder of the processes' logs.
+LOGS: Final = "log"
+
 _MARKER_TEXT: Final = (
     "A demo of Taskyard uses this directory. The next demo replaces its files and no others.\n"
 )
@@ -69,7 +72,7 @@ class DemoDirectory(Struct, frozen=True):
 
     @property
     def logs(self) -> Path:
-        return self.directory / "log"
+        return self.directory / LOGS
 
     @property
     def agent_state(self) -> Path:

@@ -32,7 +32,13 @@ _USER_ID_OF_NO_RIGHTS: Final = 65534
 ROLE: Final = "taskyard"
 
 #: Settings of a small cluster.
-_SETTINGS: Final = ("listen_addresses=", "shared_buffers=16MB", "max_connections=50", "jit=off")
+_SETTINGS: Final = (
+    "listen_addresses=",
+    "port=5432",  # PGPORT may name another
+    "shared_buffers=16MB",
+    "max_connections=50",
+    "jit=off",
+)
 
 #: Longer paths of sockets are refused by the kernel. TMPDIR may be longer.
 _SOCKET_BYTES_MAX: Final = 107
@@ -132,7 +138,7 @@ class ThrowawayCluster:
 
     def url(self, name: str = "postgres") -> str:
         """Return the URL of a database."""
-        return f"postgresql://{ROLE}@/{name}?host={self.directory}"
+        return f"postgresql://{ROLE}@/{name}?host={self.directory}&port=5432"
 
     def start(self) -> None:
         """Start the server and wait until it accepts connections. It ends with this thread."""

@@ -49,6 +49,12 @@ def digest(receipts: int) -> str:
     return f"{receipts} receipts"
 
 
+def square(number: int) -> int:
+    """Return the square of a number, after a tenth of a second."""
+    time.sleep(0.1)
+    return number * number
+
+
 def _letters(sample: str, part: int) -> str:
     return hashlib.sha256(f"{sample}/{part}".encode()).hexdigest()
 
