@@ -13,8 +13,9 @@ import pytest
 
 from taskyard.errors import LeaderLost, StateLocked
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres import database, last_term, leader
+from taskyard.journal.postgres import database, last_term, leader, standbys
 from taskyard.journal.postgres.lease import Lease
+from taskyard.journal.postgres.standbys import SeenStandby, StandbyRow
 from taskyard.journal.postgres.store import PostgresStore
 from tests.kit.postgres import Cluster, Proxy
 
@@ -180,3 +181,25 @@ def test_only_the_same_lock_proves_that_a_broker_is_dead(
         assert not last_term.end(state, url)
     (state / last_term.FILE_NAME).write_bytes(noted)
     assert last_term.end(state, url)
+
+
+def test_leader_lists_standbys_that_report(url: str) -> None:
+    watch = standbys.StandbyWatch(LEASE_NS)
+    killed, live = (StandbyRow(name, "host", ["tcp://b:1"], 7, 5) for name in ("killed", "live"))
+    with database.connect(url) as connection:
+        for row in (killed, live):
+            standbys.report(connection, row)
+        watch.refresh(connection, 10)
+        assert watch.seen() == []
+        standbys.report(connection, live._replace(sequence=8))
+        watch.refresh(connection, 20)
+        watch.refresh(connection, 30)
+        expected = live._replace(sequence=8, renewal=1)
+        assert watch.seen() == [SeenStandby(expected, 20, is_live=True)]
+        late_ns = standbys.LEASES_KEPT * LEASE_NS + 15
+        watch.refresh(connection, late_ns)
+        names = connection.execute("SELECT name FROM taskyard.standbys").fetchall()
+        assert names == [("live",)]
+        standbys.remove(connection, "live")
+        watch.refresh(connection, late_ns)
+        assert watch.seen() == []

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
-from typing import TYPE_CHECKING
+from socket import gethostname
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taskyard.client.client import Client
-from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run_here
+from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run_here, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,6 +112,36 @@ def test_port_of_a_standby_is_reserved_and_refuses_peers(tmp_path: Path, url: st
         leads(standby)
         assert standby.line() == f"listening dwork tcp://127.0.0.1:{port}"
         socket.create_connection(("127.0.0.1", port)).close()
+
+
+def test_status_shows_leader_and_standby(tmp_path: Path, url: str) -> None:
+    first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
+    listen = ("--listen", "dwork=tcp://127.0.0.1:0")
+    with first.leader(*listen) as leader, second.standby(*listen) as standby:
+        with Client(state=first.state) as client:
+            client.submit(["true"], name="a")
+
+            def pair() -> Any:
+                return client.status()["health"]["leader"]
+
+            until(lambda: [one["rows_behind"] for one in pair()["standbys"]] == [0], "the standby")
+            found = pair()
+        assert (found["epoch"], found["lease"]) == (1, LEASE_SECONDS)
+        assert found["endpoints"] == [leader.endpoints[1]]
+        assert found["standbys"][0]["seconds_behind"] < PATIENCE_SECONDS
+        code, out, _ = run_here(first.directory, "status")
+        host = gethostname()
+        assert f"leader {host} {leader.endpoints[1]}: epoch 1\n" in out
+        assert re.search(rf"standby {host} tcp://127.0.0.1:\d+: 0 rows and .* behind\n", out)
+        for command in ("status", "submit -- true"):
+            code, _, errors = run_here(second.directory, *command.split())
+            assert code == 3
+            assert f"a standby that follows the broker of epoch 1 on {host} at" in errors
+        standby.terminate()
+        code, _, errors = run_here(second.directory, "status")
+        assert (code, "standby" in errors) == (3, False)
+        with Client(state=first.state) as client:
+            until(lambda: not client.status()["health"]["leader"]["standbys"], "its end")
 
 
 def test_standby_needs_a_store(tmp_path: Path) -> None:

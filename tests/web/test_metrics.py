@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from taskyard.core.counters import Counters, turn_histogram
 from taskyard.web import metrics
 from taskyard.web.metrics import DEFINITIONS, OTHER, PAGE_METRICS, exposition
-from taskyard.wire.health_views import BrokerMeasures, health
+from taskyard.wire.health_views import BrokerMeasures, LeaderHealth, StandbyHealth, health
 from tests.kit.processes import Broker, Running, Worker, run_here, until
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -50,6 +50,14 @@ def status(*services: dict[str, Any]) -> dict[str, Any]:
     measures = BrokerMeasures(turn_histogram(), turn_histogram(), malformed={"wmp": 4})
     measures.turns.add(10**6, 5)
     measures.disk_free_bytes = 99
+    behind: Any = {"endpoints": [], "rows_behind": 3, "seconds_behind": 0.5, "last_seen_ago": 0.25}
+    measures.leader = LeaderHealth(
+        epoch=4,
+        host="a",
+        endpoints=[],
+        lease=5.0,
+        standbys=[StandbyHealth(host="b", **behind)],
+    )
     return {"services": list(services), "health": to_builtins(health(counted.copied(), measures))}
 
 

@@ -7,11 +7,12 @@ times of turns and commits come from the turn, and all other counters from the s
 from __future__ import annotations
 
 from contextlib import suppress
+from socket import gethostname
 from typing import TYPE_CHECKING, Final, cast
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.journal import history, schema
-from taskyard.wire.health_views import BrokerMeasures, OutboxHealth
+from taskyard.wire.health_views import BrokerMeasures, LeaderHealth, OutboxHealth, StandbyHealth
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from taskyard.broker.listeners import Listeners
     from taskyard.broker.outbox_feed import OutboxFeed
     from taskyard.broker.turn import Broker
+    from taskyard.journal.postgres.lease import Lease
     from taskyard.net.guard import Guard
 
 #: How old sizes on the disk may be. There may be thousands of files.
@@ -42,8 +44,14 @@ class HealthReporter:
         self._broker, self._listeners, self._guard = broker, listeners, guard
         self._state = state
         self._feed = feed
+        self._lease: Lease | None = None
         self._read_ns: int | None = None
         self._journal_bytes = self._history_bytes = 0
+
+    def add_leader(self, lease: Lease) -> None:
+        """Show the term and its standbys, and let those know where this broker listens."""
+        self._lease = lease
+        lease.show(gethostname(), self._places())
 
     def measures(self) -> BrokerMeasures:
         broker = self._broker
@@ -64,6 +72,29 @@ class HealthReporter:
             self._listeners.relays(now_ns),
             0 if broker.values is None else broker.values.bytes_used,
             self._outbox(),
+            None if self._lease is None else self._leader(self._lease),
+        )
+
+    def _places(self) -> list[str]:
+        return [place for one in self._listeners.listed() for place in one.endpoints]
+
+    def _leader(self, lease: Lease) -> LeaderHealth:
+        head, now_ns = self._broker.store.head.sequence, lease.now_ns()
+        return LeaderHealth(
+            epoch=lease.term.epoch,
+            host=gethostname(),
+            endpoints=self._places(),
+            lease=lease.lease_ns / SECOND_NS,
+            standbys=[
+                StandbyHealth(
+                    host=row.host,
+                    endpoints=row.endpoints,
+                    rows_behind=max(head - row.sequence, 0),
+                    seconds_behind=(row.behind_ns + now_ns - changed_ns) / SECOND_NS,
+                    last_seen_ago=(now_ns - changed_ns) / SECOND_NS,
+                )
+                for row, changed_ns, _ in lease.standbys.seen()
+            ],
         )
 
     def _outbox(self) -> OutboxHealth | None:

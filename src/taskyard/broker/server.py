@@ -235,6 +235,8 @@ def _run(
         if feed is not None:
             stack.enter_context(feed)
         reporter = HealthReporter(broker, listeners, guard, health_state, feed)
+        if opened.lease is not None:
+            reporter.add_leader(opened.lease)
         listeners.dwork.report_health(reporter.measures)
         logs = _logs(broker, transport, listeners)
         housekeeping = _Housekeeping(logs, opened, broker, limits)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from socket import gethostname
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from taskyard.broker.archive import EndedTasks
@@ -21,6 +22,8 @@ from taskyard.journal.postgres.follower import Behind, Follower
 from taskyard.journal.postgres.leader import NO_HOLDER, Vacancy, boottime_ns
 from taskyard.journal.postgres.lease import Lease
 from taskyard.net.signals import Waker
+from taskyard.process import standby_file
+from taskyard.process.standby_file import StandbyFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from taskyard.core.ledger import Ledger
     from taskyard.journal.chain import Head
     from taskyard.journal.postgres.follower import Polled
-    from taskyard.journal.postgres.leader import LeaderRow
 
 logger = logging.getLogger("taskyard.broker")
 
@@ -37,7 +39,12 @@ logger = logging.getLogger("taskyard.broker")
 _POLLS_PER_LEASE: Final = 10
 _PAUSE_NS_MAX: Final = SECOND_NS // 5
 
-#: How long a stop waits for the thread. It ends with the process in any case.
+#: How often the leader learns how far this standby is, as a part of the lease.
+_REPORTS_PER_LEASE: Final = 5
+
+#: How long a stop waits until the thread ends by itself, and then by an interrupt. It ends with the
+#: process in any case.
+_STOP_SECONDS: Final = 0.5
 _JOIN_SECONDS: Final = 1.0
 
 
@@ -50,6 +57,8 @@ class StandbySettings(Protocol):
     def store(self) -> str: ...
     @property
     def store_lease_ns(self) -> int: ...
+    @property
+    def listen(self) -> tuple[tuple[str, str], ...]: ...
 
 
 class WarmState(NamedTuple):
@@ -75,6 +84,9 @@ class Standby:
         #: The row up to which the index was fetched.
         self._covered = 0
         self._is_announced = False
+        #: When this standby had all rows, and when it reported that.
+        self._caught_up_ns, self._reported_ns = boottime_ns(), 0
+        self._file: StandbyFile | None = None
         self._lease: Lease | None = None
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
@@ -105,8 +117,10 @@ class Standby:
     def close(self) -> None:
         """Stop following, and end a term that `lead` did not return."""
         self._stopping.set()
+        self._thread.join(_STOP_SECONDS)
         self._follower.interrupt()
         self._thread.join(_JOIN_SECONDS)
+        standby_file.remove(self._settings.state)
         if self._thread.is_alive():
             return  # it ends with the process
         self._follower.close()
@@ -127,9 +141,10 @@ class Standby:
         polled = self._poll()
         vacancy, reconnects = Vacancy(polled.leader, boottime_ns()), self._follower.reconnects
         while not self._take(vacancy):
-            self._note_warm(polled)
+            self._note(polled)
             pause_ns = min(polled.leader.lease_ns // _POLLS_PER_LEASE, _PAUSE_NS_MAX)
             if polled.is_last and self._stopping.wait(pause_ns / SECOND_NS):
+                self._follower.end_reports()
                 raise JournalFailed("the standby was stopped")
             polled = self._poll()
             if self._follower.reconnects != reconnects:
@@ -140,6 +155,7 @@ class Standby:
         while not self._poll().is_last:
             pass
         self._fetch()
+        self._follower.end_reports()
 
     def _take(self, vacancy: Vacancy) -> bool:
         """Begin a term if the row may be taken. Its lease is renewed from here on."""
@@ -190,10 +206,20 @@ class Standby:
             for _ in self._archive.forget(head.sequence, head.record):
                 pass
 
-    def _note_warm(self, polled: Polled) -> None:
-        """Announce once that all rows of a leader are applied."""
-        seen: LeaderRow = polled.leader
+    def _note(self, polled: Polled) -> None:
+        """Show how far this standby is: to the user, to the leader, and to local commands."""
+        seen, now_ns = polled.leader, boottime_ns()
+        if polled.is_last:
+            self._caught_up_ns = now_ns
         if polled.is_last and seen.holder != NO_HOLDER and not self._is_announced:
             self._is_announced = True
             row = self._follower.head.sequence
             self._announce(f"standby: following epoch {seen.epoch} at row {row}")
+        if now_ns - self._reported_ns >= seen.lease_ns // _REPORTS_PER_LEASE:
+            self._reported_ns = now_ns
+            places = [place for _, place in self._settings.listen]
+            self._follower.report(gethostname(), places, now_ns - self._caught_up_ns)
+        file = StandbyFile(seen.epoch, *polled.place)
+        if file != self._file:
+            self._file = file
+            standby_file.write(self._settings.state, file)

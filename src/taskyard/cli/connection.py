@@ -91,9 +91,12 @@ def connect_client(
     """
     from taskyard.client.discovery import configured_key_file  # noqa: PLC0415
 
+    location = broker_location(cli_context)
+    if location.broker is None:
+        _check_not_standby(location.state)
     configured = configured_key_file(cli_context.settings())
     keys = cli_context.keys or (() if configured is None else (configured,))
-    return connect_to(cli_context, broker_location(cli_context).endpoints(), keys, report)
+    return connect_to(cli_context, location.endpoints(), keys, report)
 
 
 def connect_to(
@@ -168,11 +171,22 @@ def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
             f"no broker is running: {state} does not exist (start one with `taskyard up`, or give "
             "another --state)"
         )
+    if broker is None:
+        _check_not_standby(state)
     offline = _offline_client(cli_context)
     if offline is not None:
         cli_context.info(_OFFLINE_NOTE.format(state))
     with offline or connect_client(cli_context) as client:
         yield client
+
+
+def _check_not_standby(state: Path) -> None:
+    """Raise `NoBroker` at once if a standby runs here: it answers nothing before it leads."""
+    from taskyard.process.standby_file import running_standby  # noqa: PLC0415  # not for `--help`
+
+    found = running_standby(state)
+    if found is not None:
+        raise NoBroker(f"{state}: the broker here is {found} (ask that one)")
 
 
 @contextmanager

@@ -234,7 +234,8 @@ def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> Exit
         click.echo(" ".join(f"{state}={number}" for state, number in stats["counts"].items()))
     else:
         page = _page_address(cli_context)
-        _print_status(stats, f"page {page}\n" if page else "")
+        lines = _pair_lines((stats.get("health") or {}).get("leader"))
+        _print_status(stats, [*lines, f"page {page}"] if page else lines)
     return ExitCode.OK
 
 
@@ -260,6 +261,25 @@ def _lag_line(lag: float) -> str:
         return ""
     effect = "refused" if lag * 100 >= LAG_REFUSE_PERCENT else "slowed"
     return f"journal: compaction lags behind ({lag:.0%} of its threshold), submissions are {effect}"
+
+
+def _pair_lines(leader: dict[str, Any] | None) -> list[str]:
+    """Return a line for the leader and for each standby, of a journal in PostgreSQL."""
+    if leader is None:
+        return []
+    alone = "" if leader["standbys"] else ", no standby"
+    lines = [f"leader {_place_text(leader)}: epoch {leader['epoch']}{alone}"]
+    for one in leader["standbys"]:
+        rows, behind = format_count(one["rows_behind"], "row"), one["seconds_behind"]
+        state = f"{rows} and {format_duration(behind)} behind"
+        if one["last_seen_ago"] > leader["lease"]:
+            state = f"silent for {format_duration(one['last_seen_ago'])}"
+        lines.append(f"standby {_place_text(one)}: {state}")
+    return lines
+
+
+def _place_text(one: dict[str, Any]) -> str:
+    return escape_line(" ".join((one["host"], *one["endpoints"])))
 
 
 def _refused_line(number: int, last: dict[str, Any]) -> str:
@@ -289,12 +309,13 @@ def _problems(stats: dict[str, Any]) -> Iterator[str]:
         yield outbox
 
 
-def _print_status(stats: dict[str, Any], page_line: str) -> None:
+def _print_status(stats: dict[str, Any], places: list[str]) -> None:
+    """Print a status, with lines about where the broker and its page are."""
     click.echo(format_counts(stats["counts"], stats.get("behind_failure", 0)))
     if "workers" not in stats:
         return
     click.echo(f"{format_count(stats['workers'], 'worker')}")
-    click.echo(page_line, nl=False)
+    click.echo("".join(f"{line}\n" for line in places), nl=False)
     if pauses := format_pauses(stats):
         click.echo(f"{pauses} (undo with `taskyard resume`)")
     for problem in _problems(stats):

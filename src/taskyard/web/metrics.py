@@ -114,6 +114,13 @@ DEFINITIONS: Final = {
         _define(_GAUGE, "history_bytes", "The history files on the disk."),
         _define(_GAUGE, "values_bytes", "Large arguments and results on the disk."),
         _define(_GAUGE, "disk_free_bytes", "Free space of the disk of the state directory."),
+        _define(_GAUGE, "leader_epoch", "The term of a broker whose journal is in PostgreSQL."),
+        _define(_GAUGE, "standby_rows_behind", "Rows that a standby had not applied.", "standby"),
+        _define(
+            *(_GAUGE, "standby_seconds_behind"),
+            "How old the state of a standby is at most.",
+            "standby",
+        ),
     )
 }
 
@@ -267,3 +274,14 @@ def _add_health(families: _Families, health: Mapping[str, Any], named: Container
     for name in ("journal_bytes", "history_bytes", "values_bytes", "disk_free_bytes"):
         if health[name] is not None:
             families.add(name, health[name])
+    if health.get("leader") is not None:
+        _add_leader(families, health["leader"])
+
+
+def _add_leader(families: _Families, leader: Mapping[str, Any]) -> None:
+    """Add the term of a broker, and its standbys. Of several on one host, the latest one counts."""
+    families.add("leader_epoch", leader["epoch"])
+    standbys = sorted(leader["standbys"], key=lambda one: -one["seconds_behind"])
+    for host, one in {one["host"]: one for one in standbys}.items():
+        families.add("standby_rows_behind", one["rows_behind"], host)
+        families.add("standby_seconds_behind", one["seconds_behind"], host)

@@ -79,6 +79,33 @@ class OutboxHealth(HealthPart):
     refused: int
 
 
+class StandbyHealth(HealthPart):
+    """A standby of this broker."""
+
+    host: str
+    #: Where it will listen.
+    endpoints: list[str]
+    #: Rows that it had not applied at its last report.
+    rows_behind: int
+    #: How old its state is at most, in seconds: since it had all rows, as far as this broker knows.
+    seconds_behind: float
+    #: Seconds since its last report.
+    last_seen_ago: float
+
+
+class LeaderHealth(HealthPart):
+    """The term of a broker whose journal is in PostgreSQL."""
+
+    epoch: int
+    host: str
+    #: Listeners beside the native socket.
+    endpoints: list[str]
+    #: Seconds that a standby waits before it takes over from this broker.
+    lease: float
+    #: Those that reported since this broker started.
+    standbys: list[StandbyHealth]
+
+
 class Health(HealthPart):
     """The broker's own health. Counters begin at 0 when it starts."""
 
@@ -113,6 +140,8 @@ class Health(HealthPart):
     relays: list[RelayHealth]
     #: null: the broker has none, because its journal is not in PostgreSQL.
     outbox: OutboxHealth | None
+    #: null: the journal is not in PostgreSQL.
+    leader: LeaderHealth | None
 
 
 class BrokerMeasures(Struct):
@@ -129,6 +158,7 @@ class BrokerMeasures(Struct):
     relays: list[RelayHealth] = field(default_factory=list)
     values_bytes: int = 0
     outbox: OutboxHealth | None = None
+    leader: LeaderHealth | None = None
 
 
 def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:
@@ -161,6 +191,7 @@ def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:
         ],
         relays=measures.relays,
         outbox=measures.outbox,
+        leader=measures.leader,
     )
 
 

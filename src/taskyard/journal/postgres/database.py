@@ -69,6 +69,18 @@ STEPS: Final[tuple[tuple[LiteralString, ...], ...]] = (
         ),
     ),
     outbox_schema.STEP,
+    (
+        # Of interest to users only: see `standbys`.
+        (
+            "CREATE TABLE taskyard.standbys (name text PRIMARY KEY, host text NOT NULL, "
+            "endpoints text[] NOT NULL, sequence bigint NOT NULL, behind_ns bigint NOT NULL, "
+            "renewal bigint NOT NULL)"
+        ),
+        (
+            "ALTER TABLE taskyard.leader ADD host text NOT NULL DEFAULT '', "
+            "ADD endpoints text[] NOT NULL DEFAULT '{}'"
+        ),
+    ),
 )
 FORMAT: Final = len(STEPS)
 
@@ -84,6 +96,7 @@ _CLEAR: Final[tuple[LiteralString, ...]] = (
     "DELETE FROM taskyard.files",
     "DELETE FROM taskyard.finished",
     "DELETE FROM taskyard.outputs",
+    "DELETE FROM taskyard.standbys",
 )
 
 #: Statement and types of the columns, by table.

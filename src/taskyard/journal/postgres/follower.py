@@ -9,6 +9,7 @@ rows, and does not decide when to take over.
 import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -18,8 +19,9 @@ import psycopg
 from taskyard.errors import JournalDamaged, UnusableStore
 from taskyard.journal import chain
 from taskyard.journal.chain import Row
-from taskyard.journal.postgres import database, exports, leader
+from taskyard.journal.postgres import database, exports, leader, standbys
 from taskyard.journal.postgres.leader import LeaderRow, Term
+from taskyard.journal.postgres.standbys import StandbyRow
 from taskyard.journal.postgres.store import WitnessedRows, differs, lost
 from taskyard.journal.reader import READ_ROWS_MAX
 
@@ -29,7 +31,7 @@ _T = TypeVar("_T")
 _RECONNECT_SECONDS: Final = 0.25
 
 _POLL: Final = (
-    "SELECT leader.epoch, holder, renewal, lease_ns, "
+    "SELECT leader.epoch, holder, renewal, lease_ns, host, endpoints, "
     "(SELECT value FROM taskyard.meta WHERE key = 'format'), "
     "(SELECT value FROM taskyard.meta WHERE key = 'anchor'), "
     "(SELECT chain FROM taskyard.journal WHERE sequence = %(after)s), "
@@ -52,6 +54,8 @@ class Polled(NamedTuple):
     """The result of one poll."""
 
     leader: LeaderRow
+    #: The host of the leader, and where it listens.
+    place: tuple[str, tuple[str, ...]]
     #: The next rows, verified. There may be more.
     rows: list[Row]
 
@@ -114,15 +118,15 @@ class Follower(WitnessedRows):
         """Read the row of the leader and the next rows. Raises `Behind` if they were trimmed."""
         values = {"after": self._head.sequence, "count": READ_ROWS_MAX}
         found = self._execute(_POLL, values)
-        written, sealed, own = found[0][4:7]
+        host, places, written, sealed, own = found[0][4:9]
         self._check_store(written, sealed)
         self._check_head(own)
-        rows = [Row(*columns[7:]) for columns in found if columns[7] is not None]
+        rows = [Row(*columns[9:]) for columns in found if columns[9] is not None]
         for row in chain.verify(rows, self._head):
             self._head = row.head
         if rows:
             self._witness.update(self._head)
-        return Polled(LeaderRow(*found[0][:4]), rows)
+        return Polled(LeaderRow(*found[0][:4]), (host, tuple(places)), rows)
 
     def take(self, seen: LeaderRow, lease_ns: int) -> Term | None:
         """Begin a new term. Return None if the row is no longer as it was seen.
@@ -141,6 +145,18 @@ class Follower(WitnessedRows):
     def is_ours(self, seen: LeaderRow) -> bool:
         """Return whether a term was taken over a connection that was lost then."""
         return seen.holder == self._holder
+
+    def report(self, host: str, endpoints: list[str], behind_ns: int) -> None:
+        """Write how far this standby is, for the leader. A failure shows in the next poll."""
+        sequence = self._head.sequence
+        row = StandbyRow(self._holder, host, endpoints, sequence, behind_ns)
+        with suppress(psycopg.Error):
+            standbys.report(self._connection, row)
+
+    def end_reports(self) -> None:
+        """Remove what `report` wrote."""
+        with suppress(psycopg.Error):
+            standbys.remove(self._connection, self._holder)
 
     def interrupt(self) -> None:
         """End a call that waits for the server in another thread, and all later ones."""

@@ -23,10 +23,15 @@ HELD: Final = (
 _READ: Final = "SELECT epoch, holder, renewal, lease_ns FROM taskyard.leader"
 _TAKE: Final = (
     "UPDATE taskyard.leader SET epoch = epoch + 1, holder = %s, renewal = renewal + 1, "
-    "lease_ns = %s WHERE epoch = %s AND holder = %s AND renewal = %s RETURNING epoch"
+    "lease_ns = %s, host = '', endpoints = '{}' "
+    "WHERE epoch = %s AND holder = %s AND renewal = %s RETURNING epoch"
 )
 _RENEW: Final = (
     "UPDATE taskyard.leader SET renewal = renewal + 1 "
+    "WHERE epoch = %(epoch)s AND holder = %(holder)s"
+)
+_SHOW: Final = (
+    "UPDATE taskyard.leader SET host = %(host)s, endpoints = %(endpoints)s "
     "WHERE epoch = %(epoch)s AND holder = %(holder)s"
 )
 _RELEASE: Final = (
@@ -96,6 +101,12 @@ def renew(connection: Connection, term: Term) -> bool:
     All commits before it are as durable as this one when it returns.
     """
     return connection.execute(_RENEW, term._asdict()).rowcount == 1
+
+
+def show(connection: Connection, term: Term, host: str, endpoints: list[str]) -> None:
+    """Write where the leader listens, for its standbys."""
+    values = {**term._asdict(), "host": host, "endpoints": endpoints}
+    connection.execute(_SHOW, values)
 
 
 def release(connection: Connection, term: Term) -> bool:

@@ -17,6 +17,7 @@ import psycopg
 from taskyard.errors import LeaderLost
 from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.leader import LeaderRow, Term, boottime_ns
+from taskyard.journal.postgres.standbys import StandbyWatch
 from taskyard.journal.store import LEASE_NS
 
 #: Renewals in one lease. Some may fail.
@@ -40,10 +41,14 @@ class Lease:
         To take over, wait as long as the lease of another broker.
         """
         self._url = url
-        self._lease_ns = lease_ns
+        self.lease_ns = lease_ns
         self._connection = database.open_database(url)
         #: Called in another thread when the lease has ended.
         self.on_lost: Callable[[], None] = lambda: None
+        #: The standbys of this leader, read with each renewal.
+        self.standbys = StandbyWatch(lease_ns)
+        #: Where this broker listens, to be written with the next renewal.
+        self._place: tuple[str, list[str]] | None = None
         self._stopping = threading.Event()
         try:
             database.check_tables(self._connection)
@@ -66,6 +71,10 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def now_ns(self) -> int:
+        """Return the time on the clock of the lease."""
+        return boottime_ns()
+
     def left_ns(self) -> int:
         """Return how long this broker may still answer. Not above 0: no more."""
         return self._ends_ns - boottime_ns()
@@ -78,6 +87,10 @@ class Lease:
                 "without a renewal, so this broker answers nothing more (another one may have "
                 "taken over)"
             )
+
+    def show(self, host: str, endpoints: list[str]) -> None:
+        """Let standbys know where this broker listens, with the next renewal."""
+        self._place = (host, endpoints)
 
     def close(self) -> None:
         """End the term, so that the next broker need not wait. A second call does nothing."""
@@ -102,17 +115,18 @@ class Lease:
         """Renew the term. Without success, the lease ends at once or at its time."""
         before_ns = boottime_ns()
         if leader.renew(self._connection, self.term):
-            self._ends_ns = before_ns + self._lease_ns - self._lease_ns // _MARGIN
+            self._ends_ns = before_ns + self.lease_ns - self.lease_ns // _MARGIN
         else:
             self._ends_ns = 0
 
     def _keep_renewing(self) -> None:
-        pause = self._lease_ns / _RENEWALS / _SECOND_NS
+        pause = self.lease_ns / _RENEWALS / _SECOND_NS
         while not self._stopping.wait(pause) and self.left_ns() > 0:
             try:
                 if self._connection.closed:
                     self._connection = database.connect(self._url)
                 self._renew()
+                self._exchange()
             except psycopg.Error as error:
                 logger.warning(
                     "%s: a renewal failed: %s",
@@ -121,9 +135,16 @@ class Lease:
                 )
                 self._connection.close()
 
+    def _exchange(self) -> None:
+        """Read the rows of standbys, and write where this broker listens."""
+        place, self._place = self._place, None
+        if place is not None:
+            leader.show(self._connection, self.term, *place)
+        self.standbys.refresh(self._connection, boottime_ns())
+
     def _watch(self) -> None:
         while (left_ns := self.left_ns()) > 0:
-            if self._stopping.wait(min(left_ns, self._lease_ns // _RENEWALS) / _SECOND_NS):
+            if self._stopping.wait(min(left_ns, self.lease_ns // _RENEWALS) / _SECOND_NS):
                 return
         database.interrupt(self._connection)
         self.on_lost()
