@@ -23,6 +23,7 @@ from tests.kit.cases import each_case
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+SINGLE_UNIT, PAIR_UNIT = "taskyard-broker.service", "taskyard-pair.service"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 PROMTOOL = shutil.which("promtool")
 METRIC = re.compile(r"\btaskyard_[a-z_]+")
@@ -104,7 +105,7 @@ def parse(words: list[str]) -> None:
 
 def test_every_command_line_is_valid() -> None:
     lines = list(command_lines())
-    assert len(lines) == 12
+    assert len(lines) == 13
     for place, words in lines:
         try:
             parse(words)
@@ -121,12 +122,40 @@ def test_invalid_command_lines_are_detected(words: list[str]) -> None:
 def test_units_are_hardened_and_restart() -> None:
     for path in UNITS:
         service = unit(path)["Service"]
-        assert service["Restart"] == "on-failure"
         assert service["NoNewPrivileges"] == "yes"
         assert service["User"].startswith("taskyard")
+        if path.name == PAIR_UNIT:
+            continue
+        assert service["Restart"] == "on-failure"
         assert "2" in service["RestartPreventExitStatus"].split()
     users = (DEPLOY / "systemd" / "taskyard.sysusers").read_text()
     assert {unit(path)["Service"]["User"] for path in UNITS} <= set(users.split())
+
+
+def test_broker_of_a_pair_always_comes_back_and_has_the_rights_of_a_single_one() -> None:
+    pair, single = (unit(DEPLOY / "systemd" / name) for name in (PAIR_UNIT, SINGLE_UNIT))
+    service = pair["Service"]
+    assert (service["Restart"], pair["Unit"]["StartLimitIntervalSec"]) == ("always", "0")
+    assert "RestartPreventExitStatus" not in service
+    assert pair["Unit"]["Conflicts"] == SINGLE_UNIT
+    own = {"EnvironmentFile", "LoadCredential", "Environment", "ExecStartPre", "ExecStart"}
+    own |= {"RuntimeDirectory", "RuntimeDirectoryMode", "Restart", "RestartPreventExitStatus"}
+    shared = {*service, *single["Service"]} - own
+    assert "SystemCallFilter" in shared
+    assert {name: service[name] for name in shared} == {
+        name: single["Service"][name] for name in shared
+    }
+    assert "broker --standby " in service["ExecStart"]
+
+
+def test_password_file_of_a_pair_is_private_as_libpq_demands() -> None:
+    service = unit(DEPLOY / "systemd" / PAIR_UNIT)["Service"]
+    *copy, source, target = shlex.split(service["ExecStartPre"])
+    assert copy == ["/usr/bin/install", "-m", "0600"]
+    assert service["LoadCredential"].partition(":")[0] == Path(source).name
+    assert service["Environment"] == f"PGPASSFILE={target}"
+    assert Path(target).parent == Path("/run") / service["RuntimeDirectory"]
+    assert service["RuntimeDirectoryMode"] == "0700"
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="apt-get install systemd")
