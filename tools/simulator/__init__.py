@@ -6,6 +6,7 @@ runs the product's own loops and state machines. Its checkers share no code with
     python -m simulator 7                  run one schedule, print each event and the digest
     python -m simulator --schedules 2000   run many, print the seeds that broke a promise
     python -m simulator --bugs             plant each bug, print the schedule that caught it
+    python -m simulator 7 --pair           run one with two brokers over one database
 
 A schedule has a broker, a few clients, and workers of every dialect. The broker is
 `broker.turn.Broker` itself, on a simulated transport, disk and clock (`broker_host`, `disk`,
@@ -25,6 +26,9 @@ event: `peer sends` and `peer receives` are messages at a peer, `broker sends` a
 are part of the digest and not shown. If a promise was broken, the line before the digest names the
 checker and lists the states of the task. `-q` prints only the verdict.
 
-Not simulated: hungry agents, which are children of a worker and have no network, and two brokers on
-one database.
+With `--pair` there are two brokers, each on its own machine (`pair_host`, `pair_broker`). They run
+the product's lease, store and exports in simulated threads (`threads`), over a PostgreSQL that
+executes their statements, delays them and cuts connections (`postgres`).
+
+Not simulated: hungry agents, which are children of a worker and have no network.
 """

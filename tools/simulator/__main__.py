@@ -4,6 +4,8 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -35,10 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
         count = options.schedules or HUNT_SCHEDULES_MAX
         return _hunt_all(names, options.start or 0, count, update=options.update)
     if options.schedules is None:
-        return _run_one(options.seed, quiet=options.quiet)
+        return _run_one(options.seed, quiet=options.quiet, pair=options.pair)
     start = options.seed if options.start is None else options.start
-    invariants = not options.no_invariants
-    return _run_many(start, options.schedules, hours=options.hours, invariants=invariants)
+    make = partial(run, invariants=not options.no_invariants, pair=options.pair)
+    return _run_many(make, start, options.schedules, hours=options.hours)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --bug or --bugs, replace outdated seeds",
     )
+    parser.add_argument(
+        "--pair", action="store_true", help="simulate two brokers over one PostgreSQL"
+    )
     parser.add_argument("--no-invariants", action="store_true", help="run the checkers only")
     parser.add_argument("-q", "--quiet", action="store_true", help="print only the digest")
     return parser
@@ -86,8 +91,8 @@ def _print_line(line: str) -> None:
         raise SystemExit(0) from None
 
 
-def _run_one(seed: int, *, quiet: bool) -> int:
-    result = run(seed, say=None if quiet else _print_line)
+def _run_one(seed: int, *, quiet: bool, pair: bool) -> int:
+    result = run(seed, say=None if quiet else _print_line, pair=pair)
     if result.good and not quiet:
         counts = f"{result.events} events, {result.records} records, {result.restarts} restarts"
         _print_line(f"seed {seed}: good, {counts}, no promise broken")
@@ -97,7 +102,7 @@ def _run_one(seed: int, *, quiet: bool) -> int:
     return 0 if result.good else 1
 
 
-def _run_many(start: int, most: int, *, hours: float, invariants: bool) -> int:
+def _run_many(make: Callable[[int], ScheduleResult], start: int, most: int, *, hours: float) -> int:
     """Run schedules until their number or their time is used up."""
     began = time.process_time()
     ends = time.monotonic() + hours * 3600 if hours else float("inf")
@@ -106,7 +111,7 @@ def _run_many(start: int, most: int, *, hours: float, invariants: bool) -> int:
         if time.monotonic() > ends:
             break
         count += 1
-        result = run(seed, invariants=invariants)
+        result = make(seed)
         events += result.events
         restarts += result.restarts
         if not result.good:

@@ -8,6 +8,7 @@ see `listeners`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +49,8 @@ def _connection_of(message: Message) -> tuple[int, int]:
 
 class BrokerHost:
     """The broker's machine. Implements `broker.turn.EventTransport` and `network.BrokerInbox`."""
+
+    settle_ns = 0
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -154,6 +157,15 @@ class BrokerHost:
             self._inbox.insert(0, rules)
             if self._idle:
                 self._schedule_run(0)
+
+    def heal(self) -> None:
+        """Start the broker, if it is down."""
+        if not self.up:
+            self.start()
+
+    def installed(self) -> nullcontext[None]:
+        """Replace nothing in the product."""
+        return nullcontext()
 
     def start(self) -> None:
         """Recover the ledger and schedule the first turn."""

@@ -18,6 +18,7 @@ class Timeline:
         self.now_ns = 0
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._number = 0
+        self._until_ns = 0
 
     def at(self, when_ns: int, action: Callable[[], None]) -> None:
         self._number += 1
@@ -30,10 +31,18 @@ class Timeline:
     def run_until(self, when_ns: int) -> None:
         """Run all actions up to a moment."""
         heap = self._heap
+        self._until_ns = when_ns
         while heap and heap[0][0] <= when_ns:
             self.now_ns, _, action = heappop(heap)
             action()
         self.now_ns = max(self.now_ns, when_ns)
+
+    def skip_to(self, when_ns: int) -> bool:
+        """Let time pass inside an action. Return False if another action comes before."""
+        if when_ns > self._until_ns or (self._heap and self._heap[0][0] <= when_ns):
+            return False
+        self.now_ns = when_ns
+        return True
 
 
 class SimClock:

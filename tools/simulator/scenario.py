@@ -571,8 +571,7 @@ class Scenario:
         world.clock.reset_wall_clock()
         if world.host.store.full:
             self._set_full(full=False)
-        if not world.host.up:
-            world.host.start()
+        world.host.heal()
 
     def revive(self) -> None:
         """Restart all peers, resume paused lanes, and add new workers."""

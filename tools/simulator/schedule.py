@@ -14,7 +14,13 @@ from simulator.broker_host import BrokerHost
 from simulator.checkers.demands import compared_choices
 from simulator.clients import PingPongModelClient
 from simulator.models import Violation
-from simulator.mutations.registry import INVARIANT_MUTATIONS, WORKER_KINDS_OF, patched
+from simulator.mutations.registry import (
+    INVARIANT_MUTATIONS,
+    PAIR_MUTATIONS,
+    WORKER_KINDS_OF,
+    patched,
+)
+from simulator.pair_host import PairHost
 from simulator.plan import SECOND_NS
 from simulator.scenario import Scenario
 from simulator.world import World
@@ -69,15 +75,16 @@ def _short_intervals() -> Iterator[None]:
         yield
 
 
-def run(
+def run(  # noqa: PLR0913  # all but one are named
     seed: int,
     *,
     invariants: bool = True,
     say: Callable[[str], None] | None = None,
     kinds: Sequence[str] = plan.WORKER_KINDS,
     on_row: Callable[[Row], None] | None = None,
+    pair: bool = False,
 ) -> ScheduleResult:
-    """Run the schedule of a seed, with workers of these kinds.
+    """Run the schedule of a seed, with workers of these kinds, and with two brokers if `pair`.
 
     `on_row` gets each row of the journal when it is durable.
     """
@@ -87,10 +94,11 @@ def run(
             say(line)
     # The loops log warnings. Without a handler Python would print them.
     logging.getLogger("taskyard").addHandler(_SILENT)
-    world = World(drawn, BrokerHost, invariants=invariants, say=say, on_row=on_row)
+    make_host = PairHost if pair else BrokerHost
+    world = World(drawn, make_host, invariants=invariants, say=say, on_row=on_row)
     checker, text = "", ""
     try:
-        with compared_choices(), _short_intervals():
+        with compared_choices(), _short_intervals(), world.host.installed():
             _run_faulty_phase(world)
     except Violation as violation:
         checker, text = violation.checker, str(violation)
@@ -118,7 +126,9 @@ def find_killing_seed(mutation: Mutation, seeds: Iterable[int]) -> ScheduleResul
     kinds = WORKER_KINDS_OF.get(mutation, plan.FOREIGN_KINDS)
     with mutation():
         for seed in seeds:
-            result = run(seed, invariants=mutation in INVARIANT_MUTATIONS, kinds=kinds)
+            invariants = mutation in INVARIANT_MUTATIONS
+            pair = mutation in PAIR_MUTATIONS
+            result = run(seed, invariants=invariants, kinds=kinds, pair=pair)
             if not result.good:
                 return result
     return None
@@ -148,7 +158,7 @@ def _play(world: World, scenario: Scenario) -> None:
     timeline.run_until(world.plan.size.faulty_ns)
     delay_ns = world.faults.longest_delay_ns
     scenario.heal()
-    timeline.run_until(timeline.now_ns + delay_ns + SETTLE_NS)
+    timeline.run_until(timeline.now_ns + delay_ns + SETTLE_NS + world.host.settle_ns)
     scenario.revive()
     revived_ns = timeline.now_ns
     ends_ns = timeline.now_ns + DRAIN_NS_MAX

@@ -20,12 +20,12 @@ from simulator.plan import SECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
-    from simulator.disk import SimStore
     from simulator.plan import Plan
     from taskyard.core.events import RulesSet
     from taskyard.core.ledger import Ledger
-    from taskyard.journal.chain import Row
+    from taskyard.journal.chain import Head, Row
 
 _encode_into = msgspec.msgpack.Encoder().encode_into
 
@@ -37,20 +37,40 @@ _RNG_SEED_OFFSET: Final = 1 << 40
 CALM_NS: Final = 10 * SECOND_NS
 
 
+class HostStore(Protocol):
+    """The journal, as the world sees it."""
+
+    full: bool
+
+    @property
+    def head(self) -> Head: ...
+
+
 class Host(BrokerInbox, Protocol):
     """The machine of the broker."""
 
     restarts: int
-    store: SimStore
+
+    @property
+    def store(self) -> HostStore: ...
 
     @property
     def ledger(self) -> Ledger: ...
+
+    @property
+    def settle_ns(self) -> int:
+        """Return how long the brokers need once their faults have ended."""
+        ...
 
     def start(self) -> None: ...
 
     def crash(self, why: str) -> None: ...
 
     def set_rules(self, rules: RulesSet) -> None: ...
+
+    def heal(self) -> None: ...
+
+    def installed(self) -> AbstractContextManager[None]: ...
 
 
 class World:

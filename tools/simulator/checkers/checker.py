@@ -107,6 +107,9 @@ _RETURNED_AFTER: Final[dict[ReturnReason, type[Event]]] = {
 class Checker:
     """Observes peers, network and disk, and raises when a promise is broken."""
 
+    #: How late the broker may be. Longer while it is stopped, or waits for its database.
+    late_ns_max = LATE_NS_MAX
+
     def __init__(self, plan: Plan, timeline: Timeline, clock: SimClock) -> None:
         self._plan = plan
         self._timeline = timeline
@@ -393,7 +396,7 @@ class Checker:
                 seen_ns + max(lease_timeout_ns, worker_model.lease_ns_max),
                 worker_model.lease_shortened_ns,
             )
-            + LATE_NS_MAX
+            + self.late_ns_max
         )
         if worker.startswith(dialect.ROUND_ROBIN):
             ends_ns += STALE_NS_MAX
@@ -408,20 +411,22 @@ class Checker:
         for name, worker_model in self.model.workers.items():
             lease_timeout_ns = max(worker_model.facts.lease_timeout_ns, worker_model.lease_ns_max)
             seen_ns = self._last_seen_ns(name)
-            ends_ns = max(seen_ns + lease_timeout_ns, worker_model.lease_shortened_ns) + LATE_NS_MAX
+            ends_ns = (
+                max(seen_ns + lease_timeout_ns, worker_model.lease_shortened_ns) + self.late_ns_max
+            )
             if name.startswith(dialect.ROUND_ROBIN):
                 ends_ns += STALE_NS_MAX
             if lease_timeout_ns and now_ns > ends_ns:
                 raise Violation("late", f"{name!r} sent nothing since {seen_ns}: {worker_model}")
             self._check_leaked(name, worker_model)
-            self.connections.check_leaked(name, worker_model, now_ns - LATE_NS_MAX)
+            self.connections.check_leaked(name, worker_model, now_ns - self.late_ns_max)
 
     def _check_leaked(self, name: bytes, worker_model: WorkerModel) -> None:
         """Require that a worker without held tasks keeps no slot of before a restart for long."""
         up_ns = self._up_ns or 0
         lease_ns = kept_ns(worker_model)
         can_list = name.startswith(dialect.WMP)  # and has, as `_check_unlisted` requires
-        is_over = self._timeline.now_ns > up_ns + lease_ns + LATE_NS_MAX
+        is_over = self._timeline.now_ns > up_ns + lease_ns + self.late_ns_max
         if not worker_model.facts.restart_lease_ns or can_list or not is_over:
             return
         old = [
@@ -457,9 +462,9 @@ class Checker:
     def check_due(self) -> None:
         """Require that delayed tasks come due in time. Skipped where the wall clock jumps."""
         now_ns, wall_ns = self._timeline.now_ns, self._clock.wall_ns()
-        if self._jumps or self._up_ns is None or now_ns < self._up_ns + LATE_NS_MAX:
+        if self._jumps or self._up_ns is None or now_ns < self._up_ns + self.late_ns_max:
             return
-        late_ns = wall_ns - LATE_NS_MAX
+        late_ns = wall_ns - self.late_ns_max
         for task_model in self.model.tasks.values():
             if task_model.state is DELAYED and task_model.due_ns < late_ns:
                 self.model.fail("late", "is due and does not come due", task_model)

@@ -17,6 +17,10 @@ MUTATIONS: Final[dict[str, Mutation]] = {}
 INVARIANT_MUTATIONS: Final[list[Mutation]] = []
 
 
+#: Bugs of two brokers over one database.
+PAIR_MUTATIONS: Final[list[Mutation]] = []
+
+
 #: Kinds of workers to hunt with, if only these can have the bug.
 WORKER_KINDS_OF: Final[dict[Mutation, tuple[str, ...]]] = {}
 
@@ -43,6 +47,13 @@ def mutation_for_invariants(function: Callable[[], Iterator[None]]) -> Mutation:
     """Register a bug that the invariants must catch."""
     planted = mutation(function)
     INVARIANT_MUTATIONS.append(planted)
+    return planted
+
+
+def mutation_for_pair(function: Callable[[], Iterator[None]]) -> Mutation:
+    """Register a bug that only two brokers over one database can have."""
+    planted = mutation(function)
+    PAIR_MUTATIONS.append(planted)
     return planted
 
 

@@ -1,0 +1,352 @@
+"""One process of a broker over a simulated PostgreSQL, and the processes of its compactions.
+
+Runs the product's way to a term and to its end, in simulated threads: lease, store, exports,
+recovery, turns, and the steps between turns.
+
+A turn counts for the checkers when its row is durable, or when its replies leave without one, with
+the time at which it was decided. A turn of a broker that was replaced meanwhile never counts.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+import psycopg
+
+from simulator import listeners
+from simulator.models import Violation
+from simulator.network import Message
+from simulator.plan import MILLISECOND_NS
+from simulator.threads import Event, SimThread, ThreadedProcess
+from taskyard.broker.archive import EndedTasks
+from taskyard.broker.compaction import CompactionLimits, Compactor
+from taskyard.broker.connections import Connections
+from taskyard.broker.database import open_database
+from taskyard.broker.server import BrokerSettings
+from taskyard.broker.turn import Broker
+from taskyard.core import invariants
+from taskyard.core.events import RulesSet
+from taskyard.core.scheduler import Scheduler
+from taskyard.errors import JournalDamaged, StateLocked, TaskyardError
+from taskyard.journal import recovery
+from taskyard.journal.archive import Archive
+from taskyard.journal.compaction_process import CompactionReport
+from taskyard.journal.files import make_private_directory
+from taskyard.journal.postgres import exports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from simulator.pair_plan import PairFaults
+    from simulator.postgres import SimDatabase
+    from simulator.threads import Threads
+    from simulator.world import World
+    from taskyard.core.effects import Effect
+    from taskyard.core.events import Event as CoreEvent
+    from taskyard.core.records import AnyRecord
+    from taskyard.journal.chain import Head
+    from taskyard.journal.compaction import DatabaseTerm
+    from taskyard.journal.postgres.lease import Lease
+    from taskyard.wire.dialect import Reply
+
+#: More turns than this without time passing are a busy loop.
+TURNS_AT_ONCE_MAX: Final = 200
+
+#: Turns between two checks of the core's invariants, which cost more than a turn.
+INVARIANTS_TURNS: Final = 32
+
+#: Messages that one turn receives at most.
+RECEIVED_MAX: Final = 50
+
+#: Why a broker ends that found the term of the other one.
+WAITING: Final = "the other broker has the term"
+
+URL: Final = "postgresql://sim/taskyard"
+
+
+class Turn:
+    """The messages of one turn, and when it was decided."""
+
+    def __init__(self, world: World, arrived: Sequence[Message | RulesSet]) -> None:
+        self._world = world
+        self._now_ns = world.timeline.now_ns
+        self._wall_offset_ns = world.clock.wall_offset_ns
+        self._arrived = arrived
+        self._is_noted = False
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Let the checkers have the turn, and then what is checked inside, at its own time."""
+        timeline, clock = self._world.timeline, self._world.clock
+        now = timeline.now_ns, clock.wall_offset_ns
+        timeline.now_ns, clock.wall_offset_ns = self._now_ns, self._wall_offset_ns
+        try:
+            if not self._is_noted:
+                self._is_noted = True
+                self._world.checker.on_received(self._arrived)
+            yield
+        finally:
+            timeline.now_ns, clock.wall_offset_ns = now
+
+
+class Machines(Protocol):
+    """Both machines, as a process on one of them needs them."""
+
+    world: World
+    threads: Threads
+    database: SimDatabase
+    faults: PairFaults
+    rules: RulesSet
+    directory: Path
+    running: dict[ThreadedProcess, PairBroker]
+
+    def leads(self, broker: PairBroker) -> bool: ...
+
+    def on_serving(self, broker: PairBroker) -> None: ...
+
+    def on_exit(self, broker: PairBroker, reason: str) -> None: ...
+
+    def kill(self, broker: PairBroker, why: str) -> None: ...
+
+    def maybe_pause(self, process: ThreadedProcess) -> None: ...
+
+    def to_peer(self, broker: PairBroker, route: bytes, frames: Sequence[bytes]) -> bool: ...
+
+
+class PairBroker:
+    """One process of a broker. Implements `broker.turn.EventTransport`."""
+
+    def __init__(self, host: Machines, place: int, process: ThreadedProcess) -> None:
+        self._host = host
+        self._world = host.world
+        self.place = place
+        self.process = process
+        self.broker: Broker | None = None
+        self.lease: Lease | None = None
+        self._archive: EndedTasks | None = None
+        self._compactor: Compactor | None = None
+        #: It was asked to stop, as by SIGTERM.
+        self.is_stopping = False
+        self._inbox: list[Message | RulesSet] = []
+        self._arrival = Event(host.threads)
+        self._listeners = listeners.open_all(self._world.plan, self._random_bits)
+        self._connections = Connections()
+        self._wait_ns_max: int | None = None
+        self._turns = self._turns_at_once = 0
+        self._turned_ns = -1
+        self._turn = Turn(self._world, ())
+        #: The processes of its compactions.
+        self.children: list[ThreadedProcess] = []
+
+    @property
+    def epoch(self) -> int:
+        return 0 if self.lease is None else self.lease.term.epoch
+
+    @property
+    def is_serving(self) -> bool:
+        return self.broker is not None and not self.process.is_dead
+
+    def run(self) -> None:
+        """Run the process until it ends or is killed."""
+        self._host.running[self.process] = self
+        reason = "stopped"
+        try:
+            with ExitStack() as stack:
+                self._open(stack)
+                self._serve()
+        except StateLocked:
+            reason = WAITING
+        except JournalDamaged:
+            raise
+        except (TaskyardError, psycopg.Error) as error:
+            reason = str(error)
+        self._host.on_exit(self, reason)
+
+    def _open(self, stack: ExitStack) -> None:
+        """Take over the journal as the product does, and begin to listen."""
+        host, world = self._host, self._world
+        directory = host.directory / f"broker-{self.place}"
+        settings = BrokerSettings(
+            directory,
+            store=URL,
+            files=host.directory / "files",
+            store_lease_ns=host.faults.lease_ns,
+        )
+        make_private_directory(directory)
+        opened = open_database(settings, stack)
+        ledger = recovery.open_ledger(directory, opened.store)
+        index = stack.enter_context(Archive(directory))
+        archive = EndedTasks(index, ledger, opened.store.head.sequence)
+        clock = self.process.clock
+        if host.faults.compact_rows:
+            limits = CompactionLimits(rows=host.faults.compact_rows, ended=1 << 40)
+            self._compactor = Compactor(directory, opened.store, archive, clock, limits)
+            stack.enter_context(closing(self._compactor))
+            self._compactor.database = opened.term
+        self.lease, self._archive = opened.lease, archive
+        if host.leads(self):
+            world.checker.on_recovered(ledger)
+        outputs = world.checker.outputs.files
+        self.broker = Broker(Scheduler(ledger), self, opened.store, clock, archive, outputs=outputs)
+        self.broker.on_commit = self._on_commit
+        self.broker.check_lease = opened.lease.check
+        self._inbox = [host.rules]
+        host.on_serving(self)
+
+    def _on_commit(self, sequence: int, records: Sequence[AnyRecord]) -> None:
+        if self._archive is not None:
+            self._archive.on_commit(sequence, records)
+        self._host.maybe_pause(self.process)
+
+    def _serve(self) -> None:
+        """Run turns, and between them what the product's housekeeping does."""
+        while self.broker is not None and self.lease is not None and not self.is_stopping:
+            self.broker.turn()
+            self._after_turn(self.broker)
+            wait_ns = None if self._compactor is None else self._compactor.run_step()
+            self.lease.check()
+            left_ns = max(self.lease.left_ns(), MILLISECOND_NS)
+            self._wait_ns_max = left_ns if wait_ns is None else min(left_ns, wait_ns)
+
+    def _after_turn(self, broker: Broker) -> None:
+        if self._host.leads(self):
+            with self._turn.noted():
+                self._world.checker.on_turn_end()
+        self._turns += 1
+        if self._world.invariants and self._turns % INVARIANTS_TURNS == 0:
+            invariants.check(broker.scheduler)
+
+    # The transport.
+
+    def on_message(self, incoming: Message) -> None:
+        """Queue a message, also while the process is paused."""
+        self._inbox.append(incoming)
+        self._arrival.set()
+
+    def stop(self) -> None:
+        """Stop after the current turn."""
+        self.is_stopping = True
+        self._arrival.set()
+
+    def set_rules(self, rules: RulesSet) -> None:
+        self._inbox.insert(0, rules)
+        self._arrival.set()
+
+    def receive(self, wait_ns: int | None) -> Sequence[CoreEvent]:
+        self._wait(wait_ns)
+        alone = bool(self._inbox) and isinstance(self._inbox[0], RulesSet)
+        count = 1 if alone else RECEIVED_MAX  # so that checkers know the rules of each message
+        arrived, self._inbox = self._inbox[:count], self._inbox[count:]
+        self._turn = self.process.turn = Turn(self._world, arrived)
+        self._check_busy_loop(has_read=bool(arrived))
+        now_ns = self.process.clock.monotonic_ns()
+        events: list[CoreEvent] = []
+        for one in arrived:
+            if isinstance(one, Message):
+                if self._connections.is_renewed(one.route, partial(_connection_of, one)):
+                    events += self._listeners.reconnected(one.route, now_ns)
+                events += self._listeners.receive(one.route, one.frames, now_ns)
+            else:
+                events.append(one)
+        wake_at_ns = self._listeners.wake_at_ns()
+        if wake_at_ns is not None and wake_at_ns <= now_ns:
+            events += self._listeners.time_passed(now_ns)
+        return events
+
+    def _wait(self, wait_ns: int | None) -> None:
+        """Wait for a message, up to the next timer of the turn, a dialect or the lease."""
+        clock = self.process.clock
+        waits = [wait_ns, self._wait_ns_max]
+        wake_at_ns = self._listeners.wake_at_ns()
+        if wake_at_ns is not None:
+            waits.append(max(0, wake_at_ns - clock.monotonic_ns()))
+        known = [one for one in waits if one is not None]
+        self._arrival.clear()
+        if not self._inbox and 0 not in known:
+            self._arrival.wait_ns(min(known, default=None))
+
+    def send(self, effects: Sequence[Effect]) -> Sequence[CoreEvent]:
+        world, host = self._world, self._host
+        if effects and not host.leads(self):
+            raise Violation(
+                "unleased",
+                f"broker {self.place} replies in epoch {self.epoch}, and the database has epoch "
+                f"{host.database.leader.epoch}: {effects[0]}",
+            )
+        if host.leads(self):
+            with self._turn.noted():
+                pass
+        self._host.maybe_pause(self.process)
+        undelivered: list[CoreEvent] = []
+        for effect in effects:
+            if world.rng.random() < world.faults.crash_between_sends:
+                host.kill(self, "between the commit and a reply")
+            undelivered += self._send(effect, self._listeners.reply(effect))
+        undelivered += self._send("collected replies", self._listeners.flush())
+        return undelivered
+
+    def _send(self, cause: object, replies: Sequence[Reply]) -> list[CoreEvent]:
+        world, host = self._world, self._host
+        undelivered: list[CoreEvent] = []
+        for route, frames in replies:
+            world.trace("broker sends", cause, frames)
+            if host.leads(self):
+                world.checker.messages.on_sent(route, frames)
+            if not host.to_peer(self, route, frames):
+                if host.leads(self):
+                    world.checker.on_disconnected(route)
+                undelivered += self._listeners.disconnected(route)
+        return undelivered
+
+    def _random_bits(self) -> int:
+        return self._world.rng.randrange(1 << 32)
+
+    def _check_busy_loop(self, *, has_read: bool) -> None:
+        now_ns = self._world.timeline.now_ns
+        if now_ns != self._turned_ns or has_read:
+            self._turned_ns, self._turns_at_once = now_ns, 0
+        self._turns_at_once += 1
+        if self._turns_at_once > TURNS_AT_ONCE_MAX:
+            raise Violation("busy loop", "the broker turns in a busy loop")
+
+
+class SimCompactionChild:
+    """A process that compacts the journal. Stands for `CompactionChild`."""
+
+    def __init__(
+        self,
+        host: Machines,
+        directory: Path,
+        identity: bytes,
+        head: Head,
+        database: DatabaseTerm,
+    ) -> None:
+        self.head = head
+        self._report: CompactionReport | None = None
+        parent = host.threads.running().process
+        self._process = ThreadedProcess(host.threads, parent.clock)
+        host.running[parent].children.append(self._process)
+        run = partial(self._run, directory, (identity, head), database)
+        SimThread(self._process, run).start()
+
+    def _run(self, directory: Path, found: tuple[bytes, Head], database: DatabaseTerm) -> None:
+        try:
+            outcome = exports.compact(database, directory, found, lambda *_: None)
+            self._report = CompactionReport(
+                "", outcome.rows, outcome.events, outcome.ended, outcome.unfinished
+            )
+        except TaskyardError as error:
+            self._report = CompactionReport(str(error))
+
+    def poll(self) -> CompactionReport | None:
+        return self._report
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _connection_of(message: Message) -> tuple[int, int]:
+    return 0, message.connection

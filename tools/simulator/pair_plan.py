@@ -1,0 +1,73 @@
+"""The faults of two brokers and their database, drawn from the seed.
+
+Like `plan`, but with random numbers of its own: plans of a seed stay the same with one broker.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+from msgspec import Struct
+
+from simulator.plan import MILLISECOND_NS, SECOND_NS, chance
+from simulator.postgres import StoreFaults
+
+#: Separates the choices about brokers and database from all others.
+_PAIR_SEED_OFFSET: Final = 1 << 43
+
+
+class PairFaults(Struct):
+    """Probabilities per second or turn. All zero: no faults."""
+
+    store: StoreFaults
+    lease_ns: int
+    #: Rows that are compacted. 0: no compaction.
+    compact_rows: int = 0
+    #: A broker stops and continues: per second, and per turn before a statement, before its lease
+    #: is checked, or while its replies leave.
+    pause: float = 0.0
+    pause_in_turn: float = 0.0
+    pause_ns_max: int = 1
+    #: The leader is stopped with SIGTERM, per second.
+    stop: float = 0.0
+    #: The server is replaced by its standby, per second.
+    failover: float = 0.0
+    outage_ns_max: int = 1
+    #: All connections of one broker are cut, per second.
+    cut: float = 0.0
+
+
+def draw_faults(seed: int) -> PairFaults:
+    """Draw the faults of brokers and database. Each kind is absent in some schedules."""
+    rng = Random(seed + _PAIR_SEED_OFFSET)
+
+    def some(*values: float) -> float:
+        return rng.choice(values) if chance(rng, 0.5) else 0.0
+
+    lease_ns = rng.choice((1, 1, 2)) * SECOND_NS
+    of_store = StoreFaults(
+        delay=some(0.02, 0.1),
+        delay_ns_max=rng.choice((20, 300, 1500, 4000)) * MILLISECOND_NS,
+        renewal_delay=some(0.3, 0.7),
+        renewal_delay_ns_max=rng.choice((lease_ns // 2, 2 * lease_ns)),
+        compaction_delay=some(0.3),
+        late_ns_max=4 * lease_ns,
+        cut_before=some(0.01, 0.03),
+        cut_after=some(0.01, 0.05),
+        cut_late=some(0.01, 0.03),
+        unconfirmed=rng.choice((0.0, 0.5, 1.0)),
+        warning=some(0.02, 0.1),
+    )
+    return PairFaults(
+        store=of_store,
+        lease_ns=lease_ns,
+        compact_rows=rng.choice((5, 20)) if chance(rng, 0.4) else 0,
+        pause=some(0.2, 0.8),
+        pause_in_turn=some(0.01, 0.05),
+        pause_ns_max=rng.choice((lease_ns, 5 * lease_ns)),
+        stop=some(0.1, 0.3),
+        failover=some(0.1, 0.3),
+        outage_ns_max=rng.choice((200, 1500)) * MILLISECOND_NS,
+        cut=some(0.1, 0.3),
+    )
