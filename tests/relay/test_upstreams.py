@@ -30,7 +30,7 @@ class Upstream:
     is_refused = connected = False
 
     def __init__(self, number: int, key_name: str = "") -> None:
-        self.endpoint = f"tcp://10.0.0.{number}:1"
+        self.endpoint = self.place = f"tcp://10.0.0.{number}:1"
         self.key_name = key_name
 
     def is_connected(self) -> bool:
@@ -50,6 +50,16 @@ class World:
         for _ in range(seconds):
             self.clock.now_ns += CHECK_NS
             self.check.run_if_due()
+
+
+def test_move_to_another_place_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    upstream = Upstream(0)
+    world = World(upstream)
+    upstream.connected = True
+    world.pass_time(2)
+    upstream.place = "tcp://10.0.0.9:1"
+    world.pass_time(2)
+    assert caplog.messages == [upstreams.CONNECTED_TEXT % "tcp://10.0.0.9:1"]
 
 
 def test_relay_ends_when_all_brokers_refuse_its_key(caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,21 @@ def test_connection_is_announced_once_per_change_and_endpoint() -> None:
     ]
 
 
+def test_other_place_of_a_broker_is_announced() -> None:
+    lines: list[str] = []
+    announcer = Announcer("w", lines.append)
+    for place in ("a", "a", "", "b", ""):
+        announcer.connection("a+b", connected=True, missing=False, place=place)
+    announcer.connection("a+b", connected=False, missing=True)
+    announcer.connection("a+b", connected=True, missing=False, place="b")
+    assert lines == [
+        "worker w works for the broker at a",
+        "worker w works for the broker at b",
+        "no broker answers at a+b, worker w waits",
+        "worker w works for the broker at b",
+    ]
+
+
 def test_steps_of_a_shutdown_are_announced() -> None:
     lines: list[str] = []
     announcer = Announcer("w", lines.append, peer="manager")

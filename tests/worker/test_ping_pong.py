@@ -157,9 +157,18 @@ def test_result_is_sent_when_it_can_be() -> None:
     assert harness.harness.to_client(b"job") == [[b"result"]]
 
 
+class NoSockets:
+    """Sockets that no loop uses."""
+
+    def place(self) -> str:
+        return ""
+
+    def check_accepted(self, unanswered_ns: int) -> None: ...
+
+
 def test_second_shutdown_stops_the_job_and_returns_it() -> None:
     harness = WorkerHarness()
-    group = PingPongGroup([harness.loop], "here", lambda _text: None, lambda _ns: None)
+    group = PingPongGroup([harness.loop], "here", lambda _text: None, NoSockets())
     harness.give(b"job")
     group.shut_down()
     harness.turn()

@@ -47,6 +47,7 @@ from taskyard.cli.wait import FAILURES_LISTED_MAX
 from taskyard.core.limits import LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UnknownName, UserError
+from taskyard.net.endpoints import has_places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -223,7 +224,7 @@ def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> Exit
     if line and cli_context.as_json:
         raise UserError("--line and --json exclude each other")
     with connect_read_only(cli_context) as broker:
-        stats = broker.status()
+        stats, place_lines = broker.status(), _place_lines(cli_context, broker)
         if campaign is not None:
             stats = _campaign_stats(broker, stats, campaign)
     if cli_context.as_json and campaign is not None:
@@ -234,9 +235,16 @@ def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> Exit
         click.echo(" ".join(f"{state}={number}" for state, number in stats["counts"].items()))
     else:
         page = _page_address(cli_context)
-        lines = _pair_lines((stats.get("health") or {}).get("leader"))
+        lines = place_lines + _pair_lines((stats.get("health") or {}).get("leader"))
         _print_status(stats, [*lines, f"page {page}"] if page else lines)
     return ExitCode.OK
+
+
+def _place_lines(cli_context: CliContext, broker: ReadOnlyClient) -> list[str]:
+    """Return a line with the place of a broker that has several."""
+    if not any(map(has_places, broker_location(cli_context).brokers)):
+        return []
+    return [f"answered by {getattr(broker, 'place', '')}"]
 
 
 def _page_address(cli_context: CliContext) -> str | None:

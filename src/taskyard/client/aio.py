@@ -36,6 +36,7 @@ from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.client.session import Session
 from taskyard.client.submit import Submitter, positional, rows_of
 from taskyard.core.events import Scope, UnknownPolicy
+from taskyard.net.endpoints import has_places
 from taskyard.wire import pickled
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class AsyncClient:
         self.timeout = connect_timeout if timeout is None else timeout
         self._session = Session(
             endpoint,
-            ReplyTimeouts.of(timeout, connect_timeout),
+            ReplyTimeouts.of(timeout, connect_timeout, has_places=has_places(endpoint)),
             blocking=False,
             key=key_found,
             on_turn=bridge.wake,
@@ -138,6 +139,11 @@ class AsyncClient:
     def broker(self) -> str:
         """The endpoint of the broker."""
         return self._session.endpoint
+
+    @property
+    def place(self) -> str:
+        """Where the broker is: one of the places in its endpoint. Empty: it is not connected."""
+        return self._session.outage.place()
 
     @property
     def unanswered_since(self) -> datetime | None:

@@ -33,6 +33,7 @@ from taskyard.client.requests import scope_of
 from taskyard.client.session import Session
 from taskyard.client.submit import Submitter, positional, rows_of
 from taskyard.core.events import Scope, UnknownPolicy
+from taskyard.net.endpoints import has_places
 from taskyard.process import current_task
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ class Client(BlockingRunner):
         without an answer, all waiting calls raise `NoBroker`. Without a timeout, the first answer
         must arrive within `connect_timeout` seconds. Later the client waits for a restart of the
         broker, however long it takes.
+
+        A broker that is at one of several places has all of them in its endpoint, with `+` between
+        them. Its first answer has 10 seconds more.
         """
         location = self._location or discovery.find(broker, state)
         endpoint = location.endpoint()
@@ -133,7 +137,7 @@ class Client(BlockingRunner):
         """Start the session of one broker, without waiting for an answer."""
         #: Timeout in seconds of calls that have no parameter for it, such as `Future.cancel`.
         self.timeout = connect_timeout if timeout is None else timeout
-        limits = ReplyTimeouts.of(timeout, connect_timeout)
+        limits = ReplyTimeouts.of(timeout, connect_timeout, has_places=has_places(endpoint))
         environment = submitter_environment(endpoint, env)
         self._session = Session(
             endpoint, limits, key=key_found, report=report, environment=environment
@@ -146,6 +150,11 @@ class Client(BlockingRunner):
     def broker(self) -> str:
         """The endpoint of the broker."""
         return self._session.endpoint
+
+    @property
+    def place(self) -> str:
+        """Where the broker is: one of the places in its endpoint. Empty: it is not connected."""
+        return self._session.outage.place()
 
     @property
     def unanswered_since(self) -> datetime | None:

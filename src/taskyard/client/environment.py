@@ -9,17 +9,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from taskyard.core.limits import ENVIRONMENT_BYTES_MAX
 from taskyard.errors import UserError
+from taskyard.net.endpoints import is_local
 from taskyard.wire.environments import Environment, encode_environment, is_passed
 
 #: Which variables are passed on. None: the usual ones. Names: these too. True: all. False: none. A
 #: mapping: exactly these.
 Variables = Mapping[str, str] | Iterable[str] | bool | None
-
-_LOCAL: Final = "ipc://"
 
 
 def submitter_environment(
@@ -30,7 +28,7 @@ def submitter_environment(
     Raises `UserError` for a variable that is not set, for variables that are too long, and if
     variables were chosen but can't be passed on.
     """
-    if not endpoint.startswith(_LOCAL):
+    if not is_local(endpoint):
         if variables not in (None, False):
             raise UserError(
                 "environment: can't be passed on over TCP, only on the local socket of the broker "

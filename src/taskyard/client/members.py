@@ -31,6 +31,10 @@ class AnyMember(Protocol):
     _session: Session
 
     @property
+    def place(self) -> str:
+        """Where the broker is."""
+
+    @property
     def unanswered_since(self) -> datetime | None: ...
 
     def _repr_html_(self) -> str: ...
@@ -92,6 +96,11 @@ class MemberSet(Generic[_M]):
     def broker(self) -> str:
         """The endpoints of the brokers, separated by commas."""
         return ",".join(self.routes.endpoints)
+
+    @property
+    def place(self) -> str:
+        """The places of the brokers, separated by commas. Those not connected are left out."""
+        return ",".join(member.place for member in self._members if member.place)
 
     @property
     def unanswered_since(self) -> datetime | None:

@@ -30,6 +30,10 @@ REPORT_NS: Final = SECOND_NS
 REPEAT_NS: Final = 60 * SECOND_NS
 
 
+#: How long a standby may take until it answers: twice the usual lease.
+TAKEOVER_NS_MAX: Final = 10 * SECOND_NS
+
+
 class ReplyTimeouts(NamedTuple):
     """How long a client waits for a broker that does not answer, in nanoseconds."""
 
@@ -39,10 +43,16 @@ class ReplyTimeouts(NamedTuple):
     next_ns: int | None
 
     @classmethod
-    def of(cls, timeout: float | None, connect_timeout: float) -> ReplyTimeouts:
-        """Return the limits in seconds as nanoseconds. A `timeout` replaces both."""
+    def of(
+        cls, timeout: float | None, connect_timeout: float, *, has_places: bool = False
+    ) -> ReplyTimeouts:
+        """Return the limits in seconds as nanoseconds. A `timeout` replaces both.
+
+        With `has_places`, the broker may be about to start at another place.
+        """
         if timeout is None:
-            return cls(int(connect_timeout * SECOND_NS), None)
+            more_ns = TAKEOVER_NS_MAX if has_places else 0
+            return cls(int(connect_timeout * SECOND_NS) + more_ns, None)
         return cls(int(timeout * SECOND_NS), int(timeout * SECOND_NS))
 
 
@@ -120,6 +130,8 @@ class Outage:
         self._endpoint = endpoint
         self._end = "" if limit_ns is None else f", giving up after {limit_ns / SECOND_NS:g} s"
         self._report = report or logger.warning
+        #: The place of a broker that has several.
+        self.place: Callable[[], str] = lambda: endpoint
         self._next_ns = REPORT_NS
         #: By the wall clock. None while the broker answers.
         self._last_reply_ns: int | None = None
@@ -139,7 +151,8 @@ class Outage:
         if silent_ns < REPORT_NS:
             if since_ns is not None:
                 self.reset()
-                self._send(f"answers again, after {(wall_ns - since_ns) / SECOND_NS:.1f} s")
+                at = "" if self.place() == self._endpoint else f" at {self.place()}"
+                self._send(f"answers again{at}, after {(wall_ns - since_ns) / SECOND_NS:.1f} s")
         elif silent_ns >= self._next_ns:
             self._next_ns = silent_ns + REPEAT_NS
             length = "" if since_ns is None else f" ({silent_ns // SECOND_NS} s)"

@@ -262,6 +262,7 @@ class Session:
 
     def _loop(self, wire: ZmqSocket) -> None:
         self.use(wire)
+        self.outage.place = lambda: wire.place
         poller = Poller()
         poller.add(wire)
         poller.add(self._waker.fileno())

@@ -44,6 +44,10 @@ class Upstream(Protocol):
     #: Empty: it has no key.
     key_name: str
 
+    @property
+    def place(self) -> str:
+        """The present one of several places. Empty: it is not connected."""
+
     def is_connected(self) -> bool: ...
 
     def check_accepted(self, unanswered_ns: int) -> None: ...
@@ -59,6 +63,8 @@ class UpstreamCheck:
         #: When each was last connected.
         self._connected_ns = [now_ns] * len(above)
         self._missing: set[int] = set()
+        #: Where each was last connected.
+        self._places = [""] * len(above)
         #: Those that refuse the key. ZeroMQ does not connect to them again.
         self._refused: dict[int, Refused] = {}
         self.check_at_ns = now_ns + CHECK_NS
@@ -81,9 +87,10 @@ class UpstreamCheck:
     def _check(self, number: int, upstream: Upstream, now_ns: int) -> None:
         if upstream.is_connected():
             self._connected_ns[number] = now_ns
-            if number in self._missing:
+            place, self._places[number] = self._places[number], upstream.place
+            if number in self._missing or place not in ("", upstream.place):
                 self._missing.discard(number)
-                logger.warning(CONNECTED_TEXT, upstream.endpoint)
+                logger.warning(CONNECTED_TEXT, upstream.place)
             return
         missing_ns = now_ns - self._connected_ns[number]
         try:

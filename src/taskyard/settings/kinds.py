@@ -54,6 +54,7 @@ _IPC: Final = "ipc://"
 
 _ENDPOINT = re.compile(r"(?:tcp|ipc)://\S+")
 _NEXT_ENDPOINT = re.compile(r"\s*,\s*(?=(?:tcp|ipc)://)")
+_NEXT_PLACE = re.compile(r"\+(?=(?:tcp|ipc)://)")
 _RATE = re.compile(r"([1-9][0-9]{0,8})/(s|m|h|d)")
 _HOST_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", re.ASCII)
 _PERCENT = re.compile(r"([0-9]{1,3})%?")
@@ -422,8 +423,12 @@ def _span_or_auto(duration_ns: int) -> str:
 
 
 def _from_directory(endpoint: str, directory: Path) -> str:
-    path = endpoint.removeprefix(_IPC)
-    return endpoint if path == endpoint else f"{_IPC}{directory / path}"
+    return "+".join(_place_from(place, directory) for place in _NEXT_PLACE.split(endpoint))
+
+
+def _place_from(place: str, directory: Path) -> str:
+    path = place.removeprefix(_IPC)
+    return place if path == place else f"{_IPC}{directory / path}"
 
 
 def _all_from_directory(endpoints: tuple[str, ...], directory: Path) -> tuple[str, ...]:

@@ -17,19 +17,21 @@ class Announcer:
         self._name = name
         self._announce = announce
         self._peer = peer
-        #: The last announcement for each endpoint: whether a broker answers there.
-        self._connected: dict[str, bool] = {}
+        #: The last announcement for each endpoint: the place that answers, or that none does.
+        self._answering: dict[str, str] = {}
 
-    def connection(self, endpoint: str, *, connected: bool, missing: bool) -> None:
+    def connection(self, endpoint: str, *, connected: bool, missing: bool, place: str = "") -> None:
         """Announce once that a broker answers, and once that it is `missing`.
 
-        A broker may be neither: it has not answered yet, and it is too early to miss it.
+        A broker may be neither: it has not answered yet, and it is too early to miss it. One of
+        several places is announced again at another `place`.
         """
-        if connected is self._connected.get(endpoint) or not (connected or missing):
+        found = (place or self._answering.get(endpoint) or endpoint) if connected else ""
+        if found == self._answering.get(endpoint) or not (connected or missing):
             return
-        self._connected[endpoint] = connected
+        self._answering[endpoint] = found
         if connected:
-            self._announce(f"worker {self._name} works for the {self._peer} at {endpoint}")
+            self._announce(f"worker {self._name} works for the {self._peer} at {found}")
         else:
             self._announce(f"no {self._peer} answers at {endpoint}, worker {self._name} waits")
 

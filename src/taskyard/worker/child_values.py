@@ -44,7 +44,7 @@ class ChildValues:
             from taskyard.net.keys import read_peer_key  # noqa: PLC0415
             from taskyard.process.value_access import ValueAccess  # noqa: PLC0415
 
-            uses_key = self._key_file and self._endpoint.startswith(_TCP)
+            uses_key = self._key_file and _TCP in self._endpoint
             key = read_peer_key(Path(self._key_file)) if uses_key else None
             self._access = ValueAccess(self._endpoint, key)
         return self._access

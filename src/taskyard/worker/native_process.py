@@ -75,15 +75,16 @@ class WorkerMonitor:
         self._waits_for_name = False
         self.has_exited = False
 
-    def after_turn(self, endpoint: str) -> None:
-        """Announce and log changes of the turn.
+    def after_turn(self, endpoint: str, place: str = "") -> None:
+        """Announce and log changes of the turn. `place` is the present one of a broker that has
+        several.
 
         Raises `NameLost` if the broker gave the name to another process, `Refused` if it refuses
         the key.
         """
         missing = self._channel.unanswered_ns() > BROKER_MISSING_NS
         connected = self._channel.was_connected and not missing
-        self._announcer.connection(endpoint, connected=connected, missing=missing)
+        self._announcer.connection(endpoint, connected=connected, missing=missing, place=place)
         self._log_refusal()
         self.has_exited = self._loop.has_exited or self._should_give_up()
 
@@ -165,7 +166,7 @@ class SocketWorker(WorkerMonitor):
         """Send, announce and log. Raises `Refused` if the broker refuses this worker."""
         self._loop.send()
         self.wire.check_accepted(self._channel.unanswered_ns())
-        self.after_turn(self.endpoint)
+        self.after_turn(self.endpoint, self.wire.place)
 
     def slots_taken(self) -> int:
         return 0 if self.share is None else self.share.slots_taken()

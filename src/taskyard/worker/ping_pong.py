@@ -143,6 +143,10 @@ class _PolledSockets:
             self._poller.remove(wire)
             wire.close()
 
+    def place(self) -> str:
+        """Return the place of the broker. Empty: it is at one of several, and not connected."""
+        return next((wire.place for wire in self._connections if wire.place), "")
+
     def check_accepted(self, unanswered_ns: int) -> None:
         """Raise `Refused` if the broker has refused the key."""
         for wire in self._connections:
@@ -153,6 +157,14 @@ class _PolledSockets:
             self.close(wire)
 
 
+class OpenSockets(Protocol):
+    """The sockets of all loops."""
+
+    def place(self) -> str: ...
+
+    def check_accepted(self, unanswered_ns: int) -> None: ...
+
+
 class PingPongGroup:
     """The loops of one process, one per slot, as the host drives them."""
 
@@ -161,12 +173,11 @@ class PingPongGroup:
         loops: Sequence[PingPongWorkerLoop],
         endpoint: str,
         announce: Callable[[str], None],
-        check_accepted: Callable[[int], None],
+        opened: OpenSockets,
     ) -> None:
-        """`check_accepted` raises `Refused` if the broker has refused the key."""
         self._loops = loops
         self._endpoint = endpoint
-        self._check_accepted = check_accepted
+        self._opened = opened
         self._announcer = Announcer(shown(default_name()), announce)
 
     @property
@@ -177,13 +188,14 @@ class PingPongGroup:
         for loop in self._running():
             loop.turn()
         if self._running():
-            self._check_accepted(min(loop.unanswered_ns() for loop in self._running()))
+            self._opened.check_accepted(min(loop.unanswered_ns() for loop in self._running()))
         missing_ns = ping_pong_peer.Settings().broker_timeout_ns * 2
         connected = [one for one in self._loops if one.unanswered_ns() <= missing_ns]
         self._announcer.connection(
             self._endpoint,
             connected=any(one.worker.was_connected for one in connected),
             missing=not connected,
+            place=self._opened.place(),
         )
         return False
 
@@ -232,4 +244,4 @@ def serve(  # noqa: PLR0913  # the last ones are named
             )
             for _ in range(slots)
         ]
-        host.run(PingPongGroup(loops, endpoint, announce, socket_factory.check_accepted))
+        host.run(PingPongGroup(loops, endpoint, announce, socket_factory))

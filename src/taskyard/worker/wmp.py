@@ -265,7 +265,9 @@ class WmpWorker:
         for wire, received_ns in zip(self._connections, self._loop.last_received_ns, strict=True):
             missing = now_ns - (received_ns or self._since_ns) > BROKER_MISSING_NS
             connected = received_ns is not None and not missing
-            self._announcer.connection(wire.endpoint, connected=connected, missing=missing)
+            self._announcer.connection(
+                wire.endpoint, connected=connected, missing=missing, place=wire.place
+            )
 
     def _watch_name(self) -> None:
         """Log once that another process holds this worker's name, and once that it is free."""
