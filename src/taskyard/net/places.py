@@ -173,6 +173,8 @@ class PlacesSocket(ZmqSocket):
         #: The sockets to poll: monitors, and the one that receives messages.
         self.monitors: tuple[zmq.Socket[bytes], ...] = ()
         self.receiver: zmq.Socket[bytes] | None = None
+        #: Grows when a connection is made or lost.
+        self.changes = 0
         self._linger_ms = 0
         self.is_closed = False
         self._search()
@@ -247,7 +249,8 @@ class PlacesSocket(ZmqSocket):
         self._flush()
 
     def _note_sockets(self) -> None:
-        """Set the sockets to poll."""
+        """Set the sockets to poll after a change."""
+        self.changes += 1
         wires: Iterable[CountingSocket] = self._attempts.values()
         if self._current is not None:
             wires = [self._current, *wires]

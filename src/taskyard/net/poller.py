@@ -14,13 +14,13 @@ _TICK_NS: Final = SECOND_NS // 1_000
 
 #: A longer wait returns empty after this: the loop polls again, and no number overflows.
 WAIT_MS_MAX: Final = 3_600_000
+_WAIT_NS_MAX: Final = WAIT_MS_MAX * _TICK_NS
 
 
 class Poller:
     """Wait for sockets and descriptors. Remove each one before it is closed.
 
-    It also drives sockets of several places: it polls their monitors, and returns early, perhaps
-    with no source, when such a socket has connected or disconnected.
+    It also drives sockets of several places: it polls their monitors as well.
     """
 
     def __init__(self) -> None:
@@ -60,13 +60,23 @@ class Poller:
         return [self._sources[key] for key, _ in self._poller.poll(_milliseconds(wait_ns))]
 
     def _wait_at_places(self, wait_ns: int | None) -> list[ZmqSocket | int]:
-        now_ns = time.monotonic_ns()
-        for source in self._places:
-            if now_ns >= source.advance_at_ns:
-                source.advance()
-            self._watch(source)
-        due_ns = min(source.advance_at_ns for source in self._places)
-        wait_ns = due_ns - now_ns if wait_ns is None else min(wait_ns, due_ns - now_ns)
+        """Return early without a source only when a socket was connected or lost its connection:
+        loops take an empty list for the end of their time."""
+        ends_ns = time.monotonic_ns() + (_WAIT_NS_MAX if wait_ns is None else max(wait_ns, 0))
+        changes = self._changes()
+        while True:
+            now_ns = time.monotonic_ns()
+            for source in self._places:
+                if now_ns >= source.advance_at_ns:
+                    source.advance()
+                self._watch(source)
+            due_ns = min(source.advance_at_ns for source in self._places)
+            ready = self._poll_once(min(due_ns, ends_ns) - now_ns)
+            if ready or self._changes() != changes or time.monotonic_ns() >= ends_ns:
+                return ready
+
+    def _poll_once(self, wait_ns: int) -> list[ZmqSocket | int]:
+        """Return the sources that are ready. Monitors with events drive their sockets."""
         ready = []
         for key, _ in self._poller.poll(_milliseconds(wait_ns)):
             if key in self._monitors:
@@ -74,6 +84,9 @@ class Poller:
             else:
                 ready.append(self._sources[key])
         return ready
+
+    def _changes(self) -> int:
+        return sum(source.changes for source in self._places)
 
     def _watch(self, source: PlacesSocket) -> None:
         """Poll the present sockets of a source, and its former ones no more."""
