@@ -8,21 +8,17 @@ done, and repeats none. joblib has no types, so its classes are `Any` here.
 from __future__ import annotations
 
 import logging
-import sys
-import sysconfig
 import threading
 from collections import Counter
 from concurrent.futures import Future as AnyFuture
 from functools import partial
-from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import joblib
-from joblib.hashing import Hasher, NumpyHasher
 from joblib.parallel import AutoBatchingMixin, ParallelBackendBase, register_parallel_backend
 
 from taskyard.campaign.batches import encode_text
-from taskyard.client import discovery
+from taskyard.client import content, discovery
 from taskyard.client.calls import CallFuture, ExecutorCore
 from taskyard.client.executor import Executor
 from taskyard.client.functions import function_name
@@ -274,30 +270,19 @@ class _CampaignCore(ExecutorCore):
 
 # Names by content.
 
-#: Code below these directories is known by its name: it changes with a version alone.
-_INSTALLED: Final = tuple(
-    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
-
 #: Arguments of scikit-learn's fits with places in the search, times and random ids.
 _PROGRESS_ARGUMENTS: Final = frozenset(
     ("callback_ctx", "caller", "candidate_progress", "split_progress", "verbose")
 )
 
-#: Types of a module's constants.
-_PLAIN_TYPES: Final = (bool, bytes, complex, float, int, str, tuple, type(None))
-
 
 def content_key(calls: Sequence[Any]) -> str:
     """Return a hash of calls that is the same in every process.
 
-    It has the arguments, and of the user's functions and classes the bytecode, defaults, closures
-    and the functions, classes and constants of their modules that they use. Code of installed
-    packages counts by its name. Raises `pickle.PicklingError`.
+    It has the arguments, and of the user's functions and classes the bytecode and what they use.
+    Code of installed packages counts by its name. Raises `NotEncodable`.
     """
-    with_numpy = "numpy" in sys.modules
-    hasher = _NumpyKeyHasher("sha1", coerce_mmap=True) if with_numpy else _KeyHasher("sha1")
-    return str(hasher.hash([_without_progress(*call) for call in calls]))
+    return content.digest_of_calls([_without_progress(*call) for call in calls])
 
 
 def _without_progress(
@@ -313,90 +298,6 @@ def _without_progress(
         return function, args, kwargs
     rest = {name: value for name, value in kwargs.items() if name not in _PROGRESS_ARGUMENTS}
     return function.function, function.config, args, rest  # and no filters of warnings
-
-
-class _CodeHashing:
-    """Hashes code by its content, where joblib's hashers take its name."""
-
-    def save(self, obj: Any) -> None:  # noqa: ANN401  # any object
-        if isinstance(obj, FunctionType) and _is_user_code(obj):
-            obj = ("function", obj.__qualname__, self._once(obj) and _function_parts(obj))
-        elif isinstance(obj, type) and _is_user_code(obj):
-            obj = ("class", obj.__qualname__, self._once(obj) and _class_parts(obj))
-        elif isinstance(obj, CodeType):
-            obj = (obj.co_code, obj.co_consts, obj.co_names, obj.co_varnames)
-        elif isinstance(obj, ModuleType):
-            obj = ("module", obj.__name__)
-        elif type(obj) is frozenset:
-            obj = ("frozenset", set(obj))  # joblib sorts sets alone
-        super().save(obj)  # type: ignore[misc]  # that of joblib's hasher
-
-    def _once(self, code: object) -> bool:
-        """Return whether this is the first use of a function or a class: they may be recursive."""
-        seen: set[int] = self.__dict__.setdefault("_code_seen", set())
-        is_first = id(code) not in seen
-        seen.add(id(code))
-        return is_first
-
-
-class _KeyHasher(_CodeHashing, Hasher):  # type: ignore[misc]  # Any
-    pass
-
-
-class _NumpyKeyHasher(_CodeHashing, NumpyHasher):  # type: ignore[misc]  # Any
-    pass
-
-
-def _is_user_code(code: FunctionType | type) -> bool:
-    """Return whether a function or class is not of an installed package, or can't be imported."""
-    if code.__module__ == "__main__":
-        return True
-    module = sys.modules.get(code.__module__)
-    found: object = module
-    for name in code.__qualname__.split("."):
-        found = getattr(found, name, None)
-    file: str | None = getattr(module, "__file__", None)  # None: built in
-    return found is not code or (file is not None and not file.startswith(_INSTALLED))
-
-
-def _function_parts(function: FunctionType) -> tuple[Any, ...]:
-    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
-    names = sorted(_names_used(function.__code__) & function.__globals__.keys())
-    used = {name: function.__globals__[name] for name in names}
-    code = {name: value for name, value in used.items() if _is_part(value)}
-    return function.__code__, function.__defaults__, function.__kwdefaults__, cells, code
-
-
-def _class_parts(kind: type) -> tuple[Any, ...]:
-    members = {name: _unwrapped(value) for name, value in vars(kind).items()}
-    code = {name: value for name, value in members.items() if _is_part(value)}
-    code.pop("__module__", None)
-    return kind.__bases__, code
-
-
-def _is_part(value: object) -> bool:
-    """Return whether a name's value is code of the user, or a constant."""
-    return isinstance(value, _PLAIN_TYPES) or (
-        isinstance(value, FunctionType | type) and _is_user_code(value)
-    )
-
-
-def _names_used(code: CodeType) -> set[str]:
-    nested = [_names_used(one) for one in code.co_consts if isinstance(one, CodeType)]
-    return set(code.co_names).union(*nested)
-
-
-def _unwrapped(member: Any) -> Any:  # noqa: ANN401  # any member of a class
-    """Return the function of a method or property."""
-    return getattr(member, "__func__", None) or getattr(member, "fget", None) or member
-
-
-def _is_full(cell: Any) -> bool:  # noqa: ANN401  # types.CellType has no contents for mypy
-    try:
-        cell.cell_contents  # noqa: B018  # raises for a name that is not assigned yet
-    except ValueError:
-        return False
-    return True
 
 
 register_parallel_backend("taskyard", TaskyardBackend)

@@ -16,6 +16,7 @@ import pytest
 from joblib import delayed
 
 from taskyard import Client, TaskFailed, testing
+from taskyard.errors import NotEncodable
 from taskyard.joblib import TaskyardBackend, content_key
 from tests.client import joblib_search
 from tests.kit.processes import Broker, Running, Worker, until
@@ -171,13 +172,13 @@ def test_call_that_another_program_submits_at_once_is_run_once(
 
 def test_unpicklable_call_raises_and_does_not_hang(broker: InMemoryBroker) -> None:
     with joblib.parallel_config("taskyard", broker=broker.endpoint, campaign="a"):
-        with pytest.raises(TypeError, match="lock"):
+        with pytest.raises(NotEncodable, match="lock"):
             joblib.Parallel()([delayed(square)(threading.Lock())])
         many = [
             *[delayed(square)(number) for number in range(6)],
             delayed(square)(threading.Lock()),
         ]
-        with pytest.raises(TypeError, match="lock"):
+        with pytest.raises(NotEncodable, match="lock"):
             joblib.Parallel()(many)
 
 
@@ -186,6 +187,7 @@ def test_unpicklable_call_raises_and_does_not_hang(broker: InMemoryBroker) -> No
 KEYS = """
 import sys
 import numpy as np
+from taskyard.errors import NotEncodable
 from taskyard.joblib import content_key
 LIMIT = 3
 def helper(x): return x + %(helper)s
@@ -214,7 +216,8 @@ def changed(part: str) -> str:
     """Return the key of calls with another part, made in this process as it is quicker."""
     space: dict[str, Any] = {"__name__": "__main__"}
     source = (KEYS % {**PARTS, part: "7"}).replace("print(", "key = (")
-    exec(source, space)  # noqa: S102  # a program of this file
+    code = compile(source, "keys", "exec", dont_inherit=True)  # without our `annotations`
+    exec(code, space)  # noqa: S102  # a program of this file
     return str(space["key"])
 
 
@@ -231,6 +234,15 @@ def test_key_changes_with_arguments() -> None:
         (divmod, (1,), {}),
     ]
     assert len({content_key([call]) for call in calls}) == len(calls)
+
+
+def test_variable_without_content_is_no_obstacle() -> None:
+    def run(number: int) -> int:
+        with lock:
+            return number
+
+    lock = threading.Lock()
+    assert content_key([(run, (1,), {})]) == content_key([(run, (1,), {})])
 
 
 # A grid search of scikit-learn.

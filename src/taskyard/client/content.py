@@ -150,6 +150,15 @@ class ContentKeys:
         return [*((str(place), one) for place, one in enumerate(args)), *kwargs.items()]
 
 
+def digest_of_calls(calls: Sequence[tuple[Any, ...]]) -> str:
+    """Return one hash of calls, for programs that can't declare a version of their functions.
+
+    A variable of a function that has no content to compare counts by its type. Raises
+    `NotEncodable` for an argument without one.
+    """
+    return _Digester("a call", is_lenient=True).of([*calls]).hex()
+
+
 def campaign_of(function: Callable[..., Any]) -> str:
     """Return the campaign of a function's calls by content: its qualified name."""
     inner = getattr(function, "func", function)  # of a partial
@@ -183,8 +192,10 @@ class _NoContent(NotEncodable):
 class _Digester:
     """Hashes values, whatever the order of sets and dicts. `what` names the value in errors."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, *, is_lenient: bool = False) -> None:
         self._what = what
+        #: Whether a variable of a function may have no content.
+        self._is_lenient = is_lenient
         #: Values that are being hashed, with their depths: they may contain themselves.
         self._open: dict[int, int] = {}
         #: Hashes by identity, with the values: another one must not get an old identity.
@@ -283,6 +294,8 @@ class _Digester:
             raise
         except NotEncodable as error:
             kind = type(value).__name__
+            if self._is_lenient:
+                return _hash(b"no content", _text(kind))
             raise _NoContent(
                 f"key of {self._what}: it uses {name!r}, of type {kind}, which has no content to "
                 "compare (make it an argument or local, or declare a version= of the function)"
