@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 import taskyard
 from soak_kit import audit
 from soak_kit.audit import AuditLine, Sampler, ask
-from soak_kit.fleet import SPARED, Fleet, Layout
+from soak_kit.fleet import Fleet, Layout
 from soak_kit.load import CLIENTS, Client, Promises
 
 if TYPE_CHECKING:
@@ -70,13 +70,16 @@ class Soak:
         self._seed = seed
         self._dice = random.Random(seed)
         self._began = time.monotonic()
-        self._fleet = Fleet(place, self._dice, self.log)
+        self._fleet = self._make_fleet()
         self._promises = Promises()
         self._sampler = Sampler(place)
         self._lines: list[AuditLine] = []
         self._has_faults = True
         self._counts: dict[str, int] = {}
         self._log_file = (place.root / "soak.log").open("a", buffering=1)
+
+    def _make_fleet(self) -> Fleet:
+        return Fleet(self._place, self._dice, self.log)
 
     def log(self, line: str, *, shown: bool = False) -> None:
         """Write a line to the log, and print it if it is to be shown."""
@@ -152,7 +155,7 @@ class Soak:
         if not is_settled:
             self._show_unfinished()
         healed_at = time.time()
-        with taskyard.Client(state=self._place.state, timeout=30) as native:
+        with taskyard.Client(self._place.native, timeout=30) as native:
             self._lose_a_worker(native)
             self._probe(native)
         self._wait_settled("all settled once more", PROBE_SECONDS)
@@ -234,8 +237,7 @@ class Soak:
         """Return whether every worker has run a task since a time."""
         history = audit.read_history(self._place.root / "log" / "watch.log")
         _, ledger = audit.read_ledger(self._place.ledger)
-        names = [name for name in self._fleet.members if name not in SPARED]
-        names += ["local-1", "local-2", "local-3"]
+        names = self._fleet.worker_names()
         seen = {name for name, at in {**history.served_at, **ledger}.items() if at >= since}
         addresses = [name for name, at in history.served_at.items() if at >= since]
         if any(audit.SILENT_WORKER in address for address in addresses):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,8 @@ from soak_kit.audit import History, free_pairs, history_lines, read_history, rea
 from soak_kit.load import Promises
 from soak_kit.peers import protobuf
 from soak_kit.peers.effect import record
+from soak_kit.proxy import DatabaseProxy
+from tests.kit.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,9 +104,10 @@ def test_record_that_is_printed_again_counts_once_and_a_missing_one_is_noted(
     tmp_path: Path,
 ) -> None:
     records = [{"record": 1, **submitted("a")}, {"record": 3, "at": 1.0, **finished("a")}]
-    lines = [json.dumps(one) for one in (*records, *records)]
+    documents = [{"document": "watch", **one} for one in (*records, *records)]
+    lines = [json.dumps(one, separators=(",", ":")) for one in documents]
     path = tmp_path / "watch.log"
-    path.write_text("\n".join(["--- start", *lines, '{"cut off']))
+    path.write_text("\n".join([f"no answer since 11:55{lines[0]}", *lines[1:], '{"cut off']))
     history = read_history(path)
     assert (history.submitted, history.finished) == (Counter("a"), Counter("a"))
     assert (history.last, history.missing) == (3, 1)
@@ -182,3 +187,35 @@ def test_plain_peer_reads_what_it_writes() -> None:
     message = protobuf.query(protobuf.TRANSFER, protobuf.task(long, b"o"), protobuf.task(b"b", b""))
     assert protobuf.type_of(message) == protobuf.TRANSFER
     assert protobuf.tasks_of(message) == [(long, b"o"), (b"b", b"")]
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_cut_proxy_forwards_nothing_until_it_is_repaired(tmp_path: Path, silently: bool) -> None:  # noqa: FBT001
+    place = tmp_path / "socket"
+    with socket.create_server(str(place), family=socket.AF_UNIX) as server:
+        server.settimeout(PATIENCE_SECONDS)
+        with closing(DatabaseProxy(place)) as proxy:
+            address = ("127.0.0.1", proxy.port)
+            with socket.create_connection(address, PATIENCE_SECONDS) as one:
+                one.sendall(b"a")
+                above = server.accept()[0]
+                assert above.recv(1) == b"a"
+                proxy.cut(silently=silently)
+                if silently:
+                    one.sendall(b"kept")
+                    above.settimeout(0.1)
+                    with pytest.raises(TimeoutError):
+                        above.recv(1)
+                    above.settimeout(PATIENCE_SECONDS)
+                else:
+                    assert above.recv(1) == b""
+                    with socket.create_connection(address, PATIENCE_SECONDS) as refused:
+                        assert refused.recv(1) == b""
+                proxy.repair()
+                if silently:
+                    assert above.recv(4) == b"kept"
+                above.close()
+            with socket.create_connection(address, PATIENCE_SECONDS) as again:
+                again.sendall(b"b")
+                with server.accept()[0] as above:
+                    assert above.recv(1) == b"b"

@@ -48,6 +48,9 @@ SILENT_WORKER: Final = ":worker-"
 #: More than two lines of `watch` take.
 LINE_BYTES_MAX: Final = 1 << 20
 
+#: The beginning of a line of `watch`.
+_DOCUMENT: Final = b'{"document"'
+
 #: Problems of one kind that are shown.
 SHOWN_MAX: Final = 5
 
@@ -65,10 +68,24 @@ def maintain(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON docum
     return _run(place, *words, "--state", str(place.state))
 
 
+def succeeds(place: Layout, *words: str) -> bool:
+    """Run a command, and return whether it exits with 0."""
+    done = _run_command(place, *words)
+    return done is not None and done.returncode == 0
+
+
 def _run(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON document
+    done = _run_command(place, *words, "--json")
+    if done is None or done.returncode:
+        return None
+    return json.loads(done.stdout) if done.stdout else None
+
+
+def _run_command(place: Layout, *words: str) -> subprocess.CompletedProcess[bytes] | None:
+    """Run a command. Return None if it takes too long."""
     try:
-        done = subprocess.run(
-            taskyard_command([*words, "--json"]),
+        return subprocess.run(
+            taskyard_command(words),
             capture_output=True,
             env=environment(),
             cwd=place.root,
@@ -77,7 +94,6 @@ def _run(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON document
         )
     except subprocess.TimeoutExpired:
         return None
-    return json.loads(done.stdout) if done.returncode == 0 and done.stdout else None
 
 
 @dataclass
@@ -181,11 +197,12 @@ class History:
 
 
 def read_history(path: Path) -> History:
-    """Read the output of `watch` so far."""
+    """Read the output of `watch` so far. A line of its errors may be in front of a document."""
     history = History()
     for line in path.read_bytes().split(b"\n")[:-1]:
-        if line.startswith(b"{"):
-            record = json.loads(line)
+        start = line.find(_DOCUMENT)
+        if start >= 0:
+            record = json.loads(line[start:])
             if "record" in record:
                 history.add(record)
     return history

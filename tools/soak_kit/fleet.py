@@ -37,6 +37,9 @@ STOP_SECONDS_MAX: Final = 25.0
 #: The longest suspension of the broker: shorter than the timeout of a plain peer.
 BROKER_STOP_SECONDS_MAX: Final = 3.0
 
+#: Processes that end last: workers sign off.
+BROKERS: Final = ("up", "broker-a", "broker-b")
+
 #: Processes that are not workers: each has its own faults, or none.
 SPARED: Final = ("up", "relay", "watch")
 
@@ -128,11 +131,17 @@ class Member:
 class Fleet:
     """All processes. Faults are drawn from `dice`, and events are passed to `log`."""
 
-    def __init__(self, place: Layout, dice: random.Random, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        place: Layout,
+        dice: random.Random,
+        log: Callable[[str], None],
+        chosen: list[Member] | None = None,
+    ) -> None:
         self._place = place
         self._dice = dice
         self._log = log
-        self.members = {member.name: member for member in members(place)}
+        self.members = {member.name: member for member in chosen or members(place)}
         self.members["watch"].start_at = float("inf")
         #: One of each three is only suspended, so that leaks of the broker there stay.
         self.never_killed = [
@@ -166,14 +175,23 @@ class Fleet:
             del self._suspended[pid]
             if self._is_ours(pid):
                 self._signal(pid, signal.SIGKILL if pid in self._to_be_killed else signal.SIGCONT)
-        broker = self._pid_in("lock")
+        broker = self._find_broker()
         if broker != self.broker_pid:
             self.broker_pid, self.broker_changed_at = broker, time.monotonic()
+
+    def _find_broker(self) -> int | None:
+        """Return the process of the broker that serves, if one does."""
+        return self._pid_in("lock")
+
+    def worker_names(self) -> list[str]:
+        """Return the names of all workers."""
+        names = [name for name in self.members if name not in SPARED]
+        return [*names, "local-1", "local-2", "local-3"]
 
     def heal(self) -> None:
         """Resume suspended processes and start all that are down, but twins."""
         now = time.monotonic()
-        self._end([self.members.pop(name) for name in TWINS])
+        self._end([self.members.pop(name) for name in TWINS if name in self.members])
         for member in self.members.values():
             member.resume_at = None if member.resume_at is None else now
             member.start_at = now if member.process is None else None
@@ -181,14 +199,15 @@ class Fleet:
         self.turn()
 
     def end(self) -> None:
-        """End every process, `up` last. Kill those that ignore SIGTERM, with their groups."""
+        """End every process, brokers last. Kill those that ignore SIGTERM, with their groups."""
         self._suspended = dict.fromkeys(self._suspended, 0.0)
         for member in self.members.values():
             member.resume_at = None if member.resume_at is None else 0.0
             member.start_at = float("inf")
         self.turn()
-        self._end([member for member in self.members.values() if member.name != "up"])
-        self._end([self.members["up"]])
+        for is_broker in (False, True):
+            some = [one for one in self.members.values() if (one.name in BROKERS) is is_broker]
+            self._end(some)
 
     def _end(self, members: list[Member]) -> None:
         running = [member.process for member in members if member.process is not None]
@@ -370,40 +389,40 @@ def members(place: Layout) -> list[Member]:
     """Return the processes of a soak: `up`, a relay, and three workers of each dialect."""
     state = ("--state", str(place.state))
     return [
-        _taskyard(
+        taskyard_member(
             "up", "up", "--no-page", "--workers", "3", "--slots", "3", *state, *place.listen()
         ),
-        _taskyard("watch", "watch", "--json", "--since", "0", *state),
-        _taskyard("relay", "relay", "--listen", place.relay, "--to", place.wmp),
+        taskyard_member("watch", "watch", "--json", "--since", "0", *state),
+        taskyard_member("relay", "relay", "--listen", place.relay, "--to", place.wmp),
         *_own_workers(place),
-        *(_peer(place, f"pong-{one}", "ping_pong_worker", place.backend) for one in (2, 3)),
-        _peer(place, "rr-2", "lmq_worker", place.round_robin, "original"),
-        _peer(place, "rr-3", "lmq_worker", place.round_robin, "careful"),
-        *(_peer(place, f"dwork-{one}", "dwork_worker", place.dwork, "careful") for one in (1, 2)),
-        _peer(place, "dwork-3", "dwork_worker", place.dwork, "careless"),
-        *(_peer(place, f"wmp-{one}", "wmp_worker", place.wmp) for one in (2, 3)),
-        *(_peer(place, f"far-{one}", "wmp_worker", place.relay) for one in (2, 3)),
+        *(peer_member(place, f"pong-{one}", "ping_pong_worker", place.backend) for one in (2, 3)),
+        peer_member(place, "rr-2", "lmq_worker", place.round_robin, "original"),
+        peer_member(place, "rr-3", "lmq_worker", place.round_robin, "careful"),
+        *(
+            peer_member(place, f"dwork-{one}", "dwork_worker", place.dwork, "careful")
+            for one in (1, 2)
+        ),
+        peer_member(place, "dwork-3", "dwork_worker", place.dwork, "careless"),
+        *(peer_member(place, f"wmp-{one}", "wmp_worker", place.wmp) for one in (2, 3)),
+        *(peer_member(place, f"far-{one}", "wmp_worker", place.relay) for one in (2, 3)),
     ]
 
 
 def _own_workers(place: Layout) -> list[Member]:
     """Return Taskyard's own workers beside those of `up`: of every dialect that it has one of."""
 
-    def worker(name: str, *words: str, by: str = "command") -> Member:
-        """Return a worker that runs tasks by a command or by agents."""
-        program = PEERS / f"{by}.sh"
-        run_by = (f"--{by}", f"{program} {name} {place.ledger}")
-        return _taskyard(name, "worker", *words, *run_by)
-
     def named(name: str, *words: str) -> tuple[str, ...]:
         return (name, "--name", name, "--slots", "2", *words)
+
+    def worker(name: str, *words: str, by: str = "command") -> Member:
+        return own_worker(place, name, *words, by=by)
 
     state = ("--state", str(place.state))
     wmp = ("--dialect", "wmp", "--broker")
     rr = ("rr", "worker", "--endpoint", place.round_robin)
     return [
         *(
-            _taskyard(name, "worker", "--name", "native-1", "--slots", "2", *state)
+            taskyard_member(name, "worker", "--name", "native-1", "--slots", "2", *state)
             for name in ("native-1", "twin-1")
         ),
         worker(*named("native-2", "--service", "default", *state)),
@@ -415,14 +434,23 @@ def _own_workers(place: Layout) -> list[Member]:
         worker(*named("wmp-1", *wmp, place.wmp)),
         worker("twin-2", *named("wmp-1", *wmp, place.wmp)[1:]),
         worker(*named("far-1", *wmp, place.relay)),
-        _taskyard("rr-1", *rr, stdin="register\n"),
+        taskyard_member("rr-1", *rr, stdin="register\n"),
     ]
 
 
-def _taskyard(name: str, *words: str, stdin: str = "") -> Member:
+def own_worker(place: Layout, name: str, *words: str, by: str = "command") -> Member:
+    """Return a worker of Taskyard that runs tasks by a command or by agents."""
+    program = PEERS / f"{by}.sh"
+    run_by = (f"--{by}", f"{program} {name} {place.ledger}")
+    return taskyard_member(name, "worker", *words, *run_by)
+
+
+def taskyard_member(name: str, *words: str, stdin: str = "") -> Member:
+    """Return a command of Taskyard."""
     return Member(name, tuple(taskyard_command(words)), stdin)
 
 
-def _peer(place: Layout, name: str, program: str, endpoint: str, *more: str) -> Member:
+def peer_member(place: Layout, name: str, program: str, endpoint: str, *more: str) -> Member:
+    """Return a peer that was written from a dialect's page."""
     words = (f"soak_kit.peers.{program}", endpoint, name, str(place.ledger), *more)
     return Member(name, (sys.executable, "-P", "-m", *words))

@@ -42,9 +42,8 @@ WAITING_MAX: Final = 60
 #: A `taskyard map` that takes longer has failed.
 MAP_SECONDS_MAX: Final = 250.0
 
-#: Programs that run in a lane, and round-robin messages that want an answer.
+#: The share of programs that run in a lane.
 LANE_SHARE: Final = 0.2
-TRACKED_SHARE: Final = 0.7
 
 #: Messages that are sent at once now and then, so that some are under way when the broker dies.
 BURST: Final = 25
@@ -148,7 +147,7 @@ class NativeClient(Client):
     def work(self) -> None:
         """Submit until stopped, then wait for every future."""
         futures: dict[str, taskyard.Future] = {}
-        with taskyard.Client(state=self._place.state, timeout=60) as client:
+        with taskyard.Client(self._place.native, timeout=60) as client:
             while self.pause():
                 self._collect(futures)
                 if len(futures) >= WAITING_MAX:
@@ -236,6 +235,8 @@ class RoundRobinClient(Client):
     """Sends TRACKEXEC and EXEC. An EXEC counts if a PONG came from the same broker after it."""
 
     rate = 3.0
+    #: The share of messages that want an answer.
+    tracked_share = 0.7
 
     def work(self) -> None:
         """Send until stopped, then wait for the answers."""
@@ -264,7 +265,7 @@ class RoundRobinClient(Client):
         execs: dict[bytes, tuple[str, int | None]],
     ) -> None:
         text = self.text()
-        if self._dice.random() < TRACKED_SHARE:
+        if self._dice.random() < self.tracked_share:
             by = portal.send(TRACKEXEC, PING_KEY, text.encode())
             waiting[by] = (text, time.monotonic())
         else:

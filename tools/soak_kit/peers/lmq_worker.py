@@ -1,7 +1,8 @@
 """A round-robin worker written from its page: lmq_worker.py ENDPOINT NAME LEDGER KIND.
 
-KIND is `original`, which registers once, as the published worker does; or `careful`, which sends
-`ongoing`, and registers again when the server does not know it and on each new connection.
+KIND is `original`, which registers once, as the published worker does; `beating`, which also sends
+PING, as LMQ does in the background; or `careful`, which sends `ongoing`, and registers again when
+the server does not know it and on each new connection.
 Messages are run one after the other, so a slot is room in a queue.
 """
 
@@ -18,6 +19,7 @@ from soak_kit.peers.lmq import (
     EXEC,
     INCREMENT,
     ONGOING,
+    PING,
     REGISTER,
     RESPONSE,
     TRACKEXEC,
@@ -27,7 +29,7 @@ from soak_kit.peers.lmq import (
 
 SLOTS = b"4"
 
-#: Seconds between a careful worker's checks that it is still in the table.
+#: Seconds between a careful worker's checks that it is still in the table, and between PINGs.
 ONGOING_SECONDS = 5.0
 
 
@@ -49,9 +51,9 @@ def main(endpoint: str, name: str, ledger: str, kind: str) -> None:
                 portal.send(EXEC, DEREGISTER, by=b"WORKER")
                 portal.send(TRACKEXEC, REGISTER, SLOTS)
             connections += made
-            if kind == "careful" and time.monotonic() > ongoing_at:
+            if kind != "original" and time.monotonic() > ongoing_at:
                 ongoing_at = time.monotonic() + ONGOING_SECONDS
-                asked = portal.send(TRACKEXEC, ONGOING)
+                asked = portal.send(TRACKEXEC, ONGOING) if kind == "careful" else portal.send(PING)
     finally:
         portal.send(EXEC, DEREGISTER, by=b"WORKER")
         portal.close()
