@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.broker import output_store, whole_results
+from taskyard.broker.database_files import OutputRows
 from taskyard.broker.output_retention import (
     AGE_CHECK_NS,
     FULL_CHECK_NS,
     OutputLimits,
     OutputRetention,
 )
-from taskyard.broker.output_store import OutputFiles, OutputMemory, StreamKey
+from taskyard.broker.output_store import OutputFiles, OutputMemory, OutputStore, StreamKey
 from taskyard.broker.turn import DISK_CHECK_BYTES, Broker
 from taskyard.core.effects import OutputWritten, Refused, Settled, TaskOutput
 from taskyard.core.events import (
@@ -42,7 +43,7 @@ from taskyard.wire.dialect import DIALECTS_MAX, NATIVE_NUMBER, partial_result_re
 from tests.worker.runner_harness import SetClock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from taskyard.core.effects import Effect
@@ -57,38 +58,46 @@ def chunk(offset: int, data: bytes, key: StreamKey = KEY) -> OutputChunk:
     return OutputChunk(key.campaign, key.name, key.attempt, key.stream, offset, data)
 
 
-@pytest.fixture(params=["files", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> OutputFiles | OutputMemory:
-    return OutputFiles(tmp_path / "outputs") if request.param == "files" else OutputMemory()
+@pytest.fixture(params=["files", "memory", "rows"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutputStore]:
+    if request.param == "rows":
+        from tests.broker.test_database_files import open_blobs  # noqa: PLC0415  # an extra
+
+        with open_blobs(request.getfixturevalue("cluster").database()) as blobs:
+            yield OutputRows(blobs)
+    else:
+        files = OutputFiles(tmp_path / "outputs")
+        yield files if request.param == "files" else OutputMemory()
 
 
 class TestStore:
     def test_chunks_are_written_by_offset_and_again_without_effect(
-        self, store: OutputFiles | OutputMemory
+        self, store: OutputStore
     ) -> None:
         for offset, data in ((0, b"abc"), (3, b"def"), (0, b"abc"), (3, b"def")):
             assert store.write(chunk(offset, data))
+        store.flush()
         assert store.read(KEY, 0, 100) == (b"abcdef", 6)
         assert store.read(KEY, 4, 1) == (b"e", 6)
         assert store.read(KEY._replace(attempt=1), 0, 1) is None
 
-    def test_chunk_behind_a_gap_is_refused(self, store: OutputFiles | OutputMemory) -> None:
+    def test_chunk_behind_a_gap_is_refused(self, store: OutputStore) -> None:
         assert store.write(chunk(0, b"abc"))
         assert not store.write(chunk(4, b"x"))
+        store.flush()
         assert store.read(KEY, 0, 100) == (b"abc", 3)
 
-    def test_end_returns_the_length_and_cuts_bytes_beyond(
-        self, store: OutputFiles | OutputMemory
-    ) -> None:
+    def test_end_returns_the_length_and_cuts_bytes_beyond(self, store: OutputStore) -> None:
         store.write(chunk(0, b"abcdef"))
         assert store.end(KEY, 4) == 4
         assert store.end(KEY, 9) == 4
         assert store.read(KEY, 0, 9) == (b"abcd", 4)
 
-    def test_dropped_stream_is_gone(self, store: OutputFiles | OutputMemory) -> None:
+    def test_dropped_stream_is_gone(self, store: OutputStore) -> None:
         store.write(chunk(0, b"abc"))
         store.drop(KEY)
         store.drop(KEY)
+        store.flush()
         assert store.read(KEY, 0, 1) is None
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from taskyard.broker import value_references
 from taskyard.broker.turn import Broker
-from taskyard.broker.value_references import ValueReferences
+from taskyard.broker.value_references import ReferenceFile, ValueReferences
 from taskyard.broker.values import SCAN_NS, BrokerValues, StoreDocument, ValueLimits, ValueRetention
 from taskyard.core.effects import Refused
 from taskyard.core.events import (
@@ -453,7 +453,7 @@ def test_cut_line_of_the_log_is_dropped_and_a_damaged_one_stops_removal(
     log = tmp_path / "values" / value_references.LOG_FILE
     whole = log.read_bytes()
     log.write_bytes(whole + b'[true,"x')
-    references = ValueReferences(log)
+    references = ValueReferences(ReferenceFile(log))
     assert NAME in references
     assert not references.is_damaged
     assert log.read_bytes() == whole

@@ -1,12 +1,14 @@
 """A state that is moved between SQLite and PostgreSQL, and moves that end in the middle."""
 
 import errno
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import LiteralString
 
 import pytest
 
+from taskyard.broker.database_files import StateFiles
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.errors import JournalDamaged, StateLocked, UnusableState, UnusableStore
 from taskyard.journal import compaction, history, recovery, schema, snapshot, sqlite
@@ -14,12 +16,14 @@ from taskyard.journal.archive import Archive
 from taskyard.journal.chain import Row
 from taskyard.journal.lock import StateLock
 from taskyard.journal.postgres import database, exports, move
+from taskyard.journal.postgres.blobs import DATABASE, KINDS, Blob, BlobTables, known_place
 from taskyard.journal.postgres.lease import Lease
-from taskyard.journal.postgres.move import Files
+from taskyard.journal.postgres.move import Files, LocalBlob
 from taskyard.journal.postgres.store import PostgresStore
 from taskyard.journal.readonly import ReadonlyStore
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
+from taskyard.journal.value_files import StoreTerms, ValueFiles, name_of
 from tests.journal.scenarios import rich_story
 from tests.kit.postgres import Cluster
 
@@ -27,6 +31,10 @@ from tests.kit.postgres import Cluster
 COMPACTED = 30
 
 OUTPUT = b"a long output"
+OUTPUT_PATH = Path("outputs", "@", "t", "1.out")
+VALUE = b"a large value"
+REFERENCE = b'[true,"%s","t"]\n' % name_of(VALUE).encode()
+WRITTEN_NS = 1_000_000_000
 
 
 class Killed(BaseException):
@@ -40,9 +48,14 @@ class Content:
         self.rows: list[Row] = list(store.rows())
         self.places = (store.identity, store.anchor, store.head)
         self.ledger = ledger_fingerprint(recovery.open_ledger(directory, store))
-        folders = (history.FOLDER, snapshot.FOLDER, "outputs")
+        folders = (history.FOLDER, snapshot.FOLDER)
         paths = [path for folder in folders for path in (directory / folder).glob("*")]
         self.files = {path.name: path.read_bytes() for path in paths}
+        self.blobs = {
+            (one.kind, one.name): (one.path.read_bytes(), _written_ns(one))
+            for one in StateFiles.walk(directory)
+        }
+        self.lines = StateFiles.read_lines(directory)
         with Archive(directory) as index:
             assert index.verify() > 0
             self.ended = [*index.walk(), *index.walk("outputs")]
@@ -51,6 +64,16 @@ class Content:
         return isinstance(other, Content) and vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _written_ns(one: LocalBlob) -> int:
+    """Return when output was written. Reading a value counts as its use, so 0 for a value."""
+    return one.used_ns if one.kind == "output" else 0
+
+
+def _content(tables: BlobTables, kind: str, blob: Blob) -> tuple[bytes, int]:
+    content = b"".join(tables.contents(kind, blob.name))
+    return content, blob.used_ns if kind == "output" else 0
 
 
 def in_sqlite(directory: Path) -> Content:
@@ -63,7 +86,19 @@ def in_database(url: str, directory: Path) -> Content:
     with Lease(url) as lease, closing(PostgresStore(url, directory, lease.term)) as store:
         with database.connect(url) as connection:
             exports.fetch(connection, directory, store.identity)
-        return Content(directory, store)
+            content, tables = Content(directory, store), BlobTables(connection, lease.term)
+            if known_place(connection) == DATABASE:
+                assert content.blobs == {}
+                content.blobs = {
+                    (kind, blob.name): (
+                        b"".join(tables.contents(kind, blob.name)),
+                        blob.used_ns if kind == "output" else 0,
+                    )
+                    for kind in KINDS
+                    for blob in tables.walk(kind)
+                }
+                content.lines = tables.lines()
+        return content
 
 
 @pytest.fixture
@@ -73,7 +108,12 @@ def url(cluster: Cluster) -> str:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    return Files(tmp_path / "files", ("outputs", "values"))
+    return Files(tmp_path / "files", StateFiles())
+
+
+@pytest.fixture(params=["directory", "database"])
+def any_files(request: pytest.FixtureRequest, files: Files) -> Files:
+    return files if request.param == "directory" else files._replace(directory=None)
 
 
 @pytest.fixture
@@ -86,34 +126,41 @@ def state(tmp_path: Path) -> Path:
             if row.sequence == COMPACTED:
                 compaction.compact(directory, store)
         assert store.head.sequence > store.anchor.sequence == COMPACTED
-    (directory / "outputs").mkdir()
-    (directory / "outputs" / "one").write_bytes(OUTPUT)
+    (directory / OUTPUT_PATH).parent.mkdir(parents=True)
+    (directory / OUTPUT_PATH).write_bytes(OUTPUT)
+    os.utime(directory / OUTPUT_PATH, ns=(WRITTEN_NS, WRITTEN_NS))
+    values = ValueFiles(directory / "values")
+    values.create(StoreTerms("me"))
+    values.put(VALUE)
+    (directory / "values" / "references").write_bytes(REFERENCE)
     return directory
 
 
 def test_state_is_the_same_in_a_database_and_back(
-    tmp_path: Path, state: Path, url: str, files: Files
+    tmp_path: Path, state: Path, url: str, any_files: Files
 ) -> None:
+    files = any_files
     before = in_sqlite(state)
     assert move.to_database(state, url, files) == before.places[2]
     with pytest.raises(UnusableState, match="its journal is in"):
         SqliteStore(state)
-    assert (files.of("outputs") / "one").read_bytes() == OUTPUT
     assert in_database(url, state) == before
     other = tmp_path / "other"
     other.mkdir()
-    (other / "outputs").symlink_to(files.of("outputs"))
+    for one, shared in files.pairs(other):
+        one.symlink_to(shared)
     assert in_database(url, other) == before
     assert move.to_directory(url, tmp_path / "back", files) == before.places[2]
     assert in_sqlite(tmp_path / "back") == before
-    assert not files.of("outputs").exists()
+    assert not [shared for _, shared in files.pairs(state) if shared.exists()]
     with pytest.raises(UnusableStore, match="belongs to another journal than"):
         in_database(url, state)
 
 
 def test_state_moves_back_to_its_own_directory_and_again(
-    state: Path, url: str, files: Files
+    state: Path, url: str, any_files: Files
 ) -> None:
+    files = any_files
     before = in_sqlite(state)
     for _ in range(2):
         move.to_database(state, url, files)
@@ -124,7 +171,7 @@ def test_state_moves_back_to_its_own_directory_and_again(
 
 
 def test_files_move_to_another_disk(
-    state: Path, url: str, files: Files, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, state: Path, url: str, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, rename = in_sqlite(state), Path.rename
 
@@ -136,10 +183,10 @@ def test_files_move_to_another_disk(
     monkeypatch.setattr(Path, "rename", refuse)
     move.to_database(state, url, files)
     assert in_database(url, state) == before
-    assert sorted(path.name for path in files.directory.iterdir()) == ["outputs", "values"]
+    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["outputs", "values"]
     move.to_directory(url, state, files)
     assert in_sqlite(state) == before
-    assert list(files.directory.iterdir()) == []
+    assert list((tmp_path / "files").iterdir()) == []
 
 
 @pytest.mark.parametrize("point", ["move._fill", "move._verify", "move._relocate_all"])
@@ -157,8 +204,9 @@ def test_failed_move_changes_nothing(
 
 
 def test_killed_moves_are_continued(
-    state: Path, url: str, files: Files, monkeypatch: pytest.MonkeyPatch
+    state: Path, url: str, any_files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    files = any_files
     before = in_sqlite(state)
     with monkeypatch.context() as patch:
         patch.setattr(sqlite, "remove", _kill)  # after the commit
@@ -169,7 +217,8 @@ def test_killed_moves_are_continued(
     move.to_database(state, url, files)
     assert not (state / schema.FILE_NAME).exists()
     assert in_database(url, state) == before
-    for point in ("exports.fetch", "database.clear", "move._relocate"):
+    last = "move._fetch_blobs" if files.directory is None else "move._relocate"
+    for point in ("exports.fetch", "database.clear", last):
         with monkeypatch.context() as patch:
             patch.setattr(f"taskyard.journal.postgres.{point}", _kill)
             with pytest.raises(Killed):
@@ -236,11 +285,12 @@ def test_places_in_use_are_refused(
         move.to_directory(url, state, files)
     with pytest.raises(UnusableStore, match="store init"):
         move.to_database(state, cluster.database(with_store=False), files)
-    files.of("outputs").mkdir(parents=True)
-    (files.of("outputs") / "other").touch()
+    outputs = tmp_path / "files" / "outputs"
+    outputs.mkdir(parents=True)
+    (outputs / "other").touch()
     with pytest.raises(UnusableState, match="in the way"):
         move.to_database(state, url, files)
-    (files.of("outputs") / "other").unlink()
+    (outputs / "other").unlink()
     other = tmp_path / "other"
     with closing(SqliteStore(other)) as store:
         store.commit(b"x", 1)
@@ -249,3 +299,29 @@ def test_places_in_use_are_refused(
     with pytest.raises(UnusableStore, match="has another journal already"):
         move.to_database(state, url, files)
     in_sqlite(state)
+
+
+def test_output_and_values_that_are_elsewhere_are_refused(
+    tmp_path: Path, state: Path, url: str, files: Files
+) -> None:
+    nowhere = files._replace(directory=None)
+    move.to_database(state, url, files)
+    with pytest.raises(UnusableStore, match="give their directory with --files"):
+        move.to_directory(url, tmp_path / "back", nowhere)
+    move.to_directory(url, tmp_path / "back", files)
+    move.to_database(tmp_path / "back", url, nowhere)
+    with pytest.raises(UnusableStore, match="leave out --files"):
+        move.to_directory(url, tmp_path / "again", files)
+    move.to_directory(url, tmp_path / "again", nowhere)
+    assert (tmp_path / "again" / OUTPUT_PATH).read_bytes() == OUTPUT
+
+
+def test_damaged_copy_of_output_is_refused(
+    state: Path, url: str, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = in_sqlite(state)
+    with monkeypatch.context() as patch:
+        patch.setattr(BlobTables, "contents", lambda *_: iter([b"other"]))
+        with pytest.raises(JournalDamaged, match="its copy in the database differs"):
+            move.to_database(state, url, files._replace(directory=None))
+    assert in_sqlite(state) == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import shutil
 import signal
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ import psycopg
 import pytest
 
 from taskyard.client.client import Client
+from taskyard.errors import TaskyardError
 from taskyard.journal import history, snapshot
 from taskyard.web.event_feed import EventFeed
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run_here, until
@@ -31,13 +34,17 @@ def url(cluster: Cluster) -> str:
 
 
 class Machine:
-    """A state directory of its own, and the files that all machines share."""
+    """A state directory of its own."""
 
     def __init__(self, tmp_path: Path, name: str, url: str) -> None:
         self.directory = tmp_path / name
         self.directory.mkdir()
         self.state = self.directory / ".taskyard"
-        self.options = ("--store", url, "--files", str(tmp_path / "files"))
+        self.options: tuple[str, ...] = ("--store", url)
+
+    def share(self, files: Path) -> None:
+        """Have output and values in a directory that all machines share."""
+        self.options = (*self.options, "--files", str(files))
 
     def broker(self, *more: str) -> Broker:
         return Broker(self.directory, *self.options, *more)
@@ -74,27 +81,40 @@ def events_of(state: Path) -> int:
     return sum(batch.events.rows for batch in EventFeed(state).read())
 
 
-def test_another_machine_continues_with_everything(tmp_path: Path, url: str) -> None:
+@pytest.mark.parametrize("shares", [False, True])
+def test_another_machine_continues_with_everything(
+    tmp_path: Path, url: str, *, shares: bool
+) -> None:
     first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
-    with first.broker("--compact-after-rows", "20") as broker, Worker(first.directory):
+    for machine in (first, second) if shares else ():
+        machine.share(tmp_path / "files")
+    with (
+        first.broker("--compact-after-rows", "20") as broker,
+        Worker(first.directory, "--allow-pickle"),
+    ):
         with Client(state=first.state) as client:
             for number in range(TASKS):
                 client.submit(["echo", str(number)], name=f"t{number}").result(PATIENCE_SECONDS)
             expected = client.submit(["seq", str(LINES)], name="long").result(PATIENCE_SECONDS)
+            client.submit(bytes, 2 << 20, name="value").result(PATIENCE_SECONDS)
+            client.submit(len, bytes(3 << 20), name="argument", service="later")
         until(lambda: anchor_moved(url), "a compaction")
         events = events_of(first.state)
         broker.kill()
+    shutil.rmtree(first.state)
     with second.broker(), Client(state=second.state) as client:
         published = claimed_files(url)
-        assert tasks_total(client) == TASKS + 1
+        assert tasks_total(client) == TASKS + 3
+        assert client.result("value") == bytes(2 << 20)
         assert [client.result(f"t{number}") for number in range(TASKS)] == [
             f"{number}\n" for number in range(TASKS)
         ]
         assert client.result("long") == expected
         assert len(expected.splitlines()) == LINES
         assert events_of(second.state) >= events
-        with Worker(second.directory):
-            assert client.submit(["echo", "more"], name="more").result(PATIENCE_SECONDS) == "more\n"
+        with Worker(second.directory, "--allow-pickle", "--service", "later"):
+            answer = client.future("argument").result(PATIENCE_SECONDS)
+            assert pickle.loads(answer) == 3 << 20  # noqa: S301  # our own
     kept = (*second.state.glob(f"{history.FOLDER}/*"), *second.state.glob(f"{snapshot.FOLDER}/*"))
     assert {path.relative_to(second.state).as_posix() for path in kept} == published
 
@@ -180,7 +200,6 @@ def test_state_of_a_database_is_not_taken_for_a_damaged_one(tmp_path: Path, url:
 
 def test_state_moves_to_a_database_and_back(tmp_path: Path, url: str) -> None:
     machine, content = Machine(tmp_path, "one", url), bytes(2 << 20)
-    command = ("--files", str(tmp_path / "files"))
     options = ("--compact-after-rows", "10")
 
     def check(*broker_options: str) -> int:
@@ -202,25 +221,37 @@ def test_state_moves_to_a_database_and_back(tmp_path: Path, url: str) -> None:
             client.submit(["seq", str(LINES)], name="long").result(PATIENCE_SECONDS)
             client.submit(bytes, 2 << 20, name="value").result(PATIENCE_SECONDS)
         until(lambda: bool(snapshot.sequences(machine.state)), "a compaction")
-        code, _, errors = run_here(machine.directory, "store", "move", ".taskyard", url, *command)
+        code, _, errors = run_here(machine.directory, "store", "move", ".taskyard", url)
         assert (code, "in use by process" in errors) == (2, True)
         events = events_of(machine.state)
-    code, out, errors = run_here(machine.directory, "store", "move", ".taskyard", url, *command)
+    code, out, errors = run_here(machine.directory, "store", "move", ".taskyard", url)
     assert (code, errors) == (0, "")
     assert "has the journal up to row" in out
-    assert list((tmp_path / "files" / "values").glob("*/*-20971??"))
+    assert not (machine.state / "values").exists()
     moved = check(*machine.options)
     assert moved > events
-    code, out, errors = run_here(machine.directory, "store", "move", url, ".taskyard", *command)
+    code, out, errors = run_here(machine.directory, "store", "move", url, ".taskyard")
     assert (code, errors) == (0, "")
     assert check() > moved
+
+
+def test_clean_removes_from_the_database(tmp_path: Path, url: str) -> None:
+    machine = Machine(tmp_path, "one", url)
+    with machine.broker(), Worker(machine.directory), Client(state=machine.state) as client:
+        client.submit(["seq", str(LINES)], name="long", campaign="a").result(PATIENCE_SECONDS)
+        client.submit(["seq", str(LINES)], name="long", campaign="b").result(PATIENCE_SECONDS)
+        code, out, errors = run_here(machine.directory, "clean", "--campaign", "a")
+        assert (code, out, errors) == (0, "removed 1 file of 1 task, 1.2 MiB\n", "")
+        assert len(client.result("b/long")) > LINES
+        with pytest.raises(TaskyardError, match="is missing"):
+            client.result("a/long")
 
 
 def test_move_needs_a_url_and_a_directory(tmp_path: Path, url: str) -> None:
     found = {
         (".", "elsewhere", "--files", "f"): "must be a URL",
         (url, url, "--files", "f"): "must be a URL",
-        (".", url): "give one with --files",
+        (".", url): "has no journal in SQLite",
         (".", url, "--files", "f"): "has no journal in SQLite",
     }
     for words, text in found.items():
@@ -251,8 +282,3 @@ def test_store_that_can_not_be_used_is_refused(tmp_path: Path, url: str) -> None
         assert "secret" not in error
     error = machine.refused("--memory")
     assert "--memory: excludes a store in PostgreSQL" in error
-    plain = Running(machine.directory, "broker", "--store", url)
-    with plain:
-        code, _, errors = plain.end()
-    assert code == 2
-    assert "give one that outlives this machine with --files" in errors

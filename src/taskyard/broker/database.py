@@ -1,17 +1,18 @@
-"""Open the state of a broker on PostgreSQL: lease, journal, local copies, shared files.
+"""Open the state of a broker on PostgreSQL: lease, journal, local copies, output and values.
 
 Imports the extra `postgres` only when such a state is opened. The state directory keeps the lock,
-the socket, the witness and copies of what the tables hold. Output and values are in a directory
-that outlives this machine, and the state directory has links to it.
+the socket, the witness and copies of what the tables hold. Output and values are in the database,
+or in a directory that outlives this machine. The state directory has links to that.
 """
 
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from taskyard.broker import output_store
-from taskyard.errors import JournalDamaged, NotInstalled, UnusableState, UnusableStore
+from taskyard.broker.values import ValuePlace
+from taskyard.errors import JournalDamaged, NotInstalled, UnusableState
 from taskyard.journal import schema, state_check, value_files
 from taskyard.journal.compaction import DatabaseTerm
 from taskyard.journal.files import link_directory, replace_private
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.broker.outbox_feed import OutboxFeed
+    from taskyard.broker.output_store import CountedStore
     from taskyard.broker.standby import Standby, WarmState
     from taskyard.journal.postgres.lease import Lease
     from taskyard.journal.postgres.store import PostgresStore
+
+#: Directories of output and values in a state directory.
+FOLDERS: Final = (output_store.FOLDER, value_files.FOLDER)
 
 
 class OpenDatabase(NamedTuple):
@@ -35,6 +40,9 @@ class OpenDatabase(NamedTuple):
     lease: Lease
     #: For compactions.
     term: DatabaseTerm
+    #: None: they are in the directories of the state.
+    outputs: CountedStore | None = None
+    values: ValuePlace | None = None
 
 
 class DatabaseSettings(Protocol):
@@ -72,7 +80,8 @@ def open_database(
     A `warm` state has done both.
     """
     with _needs_extra():
-        from taskyard.journal.postgres import database, exports, last_term  # noqa: PLC0415  # extra
+        from taskyard.broker import database_files  # noqa: PLC0415  # an extra
+        from taskyard.journal.postgres import database, exports, last_term  # noqa: PLC0415
         from taskyard.journal.postgres.lease import Lease  # noqa: PLC0415
         from taskyard.journal.postgres.store import PostgresStore  # noqa: PLC0415
     url, state = settings.store, settings.state
@@ -97,7 +106,21 @@ def open_database(
             "takeover",
             "stop all brokers of this store, and start one",
         )
-    return OpenDatabase(store, lease, DatabaseTerm(url, *lease.term))
+    opened = OpenDatabase(store, lease, DatabaseTerm(url, *lease.term))
+    blobs = database_files.open_blobs(url, settings.files, lease.term, store.reconnect_seconds_max)
+    if blobs is None:
+        return opened
+    stack.enter_context(blobs)
+
+    def interrupt() -> None:
+        store.interrupt()
+        blobs.interrupt()
+
+    lease.on_lost = interrupt
+    return opened._replace(
+        outputs=database_files.OutputRows(blobs),
+        values=database_files.value_place(state / value_files.FOLDER, blobs),
+    )
 
 
 @contextmanager
@@ -112,21 +135,18 @@ def _needs_extra() -> Iterator[None]:
 
 def _prepare(settings: DatabaseSettings) -> None:
     """Check the directories, and link those of output and values."""
-    from taskyard.journal.postgres import database  # noqa: PLC0415  # an extra
-
-    url, state, files = settings.store, settings.state, settings.files
-    if files is None:
-        raise UnusableStore(
-            f"{database.describe(url)}: no directory for output and values (give one that "
-            "outlives this machine with --files)"
-        )
+    state, files = settings.state, settings.files
     if not schema.database_url(state) and state_check.has_journal(state):
         # Files that the tables do not have would be removed.
         raise UnusableState(
             f"state directory {state}: has files of a journal in SQLite (use another --state)"
         )
-    for name in (output_store.FOLDER, value_files.FOLDER):
-        link_directory(state / name, files.absolute() / name)
+    with _needs_extra():
+        from taskyard.broker import database_files  # noqa: PLC0415  # an extra
+    database_files.check_place(settings.store, state, files)
+    if files is not None:
+        for name in FOLDERS:
+            link_directory(state / name, files.absolute() / name)
 
 
 def outbox_feed(settings: DatabaseSettings, lease: Lease) -> OutboxFeed:
@@ -134,3 +154,27 @@ def outbox_feed(settings: DatabaseSettings, lease: Lease) -> OutboxFeed:
     from taskyard.broker.outbox_feed import OutboxFeed  # noqa: PLC0415  # an extra
 
     return OutboxFeed(settings.store, lease.term, endpoints.native_endpoint(settings.state))
+
+
+class DatabaseFiles(NamedTuple):
+    """Output and values in the database of a state directory."""
+
+    outputs: CountedStore
+    values: ValuePlace
+
+
+def open_files(state: Path) -> DatabaseFiles | None:
+    """Open output and values beside a broker, or without one. None: they are in files.
+
+    Removals count only while the broker that runs now has its term.
+    """
+    url = schema.database_url(state)
+    if not url:
+        return None
+    with _needs_extra():
+        from taskyard.broker import database_files  # noqa: PLC0415  # an extra
+    blobs = database_files.open_beside(url)
+    if blobs is None:
+        return None
+    place = database_files.value_place(state / value_files.FOLDER, blobs)
+    return DatabaseFiles(database_files.OutputRows(blobs), place)

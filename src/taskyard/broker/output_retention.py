@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from taskyard.broker import output_store
 from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TASK_STATES_ENDED, TaskState
@@ -20,7 +19,7 @@ from taskyard.core.states import TASK_STATES_ENDED, TaskState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from taskyard.broker.output_store import OutputFile, OutputFiles
+    from taskyard.broker.output_store import CountedStore, OutputFile
     from taskyard.core.ledger import Ledger
     from taskyard.net.protocols import Clock
 
@@ -48,7 +47,7 @@ class OutputRetention:
 
     def __init__(
         self,
-        files: OutputFiles,
+        files: CountedStore,
         ledger: Ledger,
         clock: Clock,
         limits: Callable[[], OutputLimits],
@@ -96,7 +95,7 @@ class OutputRetention:
         used_before, found_bytes, removed = self._files.bytes_used, 0, 0
         keep_ns = self._limits().keep_ns
         since_ns = 0 if keep_ns is None else self._clock.wall_ns() - keep_ns
-        for count, file in enumerate(output_store.walk(self._files.directory)):
+        for count, file in enumerate(self._files.walk()):
             if file.written_ns < since_ns and self._is_settled(file):
                 removed += self._remove(file)
             else:
@@ -110,7 +109,7 @@ class OutputRetention:
 
     def _remove(self, file: OutputFile) -> bool:
         try:
-            output_store.remove(file)
+            self._files.remove(file)
         except OSError as error:
             logger.warning("%s: %s", file.path, error.strerror)
             return False

@@ -65,6 +65,9 @@ class OutputStore(Protocol):
     def write(self, chunk: OutputChunk) -> bool:
         """Write a chunk. Return False if bytes before it are missing. Raises `OSError`."""
 
+    def flush(self) -> None:
+        """Complete the writes and removals of a turn, before their senders get a reply."""
+
     def end(self, key: StreamKey, bytes_total: int) -> int:
         """Make a stream durable. Return its length, at most `bytes_total`. Raises `OSError`."""
 
@@ -73,6 +76,22 @@ class OutputStore(Protocol):
 
     def read(self, key: StreamKey, offset: int, count: int) -> tuple[bytes, int] | None:
         """Return a part of a stream and its length so far. None: there is no such stream."""
+
+
+class CountedStore(OutputStore, Protocol):
+    """A store that measures its streams."""
+
+    #: Bytes of all streams. The owner sets it, and writes add to it.
+    bytes_used: int
+
+    def walk(self) -> Iterator[OutputFile]:
+        """Yield all streams as files."""
+
+    def remove(self, file: OutputFile) -> None:
+        """Remove a stream as a walk found it. Raises `OSError`."""
+
+    def close(self) -> None:
+        """Close what is open."""
 
 
 class _OpenFile:
@@ -113,6 +132,9 @@ class OutputFiles:
             self.bytes_used += grown
         return True
 
+    def flush(self) -> None:
+        """Do nothing: the writes of `write` are complete."""
+
     def end(self, key: StreamKey, bytes_total: int) -> int:
         file = self._file(key)
         if file.bytes_total > bytes_total:  # left behind by another history of this state
@@ -142,6 +164,15 @@ class OutputFiles:
             return os.pread(descriptor, count, offset), os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
+
+    def walk(self) -> Iterator[OutputFile]:
+        """Yield all files of output."""
+        return walk(self.directory)
+
+    @staticmethod
+    def remove(file: OutputFile) -> None:
+        """Remove a file as a walk found it. Raises `OSError`."""
+        remove(file)
 
     def path(self, key: StreamKey) -> Path:
         """Return the path of a stream's file."""
@@ -248,6 +279,9 @@ class OutputMemory:
             return False
         stream[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
         return True
+
+    def flush(self) -> None:
+        """Do nothing: the writes of `write` are complete."""
 
     def end(self, key: StreamKey, bytes_total: int) -> int:
         stream = self.streams.setdefault(key, bytearray())

@@ -81,6 +81,7 @@ class OutputWriter:
                 for stream in effect.dropped:
                     key = StreamKey(effect.campaign, effect.name, effect.attempt, stream)
                     self._store.drop(key)
+        self._store.flush()
         return written
 
     def _write(self, effect: OutputWritten, *, has_room: bool) -> Effect:

@@ -30,10 +30,10 @@ from taskyard.broker.health import HealthReporter
 from taskyard.broker.listeners import NATIVE, Listeners, Reservations
 from taskyard.broker.membership_log import MembershipLog, both
 from taskyard.broker.output_retention import OutputLimits, OutputRetention
-from taskyard.broker.output_store import OutputFiles
+from taskyard.broker.output_store import CountedStore, OutputFiles
 from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
-from taskyard.broker.values import BrokerValues, ValueLimits, ValueRetention
+from taskyard.broker.values import BrokerValues, ValueLimits, ValuePlace, ValueRetention
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
@@ -105,7 +105,7 @@ class BrokerSettings(Struct, frozen=True):
     values_directory: Path | None = None
     #: The URL of a journal in PostgreSQL. Empty: in SQLite, in the state directory.
     store: str = ""
-    #: The directory of output and values beside a journal in PostgreSQL.
+    #: The directory of output and values beside a journal in PostgreSQL. None: in the database.
     files: Path | None = None
     #: How long a broker of that journal may be silent before another takes over.
     store_lease_ns: int = LEASE_NS
@@ -287,7 +287,7 @@ class _OpenState(Struct):
 
     store: Store
     ledger: Ledger
-    outputs: OutputFiles
+    outputs: CountedStore
     values: BrokerValues
     archive: EndedTasks | None = None
     compactor: Compactor | None = None
@@ -324,6 +324,7 @@ def _open(
     warm: WarmState | None = None,
 ) -> _OpenState:
     state = settings.state
+    outputs: CountedStore
     if settings.in_memory:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="taskyard-outputs-")))
         outputs = stack.enter_context(closing(OutputFiles(folder)))
@@ -337,13 +338,17 @@ def _open(
         store = opened.store
     else:
         store = stack.enter_context(closing(SqliteStore(state)))
-    outputs = stack.enter_context(closing(OutputFiles(state / output_store.FOLDER)))
+    outputs = OutputFiles(state / output_store.FOLDER)
+    if opened is not None and opened.outputs is not None:
+        outputs = opened.outputs
+    stack.enter_context(closing(outputs))
     archive = _open_archive(state, store) if warm is None else warm.archive
     stack.enter_context(archive.index)
     ledger = archive.ledger
     compactor = Compactor(state, store, archive, clock, settings.compact)
     stack.enter_context(closing(compactor))
-    values = _open_values(settings, limits, store.identity, stack)
+    place = None if opened is None else opened.values
+    values = _open_values(settings, limits, store.identity, stack, place)
     made = _OpenState(store, ledger, outputs, values, archive, compactor)
     if opened is not None:
         compactor.database, made.lease = opened.term, opened.lease
@@ -380,6 +385,7 @@ def _open_values(
     limits: BrokerSettings | SettingsReloader,
     identity: bytes,
     stack: ExitStack,
+    place: ValuePlace | None = None,
 ) -> BrokerValues:
     """Open the directory of values. Those of a state in memory end with it."""
     directory = settings.values_directory or settings.state / value_files.FOLDER
@@ -391,7 +397,8 @@ def _open_values(
         "durable": not settings.in_memory,
         "shared": settings.values_directory is not None and not settings.in_memory,
     }
-    return BrokerValues(directory, identity.hex(), lambda: limits.values, **options)
+    where = directory if place is None or settings.values_directory else place
+    return BrokerValues(where, identity.hex(), lambda: limits.values, **options)
 
 
 def _listen(listeners: Listeners, settings: BrokerSettings, keyring: Keyring | None) -> None:

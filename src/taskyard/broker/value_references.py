@@ -13,7 +13,7 @@ import logging
 import os
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -68,13 +68,65 @@ def references_in(records: Iterable[AnyRecord]) -> Iterator[tuple[bool, str, byt
                     yield is_result, value, name
 
 
+class ReferenceLog(Protocol):
+    """Keeps the lines of references."""
+
+    @property
+    def name(self) -> str:
+        """Return where the lines are, for the log of the broker."""
+
+    def load(self) -> list[bytes]:
+        """Return all lines."""
+
+    def append(self, lines: list[bytes]) -> None:
+        """Add lines, durably. Raises `OSError`."""
+
+    def replace(self, lines: Iterable[bytes]) -> None:
+        """Replace all lines, durably. Raises `OSError`."""
+
+
+class ReferenceFile:
+    """Implements `ReferenceLog` in a file."""
+
+    def __init__(self, path: Path, *, repairs: bool = True) -> None:
+        """`repairs`: remove a last line that was cut, when the file is read."""
+        self._path = path
+        self._repairs = repairs
+
+    @property
+    def name(self) -> str:
+        return str(self._path)
+
+    def load(self) -> list[bytes]:
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content) and self._repairs:
+            os.truncate(self._path, len(whole))
+        return whole.splitlines(keepends=True)
+
+    def append(self, lines: list[bytes]) -> None:
+        descriptor = open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            data = memoryview(b"".join(lines))
+            while data:
+                data = data[os.write(descriptor, data) :]
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def replace(self, lines: Iterable[bytes]) -> None:
+        replace_private(self._path, b"".join(lines))
+
+
 class ValueReferences:
     """The tasks of each value."""
 
-    def __init__(self, path: Path, *, repairs: bool = True) -> None:
-        """Read the log, if there is one. `repairs`: remove a last line that was cut."""
-        self._path = path
-        self._repairs = repairs
+    def __init__(self, log: ReferenceLog) -> None:
+        """Read the log."""
+        self._log = log
         #: The keys of tasks whose payloads name a value, and of those whose results do.
         self._payloads: dict[str, set[bytes]] = {}
         self._results: dict[str, set[bytes]] = {}
@@ -137,14 +189,7 @@ class ValueReferences:
 
     def _write(self, lines: list[bytes]) -> None:
         if lines:
-            descriptor = open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            try:
-                data = memoryview(b"".join(lines))
-                while data:
-                    data = data[os.write(descriptor, data) :]
-                os.fdatasync(descriptor)
-            finally:
-                os.close(descriptor)
+            self._log.append(lines)
             self._lines += len(lines)
 
     def is_result_of(self, value: str, tasks: Iterable[str]) -> bool:
@@ -177,7 +222,7 @@ class ValueReferences:
                 self._values_of.pop(name, None)
         left = sum(map(len, self._payloads.values())) + sum(map(len, self._results.values()))
         if self._lines >= max(REWRITE_LINES_MIN, 2 * left):
-            replace_private(self._path, b"".join(self._all_lines()))
+            self._log.replace(self._all_lines())
             self._lines = left
 
     def known(self) -> list[str]:
@@ -201,21 +246,14 @@ class ValueReferences:
         return True
 
     def _load(self) -> int:
-        """Read the log, without a last line that was cut. Return the number of lines."""
-        try:
-            content = self._path.read_bytes()
-        except FileNotFoundError:
-            return 0
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content) and self._repairs:
-            os.truncate(self._path, len(whole))
-        lines = whole.splitlines()
+        """Read the log. Return the number of lines."""
+        lines = self._log.load()
         try:
             for is_result, value, name in map(_decoder.decode, lines):
                 self._add(value, name.encode("latin-1"), is_result=is_result)
         except (msgspec.MsgspecError, ValueError) as error:
             self.is_damaged = True
-            logger.warning("%s is damaged, so no values are removed: %s", self._path, error)
+            logger.warning("%s is damaged, so no values are removed: %s", self._log.name, error)
         return len(lines)
 
 

@@ -11,18 +11,18 @@ import contextlib
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct, structs
 
-from taskyard.broker.value_references import LOG_FILE, ValueReferences
+from taskyard.broker.value_references import LOG_FILE, ReferenceFile, ValueReferences
 from taskyard.core.effects import Refused
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal
 from taskyard.core.task_inputs import needed
 from taskyard.core.values import StoreReply, ValuePart, ValueReceived
-from taskyard.errors import JournalFailed, UserError, ValueNotStored
+from taskyard.errors import JournalFailed, TaskyardError, UserError, ValueNotStored
 from taskyard.journal.files import open_regular
 from taskyard.journal.value_files import (
     BYTES_MIN,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from taskyard.broker.value_references import ReferenceLog
     from taskyard.core.effects import Effect
     from taskyard.core.ledger import Ledger
     from taskyard.core.records import AnyRecord
@@ -75,7 +76,8 @@ class ValueLimits(Struct, frozen=True):
 class StoreDocument(Struct, frozen=True):
     """How values are kept, for clients and workers."""
 
-    #: The directory on the broker's machine, or on all machines that mount it.
+    #: The directory on the broker's machine, or on all machines that mount it. Empty: all values
+    #: go through the broker.
     directory: str
     identity: str
     bytes_min: int
@@ -83,20 +85,34 @@ class StoreDocument(Struct, frozen=True):
     shared: bool
 
 
+class ValuePlace(NamedTuple):
+    """Values and references that are elsewhere than in a directory."""
+
+    files: ValueFiles
+    log: ReferenceLog
+
+
 class BrokerValues:
     """The values of one broker."""
 
     def __init__(
         self,
-        directory: Path,
+        place: Path | ValuePlace,
         identity: str,
         limits: Callable[[], ValueLimits],
         *,
         durable: bool = True,
         shared: bool = False,
     ) -> None:
-        """Use a directory, which is created with the first request. `limits` may change."""
-        self.files = ValueFiles(directory)
+        """Use a directory, which is created with the first request, or another place.
+
+        `limits` may change.
+        """
+        #: Peers of this machine may use the directory themselves.
+        self._is_direct = not isinstance(place, ValuePlace)
+        if not isinstance(place, ValuePlace):
+            place = ValuePlace(ValueFiles(place), ReferenceFile(place / LOG_FILE))
+        self.files, self._log = place
         self._terms = StoreTerms(identity, durable=durable)
         self._limits = limits
         self._shared = shared
@@ -108,7 +124,7 @@ class BrokerValues:
         #: Values that a thread checks and syncs, and why others were refused.
         self._finishing: set[str] = set()
         self._refused: dict[str, str] = {}
-        if directory.exists():
+        if not self._is_direct or self.files.directory.exists():
             self._open()
 
     def _check_owner(self) -> None:
@@ -123,7 +139,7 @@ class BrokerValues:
         """Create the directory if need be, and know its references from now on."""
         if self.references is None:
             self.update_terms()
-            self.references = ValueReferences(self.files.directory / LOG_FILE)
+            self.references = ValueReferences(self._log)
 
     def update_terms(self) -> None:
         """Write the terms if they have changed, by the limits and the bytes used."""
@@ -172,7 +188,7 @@ class BrokerValues:
             text = f"{self.files.directory}: {error.strerror}"
             return Refused(effect.client, effect.request, Refusal.FULL, text)
         document = StoreDocument(
-            str(self.files.directory.resolve()),
+            str(self.files.directory.resolve()) if self._is_direct else "",
             self._terms.identity,
             self._terms.bytes_min,
             shared=self._shared,
@@ -258,8 +274,9 @@ class BrokerValues:
             else:
                 path.unlink()
                 self._refused[name] = f"value {short_name(name)}: its content is another one"
-        except OSError as error:
-            self._refused[name] = f"value {short_name(name)}: {error.strerror}"
+        except (OSError, TaskyardError) as error:
+            text = getattr(error, "strerror", None) or error
+            self._refused[name] = f"value {short_name(name)}: {text}"
             with contextlib.suppress(OSError):
                 path.unlink()
         finally:

@@ -46,7 +46,8 @@ from taskyard.settings import kinds
     "--files",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Directory of output and large values with --store, on a disk that outlives this machine.",
+    help="Directory of long output and large values with --store, on a disk that outlives this "
+    "machine. If omitted, the database has them.",
 )
 @click.option(
     "--standby",

@@ -1,12 +1,13 @@
 """`taskyard clean`: remove output files and large values of settled tasks.
 
-Works on the files of a state directory, with or without a broker. The journal keeps the results of
-short commands, and head and tail of long output.
+Works on the files of a state directory, with or without a broker, or on the tables of its database.
+The journal keeps the results of short commands, and head and tail of long output.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -28,6 +29,8 @@ from taskyard.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from taskyard.broker.output_store import CountedStore
+    from taskyard.broker.values import ValuePlace
     from taskyard.cli.connection import ReadOnlyClient
 
 #: Names in one request.
@@ -97,51 +100,76 @@ def clean(  # noqa: PLR0913  # one per option
     """
     if older_than is None and campaign is None and keep_size is None and not everything:
         raise UserError("clean: give --older-than, --campaign, --keep-size or --all")
-    files = [*_output_files(cli_context), *_values(cli_context)]
-    if campaign is not None:
-        files = [file for file in files if {found for found, _ in file.tasks} == {campaign}]
-    with connect_read_only(cli_context) as broker:
-        check_campaign(broker, campaign)
-        active = _active(broker, files)
-    settled = [file for file in files if active.isdisjoint(name for _, name in file.tasks)]
-    chosen = settled if older_than is None else _older(settled, older_than)
-    if keep_size is not None:
-        chosen = _beyond(chosen, keep_size)
-    if not dry_run:
-        for file in chosen:
-            file.remove()
+    place = _place(cli_context)
+    with closing(place.outputs):
+        files = [*_output_files(place), *_values(place)]
+        if campaign is not None:
+            files = [file for file in files if {found for found, _ in file.tasks} == {campaign}]
+        with connect_read_only(cli_context) as broker:
+            check_campaign(broker, campaign)
+            active = _active(broker, files)
+        settled = [file for file in files if active.isdisjoint(name for _, name in file.tasks)]
+        chosen = settled if older_than is None else _older(settled, older_than)
+        if keep_size is not None:
+            chosen = _beyond(chosen, keep_size)
+        if not dry_run:
+            for file in chosen:
+                file.remove()
     _report(cli_context, chosen, len(active), dry_run=dry_run)
 
 
-def _output_files(cli_context: CliContext) -> Iterator[_File]:
-    """Yield the files with output."""
-    from taskyard.broker import output_store  # noqa: PLC0415  # not for `taskyard --help`
+class _Place(NamedTuple):
+    """Where output and values are."""
 
-    for file in output_store.walk(local_state(cli_context) / output_store.FOLDER):
-        task = (shown(file.campaign), shown(spelling(file.campaign, file.name)))
-        remove = partial(output_store.remove, file)
-        yield _File(frozenset([task]), file.bytes_total, file.written_ns, remove)
+    outputs: CountedStore
+    values: ValuePlace
 
 
-def _values(cli_context: CliContext) -> Iterator[_File]:
-    """Yield large values that tasks name, but those in use. The broker removes others."""
-    from taskyard.broker.value_references import (  # noqa: PLC0415  # not for `taskyard --help`
-        LOG_FILE,
-        ValueReferences,
+def _place(cli_context: CliContext) -> _Place:
+    """Return the directories of the local state, or the tables of its database."""
+    from taskyard.broker import (  # noqa: PLC0415  # not for `taskyard --help`
+        database,
+        output_store,
+        value_references,
+        values,
     )
     from taskyard.journal import value_files  # noqa: PLC0415  # as above
 
     state, given = local_state(cli_context), cli_context.settings().values.directory
     files = value_files.ValueFiles(given or state / value_files.FOLDER)
-    references = ValueReferences(files.directory / LOG_FILE, repairs=False)
+    log = value_references.ReferenceFile(files.directory / value_references.LOG_FILE, repairs=False)
+    place = _Place(
+        output_store.OutputFiles(state / output_store.FOLDER), values.ValuePlace(files, log)
+    )
+    tables = database.open_files(state)
+    if tables is None:
+        return place
+    return place._replace(
+        outputs=tables.outputs, values=tables.values if given is None else place.values
+    )
+
+
+def _output_files(place: _Place) -> Iterator[_File]:
+    """Yield the files with output."""
+    for file in place.outputs.walk():
+        task = (shown(file.campaign), shown(spelling(file.campaign, file.name)))
+        remove = partial(place.outputs.remove, file)
+        yield _File(frozenset([task]), file.bytes_total, file.written_ns, remove)
+
+
+def _values(place: _Place) -> Iterator[_File]:
+    """Yield large values that tasks name, but those in use. The broker removes others."""
+    from taskyard.broker.value_references import ValueReferences  # noqa: PLC0415  # as above
+
+    references = ValueReferences(place.values.log)
     since_ns = time.time_ns() - _VALUE_USED_NS
-    for file in files.walk():
+    for file in place.values.files.walk():
         if file.used_ns > since_ns:
             continue
         names = map(shown, references.tasks(file.name))
         tasks = frozenset((_campaign_of(name), name) for name in names)
         if tasks:
-            remove = partial(files.remove, file.name, file.used_ns)
+            remove = partial(place.values.files.remove, file.name, file.used_ns)
             yield _File(tasks, file.bytes_total, file.used_ns, remove)
 
 

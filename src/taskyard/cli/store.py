@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskyard.broker import output_store
 from taskyard.cli.documents import OutboxTask, StoreOutboxDocument
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import (
@@ -24,7 +23,6 @@ from taskyard.cli.options import (
 from taskyard.cli.output import example, moment_cell, print_document, print_table
 from taskyard.core.identity import spelling
 from taskyard.errors import NotInstalled, UnknownName, UnusableFile, UnusableStore, UserError
-from taskyard.journal import value_files
 
 if TYPE_CHECKING:
     from taskyard.journal.postgres.database import Connection
@@ -90,9 +88,7 @@ def upgrade(url: str) -> None:
             click.echo(f"{database.describe(url)}: upgraded from {before} to {database.FORMAT}")
 
 
-@store.command(
-    epilog=_example("move .taskyard postgresql://taskyard@db.example/taskyard --files /mnt/shared")
-)
+@store.command(epilog=_example("move .taskyard postgresql://taskyard@db.example/taskyard"))
 @click.argument("source")
 @click.argument("target")
 @setting_option(
@@ -100,7 +96,8 @@ def upgrade(url: str) -> None:
     "--files",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Directory of output and large values of the store in PostgreSQL.",
+    help="Directory of long output and large values of the store in PostgreSQL. If omitted, the "
+    "database has them.",
 )
 @verbose_option
 @quiet_option
@@ -117,11 +114,10 @@ def move(source: str, target: str, files: Path | None) -> None:
     is_to_database = _is_url(target)
     if is_to_database == _is_url(source):
         raise click.UsageError("one of SOURCE and TARGET must be a URL, the other a directory")
-    if files is None:
-        raise UnusableStore("store: no directory for output and values (give one with --files)")
     with _extra():
-        from taskyard.journal.postgres import database, move  # noqa: PLC0415  # an extra
-    shared = move.Files(files, (output_store.FOLDER, value_files.FOLDER))
+        from taskyard.broker.database_files import StateFiles  # noqa: PLC0415  # an extra
+        from taskyard.journal.postgres import database, move  # noqa: PLC0415
+    shared = move.Files(files, StateFiles())
     try:
         if is_to_database:
             head, place = move.to_database(Path(source), target, shared), database.describe(target)

@@ -124,6 +124,8 @@ class ValueAccess:
 
     def _usable_directory(self, document: StoreDocument) -> ValueFiles | None:
         """Return the directory if this process may use it directly."""
+        if not document.directory:  # all values go through the broker
+            return None
         if not document.shared and not endpoints.is_local(self._endpoint):
             return None
         files = ValueFiles(Path(document.directory))

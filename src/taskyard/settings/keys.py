@@ -150,7 +150,7 @@ KEYS: Final = (
         kinds.DIRECTORY,
         None,
         "The directory of long output and large values of a broker on PostgreSQL, which outlives "
-        "its machine.",
+        "its machine. If not set: the database has them.",
         unset="none",
     ),
     _key(

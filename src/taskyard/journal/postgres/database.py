@@ -81,6 +81,20 @@ STEPS: Final[tuple[tuple[LiteralString, ...], ...]] = (
             "ADD endpoints text[] NOT NULL DEFAULT '{}'"
         ),
     ),
+    (
+        # Long output and large values, unless a directory has them. See `blobs`.
+        (
+            "CREATE TABLE taskyard.blobs (kind text, name bytea, upload text NOT NULL UNIQUE, "
+            "bytes bigint NOT NULL, used_ns bigint NOT NULL, epoch bigint NOT NULL, "
+            "PRIMARY KEY (kind, name))"
+        ),
+        (
+            "CREATE TABLE taskyard.parts (upload text, start bigint, content bytea NOT NULL, "
+            "PRIMARY KEY (upload, start))"
+        ),
+        "ALTER TABLE taskyard.parts ALTER content SET STORAGE EXTERNAL",
+        "CREATE TABLE taskyard.value_references (line bytea NOT NULL)",
+    ),
 )
 FORMAT: Final = len(STEPS)
 
@@ -90,13 +104,16 @@ _INSERT_META: Final = "INSERT INTO taskyard.meta VALUES (%s, %b)"
 _UPDATE_META: Final = "UPDATE taskyard.meta SET value = %b WHERE key = %s"
 
 _CLEAR: Final[tuple[LiteralString, ...]] = (
-    "DELETE FROM taskyard.meta WHERE key = 'covered'",
+    "DELETE FROM taskyard.meta WHERE key IN ('covered', 'files')",
     "DELETE FROM taskyard.journal",
     "DELETE FROM taskyard.claims",
     "DELETE FROM taskyard.files",
     "DELETE FROM taskyard.finished",
     "DELETE FROM taskyard.outputs",
     "DELETE FROM taskyard.standbys",
+    "DELETE FROM taskyard.blobs",
+    "DELETE FROM taskyard.parts",
+    "DELETE FROM taskyard.value_references",
 )
 
 #: Statement and types of the columns, by table.

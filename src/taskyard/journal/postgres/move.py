@@ -7,12 +7,14 @@ killed at any point leaves at most one side that can be opened, and can be run a
 """
 
 import errno
+import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import psycopg
 
@@ -27,7 +29,8 @@ from taskyard.journal.files import (
     sync_directory,
 )
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres import database, exports, leader, outbox
+from taskyard.journal.postgres import blobs, database, exports, leader, outbox
+from taskyard.journal.postgres.blobs import Blob, BlobTables
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.reader import READ_ROWS_MAX
@@ -55,14 +58,51 @@ _COVER: Final = "INSERT INTO taskyard.meta VALUES ('covered', %b)"
 _RUN_AGAIN: Final = "nothing was changed at the source"
 
 
+class LocalBlob(NamedTuple):
+    """A file of output or a value in a state directory."""
+
+    kind: str
+    name: bytes
+    path: Path
+    used_ns: int
+
+
+class LocalFiles(Protocol):
+    """Output and values in a state directory."""
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Return the names of their directories."""
+
+    def walk(self, state: Path) -> Iterator[LocalBlob]:
+        """Yield all files."""
+
+    def write(self, state: Path, kind: str, blob: Blob, contents: Iterable[bytes]) -> None:
+        """Write a file."""
+
+    def read_lines(self, state: Path) -> list[bytes]:
+        """Return the references to values."""
+
+    def write_lines(self, state: Path, lines: list[bytes]) -> None:
+        """Write the references to values."""
+
+
 class Files(NamedTuple):
-    """The directory of output and values that a store in PostgreSQL needs, and its folders."""
+    """Where a store in PostgreSQL has output and values, and how a state directory has them."""
 
-    directory: Path
-    folders: tuple[str, ...]
+    #: None: in the database.
+    directory: Path | None
+    local: LocalFiles
 
-    def of(self, name: str) -> Path:
-        return self.directory.absolute() / name
+    @property
+    def place(self) -> str:
+        return blobs.DATABASE if self.directory is None else blobs.DIRECTORY
+
+    def pairs(self, state: Path) -> Iterator[tuple[Path, Path]]:
+        """Yield each directory in the state directory, and the one that it is moved to."""
+        if self.directory is not None:
+            for name in self.local.folders:
+                yield state / name, self.directory.absolute() / name
 
 
 def to_database(state: Path, url: str, files: Files) -> Head:
@@ -72,20 +112,26 @@ def to_database(state: Path, url: str, files: Files) -> Head:
     with StateLock(state):
         known = _known(state, url)
         _check_sound(state)
-        for name in files.folders:
-            _check_free(state / name, files.of(name))
+        for own, shared in files.pairs(state):
+            _check_free(own, shared)
         with closing(ReadonlyStore(state)) as source, _held(url) as (connection, term):
             head = source.head
             if not _is_copied(connection, url, source, known):
                 replace_private(state / schema.DATABASE_NAME, url.encode())
                 try:
                     _fill(connection, state, source, term)
+                    blobs.note_place(connection, term, files.place)
+                    if files.directory is None:
+                        _fill_blobs(connection, state, files.local, term)
                     _verify(connection, state, source)
                     _relocate_all(state, files)
                 except BaseException:
                     (state / schema.DATABASE_NAME).unlink()
                     raise
         _relocate_all(state, files)
+        if files.directory is None:
+            for name in files.local.folders:
+                shutil.rmtree(state / name, ignore_errors=True)
         sqlite.remove(state)
     return head
 
@@ -99,15 +145,18 @@ def to_directory(url: str, state: Path, files: Files) -> Head:
         known = _known(state, url)
         if not known and state_check.has_journal(state):
             raise UnusableState(f"state directory {state}: has a journal (use another one)")
-        for name in files.folders:
-            _check_free(files.of(name), state / name)
+        for own, shared in files.pairs(state):
+            _check_free(shared, own)
         with _held(url) as (connection, _):
             if not _is_back(connection, state):
                 _check_outbox(connection, url)
+                _check_place(connection, files)
                 _fetch(connection, url, state)
+                if files.directory is None:
+                    _fetch_blobs(connection, state, files.local)
                 database.clear(connection)
-        for name in files.folders:
-            _relocate(files.of(name), state / name)
+        for own, shared in files.pairs(state):
+            _relocate(shared, own)
         _, _, head = sqlite.read_verified(state)
         (state / schema.DATABASE_NAME).unlink()
         sync_directory(state)
@@ -249,6 +298,47 @@ def _fetch(connection: Connection, url: str, state: Path) -> None:
     _check_sound(state)
 
 
+def _check_place(connection: Connection, files: Files) -> None:
+    """Refuse another place of output and values than that of the store."""
+    if blobs.known_place(connection) not in ("", files.place):
+        hint = "give their directory with" if files.directory is None else "leave out"
+        raise UnusableStore(f"output and values of the store are elsewhere ({hint} --files)")
+
+
+def _fill_blobs(connection: Connection, state: Path, local: LocalFiles, term: Term) -> None:
+    """Copy output and values, and compare the copies."""
+    tables = BlobTables(connection, term)
+    for kind, name, path, used_ns in local.walk(state):
+        written, found = hashlib.sha256(), hashlib.sha256()
+        with path.open("rb") as file:
+            parts = iter(partial(file.read, blobs.PART_BYTES), b"")
+            tables.put(kind, name, _digested(parts, written), used_ns)
+        for content in tables.contents(kind, name):
+            found.update(content)
+        if found.digest() != written.digest():
+            raise JournalDamaged(f"{path}: its copy in the database differs", _RUN_AGAIN)
+    lines = local.read_lines(state)
+    if lines:
+        tables.add_lines(lines)
+
+
+def _digested(contents: Iterable[bytes], digest: "hashlib._Hash") -> Iterator[bytes]:
+    for content in contents:
+        digest.update(content)
+        yield content
+
+
+def _fetch_blobs(connection: Connection, state: Path, local: LocalFiles) -> None:
+    """Write output and values to a state directory."""
+    tables = BlobTables(connection, Term(0, ""))
+    for kind in blobs.KINDS:
+        for blob in tables.walk(kind):
+            local.write(state, kind, blob, tables.contents(kind, blob.name))
+    lines = tables.lines()
+    if lines:
+        local.write_lines(state, lines)
+
+
 def _check_free(source: Path, target: Path) -> None:
     """Refuse a directory in the way of another one."""
     is_own = source.is_dir() and not source.is_symlink()
@@ -257,9 +347,9 @@ def _check_free(source: Path, target: Path) -> None:
 
 
 def _relocate_all(state: Path, files: Files) -> None:
-    for name in files.folders:
-        _relocate(state / name, files.of(name))
-        link_directory(state / name, files.of(name))
+    for own, shared in files.pairs(state):
+        _relocate(own, shared)
+        link_directory(own, shared)
 
 
 def _relocate(source: Path, target: Path) -> None:
