@@ -8,8 +8,8 @@ import pytest
 
 from simulator.clock import SimClock, Timeline
 from simulator.models import Violation
-from simulator.postgres import parse
 from simulator.schedule import run
+from simulator.tables import parse
 from simulator.threads import Event, ProcessClock, SimThread, ThreadedProcess, Threads
 from taskyard.journal.postgres import exports, leader, store
 

@@ -17,13 +17,14 @@ import psycopg
 
 from simulator import listeners
 from simulator.models import Violation
+from simulator.mutations.registry import no_op
 from simulator.network import Message
 from simulator.plan import MILLISECOND_NS
 from simulator.threads import Event, SimThread, ThreadedProcess
 from taskyard.broker.archive import EndedTasks
 from taskyard.broker.compaction import CompactionLimits, Compactor
 from taskyard.broker.connections import Connections
-from taskyard.broker.database import open_database
+from taskyard.broker.database import open_database, open_standby
 from taskyard.broker.server import BrokerSettings
 from taskyard.broker.turn import Broker
 from taskyard.core import invariants
@@ -33,7 +34,7 @@ from taskyard.errors import JournalDamaged, StateLocked, TaskyardError
 from taskyard.journal import recovery
 from taskyard.journal.archive import Archive
 from taskyard.journal.compaction_process import CompactionReport
-from taskyard.journal.files import make_private_directory
+from taskyard.journal.lock import StateLock
 from taskyard.journal.postgres import exports
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from simulator.postgres import SimDatabase
     from simulator.threads import Threads
     from simulator.world import World
+    from taskyard.broker.database import OpenDatabase
+    from taskyard.broker.standby import WarmState
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event as CoreEvent
     from taskyard.core.records import AnyRecord
@@ -175,11 +178,15 @@ class PairBroker:
             files=host.directory / "files",
             store_lease_ns=host.faults.lease_ns,
         )
-        make_private_directory(directory)
-        opened = open_database(settings, stack)
-        ledger = recovery.open_ledger(directory, opened.store)
-        index = stack.enter_context(Archive(directory))
-        archive = EndedTasks(index, ledger, opened.store.head.sequence)
+        stack.enter_context(StateLock(directory))
+        warm = self._follow(settings) if host.faults.is_warm else None
+        if self.is_stopping:
+            return
+        if warm is not None:
+            stack.callback(warm.lease.close)
+        opened = open_database(settings, stack, warm)
+        archive = self._cold(directory, opened, stack) if warm is None else warm.archive
+        ledger = archive.ledger
         clock = self.process.clock
         if host.faults.compact_rows:
             limits = CompactionLimits(rows=host.faults.compact_rows, ended=1 << 40)
@@ -195,6 +202,22 @@ class PairBroker:
         self.broker.check_lease = opened.lease.check
         self._inbox = [host.rules]
         host.on_serving(self)
+
+    def _follow(self, settings: BrokerSettings) -> WarmState | None:
+        """Follow the leader until this process leads. Return None if it is stopped before."""
+        with closing(open_standby(settings, no_op)) as standby:
+            standby.start()
+            while not standby.is_over:
+                if self.is_stopping:
+                    return None
+                self._arrival.clear()
+                self._arrival.wait_ns(None)
+            return standby.lead()
+
+    def _cold(self, directory: Path, opened: OpenDatabase, stack: ExitStack) -> EndedTasks:
+        ledger = recovery.open_ledger(directory, opened.store)
+        index = stack.enter_context(Archive(directory))
+        return EndedTasks(index, ledger, opened.store.head.sequence)
 
     def _on_commit(self, sequence: int, records: Sequence[AnyRecord]) -> None:
         if self._archive is not None:
@@ -229,6 +252,10 @@ class PairBroker:
     def stop(self) -> None:
         """Stop after the current turn."""
         self.is_stopping = True
+        self._arrival.set()
+
+    def notify(self) -> None:
+        """End a wait of the main thread."""
         self._arrival.set()
 
     def set_rules(self, rules: RulesSet) -> None:
@@ -274,7 +301,7 @@ class PairBroker:
             raise Violation(
                 "unleased",
                 f"broker {self.place} replies in epoch {self.epoch}, and the database has epoch "
-                f"{host.database.leader.epoch}: {effects[0]}",
+                f"{host.database.tables.leader.epoch}: {effects[0]}",
             )
         if host.leads(self):
             with self._turn.noted():
@@ -311,6 +338,19 @@ class PairBroker:
         self._turns_at_once += 1
         if self._turns_at_once > TURNS_AT_ONCE_MAX:
             raise Violation("busy loop", "the broker turns in a busy loop")
+
+
+class SimWaker:
+    """Wakes the main thread of the process that made it. Stands for `net.signals.Waker`."""
+
+    def __init__(self, host: Machines) -> None:
+        self._broker = host.running[host.threads.running().process]
+
+    def wake(self) -> None:
+        self._broker.notify()
+
+    def close(self) -> None:
+        pass
 
 
 class SimCompactionChild:

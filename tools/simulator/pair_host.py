@@ -1,8 +1,8 @@
 """Two machines with a broker each, over one simulated PostgreSQL.
 
-One broker leads (`pair_broker`). The other starts, waits for the lease, and ends if that is
-renewed. Then it is started again. Peers stay with a broker until its process ends, or is silent for
-as long as ZeroMQ's heartbeats allow. Then they connect to the other one.
+One broker leads (`pair_broker`). The other follows as a standby, or in some schedules it starts
+again and again until the lease of the first has ended. Peers stay with a broker until its process
+ends, or is silent for as long as ZeroMQ's heartbeats allow. Then they connect to the other one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from simulator.checkers.checker import LATE_NS_MAX
 from simulator.models import Violation
 from simulator.mutations.registry import patched
-from simulator.pair_broker import WAITING, PairBroker, SimCompactionChild
+from simulator.pair_broker import WAITING, PairBroker, SimCompactionChild, SimWaker
 from simulator.pair_plan import PairFaults, draw_faults
 from simulator.plan import SECOND_NS
 from simulator.postgres import SimDatabase, StoreFaults
@@ -30,7 +30,7 @@ from simulator.threads import (
     TimeModule,
 )
 from simulator.world import CALM_NS
-from taskyard.broker import compaction
+from taskyard.broker import compaction, standby
 from taskyard.core.events import RulesSet
 from taskyard.journal.chain import Head
 from taskyard.journal.postgres import database as product_database
@@ -69,7 +69,7 @@ class PairStore:
 
     @property
     def head(self) -> Head:
-        return Head(len(self._database.rows), 0, self._database.head_chain)
+        return Head(len(self._database.tables.rows), 0, self._database.head_chain)
 
 
 class PairHost:
@@ -113,6 +113,8 @@ class PairHost:
             patched(leader, "time", modules),
             patched(store, "time", modules),
             patched(lease, "threading", ThreadingModule(threads)),
+            patched(standby, "threading", ThreadingModule(threads)),
+            patched(standby, "Waker", partial(SimWaker, self)),
             patched(leader, "secrets", secrets),
             patched(exports, "secrets", secrets),
             patched(store, "free_bytes", self._free_bytes),
@@ -157,7 +159,8 @@ class PairHost:
         """End all faults of brokers and database."""
         self._mishap()
         self.world.timeline.after(CALM_NS, self._calm)
-        calm = PairFaults(StoreFaults(), self.faults.lease_ns, self.faults.compact_rows)
+        kept = (self.faults.lease_ns, self.faults.compact_rows, self.faults.is_warm)
+        calm = PairFaults(StoreFaults(), *kept)
         self.database.faults, self.faults = calm.store, calm
         if self.database.is_down:
             self.database.start()
@@ -315,7 +318,9 @@ class PairHost:
         """Return whether the database still has the term of a broker."""
         if broker.lease is None:
             return False
-        return (broker.lease.term.epoch, broker.lease.term.holder) == self.database.leader[:2]
+        return (broker.lease.term.epoch, broker.lease.term.holder) == self.database.tables.leader[
+            :2
+        ]
 
     # The network.
 

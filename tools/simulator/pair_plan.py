@@ -24,6 +24,8 @@ class PairFaults(Struct):
     lease_ns: int
     #: Rows that are compacted. 0: no compaction.
     compact_rows: int = 0
+    #: Brokers are standbys before they lead. Otherwise they start cold.
+    is_warm: bool = True
     #: A broker stops and continues: per second, and per turn before a statement, before its lease
     #: is checked, or while its replies leave.
     pause: float = 0.0
@@ -63,6 +65,7 @@ def draw_faults(seed: int) -> PairFaults:
         store=of_store,
         lease_ns=lease_ns,
         compact_rows=rng.choice((5, 20)) if chance(rng, 0.4) else 0,
+        is_warm=chance(rng, 0.8),
         pause=some(0.2, 0.8),
         pause_in_turn=some(0.01, 0.05),
         pause_ns_max=rng.choice((lease_ns, 5 * lease_ns)),

@@ -124,10 +124,13 @@ class SimThread:
         self._wait += 1
         self._threads.timeline.after(0, partial(self._due, self._wait))
 
-    def join(self) -> None:
+    def join(self, timeout: float | None = None) -> None:
         """Wait until the thread has ended."""
         if not self.has_ended:
-            self._ended.wait()
+            self._ended.wait(timeout)
+
+    def is_alive(self) -> bool:
+        return not self.has_ended
 
     def wait_ns(self, span_ns: int | None) -> bool:
         """Block for a time. Return whether `wake` ended that. Called in this thread."""
