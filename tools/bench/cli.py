@@ -106,7 +106,8 @@ def core_command(repeats: int, json_file: Path | None, *, huge: bool) -> None:
     "--store",
     default="",
     metavar="URL",
-    help="Compare a store in PostgreSQL on this machine with SQLite instead. It must be empty.",
+    help="Compare an empty store in PostgreSQL on this machine with SQLite instead. "
+    "`postgresql` starts a server of its own, in TMPDIR.",
 )
 @json_option
 def broker_command(  # noqa: PLR0913  # an option each

@@ -19,7 +19,8 @@ class Settings(Struct, frozen=True):
     quick: bool = False
     #: Print where the broker spends its time.
     profile: bool = False
-    #: The URL of a store in PostgreSQL, to compare with SQLite.
+    #: The URL of a store in PostgreSQL, to compare with SQLite, or `postgresql` for one that is
+    #: started.
     store: str = ""
 
     def count(self, count: int) -> int:

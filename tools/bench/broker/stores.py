@@ -7,18 +7,23 @@ from statistics import mean
 from typing import Final
 
 import click
+from msgspec.structs import replace
 
 from bench.broker.campaigns import BATCH, Campaign, measure
 from bench.broker.host import STORE_VARIABLE
 from bench.settings import Kind, Settings
 from bench.table import TableLine, table_line
 from bench.targets import POSTGRESQL_COST
+from taskyard.demo.postgresql import ThrowawayCluster, find_programs
 from taskyard.journal.postgres import database
 
 #: Tasks by batch size. A backlog of 500,000 is refused while its compaction lags behind.
 COUNTS: Final = {1: 5_000, 100: 100_000, 1000: 100_000}
 BATCHES: Final = tuple(COUNTS)
 KINDS: Final[tuple[Kind, ...]] = ("durable", "postgresql")
+
+#: In place of a URL: start a server, with its usual settings for durability.
+OWN_SERVER: Final = "postgresql"
 
 _TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
@@ -71,6 +76,13 @@ def batches(settings: Settings) -> list[TableLine]:
 
     The cost is the mean of two runs, as in the case `batches`.
     """
+    if settings.store != OWN_SERVER:
+        return _batches(settings)
+    with ThrowawayCluster(find_programs()) as cluster:
+        return _batches(replace(settings, store=cluster.url()))
+
+
+def _batches(settings: Settings) -> list[TableLine]:
     server = Server(settings.store)
     os.environ[STORE_VARIABLE] = settings.store
     lines: list[TableLine] = []
