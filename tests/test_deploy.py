@@ -300,6 +300,15 @@ ALERTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"service": "exec"},
     ),
     "TaskyardPageBehind": ({"taskyard_page_rows_behind": "10001x30"}, {}),
+    "TaskyardStandbyMissing": (
+        {'taskyard_standby_rows_behind{job="taskyard",standby="b"}': "0x5"},
+        {"job": "taskyard"},
+    ),
+    "TaskyardStandbyBehind": (
+        {'taskyard_standby_seconds_behind{standby="b"}': "61x30"},
+        {"standby": "b"},
+    ),
+    "TaskyardTakeovers": ({"taskyard_leader_epoch": "1+1x30"}, {}),
 }
 
 
@@ -320,11 +329,16 @@ def test_each_alert_fires_on_its_trouble_and_none_on_a_healthy_broker(tmp_path: 
         ]
 
     healthy = {
-        "taskyard_broker_up": "1x30",
+        'taskyard_broker_up{instance="a"}': "1x10 0x20",
+        'taskyard_broker_up{instance="b"}': "0x10 1x20",
         "taskyard_backlog_tasks": "3x30",
         'taskyard_workers{dialect="dwork"}': "1x30",
         "taskyard_disk_free_bytes": "1e12x30",
         "taskyard_lease_expiries_total": "4x30",
+        "taskyard_leader_epoch": "1x10 2x20",
+        'taskyard_standby_rows_behind{standby="b"}': "3x10",
+        'taskyard_standby_rows_behind{standby="a"}': "_x11 3x20",
+        'taskyard_standby_seconds_behind{standby="a"}': "1x30",
     }
     cases = {name: (series, labels) for name, (series, labels) in ALERTS.items()}
     tests = [
