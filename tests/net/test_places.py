@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import subprocess
@@ -9,13 +10,14 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import zmq
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Refused, UserError
-from taskyard.net import options, places
+from taskyard.net import options, places, sockets
 from taskyard.net.endpoints import Tcp, parse, parse_places, peer_endpoint
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey, make_secret, read_peer_key
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from taskyard.net.places import CountingSocket
     from taskyard.net.zmq_socket import ZmqSocket
 
 #: A slow network passes so many bytes in so many seconds. The message takes 2 s.
@@ -273,6 +276,24 @@ def test_router_addresses_its_broker_by_all_places() -> None:
             assert listener.send([f"{first.endpoint}:me".encode(), b"to", b"peer"])
             drive(peer, peer.is_readable)
             assert peer.receive() == [address, b"to", b"peer"]
+
+
+@pytest.mark.usefixtures("_quick_checks")
+def test_place_without_a_free_descriptor_is_tried_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = free_place(), free_place()
+    dial, opened = sockets._dial, []  # noqa: SLF001  # to fail like ZeroMQ without descriptors
+
+    def fail_at_times(*given: Any) -> CountingSocket:
+        opened.append(given)
+        if len(opened) == 2:
+            raise zmq.ZMQError(errno.EMFILE)
+        return dial(*given)
+
+    monkeypatch.setattr(sockets, "_dial", fail_at_times)
+    with closing(listen(second)) as listener, closing(connect(f"{first}+{second}")) as peer:
+        drive(peer, peer.is_connected)
+        say(listener, peer, b"hello")
+        assert len(opened) == 3
 
 
 def test_queue_of_a_socket_without_a_broker_is_limited() -> None:

@@ -199,6 +199,9 @@ class PlacesSocket(ZmqSocket):
                     break
         if now_ns >= self.advance_at_ns:
             self.advance_at_ns = now_ns + CHECK_NS
+            if len(self._attempts) < len(self._places) and self._current is None:
+                self._dial_places()
+                self._note_sockets()
         if self._unsent:
             self._flush()
 
@@ -225,10 +228,19 @@ class PlacesSocket(ZmqSocket):
     def _search(self) -> None:
         """Try all places, except the one of a silent connection."""
         self._searches_since_ns = time.monotonic_ns()
+        self._dial_places()
+        self._note_sockets()
+
+    def _dial_places(self) -> None:
+        """Open the sockets that are missing. Without a free descriptor, `advance` tries again."""
         for name, place in self._places.items():
             if name not in self._attempts and name != self.place:
-                self._attempts[name] = self._dial(place)
-        self._note_sockets()
+                try:
+                    self._attempts[name] = self._dial(place)
+                except zmq.ZMQError:
+                    if not self._attempts and self._current is None:
+                        raise
+                    return
 
     def _use(self, wire: CountingSocket) -> None:
         """Use a connected socket, and close all others."""
