@@ -223,6 +223,19 @@ NAMED = '[listen.a]\ndialect = "round-robin"'
 TO = ("--broker", "tcp://head.example:6125")
 
 
+def test_invitation_has_all_places_of_a_broker(keys: Keys) -> None:
+    places = "tcp://a.example:6125+tcp://b.example:6125"
+    outcome = keys("invite", "worker", "gpu", "--broker", places)
+    assert outcome.err.splitlines()[0] == f"connects:  to dwork at {places}"
+    file = str(keys.directory / "gpu.invite")
+    assert invitations.read(file).endpoints == (places,)
+    environment = {"TASKYARD_INVITE": file}
+    assert discovery.find(environment=environment).endpoints() == (places,)
+    found = discovery.key_for(places, environment=environment)
+    assert found is not None
+    assert found.name == "gpu"
+
+
 def test_invitation_has_all_that_a_peer_needs_and_is_private(keys: Keys) -> None:
     outcome = keys("invite", "worker,producer", "gpu", *TO, "--dialect", "wmp")
     assert outcome.out == (

@@ -52,6 +52,16 @@ def test_nearest_source_wins_and_a_state_means_its_own_broker(
     assert found == (expected if expected.startswith("tcp:") else native(expected))
 
 
+def test_places_of_a_broker_are_one_endpoint_of_a_list(tmp_path: Path) -> None:
+    pair, single = "tcp://a.example:1+tcp://b.example:1", "tcp://c.example:1"
+    environment = {"TASKYARD_BROKER": f"{pair},{single}"}
+    assert discovery.find(environment=environment).endpoints() == (pair, single)
+    written(tmp_path, '[broker]\nurl = "ipc://x+tcp://a.example:1"\n')
+    found = discovery.find(environment={}).endpoints()
+    assert found == (f"ipc://{tmp_path}/x+tcp://a.example:1",)
+    assert not discovery.is_refused("tcp://127.0.0.1:1+tcp://127.0.0.1:2")
+
+
 def test_explicit_broker_does_not_read_settings(tmp_path: Path) -> None:
     written(tmp_path, "no toml")
     assert discovery.endpoint(FLAG) == FLAG

@@ -161,6 +161,17 @@ def test_signal_stops_it_cleanly(stack: ExitStack, tmp_path: Path, number: signa
         (["--listen", ANY, "--to", ANY], "no port to connect to"),
         (["--listen", "nowhere", "--to", "tcp://127.0.0.1:1"], "'nowhere': unknown form"),
         (
+            [
+                *("--listen", "tcp://127.0.0.1:65000"),
+                *("--to", "tcp://127.0.0.1:65001+tcp://127.0.0.1:65000"),
+            ],
+            "--to tcp://127.0.0.1:65000: the relay's own --listen endpoint",
+        ),
+        (
+            ["--listen", "tcp://127.0.0.1:65000+tcp://127.0.0.1:65001", "--to", "ipc://x"],
+            "several places, expected one",
+        ),
+        (
             ["--listen", "tcp://127.0.0.1:65000", "--to", "tcp://127.0.0.1:65000"],
             "the relay's own --listen endpoint",
         ),

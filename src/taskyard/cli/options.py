@@ -562,7 +562,10 @@ def broker_options(command: CommandFunction) -> CommandFunction:
             help="Print a JSON document.",
         ),
         _stored_state_option,
-        _broker_option("Endpoint of the broker. Repeatable: the command goes over all of them."),
+        _broker_option(
+            "Endpoint of the broker. `+` joins the places of one broker. Repeatable: the command "
+            "goes over all of them."
+        ),
     ):
         command = option(command)
     return command
@@ -576,7 +579,7 @@ def location_options(command: CommandFunction) -> CommandFunction:
         single_key_option,
         client_invite_option,
         _stored_state_option,
-        _broker_option("Endpoint of the broker."),
+        _broker_option("Endpoint of the broker. `+` joins the places of one broker."),
     ):
         command = option(command)
     return command

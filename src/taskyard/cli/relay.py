@@ -48,8 +48,8 @@ from taskyard.wire import roles
     multiple=True,
     metavar="[DIALECT=]ENDPOINT",
     show_default="from --invite",
-    help="A broker, or another relay, with the same dialect. Repeatable for wmp. Keep the order "
-    "across restarts.",
+    help="A broker, or another relay, with the same dialect. `+` joins the places of one broker. "
+    "Repeatable for wmp. Keep the order across restarts.",
 )
 @key_option
 @single_invite_option

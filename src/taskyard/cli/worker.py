@@ -147,7 +147,8 @@ class WorkerOptions(Struct, frozen=True):
     show_default="in the state directory",
     multiple=True,
     metavar="URL",
-    help="Endpoint of the broker. Repeatable, except with --dialect ping-pong.",
+    help="Endpoint of the broker. `+` joins the places of one broker. Repeatable, except with "
+    "--dialect ping-pong.",
 )
 @broker_state_option
 @key_option

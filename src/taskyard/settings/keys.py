@@ -124,7 +124,8 @@ KEYS: Final = (
         "url",
         kinds.BROKERS,
         None,
-        "The broker's endpoint, for commands, workers and clients. A list for several brokers.",
+        "The broker's endpoint, for commands, workers and clients. `+` joins the places of one "
+        "broker. A list is for several brokers.",
         environment="TASKYARD_BROKER",
         unset="in the state directory",
     ),
