@@ -101,6 +101,7 @@ def open_database(
         with database.open_database(url) as connection:
             exports.fetch(connection, state, store.identity)
     elif store.head != verified:
+        lease.check()  # another broker may have taken over, and written them
         raise JournalDamaged(
             f"{database.describe(url)}: rows after row {verified.sequence} were written during the "
             "takeover",
