@@ -49,6 +49,7 @@ _KINDS: Final = {
     "DELETE FROM taskyard.journal ": "trim",
     "INSERT INTO taskyard.claims ": "claim",
     "INSERT INTO taskyard.meta SELECT 'covered'": "cover",
+    "INSERT INTO taskyard.meta SELECT 'files'": "set_files",
     "DELETE FROM taskyard.claims ": "unclaim",
     "UPDATE taskyard.leader SET epoch = epoch": "take",
     "UPDATE taskyard.leader SET renewal = renewal + 1": "renew",
@@ -70,6 +71,7 @@ _KINDS: Final = {
     "FROM taskyard.meta WHERE key = 'anchor'": "read_anchor",
     "FROM taskyard.meta WHERE key = 'covered'": "read_covered",
     "FROM taskyard.meta WHERE key = 'format'": "read_format",
+    "FROM taskyard.meta WHERE key = 'files'": "read_files",
     "to_regclass('taskyard.meta')": "exists",
     "SELECT epoch, holder, renewal, lease_ns FROM taskyard.leader": "read_leader",
     store._PORTION: "read_portion",  # noqa: SLF001  # executed as it is
@@ -182,6 +184,11 @@ class Tables:
         self.meta["covered"] = values["covered"]
         return [()]
 
+    def set_files(self, values: Mapping[str, Any]) -> Rows:
+        self._check_term(values, "place of files")
+        self.meta["files"] = values["place"]
+        return [()]
+
     def unclaim(self, values: Mapping[str, Any]) -> Rows:
         self._check_term(values, "unclaim")
         found = self.claims.pop(values["name"], None)
@@ -282,6 +289,9 @@ class Tables:
     def read_covered(self, _values: Values) -> Rows:
         return self.meta_row("covered")
 
+    def read_files(self, _values: Values) -> Rows:
+        return self.meta_row("files")
+
     def read_format(self, _values: Values) -> Rows:
         return self.meta_row("format")
 
@@ -343,7 +353,7 @@ class Tables:
 
 WRITES: Final = (
     *("append", "trim", "claim", "cover", "unclaim", "take", "renew", "release"),
-    *("show", "report_standby", "remove_standby"),
+    *("show", "set_files", "report_standby", "remove_standby"),
     *("remove_unclaimed", "insert_part", "upsert_finished", "upsert_output"),
     *("copy_finished", "copy_outputs"),
 )
