@@ -18,6 +18,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # stubs would be one more package
 
 from taskyard.cli.entry import taskyard
+from taskyard.net.endpoints import parse_places
 from taskyard.web.metrics import DEFINITIONS
 from tests.kit.cases import each_case
 
@@ -37,6 +38,15 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 def kind(name: str) -> list[dict[str, Any]]:
     return [one for path in MANIFESTS for one in documents(path) if one["kind"] == name]
+
+
+def of_kind(file: str, name: str) -> list[dict[str, Any]]:
+    return [one for one in documents(DEPLOY / "kubernetes" / file) if one["kind"] == name]
+
+
+def stateful(file: str) -> dict[str, Any]:
+    (found,) = of_kind(file, "StatefulSet")
+    return found
 
 
 def unit(path: Path) -> configparser.ConfigParser:
@@ -79,6 +89,8 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
         assert program == "/usr/local/lib/taskyard/bin/taskyard", path
         yield path.name, [word.replace("%i", "1").replace("%H", "host") for word in words]
     for one in containers():
+        if "args" not in one:
+            continue  # another program
         words = one["args"]
         yield f"container {one['name']}", shell_words(words[0]) if len(words) == 1 else words
     for name, service in compose_services().items():
@@ -105,7 +117,7 @@ def parse(words: list[str]) -> None:
 
 def test_every_command_line_is_valid() -> None:
     lines = list(command_lines())
-    assert len(lines) == 13
+    assert len(lines) == 17
     for place, words in lines:
         try:
             parse(words)
@@ -170,13 +182,64 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 
 
 def test_broker_is_one_pod_with_a_volume_and_probes_that_need_no_token() -> None:
-    (broker,) = kind("StatefulSet")
-    spec = broker["spec"]
+    spec = stateful("broker.yaml")["spec"]
     assert spec["replicas"] == 1
     assert spec["volumeClaimTemplates"][0]["spec"]["accessModes"] == ["ReadWriteOnce"]
-    (page,) = [one for one in containers() if one["name"] == "page"]
+    (page,) = [one for one in spec["template"]["spec"]["containers"] if one["name"] == "page"]
     probes = {page[name]["httpGet"]["path"] for name in ("livenessProbe", "readinessProbe")}
     assert probes == {"/healthz", "/readyz"}
+
+
+def test_pair_is_two_pods_on_two_nodes_of_which_one_is_drained_at_a_time() -> None:
+    pair = stateful("pair.yaml")["spec"]
+    pod = pair["template"]["spec"]
+    assert pair["replicas"] == 2
+    labels = pair["selector"]["matchLabels"]
+    assert labels == stateful("broker.yaml")["spec"]["selector"]["matchLabels"]  # as workers expect
+    (rule,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["topologyKey"] == "kubernetes.io/hostname"
+    assert rule["labelSelector"]["matchLabels"] == labels
+    (budget,) = of_kind("pair.yaml", "PodDisruptionBudget")
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert budget["spec"]["selector"]["matchLabels"] == labels
+    # A standby would never be ready: rolling updates and drains would wait for ever.
+    assert not any("readinessProbe" in one for one in pod["containers"])
+
+
+def test_peers_find_both_pods_of_a_pair_by_name() -> None:
+    (service,) = of_kind("pair.yaml", "Service")
+    pair = stateful("pair.yaml")
+    name, spec = service["metadata"]["name"], service["spec"]
+    assert pair["spec"]["serviceName"] == name
+    assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
+    places = "+".join(f"tcp://{pair['metadata']['name']}-{n}.{name}:6125" for n in range(2))
+    assert places in (DEPLOY / "kubernetes" / "pair.yaml").read_text()
+    assert places in (DEPLOY.parent / "docs" / "deploy.md").read_text()
+    assert [str(place) for place in parse_places(places)] == places.split("+")
+
+
+def test_password_file_of_a_pod_is_private_as_libpq_demands() -> None:
+    pod = stateful("pair.yaml")["spec"]["template"]["spec"]
+    every = {one["name"]: one for one in [*pod["initContainers"], *pod["containers"]]}
+    assert [*every] == ["pgpass", "store", "keys", "broker", "page"]
+    *copy, source, target = every.pop("pgpass")["command"]
+    assert copy == ["install", "-m", "0600"]
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    assert volumes["store"]["secret"]["items"] == [{"key": "pgpass", "path": Path(source).name}]
+    assert volumes["pgpass"]["emptyDir"]["medium"] == "Memory"
+    for one in every.values():
+        mounts = {mount["mountPath"]: mount["name"] for mount in one["volumeMounts"]}
+        assert mounts[str(Path(target).parent)] == "pgpass"
+        assert "store" not in mounts.values()
+        values = {value["name"]: value for value in one["env"]}
+        assert values["PGPASSFILE"]["value"] == target
+        url = values["TASKYARD_BROKER_STORE"]["valueFrom"]["secretKeyRef"]
+        assert url == {"name": volumes["store"]["secret"]["secretName"], "key": "url"}
+        assert one["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_image_has_the_extras_of_its_programs() -> None:
+    assert any('".[web,postgres]"' in line for line in docker_lines("RUN"))
 
 
 def test_labels_of_services_and_policies_select_pods() -> None:
