@@ -173,9 +173,10 @@ class Pair:
         return "+".join(f"tcp://127.0.0.1:{port}" for port in self._ports.values())
 
     def _start_broker(self, name: str) -> DemoProcess:
-        where = ("--state", str(self._directory / name), "--files", str(self._directory / "files"))
+        state = str(self._directory / name)
         listen = f"dwork=tcp://127.0.0.1:{self._ports[name]}"
-        arguments = ["broker", "--standby", "--store", self._url, *where, "--listen", listen]
+        arguments = ["broker", "--standby", "--store", self._url, "--state", state]
+        arguments += ["--listen", listen]
         started = DemoProcess(name, arguments, self._directory, reads_endpoints=True)
         self._brokers[name] = started
         return started
