@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from taskyard.client.executor import Executor
     from taskyard.client.future_sets import progress
     from taskyard.client.futures import Future, as_completed, wait
+    from taskyard.client.outbox import AsyncOutbox, Outbox
     from taskyard.client.task import Task, task
     from taskyard.errors import (
         ClientClosed,
@@ -43,6 +44,7 @@ __all__ = [
     "AsyncCampaign",
     "AsyncClient",
     "AsyncFuture",
+    "AsyncOutbox",
     "Bundle",
     "BundlePart",
     "Campaign",
@@ -53,6 +55,7 @@ __all__ = [
     "ExecutorBroken",
     "Future",
     "NoBroker",
+    "Outbox",
     "OutputRemoved",
     "OutputTruncated",
     "Refused",
@@ -81,6 +84,7 @@ _HOMES = {
     "AsyncCampaign": "taskyard.client.campaigns",
     "AsyncClient": "taskyard.client.aio",
     "AsyncFuture": "taskyard.client.async_futures",
+    "AsyncOutbox": "taskyard.client.outbox",
     "Bundle": "taskyard.client.campaigns",
     "BundlePart": "taskyard.wire.payloads",
     "Campaign": "taskyard.client.campaigns",
@@ -89,6 +93,7 @@ _HOMES = {
     "Executor": "taskyard.client.executor",
     "ExecutorBroken": "taskyard.client.calls",
     "Future": "taskyard.client.futures",
+    "Outbox": "taskyard.client.outbox",
     "Task": "taskyard.client.task",
     "as_completed": "taskyard.client.futures",
     "bundle_part": "taskyard.wire.payloads",

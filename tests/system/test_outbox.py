@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import re
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
+import taskyard
 from taskyard.client.client import Client
 from taskyard.journal.postgres import database, outbox
 from taskyard.journal.postgres.outbox import OutboxCounts
-from tests.kit.processes import PATIENCE_SECONDS, Broker, Worker, until
+from tests.kit.processes import PATIENCE_SECONDS, Broker, Worker, run_here, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,3 +75,103 @@ def test_committed_tasks_run_once_and_others_never(
         await_counts(url, OutboxCounts())
         assert client.show("early")["attempt"] == before
         assert broker.terminate()[0] == 0
+
+
+def test_refused_tasks_delay_no_others_and_stay(
+    tmp_path: Path, url: str, connection: _Connection
+) -> None:
+    with broker_of(tmp_path, url) as broker, Client(state=tmp_path / ".taskyard") as client:
+        client.submit(["true"], name="taken", campaign="c")
+        submit(connection, "'true', name => 'x', after => array['later', 'never']")
+        submit(connection, "'true', name => 'y', after => array['later']")
+        submit(connection, "'false', name => 'taken', campaign => 'c'")
+        submit(connection, """'true', name => 'bad', options => '{"retries": "many"}'""")
+        submit(connection, "'true', name => 'twice'")
+        submit(connection, "'true', name => 'twice'")
+        await_counts(url, OutboxCounts(0, 2, 2))
+        assert {view["name"] for view in client.tasks()} == {"taken", "twice"}
+        # Its transaction ends last.
+        submit(connection, "'true', name => 'later'")
+        await_counts(url, OutboxCounts(0, 1, 2))
+        assert client.show("y")["after"] == ["later"]
+        status, listed, _ = run_here(tmp_path, "status")
+        assert (status, "outbox: 1 waiting for an unknown task, 2 refused" in listed) == (0, True)
+        tasks = outbox_tasks(tmp_path, url)
+        assert [(one["name"], one["state"], one["code"]) for one in tasks] == [
+            ("x", "waiting", "unknown"),
+            ("taken", "refused", "conflict"),
+            ("bad", "refused", "invalid-task"),
+        ]
+        numbers = {one["name"]: str(one["id"]) for one in tasks}
+        assert "taken" in run_here(tmp_path, "store", "outbox", url)[1]
+        # The user decides.
+        changed = run_here(
+            tmp_path, "store", "outbox", url, "--drop", numbers["bad"], "--retry", numbers["taken"]
+        )
+        assert changed == (0, "1 task retried, 1 dropped\n", "")
+        wrong = run_here(tmp_path, "store", "outbox", url, "--drop", numbers["bad"])
+        assert (wrong[0], wrong[2]) == (2, f"taskyard: outbox: no refused task {numbers['bad']}\n")
+        await_counts(url, OutboxCounts(0, 1, 1))
+        # One minute of ten is over.
+        connection.execute("UPDATE taskyard.outbox SET retry_until = now() WHERE name = 'x'")
+        await_counts(url, OutboxCounts(0, 0, 2))
+        code, _, errors = broker.terminate()
+    assert code == 0
+    found = re.findall(r"outbox: row \d+, task (\S+): refused: (\S+ \S+)", errors)
+    assert sorted(found) == [
+        ("bad", '"retries" must'),
+        ("c/taken", "task c/taken"),
+        ("c/taken", "task c/taken"),
+        ("x", "unknown predecessor"),
+    ]
+
+
+def outbox_tasks(tmp_path: Path, url: str) -> list[dict[str, Any]]:
+    code, listed, _ = run_here(tmp_path, "store", "outbox", url, "--json")
+    assert code == 0
+    found: list[dict[str, Any]] = json.loads(listed)["tasks"]
+    return found
+
+
+def test_sqlite_has_no_outbox(tmp_path: Path) -> None:
+    code, _, errors = run_here(tmp_path, "store", "outbox")
+    assert (code, "SQLite has no outbox" in errors) == (2, True)
+
+
+def scaled(value: list[float], factor: float = 2.0) -> list[float]:
+    return [one * factor for one in value]
+
+
+def test_functions_of_an_outbox_return_values(tmp_path: Path, url: str) -> None:
+    with (
+        broker_of(tmp_path, url),
+        Worker(tmp_path, "--allow-pickle"),
+        Client(state=tmp_path / ".taskyard") as client,
+    ):
+        client.submit(["true"], name="ready").result(PATIENCE_SECONDS)
+        with psycopg.connect(url) as own:
+            box = client.outbox(own)
+            first = box.submit(lambda: [1.5] * 100_000, name="first")
+            second = box.submit(scaled, taskyard.result(first), factor=3.0, campaign="c")
+            box.submit(lambda: 1 / 0, name="undone")
+            own.rollback()
+            first = box.submit(lambda: [1.5] * 100_000, name="first")
+            second = box.submit(scaled, taskyard.result(first), factor=3.0, campaign="c")
+        await_counts(url, OutboxCounts())
+        assert client.future(second).result(PATIENCE_SECONDS) == [4.5] * 100_000
+        assert tasks_total(client) == 3
+
+
+def tasks_total(client: Client) -> int:
+    return sum(client.status()["counts"].values())
+
+
+def test_store_with_an_outbox_is_not_moved_to_sqlite(
+    tmp_path: Path, url: str, connection: _Connection
+) -> None:
+    submit(connection, "'true'")
+    code, _, errors = run_here(
+        tmp_path, "store", "move", url, "new", "--files", str(tmp_path / "files")
+    )
+    assert (code, "its outbox is not empty" in errors) == (2, True)
+    await_counts(url, OutboxCounts(1))

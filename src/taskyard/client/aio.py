@@ -33,6 +33,7 @@ from taskyard.client.environment import submitter_environment
 from taskyard.client.exchanges import awaited
 from taskyard.client.future_sets import FIRST
 from taskyard.client.open_requests import ReplyTimeouts
+from taskyard.client.outbox import AsyncOutbox
 from taskyard.client.session import Session
 from taskyard.client.submit import Submitter, positional, rows_of
 from taskyard.core.events import Scope, UnknownPolicy
@@ -393,6 +394,15 @@ class AsyncClient:
 
     def _scatter(self, value: object) -> AsyncFuture[Any]:
         return self.submit(FIRST, (value,))
+
+    @staticmethod
+    def outbox(connection: Any) -> AsyncOutbox:  # noqa: ANN401  # of several packages
+        """Return an object that submits tasks in the transaction of a connection to PostgreSQL.
+
+        Like `Client.outbox`, for an `AsyncConnection` of psycopg, or an `AsyncSession` or
+        `AsyncConnection` of SQLAlchemy. Its methods are awaited.
+        """
+        return AsyncOutbox(connection)
 
     async def submit_bundle(  # noqa: PLR0913  # all but two are named
         self,

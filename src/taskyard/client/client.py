@@ -29,6 +29,7 @@ from taskyard.client.exchanges import BlockingRunner, blocking, request_and_wait
 from taskyard.client.future_sets import FIRST
 from taskyard.client.futures import Future
 from taskyard.client.open_requests import ReplyTimeouts
+from taskyard.client.outbox import Outbox
 from taskyard.client.requests import scope_of
 from taskyard.client.session import Session
 from taskyard.client.submit import Submitter, positional, rows_of
@@ -384,6 +385,16 @@ class Client(BlockingRunner):
 
     def _scatter(self, value: object) -> Future[Any]:
         return self.submit(FIRST, (value,))
+
+    @staticmethod
+    def outbox(connection: Any) -> Outbox:  # noqa: ANN401  # of several packages
+        """Return an object that submits tasks in the transaction of a connection to PostgreSQL.
+
+        The broker of that database runs them after the commit, each once, and never after a
+        rollback. The connection is one of psycopg, another driver or Django, or a session or
+        connection of SQLAlchemy. Needs no client: call it as `Client.outbox(connection)`.
+        """
+        return Outbox(connection)
 
     def submit_bundle(  # noqa: PLR0913  # all but two are named
         self,

@@ -106,10 +106,10 @@ class Submitter(Generic[_F]):
         keys = None
         if not callable(work):
             if options and isinstance(work, str):
-                arguments, options = _split(work, arguments, options)
+                arguments, options = split_arguments(work, arguments, options)
             return self._submit_work(work, name, campaign, arguments, options, wait_for_unknown)
         if options or name or campaign:
-            arguments, options = _split(work, arguments, options, _taken(name, campaign))
+            arguments, options = split_arguments(work, arguments, options, _taken(name, campaign))
             campaign, keys = _take_keys(work, name, campaign, options)
         more: Any = {"wait_for_unknown": wait_for_unknown, "keys": keys}
         return self._submit_function(work, name, campaign, arguments, options, **more)
@@ -124,12 +124,12 @@ class Submitter(Generic[_F]):
         wait_for_unknown: bool = False,  # noqa: FBT001, FBT002  # by position, in loops of many tasks
     ) -> _F:
         if arguments != _NONE or not isinstance(work, bytes):
-            _check_work_type(work, arguments)
+            check_work_type(work, arguments)
         if not options and not wait_for_unknown:
             return self._submit_plain(name, *_encode_work(work, *arguments), campaign)
         if name is None:
             name = f"{self._name_prefix(campaign)}{next(self._count)}"
-        raw = {"name": name, **_work_keys(work, *arguments), **options}
+        raw = {"name": name, **work_keys(work, *arguments), **options}
         return self._submit_row(raw, campaign, wait_for_unknown=wait_for_unknown)
 
     def _submit_row(
@@ -226,15 +226,7 @@ class Submitter(Generic[_F]):
         adopts = keys is not None
         if not options and not wait_for_unknown:
             return self._submit_plain(name, service, encoded, campaign, decoder, adopts)
-        payload, results = encoded
-        raw = {"name": name, "payload": payload, "service": service.decode(), **options}
-        if results:
-            raw["after"] = [*_as_list(after_names(options.get("after"), campaign)), *results]
-        lane = options.get("lane")
-        if isinstance(lane, str) and lanes.is_template(lane):
-            always = {"name": name, "campaign": campaign, "service": raw["service"]}
-            fields = lanes.fields_of({"args": [*args], "kwargs": {**kwargs}}, always)
-            raw["lane"] = lanes.escape_template(_expand_lane(lane, fields))
+        raw = function_row(name, campaign, (args, kwargs), service, encoded, options)
         more: Any = {"wait_for_unknown": wait_for_unknown, "adopts": adopts}
         return self._submit_row(raw, campaign, decoder, **more)
 
@@ -259,7 +251,7 @@ class Submitter(Generic[_F]):
         """Submit a call of a function per row of arguments, lazily, and yield the futures."""
         if not callable(work) and not isinstance(work, str):
             raise UserError(f"{work!r}: expected a function, or 'module:function'")
-        (_, named), options = _split(work, (None, kwargs), options, _taken(None, campaign))
+        (_, named), options = split_arguments(work, (None, kwargs), options, _taken(None, campaign))
         submit: Callable[..., _F] = self._submit_work
         if callable(work):
             campaign, keys = _take_keys(work, None, campaign, options)
@@ -352,7 +344,7 @@ def _taken(name: str | None, campaign: str) -> list[str]:
     return [*(["name"] if name else []), *(["campaign"] if campaign else [])]
 
 
-def _split(
+def split_arguments(
     work: Callable[..., Any] | str,
     arguments: Arguments,
     options: dict[str, Any],
@@ -380,7 +372,7 @@ def explicit_arguments(
     reserved = {key: options[key] for key in ("args", "wait_for_unknown") if key in options}
     others = {key: value for key, value in options.items() if key not in (*reserved, "kwargs")}
     arguments = (None, options.get("kwargs"))
-    (_, named), own = _split(function, arguments, others, _taken(name, campaign))
+    (_, named), own = split_arguments(function, arguments, others, _taken(name, campaign))
     return {**own, **reserved, "kwargs": named or {}}
 
 
@@ -396,6 +388,28 @@ def _take_keys(
     return campaign or campaign_of(function), keys
 
 
+def function_row(  # noqa: PLR0913, PLR0917  # one per key
+    name: str,
+    campaign: str,
+    arguments: tuple[Sequence[Any], Mapping[str, Any]],
+    service: bytes,
+    encoded: _Encoded,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the call of a function object as a row of a file, with its lane."""
+    args, kwargs = arguments
+    payload, results = encoded
+    raw = {"name": name, "payload": payload, "service": service.decode(), **options}
+    if results:
+        raw["after"] = [*_as_list(after_names(options.get("after"), campaign)), *results]
+    lane = options.get("lane")
+    if isinstance(lane, str) and lanes.is_template(lane):
+        always = {"name": name, "campaign": campaign, "service": raw["service"]}
+        fields = lanes.fields_of({"args": [*args], "kwargs": {**kwargs}}, always)
+        raw["lane"] = lanes.escape_template(_expand_lane(lane, fields))
+    return raw
+
+
 def _expand_lane(template: str, fields: dict[str, object]) -> str:
     try:
         return lanes.expand(template, fields)
@@ -403,7 +417,7 @@ def _expand_lane(template: str, fields: dict[str, object]) -> str:
         raise key_error_text("lane", bad) from None
 
 
-def _check_work_type(work: object, arguments: tuple[object, object]) -> None:
+def check_work_type(work: object, arguments: tuple[object, object]) -> None:
     """Raise `UserError` for work that can't be encoded."""
     if not isinstance(work, Iterable):
         raise UserError(
@@ -449,7 +463,7 @@ def _encode_work(
     return payloads.EXEC, (payloads.encode_command(work, results=results), results)
 
 
-def _work_keys(
+def work_keys(
     work: Sequence[str] | str | bytes,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
