@@ -28,10 +28,10 @@ from taskyard.core.ledger import Ledger
 from taskyard.errors import JournalDamaged
 from taskyard.journal import history, history_rows, parquet_file, recovery, snapshot, witness
 from taskyard.journal.history import HistoryPart
-from taskyard.journal.live_reader import open_reader
 from taskyard.journal.parquet_file import EVENTS, BlockSpan
 from taskyard.journal.reader import VerifiedRows
 from taskyard.journal.row_file import ROWS_PER_BLOCK, ColumnBuilder
+from taskyard.journal.state_store import open_reader
 from taskyard.pipeline.sources import history as history_source
 
 _T = TypeVar("_T")

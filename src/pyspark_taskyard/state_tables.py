@@ -28,7 +28,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal import parquet_file, recovery, witness
 from taskyard.journal.archive import Archive
-from taskyard.journal.live_reader import open_reader
+from taskyard.journal.state_store import open_reader
 from taskyard.pipeline.sources import history
 from taskyard.wire import views as wire_views
 

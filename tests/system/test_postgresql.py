@@ -14,6 +14,7 @@ import pytest
 from taskyard.client.client import Client
 from taskyard.errors import TaskyardError
 from taskyard.journal import history, snapshot
+from taskyard.pipeline.jobs import history as history_job
 from taskyard.web.event_feed import EventFeed
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run_here, until
 
@@ -186,16 +187,36 @@ def test_restarted_server_is_survived_within_the_lease(tmp_path: Path) -> None:
         assert "has ended without a renewal, so this broker answers nothing more" in errors
 
 
-def test_state_of_a_database_is_not_taken_for_a_damaged_one(tmp_path: Path, url: str) -> None:
+def test_state_is_read_without_a_broker(tmp_path: Path, url: str) -> None:
     machine = Machine(tmp_path, "one", url)
-    with machine.broker(), Client(state=machine.state) as client:
-        client.submit(["true"], name="a")
-    code, _, errors = run_here(machine.directory, "status")
-    assert (code, "damaged" in errors) == (3, False)
-    for command in ("broker", "journal check", "journal compact"):
-        code, _, errors = run_here(machine.directory, *command.split())
-        assert code == 2
-        assert f"its journal is in {url}" in errors
+    with machine.broker("--compact-after-rows", "20"), Worker(machine.directory):
+        with Client(state=machine.state) as client:
+            for number in range(TASKS):
+                client.submit(["echo", str(number)], name=f"t{number}").result(PATIENCE_SECONDS)
+            client.submit(["seq", str(LINES)], name="long").result(PATIENCE_SECONDS)
+            client.submit(["true"], name="waiting", service="later")
+        until(lambda: anchor_moved(url), "a compaction")
+        assert not history_job.export(machine.state)
+    assert history_job.export(machine.state)
+
+    def run(*command: str, code: int = 0) -> str:
+        found, text, errors = run_here(machine.directory, *command)
+        assert found == code, errors
+        return text + errors
+
+    assert "journal in" not in run("status")
+    assert "waiting" in run("list")
+    assert "later" in run("why", "waiting")
+    assert "7\n" in run("result", "t7")
+    assert f"\n{LINES}\n" in run("log", "long")
+    assert "sound" in run("journal", "check", "--deep")
+    assert "trimmed" in run("journal", "compact")
+    assert "sound" in run("journal", "check", "--deep")
+    assert "7\n" in run("result", "t7")
+    assert f"its journal is in {url}" in run("broker", code=2)
+    with psycopg.connect(url) as connection:
+        connection.execute("UPDATE taskyard.meta SET value = 'x' WHERE key = 'anchor'")
+    assert "damaged" in run("journal", "check", code=6)
 
 
 def test_state_moves_to_a_database_and_back(tmp_path: Path, url: str) -> None:

@@ -34,8 +34,8 @@ FIRST_ANSWER_SECONDS: Final = 4.5
 FREE_POLL_SECONDS: Final = 0.5
 _FREE_COUNT: Final = 2
 
-#: The file that marks a state directory with a journal.
-JOURNAL_FILE: Final = "journal.sqlite"
+#: Files of a state directory: its journal, or the URL of its journal.
+_JOURNAL_FILES: Final = ("journal.sqlite", "store")
 
 _OFFLINE_NOTE: Final = "no broker is running on {}: showing its last state"
 
@@ -217,12 +217,17 @@ def _offline_client(cli_context: CliContext) -> Client | None:
     broker, state = location.broker, location.state
     if broker is not None:
         return None
-    if not (state / JOURNAL_FILE).exists() or lock_holder(state / LOCK_FILE) is not None:
+    if not has_journal(state) or lock_holder(state / LOCK_FILE) is not None:
         return None
     try:
         return open_last_state(cli_context, state)
     except StateLocked:  # a broker has started meanwhile
         return None
+
+
+def has_journal(state: Path) -> bool:
+    """Return whether a state directory has a journal, in SQLite or elsewhere."""
+    return any((state / name).exists() for name in _JOURNAL_FILES)
 
 
 def open_last_state(cli_context: CliContext, state: Path, *, keeps_lock: bool = True) -> Client:

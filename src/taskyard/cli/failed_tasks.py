@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskyard.cli.connection import JOURNAL_FILE, broker_location
+from taskyard.cli.connection import broker_location, has_journal
 from taskyard.cli.format import escape_line, format_count, full_name
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.states import TaskState
@@ -40,7 +40,7 @@ no_retry_failed_option = click.option(
 
 def check_journal(cli_context: CliContext, campaign: str) -> None:
     """Raise `UnknownName` if there is no journal, before one is created."""
-    if not (broker_location(cli_context).state / JOURNAL_FILE).exists():
+    if not has_journal(broker_location(cli_context).state):
         raise _unknown_campaign(campaign)
 
 

@@ -17,7 +17,7 @@ from taskyard.cli.options import CliContext, json_option, quiet_option, state_op
 from taskyard.cli.output import print_document
 from taskyard.cli.progress import ProgressBar
 from taskyard.errors import ExitCode, JournalDamaged, StateLocked, UnusableState
-from taskyard.journal import compaction, history, schema, state_check
+from taskyard.journal import compaction, history, schema, state_check, state_store
 from taskyard.journal.compaction import CompactionResult
 from taskyard.journal.lock import ReadLock, StateLock
 from taskyard.journal.sqlite import SqliteStore
@@ -92,12 +92,17 @@ def check(state: Path, *, as_json: bool, deep: bool, live: bool) -> ExitCode:
     While a broker is running, the check is refused (exit 2), because unfinished writes can look
     like damage. --live checks a copy, up to three times until one is sound. If all three look
     damaged, stop the broker and check again.
+
+    A journal in PostgreSQL is always checked on a copy as of one moment, also beside its broker.
     """
     _require_state(state)
     logging.getLogger("taskyard.journal").setLevel(
         logging.ERROR
     )  # the report below is more precise
-    findings = _check_live(state, deep=deep) if live else _check_state(state, deep=deep)
+    if schema.database_url(state):
+        findings = state_check.check_database(state, deep=deep)
+    else:
+        findings = _check_live(state, deep=deep) if live else _check_state(state, deep=deep)
     if as_json:
         fields = msgspec.structs.asdict(findings)
         sound = not findings.wrong
@@ -118,7 +123,8 @@ def export(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
 
     Replaces the row files in STATE/history/ by Parquet files, takes a snapshot and updates the
     index of finished tasks. No row is removed from the journal. Running it again changes no Parquet
-    file. Safe to interrupt and run again. The broker must be stopped (exit 2 if not).
+    file. Safe to interrupt and run again. The broker must be stopped (exit 2 if not). For a journal
+    in PostgreSQL use `taskyard pipeline history`.
 
     Needs the extra: pip install 'taskyard[history]'.
     """
@@ -143,7 +149,7 @@ def compact(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
     start fast. The history stays complete. Safe to interrupt and run again. The broker must be
     stopped (exit 2 if not).
     """
-    outcome = _run(compaction.compact, cli_context, state)
+    outcome = _run(_compact, cli_context, state)
     if as_json:
         print_document(JournalCompactDocument(state=str(state), **msgspec.structs.asdict(outcome)))
     else:
@@ -154,11 +160,11 @@ def compact(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
         )
 
 
-def _export_parquet(
-    state: Path, store: SqliteStore, progress: compaction.Progress
-) -> CompactionResult:
+def _export_parquet(state: Path, progress: compaction.Progress) -> CompactionResult:
     """Export all rows, then replace row files by Parquet files."""
-    outcome = compaction.export(state, store, progress)
+    schema.check_in_sqlite(state)
+    with _open_journal(state) as store:
+        outcome = compaction.export(state, store, progress)
     written = history.convert(state, lambda done, total: progress("writing Parquet", done, total))
     outcome.files = [path.name for path in written]
     return outcome
@@ -171,7 +177,6 @@ def _require_state(state: Path) -> None:
         raise UnusableState(
             f"{state}: not a state directory, it has no journal (give the broker's with --state)"
         )
-    schema.check_in_sqlite(state)
 
 
 def _check_state(state: Path, *, deep: bool) -> StateReport:
@@ -190,9 +195,16 @@ def _check_live(state: Path, *, deep: bool) -> StateReport:
 
 def _run(step: Any, cli_context: CliContext, state: Path) -> CompactionResult:  # noqa: ANN401  # export or compact
     _require_state(state)
-    with _locked(state), _open_journal(state) as store, CompactionProgress(cli_context) as steps:
-        outcome: CompactionResult = step(state, store, steps)
+    with _locked(state), CompactionProgress(cli_context) as steps:
+        outcome: CompactionResult = step(state, steps)
         return outcome
+
+
+def _compact(state: Path, progress: compaction.Progress) -> CompactionResult:
+    if schema.database_url(state):
+        return state_store.export_stopped(state, progress, trims=True)
+    with _open_journal(state) as store:
+        return compaction.compact(state, store, progress)
 
 
 def _locked(state: Path) -> StateLock:

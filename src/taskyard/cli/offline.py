@@ -1,8 +1,8 @@
 """A read-only client for a state directory without a broker.
 
 Recovers the state as a broker would, under the state's lock, and replies with the broker's own code
-in this process. It writes nothing, so a full or read-only disk is fine. Requests that would change
-something raise `NoBroker`.
+in this process. It writes nothing, so a full or read-only disk is fine. A journal in PostgreSQL is
+copied to a temporary directory first. Requests that would change something raise `NoBroker`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from contextlib import ExitStack, closing
 from itertools import count
 from typing import TYPE_CHECKING, NoReturn
 
+from taskyard.broker import database
 from taskyard.broker.output_store import FOLDER, OutputFiles
 from taskyard.broker.results import ResultLoader
 from taskyard.client.client import Client
 from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import NoBroker
-from taskyard.journal import recovery
+from taskyard.journal import recovery, state_store
 from taskyard.journal.archive import Archive
 from taskyard.journal.lock import ReadLock
 from taskyard.journal.reader import JournalReader
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
+    from taskyard.broker.output_store import CountedStore
     from taskyard.client.exchanges import Query
     from taskyard.core.events import Event, RulesSet
     from taskyard.journal.reader import RowReader
@@ -61,19 +63,21 @@ class OfflineClient(Client):
         self._numbers = count(1)
         self._open = ExitStack()
         try:
-            self._open.enter_context(ReadLock(state))
-            store: RowReader = self._open.enter_context(ReadonlyStore(state))
-            index: Archive = self._open.enter_context(ReadonlyIndex(state))
-            ledger = recovery.open_ledger(state, store, index)
+            locked = self._open.enter_context(ExitStack())
+            locked.enter_context(ReadLock(state))
+            place = self._open.enter_context(state_store.in_sqlite(state))
+            store: RowReader = locked.enter_context(ReadonlyStore(place))
+            index: Archive = locked.enter_context(ReadonlyIndex(place))
+            ledger = recovery.open_ledger(place, store, index)
             if not keeps_lock:
-                self._open.close()
-                store = self._open.enter_context(JournalReader(state, store.identity, store.head))
-                index = self._open.enter_context(Archive(state))
+                locked.close()
+                store = self._open.enter_context(JournalReader(place, store.identity, store.head))
+                index = self._open.enter_context(Archive(place))
+            outputs = self._open.enter_context(closing(_open_outputs(state)))
         except BaseException:
             self._open.close()
             raise
         self._index = index if index.covered() is not None else None
-        outputs = self._open.enter_context(closing(OutputFiles(state / FOLDER)))
         self._answers = ResultLoader(store, self._index, outputs=outputs)
         self._scheduler = Scheduler(ledger)
         self._dialect = NativeServer(1, lambda: 0)
@@ -131,3 +135,8 @@ class OfflineClient(Client):
         self._raise_offline()
 
     map = submit_all = future = submit
+
+
+def _open_outputs(state: Path) -> CountedStore:
+    tables = database.open_files(state)
+    return OutputFiles(state / FOLDER) if tables is None else tables.outputs

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.cli.connection import (
-    JOURNAL_FILE,
     broker_location,
     connect_client,
+    has_journal,
     has_several_brokers,
     open_last_state,
 )
@@ -91,7 +91,7 @@ class BrokerConnector:
 
     def check(self) -> None:
         """Raise `NoBroker` if there is no such state, before the screen is cleared."""
-        if not self._is_remote and not (self._state / JOURNAL_FILE).exists():
+        if not self._is_remote and not has_journal(self._state):
             raise NoBroker(
                 f"no broker is running: {self._state} has no journal (start one with "
                 "`taskyard up`, or give another --state)"

@@ -81,8 +81,8 @@ class DatabaseTerm(msgspec.Struct):
     holder: str
 
 
-def _no_progress(_step: str, _done: int, _total: int) -> None:
-    pass
+def no_progress(_step: str, _done: int, _total: int) -> None:
+    """Report nothing."""
 
 
 #: Opens the index of a journal, in its directory, to add rows.
@@ -92,7 +92,7 @@ OpenIndex = Callable[[Path, bytes], ArchiveWriter]
 def export(
     directory: Path,
     store: StoreReader,
-    progress: Progress = _no_progress,
+    progress: Progress = no_progress,
     open_index: OpenIndex = ArchiveWriter,
 ) -> CompactionResult:
     """Write history, index and snapshot of all rows. Trims nothing."""
@@ -121,7 +121,7 @@ def export(
     return outcome
 
 
-def compact(directory: Path, store: Store, progress: Progress = _no_progress) -> CompactionResult:
+def compact(directory: Path, store: Store, progress: Progress = no_progress) -> CompactionResult:
     """Run `export`, then trim the covered rows and remove older snapshots."""
     outcome = export(directory, store, progress)
     head = recovery.head_at(store, outcome.sequence) if outcome.sequence else store.anchor

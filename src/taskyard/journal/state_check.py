@@ -16,8 +16,18 @@ import msgspec
 
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
-from taskyard.errors import StateError
-from taskyard.journal import archive, history, readonly, recovery, schema, snapshot, verify, witness
+from taskyard.errors import JournalDamaged, StateError
+from taskyard.journal import (
+    archive,
+    history,
+    readonly,
+    recovery,
+    schema,
+    snapshot,
+    state_store,
+    verify,
+    witness,
+)
 from taskyard.journal.chain import Head
 from taskyard.journal.history import HistoryPart
 from taskyard.journal.readonly import ReadonlyIndex, ReadonlyStore
@@ -32,6 +42,7 @@ _JOURNAL_FILES = (
     snapshot.FOLDER,
     history.FOLDER,
     archive.FILE_NAME,
+    schema.DATABASE_NAME,
 )
 
 
@@ -99,6 +110,17 @@ def check_live(directory: Path, *, deep: bool = False) -> StateReport:
             findings.note(error)
             return findings
         return _check(directory, Path(copy), deep=deep)
+
+
+def check_database(directory: Path, *, deep: bool = False) -> StateReport:
+    """Check a journal in PostgreSQL, on a copy as of one moment: a broker may be writing."""
+    findings = StateReport(deep=deep)
+    try:
+        with state_store.in_sqlite(directory) as copy:
+            return _check(copy, copy, deep=deep)
+    except JournalDamaged as error:
+        findings.note(error)
+        return findings
 
 
 def _check(directory: Path, databases: Path, *, deep: bool) -> StateReport:

@@ -17,9 +17,9 @@ from msgspec import Struct
 
 from taskyard.errors import JournalDamaged, NotInstalled, UnusableState
 from taskyard.journal import history, history_rows, recovery, state_check, witness
-from taskyard.journal.live_reader import open_reader
 from taskyard.journal.reader import VerifiedRows
 from taskyard.journal.row_file import TABLES, Block, ColumnBuilder, RowFile
+from taskyard.journal.state_store import open_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -13,6 +13,7 @@ index is complete is written under the term, too.
 import hashlib
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Final, LiteralString, NamedTuple
@@ -29,7 +30,8 @@ from taskyard.journal.files import create_private, make_private_directory, sync_
 from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
-from taskyard.journal.postgres.store import PostgresReader
+from taskyard.journal.postgres.lease import Lease
+from taskyard.journal.postgres.store import PostgresReader, PostgresStore
 
 #: Bytes of a file in one row: a part is in memory, here and in the server.
 PART_BYTES: Final = 4 * 1024 * 1024
@@ -198,6 +200,32 @@ def compact(
             drop_snapshots(connection, reader.anchor.sequence, term)
     except psycopg.Error as error:
         raise database.failed(url, "compacting the journal", error) from error
+    return outcome
+
+
+def export_stopped(
+    url: str, directory: Path, progress: compaction.Progress, *, trims: bool
+) -> CompactionResult:
+    """Export a store without a broker, and trim it if wanted. It is in use meanwhile, as by one.
+
+    Raises `StateLocked` if a broker uses it.
+    """
+    with (
+        Lease(url) as lease,
+        closing(PostgresStore(url, directory, lease.term)) as store,
+        database.open_database(url) as connection,
+    ):
+        lease.on_lost = store.interrupt
+        fetch(connection, directory, store.identity)
+        term = DatabaseTerm(url, *lease.term)
+        outcome = compact(term, directory, (store.identity, store.head), progress)
+        if trims:
+            before, through = store.anchor.sequence, outcome.sequence
+            for trimmed in compaction.trim(store, through):
+                progress("trimming rows", trimmed - before, through - before)
+            drop_snapshots(connection, through, lease.term)
+            outcome.rows_trimmed = through - before
+            outcome.snapshots_removed = compaction.drop_snapshots(directory, through)
     return outcome
 
 

@@ -21,7 +21,7 @@ import psycopg
 from taskyard.errors import JournalDamaged, StateLocked, UnusableState, UnusableStore
 from taskyard.journal import chain, history, schema, snapshot, sqlite, state_check, witness
 from taskyard.journal.archive import Archive, ArchiveWriter
-from taskyard.journal.chain import Head, Row
+from taskyard.journal.chain import Head
 from taskyard.journal.files import (
     link_directory,
     make_private_directory,
@@ -29,21 +29,16 @@ from taskyard.journal.files import (
     sync_directory,
 )
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres import blobs, database, exports, leader, outbox
+from taskyard.journal.postgres import blobs, database, exports, leader, local_copy, outbox
 from taskyard.journal.postgres.blobs import Blob, BlobTables
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
-from taskyard.journal.reader import READ_ROWS_MAX
 from taskyard.journal.readonly import ReadonlyStore
 from taskyard.journal.store import LEASE_NS
 
 #: Keeps every other broker out until the transaction ends.
 _LOCK: Final = (
     "SELECT FROM taskyard.leader WHERE epoch = %(epoch)s AND holder = %(holder)s FOR UPDATE"
-)
-_ROWS: Final = (
-    "SELECT sequence, record_first, record_last, chain, body FROM taskyard.journal "
-    "ORDER BY sequence"
 )
 _CHAIN: Final = "SELECT chain FROM taskyard.journal WHERE sequence = %s"
 _IS_EMPTY: Final = (
@@ -267,7 +262,7 @@ def _verify(connection: Connection, state: Path, source: ReadonlyStore) -> None:
     """Read back what was written: the chain, the digests of files, the number of ended tasks."""
     _, anchor = database.read_anchor(connection)
     head = anchor
-    for row in chain.verify(_rows(connection), anchor, source.head):
+    for row in chain.verify(local_copy.rows(connection), anchor, source.head):
         head = row.head
     for claim in exports.claims(connection):
         for _ in exports.read(connection, claim):
@@ -278,22 +273,11 @@ def _verify(connection: Connection, state: Path, source: ReadonlyStore) -> None:
         raise JournalDamaged("the copy in the database differs from its source", _RUN_AGAIN)
 
 
-def _rows(connection: Connection) -> Iterator[Row]:
-    with connection.cursor("journal", binary=True) as cursor:
-        cursor.execute(_ROWS)
-        while some := cursor.fetchmany(READ_ROWS_MAX):
-            for columns in some:
-                yield Row(*columns)
-
-
 def _fetch(connection: Connection, url: str, state: Path) -> None:
     """Make a whole state directory of the tables, and check it as SQLite's."""
-    identity, anchor = database.read_anchor(connection)
     witnessed = witness.read(state)
     replace_private(state / schema.DATABASE_NAME, url.encode())
-    exports.fetch(connection, state, identity)
-    rows = chain.verify(_rows(connection), anchor, witnessed[1] if witnessed else None)
-    sqlite.write_copy(state, identity, anchor, rows)
+    local_copy.write(connection, state, witnessed[1] if witnessed else None)
     _check_sound(state)
 
 

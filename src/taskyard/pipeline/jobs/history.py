@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from taskyard.errors import StateLocked, UnusableFile, UserError
-from taskyard.journal import compaction, parquet_file, schema
+from taskyard.journal import compaction, parquet_file, schema, state_store
 from taskyard.journal.history import HistoryPart, check_part
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
@@ -121,14 +121,18 @@ def export(state: Path) -> bool:
     Returns False if a broker runs on the state: it exports by its own schedule.
     """
     source.require_state(state)
-    if not (state / schema.FILE_NAME).exists():
+    is_elsewhere = bool(schema.database_url(state))
+    if not is_elsewhere and not (state / schema.FILE_NAME).exists():
         return True
     try:
-        lock = StateLock(state)
+        with StateLock(state):
+            if is_elsewhere:
+                state_store.export_stopped(state)
+                return True
+            with contextlib.closing(SqliteStore(state)) as store:
+                compaction.export(state, store)
     except StateLocked:
         return False
-    with lock, contextlib.closing(SqliteStore(state)) as store:
-        compaction.export(state, store)
     return True
 
 

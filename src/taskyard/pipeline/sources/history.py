@@ -29,7 +29,7 @@ from taskyard.journal import (
     witness,
 )
 from taskyard.journal.history import HistoryPart, PartWriter
-from taskyard.journal.live_reader import open_reader
+from taskyard.journal.state_store import open_reader
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset, of_broker
 from taskyard.pipeline.share_runner import run_shares

@@ -1,0 +1,59 @@
+"""A copy of a store as a state directory in SQLite, which everything can read that reads one.
+
+Rows are verified by their chain while they are copied, files by their digests. Output and values
+are not copied.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from taskyard.errors import UnusableStore
+from taskyard.journal import chain, sqlite
+from taskyard.journal.chain import Head, Row
+from taskyard.journal.postgres import database, exports
+from taskyard.journal.postgres.database import Connection
+from taskyard.journal.reader import READ_ROWS_MAX
+
+_ROWS: Final = (
+    "SELECT sequence, record_first, record_last, chain, body FROM taskyard.journal "
+    "ORDER BY sequence"
+)
+_ONE_MOMENT: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+
+
+def rows(connection: Connection) -> Iterator[Row]:
+    """Yield all rows, not verified. The connection is in a transaction."""
+    with connection.cursor("journal", binary=True) as cursor:
+        cursor.execute(_ROWS)
+        while some := cursor.fetchmany(READ_ROWS_MAX):
+            for columns in some:
+                yield Row(*columns)
+
+
+def write(connection: Connection, directory: Path, seen: Head | None = None) -> None:
+    """Make a state directory of the tables, in a transaction. It must have the row `seen`."""
+    identity, anchor = database.read_anchor(connection)
+    exports.fetch(connection, directory, identity)
+    sqlite.write_copy(directory, identity, anchor, chain.verify(rows(connection), anchor, seen))
+
+
+@contextmanager
+def temporary(url: str, seen: Head | None = None) -> Iterator[Path]:
+    """Copy a store as of one moment, also beside its broker. The copy ends with the context."""
+    with tempfile.TemporaryDirectory(prefix="taskyard-copy-") as directory:
+        copy = Path(directory)
+        with database.open_database(url) as connection:
+            try:
+                database.check_tables(connection)
+                with connection.transaction():
+                    connection.execute(_ONE_MOMENT)
+                    write(connection, copy, seen)
+            except psycopg.Error as error:
+                name = database.describe(url)
+                raise UnusableStore(f"{name}: {database.text_of(error)}") from error
+        yield copy
