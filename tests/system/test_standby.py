@@ -144,6 +144,31 @@ def test_status_shows_leader_and_standby(tmp_path: Path, url: str) -> None:
             until(lambda: not client.status()["health"]["leader"]["standbys"], "its end")
 
 
+def test_failover_exchanges_both(tmp_path: Path, url: str) -> None:
+    first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
+    with first.leader() as leader:
+        code, _, errors = run_here(first.directory, "failover")
+        assert (code, "no standby has reported" in errors) == (2, True)
+        with second.standby() as standby:
+            with Client(state=first.state) as client:
+                client.submit(["true"], name="a")
+                until(lambda: client.status()["health"]["leader"]["standbys"], "the standby")
+                assert client.failover() == 1
+            leads(standby)
+            assert leader.line().startswith("standby: following epoch 2 at row ")
+            with Client(state=second.state) as client:
+                assert sum(client.status()["counts"].values()) == 1
+                client.submit(["true"], name="b")
+            standby.terminate()
+        leads(leader)
+        code, out, _ = run_here(first.directory, "failover", "--force")
+        assert (code, out) == (0, "epoch 3 ends, the standby takes over\n")
+        leads(leader)
+        with Client(state=first.state) as client:
+            assert sum(client.status()["counts"].values()) == 2
+            assert client.status()["health"]["leader"]["epoch"] == 4
+
+
 def test_standby_needs_a_store(tmp_path: Path) -> None:
     for options in ((), ("--memory",)):
         code, _, errors = run_here(tmp_path, "broker", "--standby", *options)

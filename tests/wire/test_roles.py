@@ -72,6 +72,7 @@ TABLE: Final = {
     "Heartbeat": "--wa",
     "Exit": "--wa",
     "Drain": "---a",
+    "Failover": "---a",
     "Pause": "---a",
     "Resume": "---a",
 }
@@ -130,6 +131,7 @@ def requests(location: bytes = WORKER) -> dict[str, bytes]:
         "Heartbeat": reported("Heartbeat"),
         "Exit": asked("Exit", location=location),
         "Drain": asked("Drain", everything=True),
+        "Failover": asked("Failover", epoch=1),
         "Pause": asked("Pause"),
         "Resume": asked("Resume"),
     }
@@ -159,6 +161,7 @@ class Yard(Counter):
 def is_allowed(request: str, role: Role) -> tuple[bool, str]:
     """Return whether a request is allowed, and the reason if not. A refusal changes nothing."""
     yard = Yard()
+    yard.dialect.set_handover(lambda epoch, *, force: "")  # noqa: ARG005  # as `HandOver`
     answers = yard.ask_as(GUESTS[role], requests()[request])
     if not yard.dialect.forbidden:
         assert [one for one in answers if one.type == Q.Error] == []
@@ -278,7 +281,7 @@ PAGE_ROWS: Final = {
     "read": "Stats List Show Explain Workers Watch Follow Results Output",
     "change tasks": "Create Cancel Retry",
     "run tasks": "Steal Complete Transfer Progress Append Heartbeat Exit",
-    "control": "Drain Pause Resume",
+    "control": "Drain Failover Pause Resume",
 }
 
 

@@ -116,6 +116,10 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "Another process took over the worker's name while this one sent no heartbeats.",
             "Give each worker its own `--name`, and start this one again.",
         ),
+        "no-standby": Explanation(
+            "No standby has reported lately, or it lags behind, so the broker does not hand over.",
+            "Start one with `taskyard broker --standby`. `taskyard status` shows how far it is.",
+        ),
         "overloaded": Explanation(
             "Too many requests of this client are waiting, or it does not read its replies.",
             "Retry later, with fewer requests at once. Taskyard's client does so by itself.",

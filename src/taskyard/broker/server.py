@@ -26,6 +26,7 @@ from taskyard.broker.archive import EndedTasks
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.compaction import Compactor, SizedStore
 from taskyard.broker.database import OpenDatabase, open_database, open_standby, outbox_feed
+from taskyard.broker.failover import Handover
 from taskyard.broker.health import HealthReporter
 from taskyard.broker.listeners import NATIVE, Listeners, Reservations
 from taskyard.broker.membership_log import MembershipLog, both
@@ -172,11 +173,11 @@ def serve(
     settings: BrokerSettings,
     announce: Callable[[str], None],
     reloading: SettingsReloader | None = None,
-) -> None:
-    """Run a broker until SIGTERM, SIGINT or a drain.
+) -> bool:
+    """Run a broker until SIGTERM, SIGINT, a drain or a failover.
 
     `announce` receives a line for each listener when all are ready. `reloading` provides the rules,
-    if given.
+    if given. Return whether to start it again, because it is the standby after a failover.
     """
     return_memory()
     gc.freeze()  # what was imported is never garbage, so the collection below skips it
@@ -192,12 +193,14 @@ def serve(
             settings = structs.replace(settings, listen=reserved.listen)
             warm = _follow(settings, host, controls, announce)
             if warm is None:
-                return
+                return False
             stack.callback(warm.lease.close)
             reserved.close()
         limits = settings if reloading is None else reloading
         opened = _open(settings, host.clock, stack, limits, warm)
-        _run(settings, announce, opened, (host, controls, keyring), limits)
+        is_over = _run(settings, announce, opened, (host, controls, keyring), limits)
+    gc.unfreeze()  # the ledger, for a next call
+    return is_over and settings.standby
 
 
 def _run(
@@ -206,8 +209,8 @@ def _run(
     opened: _OpenState,
     process: tuple[Host, _Controls, Keyring | None],
     limits: BrokerSettings | SettingsReloader,
-) -> None:
-    """Listen and run turns on an open state."""
+) -> bool:
+    """Listen and run turns on an open state. Return whether a user has asked for a failover."""
     host, controls, keyring = process
     clock, guard = host.clock, Guard()
     with ExitStack() as stack:
@@ -240,11 +243,14 @@ def _run(
         listeners.dwork.report_health(reporter.measures)
         logs = _logs(broker, transport, listeners)
         housekeeping = _Housekeeping(logs, opened, broker, limits)
+        if housekeeping.handover is not None:
+            listeners.dwork.set_handover(housekeeping.handover)
         _run_until_stopped(
             broker, transport, listeners, housekeeping, lambda: controls.should_stop(broker.enqueue)
         )
         _note(health_state, starts.Word.STOPPED, clock)
         logger.info("stopped: %d rows in the journal", opened.store.head.sequence)
+        return housekeeping.is_handing_over
 
 
 def _note(state: Path | None, word: starts.Word, clock: Clock, recorded_ns: int = 0) -> None:
@@ -446,6 +452,12 @@ class _Housekeeping:
         self._value_retention = opened.value_retention(broker.clock, limits)
         self._broker = broker
         self._lease = opened.lease
+        self.handover = None if opened.lease is None else Handover(opened.lease)
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Return whether the broker ends its term for a standby."""
+        return self.handover is not None and self.handover.is_requested
 
     def run_step(self) -> int | None:
         """Run one step and return the time until the next, or None."""
@@ -473,7 +485,7 @@ def _run_until_stopped(
         broker.turn()
         _log_warnings(broker)
         transport.wait_ns_max = housekeeping.run_step()
-        if transport.signalled and ending():
+        if housekeeping.is_handing_over or (transport.signalled and ending()):
             return
     listeners.drain()
     ledger, drain_until_ns = broker.scheduler.ledger, 0

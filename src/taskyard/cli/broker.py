@@ -1,5 +1,6 @@
 """`taskyard broker`: run a broker in the foreground."""
 
+import gc
 from pathlib import Path
 
 import click
@@ -119,7 +120,9 @@ def _serve(cli_context: CliContext, options: BrokerSettings) -> None:
         values_directory=found.values.directory,
         plain_lease_ns=found.lease.plain_ns,
     )
-    serve(settings, click.echo, SettingsReloader(found, cli_context.reload_settings))
+    reloading = SettingsReloader(found, cli_context.reload_settings)
+    while serve(settings, click.echo, reloading):
+        gc.collect()  # the ledger of the term that is over
 
 
 def _read_store(store: str, *, memory: bool, standby: bool) -> str:

@@ -160,6 +160,9 @@ COMMANDS: dict[str, LazyCommand] = {
         "taskyard.cli.control:drain",
         "Stop assigning tasks and shut workers down when they are idle.",
     ),
+    "failover": LazyCommand(
+        "taskyard.cli.control:failover", "Hand over from the broker to its standby."
+    ),
     "broker": LazyCommand("taskyard.cli.broker:broker", "Run a broker in the foreground."),
     "worker": LazyCommand("taskyard.cli.worker:worker", "Run a worker in the foreground."),
     "relay": LazyCommand(

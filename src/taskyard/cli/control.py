@@ -12,6 +12,7 @@ from taskyard.cli.documents import (
     CancelDocument,
     DrainDocument,
     ExpireDocument,
+    FailoverDocument,
     MoveDocument,
     PauseDocument,
     ResumeDocument,
@@ -241,6 +242,27 @@ def _drain(client: Client, names: tuple[str, ...]) -> int:
         if name not in known:
             raise UnknownName(f"unknown worker {name!r} (see `taskyard workers`)", name)
     return sum(client.drain(name) for name in dict.fromkeys(names))
+
+
+@click.command(epilog=example("failover"))
+@click.option("--force", is_flag=True, help="Even if no standby is ready.")
+@broker_options
+@click.pass_obj
+def failover(cli_context: CliContext, *, force: bool) -> None:
+    """Hand over from the broker to its standby.
+
+    The broker answers what it has received, ends its term and stops. The standby takes over at
+    once, without waiting for the lease. A broker that was started with --standby is the standby
+    then. Others exit.
+
+    Exit 2 if no standby has reported lately, or if it lags behind. `taskyard status` shows that.
+    """
+    with connect_client(cli_context) as client:
+        epoch = client.failover(force=force)
+    if cli_context.as_json:
+        print_document(FailoverDocument(epoch=epoch))
+    else:
+        click.echo(f"epoch {epoch} ends, the standby takes over")
 
 
 def _pause_options(command: CommandFunction) -> CommandFunction:

@@ -416,6 +416,13 @@ class DrainDocument(JsonDocument, tag="drain"):
     drained: int
 
 
+class FailoverDocument(JsonDocument, tag="failover"):
+    """`failover`."""
+
+    #: Of the broker that hands over.
+    epoch: int
+
+
 class PauseDocument(JsonDocument, tag="pause"):
     """`pause`: all pauses."""
 

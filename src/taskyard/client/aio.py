@@ -268,6 +268,7 @@ class AsyncClient:
     move = awaited(commands.move)
     edit = awaited(commands.edit)
     drain = awaited(commands.drain)
+    failover = awaited(commands.failover)
     pause = awaited(commands.pause)
     resume = awaited(commands.resume)
 

@@ -241,6 +241,7 @@ class Client(BlockingRunner):
     move = blocking(commands.move)
     edit = blocking(commands.edit)
     drain = blocking(commands.drain)
+    failover = blocking(commands.failover)
     pause = blocking(commands.pause)
     resume = blocking(commands.resume)
 

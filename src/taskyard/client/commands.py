@@ -18,6 +18,7 @@ from taskyard.client.requests import (
     full_name,
     portions,
     scope_of,
+    status,
 )
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.core.identity import spelling
@@ -25,6 +26,7 @@ from taskyard.core.limits import SECOND_NS, SERVICES_MAX
 from taskyard.core.model import Refusal, TermsChanges
 from taskyard.errors import Refused
 from taskyard.wire.native import peer
+from taskyard.wire.native.control_messages import encode_failover
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -213,6 +215,21 @@ def drain(worker: str | None = None) -> Exchange[int]:
     location = None if worker is None else encode_text(worker)
     reply = yield from checked_reply(Query(partial(peer.drain, location=location)))
     return reply.count
+
+
+def failover(*, force: bool = False) -> Exchange[int]:
+    """Hand over from a leader to its standby. Return the epoch of the leader, which ends.
+
+    Raises `Refused` if no standby is ready, unless `force` is set.
+    """
+    leader = ((yield from status()).get("health") or {}).get("leader")
+    if leader is None:
+        raise Refused(
+            "the broker has no standby: its journal is not in PostgreSQL", Refusal.NO_STANDBY.value
+        )
+    epoch: int = leader["epoch"]
+    yield from checked_reply(Query(partial(encode_failover, epoch=epoch, force=force)))
+    return epoch
 
 
 def pause(service: str | None = None, lane: str | None = None) -> Exchange[None]:

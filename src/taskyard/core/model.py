@@ -172,6 +172,7 @@ class Refusal(Enum):
     MALFORMED = "malformed"  #: not a valid request, or columns of different length
     FORBIDDEN = "forbidden"  #: the key's role does not allow it
     SHUTTING_DOWN = "shutting-down"  #: the broker accepts no more requests of this kind
+    NO_STANDBY = "no-standby"  #: no other broker can take over now
 
 
 class RefusedTask(Struct, frozen=True, gc=False):

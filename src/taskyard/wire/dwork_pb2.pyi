@@ -343,7 +343,7 @@ class Envelope(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., message: _Optional[bytes] = ...) -> None: ...
 
 class QueryMsg(_message.Message):
-    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal", "trouble", "rules", "place", "host", "everything", "malformed", "incarnation", "any_campaign", "code", "refused", "check_only", "environment", "changes", "attempt", "stream_number", "offset", "live", "envelope", "gone", "renewed", "changed", "waiting", "rules_version", "calls_waiting", "calls_kept", "held", "value", "data")
+    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal", "trouble", "rules", "place", "host", "everything", "malformed", "incarnation", "any_campaign", "code", "refused", "check_only", "environment", "changes", "attempt", "stream_number", "offset", "live", "envelope", "gone", "renewed", "changed", "waiting", "rules_version", "calls_waiting", "calls_kept", "held", "value", "data", "epoch", "force")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Create: _ClassVar[QueryMsg.Type]
@@ -384,6 +384,7 @@ class QueryMsg(_message.Message):
         PutValue: _ClassVar[QueryMsg.Type]
         Inputs: _ClassVar[QueryMsg.Type]
         InputPage: _ClassVar[QueryMsg.Type]
+        Failover: _ClassVar[QueryMsg.Type]
     Create: QueryMsg.Type
     Steal: QueryMsg.Type
     Complete: QueryMsg.Type
@@ -422,6 +423,7 @@ class QueryMsg(_message.Message):
     PutValue: QueryMsg.Type
     Inputs: QueryMsg.Type
     InputPage: QueryMsg.Type
+    Failover: QueryMsg.Type
     class Unknown(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Refuse: _ClassVar[QueryMsg.Unknown]
@@ -477,6 +479,8 @@ class QueryMsg(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     type: QueryMsg.Type
     task: _containers.RepeatedScalarFieldContainer[bytes]
     name: bytes
@@ -524,4 +528,6 @@ class QueryMsg(_message.Message):
     held: bytes
     value: bytes
     data: bytes
-    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., host: _Optional[bytes] = ..., everything: bool = ..., malformed: _Optional[int] = ..., incarnation: _Optional[int] = ..., any_campaign: bool = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., check_only: bool = ..., environment: _Optional[bytes] = ..., changes: _Optional[_Union[Terms, _Mapping]] = ..., attempt: _Optional[int] = ..., stream_number: _Optional[int] = ..., offset: _Optional[int] = ..., live: bool = ..., envelope: _Optional[_Iterable[bytes]] = ..., gone: _Optional[_Iterable[int]] = ..., renewed: _Optional[_Iterable[int]] = ..., changed: _Optional[_Iterable[int]] = ..., waiting: _Optional[int] = ..., rules_version: _Optional[int] = ..., calls_waiting: _Optional[_Iterable[int]] = ..., calls_kept: _Optional[int] = ..., held: _Optional[bytes] = ..., value: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
+    epoch: int
+    force: bool
+    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., host: _Optional[bytes] = ..., everything: bool = ..., malformed: _Optional[int] = ..., incarnation: _Optional[int] = ..., any_campaign: bool = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., check_only: bool = ..., environment: _Optional[bytes] = ..., changes: _Optional[_Union[Terms, _Mapping]] = ..., attempt: _Optional[int] = ..., stream_number: _Optional[int] = ..., offset: _Optional[int] = ..., live: bool = ..., envelope: _Optional[_Iterable[bytes]] = ..., gone: _Optional[_Iterable[int]] = ..., renewed: _Optional[_Iterable[int]] = ..., changed: _Optional[_Iterable[int]] = ..., waiting: _Optional[int] = ..., rules_version: _Optional[int] = ..., calls_waiting: _Optional[_Iterable[int]] = ..., calls_kept: _Optional[int] = ..., held: _Optional[bytes] = ..., value: _Optional[bytes] = ..., data: _Optional[bytes] = ..., epoch: _Optional[int] = ..., force: bool = ...) -> None: ...

@@ -128,6 +128,7 @@ PERMISSIONS: Final[dict[str, dict[Request, Permission]]] = {
         _Q.Inputs: Permission(_WORKERS, "read results for tasks", is_by_worker=True),
         _Q.InputPage: Permission(_WORKERS, "read results for tasks", is_by_worker=True),
         _Q.Drain: Permission(_ADMINS, "drain workers"),
+        _Q.Failover: Permission(_ADMINS, "hand over to a standby"),
         _Q.Pause: Permission(_ADMINS, "pause services and lanes"),
         _Q.Resume: Permission(_ADMINS, "resume services and lanes"),
     },

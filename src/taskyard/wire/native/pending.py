@@ -8,7 +8,7 @@ kept for ever on behalf of a peer that is gone.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -26,6 +26,20 @@ if TYPE_CHECKING:
 
     from taskyard.wire.dialect import Reply
     from taskyard.wire.health_views import BrokerMeasures
+
+
+class HandOver(Protocol):
+    """Ends a term of the broker, so that a standby takes over."""
+
+    def __call__(self, epoch: int, *, force: bool) -> str:
+        """Return why not, or "". With `force`, do it even if no standby is ready."""
+        ...
+
+
+def _no_standby(epoch: int, *, force: bool) -> str:  # noqa: ARG001  # as `HandOver`
+    """Refuse, because only a journal in PostgreSQL can have a standby."""
+    return "the broker has no standby: its journal is not in PostgreSQL"
+
 
 #: Workers whose facts and last heartbeat are kept, with a few kilobytes each at most. Most workers
 #: leave without an Exit.
@@ -188,6 +202,8 @@ class PendingRequests:
         self.connections_cut: Mapping[str, int] = {}
         #: Measures the broker for its status. None: no broker is running.
         self.measures: Callable[[], BrokerMeasures] | None = None
+        #: Ends a term of the broker, so that a standby takes over.
+        self.hand_over: HandOver = _no_standby
 
     def set_plain(self, socket: int, plain: PlainPeers) -> None:
         """Set the terms of plain peers at the socket with this number."""

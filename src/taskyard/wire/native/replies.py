@@ -81,6 +81,8 @@ def _reply_due(pending: PendingRequests, effect: effects.ReplyDue) -> list[Reply
         return []
     if entry.kind == _Q.Follow:
         return []  # the record stream sends its reply
+    if entry.kind == _Q.Failover:
+        return pending.answer(effect.request, _Q.OK)
     if entry.kind != _Q.Watch:
         return pending.answer(effect.request, _Q.Exit)
     if entry.stream:

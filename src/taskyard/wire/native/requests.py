@@ -16,8 +16,8 @@ from taskyard.core.states import TaskState
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import is_reserved
+from taskyard.wire.native import control_messages, streams, value_messages
 from taskyard.wire.native import frames as tasks
-from taskyard.wire.native import streams, value_messages
 from taskyard.wire.native.frames import (
     FACTS_CACHE_BYTES_MAX,
     UNREGISTERED_FACTS,
@@ -420,13 +420,6 @@ def _drain(pending: PendingRequests, incoming: Request) -> Sequence[events.Event
     return [events.DrainRequested(0, incoming.route, worker, pending.add(incoming))]
 
 
-def _pause(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
-    scope = incoming.query.scope
-    lane = scope.lane if scope.HasField("lane") else None
-    kind = events.PauseRequested if incoming.query.type == _Q.Pause else events.ResumeRequested
-    return [kind(0, incoming.route, scope.service, lane, pending.add(incoming))]
-
-
 def _lanes(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
     query, scope = incoming.query, _scope(incoming.query)
     place = query.place
@@ -481,11 +474,12 @@ _DECODERS: Final[dict[int, Callable[[PendingRequests, Request], Sequence[events.
     _Q.Stats: _status,
     _Q.Explain: _explain,
     _Q.Drain: _drain,
+    _Q.Failover: control_messages.decode_failover,
     _Q.Show: _lookup,
     _Q.Output: _output,
     _Q.Workers: _workers,
-    _Q.Pause: _pause,
-    _Q.Resume: _pause,
+    _Q.Pause: control_messages.decode_pause,
+    _Q.Resume: control_messages.decode_pause,
     _Q.Results: _results,
     _Q.Follow: _follow,
     _Q.Lanes: _lanes,

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from taskyard.wire.dialect import Reply
     from taskyard.wire.health_views import BrokerMeasures, RelayHealth
+    from taskyard.wire.native.pending import HandOver
 
 _Q: Final = pb.QueryMsg
 
@@ -106,6 +107,10 @@ class NativeServer:
     def report_health(self, measures: Callable[[], BrokerMeasures]) -> None:
         """Show the broker's health in the status, with these measures."""
         self._pending.measures = measures
+
+    def set_handover(self, hand_over: HandOver) -> None:
+        """Accept Failover requests."""
+        self._pending.hand_over = hand_over
 
     def relays(self, now_ns: int) -> list[RelayHealth]:
         """Return the relays for the status, the one with the latest message first."""
