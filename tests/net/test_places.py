@@ -163,6 +163,42 @@ def test_name_that_does_not_resolve_is_an_absent_place(ring: Keyring, guest: Pee
             say(listener, peer, b"hello")
 
 
+#: Connects to a place whose name server does not answer, and to one that listens.
+SLOW_NAME = """
+import sys, time
+from pathlib import Path
+from taskyard.net.keyring import Keyring
+from taskyard.net.keys import read_peer_key
+from taskyard.net.poller import Poller
+from taskyard.net.sockets import connect, listen
+listener = listen("tcp://127.0.0.1:0", Keyring(Path(sys.argv[1])))
+key = read_peer_key(Path(sys.argv[2]))
+began = time.monotonic()
+peer = connect(f"tcp://head.example:6125+{listener.endpoint}", key)
+poller = Poller()
+poller.add(peer)
+while not peer.is_connected():
+    poller.wait(10**9)
+print(time.monotonic() - began)
+"""
+
+
+def test_slow_name_server_delays_no_other_place(ring: Keyring, tmp_path: Path) -> None:
+    (tmp_path / "resolv.conf").write_text("nameserver 127.9.9.9\noptions timeout:5\n")
+    mount = f"mount --bind {tmp_path}/resolv.conf /etc/resolv.conf"
+    words = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+    words += [sys.executable, "-c", SLOW_NAME, str(ring.state), str(tmp_path / "guest.key")]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mute:
+        try:
+            mute.bind(("127.9.9.9", 53))
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+        except OSError as error:
+            pytest.skip(f"no name server of our own: {error.strerror}")
+    if any(done.stderr.startswith(one) for one in ("unshare:", "mount:")):
+        pytest.skip(done.stderr)
+    assert float(done.stdout) < 3
+
+
 @pytest.fixture
 def _quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Find a silent broker after 1 s."""

@@ -1,4 +1,4 @@
-"""The process's ZeroMQ context, with its ZAP thread, and its limit of open files.
+"""The process's ZeroMQ contexts, with their ZAP thread, and its limit of open files.
 
 A forked child opens its own context, because the parent's threads do not exist there.
 """
@@ -16,26 +16,31 @@ from taskyard.net import zap
 from taskyard.net.options import CONTEXT
 
 _opening = threading.Lock()
-_opened: list[zmq.Context[zmq.Socket[bytes]]] = []
+_opened: dict[str, zmq.Context[zmq.Socket[bytes]]] = {}
 
 #: Contexts of the parent. Kept, because their destructors would wait for threads of the parent.
 _inherited: list[zmq.Context[zmq.Socket[bytes]]] = []
 
 
-def context() -> zmq.Context[zmq.Socket[bytes]]:
-    """Return this process's context. The first call opens it and starts the ZAP thread."""
+def context(host: str = "") -> zmq.Context[zmq.Socket[bytes]]:
+    """Return this process's context. The first call opens it and starts the ZAP thread.
+
+    With `host`, return the one for sockets that connect to this name. ZeroMQ resolves it in the
+    thread that serves all sockets of a context, and a name server that is down takes 10 s.
+    """
     with _opening:
-        if not _opened:
-            _opened.append(_open())
-        return _opened[0]
+        if host not in _opened:
+            _opened[host] = _open(has_listeners=not host)
+        return _opened[host]
 
 
-def _open() -> zmq.Context[zmq.Socket[bytes]]:
-    _seed_routing_ids()
+def _open(*, has_listeners: bool) -> zmq.Context[zmq.Socket[bytes]]:
     opened: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     for option, value in CONTEXT.items():
         opened.set(option, value)
-    zap.start(opened)
+    if has_listeners:
+        _seed_routing_ids()
+        zap.start(opened)
     return opened
 
 
@@ -49,7 +54,7 @@ def _seed_routing_ids() -> None:
 
 
 def _forget_inherited() -> None:
-    _inherited.extend(_opened)
+    _inherited.extend(_opened.values())
     _opened.clear()
     _opening.release()
 

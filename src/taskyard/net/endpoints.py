@@ -65,9 +65,14 @@ class Tcp(NamedTuple):
         return ":" in self.host
 
     @property
+    def has_name(self) -> bool:
+        """Return whether the host is a name."""
+        return _NAME.fullmatch(self.host) is not None
+
+    @property
     def is_loopback(self) -> bool:
         """Return whether only this machine can reach it. False for every host name."""
-        return not _NAME.fullmatch(self.host) and ipaddress.ip_address(self.host).is_loopback
+        return not self.has_name and ipaddress.ip_address(self.host).is_loopback
 
 
 class Ipc(NamedTuple):

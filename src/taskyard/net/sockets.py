@@ -247,8 +247,10 @@ def connect(endpoint: str, key: PeerKey | None = None, *, counts: bool = False) 
     return wire
 
 
-def _connect_dealer(place: Ipc | Tcp, key: PeerKey | None, options: Options) -> CountingSocket:
-    socket = context().socket(zmq.DEALER)
+def _connect_dealer(
+    place: Ipc | Tcp, key: PeerKey | None, options: Options, host: str = ""
+) -> CountingSocket:
+    socket = context(host).socket(zmq.DEALER)
     wire = CountingSocket(socket, str(place), _key_name(place, key))
     _connect(socket, wire, place, key, options)
     return wire
@@ -274,9 +276,11 @@ def connect_as(endpoint: str, identity: bytes, key: PeerKey | None = None) -> Zm
     return PlacesSocket(places, partial(_dial, _connect_router, key, options), is_router=True)
 
 
-def _connect_router(place: Ipc | Tcp, key: PeerKey | None, options: Options) -> RouterClient:
+def _connect_router(
+    place: Ipc | Tcp, key: PeerKey | None, options: Options, host: str = ""
+) -> RouterClient:
     name = str(place)
-    socket = context().socket(zmq.ROUTER)
+    socket = context(host).socket(zmq.ROUTER)
     # The peer's name is set before it connects, so that messages can be queued for it.
     socket.setsockopt(zmq.SocketOption.CONNECT_ROUTING_ID, name.encode())
     wire = RouterClient(socket, name, _key_name(place, key))
@@ -285,13 +289,14 @@ def _connect_router(place: Ipc | Tcp, key: PeerKey | None, options: Options) -> 
 
 
 def _dial(
-    connect_one: Callable[[Ipc | Tcp, PeerKey | None, Options], CountingSocket],
+    connect_one: Callable[[Ipc | Tcp, PeerKey | None, Options, str], CountingSocket],
     key: PeerKey | None,
     options: Options,
     place: Ipc | Tcp,
 ) -> CountingSocket:
-    """Open a socket to one of several places."""
-    return connect_one(place, key, with_places(options, is_local=isinstance(place, Ipc)))
+    """Open a socket to one of several places. A name that is slow to resolve delays no other."""
+    host = place.host if isinstance(place, Tcp) and place.has_name else ""
+    return connect_one(place, key, with_places(options, is_local=isinstance(place, Ipc)), host)
 
 
 def _peer_places(endpoint: str, key: PeerKey | None) -> tuple[Ipc | Tcp, ...]:
