@@ -287,6 +287,7 @@ def test_wider_search_makes_the_new_fits_alone(broker: InMemoryBroker, tmp_path:
     assert [*search.fits("begin").values()] == [1] * 4 * joblib_search.FOLDS
 
 
+@pytest.mark.whole  # a dozen seconds of CPU, to import scikit-learn in each process
 def test_grid_search_killed_and_resumed_repeats_no_fit(tmp_path: Path) -> None:
     search = SearchRun(tmp_path)
     with ExitStack() as stack:

@@ -63,22 +63,30 @@ def test_function_and_program_find_their_task_and_its_broker(home: Path) -> None
         assert client.future("inner").result() == ""
 
 
-@pytest.mark.parametrize("slots", [1, 2])
-def test_recursion_ends_on_few_slots(home: Path, slots: int) -> None:
+@pytest.mark.parametrize(
+    ("slots", "number", "value"),
+    [
+        (1, 5, 5),
+        (2, 5, 5),
+        *(pytest.param(slots, 7, 13, marks=pytest.mark.whole) for slots in (1, 2)),
+    ],
+)
+def test_recursion_ends_on_few_slots(home: Path, slots: int, number: int, value: int) -> None:
     with a_yard(home, slots=slots) as client:
-        assert client.submit("nested:fib", args=[7]).result(120) == 13
+        assert client.submit("nested:fib", args=[number]).result(120) == value
         (worker,) = client.workers()
         assert (worker["slots_used"], worker["tasks"]) == (0, 0)
 
 
 def test_recursion_of_pickled_calls_ends() -> None:
     with Executor(slots=1) as executor:
-        assert executor.submit(nested_calls.fib_pickled, 5).result(120) == 5
+        assert executor.submit(nested_calls.fib_pickled, 4).result(120) == 3
 
 
-def test_deep_recursion_ends_on_one_slot(home: Path) -> None:
+@pytest.mark.parametrize("depth", [4, pytest.param(8, marks=pytest.mark.whole)])
+def test_deep_recursion_ends_on_one_slot(home: Path, depth: int) -> None:
     with a_yard(home) as client:
-        assert client.submit("nested:depth", args=[8]).result(120) == 8
+        assert client.submit("nested:depth", args=[depth]).result(120) == depth
 
 
 def test_waiting_call_gives_its_cores_back(home: Path) -> None:

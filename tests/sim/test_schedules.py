@@ -13,8 +13,8 @@ from simulator.schedule import run
 
 TOOLS = Path(__file__).parents[2] / "tools"
 #: `./yard check --long` runs a million. Those that ever failed are run here too.
-SCHEDULES = 200
-SHARDS = 10
+SCHEDULES = 120
+SHARDS = 6
 
 
 #: Print one schedule, and the digests of two more. A start takes longer than a run.
