@@ -2,8 +2,8 @@
 
     python tools/takeover_soak.py 100 --lease 1s
 
-The leader is disturbed in turn: killed, stopped past its lease and resumed, and cut off from the
-database. Each time the other broker has to serve, and the disturbed one
+The leader is disturbed in turn: killed, stopped past its lease and resumed, cut off from the
+database, and asked to hand over. Each time the other broker has to serve, and the disturbed one
 comes back as its standby. Then everything is left alone, and all has to settle: nothing that was
 acknowledged is lost, nothing completed twice, no row of an older epoch after a newer one.
 
@@ -44,7 +44,7 @@ from soak_kit.pair import PAIR, PairFleet, PairLayout
 from soak_kit.proxy import DatabaseProxy
 from taskyard.core.model import Submission, Terms
 from taskyard.demo.postgresql import ROLE, ThrowawayCluster, find_programs
-from taskyard.errors import NotInstalled, TaskyardError
+from taskyard.errors import NotInstalled, Refused, TaskyardError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,6 +68,9 @@ PROBE_PAUSE_SECONDS: Final = 0.01
 
 #: Lines of progress: one for so many takeovers.
 SHOWN_EVERY: Final = 10
+
+#: What the server logs: statements that take half of a short lease, and waits for locks.
+LOGGED: Final = ("log_min_duration_statement=500", "log_lock_waits=on", "deadlock_timeout=300ms")
 
 _TERMS: Final = Terms(service=b"default")
 
@@ -165,19 +168,19 @@ class TakeoverSoak(Soak):
     # Takeovers.
 
     def _take_over_once(self, number: int) -> None:
-        kinds: dict[str, Callable[[Member], None]] = {
+        kinds: dict[str, Callable[[Member], float]] = {
             "killed": self._kill,
             "stopped": self._stop,
             "cut off": self._cut_off,
+            "failover": self._fail_over,
         }
         leader = self._await_pair()
         self._turn_for(self._dice.uniform(0.1, PAUSE_SECONDS_MAX))
         kind = [*kinds][number % len(kinds)]
         before = self._epoch()
         self._prober.begin()
-        began = time.monotonic()
         self.log(f"{kind}: {leader.name}, epoch {before}")
-        kinds[kind](leader)
+        began = kinds[kind](leader)
         served_at = self._await_service(before)
         self._prober.end()
         if served_at is None:
@@ -216,16 +219,36 @@ class TakeoverSoak(Soak):
             time.sleep(PROBE_PAUSE_SECONDS)
         return None
 
-    def _kill(self, leader: Member) -> None:
+    # Each fault returns its time.
+
+    def _kill(self, leader: Member) -> float:
         self._fleet.kill(leader)
+        return time.monotonic()
 
-    def _stop(self, leader: Member) -> None:
+    def _stop(self, leader: Member) -> float:
         self._fleet.stop(leader)
+        return time.monotonic()
 
-    def _cut_off(self, leader: Member) -> None:
+    def _cut_off(self, leader: Member) -> float:
         self._fleet.expect_loss(leader)
         proxy = self._proxies[leader.name.removeprefix("broker-")]
         proxy.cut(silently=self._dice.random() < 1 / 2)
+        return time.monotonic()
+
+    def _fail_over(self, _leader: Member) -> float:
+        """Hand over as soon as the leader knows of its standby."""
+        ends = time.monotonic() + READY_SECONDS_MAX
+        with taskyard.Client(self._place.native, report=lambda _line: None) as client:
+            while True:
+                began = time.monotonic()
+                try:
+                    client.failover()
+                except Refused:
+                    if began > ends:
+                        raise
+                    self._turn_for(0.1)
+                else:
+                    return began
 
     def _bring_back(self, kind: str, member: Member) -> None:
         """Repair what was disturbed. The broker ends by itself, and is started again."""
@@ -263,7 +286,8 @@ class TakeoverSoak(Soak):
         """Print the times until served again, then the closing table."""
         takeovers = sum(map(len, self._seconds.values()))
         stale = [f"{self._stale} rows"] if self._stale else []
-        self._lines.append(AuditLine("no stale row accepted", f"{takeovers} takeovers", stale))
+        lost = f"{takeovers} takeovers, {self._fleet.terms_lost} terms lost without a fault"
+        self._lines.append(AuditLine("no stale row accepted", lost, stale))
         for kind, some in self._seconds.items():
             middle, longest = statistics.median(some), max(some)
             line = f"{kind:<9} {len(some):>4} ×, served again after {middle:.2f} s (p50)"
@@ -273,7 +297,7 @@ class TakeoverSoak(Soak):
 
 def soak(root: Path, seed: int, count: int, lease: str) -> bool:
     """Start PostgreSQL and run a soak. Return True if everything holds."""
-    with ThrowawayCluster(find_programs()) as cluster:
+    with ThrowawayCluster(find_programs(), settings=LOGGED) as cluster:
         server = cluster.directory / ".s.PGSQL.5432"
         proxies = {name: DatabaseProxy(server) for name in PAIR}
         stores = {

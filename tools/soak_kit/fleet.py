@@ -235,14 +235,18 @@ class Fleet:
         code = None if process is None else process.poll()
         if process is None or code is None:
             return
-        is_refused = code == REFUSED and member.name in REFUSABLE
-        if code not in member.expected and not is_refused:
+        if not self._is_expected(member, code):
             self.unexpected.append(f"{member.name} ended with {code} without a fault")
             self._log(self.unexpected[-1])
         process.close_stdin()
         member.process, member.expected, member.resume_at = None, (), None
         if member.start_at is None:
             member.start_at = now + self._dice.uniform(0.0, AWAY_SECONDS_MAX)
+
+    def _is_expected(self, member: Member, code: int) -> bool:
+        """Return whether a fault, or a rule, explains an exit code."""
+        is_refused = code == REFUSED and member.name in REFUSABLE
+        return code in member.expected or is_refused
 
     def _resume(self, member: Member) -> None:
         member.resume_at = None
