@@ -25,6 +25,7 @@ from taskyard.errors import (
 from taskyard.journal import chain, witness
 from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres import store as module
+from taskyard.journal.postgres.follower import Behind, Follower
 from taskyard.journal.postgres.leader import LeaderRow, Term, Vacancy
 from taskyard.journal.postgres.store import PostgresReader, PostgresStore
 from tests.kit.postgres import Cluster, Proxy
@@ -553,3 +554,44 @@ class TestSecrets:
         with pytest.raises(UnusableStore) as raised:
             database.open_database(url)
         assert "secret" not in str(raised.value)
+
+
+class TestFollower:
+    """A standby reads rows that the standbys of the server may not have yet."""
+
+    @pytest.fixture
+    def follower(self, store: PostgresStore, url: str, tmp_path: Path) -> Iterator[Follower]:
+        commit(store, 2)
+        with closing(Follower(url, tmp_path / "standby")) as made:
+            made.load(lambda: None)
+            commit(store, 1)
+            assert [row.sequence for row in made.poll().rows] == [3]
+            yield made
+
+    def test_row_that_a_failover_lost_is_read_again(self, follower: Follower, url: str) -> None:
+        run(url, "DELETE FROM taskyard.journal WHERE sequence = 3")
+        with pytest.raises(Behind):
+            follower.poll()
+        follower.load(lambda: None)
+        assert (follower.head.sequence, follower.poll().rows) == (2, [])
+
+    def test_other_row_in_its_place_is_read_again(self, follower: Follower, url: str) -> None:
+        run(url, "UPDATE taskyard.journal SET chain = 'x' WHERE sequence = 3")
+        with pytest.raises(Behind):
+            follower.poll()
+
+    def test_row_that_was_reported_may_not_be_lost(self, follower: Follower, url: str) -> None:
+        follower.report("host", [], 0)
+        run(url, "DELETE FROM taskyard.journal WHERE sequence = 3")
+        with pytest.raises(Behind):
+            follower.poll()
+        with pytest.raises(JournalDamaged, match="ends at row 2, its witness at row 3"):
+            follower.load(lambda: None)
+
+
+def test_row_that_was_trimmed_and_comes_late_does_not_count(store: PostgresStore, url: str) -> None:
+    commit(store, 2)
+    store.trim(2)
+    run(url, "INSERT INTO taskyard.journal VALUES (1, 1, 2, 1, 'late', 'late')")
+    terminate_backends(url)
+    assert store.commit(b"next", 1).sequence == 3

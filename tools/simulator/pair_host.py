@@ -171,9 +171,8 @@ class PairHost:
     @property
     def settle_ns(self) -> int:
         """Return how long statements may still be on the way, and then a takeover."""
-        store = draw_faults(self.world.plan.seed).store
-        late_ns = store.delay_ns_max + store.late_ns_max
-        return 2 * late_ns + 2 * self.faults.lease_ns
+        busy_ns = self.database.busy_until_ns - self.world.timeline.now_ns
+        return max(0, busy_ns) + 2 * self.faults.lease_ns
 
     def _mishap(self) -> None:
         """Note that peers may wait for a broker now."""

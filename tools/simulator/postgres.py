@@ -17,7 +17,7 @@ from msgspec import Struct
 from psycopg.errors import UniqueViolation
 
 from simulator.plan import MILLISECOND_NS
-from simulator.tables import OF_COMPACTION, OF_LEASE, UNSYNCED, WRITES, Statement, Tables, parse
+from simulator.tables import OF_COMPACTION, OF_LEASE, WRITES, Statement, Tables, parse
 from simulator.threads import Event
 from taskyard.journal import chain
 
@@ -72,6 +72,10 @@ class SimDatabase:
         self.tables = Tables(rng.randbytes(chain.IDENTITY_BYTES))
         #: Rows that the standby of the server has not, and their turns.
         self._unconfirmed: list[tuple[Row, Any]] = []
+        #: The newest row that is among them, or was.
+        self._reported = 0
+        #: When the last statement so far ends.
+        self.busy_until_ns = 0
         self._statements: dict[str, Statement] = {}
         self._connections: list[SimConnection] = []
         #: Rises with each server. Statements of former ones are never executed.
@@ -113,12 +117,17 @@ class SimDatabase:
         self.is_down = True
         for row, _ in self._unconfirmed:
             del self.tables.rows[row.sequence]
+            self._reported = min(self._reported, row.sequence - 1)
         self._unconfirmed = []
         self.cut()
 
     def start(self) -> None:
         """Continue with the standby of the server."""
         self.is_down = False
+
+    def note_delay(self, delay_ns: int) -> None:
+        """Note how long a statement, or its reply, will be on the way."""
+        self.busy_until_ns = max(self.busy_until_ns, self.threads.timeline.now_ns + delay_ns)
 
     # Statements.
 
@@ -138,9 +147,11 @@ class SimDatabase:
         found = self.tables.execute(statement, values)
         if not found or statement.kind not in WRITES:
             return found
-        if statement.kind == "append":
-            self._unconfirmed.append((next(reversed(self.tables.rows.values())), turn))
-        if confirms and statement.kind not in UNSYNCED:
+        newest = next(reversed(self.tables.rows.values()), None)
+        if statement.kind == "append" and newest is not None and newest.sequence > self._reported:
+            self._reported = newest.sequence
+            self._unconfirmed.append((newest, turn))
+        if confirms:
             self.confirm()
         if statement.kind == "take":
             self.on_taken(self.tables.leader.epoch)
@@ -272,6 +283,7 @@ class SimConnection:
         request = _Request(self, text, values, confirms=confirms)
         if is_late:
             delay_ns = database.rng.randrange(faults.late_ns_max) + 1
+            database.note_delay(delay_ns)
             database.threads.timeline.after(delay_ns, request.perform)
         if is_late or is_cut_before:
             self.is_lost = True
@@ -313,6 +325,7 @@ class SimConnection:
             delay_ns += rng.randrange(faults.renewal_delay_ns_max)
         if kind in OF_COMPACTION and self._chance(faults.compaction_delay):
             delay_ns += rng.randrange(faults.late_ns_max)
+        self.database.note_delay(delay_ns)
         return delay_ns
 
     def _chance(self, probability: float) -> bool:

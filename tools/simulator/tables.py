@@ -158,11 +158,14 @@ class Tables:
         if sequence in self.rows:
             raise UniqueViolation(f"row {sequence} exists")
         self._check_term(values, "append")
-        newest = max(self.rows, default=self.anchor.sequence)
-        if sequence != newest + 1:
+        newest = max([self.anchor.sequence, *self.rows])
+        # A statement that was executed late may have been repeated, and its row trimmed meanwhile.
+        if sequence != newest + 1 and sequence > self.anchor.sequence:
             raise Violation("chain", f"row {sequence} follows row {newest}")
         fields = [values[name] for name in Row.__struct_fields__]
         self.rows[sequence] = Row(*fields)
+        if sequence <= self.anchor.sequence:
+            self.rows = dict(sorted(self.rows.items()))
         return [()]
 
     def trim(self, values: Mapping[str, Any]) -> Rows:
@@ -333,9 +336,11 @@ class Tables:
         found = [row for row in self.rows.values() if row.record_last >= values["record"]]
         return [(found[0].sequence,)] if found else []
 
-    def read_newest(self, _values: Values) -> Rows:
+    def read_newest(self, values: Mapping[str, Any]) -> Rows:
         newest = next(reversed(self.rows.values()), None)
-        return [] if newest is None else [(newest.sequence, newest.record_last, newest.chain)]
+        if newest is None or newest.sequence <= values["anchor"]:
+            return []
+        return [(newest.sequence, newest.record_last, newest.chain)]
 
     def read_claims(self, _values: Values) -> Rows:
         return [self.claims[name] for name in sorted(self.claims)]
@@ -358,9 +363,6 @@ WRITES: Final = (
     *("copy_finished", "copy_outputs"),
 )
 
-
-#: The standby of the server need not have these.
-UNSYNCED: Final = ("report_standby",)
 
 OF_LEASE: Final = ("renew", "release")
 OF_COMPACTION: Final = ("trim", "claim", "cover", "unclaim")

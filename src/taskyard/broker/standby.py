@@ -184,7 +184,7 @@ class Standby:
         try:
             polled = self._follower.poll()
         except Behind:
-            logger.warning("rows were trimmed before they were read: loading a snapshot")
+            logger.warning("rows were trimmed or lost before they were read: reading all again")
             self._load()
             return self._poll()
         for row in polled.rows:

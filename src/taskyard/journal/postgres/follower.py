@@ -1,9 +1,11 @@
 """The journal of another broker, followed row by row: the reading side of a standby.
 
 A poll is one statement, so leader, anchor and rows are those of one moment. Every row is verified
-by the chain, and the witness in the state directory of the standby follows. So a journal that lost
-rows is refused here as it is by the broker that wrote them. Knows nothing about the meaning of
-rows, and does not decide when to take over.
+by the chain. A row may be visible before the standbys of the server have it. It is not acknowledged
+then, and a failover of the server may lose it. So the witness in the state directory follows with
+reports only: a report is a commit after all rows before it. A journal that lost witnessed rows is
+refused here as it is by the broker that wrote them. Knows nothing about the meaning of rows, and
+does not decide when to take over.
 """
 
 import logging
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 import psycopg
+from psycopg.errors import Diagnostic
 
 from taskyard.errors import JournalDamaged, UnusableStore
 from taskyard.journal import chain
@@ -22,7 +25,7 @@ from taskyard.journal.chain import Row
 from taskyard.journal.postgres import database, exports, leader, standbys
 from taskyard.journal.postgres.leader import LeaderRow, Term
 from taskyard.journal.postgres.standbys import StandbyRow
-from taskyard.journal.postgres.store import WitnessedRows, differs, lost
+from taskyard.journal.postgres.store import WitnessedRows
 from taskyard.journal.reader import READ_ROWS_MAX
 
 _T = TypeVar("_T")
@@ -47,7 +50,7 @@ logger = logging.getLogger("taskyard.journal")
 
 
 class Behind(Exception):
-    """Rows that this standby has not read were trimmed. A snapshot replaces them."""
+    """The rows that follow are not there, and all rows must be read again."""
 
 
 class Polled(NamedTuple):
@@ -71,6 +74,8 @@ class Follower(WitnessedRows):
     Its head is the last row that `poll` returned. For one thread, except `close`.
     """
 
+    _is_durable = False
+
     def __init__(self, url: str, directory: Path) -> None:
         super().__init__(url)
         self._directory = directory
@@ -78,6 +83,9 @@ class Follower(WitnessedRows):
         self.reconnect_pause_seconds = _RECONNECT_SECONDS
         self._is_in_snapshot = False
         self._holder = leader.new_holder()
+        #: A standby of the server did not confirm the last commit.
+        self._is_warned = False
+        self._connection.add_notice_handler(self._note_warning)
         #: Connections made again. Each may be one to another server, with an older state.
         self.reconnects = 0
 
@@ -115,7 +123,10 @@ class Follower(WitnessedRows):
             self._reconnect(math.inf, lost_by)
 
     def poll(self) -> Polled:
-        """Read the row of the leader and the next rows. Raises `Behind` if they were trimmed."""
+        """Read the row of the leader and the next rows.
+
+        Raises `Behind` if rows in between were trimmed, or if the server lost the last row.
+        """
         values = {"after": self._head.sequence, "count": READ_ROWS_MAX}
         found = self._execute(_POLL, values)
         host, places, written, sealed, own = found[0][4:9]
@@ -124,8 +135,6 @@ class Follower(WitnessedRows):
         rows = [Row(*columns[9:]) for columns in found if columns[9] is not None]
         for row in chain.verify(rows, self._head):
             self._head = row.head
-        if rows:
-            self._witness.update(self._head)
         return Polled(LeaderRow(*found[0][:4]), (host, tuple(places)), rows)
 
     def take(self, seen: LeaderRow, lease_ns: int) -> Term | None:
@@ -147,11 +156,16 @@ class Follower(WitnessedRows):
         return seen.holder == self._holder
 
     def report(self, host: str, endpoints: list[str], behind_ns: int) -> None:
-        """Write how far this standby is, for the leader. A failure shows in the next poll."""
-        sequence = self._head.sequence
-        row = StandbyRow(self._holder, host, endpoints, sequence, behind_ns)
+        """Write how far this standby is, for the leader, and then in the witness.
+
+        A failure shows in the next poll.
+        """
+        row = StandbyRow(self._holder, host, endpoints, self._head.sequence, behind_ns)
+        self._is_warned = False
         with suppress(psycopg.Error):
             standbys.report(self._connection, row)
+            if not self._is_warned:
+                self._witness.update(self._head)
 
     def end_reports(self) -> None:
         """Remove what `report` wrote."""
@@ -162,6 +176,12 @@ class Follower(WitnessedRows):
         """End a call that waits for the server in another thread, and all later ones."""
         self._closed = "the standby stops"
         database.interrupt(self._connection)
+
+    def _on_reconnected(self) -> None:
+        self._connection.add_notice_handler(self._note_warning)
+
+    def _note_warning(self, notice: Diagnostic) -> None:
+        self._is_warned |= notice.severity_nonlocalized == "WARNING"
 
     def _reconnect(self, give_up: float, error: psycopg.Error) -> None:
         if self._is_in_snapshot:
@@ -194,9 +214,7 @@ class Follower(WitnessedRows):
     def _check_head(self, own: bytes | None) -> None:
         """Compare the last row that was read with the one that is stored there."""
         head, anchor = self._head, self._anchor
-        if own is None and anchor.sequence > head.sequence:
+        if own is None and anchor.sequence == head.sequence:
+            own = anchor.chain
+        if own != head.chain:
             raise Behind
-        if own is None and anchor.sequence < head.sequence:
-            raise lost(self._url, self._newest().sequence, head)
-        if head.chain != (own or anchor.chain):
-            raise differs(head)

@@ -10,11 +10,10 @@ from typing import Final, NamedTuple
 
 from taskyard.journal.postgres.database import Connection
 
-#: Does not wait for a synchronous standby of the server: the row need not survive anything.
+#: Waits for a synchronous standby of the server, so that all rows before are as durable.
 _REPORT: Final = (
-    "WITH quick AS (SELECT set_config('synchronous_commit', 'off', true)) "
-    "INSERT INTO taskyard.standbys SELECT %(name)s, %(host)s, %(endpoints)s, %(sequence)s, "
-    "%(behind_ns)s, 0 FROM quick ON CONFLICT (name) DO UPDATE SET sequence = excluded.sequence, "
+    "INSERT INTO taskyard.standbys VALUES (%(name)s, %(host)s, %(endpoints)s, %(sequence)s, "
+    "%(behind_ns)s, 0) ON CONFLICT (name) DO UPDATE SET sequence = excluded.sequence, "
     "behind_ns = excluded.behind_ns, renewal = standbys.renewal + 1"
 )
 _READ: Final = (

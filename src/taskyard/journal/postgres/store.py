@@ -60,7 +60,8 @@ _HOLDING: Final = (
     "ORDER BY record_last LIMIT 1"
 )
 _NEWEST: Final = (
-    "SELECT sequence, record_last, chain FROM taskyard.journal ORDER BY sequence DESC LIMIT 1"
+    "SELECT sequence, record_last, chain FROM taskyard.journal WHERE sequence > %(anchor)s "
+    "ORDER BY sequence DESC LIMIT 1"
 )
 
 _BYTES: Final = (
@@ -158,8 +159,13 @@ class PostgresRows(VerifiedRows):
         raise JournalDamaged(f"record {record} is missing", f"it is lost ({_RESTORE_HINT})")
 
     def _newest(self) -> Head:
-        """Return the head of the newest row, or the anchor as it is stored."""
-        for columns in self._connection.execute(_NEWEST, binary=True).fetchall():
+        """Return the head of the newest row, or the anchor as it is stored.
+
+        A statement over a lost connection may be executed so late that its row is trimmed already,
+        and adds that row again. It does not count.
+        """
+        values = {"anchor": self._anchor.sequence}
+        for columns in self._connection.execute(_NEWEST, values, binary=True).fetchall():
             return Head(*columns)
         return database.read_anchor(self._connection)[1]
 
@@ -181,6 +187,8 @@ class WitnessedRows(PostgresRows):
 
     _witness: Witness
     _is_witnessing = False
+    #: Whether a commit of this process came after all rows that it finds.
+    _is_durable = True
     _used_bytes: int
 
     def close(self) -> None:
@@ -220,7 +228,8 @@ class WitnessedRows(PostgresRows):
             self._head = row.head
             self._used_bytes += len(row.body)
         if witnessed is None:
-            witness.create(directory, self._identity, self._head)
+            first = self._head if self._is_durable else self._anchor
+            witness.create(directory, self._identity, first)
         self._witness = Witness(directory, self._identity)
         self._is_witnessing = True
 
