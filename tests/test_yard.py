@@ -528,6 +528,7 @@ def test_long_check_runs_the_checks_and_every_long_program_with_its_counts(
     assert noted["schedules"] == [
         *("python", "-m", "simulator", "7", "--schedules", "5", "--hours", "0"),
     ]
+    assert noted["pairs"] == ["python", "-m", "simulator", "7", "--pair", "--schedules", "20000"]
     assert noted["bugs"] == ["python", "-m", "simulator", "--bugs"]
     assert noted["sweeps"][-2:] == ["--whole", "--timeout=3600"]
     assert "tests/journal" in noted["sweeps"]
