@@ -218,21 +218,21 @@ def test_keys_are_demanded_beyond_this_machine_and_where_asked_for(
 
 def test_broker_that_demands_keys_needs_one_that_is_good(tmp_path: Path) -> None:
     beyond = [("dwork", "tcp://0.0.0.0:0")]
-    assert keyring_for(tmp_path, [("dwork", "tcp://127.0.0.1:0")], secure=False) is None
+    assert keyring_for(Keyring(tmp_path), [("dwork", "tcp://127.0.0.1:0")], secure=False) is None
     message = (
         rf"^tcp://0.0.0.0:0: a remote endpoint requires keys, and {tmp_path} has no valid key "
         rf"\(create one with `taskyard keys new NAME --role producer --state {tmp_path}`\)$"
     )
     with pytest.raises(UserError, match=message):
-        keyring_for(tmp_path, beyond, secure=False)
+        keyring_for(Keyring(tmp_path), beyond, secure=False)
     with pytest.raises(UserError, match=r"tcp://127.0.0.1:0: --secure requires keys"):
-        keyring_for(tmp_path, [("dwork", "tcp://127.0.0.1:0")], secure=True)
+        keyring_for(Keyring(tmp_path), [("dwork", "tcp://127.0.0.1:0")], secure=True)
     ring = Keyring(tmp_path)
     ring.create("one", Role.VIEWER, tmp_path / "one.key")
-    assert keyring_for(tmp_path, beyond, secure=False) is not None
+    assert keyring_for(Keyring(tmp_path), beyond, secure=False) is not None
     ring.revoke("one")
     with pytest.raises(UserError, match=message):
-        keyring_for(tmp_path, beyond, secure=False)
+        keyring_for(Keyring(tmp_path), beyond, secure=False)
 
 
 def test_peer_with_its_own_routing_id_gets_a_reply(harness: Harness) -> None:

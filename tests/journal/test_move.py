@@ -10,12 +10,12 @@ import pytest
 
 from taskyard.broker.database_files import StateFiles
 from taskyard.core.fingerprint import ledger_fingerprint
-from taskyard.errors import JournalDamaged, StateLocked, UnusableState, UnusableStore
+from taskyard.errors import JournalDamaged, StateLocked, UnusableKey, UnusableState, UnusableStore
 from taskyard.journal import compaction, history, recovery, schema, snapshot, sqlite
 from taskyard.journal.archive import Archive
 from taskyard.journal.chain import Row
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres import database, exports, move
+from taskyard.journal.postgres import database, exports, key_table, move
 from taskyard.journal.postgres.blobs import DATABASE, KINDS, Blob, BlobTables, known_place
 from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.postgres.move import Files, LocalBlob
@@ -24,6 +24,8 @@ from taskyard.journal.readonly import ReadonlyStore
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
 from taskyard.journal.value_files import StoreTerms, ValueFiles, name_of
+from taskyard.net.keyring import Keyring
+from taskyard.wire.roles import Role
 from tests.journal.scenarios import rich_story
 from tests.kit.postgres import Cluster
 
@@ -56,6 +58,7 @@ class Content:
             for one in StateFiles.walk(directory)
         }
         self.lines = StateFiles.read_lines(directory)
+        self.keys = {path.name: path.read_bytes() for path in (directory / "keys").glob("*")}
         with Archive(directory) as index:
             assert index.verify() > 0
             self.ended = [*index.walk(), *index.walk("outputs")]
@@ -86,6 +89,7 @@ def in_database(url: str, directory: Path) -> Content:
     with Lease(url) as lease, closing(PostgresStore(url, directory, lease.term)) as store:
         with database.connect(url) as connection:
             exports.fetch(connection, directory, store.identity)
+            key_table.copy_to(connection, directory / "keys")
             content, tables = Content(directory, store), BlobTables(connection, lease.term)
             if known_place(connection) == DATABASE:
                 assert content.blobs == {}
@@ -133,6 +137,7 @@ def state(tmp_path: Path) -> Path:
     values.create(StoreTerms("me"))
     values.put(VALUE)
     (directory / "values" / "references").write_bytes(REFERENCE)
+    Keyring(directory).issue("me", Role.WORKER, lambda _: None)
     return directory
 
 
@@ -324,4 +329,19 @@ def test_damaged_copy_of_output_is_refused(
         patch.setattr(BlobTables, "contents", lambda *_: iter([b"other"]))
         with pytest.raises(JournalDamaged, match="its copy in the database differs"):
             move.to_database(state, url, files._replace(directory=None))
+    assert in_sqlite(state) == before
+
+
+def test_keys_of_other_brokers_are_refused(state: Path, url: str, files: Files) -> None:
+    before = in_sqlite(state)
+    with database.connect(url) as connection:
+        key_table.put(connection, key_table.OWN_FILE, b"other")
+        with pytest.raises(UnusableKey, match="has other keys than the store"):
+            move.to_database(state, url, files)
+        assert in_sqlite(state) == before
+        key_table.clear(connection)
+        move.to_database(state, url, files)
+        assert key_table.read(connection) == before.keys
+        move.to_directory(url, state, files)
+        assert key_table.read(connection) == {}
     assert in_sqlite(state) == before

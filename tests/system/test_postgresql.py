@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 import signal
@@ -12,7 +13,7 @@ import psycopg
 import pytest
 
 from taskyard.client.client import Client
-from taskyard.errors import TaskyardError
+from taskyard.errors import Refused, TaskyardError
 from taskyard.journal import history, snapshot
 from taskyard.pipeline.jobs import history as history_job
 from taskyard.web.event_feed import EventFeed
@@ -254,6 +255,42 @@ def test_state_moves_to_a_database_and_back(tmp_path: Path, url: str) -> None:
     code, out, errors = run_here(machine.directory, "store", "move", url, ".taskyard")
     assert (code, errors) == (0, "")
     assert check() > moved
+
+
+def test_keys_outlive_the_machine(tmp_path: Path, url: str) -> None:
+    """One key file fits each broker, and is refused by each one after it was revoked."""
+    first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
+    secure = ("--secure", "--listen", "dwork=tcp://127.0.0.1:0")
+    (first.directory / "taskyard.toml").write_text(f'[broker]\nstore = "{url}"\n')
+    for name in ("one", "two"):
+        code, _, errors = run_here(first.directory, "keys", "new", name, "--role", "admin")
+        assert (code, errors) == (0, "")
+    files = [first.directory / f"{name}.key" for name in ("one", "two")]
+    with first.broker(*secure) as broker:
+        with Client(broker.endpoints[1], key=files[0]) as client:
+            client.submit(["true"], name="a")
+        broker.kill()
+    shutil.rmtree(first.state)
+    with (
+        second.broker(*secure) as broker,
+        Client(broker.endpoints[1], key=files[0]) as one,
+        Client(broker.endpoints[1], key=files[1]) as two,
+    ):
+        assert tasks_total(one) == tasks_total(two) == 1
+        code, _, errors = run_here(first.directory, "keys", "revoke", "one")
+        assert (code, errors) == (0, "")
+        code, out, _ = run_here(second.directory, "keys", "list", "--json")
+        assert [key["revoked"] is None for key in json.loads(out)["keys"]] == [False, True]
+        until(lambda: is_refused(one), "the broker to refuse the key")
+        assert tasks_total(two) == 1
+
+
+def is_refused(client: Client) -> bool:
+    try:
+        client.status()
+    except Refused as refused:
+        return "was revoked" in str(refused)
+    return False
 
 
 def test_clean_removes_from_the_database(tmp_path: Path, url: str) -> None:

@@ -16,14 +16,13 @@ from taskyard.core.events import Command
 from taskyard.core.model import shown
 from taskyard.errors import UnusableKey, UserError
 from taskyard.net import endpoints
-from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import UNKNOWN_PEER, AuthenticatedPeer, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from taskyard.core.events import Event
+    from taskyard.net.keyring import Keyring
     from taskyard.wire.dialect import Dialect
 
 logger = logging.getLogger("taskyard.broker")
@@ -113,7 +112,9 @@ def requires_keys(endpoint: str, *, secure: bool) -> bool:
     return endpoints.is_remote(place) or (secure and isinstance(place, endpoints.Tcp))
 
 
-def keyring_for(state: Path, listen: Iterable[tuple[str, str]], *, secure: bool) -> Keyring | None:
+def keyring_for(
+    keyring: Keyring, listen: Iterable[tuple[str, str]], *, secure: bool
+) -> Keyring | None:
     """Return the keyring of a broker, or None if no endpoint requires keys.
 
     Raises UserError if a key is required and none exists: no peer could connect.
@@ -126,10 +127,9 @@ def keyring_for(state: Path, listen: Iterable[tuple[str, str]], *, secure: bool)
     ]
     if not demanded:
         return None
-    keyring = Keyring(state)
     if not keyring.has_keys():
         is_remote = endpoints.is_remote(endpoints.parse(demanded[0]))
-        why = "a remote endpoint" if is_remote else "--secure"
+        why, state = "a remote endpoint" if is_remote else "--secure", keyring.state
         raise UnusableKey(
             f"{demanded[0]}: {why} requires keys, and {state} has no valid key (create one with "
             f"`taskyard keys new NAME --role {Role.PRODUCER} --state {shlex.quote(str(state))}`)"

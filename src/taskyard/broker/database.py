@@ -17,6 +17,7 @@ from taskyard.journal import schema, state_check, value_files
 from taskyard.journal.compaction import DatabaseTerm
 from taskyard.journal.files import link_directory, replace_private
 from taskyard.net import endpoints
+from taskyard.net.keyring import Keyring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,6 +61,16 @@ class DatabaseSettings(Protocol):
     def listen(self) -> tuple[tuple[str, str], ...]: ...
 
 
+def keyring_of(state: Path, url: str) -> Keyring:
+    """Return the keys of a state directory, or of the store at a URL."""
+    if not url:
+        return Keyring(state)
+    _check_state(state)
+    with _needs_extra():
+        from taskyard.broker.key_store import StoreKeyring  # noqa: PLC0415  # an extra
+    return StoreKeyring(state, url)
+
+
 def open_standby(settings: DatabaseSettings, announce: Callable[[str], None]) -> Standby:
     """Return a standby of the journal that is not started yet."""
     with _needs_extra():
@@ -80,8 +91,7 @@ def open_database(
     A `warm` state has done both.
     """
     with _needs_extra():
-        from taskyard.broker import database_files  # noqa: PLC0415  # an extra
-        from taskyard.journal.postgres import database, exports, last_term  # noqa: PLC0415
+        from taskyard.journal.postgres import database, exports, last_term  # noqa: PLC0415  # extra
         from taskyard.journal.postgres.lease import Lease  # noqa: PLC0415
         from taskyard.journal.postgres.store import PostgresStore  # noqa: PLC0415
     url, state = settings.store, settings.state
@@ -107,7 +117,19 @@ def open_database(
             "takeover",
             "stop all brokers of this store, and start one",
         )
-    opened = OpenDatabase(store, lease, DatabaseTerm(url, *lease.term))
+    return _with_files(settings, stack, OpenDatabase(store, lease, DatabaseTerm(url, *lease.term)))
+
+
+def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDatabase) -> OpenDatabase:
+    """Copy the keys from now on, and open output and values if they are in the database."""
+    from taskyard.broker import database_files, key_store  # noqa: PLC0415  # an extra
+    from taskyard.journal.postgres import database  # noqa: PLC0415
+
+    store, lease, url, state = opened.store, opened.lease, settings.store, settings.state
+    copy = key_store.KeyCopy(state)
+    with database.open_database(url) as connection:
+        copy.poll(connection)
+    lease.on_renewed = copy.poll
     blobs = database_files.open_blobs(url, settings.files, lease.term, store.reconnect_seconds_max)
     if blobs is None:
         return opened
@@ -134,14 +156,18 @@ def _needs_extra() -> Iterator[None]:
         ) from error
 
 
-def _prepare(settings: DatabaseSettings) -> None:
-    """Check the directories, and link those of output and values."""
-    state, files = settings.state, settings.files
+def _check_state(state: Path) -> None:
+    """Refuse a state in SQLite. Files that the tables do not have would be removed."""
     if not schema.database_url(state) and state_check.has_journal(state):
-        # Files that the tables do not have would be removed.
         raise UnusableState(
             f"state directory {state}: has files of a journal in SQLite (use another --state)"
         )
+
+
+def _prepare(settings: DatabaseSettings) -> None:
+    """Check the directories, and link those of output and values."""
+    state, files = settings.state, settings.files
+    _check_state(state)
     with _needs_extra():
         from taskyard.broker import database_files  # noqa: PLC0415  # an extra
     database_files.check_place(settings.store, state, files)

@@ -28,6 +28,7 @@ from taskyard.journal.postgres.blobs import OUTPUT, PART_BYTES, VALUE, Blob, Blo
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.move import LocalBlob
 from taskyard.journal.value_files import ValueFile, ValueFiles, length_of
+from taskyard.net.keyring import DIRECTORY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -248,6 +249,7 @@ class StateFiles:
     """Output and values in a state directory, for `store move`."""
 
     folders = (FOLDER, value_files.FOLDER)
+    keys_folder = DIRECTORY_NAME
 
     @staticmethod
     def walk(state: Path) -> Iterator[LocalBlob]:

@@ -25,7 +25,13 @@ from taskyard.broker import compaction, output_store
 from taskyard.broker.archive import EndedTasks
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.compaction import Compactor, SizedStore
-from taskyard.broker.database import OpenDatabase, open_database, open_standby, outbox_feed
+from taskyard.broker.database import (
+    OpenDatabase,
+    keyring_of,
+    open_database,
+    open_standby,
+    outbox_feed,
+)
 from taskyard.broker.failover import Handover
 from taskyard.broker.health import HealthReporter
 from taskyard.broker.listeners import NATIVE, Listeners, Reservations
@@ -181,7 +187,8 @@ def serve(
     """
     return_memory()
     gc.freeze()  # what was imported is never garbage, so the collection below skips it
-    keyring = keyring_for(settings.state, settings.listen, secure=settings.secure)
+    keys = keyring_of(settings.state, settings.store)
+    keyring = keyring_for(keys, settings.listen, secure=settings.secure)
     with ExitStack() as stack:
         stack.enter_context(_acquire_lock(settings.state))
         signals = STOP_SIGNALS if reloading is None else (*STOP_SIGNALS, signal.SIGHUP)

@@ -30,6 +30,7 @@ from taskyard.cli.options import (
 from taskyard.cli.output import example, moment_cell, print_document, print_table
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
+from taskyard.journal import schema, state_check
 from taskyard.net import invitations
 from taskyard.net.invitations import Invitation
 from taskyard.net.keyring import Keyring
@@ -46,7 +47,8 @@ def keys() -> None:
     """Create, list and revoke access keys.
 
     Peers on other machines need a key. On loopback TCP they need one if the broker runs with
-    --secure. The broker may be running: changes apply at its next turn.
+    --secure. The broker may be running: changes apply at its next turn. All brokers of a store in
+    PostgreSQL have the same keys, and changes apply within seconds.
     """
 
 
@@ -71,7 +73,16 @@ def keys() -> None:
 @json_option
 @verbose_option
 @quiet_option
-def new(name: str, roles: tuple[str, ...], out: Path | None, state: Path, *, as_json: bool) -> None:
+@click.pass_obj
+def new(  # noqa: PLR0913  # one per option
+    cli_context: CliContext,
+    name: str,
+    roles: tuple[str, ...],
+    out: Path | None,
+    state: Path,
+    *,
+    as_json: bool,
+) -> None:
     """Create an access key and write it to a file.
 
     The file (mode 0600) is the only copy of the secret. Move it over a secure channel to the
@@ -79,7 +90,7 @@ def new(name: str, roles: tuple[str, ...], out: Path | None, state: Path, *, as_
     worker's key is bound to its name: the worker is called NAME or NAME/anything.
     """
     path = out or Path(f"{name}.key")
-    entry = Keyring(state).create(name, map(Role, roles), path)
+    entry = _keyring(cli_context, state).create(name, map(Role, roles), path)
     if as_json:
         print_document(KeysNewDocument(file=str(path), key=_record(entry)))
         return
@@ -148,7 +159,7 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
         if path is not None:
             path.unlink(missing_ok=True)
 
-    entry = Keyring(given["state"]).issue(name, roles, deliver, withdraw)
+    entry = _keyring(cli_context, given["state"]).issue(name, roles, deliver, withdraw)
     line = invitations.format_line(issued[0]) if path is None else None
     if given["as_json"]:
         document = KeysInviteDocument(
@@ -198,9 +209,10 @@ def _invite_hint(entry: KeyEntry, dialect: str, path: Path | None) -> str:
 @json_option
 @verbose_option
 @quiet_option
-def list_keys(state: Path, *, as_json: bool) -> None:
+@click.pass_obj
+def list_keys(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
     """List all keys, including revoked ones, oldest first."""
-    entries = Keyring(state).entries()
+    entries = _keyring(cli_context, state).entries()
     if as_json:
         print_document(KeysListDocument(keys=[_record(entry) for entry in entries]))
         return
@@ -220,17 +232,30 @@ def list_keys(state: Path, *, as_json: bool) -> None:
 @json_option
 @verbose_option
 @quiet_option
-def revoke(name: str, state: Path, *, as_json: bool) -> None:
+@click.pass_obj
+def revoke(cli_context: CliContext, name: str, state: Path, *, as_json: bool) -> None:
     """Revoke a key at once.
 
     Connected peers are cut off: their next message is refused and they get no more replies. Tasks
     leased to a worker with this key return to the queue when the lease expires.
     """
-    entry = Keyring(state).revoke(name)
+    entry = _keyring(cli_context, state).revoke(name)
     if as_json:
         print_document(KeysRevokeDocument(key=_record(entry)))
         return
     click.echo(f"revoked the key of {name} ({_roles_text(entry)}, {entry.fingerprint})")
+
+
+def _keyring(cli_context: CliContext, state: Path) -> Keyring:
+    """Return the keys of a state directory, or those of its store in PostgreSQL."""
+    known = schema.database_url(state)
+    if not known and not state_check.has_journal(state):
+        known = cli_context.settings().broker.store
+    if not known:
+        return Keyring(state)
+    from taskyard.broker.database import keyring_of  # noqa: PLC0415  # slow to import
+
+    return keyring_of(state, known)
 
 
 def _record(entry: KeyEntry) -> KeyRecord:

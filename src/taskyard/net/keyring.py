@@ -189,12 +189,16 @@ class Keyring:
         with contextlib.suppress(FileNotFoundError):
             return keys.read_broker(path)
         secret = keys.make_secret()
-        replace_private(path, keys.format_broker_key(secret).encode())
+        self._write(path, keys.format_broker_key(secret).encode())
         return secret
 
     def _put(self, entry: KeyEntry) -> None:
         path = self.directory / f"{entry.fingerprint}{_ENTRY}"
-        replace_private(path, keys.format_key_entry(entry).encode())
+        self._write(path, keys.format_key_entry(entry).encode())
+
+    def _write(self, path: Path, content: bytes) -> None:
+        """Replace a file, under the lock."""
+        replace_private(path, content)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -94,6 +94,7 @@ STEPS: Final[tuple[tuple[LiteralString, ...], ...]] = (
         ),
         "ALTER TABLE taskyard.parts ALTER content SET STORAGE EXTERNAL",
         "CREATE TABLE taskyard.value_references (line bytea NOT NULL)",
+        "CREATE TABLE taskyard.keys (name text PRIMARY KEY, content bytea NOT NULL)",
     ),
 )
 FORMAT: Final = len(STEPS)

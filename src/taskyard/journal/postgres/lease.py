@@ -16,6 +16,7 @@ import psycopg
 
 from taskyard.errors import LeaderLost
 from taskyard.journal.postgres import database, leader
+from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import LeaderRow, Term, boottime_ns
 from taskyard.journal.postgres.standbys import StandbyWatch
 from taskyard.journal.store import LEASE_NS
@@ -45,6 +46,8 @@ class Lease:
         self._connection = database.open_database(url)
         #: Called in another thread when the lease has ended.
         self.on_lost: Callable[[], None] = lambda: None
+        #: Called with the connection after each renewal, in another thread.
+        self.on_renewed: Callable[[Connection], None] = lambda _connection: None
         #: The standbys of this leader, read with each renewal.
         self.standbys = StandbyWatch(lease_ns)
         #: Where this broker listens, to be written with the next renewal.
@@ -141,6 +144,7 @@ class Lease:
         if place is not None:
             leader.show(self._connection, self.term, *place)
         self.standbys.refresh(self._connection, boottime_ns())
+        self.on_renewed(self._connection)
 
     def _watch(self) -> None:
         while (left_ns := self.left_ns()) > 0:

@@ -29,7 +29,15 @@ from taskyard.journal.files import (
     sync_directory,
 )
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres import blobs, database, exports, leader, local_copy, outbox
+from taskyard.journal.postgres import (
+    blobs,
+    database,
+    exports,
+    key_table,
+    leader,
+    local_copy,
+    outbox,
+)
 from taskyard.journal.postgres.blobs import Blob, BlobTables
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
@@ -68,6 +76,10 @@ class LocalFiles(Protocol):
     @property
     def folders(self) -> tuple[str, ...]:
         """Return the names of their directories."""
+
+    @property
+    def keys_folder(self) -> str:
+        """Return the name of the directory of keys."""
 
     def walk(self, state: Path) -> Iterator[LocalBlob]:
         """Yield all files."""
@@ -116,6 +128,7 @@ def to_database(state: Path, url: str, files: Files) -> Head:
                 try:
                     _fill(connection, state, source, term)
                     blobs.note_place(connection, term, files.place)
+                    key_table.adopt(connection, state / files.local.keys_folder)
                     if files.directory is None:
                         _fill_blobs(connection, state, files.local, term)
                     _verify(connection, state, source)
@@ -149,6 +162,8 @@ def to_directory(url: str, state: Path, files: Files) -> Head:
                 _fetch(connection, url, state)
                 if files.directory is None:
                     _fetch_blobs(connection, state, files.local)
+                key_table.copy_to(connection, state / files.local.keys_folder)
+                key_table.clear(connection)
                 database.clear(connection)
         for own, shared in files.pairs(state):
             _relocate(shared, own)

@@ -1,0 +1,114 @@
+"""The keys of a store: the secret of its brokers, and an entry for each peer.
+
+Each file of `keys/` in a state directory is a row. The table counts, and the files are copies. A
+random version changes with each row, so that brokers notice it. Keys are changed by administrators
+and belong to no term. Knows nothing about the content of files.
+"""
+
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from taskyard.errors import UnusableKey
+from taskyard.journal.files import make_private_directory, replace_private
+from taskyard.journal.postgres.database import Connection
+
+#: The file with the secret of the brokers, which tells keyrings apart.
+OWN_FILE: Final = "broker.key"
+
+_FILE: Final = re.compile(r"[0-9A-Za-z_-]+\.(key|guest)", re.ASCII)
+
+#: One change at a time. The lock ends with the session.
+_LOCK: Final = "SELECT pg_advisory_lock(hashtext('taskyard keys'))"
+_UNLOCK: Final = "SELECT pg_advisory_unlock(hashtext('taskyard keys'))"
+_VERSION: Final = "SELECT value FROM taskyard.meta WHERE key = 'keys'"
+_READ: Final = "SELECT name, content FROM taskyard.keys"
+_PUT: Final = (
+    "WITH changed AS (INSERT INTO taskyard.meta VALUES ('keys', %(version)b) "
+    "ON CONFLICT (key) DO UPDATE SET value = excluded.value) "
+    "INSERT INTO taskyard.keys VALUES (%(name)s, %(content)b) "
+    "ON CONFLICT (name) DO UPDATE SET content = excluded.content"
+)
+_CLEAR: Final = (
+    "WITH changed AS (DELETE FROM taskyard.meta WHERE key = 'keys') DELETE FROM taskyard.keys"
+)
+
+
+@contextmanager
+def locked(connection: Connection) -> Iterator[None]:
+    """Keep other changes out."""
+    connection.execute(_LOCK)
+    try:
+        yield
+    finally:
+        if not connection.closed:
+            connection.execute(_UNLOCK)
+
+
+def version(connection: Connection) -> bytes:
+    """Return what changes with each key. Empty: there are none."""
+    for (found,) in connection.execute(_VERSION, binary=True).fetchall():
+        return bytes(found)
+    return b""
+
+
+def read(connection: Connection) -> dict[str, bytes]:
+    """Return all files by name."""
+    return {name: bytes(content) for name, content in connection.execute(_READ, binary=True)}
+
+
+def put(connection: Connection, name: str, content: bytes) -> None:
+    """Write a file."""
+    values = {"version": secrets.token_bytes(16), "name": name, "content": content}
+    connection.execute(_PUT, values)
+
+
+def clear(connection: Connection) -> None:
+    """Remove all keys."""
+    connection.execute(_CLEAR)
+
+
+def adopt(connection: Connection, directory: Path) -> None:
+    """Add the keys of a directory that the table lacks. Raises `UnusableKey`.
+
+    Those of brokers with another secret are refused: their peers could not connect.
+    """
+    found, own = read(connection), _files(directory)
+    if OWN_FILE in own and own[OWN_FILE] != found.get(OWN_FILE, own[OWN_FILE]):
+        raise UnusableKey(
+            f"{directory}: has other keys than the store, whose brokers share one secret (move "
+            "the directory away)"
+        )
+    for name in own.keys() - found.keys():
+        put(connection, name, own[name])
+
+
+def copy_to(connection: Connection, directory: Path) -> bytes:
+    """Make the files of a directory equal to the table. Return the version. Raises `OSError`.
+
+    A file that can't be written is removed, so that a revoked key is refused.
+    """
+    seen = version(connection)
+    wanted, own = read(connection), _files(directory)
+    for name in own.keys() - wanted.keys():
+        (directory / name).unlink(missing_ok=True)
+    for name, content in wanted.items():
+        if own.get(name) != content:
+            make_private_directory(directory)
+            try:
+                replace_private(directory / name, content)
+            except OSError:
+                (directory / name).unlink(missing_ok=True)
+                raise
+    return seen
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    try:
+        paths = [path for path in directory.iterdir() if _FILE.fullmatch(path.name)]
+    except FileNotFoundError:
+        return {}
+    return {path.name: path.read_bytes() for path in paths}
