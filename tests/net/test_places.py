@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from taskyard.net.endpoints import Tcp, parse, parse_places, peer_endpoint
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey, make_secret, read_peer_key
 from taskyard.net.options import MESSAGES_WAITING_MAX
-from taskyard.net.places import ACCEPT_CHECK_NS, SILENT_CHECKS
+from taskyard.net.places import ACCEPT_CHECK_NS, SILENT_CHECKS, PlacesSocket
 from taskyard.net.poller import Poller
 from taskyard.net.sockets import connect, connect_by_name, listen
 from taskyard.wire.roles import Role
@@ -231,6 +232,29 @@ def test_silent_broker_without_another_place_is_kept_and_used_when_it_answers() 
         drive(peer, peer.is_readable)
         assert peer.receive() == [b"kept"]
         assert peer.connections() == 1
+
+
+@pytest.mark.usefixtures("_quick_checks")
+def test_broker_that_restarts_before_its_loss_is_noticed_is_not_silent() -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(closing(listen("tcp://127.0.0.1:0")))
+        peer = connect(f"{first.endpoint}+{free_place()}")
+        stack.enter_context(closing(peer))
+        say(first, peer, b"one")
+        assert isinstance(peer, PlacesSocket)
+        first.close()
+        assert peer.monitors[0].poll(PATIENCE_S * 1000)
+        for _ in range(50):  # the next connection has another descriptor
+            stack.callback(os.close, os.dup(0))
+        second = stack.enter_context(closing(listen(first.endpoint)))
+        monitor = second.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        assert monitor.poll(PATIENCE_S * 1000)
+        second.socket.disable_monitor()
+        monitor.close()
+        ends = time.monotonic() + 2 * (SILENT_CHECKS + 1) * places.CHECK_NS / SECOND_NS
+        drive(peer, lambda: time.monotonic() > ends)
+        assert (peer.is_connected(), peer.connections()) == (True, 2)
+        say(second, peer, b"two")
 
 
 @contextmanager

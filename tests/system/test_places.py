@@ -133,7 +133,7 @@ def test_peers_of_all_dialects_follow_a_killed_broker(tmp_path: Path) -> None:
         pair.start(1)
         began = time.monotonic()
         native.status()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 2  # usually 0.2 s
         assert native.place == pair.place(1)
         (tmp_path / "gate").touch()
         for future in futures:
@@ -172,7 +172,7 @@ def test_native_peers_follow_a_broker_that_ends_or_is_stopped(
         pair.start(1, two)
         began = time.monotonic()
         client.status()
-        assert time.monotonic() - began < (4 if how is signal.SIGSTOP else 1)
+        assert time.monotonic() - began < (4 if how is signal.SIGSTOP else 2)
         assert (client.place, client.broker) == (pair.place(1), pair.endpoint("dwork"))
         (one / "gate").touch()
         assert futures[-1].result(PATIENCE_SECONDS) == "after\n"

@@ -208,9 +208,10 @@ class PlacesSocket(ZmqSocket):
     def _check_current(self, current: CountingSocket, now_ns: int) -> None:
         """Search if the connection has ended or is silent. Stop searching if it is not silent any
         more."""
-        connections = current.connections()
-        self._connections += connections - self._current_connections
-        self._current_connections = connections
+        renewals = current.connections() - self._current_connections
+        if renewals:  # ZeroMQ has reconnected already
+            self._connections += renewals
+            self._note_connection(current)
         if not current.is_connected():
             self._current = None
             # ZeroMQ connects it again, with the messages that it has queued.
@@ -246,10 +247,8 @@ class PlacesSocket(ZmqSocket):
         """Use a connected socket, and close all others."""
         former, self._current, self._is_silent = self._current, wire, False
         if wire is not former:
-            self._current_connections = wire.connections()
             self._connections += 1
-            is_tcp = isinstance(self._places[wire.endpoint], Tcp)
-            self._progress = _Progress(wire.connected_descriptor) if is_tcp else None
+            self._note_connection(wire)
             wire.send_after_close(self._linger_ms)
         others = [former, *self._attempts.values()]
         self._attempts.clear()
@@ -259,6 +258,11 @@ class PlacesSocket(ZmqSocket):
                 other.close()
         self._note_sockets()
         self._flush()
+
+    def _note_connection(self, wire: CountingSocket) -> None:
+        self._current_connections = wire.connections()
+        is_tcp = isinstance(self._places[wire.endpoint], Tcp)
+        self._progress = _Progress(wire.connected_descriptor) if is_tcp else None
 
     def _note_sockets(self) -> None:
         """Set the sockets to poll after a change."""
