@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import threading
+import time
+from contextlib import ExitStack
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -175,3 +180,127 @@ def test_store_with_an_outbox_is_not_moved_to_sqlite(
     )
     assert (code, "its outbox is not empty" in errors) == (2, True)
     await_counts(url, OutboxCounts(1))
+
+
+_REMOVALS = (
+    "FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+    "AND datname = current_database() AND query LIKE '%DELETE FROM taskyard.outbox%'"
+)
+_REMOVAL_WAITS = f"SELECT EXISTS (SELECT {_REMOVALS})"
+_END_REMOVAL = f"SELECT pg_terminate_backend(pid) {_REMOVALS}"
+_ARE_ARCHIVED = (
+    "SELECT count(*) = 2 FROM taskyard.finished WHERE name IN ('c/done'::bytea, 'cancelled'::bytea)"
+)
+
+
+def is_true(connection: _Connection, query: str) -> bool:
+    return connection.execute(query.encode()).fetchall() == [(True,)]
+
+
+def test_broker_killed_before_it_removes_rows_repeats_nothing(
+    tmp_path: Path, url: str, connection: _Connection
+) -> None:
+    """The removal waits for a lock, and the tasks end meanwhile in each way."""
+    state = tmp_path / ".taskyard"
+    submit(connection, "'echo done', name => 'done', campaign => 'c'")
+    submit(connection, "'false', name => 'failed'")
+    submit(connection, "'true', name => 'cancelled', due => now() + interval '1 hour'")
+    submit(connection, "'sleep 3600', name => 'leased', after => array['c/done']")
+    names = ["c/done", "failed", "cancelled", "leased"]
+
+    def states(client: Client) -> list[tuple[str, int]]:
+        views = client.existing(names)
+        return [(views[name]["state"], views[name]["attempt"]) for name in names if name in views]
+
+    expected = [("done", 1), ("failed", 1), ("cancelled", 0), ("leased", 1)]
+    options = ("--compact-after-rows", "3")
+    with psycopg.connect(url) as other:
+        other.execute("SELECT FROM taskyard.outbox FOR UPDATE")
+        broker = broker_of(tmp_path, url, *options)
+        with broker, Worker(tmp_path, "--slots", "2"), Client(state=state) as client:
+            until(lambda: states(client), "the tasks")
+            client.cancel(["cancelled"])
+            until(lambda: states(client) == expected, "their ends")
+            until(lambda: is_true(connection, _REMOVAL_WAITS), "the removal")
+            while not is_true(connection, _ARE_ARCHIVED):  # rows lead to a compaction
+                client.submit(["true"]).result(PATIENCE_SECONDS)
+            broker.kill()
+            assert is_true(connection, _END_REMOVAL)  # the server would still do it
+            until(lambda: not is_true(connection, _REMOVAL_WAITS), "its end")
+            other.rollback()
+            await_counts(url, OutboxCounts(4))
+            with broker_of(tmp_path, url):
+                await_counts(url, OutboxCounts())
+                assert states(client) == expected
+
+
+class Writer(threading.Thread):
+    """Submits tasks in transactions of 1 to 10, of which every third is rolled back."""
+
+    def __init__(self, url: str, number: int, tasks: int) -> None:
+        super().__init__()
+        self.url, self.number, self.tasks = url, number, tasks
+        self.committed: list[str] = []
+
+    def run(self) -> None:
+        random = Random(self.number)
+        count = itertools.count()
+        with psycopg.connect(self.url) as own:
+            box = Client.outbox(own)
+            left = self.tasks
+            for transaction in itertools.count():
+                names = [
+                    f"{self.number}.{next(count)}" for _ in range(min(left, random.randint(1, 10)))
+                ]
+                if not names:
+                    return
+                for name in names:
+                    box.submit(["sh", "-c", 'echo "$0" >> marks', name], name=name, campaign="c")
+                left -= len(names)
+                if transaction % 3:
+                    own.commit()
+                    self.committed += names
+                else:
+                    own.rollback()
+                time.sleep(random.random() / 10)  # there are rows in each term
+
+
+@pytest.mark.parametrize(
+    ("tasks", "kills"), [(120, 2), pytest.param(10_000, 10, marks=pytest.mark.whole)]
+)
+def test_killed_brokers_run_each_committed_task_once(
+    tmp_path: Path, url: str, tasks: int, kills: int
+) -> None:
+    (tmp_path / "taskyard.toml").write_text('[lease]\nstore = "1s"\n')
+    writers = [Writer(url, number, tasks // 4) for number in range(4)]
+    with ExitStack() as stack:
+        broker = stack.enter_context(broker_of(tmp_path, url))
+        stack.enter_context(Worker(tmp_path, "--slots", "4"))
+        for writer in writers:
+            writer.start()
+        random = Random(1)
+        for _ in range(kills):
+            await_progress(tmp_path)
+            time.sleep(random.random() / 10)
+            broker.kill()
+            broker = stack.enter_context(broker_of(tmp_path, url))
+        for writer in writers:
+            writer.join()
+        committed = sorted(name for writer in writers for name in writer.committed)
+        await_counts(url, OutboxCounts())
+        until(lambda: run_marks(tmp_path) >= len(committed), "the rest")
+        with Client(state=tmp_path / ".taskyard") as client:
+            client.wait_campaign("c", timeout=PATIENCE_SECONDS)
+            assert client.counts(campaign="c")["done"] == tasks_total(client) == len(committed)
+    assert sorted((tmp_path / "marks").read_text().splitlines()) == committed
+    assert len(committed) < tasks
+
+
+def await_progress(tmp_path: Path) -> None:
+    before = run_marks(tmp_path)
+    until(lambda: run_marks(tmp_path) > before, "progress")
+
+
+def run_marks(tmp_path: Path) -> int:
+    marks = tmp_path / "marks"
+    return len(marks.read_bytes().splitlines()) if marks.exists() else 0
