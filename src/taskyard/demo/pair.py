@@ -7,12 +7,13 @@ verified by its chain, and counted.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import tempfile
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -32,7 +33,7 @@ from taskyard.journal.postgres.store import PostgresReader
 from taskyard.journal.recovery import records_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from taskyard.client.futures import Future
     from taskyard.demo.walkthrough import DemoReporter
@@ -51,6 +52,9 @@ _PAUSE_SECONDS: Final = 0.4
 KILLED_AT: Final = 0.2
 
 _POLL_SECONDS: Final = 0.1
+
+#: How often the processes are checked while no broker answers.
+_ANSWER_SECONDS: Final = 1.0
 
 #: Time limit of the campaign, even on a busy machine.
 _SETTLED_SECONDS: Final = 240.0
@@ -109,7 +113,8 @@ def run(tasks_total: int, postgresql: Path | None, reporter: DemoReporter) -> Pa
     programs = find_programs(postgresql)
     directory = Path(tempfile.mkdtemp(prefix="taskyard-pair-"))
     try:
-        result = _run(tasks_total, programs, directory, reporter, began)
+        with _no_variables_of_postgresql():
+            result = _run(tasks_total, programs, directory, reporter, began)
     except TaskyardError:
         reporter.step(f"failed (see the logs in {directory / LOGS})")
         raise
@@ -118,6 +123,16 @@ def run(tasks_total: int, postgresql: Path | None, reporter: DemoReporter) -> Pa
         raise
     shutil.rmtree(directory, ignore_errors=True)
     return result
+
+
+@contextmanager
+def _no_variables_of_postgresql() -> Iterator[None]:
+    """Remove variables such as PGHOST, which are meant for another database."""
+    removed = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("PG")}
+    try:
+        yield
+    finally:
+        os.environ.update(removed)
 
 
 def _run(
@@ -130,7 +145,7 @@ def _run(
         with database.open_database(url) as connection:
             database.init(connection)
         reporter.step("starting two brokers")
-        with Pair(directory, url) as pair:
+        with Pair(directory, cluster) as pair:
             reporter.step(f"{pair.leader} leads, {pair.standby} follows")
             reporter.step(f"starting {len(_WORKERS)} workers of {pair.places}")
             pair.start_workers()
@@ -150,9 +165,9 @@ def _run(
 class Pair:
     """Two brokers and their workers. As a context manager it ends them."""
 
-    def __init__(self, directory: Path, url: str) -> None:
+    def __init__(self, directory: Path, cluster: ThrowawayCluster) -> None:
         self._directory = directory
-        self._url = url
+        self._cluster = cluster
         self._ports = dict(zip(("broker-1", "broker-2"), _free_ports(2), strict=True))
         self.leader, self.standby = self._ports
         self._brokers: dict[str, DemoProcess] = {}
@@ -175,7 +190,7 @@ class Pair:
     def _start_broker(self, name: str) -> DemoProcess:
         state = str(self._directory / name)
         listen = f"dwork=tcp://127.0.0.1:{self._ports[name]}"
-        arguments = ["broker", "--standby", "--store", self._url, "--state", state]
+        arguments = ["broker", "--standby", "--store", self._cluster.url(), "--state", state]
         arguments += ["--listen", listen]
         started = DemoProcess(name, arguments, self._directory, reads_endpoints=True)
         self._brokers[name] = started
@@ -210,13 +225,10 @@ class Pair:
         return self.wait_for_standby()
 
     def check(self) -> None:
-        """Raise `ProcessEnded` if a process has ended."""
-        for process in (*self._workers, *self._brokers.values()):
+        """Raise `ProcessEnded` if a process has ended, except a standby."""
+        self._cluster.check()
+        for process in (*self._workers, self._brokers[self.leader]):
             process.check()
-
-    def check_leader(self) -> None:
-        """Raise `ProcessEnded` if the leader has ended."""
-        self._brokers[self.leader].check()
 
     def stop(self) -> None:
         """Stop the workers, then the standby, which must not take over, then the leader."""
@@ -273,16 +285,12 @@ class Feed:
                 f"{tasks.__name__}:square", number, name=f"square-{number:04}", campaign=NAME
             )
 
-    def counts(self) -> Mapping[str, int]:
-        return self.client.counts(NAME)
-
-    def is_answered(self) -> bool:
-        """Return whether a broker answers within a second."""
-        try:
-            self.client.counts(NAME, 1)
-        except TimedOut:
-            return False
-        return True
+    def counts(self, check: Callable[[], None]) -> Mapping[str, int]:
+        """Wait until a broker answers, and return its counts. `check` is called meanwhile."""
+        while True:
+            check()
+            with suppress(TimedOut):
+                return self.client.counts(NAME, _ANSWER_SECONDS)
 
     def results(self) -> list[int | None]:
         """Wait for all results, and return them in the order of submission. None: it failed."""
@@ -315,12 +323,11 @@ def _kill_halfway(pair: Pair, feed: Feed, url: str, reporter: DemoReporter) -> T
     takeover = None
     with reporter.running():
         while True:
-            counts = feed.counts()
+            counts = feed.counts(pair.check)
             reporter.count(counts, feed.total)
             settled = sum(counts[state] for state in _SETTLED)
             if takeover is None and settled >= KILLED_AT * feed.total:
                 takeover = _kill(pair, feed, url, settled, reporter)
-            pair.check()
             if settled >= feed.total or (feed.is_over and settled >= len(feed.futures)):
                 break
             if time.monotonic() > ends:
@@ -340,8 +347,7 @@ def _kill(pair: Pair, feed: Feed, url: str, settled: int, reporter: DemoReporter
     )
     began = time.monotonic()
     status = pair.kill_leader()
-    while not feed.is_answered():
-        pair.check_leader()
+    feed.counts(pair.check)
     seconds = time.monotonic() - began
     takeover = Takeover(
         status=status,

@@ -150,14 +150,18 @@ class ThrowawayCluster:
             try:
                 psycopg.connect(self.url()).close()
             except psycopg.OperationalError as error:
-                status = self._server.poll()
-                if status is not None:
-                    raise self._failed("postgres", status) from error
+                self.check()
                 if time.monotonic() > ends:
-                    raise TimedOut(f"PostgreSQL: no answer in {_SECONDS_MAX:.0f} s") from error
+                    raise TimedOut(f"PostgreSQL: {' '.join(str(error).split())}") from error
                 time.sleep(_POLL_SECONDS)
             else:
                 return
+
+    def check(self) -> None:
+        """Raise `ProcessEnded` if the server has ended."""
+        status = None if self._server is None else self._server.poll()
+        if status is not None:
+            raise self._failed("postgres", status)
 
     def stop(self, number: int = signal.SIGINT) -> None:
         """Stop the server: by SIGINT at once, by SIGQUIT as in a crash."""
