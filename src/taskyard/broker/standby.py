@@ -70,6 +70,63 @@ class WarmState(NamedTuple):
     archive: EndedTasks
 
 
+class Replica:
+    """The state of another broker, as of the last row that was polled."""
+
+    def __init__(self, url: str, state: Path) -> None:
+        """Connect. `load` comes before everything else."""
+        self._state = state
+        self.follower = Follower(url, state)
+        self._index = Archive(state)
+        self.ledger: Ledger
+        #: Has the ledger, too.
+        self.archive: EndedTasks
+        #: The row up to which the index was fetched.
+        self._covered = 0
+
+    @property
+    def head(self) -> Head:
+        """Return the last row that was applied."""
+        return self.follower.head
+
+    def load(self) -> None:
+        """Load the newest snapshot and apply all rows after it."""
+        self._index.close()
+        self.ledger = self.follower.load(self._recover)
+        self.archive = EndedTasks(self._index, self.ledger, self.head.sequence)
+        self._drop_archived()
+
+    def _recover(self) -> Ledger:
+        return recovery.open_ledger(self._state, self.follower)
+
+    def poll(self) -> Polled:
+        """Read and apply the next rows."""
+        try:
+            polled = self.follower.poll()
+        except Behind:
+            logger.warning("rows were trimmed or lost before they were read: reading all again")
+            self.load()
+            return self.poll()
+        for row in polled.rows:
+            self.archive.on_commit(row.sequence, recovery.apply_row(self.ledger, row))
+        if self.follower.anchor.sequence > self._covered:
+            self.fetch()
+        return polled
+
+    def fetch(self) -> None:
+        """Fetch what replaces trimmed rows, and drop ended tasks that the index has now."""
+        self.follower.fetch()
+        self._drop_archived()
+
+    def _drop_archived(self) -> None:
+        covered = self._index.covered()
+        if covered is not None:
+            head = covered[1]
+            self._covered = head.sequence
+            for _ in self.archive.forget(head.sequence, head.record):
+                pass
+
+
 class Standby:
     """Follows in a thread of its own, from `start` until it leads, fails or is stopped."""
 
@@ -77,12 +134,8 @@ class Standby:
         """`announce` receives a line when the standby has all rows."""
         self._settings = settings
         self._announce = announce
-        self._follower = Follower(settings.store, settings.state)
-        self._index = Archive(settings.state)
-        self._ledger: Ledger
-        self._archive: EndedTasks
-        #: The row up to which the index was fetched.
-        self._covered = 0
+        self._replica = Replica(settings.store, settings.state)
+        self._follower = self._replica.follower
         self._is_announced = False
         #: When this standby had all rows, and when it reported that.
         self._caught_up_ns, self._reported_ns = boottime_ns(), 0
@@ -112,7 +165,7 @@ class Standby:
             raise self._failure
         lease, self._lease = self._lease, None
         assert lease is not None  # noqa: S101 - the thread ends with one of both
-        return WarmState(lease, self._follower.head, self._archive)
+        return WarmState(lease, self._replica.head, self._replica.archive)
 
     def close(self) -> None:
         """Stop following, and end a term that `lead` did not return."""
@@ -137,8 +190,8 @@ class Standby:
             self._waker.wake()
 
     def _follow(self) -> None:
-        self._load()
-        polled = self._poll()
+        self._replica.load()
+        polled = self._replica.poll()
         vacancy, reconnects = Vacancy(polled.leader, boottime_ns()), self._follower.reconnects
         while not self._take(vacancy):
             self._note(polled)
@@ -146,15 +199,15 @@ class Standby:
             if polled.is_last and self._stopping.wait(pause_ns / SECOND_NS):
                 self._follower.end_reports()
                 raise JournalFailed("the standby was stopped")
-            polled = self._poll()
+            polled = self._replica.poll()
             if self._follower.reconnects != reconnects:
                 # Another server may have an older row, and its holder may have renewed elsewhere.
                 vacancy = Vacancy(polled.leader, boottime_ns())
                 reconnects = self._follower.reconnects
             vacancy.update(polled.leader, boottime_ns())
-        while not self._poll().is_last:
+        while not self._replica.poll().is_last:
             pass
-        self._fetch()
+        self._replica.fetch()
         self._follower.end_reports()
 
     def _take(self, vacancy: Vacancy) -> bool:
@@ -168,43 +221,6 @@ class Standby:
         self._lease = Lease(settings.store, settings.store_lease_ns, term)
         logger.info("took over in epoch %d at row %d", term.epoch, self._follower.head.sequence)
         return True
-
-    def _load(self) -> None:
-        """Load the newest snapshot and apply all rows after it."""
-        self._index.close()
-        self._ledger = self._follower.load(self._recover)
-        self._archive = EndedTasks(self._index, self._ledger, self._follower.head.sequence)
-        self._drop_archived()
-
-    def _recover(self) -> Ledger:
-        return recovery.open_ledger(self._settings.state, self._follower)
-
-    def _poll(self) -> Polled:
-        """Read and apply the next rows."""
-        try:
-            polled = self._follower.poll()
-        except Behind:
-            logger.warning("rows were trimmed or lost before they were read: reading all again")
-            self._load()
-            return self._poll()
-        for row in polled.rows:
-            self._archive.on_commit(row.sequence, recovery.apply_row(self._ledger, row))
-        if self._follower.anchor.sequence > self._covered:
-            self._fetch()
-        return polled
-
-    def _fetch(self) -> None:
-        """Fetch what replaces trimmed rows, and drop ended tasks that the index has now."""
-        self._follower.fetch()
-        self._drop_archived()
-
-    def _drop_archived(self) -> None:
-        covered = self._index.covered()
-        if covered is not None:
-            head = covered[1]
-            self._covered = head.sequence
-            for _ in self._archive.forget(head.sequence, head.record):
-                pass
 
     def _note(self, polled: Polled) -> None:
         """Show how far this standby is: to the user, to the leader, and to local commands."""
