@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.client.client import Client
+from taskyard.journal import snapshot
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run_here, until
 
 if TYPE_CHECKING:
@@ -81,6 +82,26 @@ def test_standby_takes_over(tmp_path: Path, url: str, number: signal.Signals) ->
             code, _, errors = leader.end()
             assert (code, "answers nothing more" in errors) == (6, True)
         assert standby.terminate()[0] == 0
+
+
+def test_standby_has_tasks_that_a_compaction_archived(tmp_path: Path, url: str) -> None:
+    first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
+    names = [f"t{number}" for number in range(30)]
+    with first.leader("--compact-after-rows", "10") as leader, second.standby() as standby:
+        with Client(state=first.state) as client, Worker(first.directory):
+            for name in names:
+                client.submit(["echo", name], name=name).result(PATIENCE_SECONDS)
+            until(lambda: snapshot.sequences(second.state), "files of a compaction")
+            client.submit(["echo", "more"], name="more").result(PATIENCE_SECONDS)
+        leader.kill()
+        leads(standby)
+        with Client(state=second.state) as client:
+            assert client.status()["counts"]["done"] == len(names) + 1
+            assert [client.result(name) for name in (*names, "more")] == [
+                f"{name}\n" for name in (*names, "more")
+            ]
+            client.submit(["echo", names[0]], name=names[0])  # the same task, which is done
+            assert client.status()["counts"]["done"] == len(names) + 1
 
 
 def test_standby_stops_at_once_and_reloads(tmp_path: Path, url: str) -> None:
