@@ -103,6 +103,8 @@ def test_rate_has_an_interval() -> None:
         ("broker", 'state = ""', "broker.state must be a directory, such as ./.taskyard, not ''"),
         ("broker", "state = true", "broker.state must be text, not True"),
         ("broker", 'state = "postgresql://h/d"', "broker.state must be a directory, not 'postgre"),
+        ("broker", 'files = "s3://"', "broker.files must be a directory or s3://BUCKET/PATH, not"),
+        ("broker", 'files = "s3://k@b/p"', "broker.files must be a directory or s3://BUCKET/PATH"),
         ("listen", 'dwork = ["tcp://127.0.0.1:1", 2]', "listen.dwork must be an endpoint, such"),
         ("listen", 'ping-pong = "tcp://h:1"', "listen.ping-pong must be a list of two endpoints"),
         ("listen", 'ping-pong = ["ipc://a"]', "listen.ping-pong must be a list of two endpoints"),

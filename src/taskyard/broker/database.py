@@ -8,6 +8,7 @@ or in a directory that outlives this machine. The state directory has links to t
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from taskyard.broker import output_store
@@ -22,7 +23,6 @@ from taskyard.net.keyring import Keyring
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import ExitStack
-    from pathlib import Path
 
     from taskyard.broker.outbox_feed import OutboxFeed
     from taskyard.broker.output_store import CountedStore
@@ -54,7 +54,7 @@ class DatabaseSettings(Protocol):
     @property
     def store(self) -> str: ...
     @property
-    def files(self) -> Path | None: ...
+    def files(self) -> Path | str | None: ...
     @property
     def store_lease_ns(self) -> int: ...
     @property
@@ -134,6 +134,8 @@ def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDataba
     if blobs is None:
         return opened
     stack.enter_context(blobs)
+    if isinstance(settings.files, str):
+        stack.enter_context(database_files.open_mover(blobs, settings.files))
 
     def interrupt() -> None:
         store.interrupt()
@@ -171,7 +173,7 @@ def _prepare(settings: DatabaseSettings) -> None:
     with _needs_extra():
         from taskyard.broker import database_files  # noqa: PLC0415  # an extra
     database_files.check_place(settings.store, state, files)
-    if files is not None:
+    if isinstance(files, Path):
         for name in FOLDERS:
             link_directory(state / name, files.absolute() / name)
 

@@ -27,6 +27,7 @@ from taskyard.journal.postgres import blobs, database, leader
 from taskyard.journal.postgres.blobs import OUTPUT, PART_BYTES, VALUE, Blob, Blobs, Part
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.move import LocalBlob
+from taskyard.journal.postgres.objects import Mover, Objects
 from taskyard.journal.value_files import ValueFile, ValueFiles, length_of
 from taskyard.net.keyring import DIRECTORY_NAME
 
@@ -75,10 +76,8 @@ class OutputRows:
     def end(self, key: StreamKey, bytes_total: int) -> int:
         self.flush()
         self._lengths.pop(key, None)
-        found = self._blobs.size(OUTPUT, _encode(key)) or 0
-        if found > bytes_total:  # left behind by another history of this state
-            self._blobs.cut(OUTPUT, _encode(key), bytes_total)
-            self.bytes_used -= found - bytes_total
+        found = self._blobs.seal(OUTPUT, _encode(key), bytes_total)
+        self.bytes_used -= max(0, found - bytes_total)  # left behind by another history
         return min(found, bytes_total)
 
     def drop(self, key: StreamKey) -> None:
@@ -86,7 +85,11 @@ class OutputRows:
         self._dropped.append(_encode(key))
 
     def read(self, key: StreamKey, offset: int, count: int) -> tuple[bytes, int] | None:
-        return self._blobs.read(OUTPUT, _encode(key), offset, count)
+        try:
+            return self._blobs.read(OUTPUT, _encode(key), offset, count)
+        except OSError as error:
+            logger.warning("%s: %s", path_of(key), error)
+            return None
 
     def walk(self) -> Iterator[OutputFile]:
         """Yield all streams, with the paths of their files in a state directory."""
@@ -192,18 +195,20 @@ class ReferenceRows:
 
 
 def open_blobs(
-    url: str, files: Path | None, term: Term, reconnect_seconds_max: float
+    url: str, files: Path | str | None, term: Term, reconnect_seconds_max: float
 ) -> Blobs | None:
     """Open the tables for a broker that leads. None: output and values are in a directory."""
-    place = blobs.DATABASE if files is None else blobs.DIRECTORY
+    place = blobs.DIRECTORY if isinstance(files, Path) else blobs.DATABASE
     with database.open_database(url) as connection:
         blobs.note_place(connection, term, place)
-    if files is not None:
+    if isinstance(files, Path):
         return None
     threading.Thread(
         target=_remove_unclaimed, args=(url, term), name="taskyard-blobs", daemon=True
     ).start()
-    return Blobs(url, term, reconnect_seconds_max)
+    made = Blobs(url, term, reconnect_seconds_max)
+    made.read_object = Objects().read
+    return made
 
 
 def _remove_unclaimed(url: str, term: Term) -> None:
@@ -228,17 +233,24 @@ def open_beside(url: str) -> Blobs | None:
     return Blobs(url, Term(seen.epoch, seen.holder))
 
 
-def check_place(url: str, state: Path, files: Path | None) -> None:
+def open_mover(tables: Blobs, place: str) -> Mover:
+    """Return the thread that moves output and values to S3. Raises `UnusableStore`."""
+    objects = Objects()
+    objects.check(place)
+    return Mover(tables.copy(), place, objects)
+
+
+def check_place(url: str, state: Path, files: Path | str | None) -> None:
     """Refuse a place of output and values that is not the one of the store."""
     with database.open_database(url) as connection:
         database.check_tables(connection)
         known = blobs.known_place(connection)
-    if known == blobs.DATABASE and files is not None:
+    if known == blobs.DATABASE and isinstance(files, Path):
         raise UnusableStore(
             "output and values of the store are in the database (start without --files)"
         )
     link = state / FOLDER
-    if files is None and (known == blobs.DIRECTORY or link.is_symlink()):
+    if not isinstance(files, Path) and (known == blobs.DIRECTORY or link.is_symlink()):
         where = f" {link.readlink().parent}" if link.is_symlink() else ""
         raise UnusableStore(
             f"output and values of the store are in a directory{where} (give it with --files)"

@@ -45,10 +45,9 @@ from taskyard.settings import kinds
 @setting_option(
     "broker.files",
     "--files",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Directory of long output and large values with --store, on a disk that outlives this "
-    "machine. If omitted, the database has them.",
+    metavar="DIR|URL",
+    help="Long output and large values with --store: a directory that outlives this machine, or "
+    "s3://BUCKET/PATH. If omitted, the database has them.",
 )
 @click.option(
     "--standby",
@@ -69,7 +68,7 @@ def broker(  # noqa: PLR0913  # one per option
     secure: bool,
     memory: bool,
     store: str,
-    files: Path | None,
+    files: Path | str | None,
     standby: bool,
     compact_after_rows: int | None,
     until_eof: bool,
@@ -103,7 +102,7 @@ def broker(  # noqa: PLR0913  # one per option
         in_memory=memory,
         store=_read_store(store, memory=memory, standby=standby),
         standby=standby,
-        files=files,
+        files=_read_files(files),
         until_eof=until_eof,
         compact=_read_limits(compact_after_rows),
     )
@@ -133,6 +132,13 @@ def _read_store(store: str, *, memory: bool, standby: bool) -> str:
     if memory and url:
         raise click.UsageError("--memory: excludes a store in PostgreSQL (add --store sqlite)")
     return url
+
+
+def _read_files(files: Path | str | None) -> Path | str | None:
+    if files is None:
+        return None
+    place: Path | str = kinds.FILES.read(str(files))
+    return place
 
 
 def _read_limits(rows: int | None) -> CompactionLimits:

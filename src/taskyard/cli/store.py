@@ -23,6 +23,7 @@ from taskyard.cli.options import (
 from taskyard.cli.output import example, moment_cell, print_document, print_table
 from taskyard.core.identity import spelling
 from taskyard.errors import NotInstalled, UnknownName, UnusableFile, UnusableStore, UserError
+from taskyard.settings import kinds
 
 if TYPE_CHECKING:
     from taskyard.journal.postgres.database import Connection
@@ -94,14 +95,13 @@ def upgrade(url: str) -> None:
 @setting_option(
     "broker.files",
     "--files",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Directory of long output and large values of the store in PostgreSQL. If omitted, the "
-    "database has them.",
+    metavar="DIR|URL",
+    help="Long output and large values of the store in PostgreSQL: a directory, or a URL of S3. If "
+    "omitted, the database has them.",
 )
 @verbose_option
 @quiet_option
-def move(source: str, target: str, files: Path | None) -> None:
+def move(source: str, target: str, files: Path | str | None) -> None:
     """Move a state to PostgreSQL, or back.
 
     One of SOURCE and TARGET is a state directory, the other the URL of a store. A database must be
@@ -117,7 +117,8 @@ def move(source: str, target: str, files: Path | None) -> None:
     with _extra():
         from taskyard.broker.database_files import StateFiles  # noqa: PLC0415  # an extra
         from taskyard.journal.postgres import database, move  # noqa: PLC0415
-    shared = move.Files(files, StateFiles())
+    place = None if files is None else kinds.FILES.read(str(files))
+    shared = move.Files(place if isinstance(place, Path) else None, StateFiles())
     try:
         if is_to_database:
             head, place = move.to_database(Path(source), target, shared), database.describe(target)

@@ -148,10 +148,10 @@ KEYS: Final = (
     _key(
         "broker",
         "files",
-        kinds.DIRECTORY,
+        kinds.FILES,
         None,
         "The directory of long output and large values of a broker on PostgreSQL, which outlives "
-        "its machine. If not set: the database has them.",
+        "its machine, or a URL of S3. If not set: the database has them.",
         unset="none",
     ),
     _key(

@@ -62,7 +62,8 @@ class BrokerSection(Struct, frozen=True):
     state: Path
     #: A URL of PostgreSQL. Empty: SQLite in the state directory.
     store: str
-    files: Path | None
+    #: A directory, or a URL of S3.
+    files: Path | str | None
     key: Path | None
     invite: Path | InvitationLine | None
     workers_max: int

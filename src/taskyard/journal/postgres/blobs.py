@@ -8,7 +8,7 @@ Knows neither tasks nor files.
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, LiteralString, NamedTuple, Self
 
 import psycopg
@@ -49,15 +49,15 @@ _APPEND: Final = leader.HELD + (  # noqa: S608  # no input
     "JOIN grown USING (name) ON CONFLICT (upload, start) DO UPDATE SET content = "
     "excluded.content || substr(parts.content, octet_length(excluded.content) + 1))" + _HELD_COUNT
 )
-_CUT: Final = leader.HELD + (  # noqa: S608  # no input
-    ", cut AS (UPDATE taskyard.blobs SET bytes = %(bytes)s WHERE kind = %(kind)s "
-    "AND name = %(name)b AND EXISTS (SELECT FROM held) RETURNING upload), "
-    "gone AS (DELETE FROM taskyard.parts USING cut WHERE parts.upload = cut.upload "
-    "AND start >= %(bytes)s)" + _HELD_COUNT
+_SEAL: Final = leader.HELD + (  # noqa: S608  # no input
+    ", sealed AS (UPDATE taskyard.blobs SET sealed = true, bytes = least(blobs.bytes, %(bytes)s) "
+    "FROM taskyard.blobs AS before WHERE blobs.kind = %(kind)s AND blobs.name = %(name)b "
+    "AND before.kind = blobs.kind AND before.name = blobs.name AND EXISTS (SELECT FROM held) "
+    "RETURNING before.bytes)" + _HELD_COUNT + ", (SELECT bytes FROM sealed)"
 )
 _CLAIM: Final = leader.HELD + (  # noqa: S608  # no input
     ", claimed AS (INSERT INTO taskyard.blobs SELECT %(kind)s::text, %(name)b::bytea, "
-    "%(upload)s::text, %(bytes)s, %(used_ns)s, epoch FROM held "
+    "%(upload)s::text, %(bytes)s, %(used_ns)s, epoch, true FROM held "
     "ON CONFLICT (kind, name) DO UPDATE SET used_ns = excluded.used_ns)" + _HELD_COUNT
 )
 _TOUCH: Final = leader.HELD + (  # noqa: S608  # no input
@@ -66,7 +66,10 @@ _TOUCH: Final = leader.HELD + (  # noqa: S608  # no input
 )
 _REMOVE: Final = leader.HELD + (  # noqa: S608  # no input
     ", gone AS (DELETE FROM taskyard.blobs WHERE kind = %(kind)s AND name = ANY(%(names)s) "
-    "AND used_ns <= %(used_ns_max)s AND EXISTS (SELECT FROM held) RETURNING upload, bytes), "
+    "AND used_ns <= %(used_ns_max)s AND EXISTS (SELECT FROM held) "
+    "RETURNING upload, bytes, place), "
+    "objects_gone AS (INSERT INTO taskyard.removals SELECT place || '/' || upload FROM gone "
+    "WHERE place <> ''), "
     "parts_gone AS (DELETE FROM taskyard.parts USING gone WHERE parts.upload = gone.upload)"
     + _HELD_COUNT
     + ", coalesce(sum(bytes), 0)::bigint, count(*) FROM gone"
@@ -82,14 +85,29 @@ _INSERT_PART: Final = (
 )
 _SIZE: Final = "SELECT bytes FROM taskyard.blobs WHERE kind = %(kind)s AND name = %(name)b"
 _READ: Final = (
-    "SELECT bytes, start, content FROM taskyard.blobs LEFT JOIN taskyard.parts "
-    "ON parts.upload = blobs.upload AND start > %(offset)s - %(part_bytes)s::bigint "
-    "AND start < %(end)s WHERE kind = %(kind)s AND name = %(name)b ORDER BY start"
+    "SELECT bytes, start, content, place, blobs.upload FROM taskyard.blobs "
+    "LEFT JOIN taskyard.parts ON parts.upload = blobs.upload "
+    "AND start > %(offset)s - %(part_bytes)s::bigint AND start < %(end)s "
+    "WHERE kind = %(kind)s AND name = %(name)b ORDER BY start"
 )
 _PAGE: Final = (
     "SELECT name, bytes, used_ns FROM taskyard.blobs WHERE kind = %(kind)s AND name > %(after)b "
     "ORDER BY name LIMIT %(count)s"
 )
+
+_COLD: Final = (
+    "SELECT kind, name, upload, bytes FROM taskyard.blobs WHERE sealed AND place = '' "
+    "AND used_ns <= %(used_ns_max)s ORDER BY used_ns LIMIT %(count)s"
+)
+_RELOCATE: Final = leader.HELD + (  # noqa: S608  # no input
+    ", moved AS (UPDATE taskyard.blobs SET place = %(place)s WHERE upload = %(upload)s "
+    "AND place = '' AND EXISTS (SELECT FROM held) RETURNING upload), "
+    "gone AS (DELETE FROM taskyard.parts USING moved WHERE parts.upload = moved.upload)"
+    + _HELD_COUNT
+    + ", (SELECT count(*) FROM moved)"
+)
+_REMOVALS: Final = "SELECT url FROM taskyard.removals ORDER BY url LIMIT %(count)s"
+_FORGET: Final = "DELETE FROM taskyard.removals WHERE url = %(url)s"
 
 _ADD_LINES: Final = leader.HELD + (  # noqa: S608  # no input
     ", added AS (INSERT INTO taskyard.value_references SELECT line FROM held, "
@@ -135,6 +153,8 @@ class BlobTables:
     def __init__(self, connection: Connection, term: Term) -> None:
         self._connection = connection
         self._term = term
+        #: Returns bytes of a blob that is elsewhere, by URL, offset and count. May raise `OSError`.
+        self.read_object: Callable[[str, int, int], bytes] = _no_object
 
     # Writing, under the term.
 
@@ -156,16 +176,18 @@ class BlobTables:
         }
         self._write(_APPEND, values)
 
-    def cut(self, kind: str, name: bytes, bytes_total: int) -> None:
-        """Shorten a blob."""
-        self._write(_CUT, {"kind": kind, "name": name, "bytes": bytes_total})
+    def seal(self, kind: str, name: bytes, bytes_total: int) -> int:
+        """Cut a blob that grows no more. Return its length before, 0 if it is not there."""
+        values = {"kind": kind, "name": name, "bytes": bytes_total}
+        return int(self._write(_SEAL, values)[1] or 0)
 
     def put(self, kind: str, name: bytes, contents: Iterable[bytes], used_ns: int) -> None:
         """Write a blob as a whole, in parts. It counts when all of it is there."""
         upload, size = self._new_upload(), 0
-        for content in contents:
-            self._execute(_INSERT_PART, {"upload": upload, "start": size, "content": content})
-            size += len(content)
+        for given in contents:
+            for _, start, content in _split([Part(name, size, given)]):
+                self._execute(_INSERT_PART, {"upload": upload, "start": start, "content": content})
+            size += len(given)
         values = {"kind": kind, "name": name, "upload": upload, "bytes": size, "used_ns": used_ns}
         self._write(_CLAIM, values)
 
@@ -215,8 +237,11 @@ class BlobTables:
         if not rows:
             return None
         bytes_total, end = rows[0][0], offset
-        found = bytearray()
-        for _, start, content in rows:
+        found, (place, upload) = bytearray(), rows[0][3:]
+        if place:
+            wanted = max(0, min(count, bytes_total - offset))
+            return self.read_object(f"{place}/{upload}", offset, wanted), bytes_total
+        for _, start, content, *_ in rows:
             if start is not None and start <= end < start + len(content):
                 found += memoryview(content)[end - start :]
                 end = offset + len(found)
@@ -241,6 +266,24 @@ class BlobTables:
                 return
             yield from rows
             after = rows[-1].name
+
+    # Blobs that are elsewhere.
+
+    def cold(self, used_ns_max: int) -> list[tuple[Any, ...]]:
+        """Return some blobs that were not used later: kind, name, upload and bytes."""
+        return self._execute(_COLD, {"used_ns_max": used_ns_max, "count": PAGE_ROWS})
+
+    def relocate(self, upload: str, place: str) -> bool:
+        """Note that a blob is elsewhere, and remove its parts. Return False if it is gone."""
+        return bool(self._write(_RELOCATE, {"upload": upload, "place": place})[1])
+
+    def removals(self) -> list[str]:
+        """Return the URLs of objects whose blobs are removed."""
+        return [url for (url,) in self._execute(_REMOVALS, {"count": PAGE_ROWS})]
+
+    def forget_removal(self, url: str) -> None:
+        """Forget an object that is removed."""
+        self._execute(_FORGET, {"url": url})
 
     # The references to values.
 
@@ -301,7 +344,9 @@ class Blobs(BlobTables):
 
     def copy(self) -> "Blobs":
         """Return the same tables over another connection, for another thread."""
-        return Blobs(self._url, self._term, self._reconnect_seconds_max)
+        made = Blobs(self._url, self._term, self._reconnect_seconds_max)
+        made.read_object = self.read_object
+        return made
 
     def interrupt(self) -> None:
         """End a call that waits for the server in another thread, because the lease has ended."""
@@ -352,6 +397,10 @@ class Blobs(BlobTables):
 
     def _note_warning(self, notice: Diagnostic) -> None:
         self._warned |= notice.severity_nonlocalized == "WARNING"
+
+
+def _no_object(url: str, _offset: int, _count: int) -> bytes:
+    raise OSError(f"{url}: not in the database")
 
 
 def known_place(connection: Connection) -> str:

@@ -86,8 +86,10 @@ STEPS: Final[tuple[tuple[LiteralString, ...], ...]] = (
         (
             "CREATE TABLE taskyard.blobs (kind text, name bytea, upload text NOT NULL UNIQUE, "
             "bytes bigint NOT NULL, used_ns bigint NOT NULL, epoch bigint NOT NULL, "
+            "sealed boolean NOT NULL DEFAULT false, place text NOT NULL DEFAULT '', "
             "PRIMARY KEY (kind, name))"
         ),
+        "CREATE TABLE taskyard.removals (url text PRIMARY KEY)",
         (
             "CREATE TABLE taskyard.parts (upload text, start bigint, content bytea NOT NULL, "
             "PRIMARY KEY (upload, start))"
@@ -112,6 +114,10 @@ _CLEAR: Final[tuple[LiteralString, ...]] = (
     "DELETE FROM taskyard.finished",
     "DELETE FROM taskyard.outputs",
     "DELETE FROM taskyard.standbys",
+    (
+        "INSERT INTO taskyard.removals SELECT place || '/' || upload FROM taskyard.blobs "
+        "WHERE place <> '' ON CONFLICT (url) DO NOTHING"
+    ),
     "DELETE FROM taskyard.blobs",
     "DELETE FROM taskyard.parts",
     "DELETE FROM taskyard.value_references",

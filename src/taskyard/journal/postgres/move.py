@@ -41,6 +41,7 @@ from taskyard.journal.postgres import (
 from taskyard.journal.postgres.blobs import Blob, BlobTables
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
+from taskyard.journal.postgres.objects import Objects
 from taskyard.journal.readonly import ReadonlyStore
 from taskyard.journal.store import LEASE_NS
 
@@ -329,6 +330,7 @@ def _digested(contents: Iterable[bytes], digest: "hashlib._Hash") -> Iterator[by
 def _fetch_blobs(connection: Connection, state: Path, local: LocalFiles) -> None:
     """Write output and values to a state directory."""
     tables = BlobTables(connection, Term(0, ""))
+    tables.read_object = Objects().read
     for kind in blobs.KINDS:
         for blob in tables.walk(kind):
             local.write(state, kind, blob, tables.contents(kind, blob.name))

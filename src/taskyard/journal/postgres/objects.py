@@ -1,0 +1,144 @@
+"""Output and values in S3: a thread moves them there from the tables.
+
+Everything is in the tables first, so nothing that was acknowledged waits for S3, and all of it is
+kept while S3 is down. A blob is moved when it no longer grows and was not used for some time. Its
+object has the name of its upload, which is never used again. So a broker that lost its term writes
+the same object again, or removes one that no row names. Needs the extra `history`, for pyarrow.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, Self
+
+from taskyard.errors import LeaderLost, NotInstalled, TaskyardError, UnusableStore
+from taskyard.journal.postgres.blobs import Blobs
+
+if TYPE_CHECKING:
+    from pyarrow import fs
+
+#: How long a blob stays in the tables after its last use: workers read most values soon.
+COLD_NS: Final = 600 * 1_000_000_000
+
+#: The pause between two rounds, and after a failure.
+PAUSE_SECONDS: Final = 5.0
+FAILURE_SECONDS: Final = 30.0
+
+logger = logging.getLogger("taskyard.journal")
+
+
+class Objects:
+    """Objects by their URL. The variables of AWS name the server and the credentials."""
+
+    def __init__(self) -> None:
+        self._systems: dict[str, tuple[fs.FileSystem, str]] = {}
+
+    def put(self, url: str, contents: Iterable[bytes], bytes_total: int) -> None:
+        """Write an object. Raises `OSError` unless all of it is there."""
+        system, path = self._open(url)
+        with system.open_output_stream(path) as file:
+            for content in contents:
+                file.write(content)
+        found = system.get_file_info(path).size
+        if found != bytes_total:
+            raise OSError(f"{url}: {found} of {bytes_total} bytes were written")
+
+    def read(self, url: str, offset: int, count: int) -> bytes:
+        """Return some bytes of an object. Raises `OSError`."""
+        system, path = self._open(url)
+        with system.open_input_file(path) as file:
+            return bytes(file.read_at(count, offset))
+
+    def remove(self, url: str) -> None:
+        """Remove an object, if it is there. Raises `OSError`."""
+        system, path = self._open(url)
+        try:
+            system.delete_file(path)
+        except FileNotFoundError:
+            return
+
+    def check(self, place: str) -> None:
+        """Raise `UnusableStore` if the bucket of a place can't be found."""
+        try:
+            system, path = self._open(f"{place}/x")
+            # A bucket is a directory. Anything else is not found.
+            is_there = system.get_file_info(path.partition("/")[0]).type.name == "Directory"
+        except (OSError, ValueError) as error:
+            raise UnusableStore(f"{place}: {_text_of(error)}") from error
+        if not is_there:
+            raise UnusableStore(f"{place}: no such bucket, or no right to see it")
+
+    def _open(self, url: str) -> "tuple[fs.FileSystem, str]":
+        place, _, name = url.rpartition("/")
+        if place not in self._systems:
+            try:
+                from pyarrow import fs  # noqa: PLC0415  # an extra
+            except ImportError as error:
+                raise NotInstalled(
+                    f"{place}: needs {error.name} (`pip install 'taskyard[history]'`)"
+                ) from error
+            self._systems[place] = fs.FileSystem.from_uri(place)
+        system, path = self._systems[place]
+        return system, f"{path}/{name}"
+
+
+class Mover:
+    """The thread that moves blobs to a place in S3, until it is closed or the term ends."""
+
+    def __init__(self, tables: Blobs, place: str, objects: Objects) -> None:
+        self._tables = tables
+        self._place = place
+        self._objects = objects
+        self._stopping = threading.Event()
+        self._problem = ""
+        self._thread = threading.Thread(target=self._run, name="taskyard-objects", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._tables.interrupt()
+        self._thread.join(PAUSE_SECONDS)
+        self._tables.close()
+
+    def run_round(self, cold_ns: int = COLD_NS) -> int:
+        """Move what is due, and remove objects of removed blobs. Return the number of both."""
+        tables, objects, count = self._tables, self._objects, 0
+        for kind, name, upload, bytes_total in tables.cold(time.time_ns() - cold_ns):
+            url = f"{self._place}/{upload}"
+            objects.put(url, tables.contents(kind, name), bytes_total)
+            if not tables.relocate(upload, self._place):  # removed meanwhile
+                objects.remove(url)
+            count += 1
+            if self._stopping.is_set():
+                return count
+        for url in tables.removals():
+            objects.remove(url)
+            tables.forget_removal(url)
+            count += 1
+        return count
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._stopping.wait(pause):
+            try:
+                pause = 0.0 if self.run_round() else PAUSE_SECONDS
+                self._problem = ""
+            except LeaderLost:
+                return
+            except (OSError, TaskyardError) as error:
+                self._note(_text_of(error))
+                pause = FAILURE_SECONDS
+
+    def _note(self, problem: str) -> None:
+        if problem != self._problem and not self._stopping.is_set():
+            text = "%s: output and values stay in the database for now: %s"
+            logger.warning(text, self._place, problem)
+        self._problem = problem
+
+
+def _text_of(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
