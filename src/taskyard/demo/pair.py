@@ -168,7 +168,7 @@ class Pair:
     def __init__(self, directory: Path, cluster: ThrowawayCluster) -> None:
         self._directory = directory
         self._cluster = cluster
-        self._ports = dict(zip(("broker-1", "broker-2"), _free_ports(2), strict=True))
+        self._ports = dict(zip(("broker-1", "broker-2"), free_ports(2), strict=True))
         self.leader, self.standby = self._ports
         self._brokers: dict[str, DemoProcess] = {}
         self._workers: list[DemoProcess] = []
@@ -246,7 +246,7 @@ class Pair:
         self._end()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports that are free now. Peers name the standby's before it listens."""
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [probe.getsockname()[1] for probe in probes]
