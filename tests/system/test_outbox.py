@@ -79,6 +79,15 @@ def test_committed_tasks_run_once_and_others_never(
         submit(connection, "'echo early', name => 'early'")
         await_counts(url, OutboxCounts())
         assert client.show("early")["attempt"] == before
+        # A feed that lost its connection makes another one.
+        cut = connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name = 'taskyard outbox'"
+        )
+        assert cut.fetchall() == [(True,)]
+        late = submit(connection, "'echo late'")
+        await_counts(url, OutboxCounts())
+        assert client.future(late).result(PATIENCE_SECONDS) == "late\n"
         assert broker.terminate()[0] == 0
 
 

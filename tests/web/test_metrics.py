@@ -20,7 +20,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from taskyard.core.counters import Counters, turn_histogram
 from taskyard.web import metrics
 from taskyard.web.metrics import DEFINITIONS, OTHER, PAGE_METRICS, exposition
-from taskyard.wire.health_views import BrokerMeasures, LeaderHealth, StandbyHealth, health
+from taskyard.wire.health_views import (
+    BrokerMeasures,
+    LeaderHealth,
+    OutboxHealth,
+    StandbyHealth,
+    health,
+)
 from tests.kit.processes import Broker, Running, Worker, run_here, until
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -58,6 +64,7 @@ def status(*services: dict[str, Any]) -> dict[str, Any]:
         lease=5.0,
         standbys=[StandbyHealth(host="b", **behind)],
     )
+    measures.outbox = OutboxHealth(new=0, retried=1, refused=2)
     return {"services": list(services), "health": to_builtins(health(counted.copied(), measures))}
 
 

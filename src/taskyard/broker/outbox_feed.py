@@ -51,6 +51,9 @@ PAUSE_SECONDS: Final = 1.0
 #: Submitting rows again takes at most this part of the time, however many there are.
 _AGAIN_SHARE: Final = 20
 
+#: For administrators, in `pg_stat_activity`.
+_NAME: Final = "SET application_name = 'taskyard outbox'"
+
 #: The code of a row that can't be read as a task.
 INVALID: Final = "invalid-task"
 
@@ -109,6 +112,7 @@ class OutboxFeed:
             while not self._stopping.is_set():
                 try:
                     with database.connect(self._url) as self._connection:
+                        self._connection.execute(_NAME)
                         self._connection.execute(outbox.LISTEN)
                         is_connected = True
                         self._serve(self._connection, channel)

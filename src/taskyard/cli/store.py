@@ -164,8 +164,9 @@ def outbox(
     until it is retried or dropped. Lists the first 1,000.
     """
     with _database(url or _configured(cli_context)) as connection:
-        from taskyard.journal.postgres import outbox  # noqa: PLC0415  # an extra
+        from taskyard.journal.postgres import database, outbox  # noqa: PLC0415  # an extra
 
+        database.check_tables(connection)
         retried, dropped = outbox.retry(connection, retry), outbox.drop(connection, drop)
         missing = sorted({*retry, *drop} - {*retried, *dropped})
         if missing:

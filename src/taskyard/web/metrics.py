@@ -114,6 +114,7 @@ DEFINITIONS: Final = {
         _define(_GAUGE, "history_bytes", "The history files on the disk."),
         _define(_GAUGE, "values_bytes", "Large arguments and results on the disk."),
         _define(_GAUGE, "disk_free_bytes", "Free space of the disk of the state directory."),
+        _define(_GAUGE, "outbox_tasks", "Tasks in the outbox in PostgreSQL.", "state"),
         _define(_GAUGE, "leader_epoch", "The term of a broker whose journal is in PostgreSQL."),
         _define(_GAUGE, "standby_rows_behind", "Rows that a standby had not applied.", "standby"),
         _define(
@@ -274,6 +275,8 @@ def _add_health(families: _Families, health: Mapping[str, Any], named: Container
     for name in ("journal_bytes", "history_bytes", "values_bytes", "disk_free_bytes"):
         if health[name] is not None:
             families.add(name, health[name])
+    for state, count in (health.get("outbox") or {}).items():
+        families.add("outbox_tasks", count, state)
     if health.get("leader") is not None:
         _add_leader(families, health["leader"])
 
