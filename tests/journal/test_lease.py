@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from soak_kit.proxy import DatabaseProxy
+from taskyard.demo.postgresql import ROLE
 from taskyard.errors import LeaderLost, StateLocked
 from taskyard.journal.lock import StateLock
 from taskyard.journal.postgres import database, last_term, leader, standbys
@@ -203,3 +206,13 @@ def test_leader_lists_standbys_that_report(url: str) -> None:
         standbys.remove(connection, "live")
         watch.refresh(connection, late_ns)
         assert watch.seen() == []
+
+
+def test_lease_of_a_silent_server_is_closed(cluster: Cluster, url: str) -> None:
+    name = url.partition("@/")[2].partition("?")[0]
+    with closing(DatabaseProxy(cluster.directory / ".s.PGSQL.5432")) as proxy:
+        lease = Lease(f"postgresql://{ROLE}@127.0.0.1:{proxy.port}/{name}?sslmode=disable", 10**9)
+        proxy.cut(silently=True)
+        time.sleep(0.3)  # a renewal is sent every 0.2 s
+        lease.close()
+        assert lease.left_ns() <= 0

@@ -48,6 +48,10 @@ POLL_SECONDS: Final = 1.0
 #: The pause after which rows are read again that the broker, or the database, did not take.
 PAUSE_SECONDS: Final = 1.0
 
+#: How long a stop waits for the thread, which ends with the process. To connect to a silent server
+#: takes seconds, and peers can't find the next broker meanwhile.
+_JOIN_SECONDS: Final = 0.5
+
 #: Submitting rows again takes at most this part of the time, however many there are.
 _AGAIN_SHARE: Final = 20
 
@@ -104,7 +108,7 @@ class OutboxFeed:
         self._stopping.set()
         if self._connection is not None:
             database.interrupt(self._connection)
-        self._thread.join()
+        self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
         is_connected = True

@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, SupportsIndex, TypeVar
 
 from taskyard.client.calls import CallFuture, ExecutorCore
 from taskyard.client.client import Client
@@ -27,7 +27,6 @@ from taskyard.wire import payloads, pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Future as AnyFuture
     from multiprocessing.context import BaseContext
     from pathlib import Path
     from types import TracebackType
@@ -101,29 +100,9 @@ class Executor(concurrent.futures.Executor):
         """Return the core for a broker that is not its own."""
         return ExecutorCore(service, client=client)
 
-    # A future stands for its value. Types can say so of the first two arguments.
-    @overload
-    def submit(
-        self, fn: Callable[..., _T], one: AnyFuture[Any], /, *args: object, **kwargs: object
-    ) -> CallFuture[_T]: ...
-
-    @overload
-    def submit(
-        self,
-        fn: Callable[..., _T],
-        one: object,
-        two: AnyFuture[Any],
-        /,
-        *args: object,
-        **kwargs: object,
-    ) -> CallFuture[_T]: ...
-
-    @overload
     def submit(
         self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
-    ) -> CallFuture[_T]: ...
-
-    def submit(self, fn: Callable[..., _T], /, *args: object, **kwargs: object) -> CallFuture[_T]:
+    ) -> CallFuture[_T]:
         """Submit a call. The future raises `UserError` if the call can't be pickled."""
         return self._core.submit(fn, args, kwargs)
 

@@ -28,6 +28,9 @@ _RENEWALS: Final = 5
 #: by 0.05 % if both are being adjusted.
 _MARGIN: Final = 50
 
+#: How long `close` waits for a renewal. A silent server never answers it.
+_JOIN_SECONDS: Final = 0.5
+
 _SECOND_NS: Final = 1_000_000_000
 
 logger = logging.getLogger("taskyard.journal")
@@ -99,11 +102,17 @@ class Lease:
         """End the term, so that the next broker need not wait. A second call does nothing."""
         self._stopping.set()
         for thread in self._threads:
-            thread.join()
+            thread.join(_JOIN_SECONDS)
+        if any(thread.is_alive() for thread in self._threads):
+            database.interrupt(self._connection)  # the server is silent: the lease ends later
+        else:
+            self._release()
+        self._ends_ns = 0
+
+    def _release(self) -> None:
         if not self._connection.closed and self.left_ns() > 0:
             with suppress(psycopg.Error):  # it ends with the lease
                 leader.release(self._connection, self.term)
-        self._ends_ns = 0
         self._connection.close()
 
     def _note_wait(self, seen: LeaderRow) -> None:
