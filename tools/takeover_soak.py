@@ -214,6 +214,7 @@ class TakeoverSoak(Soak):
             self._fleet.turn()
             if taken_at is None and self._epoch() > epoch:
                 taken_at = time.monotonic()
+                self.log(f"epoch {epoch + 1} or later has begun")
             if taken_at is not None and self._prober.acknowledged_at > taken_at:
                 return self._prober.acknowledged_at
             time.sleep(PROBE_PAUSE_SECONDS)

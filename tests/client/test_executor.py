@@ -237,7 +237,7 @@ def test_future_names_the_argument_that_can_not_be_pickled(executor: Executor) -
     lock = threading.Lock()
     failed: dict[str, AnyFuture] = {
         "function <function": executor.submit(lambda: lock),
-        "argument 2, of type lock, can't": executor.submit(pow, 1, lock),  # type: ignore[call-overload]
+        "argument 2, of type lock, can't": executor.submit(pow, 1, lock),  # type: ignore[arg-type]
         "argument 'key', of type lock, can't": executor.submit(calls.sorted_pairs, key=lock),
         "result of type lock can't": executor.submit(threading.Lock),
     }

@@ -121,7 +121,7 @@ def test_broken_executor_is_a_broken_pool() -> None:
 def test_call_that_can_not_be_unpickled_is_a_broken_pool_for_its_caller(
     executor: Executor, kind: type[BaseException]
 ) -> None:
-    future = executor.submit(calls.size, calls.Unreadable(kind))  # type: ignore[call-overload]
+    future = executor.submit(calls.size, calls.Unreadable(kind))  # type: ignore[arg-type]
     error = future.exception(PATIENCE_SECONDS)
     assert isinstance(error, BrokenProcessPool)
     assert f"can't unpickle the call: {kind.__name__}" in str(error)

@@ -21,7 +21,7 @@ from tests.pipeline import deployments, verbs
 from tests.pipeline.scenarios import SMALL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -48,20 +48,8 @@ SERVER_DEFAULTS = {
     "spark.sql.codegen.factoryMode": "FALLBACK",
 }
 
-#: Those that a cluster runs without --whole. Each of the others takes seconds in its cold JVMs.
-CLUSTER_VERBS = ("first worker", "load", "map_rows", "fleet")
-
-
-def deployment_verbs() -> Iterator[Any]:
-    """Yield the cases. All other tests use classic Spark."""
-    for deployment, usual in (
-        ("classic", ()),
-        ("connect", tuple(verbs.VERBS)),
-        ("cluster", CLUSTER_VERBS),
-    ):
-        for verb in verbs.VERBS:
-            marks = () if verb in usual else pytest.mark.whole
-            yield pytest.param(deployment, verb, marks=marks)
+#: All other tests use classic Spark.
+DEPLOYMENTS = (pytest.param("classic", marks=pytest.mark.whole), "connect", "cluster")
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +83,11 @@ def cluster(
     spark: SparkSession,
     short_lived: str,
     python_daemons: dict[str, str],
-    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Any:
-    factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
-    directory = factory.mktemp("cluster")
-    chosen = verbs.VERBS if request.config.getoption("--whole") else CLUSTER_VERBS
+    directory = tmp_path_factory.mktemp("cluster")
     with (
-        _broker(factory) as broker,
+        _broker(tmp_path_factory) as broker,
         deployments.cluster(spark, directory) as master,
     ):
         conf = {
@@ -115,10 +101,7 @@ def cluster(
             "SPARK_SUBMIT_OPTS": short_lived,
         }
         done = subprocess.run(
-            [
-                *(sys.executable, "-m", verbs.__name__, master, str(inputs), ",".join(chosen)),
-                *broker.endpoints,
-            ],
+            [sys.executable, "-m", verbs.__name__, master, str(inputs), *broker.endpoints],
             env=os.environ | python_daemons | variables,
             stdout=subprocess.PIPE,
             text=True,
@@ -133,7 +116,8 @@ def _broker(factory: pytest.TempPathFactory) -> Broker:
 
 
 @pytest.mark.timeout(TIMEOUT_SECONDS)
-@pytest.mark.parametrize(("deployment", "verb"), [*deployment_verbs()])
+@pytest.mark.parametrize("verb", verbs.VERBS)
+@pytest.mark.parametrize("deployment", DEPLOYMENTS)
 def test_verb_runs(deployment: str, verb: str, request: pytest.FixtureRequest) -> None:
     fixture = {"connect": "remote"}.get(deployment, deployment)
     found = request.getfixturevalue(fixture)[verb]

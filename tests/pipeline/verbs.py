@@ -1,8 +1,8 @@
 """Every verb of the pipeline, run once on tiny inputs in the active session.
 
-    python -m tests.pipeline.verbs MASTER DIRECTORY VERB,… ENDPOINT…
+    python -m tests.pipeline.verbs MASTER DIRECTORY ENDPOINT…
 
-runs some in a session of its own, because a process has only one driver, and prints their results
+runs them in a session of its own, because a process has only one driver, and prints their results
 as JSON. Results are the same on every deployment. Paths are relative, as a user would type them.
 """
 
@@ -25,7 +25,7 @@ from tests.kit.processes import campaign, run_here
 from tests.pipeline.scenarios import SMALL, EventLog, write_part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
@@ -143,21 +143,20 @@ VERBS: Final[dict[str, Callable[[Place], object]]] = {
 }
 
 
-def run_all(place: Place, names: Iterable[str] = VERBS) -> dict[str, Any]:
-    """Run verbs. Return their results, or the text of an error in place of a result."""
+def run_all(place: Place) -> dict[str, Any]:
+    """Run all verbs. Returns their results, or the text of an error in place of a result."""
     results: dict[str, Any] = {}
-    for name in names:
+    for name, run in VERBS.items():
         try:
-            results[name] = VERBS[name](place)
+            results[name] = run(place)
         except BaseException:  # noqa: BLE001  # a verb exits by SystemExit, and others can run
             results[name] = traceback.format_exc()
     return json.loads(json.dumps(results))  # type: ignore[no-any-return]  # tuples as lists
 
 
-def main(master: str, directory: str, names: str, *endpoints: str) -> None:
+def main(master: str, directory: str, *endpoints: str) -> None:
     with session_scope("tests", master, conf=CONF) as spark:
-        place = Place(Path(directory), spark, master, "cluster", list(endpoints))
-        results = run_all(place, names.split(","))
+        results = run_all(Place(Path(directory), spark, master, "cluster", list(endpoints)))
     sys.stdout.write(json.dumps(results))
 
 

@@ -192,7 +192,7 @@ def test_altered_and_removed_values_fail_with_their_reason(
 
 
 def test_values_live_as_long_as_their_tasks(tmp_path: Path, stack: ExitStack) -> None:
-    yard = Yard(tmp_path, stack, '[values]\ngrace = "1s"\n')
+    yard = Yard(tmp_path, stack, '[values]\ngrace = "0.2s"\n')
     client, big = yard.client(), array(300_000)
     assert client.submit(calls.length, bytes(2 << 20), name="length").result(60) == 2 << 20
     until(lambda: not yard.kept(), "the argument of a task that is done is removed")

@@ -12,10 +12,6 @@ def cube(number: int) -> int:
     return number**3
 
 
-def power(number: int, exponent: int) -> int:
-    return int(number**exponent)
-
-
 def types(client: taskyard.Client) -> None:
     """Assert the types of futures. It is never run."""
     assert_type(client.submit(cube, 3), taskyard.Future[int])
@@ -26,14 +22,6 @@ def types(client: taskyard.Client) -> None:
     for future, value in taskyard.as_completed(client.map(cube, [1]), with_results=True):
         assert_type(future, taskyard.Future[int])
         assert_type(value, int)
-
-
-def executor_types(executor: taskyard.Executor) -> None:
-    """Assert the types of an executor's futures, also as arguments. It is never run."""
-    one = executor.submit(cube, 3)
-    assert_type(one.result(), int)
-    assert_type(executor.submit(cube, one).result(), int)
-    assert_type(executor.submit(power, 7, one).result(), int)
 
 
 async def async_types(client: taskyard.AsyncClient) -> None:

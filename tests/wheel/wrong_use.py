@@ -15,8 +15,8 @@ def half(number: int) -> float:
 
 def mistakes(client: taskyard.Client, executor: taskyard.Executor) -> None:
     taskyard.Clinet()  # type: ignore[attr-defined]
-    executor.submit(cube, "3")  # type: ignore[call-overload]
-    executor.submit(cube, 1, 2)  # type: ignore[call-overload]
+    executor.submit(cube, "3")  # type: ignore[arg-type]
+    executor.submit(cube, 1, 2)  # type: ignore[call-arg]
     text: str = executor.submit(cube, 3).result()  # type: ignore[assignment]
     text = client.submit(cube, 3).result()  # type: ignore[assignment]
     client.submit(3)  # type: ignore[call-overload]
