@@ -91,7 +91,7 @@ def test_every_verb_that_waits_reports_a_killed_broker_and_exits_3(
             super().__init__(*args, **named)
             answered.release()
 
-    def limits_of(timeout: float, _first_answer: float) -> ReplyTimeouts:
+    def limits_of(timeout: float, _first_answer: float, **_named: bool) -> ReplyTimeouts:
         """Return limits with a first timeout that suits a busy machine."""
         return ReplyTimeouts(PATIENCE_SECONDS * SECOND_NS, int(timeout * SECOND_NS))
 
