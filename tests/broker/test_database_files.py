@@ -97,6 +97,13 @@ class TestOutput:
         for offset in (1, 2, PART_BYTES - 1, PART_BYTES + 1, 2 * PART_BYTES + 2):
             assert store.read(KEY, offset, 9) == (whole[offset : offset + 9], len(whole))
 
+    def test_shorter_repeat_removes_nothing(self, blobs: Blobs) -> None:
+        store = OutputRows(blobs)
+        for data in (b"abcdef", b"abc"):
+            assert store.write(chunk(0, data))
+            store.flush()
+        assert store.read(KEY, 0, 9) == (b"abcdef", 6)
+
     def test_streams_are_counted_and_removed_as_files_are(self, blobs: Blobs) -> None:
         store, since_ns = OutputRows(blobs), time.time_ns()
         store.write(chunk(0, b"abc"))
