@@ -81,6 +81,10 @@ class BrokerHost:
         return self._broker is not None
 
     @property
+    def is_running(self) -> bool:
+        return self.up
+
+    @property
     def ledger(self) -> Ledger:
         if self._broker is None:
             raise Violation("stuck", "the broker is not running")

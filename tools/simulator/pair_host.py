@@ -142,6 +142,10 @@ class PairHost:
         return bool(self._accepting())
 
     @property
+    def is_running(self) -> bool:
+        return self._newest() is not None
+
+    @property
     def ledger(self) -> Ledger:
         broker = self._newest()
         if broker is None or broker.broker is None:

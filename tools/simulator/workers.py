@@ -419,7 +419,7 @@ class AlwaysReadyWorker(Worker):
 
     def transmit(self, frames: Sequence[bytes], sent_events: tuple[Event, ...]) -> None:
         """Send a message, or drop it without a connection, as a ROUTER does."""
-        if self.world.host.up or not self.stays:
+        if self.world.host.is_running or not self.stays:
             super().transmit(frames, sent_events)
 
     def register(self) -> None:

@@ -58,6 +58,11 @@ class Host(BrokerInbox, Protocol):
     def ledger(self) -> Ledger: ...
 
     @property
+    def is_running(self) -> bool:
+        """Return whether a broker has connections, also one that is stopped."""
+        ...
+
+    @property
     def settle_ns(self) -> int:
         """Return how long the brokers need once their faults have ended."""
         ...
