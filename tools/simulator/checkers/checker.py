@@ -109,6 +109,8 @@ class Checker:
 
     #: How late the broker may be. Longer while it is stopped, or waits for its database.
     late_ns_max = LATE_NS_MAX
+    #: How long a task may be ready.
+    ready_ns_max = READY_NS_MAX
 
     def __init__(self, plan: Plan, timeline: Timeline, clock: SimClock) -> None:
         self._plan = plan
@@ -456,7 +458,7 @@ class Checker:
         for task_model in self.model.tasks.values():
             if task_model.state is READY:
                 waits_ns = self._timeline.now_ns - max(task_model.since_ns, revive_ns)
-                if waits_ns > READY_NS_MAX:
+                if waits_ns > self.ready_ns_max:
                     self.model.fail("forgotten", "is ready and not assigned", task_model)
 
     def check_due(self) -> None:
