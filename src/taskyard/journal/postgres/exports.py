@@ -49,10 +49,16 @@ _COVER: Final = leader.HELD + (  # noqa: S608  # no input
     "ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 )
 _UNCLAIM: Final = leader.HELD + (  # noqa: S608  # no input
-    " DELETE FROM taskyard.claims WHERE name = %(name)s AND EXISTS (SELECT FROM held)"
+    ", gone AS (DELETE FROM taskyard.claims WHERE name = %(name)s AND EXISTS (SELECT FROM held) "
+    "RETURNING upload), "
+    "parts AS (DELETE FROM taskyard.files USING gone WHERE files.upload = gone.upload) "
+    "SELECT upload FROM gone"
 )
-_REMOVE_UNCLAIMED: Final = (
-    "DELETE FROM taskyard.files WHERE upload NOT IN (SELECT upload FROM taskyard.claims)"
+#: Uploads of this term stay: a statement over a lost connection may still claim them. Those of
+#: earlier terms can't be claimed any more, and a later term can't begin meanwhile.
+_REMOVE_UNCLAIMED: Final = leader.HELD + (  # noqa: S608  # no input
+    " DELETE FROM taskyard.files WHERE upload NOT LIKE %(own)s "
+    "AND upload NOT IN (SELECT upload FROM taskyard.claims) AND EXISTS (SELECT FROM held)"
 )
 _INSERT_PART: Final = "INSERT INTO taskyard.files VALUES (%s, %s, %b)"
 _READ_PART: Final = "SELECT content FROM taskyard.files WHERE upload = %s AND part = %s"
@@ -130,12 +136,12 @@ def publish(
 ) -> None:
     """Copy what a compaction up to `head` wrote, and check that it covers all rows up to there."""
     claimed = {claim.name for claim in claims(connection)}
-    connection.execute(_REMOVE_UNCLAIMED)
+    connection.execute(_REMOVE_UNCLAIMED, {**term._asdict(), "own": f"{term.epoch}-%"})
     whole, _ = history.parts(directory)
     paths = [path for part in whole for path in part.paths(directory).values()]
     newest = snapshot.path_of(directory, head.sequence)
     missing = [path for path in (*paths, newest) if _name_of(directory, path) not in claimed]
-    made = [upload(connection, directory, path) for path in missing]
+    made = [upload(connection, directory, path, term.epoch) for path in missing]
     if made:
         names, uploads, sizes, digests = map(list, zip(*made, strict=True))
         values = {"names": names, "uploads": uploads, "sizes": sizes, "digests": digests}
@@ -154,7 +160,6 @@ def drop_snapshots(connection: Connection, before: int, term: Term) -> None:
         sequence = snapshot.sequence_of(Path(claim.name))
         if sequence is not None and sequence < before:
             _run_held(connection, _UNCLAIM, term, {"name": claim.name})
-    connection.execute(_REMOVE_UNCLAIMED)
 
 
 def fetch(connection: Connection, directory: Path, identity: bytes) -> None:
@@ -259,9 +264,9 @@ def _local_files(directory: Path) -> Iterator[Path]:
         yield snapshot.path_of(directory, sequence)
 
 
-def upload(connection: Connection, directory: Path, path: Path) -> Claim:
+def upload(connection: Connection, directory: Path, path: Path, epoch: int) -> Claim:
     """Copy a file of a state directory. It counts when its claim is inserted."""
-    name, digest, size, number = secrets.token_hex(8), hashlib.sha256(), 0, 0
+    name, digest, size, number = f"{epoch}-{secrets.token_hex(8)}", hashlib.sha256(), 0, 0
     with path.open("rb") as file:
         while content := file.read(PART_BYTES):
             connection.execute(_INSERT_PART, (name, number, content))

@@ -263,7 +263,9 @@ def _fill(connection: Connection, state: Path, source: ReadonlyStore, term: Term
     paths = [path for part in whole for path in part.paths(state).values()]
     paths += [snapshot.path_of(state, sequence) for sequence in snapshot.sequences(state)]
     for path in paths:
-        connection.execute(_CLAIM, (*exports.upload(connection, state, path), term.epoch))
+        connection.execute(
+            _CLAIM, (*exports.upload(connection, state, path, term.epoch), term.epoch)
+        )
     with Archive(state) as index:
         covered = index.covered()
     if covered is not None:
