@@ -55,6 +55,9 @@ SILENT_NS: Final = 2 * SECOND_NS
 #: A broker that is stopped, or waits for its database, may be late by this.
 STOPPED_NS_MAX: Final = 60 * SECOND_NS
 
+#: A compaction that failed is tried again after this. Schedules are short.
+RETRY_NS: Final = SECOND_NS // 2
+
 #: A broker that found the term of the other one starts again within this.
 WAITS_NS_MAX: Final = SECOND_NS // 10
 
@@ -121,6 +124,7 @@ class PairHost:
             patched(product_database, "connect", self.database.connect),
             patched(product_database, "interrupt", lambda connection: connection.cut()),
             patched(compaction, "CompactionChild", child),
+            patched(compaction, "RETRY_NS", RETRY_NS),
         ):
             self.directory = Path(directory)
             try:

@@ -61,16 +61,22 @@ def draw_faults(seed: int) -> PairFaults:
         unconfirmed=rng.choice((0.0, 0.5, 1.0)),
         warning=some(0.02, 0.1),
     )
-    return PairFaults(
+    drawn = PairFaults(
         store=of_store,
         lease_ns=lease_ns,
-        compact_rows=rng.choice((5, 20)) if chance(rng, 0.4) else 0,
+        compact_rows=rng.choice((2, 10)) if chance(rng, 0.4) else 0,
         is_warm=chance(rng, 0.8),
         pause=some(0.2, 0.8),
         pause_in_turn=some(0.01, 0.05),
         pause_ns_max=rng.choice((lease_ns, 5 * lease_ns)),
-        stop=some(0.1, 0.3),
+        stop=some(0.2, 0.8),
         failover=some(0.1, 0.3),
         outage_ns_max=rng.choice((200, 1500)) * MILLISECOND_NS,
         cut=some(0.1, 0.3),
     )
+    if drawn.compact_rows and chance(rng, 0.7):
+        # Few compactions end while connections are lost all the time. Brokers follow each other.
+        drawn.compact_rows, drawn.stop, of_store.compaction_delay = 2, 0.5, 0.3
+        of_store.cut_before = of_store.cut_after = of_store.cut_late = 0.0
+        drawn.failover = drawn.cut = 0.0
+    return drawn

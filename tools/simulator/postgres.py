@@ -274,6 +274,8 @@ class SimConnection:
             database.on_write(self.process)
         fate = database.rng.random()
         is_late = fate < faults.cut_late and kind in WRITES
+        if kind in OF_COMPACTION and self._chance(faults.compaction_delay / 2):
+            is_late = True
         is_cut_before = not is_late and fate < faults.cut_late + faults.cut_before
         is_cut_after = database.rng.random() < faults.cut_after
         is_append = kind == "append"

@@ -58,7 +58,7 @@ _KINDS: Final = {
     "INSERT INTO taskyard.standbys ": "report_standby",
     "DELETE FROM taskyard.standbys ": "remove_standby",
     "FROM taskyard.standbys ORDER BY": "read_standbys",
-    "DELETE FROM taskyard.files WHERE upload NOT IN": "remove_unclaimed",
+    "DELETE FROM taskyard.files WHERE upload NOT LIKE": "remove_unclaimed",
     "INSERT INTO taskyard.files ": "insert_part",
     "SELECT content FROM taskyard.files ": "read_part",
     "INSERT INTO taskyard.finished ": "upsert_finished",
@@ -179,6 +179,8 @@ class Tables:
         self._check_term(values, "claim")
         columns = (values[name] for name in ("names", "uploads", "sizes", "digests"))
         found = [*zip(*columns, strict=True)]
+        if any(claim[0] in self.claims for claim in found):
+            raise UniqueViolation("a file is claimed")
         self.claims.update({claim[0]: claim for claim in found})
         return found
 
@@ -195,7 +197,10 @@ class Tables:
     def unclaim(self, values: Mapping[str, Any]) -> Rows:
         self._check_term(values, "unclaim")
         found = self.claims.pop(values["name"], None)
-        return [] if found is None else [found]
+        if found is None:
+            return []
+        self.files = {key: part for key, part in self.files.items() if key[0] != found[1]}
+        return [(found[1],)]
 
     def take(self, values: Sequence[Any]) -> Rows:
         holder, lease_ns, *seen = values
@@ -223,10 +228,14 @@ class Tables:
 
     # Other writes.
 
-    def remove_unclaimed(self, _values: Values) -> Rows:
-        uploads = {claim[1] for claim in self.claims.values()}
-        self.files = {key: part for key, part in self.files.items() if key[0] in uploads}
-        return []
+    def remove_unclaimed(self, values: Mapping[str, Any]) -> Rows:
+        self._check_term(values, "removal of files")
+        kept = {claim[1] for claim in self.claims.values()}
+        own = values["own"].removesuffix("%")
+        gone = [key for key in self.files if key[0] not in kept and not key[0].startswith(own)]
+        for key in gone:
+            del self.files[key]
+        return [()] * len(gone)
 
     def insert_part(self, values: Sequence[Any]) -> Rows:
         self.files[values[0], values[1]] = values[2]
