@@ -104,7 +104,11 @@ def open_database(
     else:
         lease, verified = stack.enter_context(warm.lease), warm.head
     last_term.write(state, lease.term)
-    store = stack.enter_context(closing(PostgresStore(url, state, lease.term, verified)))
+    try:
+        store = stack.enter_context(closing(PostgresStore(url, state, lease.term, verified)))
+    except JournalDamaged:
+        lease.check()  # another broker may have taken over, and trimmed rows
+        raise
     store.reconnect_seconds_max = max(store.reconnect_seconds_max, settings.store_lease_ns / 1e9)
     lease.on_lost = store.interrupt
     if verified is None:
