@@ -8,6 +8,7 @@ import pytest
 
 from simulator.__main__ import HUNT_SCHEDULES_MAX, killing_seeds, main
 from simulator.mutations import MUTATIONS
+from simulator.mutations.registry import PAIR_MUTATIONS
 from simulator.schedule import find_killing_seed, run
 
 ROOT = Path(__file__).parents[2]
@@ -15,6 +16,7 @@ SEEDS = killing_seeds()
 
 #: Schedules that are tried when a killing seed is outdated. A rare bug may need hundreds.
 RETRIED_SCHEDULES = 40
+RETRIED_SCHEDULES_OF_PAIRS = 300
 
 #: The command that records new seeds.
 UPDATE = "`./yard sim --bugs --update`"
@@ -29,7 +31,9 @@ def test_planted_bug_is_caught(
 ) -> None:
     # The last killing seed first: a change of the simulator may move it. Then others are tried.
     whole = pytestconfig.getoption("--whole")
-    others = range(HUNT_SCHEDULES_MAX if whole else RETRIED_SCHEDULES)
+    is_pair = MUTATIONS[name] in PAIR_MUTATIONS
+    retried = RETRIED_SCHEDULES_OF_PAIRS if is_pair else RETRIED_SCHEDULES
+    others = range(HUNT_SCHEDULES_MAX if whole else retried)
     verdict = find_killing_seed(MUTATIONS[name], [SEEDS.get(name, 0), *others])
     assert verdict is not None, f"{name}: killing seed outdated (see {UPDATE})"
     assert verdict.checker not in MISTAKES, verdict.text

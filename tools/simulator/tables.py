@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 #: A condition on a column of the leader's row, and any placeholder.
 _CONDITION: Final = re.compile(r"\b(epoch|holder|renewal) = %(?:\((\w+)\))?s")
+_KEY: Final = re.compile(r"FROM taskyard\.meta WHERE key = '(\w+)'")
 _PLACEHOLDER: Final = re.compile(r"%(?:\(\w+\))?[sb]")
 
 
@@ -35,6 +36,8 @@ class Statement(Struct):
     """A statement as its text describes it."""
 
     kind: str
+    #: The key of `taskyard.meta` that it reads, or empty.
+    key: str
     #: Whether the epoch of the leader's row rises.
     is_new_term: bool
     #: Columns of the leader's row, and the names or places of the values that they must have.
@@ -68,10 +71,8 @@ _KINDS: Final = {
     "SELECT * FROM taskyard.finished ": "read_finished",
     "SELECT * FROM taskyard.outputs": "read_outputs",
     "FROM taskyard.claims ORDER BY name": "read_claims",
-    "FROM taskyard.meta WHERE key = 'anchor'": "read_anchor",
-    "FROM taskyard.meta WHERE key = 'covered'": "read_covered",
-    "FROM taskyard.meta WHERE key = 'format'": "read_format",
-    "FROM taskyard.meta WHERE key = 'files'": "read_files",
+    "SELECT value FROM taskyard.meta WHERE key = ": "read_meta",
+    "SELECT name, content FROM taskyard.keys": "read_keys",
     "to_regclass('taskyard.meta')": "exists",
     "SELECT epoch, holder, renewal, lease_ns FROM taskyard.leader": "read_leader",
     store._PORTION: "read_portion",  # noqa: SLF001  # executed as it is
@@ -93,7 +94,8 @@ def parse(text: str) -> Statement:
     for found in _CONDITION.finditer(text, where) if where > 0 else ():
         place = len(_PLACEHOLDER.findall(text[: found.start(0)]))
         conditions.append((found[1], found[2] or place))
-    return Statement(kind, "epoch = epoch + 1" in text, conditions)
+    key = _KEY.search(text)
+    return Statement(kind, key[1] if key else "", "epoch = epoch + 1" in text, conditions)
 
 
 class Tables:
@@ -126,6 +128,8 @@ class Tables:
         """Execute a statement, if the leader's row is as it requires."""
         if not self._meets(statement.conditions, values):
             return []
+        if statement.kind == "read_meta":
+            return self.read_meta(values, statement.key)
         found: Rows = getattr(self, statement.kind)(values)
         if statement.kind == "take":
             self._begin_term(self.leader.epoch + statement.is_new_term)
@@ -292,20 +296,11 @@ class Tables:
     def exists(self, _values: Values) -> Rows:
         return [(True,)]
 
-    def meta_row(self, key: str) -> Rows:
+    def read_meta(self, _values: Values, key: str) -> Rows:
         return [(self.meta[key],)] if key in self.meta else []
 
-    def read_anchor(self, _values: Values) -> Rows:
-        return self.meta_row("anchor")
-
-    def read_covered(self, _values: Values) -> Rows:
-        return self.meta_row("covered")
-
-    def read_files(self, _values: Values) -> Rows:
-        return self.meta_row("files")
-
-    def read_format(self, _values: Values) -> Rows:
-        return self.meta_row("format")
+    def read_keys(self, _values: Values) -> Rows:
+        return []
 
     def read_leader(self, _values: Values) -> Rows:
         return [tuple(self.leader)]

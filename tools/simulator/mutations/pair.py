@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from simulator.mutations.registry import mutation_for_pair, no_op, patched
-from taskyard.broker.standby import Standby
+from taskyard.broker.standby import Replica
 from taskyard.journal import chain
-from taskyard.journal.postgres import exports, follower, leader, lease, store
+from taskyard.journal.postgres import exports, leader, lease, store
+from taskyard.journal.postgres.follower import Follower
 from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.postgres.store import PostgresStore
 
@@ -217,7 +218,7 @@ def newest_row_missed() -> Iterator[None]:
 @mutation_for_pair
 def standby_leads_early() -> Iterator[None]:
     """Apply the newest row with the next poll, and lead without that."""
-    read, apply = follower.Follower.poll, Standby._poll
+    read, take, apply = Follower.poll, Follower.take, Replica.poll
 
     def read_late(self: Any) -> Any:
         polled = read(self)
@@ -225,9 +226,18 @@ def standby_leads_early() -> Iterator[None]:
         self._late = rows[-1:] if polled.rows else []
         return polled._replace(rows=rows[: len(rows) - len(self._late)])
 
+    def note_term(self: Any, *arguments: Any) -> Any:
+        self._term = take(self, *arguments)
+        return self._term
+
     def apply_before(self: Any) -> Any:
-        self._before = apply(self) if self._lease is None else self._before._replace(rows=[])
+        leads = getattr(self.follower, "_term", None) is not None
+        self._before = self._before._replace(rows=[]) if leads else apply(self)
         return self._before
 
-    with patched(follower.Follower, "poll", read_late), patched(Standby, "_poll", apply_before):
+    with (
+        patched(Follower, "poll", read_late),
+        patched(Follower, "take", note_term),
+        patched(Replica, "poll", apply_before),
+    ):
         yield
