@@ -17,6 +17,7 @@ from taskyard.demo.postgresql import ROLE
 from taskyard.errors import LeaderLost, StateLocked
 from taskyard.journal.lock import StateLock
 from taskyard.journal.postgres import database, last_term, leader, standbys
+from taskyard.journal.postgres.leader import LeaderRow, Vacancy
 from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.postgres.standbys import SeenStandby, StandbyRow
 from taskyard.journal.postgres.store import PostgresStore
@@ -184,6 +185,13 @@ def test_only_the_same_lock_proves_that_a_broker_is_dead(
         assert not last_term.end(state, url)
     (state / last_term.FILE_NAME).write_bytes(noted)
     assert last_term.end(state, url)
+
+
+def test_former_leader_lets_another_take_a_free_row_first() -> None:
+    free = LeaderRow(3, leader.NO_HOLDER, 7, 50)
+    assert Vacancy(free, 100).is_due(100)
+    yielding = Vacancy(free, 100, yields=True)
+    assert [yielding.is_due(now_ns) for now_ns in (100, 149, 150)] == [False, False, True]
 
 
 def test_leader_lists_standbys_that_report(url: str) -> None:

@@ -119,6 +119,8 @@ class BrokerSettings(Struct, frozen=True):
     store_lease_ns: int = LEASE_NS
     #: Follow the broker that has the journal, and take over when it ends.
     standby: bool = False
+    #: Let another one take over first, after a failover from this broker.
+    yields: bool = False
 
 
 #: Log lines with the number of new rejections and the total. The details are in the replies.

@@ -58,6 +58,8 @@ class StandbySettings(Protocol):
     @property
     def store_lease_ns(self) -> int: ...
     @property
+    def yields(self) -> bool: ...
+    @property
     def listen(self) -> tuple[tuple[str, str], ...]: ...
 
 
@@ -192,7 +194,10 @@ class Standby:
     def _follow(self) -> None:
         self._replica.load()
         polled = self._replica.poll()
-        vacancy, reconnects = Vacancy(polled.leader, boottime_ns()), self._follower.reconnects
+        vacancy, reconnects = (
+            Vacancy(polled.leader, boottime_ns(), yields=self._settings.yields),
+            self._follower.reconnects,
+        )
         while not self._take(vacancy):
             self._note(polled)
             pause_ns = min(polled.leader.lease_ns // _POLLS_PER_LEASE, _PAUSE_NS_MAX)
@@ -202,7 +207,7 @@ class Standby:
             polled = self._replica.poll()
             if self._follower.reconnects != reconnects:
                 # Another server may have an older row, and its holder may have renewed elsewhere.
-                vacancy = Vacancy(polled.leader, boottime_ns())
+                vacancy = Vacancy(polled.leader, boottime_ns(), yields=self._settings.yields)
                 reconnects = self._follower.reconnects
             vacancy.update(polled.leader, boottime_ns())
         while not self._replica.poll().is_last:

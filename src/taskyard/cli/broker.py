@@ -122,6 +122,7 @@ def _serve(cli_context: CliContext, options: BrokerSettings) -> None:
     reloading = SettingsReloader(found, cli_context.reload_settings)
     while serve(settings, click.echo, reloading):
         gc.collect()  # the ledger of the term that is over
+        settings = structs.replace(settings, yields=True)
 
 
 def _read_store(store: str, *, memory: bool, standby: bool) -> str:

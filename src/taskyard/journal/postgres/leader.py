@@ -117,9 +117,11 @@ def release(connection: Connection, term: Term) -> bool:
 class Vacancy:
     """Decides when a row may be taken: when it is free, or unchanged for its lease."""
 
-    def __init__(self, seen: LeaderRow, now_ns: int) -> None:
+    def __init__(self, seen: LeaderRow, now_ns: int, *, yields: bool = False) -> None:
+        """With `yields`, leave the row to others for a lease if it is free in this epoch."""
         self.seen = seen
         self._since_ns = now_ns
+        self._epoch_left = seen.epoch if yields else None
 
     def update(self, seen: LeaderRow, now_ns: int) -> None:
         if seen != self.seen:
@@ -127,7 +129,8 @@ class Vacancy:
 
     def is_due(self, now_ns: int) -> bool:
         """Return whether the holder, if there is one, can't answer any more."""
-        return self.seen.holder == NO_HOLDER or now_ns - self._since_ns >= self.seen.lease_ns
+        is_free = self.seen.holder == NO_HOLDER and self.seen.epoch != self._epoch_left
+        return is_free or now_ns - self._since_ns >= self.seen.lease_ns
 
 
 def acquire(
