@@ -88,6 +88,9 @@ POLL_SECONDS: Final = 0.05
 #: The most interrupted tasks that are printed by name.
 INTERRUPTED_SHOWN_MAX: Final = 10
 
+#: For the names of running tasks, from a broker on a busy machine.
+_NAMES_SECONDS: Final = 5.0
+
 #: The signals that stop a process, with the seconds to wait after each.
 _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))
 
@@ -412,7 +415,7 @@ def _down(cli_context: CliContext, client: Client, state: Path, seconds: float) 
     if _is_free(state, seconds):
         cli_context.info("stopped")
         return None
-    names = _reply_within(1.0, lambda: _leased_names(client)) or []
+    names = _reply_within(_NAMES_SECONDS, lambda: _leased_names(client)) or []
     _stop_by_signal(cli_context, state)
     if not names:
         return None
