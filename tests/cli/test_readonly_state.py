@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.errors import ExitCode
+from tests.kit.disks import mounted, small_disk
 from tests.kit.processes import Broker, Running, run, run_here, until
 
 if TYPE_CHECKING:
@@ -44,22 +45,9 @@ DISK_BYTES = 8 * 1024 * 1024
 
 
 @contextmanager
-def mounted(place: Path, *options: str) -> Iterator[Path]:
-    place.mkdir()
-    done = subprocess.run(["mount", *options, str(place)], check=False, capture_output=True)  # noqa: S607  # as root
-    if done.returncode:
-        pytest.skip(f"mount is not permitted: {done.stderr.decode().strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)  # noqa: S607
-
-
-@contextmanager
-def full_disk(place: Path, content: Path) -> Iterator[Path]:
+def full_disk(content: Path) -> Iterator[Path]:
     """Mount a full disk with a copy of a directory."""
-    size = f"size={DISK_BYTES},mode=700"
-    with mounted(place, "-t", "tmpfs", "-o", size, "tmpfs") as disk:
+    with small_disk(DISK_BYTES) as disk:
         shutil.copytree(content, disk, dirs_exist_ok=True, ignore=NO_SOCKETS)
         with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
             while True:
@@ -69,9 +57,9 @@ def full_disk(place: Path, content: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def read_only_disk(place: Path, content: Path) -> Iterator[Path]:
-    with mounted(place, "--bind", str(content)) as disk:
-        remount = ["mount", "-o", "remount,ro,bind", str(place)]
+def read_only_disk(content: Path) -> Iterator[Path]:
+    with mounted("--bind", str(content)) as disk:
+        remount = ["mount", "-o", "remount,ro,bind", str(disk)]
         subprocess.run(remount, check=True, capture_output=True)
         yield disk
 
@@ -137,7 +125,7 @@ def test_every_verb_that_reads_answers_as_on_a_sound_disk(
 ) -> None:
     content: Path = request.getfixturevalue(left)
     shutil.copytree(content, tmp_path / "sound", ignore=NO_SOCKETS)
-    with DISKS[disk](tmp_path / "disk", content) as directory:
+    with DISKS[disk](content) as directory:
         before = files_of(directory)
         for words, code in READING:
             found = read(directory, *words)
@@ -150,8 +138,8 @@ def test_every_verb_that_reads_answers_as_on_a_sound_disk(
 
 
 @pytest.mark.parametrize("disk", DISKS)
-def test_verbs_that_write_say_why_they_can_not(stopped: Path, tmp_path: Path, disk: str) -> None:
-    with DISKS[disk](tmp_path / "disk", stopped) as directory:
+def test_verbs_that_write_say_why_they_can_not(stopped: Path, disk: str) -> None:
+    with DISKS[disk](stopped) as directory:
         history = [("pipeline", "history")] if find_spec("pyspark") else []
         for words in (("journal", "compact"), ("broker",), *history):
             code, out, err = run(directory, *words)
@@ -171,7 +159,7 @@ def test_verbs_find_the_running_broker_through_a_read_only_mount(
     with Broker(tmp_path / "live") as broker:
         if is_used:
             _use(tmp_path / "live")
-        with read_only_disk(tmp_path / "disk", tmp_path / "live") as directory:
+        with read_only_disk(tmp_path / "live") as directory:
             code, out, err = run_here(directory, "status", "--line")
             assert (code, err) == (0, "")
             assert ("done=1" in out) is is_used

@@ -15,6 +15,7 @@ import pytest
 from taskyard.errors import JournalFailed
 from taskyard.journal.sqlite import SqliteStore
 from tests.journal import failing_disk
+from tests.kit import disks
 
 KILLS = 6
 #: With --whole.
@@ -22,6 +23,7 @@ KILLS_WHOLE = 20
 #: Of calls that may find the disk full one in this many does, or each with --whole.
 FULL_AT = 5
 HERE = Path(__file__).parent
+DISK_BYTES = 4 * 1024 * 1024
 
 COMMIT_UNTIL_KILLED = """
 import sys
@@ -111,23 +113,11 @@ def test_whichever_call_fails_no_acknowledged_row_is_lost(
     print(f"{len(runs) - 1} calls failed, {len(failed)} of them noticed")  # noqa: T201
 
 
-def mounted(place: Path) -> bool:
-    mount = shutil.which("mount")
-    if mount is None or os.geteuid() != 0:
-        return False
-    command = [mount, "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
-    return subprocess.run(command, check=False).returncode == 0
-
-
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a separate disk of a few MB: a tmpfs."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if not mounted(place):
-        pytest.skip("no right to mount a small disk here: the full disk is not tried")
-    yield place
-    subprocess.run([shutil.which("umount") or "umount", str(place)], check=True)
+def small_disk() -> Iterator[Path]:
+    """Mount a separate disk of a few MB."""
+    with disks.small_disk(DISK_BYTES) as place:
+        yield place
 
 
 def commit_until_it_fails(store: SqliteStore, acknowledged: list[int]) -> None:

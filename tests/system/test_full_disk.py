@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
 
 import pytest
 
@@ -13,28 +11,12 @@ from taskyard.client.client import Client
 from taskyard.core.model import Submission, Terms
 from taskyard.errors import Refused
 from taskyard.journal.store import DISK_RESERVE_BYTES
+from tests.kit.disks import small_disk
 from tests.kit.processes import until
 from tests.system.kit import Broker, count
 from tests.system.peers import Worker
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 DISK_BYTES = DISK_RESERVE_BYTES + 32 * 1024 * 1024
-
-
-@contextmanager
-def small_disk(place: Path) -> Iterator[Path]:
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "tmpfs", str(place)]
-    mounted = subprocess.run(mount, check=False, capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"no small disk to be had: {mounted.stderr.decode().strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)  # noqa: S607  # as root
 
 
 def _submit_until_refused(client: Client) -> int:
@@ -49,10 +31,9 @@ def _submit_until_refused(client: Client) -> int:
     pytest.fail("a disk without end")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-def test_full_disk_refuses_submissions_and_takes_completions(tmp_path: Path) -> None:
+def test_full_disk_refuses_submissions_and_takes_completions() -> None:
     with ExitStack() as stack:
-        disk = stack.enter_context(small_disk(tmp_path / "disk"))
+        disk = stack.enter_context(small_disk(DISK_BYTES))
         broker = stack.enter_context(Broker(disk))
         client = stack.enter_context(Client(broker.endpoint))
         taken = _submit_until_refused(client)

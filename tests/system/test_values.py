@@ -18,10 +18,11 @@ from taskyard.errors import TaskFailed, TaskyardError, ValueMissing, ValueNotSto
 from taskyard.journal.value_files import ValueFiles
 from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import Role
+from tests.kit.disks import small_disk
 from tests.kit.processes import Running, Worker, run_here, until
 from tests.system import value_calls as calls
 from tests.system.kit import Broker
-from tests.system.test_full_disk import DISK_BYTES, small_disk
+from tests.system.test_full_disk import DISK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -239,9 +240,8 @@ def test_values_pass_between_machines_without_common_files(
     assert len([*ValueFiles(state / ".taskyard" / "values").walk()]) == 3
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-def test_full_disk_stores_no_value_and_leaves_no_part(tmp_path: Path, stack: ExitStack) -> None:
-    disk = stack.enter_context(small_disk(tmp_path / "disk"))
+def test_full_disk_stores_no_value_and_leaves_no_part(stack: ExitStack) -> None:
+    disk = stack.enter_context(small_disk(DISK_BYTES))
     yard = Yard(disk, stack)
     executor = yard.executor()
     with pytest.raises(ValueNotStored, match="is nearly full"):
