@@ -40,7 +40,7 @@ from soak_kit.load import (
     Promises,
     RoundRobinClient,
 )
-from soak_kit.pair import PAIR, PairFleet, PairLayout
+from soak_kit.pair import PAIR, REPLY_SECONDS, PairFleet, PairLayout
 from soak_kit.proxy import DatabaseProxy
 from taskyard.core.model import Submission, Terms
 from taskyard.demo.postgresql import ROLE, ThrowawayCluster, find_programs
@@ -84,6 +84,12 @@ class TrackedClient(RoundRobinClient):
     """Sends TRACKEXEC only: a relay answers a PING, so a PONG is no promise of the broker."""
 
     tracked_share = 1.0
+
+
+class PatientClient(DworkClient):
+    """Waits for a reply longer than a takeover takes."""
+
+    reply_seconds_max = float(REPLY_SECONDS)
 
 
 class Probe(threading.Thread):
@@ -158,7 +164,7 @@ class TakeoverSoak(Soak):
         return self._close()
 
     def _begin_load(self) -> None:
-        kinds = (NativeClient, DworkClient, TrackedClient, PingPongClient, MapClient)
+        kinds = (NativeClient, PatientClient, TrackedClient, PingPongClient, MapClient)
         self._clients = [
             make(self._place, self._fleet, self._promises, self._seed) for make in kinds
         ]

@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 
     from soak_kit.fleet import Fleet, Layout
 
-#: The timeout of a plain peer's request. The broker is never suspended for so long, so it has not
-#: read it.
-REPLY_SECONDS_MAX: Final = 6.0
-
 #: A waiting request is sent again when a new broker has been up for this long.
 SETTLING_SECONDS: Final = 3.0
 
@@ -195,6 +191,8 @@ class DworkClient(Client):
     reply."""
 
     rate = 2.5
+    #: The timeout of a request. The broker is never suspended for so long, so it has not read it.
+    reply_seconds_max = 6.0
 
     def work(self) -> None:
         """Create until stopped."""
@@ -226,7 +224,7 @@ class DworkClient(Client):
             socket.linger = 0
             socket.connect(self._place.dwork)
             socket.send(request)
-            if not socket.poll(int(REPLY_SECONDS_MAX * 1000)):
+            if not socket.poll(int(self.reply_seconds_max * 1000)):
                 return None
             return type_of(socket.recv())
 

@@ -37,6 +37,10 @@ LEADER_LOST: Final = 6
 #: More than a broker prints between its start and its end.
 _LINES_BYTES_MAX: Final = 64 * 1024
 
+#: The timeout of a plain dwork peer: longer than a takeover. A relay keeps a request meanwhile, and
+#: the reply to one that was abandoned is lost, with the task in it.
+REPLY_SECONDS: Final = "30"
+
 #: How long a killed broker stays down.
 AWAY_SECONDS_MAX: Final = 0.5
 
@@ -183,8 +187,8 @@ def pair_members(place: PairLayout) -> list[Member]:
         peer_member(place, "pong-2", "ping_pong_worker", place.backend),
         peer_member(place, "rr-2", "lmq_worker", place.round_robin, "beating"),
         peer_member(place, "rr-3", "lmq_worker", place.round_robin, "careful"),
-        peer_member(place, "dwork-1", "dwork_worker", place.dwork, "careful"),
-        peer_member(place, "dwork-2", "dwork_worker", place.dwork, "careless"),
+        peer_member(place, "dwork-1", "dwork_worker", place.dwork, "careful", REPLY_SECONDS),
+        peer_member(place, "dwork-2", "dwork_worker", place.dwork, "careless", REPLY_SECONDS),
         peer_member(place, "wmp-2", "wmp_worker", place.wmp),
     ]
 

@@ -2,7 +2,8 @@
 
 A REQ socket and protobuf by hand: no field of Taskyard's own. KIND is `careful`, which after a lost
 reply sends Exit for its location before it steals again, as the page asks of plain peers; or
-`careless`, which does so only when it starts.
+`careless`, which does so only when it starts. A further argument is the timeout of a reply, in
+seconds.
 """
 
 import signal
@@ -16,7 +17,7 @@ from soak_kit.peers.effect import work
 from soak_kit.peers.protobuf import COMPLETE, EXIT, STEAL, TRANSFER, query, task, tasks_of, type_of
 
 #: Longer than any suspension of the broker: an abandoned request must not be read later.
-REPLY_MS_MAX = 6_000
+REPLY_SECONDS_MAX = "6"
 
 #: Seconds between polls of a broker without tasks.
 IDLE_SECONDS = 0.25
@@ -29,8 +30,9 @@ class LostReply(Exception):
 class Connection:
     """One REQ socket after the other."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, seconds: str) -> None:
         self._context = zmq.Context()
+        self._reply_ms_max = 1_000 * int(seconds)
         self._endpoint = endpoint
         self._socket = self._open()
 
@@ -48,16 +50,18 @@ class Connection:
     def ask(self, request: bytes) -> bytes:
         """Send a request and return its reply. Raises LostReply."""
         self._socket.send(request)
-        if not self._socket.poll(REPLY_MS_MAX):
+        if not self._socket.poll(self._reply_ms_max):
             self.reopen()
             raise LostReply
         return self._socket.recv()
 
 
-def main(endpoint: str, location: str, ledger: str, kind: str) -> None:
+def main(
+    endpoint: str, location: str, ledger: str, kind: str, seconds: str = REPLY_SECONDS_MAX
+) -> None:
     """Work until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    connection = Connection(endpoint)
+    connection = Connection(endpoint, seconds)
     own = location.encode()
     must_exit = True
     try:
@@ -88,4 +92,4 @@ def steal(connection: Connection, location: bytes, ledger: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*sys.argv[1:6])
