@@ -192,6 +192,8 @@ def test_former_leader_lets_another_take_a_free_row_first() -> None:
     assert Vacancy(free, 100).is_due(100)
     yielding = Vacancy(free, 100, yields=True)
     assert [yielding.is_due(now_ns) for now_ns in (100, 149, 150)] == [False, False, True]
+    yielding.update(free._replace(epoch=4), 151)
+    assert yielding.is_due(151)
 
 
 def test_leader_lists_standbys_that_report(url: str) -> None:

@@ -207,7 +207,7 @@ class Standby:
             polled = self._replica.poll()
             if self._follower.reconnects != reconnects:
                 # Another server may have an older row, and its holder may have renewed elsewhere.
-                vacancy = Vacancy(polled.leader, boottime_ns(), yields=self._settings.yields)
+                vacancy = Vacancy(polled.leader, boottime_ns())
                 reconnects = self._follower.reconnects
             vacancy.update(polled.leader, boottime_ns())
         while not self._replica.poll().is_last:
