@@ -159,7 +159,7 @@ def test_status_shows_leader_and_standby(tmp_path: Path, url: str) -> None:
             assert code == 3
             assert f"a standby that follows the broker of epoch 1 on {host} at" in errors
         standby.terminate()
-        code, _, errors = run_here(second.directory, "status")
+        code, _, errors = run_here(second.directory, "submit", "--", "true")
         assert (code, "standby" in errors) == (3, False)
         with Client(state=first.state) as client:
             until(lambda: not client.status()["health"]["leader"]["standbys"], "its end")
