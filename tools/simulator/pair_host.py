@@ -241,7 +241,7 @@ class PairHost:
             self.restarts += 1
             self._mishap()
         if self.leads(broker):
-            world.checker.broker_down()
+            world.checker.is_down = True
         broker.broker = None
         self._brokers[place] = None
         self._break_links(place)

@@ -109,6 +109,8 @@ class Checker:
 
     #: How late the broker may be. Longer while it is stopped, or waits for its database.
     late_ns_max = LATE_NS_MAX
+    #: No broker runs. Its last row may still become durable.
+    is_down = False
     #: How long a task may be ready.
     ready_ns_max = READY_NS_MAX
 
@@ -265,7 +267,7 @@ class Checker:
         self._drain_next = {}
 
     def broker_down(self) -> None:
-        self._up_ns = None
+        self._up_ns, self.is_down = None, False
         self._turn = []
         self._draining, self._drain_next = {}, {}
         self._cut = {}
@@ -407,7 +409,7 @@ class Checker:
 
     def check_timeouts(self) -> None:
         """Require that no worker exceeds its lease time."""
-        if self._up_ns is None:
+        if self._up_ns is None or self.is_down:
             return
         now_ns = self._timeline.now_ns
         for name, worker_model in self.model.workers.items():
@@ -464,7 +466,12 @@ class Checker:
     def check_due(self) -> None:
         """Require that delayed tasks come due in time. Skipped where the wall clock jumps."""
         now_ns, wall_ns = self._timeline.now_ns, self._clock.wall_ns()
-        if self._jumps or self._up_ns is None or now_ns < self._up_ns + self.late_ns_max:
+        if (
+            self._jumps
+            or self.is_down
+            or self._up_ns is None
+            or now_ns < self._up_ns + self.late_ns_max
+        ):
             return
         late_ns = wall_ns - self.late_ns_max
         for task_model in self.model.tasks.values():
