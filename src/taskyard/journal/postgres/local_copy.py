@@ -21,15 +21,18 @@ from taskyard.journal.reader import READ_ROWS_MAX
 
 _ROWS: Final = (
     "SELECT sequence, record_first, record_last, chain, body FROM taskyard.journal "
-    "ORDER BY sequence"
+    "WHERE sequence > %s ORDER BY sequence"
 )
 _ONE_MOMENT: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
 
-def rows(connection: Connection) -> Iterator[Row]:
-    """Yield all rows, not verified. The connection is in a transaction."""
+def rows(connection: Connection, anchor: Head) -> Iterator[Row]:
+    """Yield all rows, not verified. The connection is in a transaction.
+
+    A row up to the anchor is one that a late statement has added again, see `PostgresRows`.
+    """
     with connection.cursor("journal", binary=True) as cursor:
-        cursor.execute(_ROWS)
+        cursor.execute(_ROWS, (anchor.sequence,))
         while some := cursor.fetchmany(READ_ROWS_MAX):
             for columns in some:
                 yield Row(*columns)
@@ -39,7 +42,9 @@ def write(connection: Connection, directory: Path, seen: Head | None = None) -> 
     """Make a state directory of the tables, in a transaction. It must have the row `seen`."""
     identity, anchor = database.read_anchor(connection)
     exports.fetch(connection, directory, identity)
-    sqlite.write_copy(directory, identity, anchor, chain.verify(rows(connection), anchor, seen))
+    sqlite.write_copy(
+        directory, identity, anchor, chain.verify(rows(connection, anchor), anchor, seen)
+    )
 
 
 @contextmanager

@@ -280,7 +280,7 @@ def _verify(connection: Connection, state: Path, source: ReadonlyStore) -> None:
     """Read back what was written: the chain, the digests of files, the number of ended tasks."""
     _, anchor = database.read_anchor(connection)
     head = anchor
-    for row in chain.verify(local_copy.rows(connection), anchor, source.head):
+    for row in chain.verify(local_copy.rows(connection, anchor), anchor, source.head):
         head = row.head
     for claim in exports.claims(connection):
         for _ in exports.read(connection, claim):
