@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from taskyard.broker import output_store
 from taskyard.broker.values import ValuePlace
-from taskyard.errors import JournalDamaged, NotInstalled, UnusableState
+from taskyard.errors import JournalDamaged, NotInstalled, UnusableState, UnusableStore
 from taskyard.journal import schema, state_check, value_files
 from taskyard.journal.compaction import DatabaseTerm
 from taskyard.journal.files import link_directory, replace_private
@@ -78,9 +78,10 @@ def open_standby(settings: DatabaseSettings, announce: Callable[[str], None]) ->
     with _needs_extra():
         from taskyard.broker.standby import Standby  # noqa: PLC0415  # an extra
         from taskyard.journal.postgres import last_term  # noqa: PLC0415
-    _prepare(settings)
-    last_term.end(settings.state, settings.store)
-    made = Standby(settings, announce)
+    with _opening(settings.store):
+        _prepare(settings)
+        last_term.end(settings.state, settings.store)
+        made = Standby(settings, announce)
     replace_private(settings.state / schema.DATABASE_NAME, settings.store.encode())
     return made
 
@@ -92,6 +93,13 @@ def open_database(
 
     A `warm` state has done both.
     """
+    with _opening(settings.store):
+        return _with_files(settings, stack, _take_over(settings, stack, warm))
+
+
+def _take_over(
+    settings: DatabaseSettings, stack: ExitStack, warm: WarmState | None
+) -> OpenDatabase:
     with _needs_extra():
         from taskyard.journal.postgres import database, exports, last_term  # noqa: PLC0415  # extra
         from taskyard.journal.postgres.lease import Lease  # noqa: PLC0415
@@ -123,7 +131,7 @@ def open_database(
             "takeover",
             "stop all brokers of this store, and start one",
         )
-    return _with_files(settings, stack, OpenDatabase(store, lease, DatabaseTerm(url, *lease.term)))
+    return OpenDatabase(store, lease, DatabaseTerm(url, *lease.term))
 
 
 def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDatabase) -> OpenDatabase:
@@ -152,6 +160,19 @@ def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDataba
         outputs=database_files.OutputRows(blobs),
         values=database_files.value_place(state / value_files.FOLDER, blobs),
     )
+
+
+@contextmanager
+def _opening(url: str) -> Iterator[None]:
+    """Raise `UnusableStore` if the connection is lost while a broker starts."""
+    with _needs_extra():
+        import psycopg  # noqa: PLC0415  # an extra
+
+        from taskyard.journal.postgres import database  # noqa: PLC0415
+    try:
+        yield
+    except psycopg.Error as error:
+        raise UnusableStore(f"{database.describe(url)}: {database.text_of(error)}") from error
 
 
 @contextmanager

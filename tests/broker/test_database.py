@@ -1,0 +1,47 @@
+"""The start of a broker on PostgreSQL."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+
+from taskyard.broker.database import open_database
+from taskyard.broker.server import BrokerSettings
+from taskyard.core.limits import SECOND_NS
+from taskyard.errors import StateError, UserError
+from taskyard.journal.lock import StateLock
+from tests.kit.postgres import Proxy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kit.postgres import Cluster
+
+
+def test_connection_lost_at_any_statement_of_a_start_is_an_error_of_ours(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    name = cluster.database().partition("@/")[2].partition("?")[0]
+    left = 0
+
+    def cut(portion: bytes | None) -> bool:
+        nonlocal left
+        left -= portion is not None
+        return left == 0
+
+    failed = 0
+    with closing(Proxy(cluster, cut)) as proxy, StateLock(tmp_path):
+        settings = BrokerSettings(tmp_path, store=proxy.url(name), store_lease_ns=SECOND_NS)
+        for number in range(1, 200):
+            left = number
+            try:
+                with ExitStack() as stack:
+                    open_database(settings, stack)
+            except (StateError, UserError) as error:
+                assert f"127.0.0.1:{proxy.port}/{name}" in str(error)  # noqa: PT017  # or none
+                failed += 1
+            if left > 0:
+                break
+        else:
+            raise AssertionError("a start takes more statements than expected")
+    assert failed > 10
