@@ -39,13 +39,6 @@ TURNS_AT_ONCE_MAX: Final = 200
 #: Turns between two checks of the core's invariants, which cost more than a turn.
 INVARIANTS_TURNS: Final = 32
 
-#: Messages that one turn receives at most.
-RECEIVED_MAX: Final = 50
-
-
-def _connection_of(message: Message) -> tuple[int, int]:
-    return 0, message.connection
-
 
 class BrokerHost:
     """The broker's machine. Implements `broker.turn.EventTransport` and `network.BrokerInbox`."""
@@ -100,23 +93,11 @@ class BrokerHost:
 
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
         del wait_ns  # the time has passed already, see `_schedule_next_turn`
-        alone = bool(self._inbox) and isinstance(self._inbox[0], RulesSet)
-        count = 1 if alone else RECEIVED_MAX  # so that checkers know the rules of each message
+        count = listeners.received_together(self._inbox)
         arrived, self._inbox = self._inbox[:count], self._inbox[count:]
         self._world.checker.on_received(arrived)
         now_ns = self._world.clock.monotonic_ns()
-        events: list[Event] = []
-        for one in arrived:
-            if isinstance(one, Message):
-                if self._connections.is_renewed(one.route, partial(_connection_of, one)):
-                    events += self._listeners.reconnected(one.route, now_ns)
-                events += self._listeners.receive(one.route, one.frames, now_ns)
-            else:
-                events.append(one)
-        wake_at_ns = self._listeners.wake_at_ns()
-        if wake_at_ns is not None and wake_at_ns <= now_ns:
-            events += self._listeners.time_passed(now_ns)
-        return events
+        return listeners.events_of(self._listeners, self._connections, arrived, now_ns)
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         world = self._world

@@ -7,22 +7,30 @@ of the broker: a restart forgets all peers.
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from simulator.network import Message
 from simulator.plan import SECOND_NS
 from taskyard.broker.transport import DialectRouter
+from taskyard.core.events import RulesSet
 from taskyard.wire.native.server import NativeServer
 from taskyard.wire.ping_pong import server as ping_pong
 from taskyard.wire.round_robin import server as round_robin
 from taskyard.wire.wmp import server as wmp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from simulator.plan import Plan
+    from taskyard.broker.connections import Connections
+    from taskyard.core.events import Event
 
 #: The only service in plain dwork and ping-pong.
 DEFAULT: Final = b"default"
+
+#: Messages that one turn receives at most.
+RECEIVED_MAX: Final = 50
 
 #: The manager's id, the same for all processes of a broker.
 MANAGER: Final = bytes(16)
@@ -52,3 +60,31 @@ def open_all(plan: Plan, random_bits: Callable[[], int]) -> DialectRouter:
     )
     native = NativeServer(random_bits() | 1, random_bits, plain_lease_ns=silence_ns)
     return DialectRouter([native, backend, frontend, manager, server], [*Listener])
+
+
+def received_together(inbox: Sequence[Message | Event]) -> int:
+    """Return how many of the first messages one turn receives. Rules are received alone, so that
+    checkers know the rules of each message."""
+    return 1 if inbox and isinstance(inbox[0], RulesSet) else RECEIVED_MAX
+
+
+def events_of(
+    router: DialectRouter, connections: Connections, arrived: Sequence[Message | Event], now_ns: int
+) -> list[Event]:
+    """Decode what a turn has received, and add what is due."""
+    events: list[Event] = []
+    for one in arrived:
+        if isinstance(one, Message):
+            if connections.is_renewed(one.route, partial(_connection_of, one)):
+                events += router.reconnected(one.route, now_ns)
+            events += router.receive(one.route, one.frames, now_ns)
+        else:
+            events.append(one)
+    wake_at_ns = router.wake_at_ns()
+    if wake_at_ns is not None and wake_at_ns <= now_ns:
+        events += router.time_passed(now_ns)
+    return events
+
+
+def _connection_of(message: Message) -> tuple[int, int]:
+    return 0, message.connection

@@ -61,9 +61,6 @@ TURNS_AT_ONCE_MAX: Final = 200
 #: Turns between two checks of the core's invariants, which cost more than a turn.
 INVARIANTS_TURNS: Final = 32
 
-#: Messages that one turn receives at most.
-RECEIVED_MAX: Final = 50
-
 #: Why a broker ends that found the term of the other one.
 WAITING: Final = "the other broker has the term"
 
@@ -264,24 +261,12 @@ class PairBroker:
 
     def receive(self, wait_ns: int | None) -> Sequence[CoreEvent]:
         self._wait(wait_ns)
-        alone = bool(self._inbox) and isinstance(self._inbox[0], RulesSet)
-        count = 1 if alone else RECEIVED_MAX  # so that checkers know the rules of each message
+        count = listeners.received_together(self._inbox)
         arrived, self._inbox = self._inbox[:count], self._inbox[count:]
         self._turn = self.process.turn = Turn(self._world, arrived)
         self._check_busy_loop(has_read=bool(arrived))
         now_ns = self.process.clock.monotonic_ns()
-        events: list[CoreEvent] = []
-        for one in arrived:
-            if isinstance(one, Message):
-                if self._connections.is_renewed(one.route, partial(_connection_of, one)):
-                    events += self._listeners.reconnected(one.route, now_ns)
-                events += self._listeners.receive(one.route, one.frames, now_ns)
-            else:
-                events.append(one)
-        wake_at_ns = self._listeners.wake_at_ns()
-        if wake_at_ns is not None and wake_at_ns <= now_ns:
-            events += self._listeners.time_passed(now_ns)
-        return events
+        return listeners.events_of(self._listeners, self._connections, arrived, now_ns)
 
     def _wait(self, wait_ns: int | None) -> None:
         """Wait for a message, up to the next timer of the turn, a dialect or the lease."""
@@ -386,7 +371,3 @@ class SimCompactionChild:
 
     def kill(self) -> None:
         self._process.kill()
-
-
-def _connection_of(message: Message) -> tuple[int, int]:
-    return 0, message.connection
