@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,8 +74,10 @@ def test_two_pods_share_store_and_keys_and_one_leads(tmp_path: Path, cluster: Cl
     for pod, code in zip(pods, codes, strict=True):
         assert code == 0 or pod.start("keys").wait(PATIENCE_SECONDS) == 0
     (key,) = tmp_path.glob("*/admin.key")
-    with pods[0].broker() as leader, pods[1].broker() as standby:
+    with ExitStack() as stack:
+        leader = stack.enter_context(pods[0].broker())
         assert len(leader.read_endpoints(2)) == 2
+        standby = stack.enter_context(pods[1].broker())
         assert standby.line().startswith("standby: following epoch 1 ")
         places = "+".join(f"tcp://127.0.0.1:{pod.port}" for pod in pods)
         with Client(places, key=str(key)) as client:
