@@ -21,7 +21,7 @@ from taskyard.client.routes import Routes, answered, silent_of
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal, shown
-from taskyard.errors import OtherBroker, Refused, UnknownName, UserError
+from taskyard.errors import OtherBroker, Refused, SeveralBrokers, UnknownName, UserError
 from taskyard.wire import inputs
 
 if TYPE_CHECKING:
@@ -255,6 +255,14 @@ def drain(routes: Routes, worker: str | None = None) -> Routine[int]:
     return sum(drained.values()) if worker is None else max(drained.values())
 
 
+def failover(routes: Routes, *, force: bool = False) -> Routine[int]:
+    """Let the only broker hand over. Raises `SeveralBrokers`: each pair hands over by itself."""
+    if len(routes.endpoints) > 1:
+        raise SeveralBrokers("failover: takes one broker (give that one with --broker)")
+    found = yield from routes.all_answers(lambda _: commands.failover(force=force))
+    return max(found.values())
+
+
 # Submissions.
 
 
@@ -479,6 +487,7 @@ OPERATIONS: Final[Mapping[str, Callable[..., Routine[Any]]]] = {
     "move": command(commands.move),
     "edit": command(commands.edit),
     "drain": drain,
+    "failover": failover,
     "pause": on_all(commands.pause),
     "resume": on_all(commands.resume),
 }
