@@ -372,6 +372,10 @@ ALERTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"standby": "b"},
     ),
     "TaskyardTakeovers": ({"taskyard_leader_epoch": "1+1x30"}, {}),
+    "TaskyardOutboxRefused": (
+        {'taskyard_outbox_tasks{state="refused"}': "1x30"},
+        {"state": "refused"},
+    ),
 }
 
 
@@ -402,6 +406,7 @@ def test_each_alert_fires_on_its_trouble_and_none_on_a_healthy_broker(tmp_path: 
         'taskyard_standby_rows_behind{standby="b"}': "3x10",
         'taskyard_standby_rows_behind{standby="a"}': "_x11 3x20",
         'taskyard_standby_seconds_behind{standby="a"}': "1x30",
+        'taskyard_outbox_tasks{state="new"}': "5x30",
     }
     cases = {name: (series, labels) for name, (series, labels) in ALERTS.items()}
     tests = [
