@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from tests.kit.processes import PATIENCE_SECONDS, Broker, Worker, run_here, unti
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.kit.postgres import Cluster
 
@@ -52,6 +52,19 @@ def submit(connection: _Connection, arguments: str) -> str:
 def await_counts(url: str, expected: OutboxCounts) -> None:
     with database.connect(url) as connection:
         until(lambda: outbox.count(connection) == expected, f"{expected} in the outbox")
+
+
+def test_example_of_the_docs_submits_its_tasks(url: str, connection: _Connection) -> None:
+    """The docs mark it by `<!-- run by tests/system/test_outbox.py -->`."""
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    _, _, rest = page.partition("<!-- run by tests/system/test_outbox.py -->\n```python\n")
+    program = rest.partition("```")[0].replace("postgresql://app@db.example/taskyard", url)
+    connection.execute("CREATE TABLE images (id integer)")
+    variables: dict[str, Any] = {"scaled": scaled}
+    exec(program, variables)  # noqa: S102  # our own
+    assert variables["name"].startswith("thumbs/")
+    with database.connect(url) as own:
+        assert outbox.count(own) == OutboxCounts(new=4)
 
 
 def test_committed_tasks_run_once_and_others_never(

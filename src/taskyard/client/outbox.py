@@ -275,7 +275,10 @@ class AsyncOutbox:
         wait_for_unknown: bool = False,
         **options: Any,  # noqa: ANN401  # the keys of a task, checked there
     ) -> str:
-        """Submit one task when the transaction commits, as `Outbox.submit` does."""
+        """Submit one task when the transaction commits, as `Outbox.submit` does.
+
+        `values` are the arguments of a function.
+        """
         if values:
             args = positional(args, values)
         more = {"wait_for_unknown": wait_for_unknown}
