@@ -20,11 +20,13 @@ from taskyard.client import functions
 from taskyard.client.functions import FunctionCalls
 from taskyard.client.submit import (
     after_names,
+    check_function,
     check_work_type,
     function_row,
     positional,
     rows_of,
     split_arguments,
+    taken_options,
     work_keys,
 )
 from taskyard.core.identity import spelling
@@ -79,7 +81,7 @@ class _OutboxTasks:
         if name == "":
             raise UserError("task name: must not be empty")
         if callable(work) or isinstance(work, str):
-            taken = [*(["name"] if name else []), *(["campaign"] if campaign else [])]
+            taken = taken_options(name, campaign)
             arguments, options = split_arguments(work, arguments, options, taken)
         raw = self._row(work, name, campaign, arguments, options)
         return _values(raw, campaign, wait_for_unknown=wait_for_unknown)
@@ -93,9 +95,8 @@ class _OutboxTasks:
         options: dict[str, Any],
     ) -> list[_Values]:
         """Return a call of a function per row of arguments."""
-        if not callable(work) and not isinstance(work, str):
-            raise UserError(f"{work!r}: expected a function, or 'module:function'")
-        taken = ["campaign"] if campaign else []
+        check_function(work)
+        taken = taken_options(None, campaign)
         (_, named), options = split_arguments(work, (None, kwargs), options, taken)
         if callable(work):
             work = self._calls.pickle_once(work)

@@ -109,7 +109,9 @@ class Submitter(Generic[_F]):
                 arguments, options = split_arguments(work, arguments, options)
             return self._submit_work(work, name, campaign, arguments, options, wait_for_unknown)
         if options or name or campaign:
-            arguments, options = split_arguments(work, arguments, options, _taken(name, campaign))
+            arguments, options = split_arguments(
+                work, arguments, options, taken_options(name, campaign)
+            )
             campaign, keys = _take_keys(work, name, campaign, options)
         more: Any = {"wait_for_unknown": wait_for_unknown, "keys": keys}
         return self._submit_function(work, name, campaign, arguments, options, **more)
@@ -249,9 +251,10 @@ class Submitter(Generic[_F]):
         options: dict[str, Any],
     ) -> Iterator[_F]:
         """Submit a call of a function per row of arguments, lazily, and yield the futures."""
-        if not callable(work) and not isinstance(work, str):
-            raise UserError(f"{work!r}: expected a function, or 'module:function'")
-        (_, named), options = split_arguments(work, (None, kwargs), options, _taken(None, campaign))
+        check_function(work)
+        (_, named), options = split_arguments(
+            work, (None, kwargs), options, taken_options(None, campaign)
+        )
         submit: Callable[..., _F] = self._submit_work
         if callable(work):
             campaign, keys = _take_keys(work, None, campaign, options)
@@ -339,7 +342,13 @@ def rows_of(iterables: Sequence[Iterable[Any]]) -> Iterator[tuple[Any, ...]]:
     return zip(*iterables, strict=False)
 
 
-def _taken(name: str | None, campaign: str) -> list[str]:
+def check_function(work: object) -> None:
+    """Raise `UserError` if `work` can't be called once per row of arguments."""
+    if not callable(work) and not isinstance(work, str):
+        raise UserError(f"{work!r}: expected a function, or 'module:function'")
+
+
+def taken_options(name: str | None, campaign: str) -> list[str]:
     """Return the names of these options, as far as they are given."""
     return [*(["name"] if name else []), *(["campaign"] if campaign else [])]
 
@@ -372,7 +381,7 @@ def explicit_arguments(
     reserved = {key: options[key] for key in ("args", "wait_for_unknown") if key in options}
     others = {key: value for key, value in options.items() if key not in (*reserved, "kwargs")}
     arguments = (None, options.get("kwargs"))
-    (_, named), own = split_arguments(function, arguments, others, _taken(name, campaign))
+    (_, named), own = split_arguments(function, arguments, others, taken_options(name, campaign))
     return {**own, **reserved, "kwargs": named or {}}
 
 
