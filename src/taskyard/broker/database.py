@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from taskyard.broker import output_store
 from taskyard.broker.values import ValuePlace
-from taskyard.errors import JournalDamaged, NotInstalled, UnusableState, UnusableStore
+from taskyard.errors import JournalDamaged, NotInstalled, UnusableState
 from taskyard.journal import schema, state_check, value_files
 from taskyard.journal.compaction import DatabaseTerm
 from taskyard.journal.files import link_directory, replace_private
@@ -166,13 +166,9 @@ def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDataba
 def _opening(url: str) -> Iterator[None]:
     """Raise `UnusableStore` if the connection is lost while a broker starts."""
     with _needs_extra():
-        import psycopg  # noqa: PLC0415  # an extra
-
-        from taskyard.journal.postgres import database  # noqa: PLC0415
-    try:
+        from taskyard.journal.postgres import database  # noqa: PLC0415  # an extra
+    with database.usable(url):
         yield
-    except psycopg.Error as error:
-        raise UnusableStore(f"{database.describe(url)}: {database.text_of(error)}") from error
 
 
 @contextmanager

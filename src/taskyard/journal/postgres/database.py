@@ -8,8 +8,8 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, LiteralString
 
 import psycopg
@@ -199,8 +199,15 @@ def connect(url: str) -> Connection:
 
 def open_database(url: str) -> Connection:
     """Like `connect`, but raise `UnusableStore` if that fails."""
-    try:
+    with usable(url):
         return connect(url)
+
+
+@contextmanager
+def usable(url: str) -> Iterator[None]:
+    """Raise `UnusableStore` for an error of the server or of the connection."""
+    try:
+        yield
     except psycopg.Error as error:
         raise UnusableStore(f"{describe(url)}: {text_of(error)}") from error
 

@@ -10,9 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import psycopg
-
-from taskyard.errors import UnusableStore
 from taskyard.journal import chain, sqlite
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.postgres import database, exports
@@ -52,13 +49,9 @@ def temporary(url: str, seen: Head | None = None) -> Iterator[Path]:
     """Copy a store as of one moment, also beside its broker. The copy ends with the context."""
     with tempfile.TemporaryDirectory(prefix="taskyard-copy-") as directory:
         copy = Path(directory)
-        with database.open_database(url) as connection:
-            try:
-                database.check_tables(connection)
-                with connection.transaction():
-                    connection.execute(_ONE_MOMENT)
-                    write(connection, copy, seen)
-            except psycopg.Error as error:
-                name = database.describe(url)
-                raise UnusableStore(f"{name}: {database.text_of(error)}") from error
+        with database.open_database(url) as connection, database.usable(url):
+            database.check_tables(connection)
+            with connection.transaction():
+                connection.execute(_ONE_MOMENT)
+                write(connection, copy, seen)
         yield copy

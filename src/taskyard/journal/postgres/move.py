@@ -203,20 +203,17 @@ def _check_sound(state: Path) -> None:
 @contextmanager
 def _held(url: str) -> Iterator[tuple[Connection, Term]]:
     """Take the journal as a broker does, and open a transaction that keeps others out."""
-    with database.open_database(url) as connection:
+    with database.open_database(url) as connection, database.usable(url):
+        database.check_tables(connection)
+        term = leader.acquire(connection, LEASE_NS)
         try:
-            database.check_tables(connection)
-            term = leader.acquire(connection, LEASE_NS)
-            try:
-                with connection.transaction():
-                    if connection.execute(_LOCK, term._asdict()).rowcount != 1:
-                        raise StateLocked("the store is in use by another broker (stop it first)")
-                    yield connection, term
-            finally:
-                with suppress(psycopg.Error):  # it ends with its lease
-                    leader.release(connection, term)
-        except psycopg.Error as error:
-            raise UnusableStore(f"{database.describe(url)}: {database.text_of(error)}") from error
+            with connection.transaction():
+                if connection.execute(_LOCK, term._asdict()).rowcount != 1:
+                    raise StateLocked("the store is in use by another broker (stop it first)")
+                yield connection, term
+        finally:
+            with suppress(psycopg.Error):  # it ends with its lease
+                leader.release(connection, term)
 
 
 def _is_empty(connection: Connection) -> bool:

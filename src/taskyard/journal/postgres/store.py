@@ -205,13 +205,9 @@ class WitnessedRows(PostgresRows):
 
         The witness is created if it is missing.
         """
-        try:
+        with database.usable(self._url):
             database.check_tables(self._connection)
             self._identity, self._anchor = database.read_anchor(self._connection)
-        except psycopg.Error as error:
-            raise UnusableStore(
-                f"{database.describe(self._url)}: {database.text_of(error)}"
-            ) from error
         make_private_directory(directory)
         witnessed = witness.read(directory)
         if witnessed is not None and witnessed[0] != self._identity:
