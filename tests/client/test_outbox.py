@@ -128,14 +128,17 @@ def test_functions_are_pickled(url: str, connection: _Connection) -> None:
     by_value = box.submit(lambda value: value + 1, 41, campaign="c", priority=2)
     by_path = box.submit("operator:add", 1, 2, name="path")
     plain = box.map(operator.add, [1, 2], [3, 4], lane="l")
+    shared = box.map(lambda value: value * 2, [1, 2], priority=2)
     named = box.submit(add, 1, right=2, name="named")
     connection.commit()
     found = {(f"{row.campaign}/" if row.campaign else "") + row.name: row for row in rows(url)}
-    assert [*found] == [by_value, by_path, *plain, named]
+    assert [*found] == [by_value, by_path, *plain, *shared, named]
     services = [json.loads(row.task)["service"] for row in found.values()]
-    assert services == ["pickle", "call", "call", "call", "call"]
+    assert services == ["pickle", "call", "call", "call", "pickle", "pickle", "call"]
     assert by_value.startswith("c/lambda-")
     assert all(one.startswith("add-") for one in plain)
+    assert all(one.startswith("lambda-") for one in shared)
+    assert {json.loads(found[one].task)["priority"] for one in shared} == {2}
 
 
 @pytest.mark.parametrize(
@@ -215,9 +218,10 @@ def test_asynchronous_connections(url: str, connection: _Connection) -> None:
     assert [name for name in names(url) if not name.startswith("c-")] == ["a", "b"]
 
 
-def test_other_objects_are_refused(connection: _Connection) -> None:
-    with pytest.raises(UserError, match="neither a connection to PostgreSQL"):
-        Outbox("postgresql://localhost")
+def test_other_objects_are_refused(connection: _Connection, engine: sqlalchemy.Engine) -> None:
+    for other in ("postgresql://localhost", engine):
+        with pytest.raises(UserError, match="neither a connection to PostgreSQL"):
+            Outbox(other)
     with pytest.raises(UserError, match=r"is for `Client.outbox`"):
         taskyard.AsyncClient.outbox(connection)
     with pytest.raises(UserError, match="SQLite has no outbox"):

@@ -184,9 +184,11 @@ def test_functions_of_an_outbox_return_values(tmp_path: Path, url: str) -> None:
             own.rollback()
             first = box.submit(lambda: [1.5] * 100_000, name="first")
             second = box.submit(scaled, taskyard.result(first), factor=3.0, campaign="c")
+            others = box.map(lambda value: value**2, [2, 3])
         await_counts(url, OutboxCounts())
         assert client.future(second).result(PATIENCE_SECONDS) == [4.5] * 100_000
-        assert tasks_total(client) == 3
+        assert [one.result(PATIENCE_SECONDS) for one in client.futures(others)] == [4, 9]
+        assert tasks_total(client) == 5
 
 
 def tasks_total(client: Client) -> int:

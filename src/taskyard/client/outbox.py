@@ -98,10 +98,12 @@ class _OutboxTasks:
         check_function(work)
         taken = taken_options(None, campaign)
         (_, named), options = split_arguments(work, (None, kwargs), options, taken)
-        if callable(work):
-            work = self._calls.pickle_once(work)
+        substitute = self._calls.pickle_once(work) if callable(work) else None
         rows = (
-            self._row(work, None, campaign, (row, named), options) for row in rows_of(iterables)
+            self._row(work, None, campaign, (row, named), options)
+            if substitute is None
+            else self._call(substitute, None, campaign, (row, named), options)
+            for row in rows_of(iterables)
         )
         return [_values(raw, campaign) for raw in rows]
 
@@ -114,18 +116,29 @@ class _OutboxTasks:
         options: dict[str, Any],
     ) -> dict[str, Any]:
         """Return a task as a row of a file."""
-        if not callable(work):
-            check_work_type(work, arguments)
-            raw = {"name": name or _new_name(campaign or "task")}
-            return {**raw, **work_keys(work, *arguments), **options}
+        if callable(work):
+            return self._call(work, name, campaign, arguments, options)
+        check_work_type(work, arguments)
+        raw = {"name": name or _new_name(campaign or "task")}
+        return {**raw, **work_keys(work, *arguments), **options}
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        name: str | None,
+        campaign: str,
+        arguments: Arguments,
+        options: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Return the call of a function, or of its substitute, as a row of a file."""
         if "key" in options:
             raise UserError("key: names by content are for `Client.submit`, not for an outbox")
         args, kwargs = arguments[0] or (), arguments[1] or {}
         if name is None:
-            service, encoded = self._calls.encode(work, args, kwargs)
-            name = _new_name(functions.function_name(work))
+            service, encoded = self._calls.encode(function, args, kwargs)
+            name = _new_name(functions.function_name(function))
         else:
-            service, encoded, _ = self._calls.encode_named(work, args, kwargs)
+            service, encoded, _ = self._calls.encode_named(function, args, kwargs)
         return function_row(name, campaign, (args, kwargs), service, encoded, options)
 
 
@@ -177,7 +190,7 @@ def _check(connection: object, *, is_async: bool) -> None:
     """Raise `UserError` for an object that can't execute a statement here."""
     if "sqlite3" in _homes(connection):
         raise UserError("connection: SQLite has no outbox (it needs a broker on PostgreSQL)")
-    if not _is_sqlalchemy(connection) and not hasattr(connection, "cursor"):
+    if not hasattr(connection, "execute" if _is_sqlalchemy(connection) else "cursor"):
         raise UserError(
             f"connection: {connection!r} is neither a connection to PostgreSQL, such as one of "
             "psycopg, nor a session or connection of SQLAlchemy"
