@@ -233,7 +233,7 @@ def make_index(directory: Path) -> None:
     """Make an index with a whole result, a truncated one, and a task without a result."""
     with closing(ArchiveWriter(directory, b"sixteen bytes ..")) as writer:
         writer.add(INDEXED)
-        writer.add_outputs(OUTPUTS)
+        writer.add_outputs(OUTPUTS, 9)
         writer.commit(Head(5, 9, bytes(32)))
 
 

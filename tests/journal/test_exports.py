@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 
 from taskyard.core.fingerprint import ledger_fingerprint
+from taskyard.core.model import Result
+from taskyard.core.output import Stream
 from taskyard.errors import JournalDamaged, LeaderLost
-from taskyard.journal import compaction, history, recovery, snapshot
+from taskyard.journal import chain, compaction, history, recovery, snapshot
 from taskyard.journal.archive import Archive
 from taskyard.journal.postgres import database, exports, leader
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.exports import PublishedIndex
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.store import PostgresStore
-from taskyard.journal.store import MemoryStore
+from taskyard.journal.store import Head, MemoryStore
 from tests.journal.scenarios import rich_story
 from tests.kit.postgres import Cluster
 
@@ -222,8 +224,10 @@ def test_newest_end_of_a_name_is_kept(url: str, tmp_path: Path) -> None:
     index.write_columns([end(b"a", 1), end(b"b", 2)])
     index.write_columns([end(b"a", 3), end(b"c", 4)])
     index.write_columns([end(b"a", 2), end(b"c", 4), end(b"d", 5), end(b"d", 6)])
-    index.write_output_columns([(b"a", 1, b"x", 0, b"", 0, 1)])
-    index.write_output_columns([(b"a", 1, b"y", 0, b"", 0, 1), (b"a", 2, b"", 0, b"", 0, 1)])
+    none = Result(b"")
+    index.add_outputs([(b"a", 1, Result(b"x"), none)], 2)
+    index.add_outputs([(b"a", 1, Result(b"y"), none), (b"a", 2, none, none)], 4)
+    index.add_outputs([(b"a", 1, Result(b"x"), none), (b"a", 2, Result(b"z"), none)], 3)
     index.close()
     found = "SELECT name, record, result FROM taskyard.finished ORDER BY name"
     assert machine.connection.execute(found).fetchall() == [
@@ -235,3 +239,55 @@ def test_newest_end_of_a_name_is_kept(url: str, tmp_path: Path) -> None:
     outputs = "SELECT attempt, stdout FROM taskyard.outputs ORDER BY attempt"
     assert machine.connection.execute(outputs).fetchall() == [(1, b"y"), (2, b"")]
     machine.close()
+
+
+def test_fetch_reads_only_new_outputs(url: str, tmp_path: Path) -> None:
+    machine, other = Machine(url, tmp_path / "first"), tmp_path / "second"
+    identity = machine.store.identity
+    index = PublishedIndex(machine.directory, identity, machine.connection, machine.term)
+
+    def add(record: int, *attempts: int) -> None:
+        texts = [Result(b"%d of %d" % (one, record)) for one in attempts]
+        rows = zip(attempts, texts, strict=True)
+        index.add_outputs([(b"t", one, text, Result(b"")) for one, text in rows], record)
+
+    def fetched(covered: int) -> list[bytes]:
+        index.commit(Head(covered, covered, bytes(32)))
+        exports.fetch(machine.connection, other, identity)
+        with Archive(other) as theirs:
+            found = [theirs.output(b"t", one, Stream.STDOUT) for one in range(1, 6)]
+        return [one.text for one in found if one is not None]
+
+    add(10, 1, 2)
+    assert fetched(10) == [b"1 of 10", b"2 of 10"]
+    # One that should not be read again would show this.
+    machine.connection.execute("UPDATE taskyard.outputs SET stdout = 'x' WHERE attempt = 1")
+    add(15, 2, 3)
+    # A stale broker may add a row late: one that was rewritten under the term, and one of later.
+    add(12, 2)
+    add(25, 4)
+    assert fetched(20) == [b"1 of 10", b"2 of 15", b"3 of 15", b"4 of 25"]
+    add(30, 5)
+    assert fetched(30)[3:] == [b"4 of 25", b"5 of 30"]
+    index.close()
+    machine.close()
+
+
+def test_upgrade_orders_outputs_by_the_covered_record(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, identity = database.STEPS, bytes(16)
+    with database.connect(cluster.database(with_store=False)) as connection:
+        with monkeypatch.context() as patch:
+            patch.setattr(database, "STEPS", steps[:5])
+            patch.setattr(database, "FORMAT", 5)
+            database.init(connection)
+        sealed = chain.seal(identity, Head(3, 2**40 + 7, bytes(32)))
+        connection.execute("INSERT INTO taskyard.meta VALUES ('covered', %b)", (sealed,))
+        connection.execute("INSERT INTO taskyard.outputs VALUES ('t', 1, 'out', 0, '', 0, 0)")
+        assert database.upgrade(connection) == 5
+        records = connection.execute("SELECT record FROM taskyard.outputs").fetchall()
+        assert records == [(2**40 + 7,)]
+        exports.fetch(connection, tmp_path, identity)
+    with Archive(tmp_path) as index:
+        assert [row[:3] for row in index.walk("outputs")] == [(b"t", 1, b"out")]

@@ -252,7 +252,9 @@ class Tables:
         return [()]
 
     def upsert_output(self, values: Sequence[Any]) -> Rows:
-        self.outputs[values[0], values[1]] = tuple(values)
+        known = self.outputs.get((values[0], values[1]))
+        if known is None or values[-1] >= known[-1]:
+            self.outputs[values[0], values[1]] = tuple(values)
         return [()]
 
     def copy_finished(self, rows: Sequence[Any]) -> Rows:
@@ -356,8 +358,8 @@ class Tables:
     def read_finished(self, values: Sequence[Any]) -> Rows:
         return [row for row in self.finished.values() if row[6] > values[0]]
 
-    def read_outputs(self, _values: Values) -> Rows:
-        return [*self.outputs.values()]
+    def read_outputs(self, values: Sequence[Any]) -> Rows:
+        return [row for row in self.outputs.values() if row[-1] > values[0]]
 
 
 WRITES: Final = (

@@ -304,9 +304,12 @@ class ArchiveWriter:
         except DiskErrors as error:
             raise self._failed(error) from error
 
-    def add_outputs(self, outputs: list[OutputRow]) -> None:
-        """Add streams of attempts, in one transaction."""
-        self.write_output_columns(list(map(_output_columns, outputs)))
+    def add_outputs(self, outputs: list[OutputRow], record: int) -> None:  # noqa: ARG002 - see there
+        """Add streams of attempts, in one transaction.
+
+        `record` is at or after all of theirs. `PublishedIndex` keeps it.
+        """
+        self.write_output_columns(list(map(output_columns, outputs)))
 
     def write_output_columns(self, rows: list[Columns]) -> None:
         """Write streams as they are stored, in one transaction."""
@@ -468,7 +471,8 @@ def _with_total(text: bytes, signed_total: int) -> Result:
     return Result(text, abs(signed_total), signed_total < 0)
 
 
-def _output_columns(output: OutputRow) -> Columns:
+def output_columns(output: OutputRow) -> Columns:
+    """Return the columns of streams as they are stored."""
     name, attempt, stdout, stderr = output
     plain = (name, attempt, stdout.text, _signed_total(stdout), stderr.text, _signed_total(stderr))
     return *plain, crc32(_encode(plain))

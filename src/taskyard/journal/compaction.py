@@ -396,7 +396,7 @@ class _Replay:
 
     def _flush_outputs(self) -> None:
         if self._outputs:
-            self._index.add_outputs(self._outputs)
+            self._index.add_outputs(self._outputs, self._ledger.record)
         self._outputs, self._output_bytes = [], 0
 
     def _archive(self, index: ArchiveWriter) -> None:

@@ -98,6 +98,26 @@ STEPS: Final[tuple[tuple[LiteralString, ...], ...]] = (
         "CREATE TABLE taskyard.value_references (line bytea NOT NULL)",
         "CREATE TABLE taskyard.keys (name text PRIMARY KEY, content bytea NOT NULL)",
     ),
+    (
+        # A record at or after that of the output, so that a standby reads only what is new. Rows
+        # that exist are of records up to the covered one, which are bytes 43 to 50 of its seal.
+        "ALTER TABLE taskyard.outputs ADD record bigint NOT NULL DEFAULT 0",
+        (
+            "UPDATE taskyard.outputs SET record = "
+            "('x' || encode(substring(value FROM 43 FOR 8), 'hex'))::bit(64)::bigint "
+            "FROM taskyard.meta WHERE key = 'covered'"
+        ),
+        "ALTER TABLE taskyard.outputs ALTER record DROP DEFAULT",
+        # Rows are added in the order of their records, so ranges of pages are enough.
+        (
+            "CREATE INDEX finished_record ON taskyard.finished USING brin (record) "
+            "WITH (autosummarize = on)"
+        ),
+        (
+            "CREATE INDEX outputs_record ON taskyard.outputs USING brin (record) "
+            "WITH (autosummarize = on)"
+        ),
+    ),
 )
 FORMAT: Final = len(STEPS)
 
@@ -135,7 +155,7 @@ _COPIES: Final[dict[str, tuple[LiteralString, str]]] = {
     ),
     "outputs": (
         "COPY taskyard.outputs FROM STDIN (FORMAT BINARY)",
-        "bytea int8 bytea int8 bytea int8 int8",
+        "bytea int8 bytea int8 bytea int8 int8 int8",
     ),
 }
 

@@ -23,7 +23,7 @@ from psycopg.errors import UniqueViolation
 
 from taskyard.errors import JournalDamaged, LeaderLost
 from taskyard.journal import chain, compaction, history, snapshot
-from taskyard.journal.archive import Archive, ArchiveWriter, Columns
+from taskyard.journal.archive import Archive, ArchiveWriter, Columns, OutputRow, output_columns
 from taskyard.journal.chain import Head
 from taskyard.journal.compaction import CompactionResult, DatabaseTerm
 from taskyard.journal.files import create_private, make_private_directory, sync_directory
@@ -74,10 +74,11 @@ _UPSERT: Final = (
     "WHERE excluded.record > finished.record"
 )
 _UPSERT_OUTPUT: Final = (
-    "INSERT INTO taskyard.outputs VALUES (%b, %s, %b, %s, %b, %s, %s) "
+    "INSERT INTO taskyard.outputs VALUES (%b, %s, %b, %s, %b, %s, %s, %s) "
     "ON CONFLICT (name, attempt) DO UPDATE SET stdout = excluded.stdout, "
     "stdout_bytes_total = excluded.stdout_bytes_total, stderr = excluded.stderr, "
-    "stderr_bytes_total = excluded.stderr_bytes_total, checksum = excluded.checksum"
+    "stderr_bytes_total = excluded.stderr_bytes_total, checksum = excluded.checksum, "
+    "record = excluded.record WHERE excluded.record >= outputs.record"
 )
 
 _LOST: Final = "restore the database from a backup"
@@ -110,9 +111,10 @@ class PublishedIndex(ArchiveWriter):
         self._insert("finished", _UPSERT, rows)
         super().write_columns(rows)
 
-    def write_output_columns(self, rows: list[Columns]) -> None:
+    def add_outputs(self, outputs: list[OutputRow], record: int) -> None:
+        rows: list[Columns] = [(*output_columns(one), record) for one in outputs]
         self._insert("outputs", _UPSERT_OUTPUT, rows)
-        super().write_output_columns(rows)
+        super().add_outputs(outputs, record)
 
     def commit(self, head: Head) -> None:
         values = {"covered": chain.seal(self._identity, head)}
@@ -306,8 +308,9 @@ def _fetch_index(
         query = "SELECT * FROM taskyard.finished WHERE record > %s"
         for rows in _portions(connection, query, (after,)):
             writer.write_columns(rows)
-        for rows in _portions(connection, "SELECT * FROM taskyard.outputs"):
-            writer.write_output_columns(rows)
+        query = "SELECT * FROM taskyard.outputs WHERE record > %s"
+        for rows in _portions(connection, query, (after,)):
+            writer.write_output_columns([row[:-1] for row in rows])
         writer.commit(covered[1])
     finally:
         writer.close()

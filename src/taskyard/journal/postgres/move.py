@@ -269,8 +269,9 @@ def _fill(connection: Connection, state: Path, source: ReadonlyStore, term: Term
         ArchiveWriter(state, source.identity).close()  # upgrades an older file
         connection.execute(_COVER, (chain.seal(*covered),))
         with Archive(state) as index:
-            for table in ("finished", "outputs"):
-                database.copy_rows(connection, table, index.walk(table))
+            database.copy_rows(connection, "finished", index.walk())
+            outputs = ((*row, covered[1].record) for row in index.walk("outputs"))
+            database.copy_rows(connection, "outputs", outputs)
 
 
 def _verify(connection: Connection, state: Path, source: ReadonlyStore) -> None:
