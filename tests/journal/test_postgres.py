@@ -1,9 +1,9 @@
-"""The store in PostgreSQL: terms and stale writers, lost connections, witness, tables, secrets."""
+"""The store in PostgreSQL: terms and stale writers, lost connections, witness, follower."""
 
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -11,15 +11,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from taskyard.cli.entry import run as run_command
-from taskyard.cli.entry import taskyard
-from taskyard.demo.postgresql import ROLE
 from taskyard.errors import (
     JournalDamaged,
     JournalFailed,
     LeaderLost,
     StateLocked,
-    UnknownFormat,
     UnusableStore,
 )
 from taskyard.journal import chain, witness
@@ -321,6 +317,14 @@ def own() -> Iterator[Cluster]:
         yield running
 
 
+def await_setting(cluster: Cluster, name: str, value: str) -> None:
+    """Wait until new sessions have a setting that was changed."""
+    found: list[tuple[str]] = []
+    while found != [(value,)]:
+        with psycopg.connect(cluster.url()) as connection:
+            found = connection.execute(f"SHOW {name}").fetchall()
+
+
 class TestServer:
     """One more cluster, because it is stopped."""
 
@@ -335,6 +339,20 @@ class TestServer:
             own.start()
             committing.join()
             assert [row.sequence for row in store.rows()] == [1, 2, 3, 4, 5, 6]
+
+    def test_server_without_fsync_is_warned_of_once(
+        self, own: Cluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        url = own.database()
+        for value in ("off", "on"):
+            own.execute(f"ALTER SYSTEM SET fsync = {value}")
+            own.execute("SELECT pg_reload_conf()")
+            await_setting(own, "fsync", value)
+            for _ in range(2):
+                database.connect(url).close()
+        assert [line.message for line in caplog.records] == [
+            f"{database.describe(url)}: fsync is off: a power cut can lose the journal"
+        ]
 
     def test_stopped_server_breaks_the_store(
         self, own: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -454,106 +472,6 @@ class TestOpening:
         assert row.sequence == 4
         with pytest.raises(UnusableStore, match="another journal"):
             PostgresReader(url, bytes(16), head)
-
-    def test_commits_are_durable_whatever_the_default_is(self, url: str, tmp_path: Path) -> None:
-        run(
-            url,
-            "ALTER DATABASE CURRENT_NAME SET synchronous_commit = off".replace(
-                "CURRENT_NAME", url.partition("@/")[2].partition("?")[0]
-            ),
-        )
-        with PostgresStore(url, tmp_path, begin_term(url)) as store:
-            found = store._connection.execute("SHOW synchronous_commit").fetchall()  # noqa: SLF001
-        assert found == [("on",)]
-
-
-class TestTables:
-    def test_init_twice_changes_nothing(self, cluster: Cluster) -> None:
-        url = cluster.database(with_store=False)
-        with database.connect(url) as connection:
-            assert database.init(connection)
-            first = database.read_anchor(connection)
-            assert not database.init(connection)
-            assert database.read_anchor(connection) == first
-            assert database.upgrade(connection) == database.FORMAT
-
-    @pytest.mark.parametrize("use", [database.upgrade, database.check_tables])
-    def test_missing_tables_are_named(
-        self, cluster: Cluster, use: Callable[[database.Connection], object]
-    ) -> None:
-        connection = database.connect(cluster.database(with_store=False))
-        with connection, pytest.raises(UnusableStore, match="run `taskyard store init`"):
-            use(connection)
-
-    def test_upgrade_runs_the_missing_steps(
-        self, url: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        more = ("CREATE TABLE taskyard.more (x int)",)
-        monkeypatch.setattr(database, "STEPS", (*database.STEPS, more))
-        monkeypatch.setattr(database, "FORMAT", database.FORMAT + 1)
-        with database.connect(url) as connection:
-            with pytest.raises(UnusableStore, match="run `taskyard store upgrade`"):
-                database.check_tables(connection)
-            assert database.upgrade(connection) == database.FORMAT - 1
-            database.check_tables(connection)
-            connection.execute("SELECT x FROM taskyard.more")
-
-    def test_newer_and_damaged_formats_are_refused(self, url: str) -> None:
-        with database.connect(url) as connection:
-            for written, error in ((b"9", UnknownFormat), (b"x", JournalDamaged)):
-                connection.execute(
-                    "UPDATE taskyard.meta SET value = %b WHERE key = 'format'", (written,)
-                )
-                for use in (database.check_tables, database.upgrade):
-                    with pytest.raises(error):
-                        use(connection)
-
-
-class TestCommands:
-    def test_init_and_upgrade_can_be_repeated(
-        self, cluster: Cluster, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        url = cluster.database(with_store=False)
-        commands = (["init"], ["init"], ["upgrade"])
-        assert [run_command(taskyard, ["store", *one, url]) for one in commands] == [0, 0, 0]
-        place = database.describe(url)
-        assert capsys.readouterr().out.splitlines() == [
-            f"{place}: created a store of format {database.FORMAT}",
-            f"{place}: exists already: a store of format {database.FORMAT}",
-            f"{place}: has format {database.FORMAT} already",
-        ]
-
-    def test_refused_statement_is_one_line(
-        self, cluster: Cluster, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        url = cluster.database(with_store=False)
-        run(url, "CREATE ROLE plain LOGIN")
-        for command, text in (("init", "permission denied"), ("upgrade", "has no store")):
-            words = ["store", command, url.replace(f"{ROLE}@", "plain@")]
-            assert run_command(taskyard, words) == 2
-            (line,) = capsys.readouterr().err.splitlines()
-            assert line.startswith("taskyard: ")
-            assert text in line
-
-
-class TestSecrets:
-    def test_description_has_no_password(self) -> None:
-        url = "postgresql://me:secret@db.example:6432/jobs?sslmode=require"
-        assert database.describe(url) == "postgresql://me@db.example:6432/jobs"
-
-    @pytest.mark.parametrize(
-        "url",
-        [
-            "postgresql://me:secret@127.0.0.1:1/jobs",
-            "postgresql://me:secret@127.0.0.1:1/jobs?secret",
-            "postgresql://me:secret@[::1/jobs",
-            "secret",
-        ],
-    )
-    def test_errors_have_no_password(self, url: str) -> None:
-        with pytest.raises(UnusableStore) as raised:
-            database.open_database(url)
-        assert "secret" not in str(raised.value)
 
 
 class TestFollower:

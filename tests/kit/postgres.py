@@ -58,7 +58,7 @@ class Cluster(ThrowawayCluster):
             connection.execute(statement)
 
 
-def _name_in(url: str) -> str:
+def name_in(url: str) -> str:
     """Return the name of a cluster's database."""
     return url.partition("@/")[2].partition("?")[0]
 
@@ -89,7 +89,7 @@ class Standby(Cluster):
 
     def url_of_both(self, url: str) -> str:
         """Return the URL of a database on the server that accepts writes."""
-        name = _name_in(url)
+        name = name_in(url)
         return f"postgresql://{ROLE}@/{name}?host={self._primary.directory},{self.directory}"
 
 

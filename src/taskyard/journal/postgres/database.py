@@ -168,6 +168,22 @@ _DEFAULTS: Final = {
     "tcp_user_timeout": ("5000", ""),
 }
 
+#: Settings of a session, each with the first version of PostgreSQL that has it. They replace
+#: defaults of a role, a database or a server that are meant for other programs. A statement must
+#: see what others committed before it, and wait for locks. The lease limits each wait. No object of
+#: another schema replaces a function, and no policy hides rows.
+_SESSION: Final[tuple[tuple[LiteralString, int], ...]] = (
+    ("SET search_path = pg_catalog", 0),
+    ("SET client_encoding = 'UTF8'", 0),
+    ("SET default_transaction_isolation = 'read committed'", 0),
+    ("SET statement_timeout = 0", 0),
+    ("SET lock_timeout = 0", 0),
+    ("SET idle_in_transaction_session_timeout = 0", 0),
+    ("SET idle_session_timeout = 0", 140_000),
+    ("SET transaction_timeout = 0", 170_000),
+    ("SET row_security = off", 0),
+)
+
 #: Levels of `synchronous_commit` that acknowledge only what is on disk, here and on a standby.
 _DURABLE: Final = ("on", "remote_apply")
 
@@ -178,6 +194,9 @@ _IN_DOUBT: Final = ("08", "57")
 _DISK_FULL: Final = "53100"
 
 _RESTORE_HINT: Final = "restore the database from a backup"
+
+#: Databases without fsync that this process has warned of.
+_warned: Final[set[str]] = set()
 
 logger = logging.getLogger("taskyard.journal")
 
@@ -204,13 +223,16 @@ def connect(url: str) -> Connection:
             settings[key] = value
     connection = psycopg.connect(make_conninfo("", **settings), autocommit=True)
     try:
+        version = connection.info.server_version
+        connection.execute("; ".join(text for text, since in _SESSION if version >= since))
         (level, sync), *_ = connection.execute(
             "SELECT current_setting('synchronous_commit'), current_setting('fsync')"
         ).fetchall()
         if level not in _DURABLE:
             connection.execute("SET synchronous_commit = on")
-        if sync != "on":
-            logger.warning("%s: fsync is off: a power cut can lose the journal", describe(url))
+        if sync != "on" and (shown := describe(url)) not in _warned:
+            _warned.add(shown)
+            logger.warning("%s: fsync is off: a power cut can lose the journal", shown)
     except BaseException:
         connection.close()
         raise
@@ -248,11 +270,22 @@ def init(connection: Connection) -> bool:
         connection.execute(_LOCK)
         if _exists(connection):
             return False
+        _check_encoding(connection)
         connection.execute("CREATE SCHEMA IF NOT EXISTS taskyard")
         _run_steps(connection, 0)
         for row in (("format", b"%d" % FORMAT), ("anchor", _new_anchor())):
             connection.execute(_INSERT_META, row)
     return True
+
+
+def _check_encoding(connection: Connection) -> None:
+    """Refuse a database that can't have all names, or that has text in no known encoding."""
+    ((encoding,),) = connection.execute("SELECT current_setting('server_encoding')").fetchall()
+    if encoding != "UTF8":
+        raise UnusableStore(
+            f"the database has the encoding {encoding} (create one with ENCODING 'UTF8' "
+            "TEMPLATE template0)"
+        )
 
 
 def clear(connection: Connection, anchor: bytes | None = None) -> None:

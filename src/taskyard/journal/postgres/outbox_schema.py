@@ -99,11 +99,11 @@ BEGIN
         ELSIF command IS NOT NULL
             AND command !~ $words$^([^'"\\]|\\.|'[^']*'|"([^"\\]|\\.)*")*$$words$ THEN
             problem := 'the command has an open quote (quote it as for a shell, or give argv)';
-        ELSIF command !~ '\S' OR cardinality(argv) = 0 OR argv[1] = '' THEN
+        ELSIF command !~ '[^[:space:]]' OR cardinality(argv) = 0 OR argv[1] = '' THEN
             problem := 'a command must name a program first';
         ELSIF array_position(argv, NULL) > 0 OR array_position(after, NULL) > 0 THEN
             problem := 'argv and after must not contain nulls';
-        ELSIF call !~ '^[^:\s]+:[^:\s]+$' THEN
+        ELSIF call !~ '^[^:[:space:]]+:[^:[:space:]]+$' THEN
             problem := 'call must be module:function';
         ELSIF jsonb_typeof(args) <> 'array' THEN
             problem := 'args must be an array';
