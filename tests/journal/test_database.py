@@ -60,11 +60,13 @@ class TestSessions:
             found = second.execute("SELECT renewal FROM taskyard.leader").fetchall()
             assert found == [(18,)]
 
-    def test_text_and_functions_are_as_everywhere(self, url: str) -> None:
+    def test_text_bytes_and_functions_are_as_everywhere(self, url: str) -> None:
         set_defaults(url, "client_encoding = LATIN1", "search_path = public, pg_catalog")
+        set_defaults(url, "standard_conforming_strings = off", "bytea_output = escape")
         run(url, "CREATE FUNCTION public.reverse(text) RETURNS text LANGUAGE sql RETURN 'wrong'")
         with database.connect(url) as connection:
             assert connection.execute("SELECT reverse('юЖ'::text)").fetchall() == [("Жю",)]
+            assert connection.execute(r"SELECT '\x00ff'::bytea::text").fetchall() == [(r"\x00ff",)]
 
     def test_policy_of_rows_hides_nothing_in_silence(self, url: str) -> None:
         run(
