@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from taskyard.demo.postgresql import ROLE
 from taskyard.errors import (
     JournalDamaged,
     JournalFailed,
@@ -325,6 +326,12 @@ def await_setting(cluster: Cluster, name: str, value: str) -> None:
             found = connection.execute(f"SHOW {name}").fetchall()
 
 
+def connect_until_refused(url: str) -> None:
+    """Connect again and again: a server reads its rules a little later."""
+    while True:
+        database.open_database(url).close()
+
+
 class TestServer:
     """One more cluster, because it is stopped."""
 
@@ -353,6 +360,15 @@ class TestServer:
         assert [line.message for line in caplog.records] == [
             f"{database.describe(url)}: fsync is off: a power cut can lose the journal"
         ]
+
+    def test_missing_password_has_a_hint(self, own: Cluster) -> None:
+        own.execute("CREATE ROLE careful LOGIN")
+        rules = own.data / "pg_hba.conf"
+        rules.write_text("local all careful scram-sha-256\n" + rules.read_text())
+        own.execute("SELECT pg_reload_conf()")
+        url = own.database().replace(f"{ROLE}@", "careful@")
+        with pytest.raises(UnusableStore, match=r"no password supplied .*PGPASSFILE\)$"):
+            connect_until_refused(url)
 
     def test_stopped_server_breaks_the_store(
         self, own: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 import signal
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from taskyard.client.client import Client
+from taskyard.demo.postgresql import ROLE
 from taskyard.errors import Refused, TaskyardError
 from taskyard.journal import history, snapshot
 from taskyard.pipeline.jobs import history as history_job
 from taskyard.web.event_feed import EventFeed
+from tests.kit.postgres import name_in
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run_here, until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.kit.postgres import Cluster
 
 TASKS = 60
@@ -59,6 +61,19 @@ class Machine:
         return errors.splitlines()[-1]
 
 
+def with_documented_rights(url: str) -> str:
+    """Return the URL of a user who has the rights that the docs give to a broker."""
+    page = (Path(__file__).parents[2] / "docs" / "postgresql.md").read_text()
+    rights = re.findall(r"^ *(GRANT .* TO) broker;$", page, re.MULTILINE)
+    assert len(rights) == 2
+    name = f"broker_{name_in(url)}"
+    with psycopg.connect(url) as connection:
+        connection.execute(f"CREATE ROLE {name} LOGIN")
+        for right in rights:
+            connection.execute(f"{right} {name}")
+    return url.replace(f"{ROLE}@", f"{name}@")
+
+
 def anchor_moved(url: str) -> bool:
     """Return whether a compaction has published its files and trimmed rows."""
     with psycopg.connect(url) as connection:
@@ -87,7 +102,8 @@ def events_of(state: Path) -> int:
 def test_another_machine_continues_with_everything(
     tmp_path: Path, url: str, *, shares: bool
 ) -> None:
-    first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
+    own = with_documented_rights(url)
+    first, second = (Machine(tmp_path, name, own) for name in ("first", "second"))
     for machine in (first, second) if shares else ():
         machine.share(tmp_path / "files")
     with (
@@ -334,13 +350,15 @@ def test_files_of_another_journal_are_refused_and_kept(tmp_path: Path, url: str)
 def test_store_that_can_not_be_used_is_refused(tmp_path: Path, url: str) -> None:
     machine = Machine(tmp_path, "one", url)
     found = {
-        ("--store", "postgresql://me:secret@localhost/x"): "must not have a password",
-        ("--store", "mysql://localhost"): "must be sqlite or postgresql://",
+        ("--store", "postgresql://me:secret@localhost/x"): "--store: must not have a password",
+        ("--store", "mysql://localhost"): "--store: must be sqlite or postgresql://",
         ("--store", "postgresql://test@127.0.0.1:1/x"): "connection to server",
     }
     for options, text in found.items():
         error = machine.refused(*options)
         assert text in error
         assert "secret" not in error
+    plain = Machine(tmp_path, "plain", "sqlite")
+    assert "--files: needs a store in PostgreSQL" in plain.refused("--files", "x")
     error = machine.refused("--memory")
     assert "--memory: excludes a store in PostgreSQL" in error

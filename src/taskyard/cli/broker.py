@@ -10,7 +10,9 @@ from taskyard.broker.compaction import CompactionLimits
 from taskyard.broker.server import BrokerSettings, SettingsReloader, serve
 from taskyard.cli.daemon_options import (
     listen_option,
+    read_files,
     read_listen,
+    read_store,
     secure_option,
     until_eof_option,
 )
@@ -23,7 +25,6 @@ from taskyard.cli.options import (
     verbose_option,
 )
 from taskyard.cli.output import example
-from taskyard.settings import kinds
 
 
 @click.command(epilog=example("broker --state ./.taskyard --listen dwork=tcp://127.0.0.1:6125"))
@@ -100,9 +101,9 @@ def broker(  # noqa: PLR0913  # one per option
         read_listen(listen, cli_context.settings().listeners),
         secure=secure,
         in_memory=memory,
-        store=_read_store(store, memory=memory, standby=standby),
+        store=_read_store(store, files, memory=memory, standby=standby),
         standby=standby,
-        files=_read_files(files),
+        files=read_files(files),
         until_eof=until_eof,
         compact=_read_limits(compact_after_rows),
     )
@@ -125,21 +126,16 @@ def _serve(cli_context: CliContext, options: BrokerSettings) -> None:
         settings = structs.replace(settings, yields=True)
 
 
-def _read_store(store: str, *, memory: bool, standby: bool) -> str:
+def _read_store(store: str, files: object, *, memory: bool, standby: bool) -> str:
     """Return the URL of a journal in PostgreSQL. Empty: in SQLite, or in memory."""
-    url: str = kinds.STORE.read(store) if store else ""
+    url = read_store(store)
     if standby and not url:
         raise click.UsageError("--standby: needs a store in PostgreSQL (give one with --store)")
+    if files is not None and not url:
+        raise click.UsageError("--files: needs a store in PostgreSQL (give one with --store)")
     if memory and url:
         raise click.UsageError("--memory: excludes a store in PostgreSQL (add --store sqlite)")
     return url
-
-
-def _read_files(files: Path | str | None) -> Path | str | None:
-    if files is None:
-        return None
-    place: Path | str = kinds.FILES.read(str(files))
-    return place
 
 
 def _read_limits(rows: int | None) -> CompactionLimits:

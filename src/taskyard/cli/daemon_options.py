@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -11,12 +11,15 @@ from taskyard.cli.options import CliContext, CommandFunction, setting_option, st
 from taskyard.errors import UnusableEndpoint, UserError
 from taskyard.net import endpoints
 from taskyard.process.machine import usable_cores
+from taskyard.settings import kinds
 from taskyard.settings.files import InvalidSettings
 from taskyard.settings.keys import PAGE_ADDRESS, SLOTS_MAX
 from taskyard.settings.sections import ListenSection
+from taskyard.settings.values import InvalidValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from taskyard.settings.sections import Settings
 
@@ -211,3 +214,24 @@ def listen_pairs(settings: Settings, name: str) -> tuple[str, ...]:
         path = f"listen.{name}" if section is None else f"listen.{name}.endpoint"
         raise InvalidSettings(f"{settings.all[path].origin}: {path}: {wrong}") from wrong
     return pairs
+
+
+def read_store(store: str) -> str:
+    """Return the URL of a journal in PostgreSQL. Empty: in SQLite."""
+    url: str = _read("--store", kinds.STORE, store) if store else ""
+    return url
+
+
+def read_files(files: Path | str | None) -> Path | str | None:
+    """Return the place of long output and large values. None: the database has them."""
+    if files is None:
+        return None
+    place: Path | str = _read("--files", kinds.FILES, str(files))
+    return place
+
+
+def _read(option: str, kind: kinds.Kind, given: str) -> Any:  # noqa: ANN401  # of any kind
+    try:
+        return kind.read(given)
+    except InvalidValue as error:
+        raise UserError(f"{option}: {error}") from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskyard.cli.daemon_options import read_files
 from taskyard.cli.documents import OutboxTask, StoreOutboxDocument
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import (
@@ -23,7 +24,6 @@ from taskyard.cli.options import (
 from taskyard.cli.output import example, moment_cell, print_document, print_table
 from taskyard.core.identity import spelling
 from taskyard.errors import NotInstalled, UnknownName, UnusableFile, UnusableStore, UserError
-from taskyard.settings import kinds
 
 if TYPE_CHECKING:
     from taskyard.journal.postgres.database import Connection
@@ -117,7 +117,7 @@ def move(source: str, target: str, files: Path | str | None) -> None:
     with _extra():
         from taskyard.broker.database_files import StateFiles  # noqa: PLC0415  # an extra
         from taskyard.journal.postgres import database, move  # noqa: PLC0415
-    place = None if files is None else kinds.FILES.read(str(files))
+    place = read_files(files)
     shared = move.Files(place if isinstance(place, Path) else None, StateFiles())
     try:
         if is_to_database:

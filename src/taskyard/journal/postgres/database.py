@@ -285,8 +285,8 @@ def _check_encoding(connection: Connection) -> None:
     ((encoding,),) = connection.execute("SELECT current_setting('server_encoding')").fetchall()
     if encoding != "UTF8":
         raise UnusableStore(
-            f"the database has the encoding {encoding} (create one with ENCODING 'UTF8' "
-            "TEMPLATE template0)"
+            f"database {connection.info.dbname}: has the encoding {encoding} (create one with "
+            "ENCODING 'UTF8' TEMPLATE template0)"
         )
 
 
@@ -356,7 +356,10 @@ def text_of(error: Exception) -> str:
     """Return the text of an error in one line."""
     if isinstance(error, psycopg.Error) and error.sqlstate == _DISK_FULL:
         return "the disk of the database is full"
-    return " ".join(str(error).split())
+    text = " ".join(str(error).split())
+    if isinstance(error, psycopg.Error) and error.pgconn and error.pgconn.needs_password:
+        text += " (write it to a password file: ~/.pgpass or PGPASSFILE)"
+    return text
 
 
 def failed(url: str, what: str, error: Exception) -> JournalFailed:
@@ -373,7 +376,8 @@ def _exists(connection: Connection) -> bool:
 def format_of(connection: Connection) -> int:
     """Return the format of the tables. Raises if there are none, or those of a newer version."""
     if not _exists(connection):
-        raise UnusableStore("the database has no store (run `taskyard store init`)")
+        name = connection.info.dbname
+        raise UnusableStore(f"database {name}: has no store (run `taskyard store init`)")
     query = "SELECT value FROM taskyard.meta WHERE key = 'format'"
     found = connection.execute(query, binary=True).fetchall()
     written = found[0][0] if found else b""
