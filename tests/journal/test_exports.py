@@ -155,6 +155,23 @@ def test_stale_machine_claims_and_covers_nothing(
     first.close()
 
 
+def test_cover_that_comes_late_does_not_set_the_row_back(
+    url: str, tmp_path: Path, story: MemoryStore
+) -> None:
+    first = Machine(url, tmp_path / "first")
+    first.write(story, story.head.sequence // 2)
+    first.compact()
+    earlier = first.store.head
+    first.write(story, story.head.sequence)
+    first.compact()
+    late = {"covered": chain.seal(first.store.identity, earlier)}
+    exports._run_held(first.connection, exports._COVER, first.term, late)  # noqa: SLF001
+    second = Machine(url, tmp_path / "second")
+    assert second.fingerprint() == first.fingerprint()
+    first.close()
+    second.close()
+
+
 def unclaimed(machine: Machine) -> int:
     """Return the number of parts that no claim has."""
     found = machine.connection.execute(

@@ -529,3 +529,20 @@ def test_row_that_was_trimmed_and_comes_late_does_not_count(store: PostgresStore
     run(url, "INSERT INTO taskyard.journal VALUES (1, 1, 2, 1, 'late', 'late')")
     terminate_backends(url)
     assert store.commit(b"next", 1).sequence == 3
+
+
+def test_trim_that_comes_late_does_not_set_the_anchor_back(
+    store: PostgresStore, url: str, tmp_path: Path
+) -> None:
+    commit(store, 6)
+    earlier = chain.seal(store.identity, store._verified(2).head)  # noqa: SLF001
+    store.trim(2)
+    store.trim(5)
+    late = {**store._term._asdict(), "through": 2, "anchor": earlier}  # noqa: SLF001
+    with database.connect(url) as connection:
+        connection.execute(module._TRIM, late)  # noqa: SLF001
+        assert database.read_anchor(connection)[1] == store.anchor
+    term = store._term  # noqa: SLF001
+    with closing(PostgresStore(url, tmp_path / "again", term)) as again:
+        assert again.anchor.sequence == 5
+        assert again.head == store.head

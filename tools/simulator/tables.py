@@ -40,6 +40,8 @@ class Statement(Struct):
     key: str
     #: Whether the epoch of the leader's row rises.
     is_new_term: bool
+    #: Whether a value of `taskyard.meta` that is greater stays.
+    keeps_greatest: bool
     #: Columns of the leader's row, and the names or places of the values that they must have.
     conditions: list[tuple[str, str | int]]
 
@@ -95,7 +97,8 @@ def parse(text: str) -> Statement:
         place = len(_PLACEHOLDER.findall(text[: found.start(0)]))
         conditions.append((found[1], found[2] or place))
     key = _KEY.search(text)
-    return Statement(kind, key[1] if key else "", "epoch = epoch + 1" in text, conditions)
+    is_new_term, keeps_greatest = "epoch = epoch + 1" in text, "greatest(" in text
+    return Statement(kind, key[1] if key else "", is_new_term, keeps_greatest, conditions)
 
 
 class Tables:
@@ -130,7 +133,9 @@ class Tables:
             return []
         if statement.kind == "read_meta":
             return self.read_meta(values, statement.key)
+        before = dict(self.meta) if statement.keeps_greatest else {}
         found: Rows = getattr(self, statement.kind)(values)
+        self.meta |= {key: max(value, self.meta[key]) for key, value in before.items()}
         if statement.kind == "take":
             self._begin_term(self.leader.epoch + statement.is_new_term)
             return [(self.leader.epoch,)]

@@ -79,6 +79,7 @@ def follows(row: Row, head: Head) -> bool:
 
 
 def seal(identity: bytes, head: Head) -> bytes:
+    """Return the identity and the head with a checksum. Later heads of a journal are greater."""
     packed = _HEAD.pack(LABEL, identity, head.sequence, head.record, head.chain)
     return packed + hashlib.sha256(packed).digest()
 

@@ -110,6 +110,13 @@ def epoch_stays() -> Iterator[None]:
         yield
 
 
+@mutation_for_pair
+def anchor_goes_back() -> Iterator[None]:
+    """Let a statement that is executed late set the anchor to a row that was trimmed before."""
+    with _unfenced(store, "_TRIM", "greatest(value, %(anchor)b)", "%(anchor)b"):
+        yield
+
+
 # The lease.
 
 

@@ -44,9 +44,10 @@ _CLAIM: Final = leader.HELD + (  # noqa: S608  # no input
     " INSERT INTO taskyard.claims SELECT found.*, epoch FROM held, unnest(%(names)s::text[], "
     "%(uploads)s::text[], %(sizes)s::bigint[], %(digests)s::bytea[]) AS found"
 )
+#: The covered row never goes back: as with the anchor, a statement may be executed late.
 _COVER: Final = leader.HELD + (  # noqa: S608  # no input
     " INSERT INTO taskyard.meta SELECT 'covered', %(covered)b FROM held "
-    "ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+    "ON CONFLICT (key) DO UPDATE SET value = greatest(meta.value, excluded.value)"
 )
 _UNCLAIM: Final = leader.HELD + (  # noqa: S608  # no input
     ", gone AS (DELETE FROM taskyard.claims WHERE name = %(name)s AND EXISTS (SELECT FROM held) "

@@ -42,10 +42,11 @@ _INSERT: Final = leader.HELD + (  # noqa: S608  # no input
     " INSERT INTO taskyard.journal SELECT %(sequence)s, %(record_first)s, "
     "%(record_last)s, epoch, %(chain)b, %(body)b FROM held"
 )
+#: A statement over a lost connection may be executed after later ones. The anchor never goes back.
 _TRIM: Final = leader.HELD + (  # noqa: S608  # no input
     ", gone AS (DELETE FROM taskyard.journal WHERE sequence <= %(through)s "
     "AND EXISTS (SELECT FROM held) RETURNING octet_length(body) AS bytes) "
-    "UPDATE taskyard.meta SET value = %(anchor)b "
+    "UPDATE taskyard.meta SET value = greatest(value, %(anchor)b) "
     "WHERE key = 'anchor' AND EXISTS (SELECT FROM held) "
     "RETURNING (SELECT coalesce(sum(bytes), 0)::bigint FROM gone)"
 )
