@@ -14,7 +14,7 @@ import pytest
 
 from soak_kit.proxy import DatabaseProxy
 from taskyard.demo.postgresql import ROLE
-from taskyard.errors import LeaderLost, StateLocked
+from taskyard.errors import JournalDamaged, LeaderLost, StateLocked
 from taskyard.journal.lock import StateLock
 from taskyard.journal.postgres import database, last_term, leader, standbys
 from taskyard.journal.postgres.leader import LeaderRow, Vacancy
@@ -67,6 +67,18 @@ def test_takeover_ends_the_lease(url: str) -> None:
         assert lost.wait(PATIENCE_SECONDS)
         with pytest.raises(LeaderLost):
             lease.check()
+
+
+def test_damage_after_a_takeover_is_the_work_of_another_broker(url: str) -> None:
+    with Lease(url, LEASE_NS) as lease, database.connect(url) as connection:
+        with pytest.raises(JournalDamaged), lease.checked_on_damage():
+            raise JournalDamaged("row 3 is missing", "restore it")
+        lost = lost_event(lease)
+        while leader.take(connection, leader.read(connection), 0) is None:
+            pass
+        assert lost.wait(PATIENCE_SECONDS)
+        with pytest.raises(LeaderLost), lease.checked_on_damage():
+            raise JournalDamaged("row 3 is missing", "restore it")
 
 
 def test_lost_connection_is_replaced(url: str) -> None:

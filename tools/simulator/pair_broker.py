@@ -21,7 +21,6 @@ from simulator.mutations.registry import no_op
 from simulator.network import Message
 from simulator.plan import MILLISECOND_NS
 from simulator.threads import Event, SimThread, ThreadedProcess
-from taskyard.broker.archive import EndedTasks
 from taskyard.broker.compaction import CompactionLimits, Compactor
 from taskyard.broker.connections import Connections
 from taskyard.broker.database import open_database, open_standby
@@ -31,8 +30,6 @@ from taskyard.core import invariants
 from taskyard.core.events import RulesSet
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import JournalDamaged, StateLocked, TaskyardError
-from taskyard.journal import recovery
-from taskyard.journal.archive import Archive
 from taskyard.journal.compaction_process import CompactionReport
 from taskyard.journal.lock import StateLock
 from taskyard.journal.postgres import exports
@@ -45,7 +42,7 @@ if TYPE_CHECKING:
     from simulator.postgres import SimDatabase
     from simulator.threads import Threads
     from simulator.world import World
-    from taskyard.broker.database import OpenDatabase
+    from taskyard.broker.archive import EndedTasks
     from taskyard.broker.standby import WarmState
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event as CoreEvent
@@ -130,6 +127,8 @@ class PairBroker:
         self._compactor: Compactor | None = None
         #: It was asked to stop, as by SIGTERM.
         self.is_stopping = False
+        #: It waits for messages. All rows that it has decided on are durable.
+        self.is_between_turns = False
         self._inbox: list[Message | RulesSet] = []
         self._arrival = Event(host.threads)
         self._listeners = listeners.open_all(self._world.plan, self._random_bits)
@@ -182,7 +181,8 @@ class PairBroker:
         if warm is not None:
             stack.callback(warm.lease.close)
         opened = open_database(settings, stack, warm)
-        archive = self._cold(directory, opened, stack) if warm is None else warm.archive
+        archive = opened.archive
+        stack.enter_context(archive.index)
         ledger = archive.ledger
         clock = self.process.clock
         if host.faults.compact_rows:
@@ -210,11 +210,6 @@ class PairBroker:
                 self._arrival.clear()
                 self._arrival.wait_ns(None)
             return standby.lead()
-
-    def _cold(self, directory: Path, opened: OpenDatabase, stack: ExitStack) -> EndedTasks:
-        ledger = recovery.open_ledger(directory, opened.store)
-        index = stack.enter_context(Archive(directory))
-        return EndedTasks(index, ledger, opened.store.head.sequence)
 
     def _on_commit(self, sequence: int, records: Sequence[AnyRecord]) -> None:
         if self._archive is not None:
@@ -278,7 +273,9 @@ class PairBroker:
         known = [one for one in waits if one is not None]
         self._arrival.clear()
         if not self._inbox and 0 not in known:
+            self.is_between_turns = True
             self._arrival.wait_ns(min(known, default=None))
+            self.is_between_turns = False
 
     def send(self, effects: Sequence[Effect]) -> Sequence[CoreEvent]:
         world, host = self._world, self._host

@@ -13,15 +13,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core.records import AnyRecord, Cancelled, Finished
-from taskyard.journal.recovery import archivable, archivable_among
+from taskyard.journal.archive import Archive
+from taskyard.journal.recovery import archivable, archivable_among, open_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from taskyard.core.ledger import Ledger
     from taskyard.core.model import EndedTask, Result
     from taskyard.core.output import Stream
-    from taskyard.journal.archive import Archive
+    from taskyard.journal.store import StoreReader
 
 #: Tasks dropped, or names read, in one step: a millisecond or two.
 NAMES_PER_STEP: Final = 1_000
@@ -176,3 +178,9 @@ class EndedTasks:
             last = names[-1]
             yield
         self._filter = made
+
+
+def recover(state: Path, store: StoreReader) -> EndedTasks:
+    """Recover the ledger of a journal, and find the ended tasks in it."""
+    ledger = open_ledger(state, store)
+    return EndedTasks(Archive(state), ledger, store.head.sequence)

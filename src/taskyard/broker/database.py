@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from taskyard.broker import output_store
+from taskyard.broker.archive import recover
 from taskyard.broker.values import ValuePlace
 from taskyard.errors import JournalDamaged, NotInstalled, UnusableState
 from taskyard.journal import schema, state_check, value_files
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import ExitStack
 
+    from taskyard.broker.archive import EndedTasks
     from taskyard.broker.outbox_feed import OutboxFeed
     from taskyard.broker.output_store import CountedStore
     from taskyard.broker.standby import Standby, WarmState
@@ -41,6 +43,8 @@ class OpenDatabase(NamedTuple):
     lease: Lease
     #: For compactions.
     term: DatabaseTerm
+    #: Has the ledger, too.
+    archive: EndedTasks
     #: None: they are in the directories of the state.
     outputs: CountedStore | None = None
     values: ValuePlace | None = None
@@ -114,24 +118,24 @@ def _take_over(
     else:
         lease, verified = stack.enter_context(warm.lease), warm.head
     last_term.write(state, lease.term)
-    try:
+    with lease.checked_on_damage():
         store = stack.enter_context(closing(PostgresStore(url, state, lease.term, verified)))
-    except JournalDamaged:
-        lease.check()  # another broker may have taken over, and trimmed rows
-        raise
     store.reconnect_seconds_max = max(store.reconnect_seconds_max, settings.store_lease_ns / 1e9)
     lease.on_lost = store.interrupt
-    if verified is None:
-        with database.open_database(url) as connection:
-            exports.fetch(connection, state, store.identity)
-    elif store.head != verified:
-        lease.check()  # another broker may have taken over, and written them
-        raise JournalDamaged(
-            f"{database.describe(url)}: rows after row {verified.sequence} were written during the "
-            "takeover",
-            "stop all brokers of this store, and start one",
-        )
-    return OpenDatabase(store, lease, DatabaseTerm(url, *lease.term))
+    with lease.checked_on_damage():
+        if warm is None:
+            with database.open_database(url) as connection:
+                exports.fetch(connection, state, store.identity)
+            archive = recover(state, store)
+        elif store.head == warm.head:
+            archive = warm.archive
+        else:
+            raise JournalDamaged(
+                f"{database.describe(url)}: rows after row {warm.head.sequence} were written "
+                "during the takeover",
+                "stop all brokers of this store, and start one",
+            )
+    return OpenDatabase(store, lease, DatabaseTerm(url, *lease.term), archive)
 
 
 def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDatabase) -> OpenDatabase:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct, field, structs
 
 from taskyard.broker import compaction, output_store
-from taskyard.broker.archive import EndedTasks
+from taskyard.broker.archive import EndedTasks, recover
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.compaction import Compactor, SizedStore
 from taskyard.broker.database import (
@@ -48,7 +48,6 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import LEASED
 from taskyard.errors import StateLocked, UserError
 from taskyard.journal import recovery, starts, value_files
-from taskyard.journal.archive import Archive
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import LEASE_NS, MemoryStore, Store
@@ -358,7 +357,7 @@ def _open(
     if opened is not None and opened.outputs is not None:
         outputs = opened.outputs
     stack.enter_context(closing(outputs))
-    archive = _open_archive(state, store) if warm is None else warm.archive
+    archive = recover(state, store) if opened is None else opened.archive
     stack.enter_context(archive.index)
     ledger = archive.ledger
     compactor = Compactor(state, store, archive, clock, settings.compact)
@@ -369,12 +368,6 @@ def _open(
     if opened is not None:
         compactor.database, made.lease = opened.term, opened.lease
     return made
-
-
-def _open_archive(state: Path, store: Store) -> EndedTasks:
-    """Recover the ledger, and find the ended tasks in it."""
-    ledger = recovery.open_ledger(state, store)
-    return EndedTasks(Archive(state), ledger, store.head.sequence)
 
 
 def _follow(

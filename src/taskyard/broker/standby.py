@@ -210,9 +210,11 @@ class Standby:
                 vacancy = Vacancy(polled.leader, boottime_ns())
                 reconnects = self._follower.reconnects
             vacancy.update(polled.leader, boottime_ns())
-        while not self._replica.poll().is_last:
-            pass
-        self._replica.fetch()
+        assert self._lease is not None  # noqa: S101 - taken
+        with self._lease.checked_on_damage():
+            while not self._replica.poll().is_last:
+                pass
+            self._replica.fetch()
         self._follower.end_reports()
 
     def _take(self, vacancy: Vacancy) -> bool:

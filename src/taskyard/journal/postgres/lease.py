@@ -8,13 +8,13 @@ A second thread waits for the end, and interrupts calls that wait for the server
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, Self
 
 import psycopg
 
-from taskyard.errors import LeaderLost
+from taskyard.errors import JournalDamaged, LeaderLost
 from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import LeaderRow, Term, boottime_ns
@@ -93,6 +93,18 @@ class Lease:
                 "without a renewal, so this broker answers nothing more (another one may have "
                 "taken over)"
             )
+
+    @contextmanager
+    def checked_on_damage(self) -> Iterator[None]:
+        """Raise `LeaderLost` for damage that is found when the lease has ended.
+
+        Another broker may have taken over meanwhile, and written or trimmed rows.
+        """
+        try:
+            yield
+        except JournalDamaged:
+            self.check()
+            raise
 
     def show(self, host: str, endpoints: list[str]) -> None:
         """Let standbys know where this broker listens, with the next renewal."""
