@@ -8,6 +8,7 @@ import pytest
 
 from simulator.clock import SimClock, Timeline
 from simulator.models import Violation
+from simulator.regressions import PAIR_REGRESSIONS
 from simulator.schedule import run
 from simulator.tables import parse
 from simulator.threads import Event, ProcessClock, SimThread, ThreadedProcess, Threads
@@ -29,6 +30,12 @@ def test_no_schedule_of_a_pair_breaks_a_promise(
     broken = [f"seed {verdict.seed}: {verdict.text}" for verdict in verdicts if not verdict.good]
     assert not broken, broken[0]
     assert restarts >= len(verdicts) / 2
+
+
+@pytest.mark.parametrize("seed", PAIR_REGRESSIONS)
+def test_seed_of_a_pair_that_ever_failed_holds(seed: int) -> None:
+    verdict = run(seed, pair=True)
+    assert verdict.good, verdict.text
 
 
 def test_seed_of_a_pair_gives_the_same_run_again() -> None:

@@ -78,6 +78,10 @@ class BrokerHost:
         return self.up
 
     @property
+    def is_between_turns(self) -> bool:
+        return True  # a turn takes no time
+
+    @property
     def ledger(self) -> Ledger:
         if self._broker is None:
             raise Violation("stuck", "the broker is not running")

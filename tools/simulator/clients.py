@@ -96,8 +96,9 @@ class Client(Peer):
             return
         self.send(event)
         patience_ns = (20 if isinstance(event, events.WatchRequested) else 2) * SECOND_NS
-        if not (self.world.healed and isinstance(event, events.WatchRequested)):
-            lose = partial(self._retry_after_timeout, request, healthy=self.healthy)
+        is_up = self.world.network.is_up
+        if not (self.world.healed and is_up and isinstance(event, events.WatchRequested)):
+            lose = partial(self._retry_after_timeout, request, healthy=self.healthy and is_up)
             self.after(patience_ns, lose)
 
     def _retry_after_timeout(self, request: int, *, healthy: bool) -> None:

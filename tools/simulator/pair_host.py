@@ -150,6 +150,11 @@ class PairHost:
         return self._newest() is not None
 
     @property
+    def is_between_turns(self) -> bool:
+        broker = self._newest()
+        return broker is not None and broker.is_between_turns
+
+    @property
     def ledger(self) -> Ledger:
         broker = self._newest()
         if broker is None or broker.broker is None:

@@ -6,6 +6,14 @@ has a test of its own in the core.
 
 from typing import Final
 
+#: Seeds of two brokers, with the bug that each found.
+PAIR_REGRESSIONS: Final[dict[int, str]] = {
+    2501394: "a trim that was executed late set the anchor back, and no broker could start",
+    2000665: "a broker that was stopped past its lease while it started took the journal for lost",
+    2000508: "the model lost a watch that was sent while no broker led",
+    2000967: "the model expected a new leader to know the interval of a worker's heartbeats",
+}
+
 #: Seeds, with the bug that each found.
 REGRESSIONS: Final[dict[int, str]] = {
     4: "two workers of one name in the heap of parked workers could not be compared",

@@ -21,7 +21,7 @@ from simulator.mutations.registry import (
     patched,
 )
 from simulator.pair_host import PairHost
-from simulator.plan import SECOND_NS
+from simulator.plan import MILLISECOND_NS, SECOND_NS
 from simulator.scenario import Scenario
 from simulator.world import World
 from taskyard.core import heartbeats
@@ -172,6 +172,8 @@ def _play(world: World, scenario: Scenario) -> None:
         if timeline.now_ns > ends_ns:
             raise _stuck(world, scenario)
     _check_all_served(world, scenario)
+    while not world.host.is_between_turns:
+        timeline.run_until(timeline.now_ns + MILLISECOND_NS)
     world.checker.check_end(world.host.ledger, world.poisoned)
 
 

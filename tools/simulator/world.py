@@ -55,6 +55,11 @@ class Host(BrokerInbox, Protocol):
     def store(self) -> HostStore: ...
 
     @property
+    def is_between_turns(self) -> bool:
+        """Return whether the ledger has no record that is not in the journal yet."""
+        ...
+
+    @property
     def ledger(self) -> Ledger: ...
 
     @property

@@ -391,7 +391,10 @@ class Checker:
         least_ns = lease_timeout_ns
         if self._contested_until_ns.get(worker, 0) >= now_ns:
             facts = worker_model.facts
-            interval_ns = self.intervals_ns.get((worker, facts.incarnation), facts.heartbeat_ns)
+            process = (worker, facts.incarnation)
+            interval_ns = facts.heartbeat_ns
+            if process in self._process_seen_ns:  # a new leader learns it from a heartbeat
+                interval_ns = self.intervals_ns.get(process, interval_ns)
             least_ns = min(lease_timeout_ns, MISSED_HEARTBEATS * interval_ns)
         if not lease_timeout_ns or now_ns < seen_ns + least_ns:
             raise Violation("early", f"{worker!r} was lost too early: last message at {seen_ns}")
