@@ -11,7 +11,7 @@ import pytest
 from taskyard.broker.database_files import StateFiles
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.errors import JournalDamaged, StateLocked, UnusableKey, UnusableState, UnusableStore
-from taskyard.journal import compaction, history, recovery, schema, snapshot, sqlite
+from taskyard.journal import compaction, history, recovery, schema, snapshot, sqlite, state_store
 from taskyard.journal.archive import Archive
 from taskyard.journal.chain import Row
 from taskyard.journal.lock import StateLock
@@ -160,6 +160,11 @@ def test_state_is_the_same_in_a_database_and_back(
     assert not [shared for _, shared in files.pairs(state) if shared.exists()]
     with pytest.raises(UnusableStore, match="belongs to another journal than"):
         in_database(url, state)
+    with (
+        pytest.raises(UnusableStore, match="belongs to another journal than"),
+        state_store.in_sqlite(state),
+    ):
+        pass
 
 
 def test_state_moves_back_to_its_own_directory_and_again(

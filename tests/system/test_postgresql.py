@@ -330,6 +330,7 @@ def test_move_needs_a_url_and_a_directory(tmp_path: Path, url: str) -> None:
         (".", "elsewhere", "--files", "f"): "must be a URL",
         (url, url, "--files", "f"): "must be a URL",
         (".", url): "has no journal in SQLite",
+        ("missing", url): "does not exist",
         (".", url, "--files", "f"): "has no journal in SQLite",
     }
     for words, text in found.items():

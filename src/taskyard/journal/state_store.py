@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from taskyard.errors import NotInstalled
-from taskyard.journal import schema, witness
+from taskyard.journal import schema
 from taskyard.journal.chain import Head
 from taskyard.journal.compaction import CompactionResult, Progress, no_progress
 from taskyard.journal.reader import JournalReader, VerifiedRows
@@ -34,8 +34,7 @@ def in_sqlite(directory: Path) -> Iterator[Path]:
         return
     with _needs_extra(directory):
         from taskyard.journal.postgres import local_copy  # noqa: PLC0415  # an extra
-    witnessed = witness.read(directory)
-    with local_copy.temporary(url, None if witnessed is None else witnessed[1]) as copy:
+    with local_copy.temporary(url, directory) as copy:
         yield copy
 
 

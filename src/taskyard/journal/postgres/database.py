@@ -10,6 +10,7 @@ import secrets
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final, LiteralString
 
 import psycopg
@@ -339,6 +340,14 @@ def read_anchor(connection: Connection) -> tuple[bytes, Head]:
     if sealed is None:
         raise JournalDamaged("taskyard.meta: the anchor is damaged", _RESTORE_HINT)
     return sealed
+
+
+def other_journal(url: str, directory: Path) -> UnusableStore:
+    """Return the error if the witness of a state directory is of another journal."""
+    return UnusableStore(
+        f"state directory {directory}: belongs to another journal than {describe(url)}, as after "
+        "`taskyard store move` (use another --state)"
+    )
 
 
 def is_in_doubt(connection: Connection, error: psycopg.Error) -> bool:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from taskyard.journal import chain, sqlite
+from taskyard.journal import chain, sqlite, witness
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.postgres import database, exports
 from taskyard.journal.postgres.database import Connection
@@ -45,13 +45,20 @@ def write(connection: Connection, directory: Path, seen: Head | None = None) -> 
 
 
 @contextmanager
-def temporary(url: str, seen: Head | None = None) -> Iterator[Path]:
-    """Copy a store as of one moment, also beside its broker. The copy ends with the context."""
+def temporary(url: str, state: Path) -> Iterator[Path]:
+    """Copy the store of a state directory as of one moment, also beside its broker.
+
+    The copy ends with the context. Raises `UnusableStore` if the witness of the directory is of
+    another journal, and `JournalDamaged` if its row is missing.
+    """
+    witnessed = witness.read(state)
     with tempfile.TemporaryDirectory(prefix="taskyard-copy-") as directory:
         copy = Path(directory)
         with database.open_database(url) as connection, database.usable(url):
             database.check_tables(connection)
             with connection.transaction():
                 connection.execute(_ONE_MOMENT)
-                write(connection, copy, seen)
+                if witnessed is not None and witnessed[0] != database.read_anchor(connection)[0]:
+                    raise database.other_journal(url, state)
+                write(connection, copy, None if witnessed is None else witnessed[1])
         yield copy

@@ -115,6 +115,8 @@ class Files(NamedTuple):
 
 def to_database(state: Path, url: str, files: Files) -> Head:
     """Move the journal of a state directory to an empty database. Return its newest row."""
+    if not state.is_dir():
+        raise UnusableState(f"state directory {state}: does not exist")
     if not (state / schema.FILE_NAME).exists():
         raise UnusableState(f"state directory {state}: has no journal in SQLite")
     with StateLock(state):

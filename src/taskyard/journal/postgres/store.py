@@ -212,10 +212,7 @@ class WitnessedRows(PostgresRows):
         make_private_directory(directory)
         witnessed = witness.read(directory)
         if witnessed is not None and witnessed[0] != self._identity:
-            raise UnusableStore(
-                f"state directory {directory}: belongs to another journal than "
-                f"{database.describe(self._url)} (use another --state)"
-            )
+            raise database.other_journal(self._url, directory)
         self._head, self._used_bytes = self._anchor, 0
         if verified is not None:
             self._head, self._used_bytes = self._checked(verified), self._bytes_through(verified)
