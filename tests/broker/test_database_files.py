@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
@@ -29,7 +30,7 @@ from taskyard.journal.value_files import name_of
 from tests.kit.postgres import Proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.kit.postgres import Cluster
@@ -206,6 +207,28 @@ def test_stale_broker_changes_nothing(url: str, blobs: Blobs) -> None:
         assert newer.read(OUTPUT, b"o", 0, 9) == (b"abc", 3)
         newer.remove_unclaimed()
         assert parts_count(newer) == 2
+
+
+def test_statement_that_is_executed_late_undoes_nothing(url: str, blobs: Blobs) -> None:
+    """Its connection was lost, and it was repeated over another one."""
+    late: list[tuple[Any, ...]] = []
+
+    def executed_late(write: Callable[[], object]) -> None:
+        with patch.object(blobs, "_execute", wraps=blobs._execute) as execute:  # noqa: SLF001
+            write()
+        late.append(execute.call_args.args)
+
+    executed_late(lambda: blobs.append(OUTPUT, [Part(b"o", 0, b"abcdef")], 1))
+    blobs.seal(OUTPUT, b"o", 3)
+    executed_late(lambda: blobs.replace_lines([b"one"]))
+    blobs.add_lines([b"two"])
+    with database.connect(url) as connection:
+        for statement, values in late:
+            connection.execute(statement, values)
+    assert blobs.read(OUTPUT, b"o", 0, 9) == (b"abc", 3)
+    assert blobs.lines() == [b"one", b"two"]
+    blobs.replace_lines([b"three"])
+    assert blobs.lines() == [b"three"]
 
 
 def test_statement_whose_connection_is_cut_is_repeated(cluster: Cluster, url: str) -> None:

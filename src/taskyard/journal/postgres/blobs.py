@@ -3,7 +3,8 @@
 A blob counts while it has a row in `blobs`. Its bytes are rows of `parts`, each with the offset of
 its first byte. Rows of `blobs` are written and removed under the term, so a broker that lost its
 term adds and removes nothing. All statements may be repeated, so a lost connection is made again.
-Knows neither tasks nor files.
+The first of two may be executed later than statements that follow, and must not undo them. Knows
+neither tasks nor files.
 """
 
 import secrets
@@ -43,7 +44,8 @@ _APPEND: Final = leader.HELD + (  # noqa: S608  # no input
     "grown AS (INSERT INTO taskyard.blobs SELECT %(kind)s::text, name, min(new), "
     "max(start + octet_length(content)), %(used_ns)s, min(epoch) FROM given, held GROUP BY name "
     "ON CONFLICT (kind, name) DO UPDATE SET used_ns = excluded.used_ns, "
-    "bytes = greatest(blobs.bytes, excluded.bytes) RETURNING name, upload), "
+    "bytes = CASE WHEN blobs.sealed THEN blobs.bytes "
+    "ELSE greatest(blobs.bytes, excluded.bytes) END RETURNING name, upload), "
     # A part that is sent again overwrites the first one, which may be longer.
     "written AS (INSERT INTO taskyard.parts SELECT upload, start, content FROM given "
     "JOIN grown USING (name) ON CONFLICT (upload, start) DO UPDATE SET content = "
@@ -113,11 +115,16 @@ _ADD_LINES: Final = leader.HELD + (  # noqa: S608  # no input
     ", added AS (INSERT INTO taskyard.value_references SELECT line FROM held, "
     "unnest(%(lines)s::bytea[]) AS line)" + _HELD_COUNT
 )
+#: Replacements are counted, and one that is not the newest removes no line.
 _REPLACE_LINES: Final = leader.HELD + (  # noqa: S608  # no input
-    ", gone AS (DELETE FROM taskyard.value_references WHERE EXISTS (SELECT FROM held)), "
-    "added AS (INSERT INTO taskyard.value_references SELECT line FROM held, "
+    ", newest AS (INSERT INTO taskyard.meta SELECT 'references', %(number)b FROM held "
+    "ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE meta.value < excluded.value "
+    "RETURNING key), "
+    "gone AS (DELETE FROM taskyard.value_references WHERE EXISTS (SELECT FROM newest)), "
+    "added AS (INSERT INTO taskyard.value_references SELECT line FROM newest, "
     "unnest(%(lines)s::bytea[]) AS line)" + _HELD_COUNT
 )
+_REPLACEMENTS: Final = "SELECT value FROM taskyard.meta WHERE key = 'references'"
 _LINES: Final = "SELECT line FROM taskyard.value_references"
 
 _NOTE_PLACE: Final = leader.HELD + (  # noqa: S608  # no input
@@ -293,7 +300,10 @@ class BlobTables:
 
     def replace_lines(self, lines: Iterable[bytes]) -> None:
         """Replace all lines of the references."""
-        self._write(_REPLACE_LINES, {"lines": [*lines]})
+        found = self._execute(_REPLACEMENTS)
+        number = 1 + (int.from_bytes(found[0][0]) if found else 0)
+        values = {"lines": [*lines], "number": number.to_bytes(8)}
+        self._write(_REPLACE_LINES, values)
 
     def lines(self) -> list[bytes]:
         """Return all lines of the references."""

@@ -128,7 +128,7 @@ _INSERT_META: Final = "INSERT INTO taskyard.meta VALUES (%s, %b)"
 _UPDATE_META: Final = "UPDATE taskyard.meta SET value = %b WHERE key = %s"
 
 _CLEAR: Final[tuple[LiteralString, ...]] = (
-    "DELETE FROM taskyard.meta WHERE key IN ('covered', 'files')",
+    "DELETE FROM taskyard.meta WHERE key IN ('covered', 'files', 'references')",
     "DELETE FROM taskyard.journal",
     "DELETE FROM taskyard.claims",
     "DELETE FROM taskyard.files",
