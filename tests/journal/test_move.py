@@ -289,7 +289,7 @@ def test_move_is_refused_while_a_broker_runs(state: Path, url: str, files: Files
 def test_places_in_use_are_refused(
     tmp_path: Path, state: Path, url: str, files: Files, cluster: Cluster
 ) -> None:
-    with pytest.raises(UnusableState, match="no journal in SQLite"):
+    with pytest.raises(UnusableState, match="does not exist"):
         move.to_database(tmp_path / "none", url, files)
     with pytest.raises(UnusableState, match="has a journal"):
         move.to_directory(url, state, files)
