@@ -16,6 +16,7 @@ from taskyard.core.output import OutputChunk, Stream
 from taskyard.errors import LeaderLost, UnusableStore
 from taskyard.journal.postgres import database
 from taskyard.journal.postgres.blobs import VALUE, Blobs
+from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.move import Files, to_directory
 from taskyard.journal.postgres.objects import Mover, Objects
 from taskyard.journal.value_files import ValueFiles, name_of
@@ -156,9 +157,9 @@ def test_blobs_stay_in_the_database_while_s3_is_down(
             blobs.read(VALUE, NAME.encode(), 0, 9)
 
 
-def test_place_that_can_not_be_used_is_refused(blobs: Blobs) -> None:
+def test_place_that_can_not_be_used_is_refused(url: str) -> None:
     with pytest.raises(UnusableStore, match="s3://other/path"):
-        open_mover(blobs, "s3://other/path")
+        open_mover(url, "s3://other/path", Term(1, "me"))
 
 
 def test_broker_with_s3_dies_and_leaves_everything(tmp_path: Path, url: str) -> None:

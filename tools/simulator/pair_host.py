@@ -33,8 +33,16 @@ from simulator.world import CALM_NS
 from taskyard.broker import compaction, standby
 from taskyard.core.events import RulesSet
 from taskyard.journal.chain import Head
+from taskyard.journal.postgres import (
+    blobs,
+    exports,
+    leader,
+    lease,
+    objects,
+    shared_directory,
+    store,
+)
 from taskyard.journal.postgres import database as product_database
-from taskyard.journal.postgres import exports, leader, lease, store
 from taskyard.journal.store import DISK_RESERVE_BYTES
 
 if TYPE_CHECKING:
@@ -57,6 +65,9 @@ STOPPED_NS_MAX: Final = 60 * SECOND_NS
 
 #: A compaction that failed is tried again after this. Schedules are short.
 RETRY_NS: Final = SECOND_NS // 2
+
+#: History files are moved this often, also after a failure.
+MOVER_SECONDS: Final = 0.5
 
 #: A broker that found the term of the other one starts again within this.
 WAITS_NS_MAX: Final = SECOND_NS // 10
@@ -115,12 +126,17 @@ class PairHost:
             tempfile.TemporaryDirectory(prefix="taskyard-sim-", dir=_quick_disk()) as directory,
             patched(leader, "time", modules),
             patched(store, "time", modules),
+            patched(blobs, "time", modules),
             patched(lease, "threading", ThreadingModule(threads)),
+            patched(objects, "threading", ThreadingModule(threads)),
+            patched(objects, "PAUSE_SECONDS", MOVER_SECONDS),
+            patched(objects, "FAILURE_SECONDS", MOVER_SECONDS),
             patched(standby, "threading", ThreadingModule(threads)),
             patched(standby, "Waker", partial(SimWaker, self)),
             patched(leader, "secrets", secrets),
             patched(exports, "secrets", secrets),
             patched(store, "free_bytes", self._free_bytes),
+            patched(shared_directory, "free_bytes", self._free_bytes),
             patched(product_database, "connect", self.database.connect),
             patched(product_database, "interrupt", lambda connection: connection.cut()),
             patched(compaction, "CompactionChild", child),

@@ -179,6 +179,8 @@ class _Request:
         #: Tables of one moment, if the statement is in a transaction that reads those.
         self._tables = connection.snapshot
         self.rows: Rows = []
+        #: Stands for the columns, which every statement has here.
+        self.description = ("column",)
         self.error: psycopg.Error | None = None
         self.answered = Event(connection.database.threads)
 

@@ -17,7 +17,7 @@ from psycopg.errors import UniqueViolation
 from simulator.models import Violation
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row
-from taskyard.journal.postgres import database, follower, store
+from taskyard.journal.postgres import blobs, database, follower, store
 from taskyard.journal.postgres.leader import LeaderRow
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ class Statement(Struct):
 _KINDS: Final = {
     follower._POLL: "poll",  # noqa: SLF001  # executed as it is
     follower._SNAPSHOT: "snapshot",  # noqa: SLF001
+    blobs._HISTORY: "read_history",  # noqa: SLF001
+    blobs._HISTORY_PART: "read_history_part",  # noqa: SLF001
+    "UPDATE taskyard.claims SET place = ": "relocate_history",
     "INSERT INTO taskyard.journal ": "append",
     "DELETE FROM taskyard.journal ": "trim",
     "INSERT INTO taskyard.claims ": "claim",
@@ -130,7 +133,7 @@ class Tables:
     def execute(self, statement: Statement, values: Values) -> Rows:
         """Execute a statement, if the leader's row is as it requires."""
         if not self._meets(statement.conditions, values):
-            return []
+            return [(0,)] if statement.kind == "relocate_history" else []
         if statement.kind == "read_meta":
             return self.read_meta(values, statement.key)
         before = dict(self.meta) if statement.keeps_greatest else {}
@@ -190,8 +193,16 @@ class Tables:
         found = [*zip(*columns, strict=True)]
         if any(claim[0] in self.claims for claim in found):
             raise UniqueViolation("a file is claimed")
-        self.claims.update({claim[0]: claim for claim in found})
+        self.claims.update({claim[0]: (*claim, "") for claim in found})
         return found
+
+    def relocate_history(self, values: Mapping[str, Any]) -> Rows:
+        self._check_term(values, "place of a history file")
+        for name, claim in self.claims.items():
+            if claim[1] == values["upload"] and not claim[4]:
+                self.claims[name] = (*claim[:4], values["place"])
+                self._drop_parts(claim[1])
+        return [(1,)]
 
     def cover(self, values: Mapping[str, Any]) -> Rows:
         self._check_term(values, "cover")
@@ -208,8 +219,11 @@ class Tables:
         found = self.claims.pop(values["name"], None)
         if found is None:
             return []
-        self.files = {key: part for key, part in self.files.items() if key[0] != found[1]}
+        self._drop_parts(found[1])
         return [(found[1],)]
+
+    def _drop_parts(self, upload: str) -> None:
+        self.files = {key: part for key, part in self.files.items() if key[0] != upload}
 
     def take(self, values: Sequence[Any]) -> Rows:
         holder, lease_ns, *seen = values
@@ -356,6 +370,13 @@ class Tables:
     def read_claims(self, _values: Values) -> Rows:
         return [self.claims[name] for name in sorted(self.claims)]
 
+    def read_history(self, values: Mapping[str, Any]) -> Rows:
+        here = [claim for _, claim in sorted(self.claims.items()) if not claim[4]]
+        return [claim[1:4] for claim in here if claim[0].startswith(values["folder"])]
+
+    def read_history_part(self, values: Mapping[str, Any]) -> Rows:
+        return self.read_part((values["upload"], values["part"]))
+
     def read_part(self, values: Sequence[Any]) -> Rows:
         found = self.files.get((values[0], values[1]))
         return [] if found is None else [(found,)]
@@ -371,12 +392,12 @@ WRITES: Final = (
     *("append", "trim", "claim", "cover", "unclaim", "take", "renew", "release"),
     *("show", "set_files", "report_standby", "remove_standby"),
     *("remove_unclaimed", "insert_part", "upsert_finished", "upsert_output"),
-    *("copy_finished", "copy_outputs"),
+    *("copy_finished", "copy_outputs", "relocate_history"),
 )
 
 
 OF_LEASE: Final = ("renew", "release")
-OF_COMPACTION: Final = ("trim", "claim", "cover", "unclaim")
+OF_COMPACTION: Final = ("trim", "claim", "cover", "unclaim", "relocate_history")
 
 
 def _columns(row: Row) -> tuple[Any, ...]:

@@ -149,11 +149,11 @@ def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDataba
         copy.poll(connection)
     lease.on_renewed = copy.poll
     blobs = database_files.open_blobs(url, settings.files, lease.term, store.reconnect_seconds_max)
+    if settings.files is not None:
+        stack.enter_context(database_files.open_mover(url, settings.files, lease.term))
     if blobs is None:
         return opened
     stack.enter_context(blobs)
-    if isinstance(settings.files, str):
-        stack.enter_context(database_files.open_mover(blobs, settings.files))
 
     def interrupt() -> None:
         store.interrupt()

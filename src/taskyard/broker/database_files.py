@@ -28,6 +28,7 @@ from taskyard.journal.postgres.blobs import OUTPUT, PART_BYTES, VALUE, Blob, Blo
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.move import LocalBlob
 from taskyard.journal.postgres.objects import Mover, Objects
+from taskyard.journal.postgres.shared_directory import SharedDirectory
 from taskyard.journal.value_files import ValueFile, ValueFiles, length_of
 from taskyard.net.keyring import DIRECTORY_NAME
 
@@ -233,11 +234,13 @@ def open_beside(url: str) -> Blobs | None:
     return Blobs(url, Term(seen.epoch, seen.holder))
 
 
-def open_mover(tables: Blobs, place: str) -> Mover:
-    """Return the thread that moves output and values to S3. Raises `UnusableStore`."""
+def open_mover(url: str, files: Path | str, term: Term) -> Mover:
+    """Return the thread that moves files to a directory or to S3. Raises `UnusableStore`."""
+    if isinstance(files, Path):
+        return Mover(Blobs(url, term), blobs.DIRECTORY, SharedDirectory(files.absolute()))
     objects = Objects()
-    objects.check(place)
-    return Mover(tables.copy(), place, objects)
+    objects.check(files)
+    return Mover(Blobs(url, term), files, objects)
 
 
 def check_place(url: str, state: Path, files: Path | str | None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from simulator.mutations.registry import mutation_for_pair, no_op, patched
 from taskyard.broker.standby import Replica
 from taskyard.journal import chain
-from taskyard.journal.postgres import exports, leader, lease, store
+from taskyard.journal.postgres import blobs, exports, leader, lease, store
 from taskyard.journal.postgres.follower import Follower
 from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.postgres.store import PostgresStore
@@ -79,6 +79,13 @@ def unclaim_unfenced() -> Iterator[None]:
 def removal_unfenced() -> Iterator[None]:
     """Remove files that are not claimed without a check of the epoch."""
     with _unfenced(exports, "_REMOVE_UNCLAIMED", leader.HELD, _UNCHECKED):
+        yield
+
+
+@mutation_for_pair
+def relocation_unfenced() -> Iterator[None]:
+    """Move a history file out of the database without a check of the epoch."""
+    with _unfenced(blobs, "_RELOCATE_HISTORY", leader.HELD, _UNCHECKED):
         yield
 
 

@@ -3,10 +3,11 @@
 A blob counts while it has a row in `blobs`. Its bytes are rows of `parts`, each with the offset of
 its first byte. Rows of `blobs` are written and removed under the term, so a broker that lost its
 term adds and removes nothing. All statements may be repeated, so a lost connection is made again.
-The first of two may be executed later than statements that follow, and must not undo them. Knows
-neither tasks nor files.
+The first of two may be executed later than statements that follow, and must not undo them. Also
+moves history files out of their tables. Knows neither tasks nor where files are.
 """
 
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ import psycopg
 from psycopg.errors import Diagnostic
 
 from taskyard.errors import JournalFailed, LeaderLost
+from taskyard.journal import history
 from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
@@ -110,6 +112,20 @@ _RELOCATE: Final = leader.HELD + (  # noqa: S608  # no input
 )
 _REMOVALS: Final = "SELECT url FROM taskyard.removals ORDER BY url LIMIT %(count)s"
 _FORGET: Final = "DELETE FROM taskyard.removals WHERE url = %(url)s"
+
+_HISTORY: Final = (
+    "SELECT upload, bytes, digest FROM taskyard.claims "
+    "WHERE place = '' AND starts_with(name, %(folder)s) ORDER BY name"
+)
+_HISTORY_PART: Final = (
+    "SELECT content FROM taskyard.files WHERE upload = %(upload)s AND part = %(part)s"
+)
+_RELOCATE_HISTORY: Final = leader.HELD + (  # noqa: S608  # no input
+    ", moved AS (UPDATE taskyard.claims SET place = %(place)s WHERE upload = %(upload)s "
+    "AND place = '' AND EXISTS (SELECT FROM held) RETURNING upload), "
+    "gone AS (DELETE FROM taskyard.files USING moved WHERE files.upload = moved.upload)"
+    + _HELD_COUNT
+)
 
 _ADD_LINES: Final = leader.HELD + (  # noqa: S608  # no input
     ", added AS (INSERT INTO taskyard.value_references SELECT line FROM held, "
@@ -291,6 +307,25 @@ class BlobTables:
     def forget_removal(self, url: str) -> None:
         """Forget an object that is removed."""
         self._execute(_FORGET, {"url": url})
+
+    # History files that are in the tables, see `exports`.
+
+    def history(self) -> list[tuple[str, int, bytes]]:
+        """Return the history files that are here: upload, bytes and digest."""
+        found = self._execute(_HISTORY, {"folder": f"{history.FOLDER}/"})
+        return [(upload, bytes_total, digest) for upload, bytes_total, digest in found]
+
+    def history_contents(self, upload: str) -> Iterator[bytes]:
+        """Yield all bytes of a history file."""
+        for number in itertools.count():
+            rows = self._execute(_HISTORY_PART, {"upload": upload, "part": number})
+            if not rows:
+                return
+            yield rows[0][0]
+
+    def relocate_history(self, upload: str, place: str) -> None:
+        """Note that a history file is elsewhere, and remove its parts."""
+        self._write(_RELOCATE_HISTORY, {"upload": upload, "place": place})
 
     # The references to values.
 

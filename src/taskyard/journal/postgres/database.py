@@ -119,6 +119,8 @@ STEPS: Final[tuple[tuple[LiteralString, ...], ...]] = (
             "WITH (autosummarize = on)"
         ),
     ),
+    # Where the content of a file is. Empty: in `files`.
+    ("ALTER TABLE taskyard.claims ADD place text NOT NULL DEFAULT ''",),
 )
 FORMAT: Final = len(STEPS)
 
@@ -130,6 +132,10 @@ _UPDATE_META: Final = "UPDATE taskyard.meta SET value = %b WHERE key = %s"
 _CLEAR: Final[tuple[LiteralString, ...]] = (
     "DELETE FROM taskyard.meta WHERE key IN ('covered', 'files', 'references')",
     "DELETE FROM taskyard.journal",
+    (
+        "INSERT INTO taskyard.removals SELECT place || '/' || upload FROM taskyard.claims "
+        "WHERE starts_with(place, 's3:') ON CONFLICT (url) DO NOTHING"
+    ),
     "DELETE FROM taskyard.claims",
     "DELETE FROM taskyard.files",
     "DELETE FROM taskyard.finished",

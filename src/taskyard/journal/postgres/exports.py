@@ -2,7 +2,8 @@
 
 A compaction writes them to the state directory of its broker first, as it does for SQLite, and
 `publish` copies them. Then rows may be trimmed. `fetch` makes the state directory of another broker
-equal to the tables. So the local files are a cache.
+equal to the tables. So the local files are a cache. A `Mover` may move the content of history files
+to the place of `--files` later. Snapshots stay, so the database alone has what a broker needs.
 
 A broker that lost its term may still be writing. Its uploads have names of their own, and only
 files with a row in `claims` count, which is inserted under the term. Rows of the index follow from
@@ -21,16 +22,19 @@ from typing import Final, LiteralString, NamedTuple
 import psycopg
 from psycopg.errors import UniqueViolation
 
-from taskyard.errors import JournalDamaged, LeaderLost
+from taskyard.errors import JournalDamaged, LeaderLost, UnusableStore
 from taskyard.journal import chain, compaction, history, snapshot
 from taskyard.journal.archive import Archive, ArchiveWriter, Columns, OutputRow, output_columns
 from taskyard.journal.chain import Head
 from taskyard.journal.compaction import CompactionResult, DatabaseTerm
 from taskyard.journal.files import create_private, make_private_directory, sync_directory
-from taskyard.journal.postgres import database, leader
+from taskyard.journal.postgres import database, leader, shared_directory
+from taskyard.journal.postgres.blobs import DIRECTORY
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.lease import Lease
+from taskyard.journal.postgres.objects import Objects, ObjectStore
+from taskyard.journal.postgres.shared_directory import SharedDirectory
 from taskyard.journal.postgres.store import PostgresReader, PostgresStore
 
 #: Bytes of a file in one row: a part is in memory, here and in the server.
@@ -83,6 +87,7 @@ _UPSERT_OUTPUT: Final = (
 )
 
 _LOST: Final = "restore the database from a backup"
+_LOST_FILE: Final = "mount the place of --files, or restore the file from a backup"
 
 
 class Claim(NamedTuple):
@@ -93,6 +98,8 @@ class Claim(NamedTuple):
     upload: str
     bytes_total: int
     digest: bytes
+    #: Where its content is: empty for the tables, `DIRECTORY`, or a URL of S3.
+    place: str = ""
 
 
 class PublishedIndex(ArchiveWriter):
@@ -146,7 +153,7 @@ def publish(
     missing = [path for path in (*paths, newest) if _name_of(directory, path) not in claimed]
     made = [upload(connection, directory, path, term.epoch) for path in missing]
     if made:
-        names, uploads, sizes, digests = map(list, zip(*made, strict=True))
+        names, uploads, sizes, digests, _ = map(list, zip(*made, strict=True))
         values = {"names": names, "uploads": uploads, "sizes": sizes, "digests": digests}
         _run_held(connection, _CLAIM, term, values, len(made))
     covered = read_covered(connection)
@@ -165,8 +172,13 @@ def drop_snapshots(connection: Connection, before: int, term: Term) -> None:
             _run_held(connection, _UNCLAIM, term, {"name": claim.name})
 
 
-def fetch(connection: Connection, directory: Path, identity: bytes) -> None:
-    """Make the files of a state directory equal to the tables."""
+def fetch(
+    connection: Connection, directory: Path, identity: bytes, files: Path | None = None
+) -> None:
+    """Make the files of a state directory equal to the tables.
+
+    `files` is the directory of `--files`, by default the one that the state directory has links to.
+    """
     wanted = {claim.name: claim for claim in claims(connection)}
     for path in _local_files(directory):
         claim = wanted.pop(_name_of(directory, path), None)
@@ -174,8 +186,9 @@ def fetch(connection: Connection, directory: Path, identity: bytes) -> None:
             path.unlink()
             if claim is not None:
                 wanted[claim.name] = claim
+    found = files or shared_directory.linked(directory)
     for claim in wanted.values():
-        _download(connection, directory, claim)
+        _download(connection, directory, claim, found)
     covered = read_covered(connection)
     if covered is None:
         return
@@ -239,7 +252,7 @@ def export_stopped(
 
 def claims(connection: Connection) -> list[Claim]:
     """Return all files that count."""
-    query = "SELECT name, upload, bytes, digest FROM taskyard.claims ORDER BY name"
+    query = "SELECT name, upload, bytes, digest, place FROM taskyard.claims ORDER BY name"
     return [Claim(*columns) for columns in connection.execute(query, binary=True).fetchall()]
 
 
@@ -278,26 +291,60 @@ def upload(connection: Connection, directory: Path, path: Path, epoch: int) -> C
     return Claim(_name_of(directory, path), name, size, digest.digest())
 
 
-def _download(connection: Connection, directory: Path, claim: Claim) -> None:
+def _download(connection: Connection, directory: Path, claim: Claim, files: Path | None) -> None:
     path = directory / claim.name
     make_private_directory(path.parent)
     unfinished = path.with_name(f"{path.name}.new")
     create_private(unfinished, b"")
     with unfinished.open("wb") as file:
-        file.writelines(read(connection, claim))
+        file.writelines(read(connection, claim, files))
     unfinished.rename(path)
     sync_directory(path.parent)
 
 
-def read(connection: Connection, claim: Claim) -> Iterator[bytes]:
-    """Yield the content of a file in parts. Raises at its end if it is not what was claimed."""
+def read(connection: Connection, claim: Claim, files: Path | None = None) -> Iterator[bytes]:
+    """Yield the content of a file in parts. Raises at its end if it is not what was claimed.
+
+    `files` is the directory of `--files`, if there is one.
+    """
+    where, hint, parts = "the database", _LOST, _read_table(connection, claim)
+    if claim.place:
+        store, where = _place_of(claim, files)
+        hint, parts = _LOST_FILE, _read_place(store, claim, where)
     digest = hashlib.sha256()
+    for content in parts:
+        digest.update(content)
+        yield content
+    if digest.digest() != claim.digest:
+        raise JournalDamaged(f"{claim.name} in {where} does not match its digest", hint)
+
+
+def _read_table(connection: Connection, claim: Claim) -> Iterator[bytes]:
     for number in range(-(-claim.bytes_total // PART_BYTES)):
         for (content,) in connection.execute(_READ_PART, (claim.upload, number), binary=True):
-            digest.update(content)
             yield content
-    if digest.digest() != claim.digest:
-        raise JournalDamaged(f"{claim.name} in the database does not match its digest", _LOST)
+
+
+def _read_place(store: ObjectStore, claim: Claim, where: str) -> Iterator[bytes]:
+    url = f"{claim.place}/{claim.upload}"
+    try:
+        for offset in range(0, claim.bytes_total, PART_BYTES):
+            yield store.read(url, offset, min(PART_BYTES, claim.bytes_total - offset))
+    except FileNotFoundError as error:
+        raise JournalDamaged(f"{claim.name}: {where} is missing", _LOST_FILE) from error
+    except OSError as error:
+        raise UnusableStore(f"{claim.name}: {where}: {database.text_of(error)}") from error
+
+
+def _place_of(claim: Claim, files: Path | None) -> tuple[ObjectStore, str]:
+    """Return the place of a file outside of the database, and its path or URL there."""
+    url = f"{claim.place}/{claim.upload}"
+    if claim.place != DIRECTORY:
+        return Objects(), url
+    if files is None:
+        raise UnusableStore(f"{claim.name}: is in a shared directory (give it with --files)")
+    shared = SharedDirectory(files)
+    return shared, str(shared.path(url))
 
 
 def _fetch_index(

@@ -42,6 +42,7 @@ from taskyard.journal.postgres.blobs import Blob, BlobTables
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.objects import Objects
+from taskyard.journal.postgres.shared_directory import SharedDirectory
 from taskyard.journal.readonly import ReadonlyStore
 from taskyard.journal.store import LEASE_NS
 
@@ -162,7 +163,7 @@ def to_directory(url: str, state: Path, files: Files) -> Head:
             if not _is_back(connection, state):
                 _check_outbox(connection, url)
                 _check_place(connection, files)
-                _fetch(connection, url, state)
+                _fetch(connection, url, state, files)
                 if files.directory is None:
                     _fetch_blobs(connection, state, files.local)
                 key_table.copy_to(connection, state / files.local.keys_folder)
@@ -170,6 +171,8 @@ def to_directory(url: str, state: Path, files: Files) -> Head:
                 database.clear(connection)
         for own, shared in files.pairs(state):
             _relocate(shared, own)
+        if files.directory is not None:
+            SharedDirectory(files.directory).clear()
         _, _, head = sqlite.read_verified(state)
         (state / schema.DATABASE_NAME).unlink()
         sync_directory(state)
@@ -263,7 +266,7 @@ def _fill(connection: Connection, state: Path, source: ReadonlyStore, term: Term
     paths += [snapshot.path_of(state, sequence) for sequence in snapshot.sequences(state)]
     for path in paths:
         connection.execute(
-            _CLAIM, (*exports.upload(connection, state, path, term.epoch), term.epoch)
+            _CLAIM, (*exports.upload(connection, state, path, term.epoch)[:4], term.epoch)
         )
     with Archive(state) as index:
         covered = index.covered()
@@ -291,11 +294,11 @@ def _verify(connection: Connection, state: Path, source: ReadonlyStore) -> None:
         raise JournalDamaged("the copy in the database differs from its source", _RUN_AGAIN)
 
 
-def _fetch(connection: Connection, url: str, state: Path) -> None:
+def _fetch(connection: Connection, url: str, state: Path, files: Files) -> None:
     """Make a whole state directory of the tables, and check it as SQLite's."""
     witnessed = witness.read(state)
     replace_private(state / schema.DATABASE_NAME, url.encode())
-    local_copy.write(connection, state, witnessed[1] if witnessed else None)
+    local_copy.write(connection, state, witnessed[1] if witnessed else None, files.directory)
     _check_sound(state)
 
 

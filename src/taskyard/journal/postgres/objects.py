@@ -1,19 +1,21 @@
-"""Output and values in S3: a thread moves them there from the tables.
+"""The place of `--files` outside of the database: a thread moves files there from the tables.
 
-Everything is in the tables first, so nothing that was acknowledged waits for S3, and all of it is
-kept while S3 is down. A blob is moved when it no longer grows and was not used for some time. Its
-object has the name of its upload, which is never used again. So a broker that lost its term writes
-the same object again, or removes one that no row names. Needs the extra `history`, for pyarrow.
+Everything is in the tables first, so nothing that was acknowledged waits for the place, and all of
+it is kept while the place is down or full. History is moved at once, and read back first. Output
+and values are moved only to S3, when they no longer grow and were not used for some time. An object
+has the name of its upload, which is never used again. So a broker that lost its term writes the
+same object again, or removes one that no row names. S3 needs the extra `history`, for pyarrow.
 """
 
+import hashlib
 import logging
 import threading
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from taskyard.errors import LeaderLost, NotInstalled, TaskyardError, UnusableStore
-from taskyard.journal.postgres.blobs import Blobs
+from taskyard.journal.postgres.blobs import DIRECTORY, PART_BYTES, Blobs
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -28,8 +30,27 @@ FAILURE_SECONDS: Final = 30.0
 logger = logging.getLogger("taskyard.journal")
 
 
+class ObjectStore(Protocol):
+    """Files by their URL, which is a place and the name of an upload. All methods raise `OSError`.
+
+    Missing files raise `FileNotFoundError`.
+    """
+
+    def put(self, url: str, contents: Iterable[bytes], bytes_total: int) -> None:
+        """Write a file. It is there as a whole, or not at all."""
+
+    def read(self, url: str, offset: int, count: int) -> bytes:
+        """Return some bytes of a file."""
+
+    def remove(self, url: str) -> None:
+        """Remove a file, if it is there."""
+
+
 class Objects:
-    """Objects by their URL. The variables of AWS name the server and the credentials."""
+    """Objects in S3 by their URL. Implements `ObjectStore`.
+
+    The variables of AWS name the server and the credentials.
+    """
 
     def __init__(self) -> None:
         self._systems: dict[str, tuple[fs.FileSystem, str]] = {}
@@ -84,9 +105,9 @@ class Objects:
 
 
 class Mover:
-    """The thread that moves blobs to a place in S3, until it is closed or the term ends."""
+    """The thread that moves files to a place, until it is closed or the term ends."""
 
-    def __init__(self, tables: Blobs, place: str, objects: Objects) -> None:
+    def __init__(self, tables: Blobs, place: str, objects: ObjectStore) -> None:
         self._tables = tables
         self._place = place
         self._objects = objects
@@ -106,6 +127,26 @@ class Mover:
 
     def run_round(self, cold_ns: int = COLD_NS) -> int:
         """Move what is due, and remove objects of removed blobs. Return the number of both."""
+        count = self._move_history()
+        return count if self._place == DIRECTORY else count + self._move_blobs(cold_ns)
+
+    def _move_history(self) -> int:
+        """Move history files, which are removed here after their digest was read back."""
+        tables, objects, count = self._tables, self._objects, 0
+        for upload, bytes_total, expected in tables.history():
+            if self._stopping.is_set():
+                break
+            url, digest = f"{self._place}/{upload}", hashlib.sha256()
+            objects.put(url, tables.history_contents(upload), bytes_total)
+            for offset in range(0, bytes_total, PART_BYTES):
+                digest.update(objects.read(url, offset, min(PART_BYTES, bytes_total - offset)))
+            if digest.digest() != expected:
+                raise OSError(f"{url}: does not match its digest")
+            tables.relocate_history(upload, self._place)
+            count += 1
+        return count
+
+    def _move_blobs(self, cold_ns: int) -> int:
         tables, objects, count = self._tables, self._objects, 0
         for kind, name, upload, bytes_total in tables.cold(time.time_ns() - cold_ns):
             url = f"{self._place}/{upload}"
@@ -135,7 +176,7 @@ class Mover:
 
     def _note(self, problem: str) -> None:
         if problem != self._problem and not self._stopping.is_set():
-            text = "%s: output and values stay in the database for now: %s"
+            text = "%s: files stay in the database for now: %s"
             logger.warning(text, self._place, problem)
         self._problem = problem
 
