@@ -206,6 +206,10 @@ def test_former_leader_lets_another_take_a_free_row_first() -> None:
     assert [yielding.is_due(now_ns) for now_ns in (100, 149, 150)] == [False, False, True]
     yielding.update(free._replace(epoch=4), 151)
     assert yielding.is_due(151)
+    # Another has taken it before the former leader looked, and hands over again.
+    following = Vacancy(free._replace(holder="other"), 100, yields=True)
+    following.update(free, 110)
+    assert following.is_due(110)
 
 
 def test_leader_lists_standbys_that_report(url: str) -> None:

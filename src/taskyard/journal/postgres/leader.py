@@ -118,10 +118,10 @@ class Vacancy:
     """Decides when a row may be taken: when it is free, or unchanged for its lease."""
 
     def __init__(self, seen: LeaderRow, now_ns: int, *, yields: bool = False) -> None:
-        """With `yields`, leave the row to others for a lease if it is free in this epoch."""
+        """With `yields`, leave the row to others for a lease if it is free now."""
         self.seen = seen
         self._since_ns = now_ns
-        self._epoch_left = seen.epoch if yields else None
+        self._epoch_left = seen.epoch if yields and seen.holder == NO_HOLDER else None
 
     def update(self, seen: LeaderRow, now_ns: int) -> None:
         if seen != self.seen:
