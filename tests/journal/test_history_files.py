@@ -188,6 +188,23 @@ def test_content_that_differs_at_the_place_is_not_taken_for_moved(
     assert (in_tables(first), place.urls(first)) == (count, [])
 
 
+def raising() -> Iterator[bytes]:
+    yield b"ab"
+    raise OSError("the connection is lost")
+
+
+@pytest.mark.parametrize("contents", [lambda: [b"ab"], raising])
+def test_upload_that_ends_early_replaces_nothing(
+    place: Place, contents: Callable[[], Iterable[bytes]]
+) -> None:
+    """The parts may be gone: another broker has moved the file meanwhile."""
+    url = f"{place.name}/1-{place.url[-8:].encode().hex()}"
+    place.store.put(url, [b"abc", b"def"], 6)
+    with pytest.raises(OSError, match=r"2 of 6 bytes|connection is lost"):
+        place.store.put(url, contents(), 6)
+    assert place.store.read(url, 0, 9) == b"abcdef"
+
+
 def test_missing_file_is_named_and_nothing_changes(
     place: Place, first: Machine, tmp_path: Path
 ) -> None:

@@ -9,9 +9,11 @@ same object again, or removes one that no row names. S3 needs the extra `history
 
 import hashlib
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from taskyard.errors import LeaderLost, NotInstalled, TaskyardError, UnusableStore
@@ -26,6 +28,9 @@ COLD_NS: Final = 600 * 1_000_000_000
 #: The pause between two rounds, and after a failure.
 PAUSE_SECONDS: Final = 5.0
 FAILURE_SECONDS: Final = 30.0
+
+#: S3 copies an object of at most 5 GiB in one request.
+_COPY_BYTES_MAX: Final = 5 * 1024**3
 
 logger = logging.getLogger("taskyard.journal")
 
@@ -56,14 +61,26 @@ class Objects:
         self._systems: dict[str, tuple[fs.FileSystem, str]] = {}
 
     def put(self, url: str, contents: Iterable[bytes], bytes_total: int) -> None:
-        """Write an object. Raises `OSError` unless all of it is there."""
+        """Write an object. Raises `OSError` unless all of it is there.
+
+        pyarrow completes an upload also after an error. So it has a name of its own first. One that
+        is too long to be copied is written in place.
+        """
         system, path = self._open(url)
-        with system.open_output_stream(path) as file:
-            for content in contents:
-                file.write(content)
-        found = system.get_file_info(path).size
-        if found != bytes_total:
-            raise OSError(f"{url}: {found} of {bytes_total} bytes were written")
+        can_copy = bytes_total <= _COPY_BYTES_MAX
+        unfinished = f"{path}.{secrets.token_hex(4)}.new" if can_copy else path
+        try:
+            with system.open_output_stream(unfinished) as file:
+                for content in contents:
+                    file.write(content)
+            found = system.get_file_info(unfinished).size
+            check_size(url, found, bytes_total)
+            if can_copy:
+                system.copy_file(unfinished, path)
+        finally:
+            if can_copy:
+                with suppress(OSError):
+                    system.delete_file(unfinished)
 
     def read(self, url: str, offset: int, count: int) -> bytes:
         """Return some bytes of an object. Raises `OSError`."""
@@ -179,6 +196,12 @@ class Mover:
             text = "%s: files stay in the database for now: %s"
             logger.warning(text, self._place, problem)
         self._problem = problem
+
+
+def check_size(name: str, found: int, bytes_total: int) -> None:
+    """Raise `OSError` if a file is too short: another broker may have removed the parts of it."""
+    if found != bytes_total:
+        raise OSError(f"{name}: {found} of {bytes_total} bytes were written")
 
 
 def _text_of(error: Exception) -> str:

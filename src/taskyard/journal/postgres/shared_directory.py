@@ -20,6 +20,7 @@ from taskyard.journal.files import (
     make_private_directory,
     sync_directory,
 )
+from taskyard.journal.postgres.objects import check_size
 from taskyard.journal.store import DISK_RESERVE_BYTES
 
 #: Of files that are not complete.
@@ -41,7 +42,7 @@ class SharedDirectory:
         return self._folder / url.rpartition("/")[2]
 
     def put(self, url: str, contents: Iterable[bytes], bytes_total: int) -> None:
-        """Write a file that is durable then. Raises `OSError`."""
+        """Write a file. Raises `OSError` unless all of it is there, and durable."""
         path = self.path(url)
         make_private_directory(self._folder)
         for killed in self._folder.glob(f"{path.name}.*.{_UNFINISHED}"):
@@ -52,6 +53,7 @@ class SharedDirectory:
         unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.{_UNFINISHED}")
         try:
             _write(unfinished, contents)
+            check_size(str(path), unfinished.stat().st_size, bytes_total)
             unfinished.rename(path)
         except BaseException:
             unfinished.unlink(missing_ok=True)
