@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, LiteralString
 
 import psycopg
 import pytest
@@ -15,7 +15,7 @@ from taskyard.client.client import Client
 from taskyard.core.output import OutputChunk, Stream
 from taskyard.errors import LeaderLost, UnusableStore
 from taskyard.journal.postgres import database
-from taskyard.journal.postgres.blobs import VALUE, Blobs
+from taskyard.journal.postgres.blobs import VALUE, Blobs, BlobTables
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.move import Files, to_directory
 from taskyard.journal.postgres.objects import Mover, Objects
@@ -118,6 +118,26 @@ def test_blob_that_is_removed_meanwhile_leaves_no_object(
     monkeypatch.setattr(Objects, "put", put_and_remove)
     assert mover.run_round() == 1
     assert objects_count() == before
+
+
+def test_blob_whose_move_is_repeated_keeps_its_object(
+    blobs: Blobs, mover: Mover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply of the first statement was lost with its connection."""
+    blobs.put(VALUE, NAME.encode(), [CONTENT], 1)
+    execute = BlobTables._execute  # noqa: SLF001
+
+    def execute_twice(
+        self: BlobTables, statement: LiteralString, values: dict[str, object]
+    ) -> object:
+        if "SET place" in statement:
+            execute(self, statement, values)
+        return execute(self, statement, values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlobTables, "_execute", execute_twice)
+        assert mover.run_round() == 1
+    assert blobs.read(VALUE, NAME.encode(), 0, 9) == (CONTENT[:9], len(CONTENT))
 
 
 def test_stale_broker_moves_nothing(url: str, blobs: Blobs, mover: Mover) -> None:

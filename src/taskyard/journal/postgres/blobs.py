@@ -103,9 +103,10 @@ _COLD: Final = (
     "SELECT kind, name, upload, bytes FROM taskyard.blobs WHERE sealed AND place = '' "
     "AND used_ns <= %(used_ns_max)s ORDER BY used_ns LIMIT %(count)s"
 )
+#: A repeat finds the blob there, not gone.
 _RELOCATE: Final = leader.HELD + (  # noqa: S608  # no input
     ", moved AS (UPDATE taskyard.blobs SET place = %(place)s WHERE upload = %(upload)s "
-    "AND place = '' AND EXISTS (SELECT FROM held) RETURNING upload), "
+    "AND place IN ('', %(place)s) AND EXISTS (SELECT FROM held) RETURNING upload), "
     "gone AS (DELETE FROM taskyard.parts USING moved WHERE parts.upload = moved.upload)"
     + _HELD_COUNT
     + ", (SELECT count(*) FROM moved)"
