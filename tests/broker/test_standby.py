@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.broker.standby import Replica
+from taskyard.broker.server import BrokerSettings
+from taskyard.broker.standby import Replica, Standby
 from taskyard.core.fingerprint import ledger_fingerprint
-from taskyard.errors import JournalDamaged, UnusableStore
+from taskyard.errors import JournalDamaged, JournalFailed, UnusableStore
 from taskyard.journal import recovery, witness
 from taskyard.journal.postgres import database
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.store import PostgresStore
-from taskyard.journal.store import MemoryStore
+from taskyard.journal.store import LEASE_NS, MemoryStore
 from tests.journal.scenarios import rich_story
 from tests.journal.test_exports import Machine
 from tests.kit.postgres import Cluster, Proxy
@@ -172,3 +175,19 @@ def test_lost_or_other_rows_are_refused(
     other = Replica(url, directory)
     with closing(other.follower), pytest.raises(JournalDamaged, match="does not match its chain"):
         other.load()
+
+
+def test_full_disk_of_a_standby_is_named(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    state = tmp_path / "standby"
+    state.mkdir()
+    monkeypatch.setattr(Replica, "load", fail)
+    settings = BrokerSettings(state=state, store=url, standby=True, store_lease_ns=LEASE_NS)
+    with closing(Standby(settings, lambda _: None)) as standby:
+        standby.start()
+        with pytest.raises(JournalFailed, match=f"{state}: following the leader failed, .* full"):
+            standby.lead()

@@ -21,6 +21,7 @@ from taskyard.journal.archive import Archive
 from taskyard.journal.postgres.follower import Behind, Follower
 from taskyard.journal.postgres.leader import NO_HOLDER, Vacancy, boottime_ns
 from taskyard.journal.postgres.lease import Lease
+from taskyard.journal.schema import write_error
 from taskyard.net.signals import Waker
 from taskyard.process import standby_file
 from taskyard.process.standby_file import StandbyFile
@@ -186,6 +187,8 @@ class Standby:
     def _run(self) -> None:
         try:
             self._follow()
+        except OSError as error:
+            self._failure = write_error(error, "following the leader", self._settings.state)
         except BaseException as failure:  # noqa: BLE001 - raised by `lead`
             self._failure = failure
         finally:

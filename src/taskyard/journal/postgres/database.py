@@ -333,8 +333,8 @@ def check_tables(connection: Connection) -> None:
     found = format_of(connection)
     if found < FORMAT:
         raise UnusableStore(
-            f"the store has format {found}, this version needs {FORMAT} "
-            "(stop its brokers and run `taskyard store upgrade`)"
+            f"database {connection.info.dbname}: has a store of format {found}, this version needs "
+            f"{FORMAT} (stop its brokers and run `taskyard store upgrade`)"
         )
 
 
