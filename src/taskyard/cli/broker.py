@@ -47,8 +47,8 @@ from taskyard.cli.output import example
     "broker.files",
     "--files",
     metavar="DIR|URL",
-    help="Long output and large values with --store: a directory that outlives this machine, or "
-    "s3://BUCKET/PATH. If omitted, the database has them.",
+    help="Long output, large values and history with --store: a directory that outlives this "
+    "machine, or s3://BUCKET/PATH. If omitted, the database has them.",
 )
 @click.option(
     "--standby",

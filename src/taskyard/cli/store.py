@@ -96,8 +96,8 @@ def upgrade(url: str) -> None:
     "broker.files",
     "--files",
     metavar="DIR|URL",
-    help="Long output and large values of the store in PostgreSQL: a directory, or a URL of S3. If "
-    "omitted, the database has them.",
+    help="Long output, large values and history of the store in PostgreSQL: a directory, or a URL "
+    "of S3. If omitted, the database has them.",
 )
 @verbose_option
 @quiet_option
@@ -125,7 +125,8 @@ def move(source: str, target: str, files: Path | str | None) -> None:
         else:
             head, place = move.to_directory(source, Path(target), shared), target
     except OSError as error:
-        raise UnusableFile(f"{error.filename}: {error.strerror}") from error
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise UnusableFile(text) from error
     click.echo(f"{place}: has the journal up to row {head.sequence}, record {head.record}")
 
 

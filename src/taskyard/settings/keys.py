@@ -150,8 +150,8 @@ KEYS: Final = (
         "files",
         kinds.FILES,
         None,
-        "The directory of long output and large values of a broker on PostgreSQL, which outlives "
-        "its machine, or a URL of S3. If not set: the database has them.",
+        "The directory of long output, large values and history of a broker on PostgreSQL, which "
+        "outlives its machine, or a URL of S3. If not set: the database has them.",
         unset="none",
     ),
     _key(

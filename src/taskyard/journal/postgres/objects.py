@@ -194,7 +194,7 @@ class Mover:
     def _note(self, problem: str) -> None:
         if problem != self._problem and not self._stopping.is_set():
             text = "%s: files stay in the database for now: %s"
-            logger.warning(text, self._place, problem)
+            logger.warning(text, "--files" if self._place == DIRECTORY else self._place, problem)
         self._problem = problem
 
 
