@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
+import shutil
 import socket
+import subprocess
+import tempfile
 import threading
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +27,9 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count(1)
 
+#: The files of a new cluster, after this process has created one.
+_FILES: list[Path] = []
+
 
 def programs() -> Path:
     """Return the directory of PostgreSQL's programs. Fail in CI without one, skip elsewhere."""
@@ -33,21 +41,51 @@ def programs() -> Path:
         pytest.skip(str(error))
 
 
+def _memory() -> Path | None:
+    """Return the directory in memory for temporary files. None: there is none."""
+    named = os.environ.get("PYTEST_DEBUG_TEMPROOT")
+    return Path(named) if named else None
+
+
 class Cluster(ThrowawayCluster):
     """A cluster with its files in memory, which makes databases."""
 
     def __init__(self, *settings: str, parent: Path | None = None) -> None:
-        memory = os.environ.get("PYTEST_DEBUG_TEMPROOT")
-        super().__init__(programs(), parent or (Path(memory) if memory else None), settings)
+        #: A given disk may be small, and a test may need to know what is on it.
+        self._has_template = parent is None
+        super().__init__(programs(), parent or _memory(), settings)
 
     def database(self, options: str = "", *, with_store: bool = True) -> str:
         """Create a database and return its URL."""
         name = f"test{next(_numbers)}"
-        self.execute(f"CREATE DATABASE {name} {options}")
+        is_copy = with_store and self._has_template
+        source = f"TEMPLATE {self._template} STRATEGY FILE_COPY" if is_copy else ""
+        self.execute(f"CREATE DATABASE {name} {source} {options}")
         if with_store:
             with database.connect(self.url(name)) as connection:
-                database.init(connection)
+                if not database.init(connection):
+                    database.clear(connection)  # else all copies had one identity
         return self.url(name)
+
+    @cached_property
+    def _template(self) -> str:
+        """The database with an empty store, which is copied in half the time of a new store."""
+        name = "template_of_tests"
+        self.execute(f"CREATE DATABASE {name}")
+        with database.connect(self.url(name)) as connection:
+            database.init(connection)
+        return name
+
+    def _create(self) -> None:
+        """Copy the files of a cluster that was created before, in a tenth of the time."""
+        if _FILES:
+            _copy(_FILES[0], self.data)
+            return
+        super()._create()
+        kept = Path(tempfile.mkdtemp(prefix="taskyard-pg-", dir=_memory()))
+        atexit.register(shutil.rmtree, kept, ignore_errors=True)
+        _copy(self.data, kept / "data")
+        _FILES.append(kept / "data")
 
     def is_running(self) -> bool:
         return self._server is not None and self._server.poll() is None
@@ -56,6 +94,11 @@ class Cluster(ThrowawayCluster):
         """Run a statement that concerns the whole cluster."""
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(statement)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a directory with the owners of its files, which may be another user than this one."""
+    subprocess.run(["/bin/cp", "-a", str(source), str(target)], check=True)
 
 
 def name_in(url: str) -> str:
