@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -59,6 +60,16 @@ def test_row_has_the_task_as_a_line_of_a_campaign_file(connection: Connection) -
         '{"due": "2031-05-04T10:00:00.000000Z", "env": {"A": null}, "argv": "resize 17.png", '
         '"lane": "l", "after": ["b", "c/d"], "retries": 3, "service": "s", "priority": 5}'
     )
+
+
+def test_settings_of_the_user_change_nothing(connection: Connection) -> None:
+    connection.execute("SET standard_conforming_strings = off")
+    connection.execute("SET TimeZone = 'Asia/Kathmandu'")
+    submit(connection, "'echo a', name => 'a', due => '2031-05-04T12:00:00Z'")
+    submit(connection, "name => 'b', call => 'os:getcwd'")
+    first, second = rows(connection)
+    assert json.loads(first.task) == {"argv": "echo a", "due": "2031-05-04T12:00:00.000000Z"}
+    assert json.loads(second.task) == {"call": "os:getcwd"}
 
 
 def test_generated_names_are_unique(connection: Connection) -> None:
