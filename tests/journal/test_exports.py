@@ -31,9 +31,9 @@ def story() -> MemoryStore:
 class Machine:
     """A broker's state directory and connection, with a term."""
 
-    def __init__(self, url: str, directory: Path) -> None:
+    def __init__(self, url: str, directory: Path, lease_ns: int = 0) -> None:
         self.connection: Connection = database.connect(url)
-        self.term: Term = leader.acquire(self.connection, 0)
+        self.term: Term = leader.acquire(self.connection, lease_ns)
         self.directory = directory
         self.store = PostgresStore(url, directory, self.term)
         exports.fetch(self.connection, directory, self.store.identity)

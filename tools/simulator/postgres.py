@@ -352,6 +352,9 @@ class _Cursor:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._rows = []
 
     def execute(self, text: str, values: Values = None) -> None:

@@ -170,8 +170,14 @@ class Compactor:
             self._steps = self._archive.fill_filter()
         elif self._archive.recalled_count > RECALLED_MAX:
             self._steps = self._archive.forget_recalled()
-        elif now_ns >= self._retry_ns and self._largest_share(self._limits) > 1:
+        elif now_ns >= self._retry_ns and self._is_due:
             self._start(now_ns)
+
+    @property
+    def _is_due(self) -> bool:
+        """A limit is exceeded, or files of earlier compactions must be fetched."""
+        lacks_files = self.database is not None and self.database.lacks_files
+        return lacks_files or self._largest_share(self._limits) > 1
 
     def _largest_share(self, limits: CompactionLimits) -> float:
         """Return the largest of rows, ended tasks and bytes, each as a share of its limit."""
@@ -241,6 +247,8 @@ class Compactor:
         yield from self._trim(head.sequence)
         yield from self._drop_snapshots(head.sequence)
         yield from self._archive.forget_recalled()
+        if self.database is not None:
+            self.database.lacks_files = False
         self._failures = 0
         self.completed += 1
         took_ns = self._clock.monotonic_ns() - self._began_ns

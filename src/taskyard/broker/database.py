@@ -123,9 +123,11 @@ def _take_over(
     store.reconnect_seconds_max = max(store.reconnect_seconds_max, settings.store_lease_ns / 1e9)
     lease.on_lost = store.interrupt
     with lease.checked_on_damage():
+        with database.open_database(url) as connection:
+            if warm is None:
+                exports.fetch_base(connection, state, store.identity)
+            lacks_files = bool(exports.remove_others(connection, state))
         if warm is None:
-            with database.open_database(url) as connection:
-                exports.fetch(connection, state, store.identity)
             archive = recover(state, store)
         elif store.head == warm.head:
             archive = warm.archive
@@ -135,7 +137,7 @@ def _take_over(
                 "during the takeover",
                 "stop all brokers of this store, and start one",
             )
-    return OpenDatabase(store, lease, DatabaseTerm(url, *lease.term), archive)
+    return OpenDatabase(store, lease, DatabaseTerm(url, *lease.term, lacks_files), archive)
 
 
 def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDatabase) -> OpenDatabase:

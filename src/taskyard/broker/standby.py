@@ -4,6 +4,9 @@ It applies rows as they come to a ledger of its own, so a takeover reads only th
 follows in a thread, so that signals are handled whatever the database does. Nothing is written to
 the journal and no peer is answered before the term is taken. The rules of a takeover are in
 `journal.postgres.leader`.
+
+Index and files of compactions are fetched part by part, between polls. Only the index of ended
+tasks must be complete before it leads, as far as rows are trimmed: results are there or in rows.
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from taskyard.broker.archive import EndedTasks
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import JournalFailed
+from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import recovery
 from taskyard.journal.archive import Archive
-from taskyard.journal.postgres.follower import Behind, Follower
+from taskyard.journal.postgres.follower import Behind, Follower, Interrupted
 from taskyard.journal.postgres.leader import NO_HOLDER, Vacancy, boottime_ns
 from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.schema import write_error
@@ -27,7 +30,7 @@ from taskyard.process import standby_file
 from taskyard.process.standby_file import StandbyFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from taskyard.core.ledger import Ledger
@@ -86,6 +89,10 @@ class Replica:
         self.archive: EndedTasks
         #: The row up to which the index was fetched.
         self._covered = 0
+        #: Fetches under way.
+        self._index_parts: Iterator[None] | None = None
+        self._file_parts: Iterator[None] | None = None
+        self._lacks_files = True
 
     @property
     def head(self) -> Head:
@@ -94,10 +101,12 @@ class Replica:
 
     def load(self) -> None:
         """Load the newest snapshot and apply all rows after it."""
+        self._end_fetches()
         self._index.close()
         self.ledger = self.follower.load(self._recover)
         self.archive = EndedTasks(self._index, self.ledger, self.head.sequence)
-        self._drop_archived()
+        for _ in self._drop_archived():
+            pass
 
     def _recover(self) -> Ledger:
         return recovery.open_ledger(self._state, self.follower)
@@ -112,22 +121,58 @@ class Replica:
             return self.poll()
         for row in polled.rows:
             self.archive.on_commit(row.sequence, recovery.apply_row(self.ledger, row))
-        if self.follower.anchor.sequence > self._covered:
-            self.fetch()
         return polled
 
-    def fetch(self) -> None:
-        """Fetch what replaces trimmed rows, and drop ended tasks that the index has now."""
-        self.follower.fetch()
-        self._drop_archived()
+    @property
+    def lacks_index(self) -> bool:
+        """Return whether ended tasks of trimmed rows are missing in the index."""
+        return self.follower.anchor.sequence > self._covered
 
-    def _drop_archived(self) -> None:
+    def fetch_part(self) -> bool:
+        """Fetch a part of what compactions published, the index first.
+
+        Return False if nothing is missing, or if the connection is lost until the next poll.
+        """
+        if self.lacks_index:
+            parts = self._index_parts = self._index_parts or self._fetch_index()
+        elif self._lacks_files:
+            parts = self._file_parts = self._file_parts or self._fetch_files()
+        else:
+            return False
+        try:
+            next(parts, None)
+        except Interrupted:
+            self._end_fetches()
+            return False
+        return True
+
+    def _end_fetches(self) -> None:
+        self._index_parts = self._file_parts = None
+        self._lacks_files = True
+
+    def _fetch_index(self) -> Iterator[None]:
+        """Fetch the index, and drop the ended tasks that it has now."""
+        anchor = self.follower.anchor.sequence
+        yield from self.follower.index_parts()
+        yield from self._drop_archived()
+        if self._covered < anchor:
+            raise JournalDamaged(
+                f"rows up to {anchor} are trimmed, and the index in the database covers rows up to "
+                f"{self._covered}",
+                "restore the database from a backup",
+            )
+        self._end_fetches()  # there are files, too
+
+    def _fetch_files(self) -> Iterator[None]:
+        yield from self.follower.file_parts()
+        self._lacks_files, self._file_parts = False, None
+
+    def _drop_archived(self) -> Iterator[None]:
         covered = self._index.covered()
         if covered is not None:
             head = covered[1]
+            yield from self.archive.forget(head.sequence, head.record)
             self._covered = head.sequence
-            for _ in self.archive.forget(head.sequence, head.record):
-                pass
 
 
 class Standby:
@@ -204,7 +249,7 @@ class Standby:
         while not self._take(vacancy):
             self._note(polled)
             pause_ns = min(polled.leader.lease_ns // _POLLS_PER_LEASE, _PAUSE_NS_MAX)
-            if polled.is_last and self._stopping.wait(pause_ns / SECOND_NS):
+            if polled.is_last and self._pause(pause_ns):
                 self._follower.end_reports()
                 raise JournalFailed("the standby was stopped")
             polled = self._replica.poll()
@@ -217,8 +262,18 @@ class Standby:
         with self._lease.checked_on_damage():
             while not self._replica.poll().is_last:
                 pass
-            self._replica.fetch()
+            while self._replica.lacks_index:
+                if not self._replica.fetch_part():
+                    self._replica.poll()  # connects again
         self._follower.end_reports()
+
+    def _pause(self, pause_ns: int) -> bool:
+        """Fetch parts, or wait, until the next poll is due. Return whether the standby stops."""
+        due_ns = boottime_ns() + pause_ns
+        while boottime_ns() < due_ns and not self._stopping.is_set():
+            if not self._replica.fetch_part():
+                break
+        return self._stopping.wait(max(due_ns - boottime_ns(), 0) / SECOND_NS)
 
     def _take(self, vacancy: Vacancy) -> bool:
         """Begin a term if the row may be taken. Its lease is renewed from here on."""

@@ -79,6 +79,8 @@ class DatabaseTerm(msgspec.Struct):
     url: str
     epoch: int
     holder: str
+    #: The state directory has not all files of earlier compactions.
+    lacks_files: bool = False
 
 
 def no_progress(_step: str, _done: int, _total: int) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from taskyard.errors import JournalDamaged, NotInstalled, UnusableState
-from taskyard.journal import history, history_rows, recovery, state_check, witness
+from taskyard.journal import history, history_rows, recovery, schema, state_check, witness
 from taskyard.journal.reader import VerifiedRows
 from taskyard.journal.row_file import TABLES, Block, ColumnBuilder, RowFile
 from taskyard.journal.state_store import open_reader
@@ -94,11 +94,19 @@ class EventFeed:
             return
         with open_reader(self._state, identity, head) as reader:
             if self._ledger is None or self._sequence < reader.anchor.sequence:
+                if self._awaits_files(reader.anchor):
+                    return
                 self._ledger = None
                 yield from self._read_files(reader.anchor)
                 self._ledger = self._load_ledger(reader)
                 yield _states_of(self._ledger.tasks, self._ledger)
             yield from self._read_rows(reader, self._ledger)
+
+    def _awaits_files(self, anchor: Head) -> bool:
+        """Return whether a broker still fetches history from its database."""
+        whole, _ = history.parts(self._state)
+        reached = whole[-1].last if whole else 0
+        return reached < anchor.sequence and bool(schema.database_url(self._state))
 
     def _read_files(self, anchor: Head) -> Iterator[Batch]:
         """Read the history files after the last row. They reach at least to the last trimmed one.

@@ -2,8 +2,10 @@
 
 A compaction writes them to the state directory of its broker first, as it does for SQLite, and
 `publish` copies them. Then rows may be trimmed. `fetch` makes the state directory of another broker
-equal to the tables. So the local files are a cache. A `Mover` may move the content of history files
-to the place of `--files` later. Snapshots stay, so the database alone has what a broker needs.
+equal to the tables. So the local files are a cache. A broker that leads needs the index up to the
+last trimmed row, a start needs a snapshot, too, and a compaction needs all files. A `Mover` may
+move the content of history files to the place of `--files` later. Snapshots stay, so the database
+alone has what a broker needs.
 
 A broker that lost its term may still be writing. Its uploads have names of their own, and only
 files with a row in `claims` count, which is inserted under the term. Rows of the index follow from
@@ -40,8 +42,8 @@ from taskyard.journal.postgres.store import PostgresReader, PostgresStore
 #: Bytes of a file in one row: a part is in memory, here and in the server.
 PART_BYTES: Final = 4 * 1024 * 1024
 
-#: Rows of the index that are read at once.
-_ROWS: Final = 2_000
+#: Rows of the index that are read at once: some milliseconds, or 64 MB of output at the worst.
+_ROWS: Final = 1_000
 
 #: All files of a compaction at once: half of a pair of history files is of no use.
 _CLAIM: Final = leader.HELD + (  # noqa: S608  # no input
@@ -179,6 +181,33 @@ def fetch(
 
     `files` is the directory of `--files`, by default the one that the state directory has links to.
     """
+    for _ in fetch_parts(connection, directory, identity, files):
+        pass
+
+
+def fetch_parts(
+    connection: Connection, directory: Path, identity: bytes, files: Path | None = None
+) -> Iterator[None]:
+    """Like `fetch`, with a pause after each part."""
+    yield from index_parts(connection, directory, identity)
+    found = files or shared_directory.linked(directory)
+    while missing := remove_others(connection, directory):
+        for claim in missing:
+            yield from _download(connection, directory, claim, found)
+
+
+def fetch_base(connection: Connection, directory: Path, identity: bytes) -> None:
+    """Fetch what a broker needs to start: index and snapshots."""
+    for claim in remove_others(connection, directory):
+        if snapshot.sequence_of(Path(claim.name)) is not None:
+            for _ in _download(connection, directory, claim):
+                pass
+    for _ in index_parts(connection, directory, identity):
+        pass
+
+
+def remove_others(connection: Connection, directory: Path) -> list[Claim]:
+    """Remove files of a state directory that do not count, and return the missing ones."""
     wanted = {claim.name: claim for claim in claims(connection)}
     for path in _local_files(directory):
         claim = wanted.pop(_name_of(directory, path), None)
@@ -186,9 +215,21 @@ def fetch(
             path.unlink()
             if claim is not None:
                 wanted[claim.name] = claim
-    found = files or shared_directory.linked(directory)
-    for claim in wanted.values():
-        _download(connection, directory, claim, found)
+    return list(wanted.values())
+
+
+def file_parts(connection: Connection, directory: Path) -> Iterator[None]:
+    """Fetch history and snapshots that are in the tables, with a pause after each part.
+
+    Another place may be slow or down, so a standby takes nothing from there.
+    """
+    for claim in remove_others(connection, directory):
+        if not claim.place:
+            yield from _download(connection, directory, claim)
+
+
+def index_parts(connection: Connection, directory: Path, identity: bytes) -> Iterator[None]:
+    """Make the index equal to the tables, with a pause after each part."""
     covered = read_covered(connection)
     if covered is None:
         return
@@ -198,7 +239,7 @@ def fetch(
         local = index.covered()
     after = 0 if local is None else local[1].record
     if after < covered[1].record:
-        _fetch_index(connection, directory, covered, after)
+        yield from _fetch_index(connection, directory, covered, after)
 
 
 def compact(
@@ -207,13 +248,19 @@ def compact(
     found: tuple[bytes, Head],
     progress: compaction.Progress,
 ) -> CompactionResult:
-    """Export the rows up to a head and publish the result. Trims nothing."""
+    """Export the rows up to a head and publish the result. Trims nothing.
+
+    Fetches files first that the directory lacks: ranges of history must not overlap.
+    """
     url, term, (identity, head) = described.url, Term(described.epoch, described.holder), found
     try:
         with (
             PostgresReader(url, identity, head) as reader,
             database.open_database(url) as connection,
         ):
+            if described.lacks_files:
+                for _ in fetch_parts(connection, directory, identity):
+                    progress("fetching files", 0, 1)
             index = partial(PublishedIndex, connection=connection, term=term)
             outcome = compaction.export(directory, reader, progress, index)
             compaction.verify_covered(directory, reader, head)
@@ -291,13 +338,23 @@ def upload(connection: Connection, directory: Path, path: Path, epoch: int) -> C
     return Claim(_name_of(directory, path), name, size, digest.digest())
 
 
-def _download(connection: Connection, directory: Path, claim: Claim, files: Path | None) -> None:
+def _download(
+    connection: Connection, directory: Path, claim: Claim, files: Path | None = None
+) -> Iterator[None]:
+    """Fetch a file. One that is moved to another place meanwhile, or replaced, is left out."""
     path = directory / claim.name
     make_private_directory(path.parent)
     unfinished = path.with_name(f"{path.name}.new")
     create_private(unfinished, b"")
-    with unfinished.open("wb") as file:
-        file.writelines(read(connection, claim, files))
+    try:
+        with unfinished.open("wb") as file:
+            for content in read(connection, claim, files):
+                file.write(content)
+                yield
+    except JournalDamaged:
+        if claim in claims(connection):
+            raise
+        return
     unfinished.rename(path)
     sync_directory(path.parent)
 
@@ -349,28 +406,32 @@ def _place_of(claim: Claim, files: Path | None) -> tuple[ObjectStore, str]:
 
 def _fetch_index(
     connection: Connection, directory: Path, covered: tuple[bytes, Head], after: int
-) -> None:
+) -> Iterator[None]:
     """Add the rows that the local index lacks, then the row up to which it is complete."""
     writer = ArchiveWriter(directory, covered[0])
     try:
         query = "SELECT * FROM taskyard.finished WHERE record > %s"
         for rows in _portions(connection, query, (after,)):
             writer.write_columns(rows)
+            yield
         query = "SELECT * FROM taskyard.outputs WHERE record > %s"
         for rows in _portions(connection, query, (after,)):
             writer.write_output_columns([row[:-1] for row in rows])
+            yield
         writer.commit(covered[1])
     finally:
         writer.close()
 
 
 def _portions(
-    connection: Connection, query: LiteralString, values: tuple[int, ...] = ()
+    connection: Connection, query: LiteralString, values: tuple[int, ...]
 ) -> Iterator[list[Columns]]:
-    with (
-        connection.transaction(),
-        connection.cursor("index", binary=True) as cursor,
-    ):
+    """Yield the rows of one moment. Other statements may use the connection in between.
+
+    Without a transaction the server keeps a copy of them, and no old rows of other tables.
+    """
+    made = connection.cursor("index", withhold=True, binary=True)
+    with closing(made), made as cursor:  # twice, because a lost connection fails the first one
         cursor.execute(query, values)
         while rows := cursor.fetchmany(_ROWS):
             yield rows

@@ -10,7 +10,7 @@ does not decide when to take over.
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,10 @@ class Behind(Exception):
     """The rows that follow are not there, and all rows must be read again."""
 
 
+class Interrupted(Exception):
+    """The connection was lost in a fetch, which must start again after the next poll."""
+
+
 class Polled(NamedTuple):
     """The result of one poll."""
 
@@ -90,21 +94,30 @@ class Follower(WitnessedRows):
         self.reconnects = 0
 
     def load(self, use: Callable[[], _T]) -> _T:
-        """Verify all rows, fetch the files and call `use`, all as of one moment."""
+        """Verify all rows, fetch index and snapshots, and call `use`, all as of one moment."""
         return self._at_one_moment(partial(self._load, use))
 
-    def fetch(self) -> None:
-        """Fetch what replaces trimmed rows, as of one moment."""
-        self._at_one_moment(self._fetch_files)
+    def index_parts(self) -> Iterator[None]:
+        """Fetch the index of ended tasks, with a pause after each part for the next poll."""
+        return self._parts(exports.index_parts(self._connection, self._directory, self._identity))
+
+    def file_parts(self) -> Iterator[None]:
+        """Fetch history and snapshots, with a pause after each part for the next poll."""
+        return self._parts(exports.file_parts(self._connection, self._directory))
+
+    def _parts(self, parts: Iterator[None]) -> Iterator[None]:
+        try:
+            yield from parts
+        except psycopg.Error as error:
+            if not database.is_in_doubt(self._connection, error):
+                raise database.failed(self._url, "reading the store", error) from error
+            raise Interrupted from error
 
     def _load(self, use: Callable[[], _T]) -> _T:
         self._close_witness()
         self._open(self._directory)
-        self._fetch_files()
+        exports.fetch_base(self._connection, self._directory, self._identity)
         return use()
-
-    def _fetch_files(self) -> None:
-        exports.fetch(self._connection, self._directory, self._identity)
 
     def _at_one_moment(self, read: Callable[[], _T]) -> _T:
         """Call `read` in a transaction, and again when the connection is lost."""
