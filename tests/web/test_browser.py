@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from tests.kit.processes import Broker, Running, Worker, run_here, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -56,9 +56,21 @@ class Tab:
     def __init__(self, page: Page, site: Site) -> None:
         self.page, self.root = page, site.root
         self.complaints: list[str] = []
+        self._listeners: list[tuple[str, Callable[[Any], object]]] = []
         page.set_default_timeout(_TIMEOUT_MS)
-        page.on("console", lambda one: self._note(one.type, one.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.on("console", lambda one: self._note(one.type, one.text))
+        self.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def on(self, event: str, listener: Callable[[Any], object]) -> None:
+        """Call a function at each event of the page, until `leave`."""
+        page: Any = self.page  # its overloads list every event
+        page.on(event, listener)
+        self._listeners.append((event, listener))
+
+    def leave(self) -> None:
+        """Leave the page to another test."""
+        for event, listener in self._listeners:
+            self.page.remove_listener(event, listener)
 
     def _note(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
@@ -110,20 +122,23 @@ def site(directory: Path, processes: ExitStack) -> Site:
 
 
 @pytest.fixture(scope="module")
-def operator(window: BrowserContext, site: Site) -> BrowserContext:
-    """Return a window of the operator, who has opened the printed address."""
+def operator(window: BrowserContext, site: Site) -> Page:
+    """Return a page of the operator, who has opened the printed address.
+
+    All tests open their views in it, because a new one has a process of its own, which compiles
+    all scripts again.
+    """
     page = window.new_page()
     page.goto(site.quick_address)
-    page.close()
-    return window
+    return page
 
 
 @pytest.fixture
-def tab(operator: BrowserContext, site: Site) -> Iterator[Tab]:
-    found = Tab(operator.new_page(), site)
+def tab(operator: Page, site: Site) -> Iterator[Tab]:
+    found = Tab(operator, site)
     found.page.set_viewport_size({"width": 1280, "height": 800})
     yield found
-    found.page.close()
+    found.leave()
 
 
 def task_address(name: str) -> str:
@@ -267,7 +282,7 @@ def test_task_shows_its_story_its_output_and_its_neighbours(tab: Tab) -> None:
 
 def test_output_is_text(tab: Tab) -> None:
     dialogs: list[str] = []
-    tab.page.on("dialog", lambda dialog: dialogs.append(dialog.message))
+    tab.on("dialog", lambda dialog: dialogs.append(dialog.message))
     tab.open(task_address(HOSTILE))
     assert tab.page.inner_text("h1") == f"trial/{HOSTILE}"
     tab.wait_for_text(".output", HOSTILE)
@@ -293,7 +308,7 @@ def test_actions_change_tasks_and_open_pages_follow(tab: Tab, directory: Path) -
         == 0
     )
     tab.wait_for_text("#rows", "trial/extra")
-    tab.page.on("dialog", lambda dialog: dialog.accept())
+    tab.on("dialog", lambda dialog: dialog.accept())
     tab.open(task_address("second"))
     tab.page.click("button[value=retry]")
     tab.page.wait_for_selector(".flash")
