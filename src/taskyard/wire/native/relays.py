@@ -48,6 +48,9 @@ BUNDLE_BYTES_MAX: Final = 1 << 20
 #: Stands for a worker that is not known here. No worker has this name.
 _UNKNOWN_WORKER: Final = (b"", HeartbeatMark(0, 0, 0, 0))
 
+#: No rules have this version, so the mark of no worker has it.
+_NO_VERSION: Final = -1
+
 _NUMBER_BYTES: Final = 4
 _Q: Final = pb.QueryMsg
 
@@ -129,18 +132,17 @@ class Relays:
     ) -> events.Event:
         """Return the event of a relay's renewed heartbeats, with this request number.
 
-        `requests` are the open ones. A worker whose Steal is not among them is not renewed.
+        `requests` are the open ones. A worker whose Steal is not among them is alive, and its
+        heartbeat is needed in full.
         """
         relay, peers = self._relays[route], [*query.renewed]
-        steals = map(relay.steals.get, peers)
-        for peer in [
-            peer
-            for peer, steal in zip(peers, steals, strict=True)
-            if steal is not None and steal not in requests
-        ]:
-            relay.forget_worker(peer)
-        self._renewals[number] = (route, query.request, peers)
         listed = [relay.workers.get(peer, _UNKNOWN_WORKER) for peer in peers]
+        steals = enumerate(map(relay.steals.get, peers))
+        for index in [at for at, steal in steals if steal is not None and steal not in requests]:
+            name, mark = listed[index]
+            listed[index] = (name, mark._replace(rules_version=_NO_VERSION))
+            relay.forget_worker(peers[index])
+        self._renewals[number] = (route, query.request, peers)
         return events.HeartbeatsRenewed(0, listed, number)
 
     def forget_peer(self, route: bytes, number: int) -> list[bytes]:
