@@ -212,7 +212,7 @@ def compaction_unpublished() -> Iterator[None]:
 @mutation_for_pair
 def exports_not_fetched() -> Iterator[None]:
     """Take over with the files of this machine alone."""
-    with patched(exports, "fetch", no_op):
+    with patched(exports, "fetch_base", no_op):
         yield
 
 
