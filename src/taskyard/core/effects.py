@@ -524,7 +524,7 @@ class HeartbeatAck(Effect):
     heartbeat_ns: int = 0
     #: Changes when the rules change.
     rules_version: int = 0
-    #: For `HeartbeatsRenewed`. None: its heartbeat does not list exactly the tasks of its leases.
+    #: For `HeartbeatsRenewed`. None: its heartbeat has no list of tasks, or it is unknown.
     mark: HeartbeatMark | None = None
 
 

@@ -197,7 +197,7 @@ class _Intervals:
 def _compare_held(
     context: Context, worker: Worker | None, event: events.WorkerHeartbeat
 ) -> HeartbeatMark | None:
-    """Stop and return tasks by the list in a heartbeat. Return a mark if it lists all leases."""
+    """Stop and return tasks by the list in a heartbeat. Return a mark if there is a list."""
     if event.held is None:
         return None
     listed_as = dict(event.held)
@@ -207,7 +207,7 @@ def _compare_held(
     _return_unlisted(context, worker, listed_as, event)
     deadlines.confirm(worker, listed_as)
     mark = heartbeat_mark(context, worker)
-    return None if has_zombies or mark.tasks != len(listed_as) else mark
+    return mark.outdated() if has_zombies or mark.tasks != len(listed_as) else mark
 
 
 def heartbeat_mark(context: Context, worker: Worker) -> HeartbeatMark:

@@ -36,6 +36,10 @@ class HeartbeatMark(NamedTuple):
     tasks: int
     rules_version: int
 
+    def outdated(self) -> HeartbeatMark:
+        """Return a mark of this process that no heartbeat has: the next one is needed in full."""
+        return self._replace(rules_version=-1)
+
 
 class Terms(Struct, array_like=True, gc=False):
     """Terms that the tasks of a submission share. All times are of the wall clock."""

@@ -48,9 +48,6 @@ BUNDLE_BYTES_MAX: Final = 1 << 20
 #: Stands for a worker that is not known here. No worker has this name.
 _UNKNOWN_WORKER: Final = (b"", HeartbeatMark(0, 0, 0, 0))
 
-#: No rules have this version, so the mark of no worker has it.
-_NO_VERSION: Final = -1
-
 _NUMBER_BYTES: Final = 4
 _Q: Final = pb.QueryMsg
 
@@ -140,7 +137,7 @@ class Relays:
         steals = enumerate(map(relay.steals.get, peers))
         for index in [at for at, steal in steals if steal is not None and steal not in requests]:
             name, mark = listed[index]
-            listed[index] = (name, mark._replace(rules_version=_NO_VERSION))
+            listed[index] = (name, mark.outdated())
             relay.forget_worker(peers[index])
         self._renewals[number] = (route, query.request, peers)
         return events.HeartbeatsRenewed(0, listed, number)
@@ -188,9 +185,10 @@ class Relays:
         if relay is None:
             return
         relay.forget_worker(number)
-        if effect.mark is not None and steal != NOT_WAITING:
-            relay.workers[number] = (effect.worker, effect.mark)
-            if steal:
+        if effect.mark is not None:
+            mark = effect.mark.outdated() if steal == NOT_WAITING else effect.mark
+            relay.workers[number] = (effect.worker, mark)
+            if steal not in (0, NOT_WAITING):
                 relay.steals[number] = steal
 
     def acknowledge(self, effect: RenewalAck, broker: int) -> list[Reply]:
