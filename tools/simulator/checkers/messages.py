@@ -126,6 +126,10 @@ class MessageChecker:
             raise Violation("herd", f"{len(woken)} workers are woken for {ready} tasks")
 
     def _cancelled_wakes(self) -> int:
-        """Count the READYs of this turn. Each may cancel a WAKE that left before it arrived, and
-        then another worker is woken."""
-        return sum(isinstance(one, events.TasksRequested) and one.parks for one in self._turn)
+        """Count the READYs of this turn, and the workers that it drains. Each may cancel a WAKE
+        that left before, or in the same turn, and then another worker is woken."""
+        drains = [one for one in self._turn if isinstance(one, events.DrainRequested)]
+        if any(one.worker is None for one in drains):
+            return len(self._model.workers)
+        requests = [one for one in self._turn if isinstance(one, events.TasksRequested)]
+        return len(drains) + sum(one.parks for one in requests)
