@@ -491,10 +491,9 @@ class Checker:
         if reason is ReturnReason.BROKER_RESTARTED:
             self._check_restarted(record)
             return
+        keys = [*zip(record.names, record.attempts, strict=True)]
         if reason is ReturnReason.UNLISTED and self.connections.has_ended(
-            record.worker,
-            zip(record.names, record.attempts, strict=True),
-            self._timeline.now_ns,
+            record.worker, keys, self._timeline.now_ns
         ):
             return
         if record.worker.startswith(_TIMED_OUT_BY_DIALECT) and reason is not ReturnReason.LEFT:
@@ -505,7 +504,11 @@ class Checker:
             return
         sent_events = _RETURNED_AFTER.get(reason, events.TasksReported)
         if not any(isinstance(one, sent_events) for one in own):
-            raise Violation("taken", f"{record} without a message of its worker")
+            is_unlisted = reason is ReturnReason.UNLISTED
+            if not (is_unlisted and self.connections.are_doubted(record.worker, keys)):
+                raise Violation("taken", f"{record} without a message of its worker")
+            self._check_timed_out(record.worker)  # it is lost, and may never have had them
+            return
         if reason is ReturnReason.RESTARTED and not self._registered_again(record.worker):
             raise Violation("name", f"{record}, and its holder was not reported dead")
         if reason is ReturnReason.UNLISTED:

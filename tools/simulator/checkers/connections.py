@@ -77,9 +77,16 @@ class ConnectionChecker:
 
     def has_ended(self, worker: bytes, keys: Iterable[tuple[bytes, int]], now_ns: int) -> bool:
         """Return whether the time of leases on an old connection is over."""
-        doubted_ns = self._doubted_ns.get(worker, {}) | self._maybe_doubted_ns.get(worker, {})
+        doubted_ns = self._all_doubted_ns(worker)
         lease_ns = self._model.workers[worker].facts.restart_lease_ns - EARLY_NS_MAX
         return all(key in doubted_ns and now_ns >= doubted_ns[key] + lease_ns for key in keys)
+
+    def are_doubted(self, worker: bytes, keys: Iterable[tuple[bytes, int]]) -> bool:
+        """Return whether leases may be on an old connection."""
+        return self._all_doubted_ns(worker).keys() >= {*keys}
+
+    def _all_doubted_ns(self, worker: bytes) -> dict[tuple[bytes, int], int]:
+        return self._doubted_ns.get(worker, {}) | self._maybe_doubted_ns.get(worker, {})
 
     def check_leaked(self, name: bytes, worker: WorkerModel, ends_ns: int) -> None:
         """Require that no lease on an old connection goes on for long. `ends_ns` is the time up to
