@@ -122,10 +122,16 @@ def check(url: str, load: Load) -> int:
 
 
 def sessions(cluster: Cluster) -> list[int]:
-    """Return the server's processes for the broker's sessions."""
+    """Return the server's processes for the broker's sessions. It may still recover."""
     query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'taskyard'"
-    with psycopg.connect(cluster.url()) as connection:
-        return [pid for (pid,) in connection.execute(query).fetchall()]
+
+    def found() -> list[int]:
+        with suppress(psycopg.OperationalError), psycopg.connect(cluster.url()) as connection:
+            return [pid for (pid,) in connection.execute(query).fetchall()]
+        return []
+
+    until(found, "the broker has sessions")
+    return found()
 
 
 def kill_session(cluster: Cluster) -> None:
