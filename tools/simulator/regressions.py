@@ -11,6 +11,7 @@ PAIR_REGRESSIONS: Final[dict[int, str]] = {
     2501394: "a trim that was executed late set the anchor back, and no broker could start",
     2000665: "a broker that was stopped past its lease while it started took the journal for lost",
     3013372: "a renewed heartbeat whose Steal was lost did not count, and its worker was lost",
+    3005816: "a renewed heartbeat whose Steal was lost did not count, and its worker was lost",
     3018020: "the model missed a woken worker that was drained in the same turn",
     3004731: "the model missed that a lost worker returns leases of an old connection",
     2000508: "the model lost a watch that was sent while no broker led",

@@ -361,8 +361,8 @@ class BlobTables:
 
     def _lost(self) -> LeaderLost:
         return LeaderLost(
-            f"the term of epoch {self._term.epoch} has ended, so this broker answers nothing more and "
-            "keeps no more output and values"
+            f"the term of epoch {self._term.epoch} has ended, so this broker answers nothing more "
+            "and keeps no more output and values"
         )
 
 
