@@ -18,7 +18,7 @@ from taskyard.journal.postgres import database
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.store import PostgresStore
 from taskyard.journal.store import LEASE_NS, MemoryStore
-from tests.journal.scenarios import rich_story
+from tests.journal.scenarios import rich_store
 from tests.journal.test_exports import Machine
 from tests.kit.postgres import Cluster, Proxy
 
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def story() -> MemoryStore:
-    store = rich_story(MemoryStore()).store
-    assert isinstance(store, MemoryStore)
-    return store
+    return rich_store()
 
 
 @pytest.fixture

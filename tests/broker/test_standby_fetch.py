@@ -1,4 +1,4 @@
-"""What compactions published reaches a standby in parts, and no part delays a takeover for long."""
+"""A standby fetches what compactions published in parts, and no part delays a takeover for long."""
 
 from __future__ import annotations
 

@@ -67,6 +67,13 @@ class WritingYard(Yard):
         self.handle(TasksReported(0, b"a stranger", [name], [1]))
 
 
+def rich_store() -> MemoryStore:
+    """Return a journal in memory with a rich story."""
+    store = MemoryStore()
+    rich_story(store)
+    return store
+
+
 def rich_story(store: Store) -> WritingYard:
     yard = WritingYard(store)
     _beginning(yard)

@@ -17,15 +17,13 @@ from taskyard.journal.postgres.exports import PublishedIndex
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.store import PostgresStore
 from taskyard.journal.store import Head, MemoryStore
-from tests.journal.scenarios import rich_story
+from tests.journal.scenarios import rich_store
 from tests.kit.postgres import Cluster
 
 
 @pytest.fixture(scope="module")
 def story() -> MemoryStore:
-    store = rich_story(MemoryStore()).store
-    assert isinstance(store, MemoryStore)
-    return store
+    return rich_store()
 
 
 class Machine:

@@ -15,7 +15,7 @@ from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.objects import Mover, Objects, ObjectStore
 from taskyard.journal.postgres.shared_directory import SharedDirectory
 from taskyard.journal.store import MemoryStore
-from tests.journal.scenarios import rich_story
+from tests.journal.scenarios import rich_store
 from tests.journal.test_exports import Machine
 from tests.kit.postgres import Cluster
 from tests.kit.processes import until
@@ -78,9 +78,7 @@ def place(
 
 @pytest.fixture(scope="module")
 def story() -> MemoryStore:
-    store = rich_story(MemoryStore()).store
-    assert isinstance(store, MemoryStore)
-    return store
+    return rich_store()
 
 
 @pytest.fixture

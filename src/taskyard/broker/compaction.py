@@ -175,7 +175,7 @@ class Compactor:
 
     @property
     def _is_due(self) -> bool:
-        """A limit is exceeded, or files of earlier compactions must be fetched."""
+        """Return whether a limit is exceeded, or files of earlier compactions must be fetched."""
         lacks_files = self.database is not None and self.database.lacks_files
         return lacks_files or self._largest_share(self._limits) > 1
 
