@@ -120,9 +120,9 @@ def _take_over(
     last_term.write(state, lease.term)
     with lease.checked_on_damage():
         store = stack.enter_context(closing(PostgresStore(url, state, lease.term, verified)))
-    store.reconnect_seconds_max = max(store.reconnect_seconds_max, settings.store_lease_ns / 1e9)
-    lease.on_lost = store.interrupt
-    with lease.checked_on_damage():
+        reconnect_seconds_max = max(store.reconnect_seconds_max, settings.store_lease_ns / 1e9)
+        store.reconnect_seconds_max = reconnect_seconds_max
+        lease.on_lost = store.interrupt
         with database.open_database(url) as connection:
             if warm is None:
                 exports.fetch_base(connection, state, store.identity)
