@@ -86,6 +86,20 @@ def test_newest_comes_first_and_unfinished_ones_do_not_count(tmp_path: Path) -> 
     assert snapshot.sequences(tmp_path) == [1_000_000_000_000, 10, 9]
 
 
+def test_snapshot_replaces_those_that_a_killed_writer_left(
+    ledger: Ledger, head: Head, tmp_path: Path
+) -> None:
+    folder = tmp_path / snapshot.FOLDER
+    folder.mkdir()
+    for name in ("000000000009.snapshot", "000000000011.snapshot.new", "000000000077.snapshot.new"):
+        (folder / name).write_bytes(b"half")
+    snapshot.write(tmp_path, IDENTITY, head, ledger)
+    assert {path.name for path in folder.iterdir()} == {
+        "000000000009.snapshot",
+        "000000000077.snapshot",
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.no_cover
 def test_every_flipped_byte_is_refused(ledger: Ledger, head: Head) -> None:

@@ -278,13 +278,17 @@ class SnapshotWriter:
 
 
 class SnapshotFile:
-    """A snapshot that `finish` renames into place. Without it, no snapshot is created."""
+    """A snapshot that `finish` renames into place. Without it, no snapshot is created.
+
+    Removes unfinished ones first, of any row: there is one writer, and an earlier one was killed.
+    """
 
     def __init__(self, directory: Path, identity: bytes, head: Head) -> None:
         self._path = path_of(directory, head.sequence)
         make_private_directory(self._path.parent)
+        for leftover in self._path.parent.glob("*.snapshot.new"):
+            leftover.unlink(missing_ok=True)
         self._unfinished = self._path.with_name(f"{self._path.name}.new")
-        self._unfinished.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.fdopen(os.open(self._unfinished, flags, PRIVATE_FILE), "wb")
         self.writer = SnapshotWriter(self._file, identity, head)
