@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import time
+from http import HTTPStatus
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
 
 #: Short, because each takeover after a kill waits for it.
 LEASE_SECONDS = 1
+
+#: How long a page waits for a broker that does not answer.
+REPLY_SECONDS = 5
 
 
 @pytest.fixture
@@ -163,6 +170,35 @@ def test_status_shows_leader_and_standby(tmp_path: Path, url: str) -> None:
         assert (code, "standby" in errors) == (3, False)
         with Client(state=first.state) as client:
             until(lambda: not client.status()["health"]["leader"]["standbys"], "its end")
+
+
+def test_page_of_a_standby_names_the_leader_until_it_leads(tmp_path: Path, url: str) -> None:
+    first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
+    with (
+        first.leader() as leader,
+        second.standby() as standby,
+        Running(second.directory, "web", "--page", "127.0.0.1:0") as page,
+    ):
+        address = page.line().removeprefix("page ")
+        browser = build_opener(HTTPCookieProcessor())
+
+        def shown() -> tuple[int, str]:
+            try:
+                with browser.open(address) as reply:
+                    return reply.status, reply.read().decode()
+            except HTTPError as error:
+                return error.code, error.read().decode()
+
+        began = time.monotonic()
+        code, text = shown()
+        assert time.monotonic() - began < REPLY_SECONDS
+        assert code == HTTPStatus.SERVICE_UNAVAILABLE
+        assert "the broker here is a standby that follows the broker of epoch 1" in text
+        assert "No broker is running" not in text
+        leader.kill()
+        leads(standby)
+        until(lambda: shown()[0] == HTTPStatus.OK, "the page of the new leader")
+        assert "Traceback" not in page.terminate()[2]
 
 
 def test_failover_exchanges_both(tmp_path: Path, url: str) -> None:

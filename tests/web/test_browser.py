@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,7 @@ class Tab:
         self.page.goto(self.root + address)
         self.page.wait_for_selector("body[data-drawn]")
 
-    def wait_for_text(self, selector: str, text: str) -> None:
+    def wait_for_text(self, selector: str, text: str | re.Pattern[str]) -> None:
         self.page.locator(selector).filter(has_text=text).wait_for()
 
 

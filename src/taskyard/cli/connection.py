@@ -93,7 +93,7 @@ def connect_client(
 
     location = broker_location(cli_context)
     if location.broker is None:
-        _check_not_standby(location.state)
+        check_not_standby(location.state)
     configured = configured_key_file(cli_context.settings())
     keys = cli_context.keys or (() if configured is None else (configured,))
     return connect_to(cli_context, location.endpoints(), keys, report)
@@ -172,7 +172,7 @@ def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
             "another --state)"
         )
     if broker is None:
-        _check_not_standby(state)
+        check_not_standby(state)
     offline = _offline_client(cli_context)
     if offline is not None:
         cli_context.info(_OFFLINE_NOTE.format(state))
@@ -180,7 +180,7 @@ def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
         yield client
 
 
-def _check_not_standby(state: Path) -> None:
+def check_not_standby(state: Path) -> None:
     """Raise `NoBroker` at once if a standby runs here: it answers nothing before it leads."""
     from taskyard.process.standby_file import running_standby  # noqa: PLC0415  # not for `--help`
 

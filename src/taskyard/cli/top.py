@@ -9,6 +9,7 @@ import click
 
 from taskyard.cli.connection import (
     broker_location,
+    check_not_standby,
     connect_client,
     has_journal,
     has_several_brokers,
@@ -90,12 +91,14 @@ class BrokerConnector:
         cli_context.broker_timeout = _REPLY_NS
 
     def check(self) -> None:
-        """Raise `NoBroker` if there is no such state, before the screen is cleared."""
+        """Raise `NoBroker` before the screen is cleared: there is no such state, or a standby."""
         if not self._is_remote and not has_journal(self._state):
             raise NoBroker(
                 f"no broker is running: {self._state} has no journal (start one with "
                 "`taskyard up`, or give another --state)"
             )
+        if not self._is_remote:
+            check_not_standby(self._state)
 
     def __call__(self, *, is_live: bool) -> Client:
         if not is_live:
@@ -107,5 +110,6 @@ class BrokerConnector:
     def _last_state(self) -> Client:
         if self._is_remote:
             raise NoBroker(f"no broker answers at {self.name}")
+        check_not_standby(self._state)
         self._watch.check_last_state()
         return open_last_state(self._cli_context, self._state, keeps_lock=False)

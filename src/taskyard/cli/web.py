@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskyard.cli.connection import open_last_state
+from taskyard.cli.connection import check_not_standby, open_last_state
 from taskyard.cli.daemon_options import page_option, until_eof_option
 from taskyard.cli.log_options import log_options, open_log
 from taskyard.cli.options import (
@@ -153,6 +153,7 @@ class _Connector:
         self.is_away = self._watch.is_away
 
     def __call__(self, *, is_live: bool) -> Client:
+        check_not_standby(self._state)
         if not is_live:
             self._watch.check_last_state()
             return open_last_state(self._cli_context, self._state, keeps_lock=False)

@@ -67,6 +67,7 @@ class BrokerLink:
         kept = self._replies.get(key)
         if kept is None or now - kept[0] > FRESH_SECONDS:
             task = asyncio.ensure_future(self.call(lambda one: getattr(one, method)(*arguments)))
+            task.add_done_callback(_retrieve)
             kept = self._replies[key] = (now, task)
             while len(self._replies) > _REPLIES_MAX:
                 del self._replies[next(iter(self._replies))]
@@ -121,3 +122,9 @@ class BrokerLink:
         if self._client is not None:
             self._client.close()
         self._client, self._is_live = None, False
+
+
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    """Mark an error as seen: those who requested it may have given up."""
+    if not task.cancelled():
+        task.exception()
