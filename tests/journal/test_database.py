@@ -7,10 +7,16 @@ import pytest
 
 from taskyard.cli.entry import run as run_command
 from taskyard.cli.entry import taskyard
+from taskyard.core.limits import SECOND_NS
 from taskyard.demo.postgresql import ROLE
-from taskyard.errors import JournalDamaged, UnknownFormat, UnusableStore
-from taskyard.journal.postgres import database
+from taskyard.errors import JournalDamaged, StateLocked, UnknownFormat, UnusableStore
+from taskyard.journal.postgres import database, leader
+from taskyard.journal.postgres.leader import LeaderRow
+from taskyard.journal.postgres.lease import Lease
 from tests.kit.postgres import Cluster, name_in
+
+#: The lease of a broker that a test waits for.
+SHORT_NS = SECOND_NS
 
 
 @pytest.fixture
@@ -118,6 +124,40 @@ class TestTables:
             assert database.upgrade(connection) == database.FORMAT - 1
             database.check_tables(connection)
             connection.execute("SELECT x FROM taskyard.more")
+
+    def test_upgrade_is_refused_while_a_broker_leads_and_ends_its_term_later(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        waited: list[LeaderRow] = []
+        with database.connect(url) as connection:
+            lease = Lease(url, SHORT_NS)
+            monkeypatch.setattr(database, "STEPS", (*database.STEPS, ("SELECT",)))
+            monkeypatch.setattr(database, "FORMAT", database.FORMAT + 1)
+            with pytest.raises(StateLocked, match="in use by a broker, in epoch 1"):
+                leader.upgrade(connection, waited.append)
+            assert database.format_of(connection) == database.FORMAT - 1
+            lease.close()
+            term = leader.take(connection, leader.read(connection), SHORT_NS)  # and is killed
+            assert term is not None
+            assert leader.upgrade(connection, waited.append) == database.FORMAT - 1
+            assert [seen.epoch for seen in waited] == [1, 2]
+            assert not leader.renew(connection, term)
+            assert leader.read(connection)[:2] == (3, leader.NO_HOLDER)
+            assert leader.upgrade(connection, waited.append) == database.FORMAT
+            assert len(waited) == 2
+
+    def test_broker_that_starts_meanwhile_prevents_an_upgrade(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(database, "STEPS", (*database.STEPS, ("SELECT",)))
+        monkeypatch.setattr(database, "FORMAT", database.FORMAT + 1)
+        with database.connect(url) as connection:
+            seen = leader.await_vacancy(connection)
+            assert leader.take(connection, seen, SHORT_NS) is not None
+            monkeypatch.setattr(leader, "await_vacancy", lambda *_: seen)
+            with pytest.raises(StateLocked, match="in use by a broker, in epoch 1"):
+                leader.upgrade(connection, lambda _seen: None)
+            assert database.format_of(connection) == database.FORMAT - 1
 
     def test_newer_and_damaged_formats_are_refused(self, url: str) -> None:
         with database.connect(url) as connection:

@@ -165,7 +165,7 @@ class TestTerms:
     def test_renewed_term_is_not_taken(self, url: str) -> None:
         term = begin_term(url, LEASE_NS)
         with database.connect(url) as connection, database.connect(url) as other:
-            with pytest.raises(StateLocked, match="in use by another broker, in epoch 1"):
+            with pytest.raises(StateLocked, match="in use by a broker, in epoch 1"):
                 leader.acquire(other, LEASE_NS, lambda _: _renew(connection, term))
             assert leader.read(connection).epoch == 1
 

@@ -157,7 +157,7 @@ def test_stopped_leader_answers_nothing_after_a_takeover(tmp_path: Path, url: st
     with first.broker() as broker:
         with Client(state=first.state) as client:
             client.submit(["true"], name="before")
-        assert "in use by another broker, in epoch 1" in second.refused()
+        assert "in use by a broker, in epoch 1" in second.refused()
         broker.send(signal.SIGSTOP)
         with second.broker(), Client(state=second.state) as client:
             client.submit(["true"], name="after")

@@ -23,10 +23,12 @@ from taskyard.cli.options import (
 )
 from taskyard.cli.output import example, moment_cell, print_document, print_table
 from taskyard.core.identity import spelling
+from taskyard.core.limits import SECOND_NS
 from taskyard.errors import NotInstalled, UnknownName, UnusableFile, UnusableStore, UserError
 
 if TYPE_CHECKING:
     from taskyard.journal.postgres.database import Connection
+    from taskyard.journal.postgres.leader import LeaderRow
 
 #: Tasks in a list of the outbox. There may be millions while no broker runs.
 _TASKS_MAX: Final = 1_000
@@ -74,15 +76,21 @@ def init(url: str) -> None:
 @click.argument("url")
 @verbose_option
 @quiet_option
-def upgrade(url: str) -> None:
+@click.pass_obj
+def upgrade(cli_context: CliContext, url: str) -> None:
     """Upgrade the tables to the format of this version.
 
-    A store of this format is left as it is. Stop its brokers first.
+    A store of this format is left as it is. Stop its brokers first. After a kill, this waits until
+    the lease of the broker has ended.
     """
     with _database(url) as connection:
-        from taskyard.journal.postgres import database  # noqa: PLC0415  # an extra
+        from taskyard.journal.postgres import database, leader  # noqa: PLC0415  # an extra
 
-        before = database.upgrade(connection)
+        def print_wait(seen: "LeaderRow") -> None:
+            seconds = seen.lease_ns / SECOND_NS
+            cli_context.info(f"waiting up to {seconds:g} s for the lease of epoch {seen.epoch}")
+
+        before = leader.upgrade(connection, print_wait)
         if before == database.FORMAT:
             click.echo(f"{database.describe(url)}: has format {before} already")
         else:

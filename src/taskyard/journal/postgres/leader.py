@@ -2,7 +2,8 @@
 
 A broker owns the journal for a term, which has a number that only grows, the epoch, and a random
 holder. Each write checks both inside its own statement (`HELD`), so a broker that lost its term
-changes nothing. No two clocks are compared: see docs/decisions/0113.
+changes nothing. An upgrade of the tables ends the term, too. No two clocks are compared: see
+docs/decisions/0113.
 """
 
 import secrets
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from taskyard.errors import StateLocked
+from taskyard.journal.postgres import database
 from taskyard.journal.postgres.database import Connection
 
 #: Locks the leader's row if the term is still ours, for a statement that begins with it. A takeover
@@ -37,6 +39,10 @@ _SHOW: Final = (
 _RELEASE: Final = (
     "UPDATE taskyard.leader SET holder = '', renewal = renewal + 1 "
     "WHERE epoch = %(epoch)s AND holder = %(holder)s"
+)
+_END: Final = (
+    "UPDATE taskyard.leader SET epoch = epoch + 1, holder = '', renewal = renewal + 1 "
+    "WHERE epoch = %s AND holder = %s AND renewal = %s"
 )
 
 #: The holder of a row that no broker has.
@@ -138,7 +144,17 @@ def acquire(
     lease_ns: int,
     on_wait: Callable[[LeaderRow], None] = lambda _seen: None,
 ) -> Term:
-    """Take the journal when it is free, and wait for that as long as its lease.
+    """Take the journal when it is free. Waits, and raises, as `await_vacancy` does."""
+    term = take(connection, await_vacancy(connection, on_wait), lease_ns)
+    if term is None:
+        raise _in_use(connection)
+    return term
+
+
+def await_vacancy(
+    connection: Connection, on_wait: Callable[[LeaderRow], None] = lambda _seen: None
+) -> LeaderRow:
+    """Return the row when no broker uses the journal, and wait for that as long as its lease.
 
     `on_wait` is called once if the row has a holder. Raises `StateLocked` if that renews its term.
     """
@@ -150,11 +166,26 @@ def acquire(
         time.sleep(first.lease_ns / _READS_PER_LEASE / 1e9)
         vacancy.update(read(connection), boottime_ns())
         if vacancy.seen != first and vacancy.seen.holder != NO_HOLDER:
-            break
-    else:
-        term = take(connection, vacancy.seen, lease_ns)
-        if term is not None:
-            return term
-    raise StateLocked(
-        f"the store is in use by another broker, in epoch {read(connection).epoch} (stop it first)"
-    )
+            raise _in_use(connection)
+    return vacancy.seen
+
+
+def upgrade(connection: Connection, on_wait: Callable[[LeaderRow], None]) -> int:
+    """Upgrade the tables while no broker uses them. Return the format before, maybe the newest.
+
+    The term of the last broker ends in the same transaction: one of an older version would write
+    what the new tables can't have. Waits, and raises, as `await_vacancy` does.
+    """
+    found = database.format_of(connection)
+    if found < database.FORMAT:
+        seen = await_vacancy(connection, on_wait)
+        with connection.transaction():
+            if connection.execute(_END, (seen.epoch, seen.holder, seen.renewal)).rowcount != 1:
+                raise _in_use(connection)
+            found = database.upgrade(connection)
+    return found
+
+
+def _in_use(connection: Connection) -> StateLocked:
+    epoch = read(connection).epoch
+    return StateLocked(f"the store is in use by a broker, in epoch {epoch} (stop it first)")

@@ -214,7 +214,7 @@ def _held(url: str) -> Iterator[tuple[Connection, Term]]:
         try:
             with connection.transaction():
                 if connection.execute(_LOCK, term._asdict()).rowcount != 1:
-                    raise StateLocked("the store is in use by another broker (stop it first)")
+                    raise StateLocked("the store is in use by a broker (stop it first)")
                 yield connection, term
         finally:
             with suppress(psycopg.Error):  # it ends with its lease
