@@ -102,7 +102,7 @@ class TestWhen:
         fill(harness)
         settle(harness)
         assert (FakeChild.started, harness.compactor.completed) == (1, 1)
-        assert harness.store.anchor == harness.store.head
+        assert harness.store.anchor.sequence == harness.store.head.sequence - 1
         assert not harness.ledger.tasks
         assert state_check.check(harness.directory, deep=True).wrong == []
 
@@ -117,6 +117,38 @@ class TestWhen:
             assert FakeChild.started == 1
             settle(harness)  # the snapshot is as large as the rows were: no compaction is due
             harness.submit(b"c", payloads=[b"x" * 200_000])
+            settle(harness)
+            assert FakeChild.started == 1
+
+    def test_newest_rows_stay_for_those_who_follow(self, tmp_path: Path) -> None:
+        with closing(Harness(tmp_path, CompactionLimits(rows=50))) as harness:
+            harness.fill_filter()
+            fill(harness, 20)
+            settle(harness)
+            assert harness.compactor.completed == 1
+            assert [row.sequence for row in harness.store.rows(56)] == [57, 58, 59, 60, 61]
+            assert harness.store.anchor.sequence == 56
+            assert state_check.check(tmp_path, deep=True).wrong == []
+            fill(harness, 20)
+            settle(harness)
+            assert harness.compactor.completed == 2
+            assert harness.store.anchor.sequence == harness.store.head.sequence - 5
+            results = harness.results(b"0-0", b"57-0")
+        with closing(Harness(tmp_path)) as again:
+            assert again.results(b"0-0", b"57-0") == results
+        assert state_check.check(tmp_path, deep=True).wrong == []
+
+    def test_newest_rows_do_not_stay_if_they_are_the_large_ones(self, tmp_path: Path) -> None:
+        limits = CompactionLimits(rows=1_000, rows_bytes=600_000)
+        with closing(Harness(tmp_path, limits)) as harness:
+            harness.fill_filter()
+            fill(harness, 60)
+            for number in range(4):
+                harness.submit(b"large %d" % number, payloads=[b"x" * 200_000])
+            harness.do(b"1", b"2", b"3", b"4", b"5")  # the worker takes the oldest
+            settle(harness)
+            assert harness.compactor.completed == 1
+            assert harness.store.anchor == harness.store.head
             settle(harness)
             assert FakeChild.started == 1
 
@@ -244,7 +276,7 @@ class TestFailures:
         harness.look(130)
         settle(harness)
         assert harness.compactor.completed == 1
-        assert harness.store.anchor == harness.store.head
+        assert harness.store.anchor.sequence == harness.store.head.sequence - 1
 
     def test_waits_have_an_end(self, harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(20):

@@ -58,6 +58,10 @@ PAUSE_STEPS: Final = 4
 #: The pause while producers wait for the compaction, in steps.
 PAUSE_STEPS_LAGGING: Final = 1
 
+#: The newest rows stay, up to this part of the limits: peers that follow the records, and standbys,
+#: go on with them after they were cut off.
+KEPT_PART: Final = 10
+
 #: Rows trimmed in a step: up to one transaction, and up to its time. The minimum holds on a
 #: loaded machine, where every step takes long.
 TRIM_ROWS_MAX: Final = 256
@@ -244,7 +248,9 @@ class Compactor:
             )
         yield
         yield from self._archive.forget(head.sequence, head.record)
-        yield from self._trim(head.sequence)
+        yield from self._trim(min(head.sequence, self._store.head.sequence - self._kept_rows()))
+        if self._largest_share(self._limits) > 1:  # the newest rows are the large ones
+            yield from self._trim(head.sequence)
         yield from self._drop_snapshots(head.sequence)
         yield from self._archive.forget_recalled()
         if self.database is not None:
@@ -255,6 +261,13 @@ class Compactor:
         logger.info(
             "compacted the journal up to row %d in %.1f s", head.sequence, took_ns / SECOND_NS
         )
+
+    def _kept_rows(self) -> int:
+        """Return how many of the newest rows stay. Rows are taken to be of the same size."""
+        rows = self._store.head.sequence - self._store.anchor.sequence
+        row_bytes = self._store.used_bytes() / max(rows, 1)
+        kept = self._limits.rows_bytes / max(row_bytes, 1)
+        return int(min(self._limits.rows, kept) / KEPT_PART)
 
     def _trim(self, through: int) -> Iterator[None]:
         rows = TRIM_ROWS_MAX // 8
