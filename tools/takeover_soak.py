@@ -209,6 +209,7 @@ class TakeoverSoak(Soak):
             self._turn_for(0.05)
             leader = self._fleet.leader()
             if leader is not None and self._fleet.is_warm(self._fleet.other(leader)):
+                self._fleet.cut_off.clear()
                 return leader
         raise SystemExit("takeover soak: no broker follows the other (see the logs)")
 

@@ -34,6 +34,9 @@ COMPACT_AFTER_ROWS: Final = "2000"
 #: The exit code of a broker that lost its lease.
 LEADER_LOST: Final = 6
 
+#: The exit code of a broker that can't connect to the database at its start.
+UNUSABLE_STORE: Final = 2
+
 #: More than a broker prints between its start and its end.
 _LINES_BYTES_MAX: Final = 64 * 1024
 
@@ -91,6 +94,8 @@ class PairFleet(Fleet):
         super().__init__(place, dice, log, pair_members(place))
         #: Terms that ended without a fault. A busy machine may not renew a short lease in time.
         self.terms_lost = 0
+        #: Brokers that were cut off from the database, and may not have been able to start since.
+        self.cut_off: set[str] = set()
         (place.root / "taskyard.toml").write_text(f'[lease]\nstore = "{place.lease}"\n')
 
     def worker_names(self) -> list[str]:
@@ -127,6 +132,9 @@ class PairFleet(Fleet):
         return log.rfind(b"\nlistening "), log.rfind(b"\nstandby: following")
 
     def _is_expected(self, member: Member, code: int) -> bool:
+        if code == UNUSABLE_STORE and member.name in self.cut_off:
+            self._log(f"{member.name} could not start without the database")
+            return True
         if code == LEADER_LOST and code not in member.expected:
             self.terms_lost += 1
             self._log(f"{member.name} lost its term without a fault")
@@ -150,8 +158,9 @@ class PairFleet(Fleet):
         os.kill(_pid(member), signal.SIGCONT)
 
     def expect_loss(self, member: Member) -> None:
-        """Expect that a broker loses its lease."""
+        """Expect that a broker loses its lease, and that it can't start while it is cut off."""
         member.expected = (*member.expected, LEADER_LOST)
+        self.cut_off.add(member.name)
 
 
 def _pid(member: Member) -> int:
