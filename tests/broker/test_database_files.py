@@ -27,7 +27,7 @@ from taskyard.journal.postgres.blobs import (
     note_place,
 )
 from taskyard.journal.value_files import name_of
-from tests.kit.postgres import Proxy
+from tests.kit.postgres import Proxy, terminate_backends, warn_after_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,6 +67,27 @@ def chunk(offset: int, data: bytes) -> OutputChunk:
 
 def parts_count(blobs: Blobs) -> int:
     return int(blobs._execute("SELECT count(*) FROM taskyard.parts")[0][0])  # noqa: SLF001
+
+
+def test_session_that_ends_after_a_write_is_made_again(
+    blobs: Blobs, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process of the server has crashed: a warning comes with the reply."""
+    warn_after_each(url, "value_references")
+    warn_after_each(url, "leader", "WHEN (NEW.renewal % 2 = 0)")
+    confirm, confirmed = Blobs._confirm, []  # noqa: SLF001
+
+    def end_first(self: Blobs) -> None:
+        confirmed.append(self)
+        if len(confirmed) == 1:
+            terminate_backends(url)
+        confirm(self)
+
+    monkeypatch.setattr(Blobs, "_confirm", end_first)
+    for line in (b"first", b"second"):
+        blobs.add_lines([line])
+    assert len(confirmed) == 2
+    assert [*blobs.lines()] == [b"first", b"second"]
 
 
 class TestOutput:

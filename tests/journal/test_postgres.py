@@ -25,7 +25,7 @@ from taskyard.journal.postgres import store as module
 from taskyard.journal.postgres.follower import Behind, Follower
 from taskyard.journal.postgres.leader import LeaderRow, Term, Vacancy
 from taskyard.journal.postgres.store import PostgresReader, PostgresStore
-from tests.kit.postgres import Cluster, Proxy
+from tests.kit.postgres import Cluster, Proxy, run, terminate_backends, warn_after_each
 
 STALE_WRITES = 200
 LEASE_NS = 200_000_000
@@ -45,20 +45,6 @@ def begin_term(url: str, lease_ns: int = 0) -> Term:
 def store(url: str, tmp_path: Path) -> Iterator[PostgresStore]:
     with PostgresStore(url, tmp_path, begin_term(url)) as made:
         yield made
-
-
-def run(url: str, statement: str) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(statement)
-
-
-def terminate_backends(url: str) -> None:
-    """End all other sessions of a database, as an administrator does."""
-    run(
-        url,
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND pid != pg_backend_pid()",
-    )
 
 
 def commit(store: PostgresStore, rows: int) -> None:
@@ -241,11 +227,11 @@ class TestLostConnections:
         inserts: list[int] = []
         insert = PostgresStore._insert  # noqa: SLF001
 
-        def counted(self: PostgresStore, row: chain.Row) -> bool:
+        def counted(self: PostgresStore, row: chain.Row) -> None:
             inserts.append(row.sequence)
             if len(inserts) == 2:
                 threading.Timer(0.1, blocker.rollback).start()
-            return insert(self, row)
+            insert(self, row)
 
         monkeypatch.setattr(PostgresStore, "_insert", counted)
         with psycopg.connect(url) as blocker:
@@ -383,6 +369,32 @@ class TestServer:
             with pytest.raises(UnusableStore, match="connection to server"):
                 PostgresStore(url, tmp_path, Term(1, "x"))
         own.start()
+
+    def test_session_that_ends_after_a_commit_is_made_again(
+        self, store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another process of the server has crashed: a warning comes with the reply."""
+        warn_after_each(url, "journal")
+        confirm, confirmed = PostgresStore._confirm, []  # noqa: SLF001
+
+        def end_first(self: PostgresStore) -> None:
+            confirmed.append(self.head.sequence)
+            if len(confirmed) == 1:
+                terminate_backends(url)
+            confirm(self)
+
+        monkeypatch.setattr(PostgresStore, "_confirm", end_first)
+        commit(store, 2)
+        assert confirmed == [0, 0, 1]
+        assert bodies(url) == [b"body 0", b"body 1"]
+
+    def test_session_that_ends_while_a_row_is_confirmed_is_made_again(
+        self, store: PostgresStore, url: str
+    ) -> None:
+        warn_after_each(url, "journal")
+        warn_after_each(url, "leader", "WHEN (NEW.renewal % 2 = 0)")
+        commit(store, 3)
+        assert bodies(url) == [b"body 0", b"body 1", b"body 2"]
 
     def test_cancelled_wait_for_a_standby_is_not_acknowledged(
         self, own: Cluster, tmp_path: Path

@@ -190,3 +190,32 @@ class Proxy:
 def _shut_down(one: socket.socket) -> None:
     with suppress(OSError):  # it has ended already
         one.shutdown(socket.SHUT_RDWR)
+
+
+def run(url: str, statement: str) -> None:
+    """Run a statement over a session of its own."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement)
+
+
+def terminate_backends(url: str) -> None:
+    """End all other sessions of a database, as an administrator does."""
+    run(
+        url,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid != pg_backend_pid()",
+    )
+
+
+def warn_after_each(url: str, table: str, condition: str = "") -> None:
+    """Let the server warn, with each new row, that the session ends."""
+    run(
+        url,
+        "CREATE OR REPLACE FUNCTION warn() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "RAISE WARNING 'terminating' USING ERRCODE = '57P02'; RETURN NULL; END $$",
+    )
+    run(
+        url,
+        f"CREATE TRIGGER warn AFTER INSERT OR UPDATE ON taskyard.{table} "
+        f"FOR EACH ROW {condition} EXECUTE FUNCTION warn()",
+    )

@@ -300,8 +300,11 @@ class SimConnection:
         if request.error is not None:
             raise request.error
         if is_warned:
+            # Every second session ends then, as after a crash of another process of the server.
+            self.is_lost = isinstance(values, dict) and bool(values["sequence"] % 2)
+            state = "57P02" if self.is_lost else "01000"
             for notify in self._notify:
-                notify(SimpleNamespace(severity_nonlocalized="WARNING"))
+                notify(SimpleNamespace(severity_nonlocalized="WARNING", sqlstate=state))
         return request
 
     def _send(self, request: _Request, delay_ns: int) -> None:

@@ -376,7 +376,9 @@ class Blobs(BlobTables):
         super().__init__(database.open_database(url), term)
         self._url = url
         self._reconnect_seconds_max = reconnect_seconds_max
-        self._warned = self._is_interrupted = False
+        self._is_interrupted = False
+        #: The SQLSTATE of each warning during the last statement.
+        self._warnings: list[str] = []
         self._connection.add_notice_handler(self._note_warning)
 
     def __enter__(self) -> Self:
@@ -400,18 +402,21 @@ class Blobs(BlobTables):
         database.interrupt(self._connection)
 
     def _write(self, statement: LiteralString, values: Mapping[str, object]) -> tuple[Any, ...]:
-        self._warned = False
+        self._warnings.clear()
         row = super()._write(statement, values)
-        if self._warned:
+        if self._warnings:
             self._confirm()
         return row
 
     def _confirm(self) -> None:
         """Commit once more, after a warning: a standby may not have confirmed."""
-        self._warned = False
-        if not leader.renew(self._connection, self._term):
-            raise self._lost()
-        if self._warned:
+        while True:
+            self._warnings.clear()
+            if not self._execute(leader.RENEW, self._term._asdict()):
+                raise self._lost()
+            if not database.ends_session(self._warnings):
+                break
+        if self._warnings:
             raise JournalFailed(
                 f"{database.describe(self._url)}: a standby did not confirm the last output or "
                 "value, nothing more is acknowledged (see the log of PostgreSQL)"
@@ -442,7 +447,8 @@ class Blobs(BlobTables):
         return connection
 
     def _note_warning(self, notice: Diagnostic) -> None:
-        self._warned |= notice.severity_nonlocalized == "WARNING"
+        if notice.severity_nonlocalized == "WARNING":
+            self._warnings.append(notice.sqlstate or "")
 
 
 def _no_object(url: str, _offset: int, _count: int) -> bytes:

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, LiteralString
@@ -199,6 +199,9 @@ _DURABLE: Final = ("on", "remote_apply")
 #: Classes of SQLSTATE after which a statement may have been committed or not.
 _IN_DOUBT: Final = ("08", "57")
 
+#: Classes of SQLSTATE of a warning: intervention of an operator.
+_ENDING: Final = "57"
+
 #: SQLSTATE of a full disk.
 _DISK_FULL: Final = "53100"
 
@@ -359,6 +362,14 @@ def other_journal(url: str, directory: Path) -> UnusableStore:
 def is_in_doubt(connection: Connection, error: psycopg.Error) -> bool:
     """Return whether a statement that failed may still have been committed."""
     return connection.closed or error.sqlstate is None or error.sqlstate.startswith(_IN_DOUBT)
+
+
+def ends_session(warnings: Sequence[str]) -> bool:
+    """Return whether one of the warnings, by its SQLSTATE, is the last message of a session.
+
+    So the server says that it stops, or that another process of it has crashed.
+    """
+    return any(warning.startswith(_ENDING) for warning in warnings)
 
 
 def interrupt(connection: Connection) -> None:

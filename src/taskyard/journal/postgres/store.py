@@ -256,7 +256,9 @@ class PostgresStore(WitnessedRows):
         super().__init__(url)
         #: Why nothing more can be committed. None while the store works.
         self._broken: str | None = None
-        self._warned = self._is_interrupted = False
+        self._is_interrupted = False
+        #: The SQLSTATE of each warning during the last statement.
+        self._warnings: list[str] = []
         self._term = term
         self._directory = directory
         #: The row that may have been written over a lost connection, and whether it was.
@@ -323,18 +325,15 @@ class PostgresStore(WitnessedRows):
     def _append(self, row: Row) -> None:
         """Write a row exactly once, over as many connections as that takes."""
         try:
-            if not self._insert(row):
-                raise self._fenced()
+            self._insert(row)
         except psycopg.Error as error:
             if not database.is_in_doubt(self._connection, error):
                 raise
             self._settle(row, error)
-        if self._warned:
-            self._confirm()
 
-    def _insert(self, row: Row) -> bool:
-        """Append a row. Return False if the term is over."""
-        self._warned = False
+    def _insert(self, row: Row) -> None:
+        """Append a row. After a warning, confirm it. Raises `LeaderLost` if the term is over."""
+        self._warnings.clear()
         values = {
             **self._term._asdict(),
             "sequence": row.sequence,
@@ -343,7 +342,10 @@ class PostgresStore(WitnessedRows):
             "chain": row.chain,
             "body": row.body,
         }
-        return self._connection.execute(_INSERT, values, prepare=True).rowcount == 1
+        if self._connection.execute(_INSERT, values, prepare=True).rowcount != 1:
+            raise self._fenced()
+        if self._warnings:
+            self._confirm()
 
     def _settle(self, row: Row, error: psycopg.Error) -> None:
         """Find out whether a row in doubt was written, and write it if not."""
@@ -354,8 +356,8 @@ class PostgresStore(WitnessedRows):
             try:
                 if self._is_written:
                     self._confirm()
-                elif not self._insert(row):
-                    raise self._fenced()
+                else:
+                    self._insert(row)
             except psycopg.Error as latest:
                 # Not unique: the first statement was still running.
                 is_unique = not isinstance(latest, UniqueViolation)
@@ -383,17 +385,20 @@ class PostgresStore(WitnessedRows):
 
     def _confirm(self) -> None:
         """Commit once more, which waits until all rows before are durable and replicated."""
-        self._warned = False
+        self._warnings.clear()
         if not leader.renew(self._connection, self._term):
             raise self._fenced()
-        if self._warned:
+        if database.ends_session(self._warnings):
+            raise psycopg.OperationalError("the server has ended the session")
+        if self._warnings:
             raise JournalFailed(
                 f"{database.describe(self._url)}: a standby did not confirm the last row, nothing "
                 "more is acknowledged (see the log of PostgreSQL)"
             )
 
     def _note_warning(self, notice: Diagnostic) -> None:
-        self._warned |= notice.severity_nonlocalized == "WARNING"
+        if notice.severity_nonlocalized == "WARNING":
+            self._warnings.append(notice.sqlstate or "")
 
     def _fenced(self) -> LeaderLost:
         return LeaderLost(
