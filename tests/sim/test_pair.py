@@ -54,7 +54,7 @@ def test_every_fenced_statement_is_parsed_with_its_conditions() -> None:
         exports._COVER: "cover",
         exports._UNCLAIM: "unclaim",
         blobs._RELOCATE_HISTORY: "relocate_history",
-        leader.RENEW: "renew",
+        leader._RENEW: "renew",
         leader._RELEASE: "release",
     }
     for text, kind in fenced.items():

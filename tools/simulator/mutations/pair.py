@@ -92,7 +92,7 @@ def relocation_unfenced() -> Iterator[None]:
 @mutation_for_pair
 def renewal_unfenced() -> Iterator[None]:
     """Renew a term that may be over."""
-    with _unfenced(leader, "RENEW", _TERM, ""):
+    with _unfenced(leader, "_RENEW", _TERM, ""):
         yield
 
 

@@ -402,25 +402,38 @@ class Blobs(BlobTables):
         database.interrupt(self._connection)
 
     def _write(self, statement: LiteralString, values: Mapping[str, object]) -> tuple[Any, ...]:
-        self._warnings.clear()
-        row = super()._write(statement, values)
-        if self._warnings:
-            self._confirm()
-        return row
-
-    def _confirm(self) -> None:
-        """Commit once more, after a warning: a standby may not have confirmed."""
+        """Write, and write again if the session ended: another server may not have it."""
         while True:
             self._warnings.clear()
-            if not self._execute(leader.RENEW, self._term._asdict()):
-                raise self._lost()
-            if not database.ends_session(self._warnings):
-                break
+            row = super()._write(statement, values)
+            if not self._warnings or self._is_confirmed():
+                return row
+
+    def _is_confirmed(self) -> bool:
+        """Commit once more, after a warning: a standby may not have confirmed.
+
+        Return False if the session has ended.
+        """
+        self._warnings.clear()
+        try:
+            is_held = leader.renew(self._connection, self._term)
+        except psycopg.Error as error:
+            if self._is_interrupted:
+                raise self._lost() from error
+            if not database.is_in_doubt(self._connection, error):
+                raise database.failed(self._url, "keeping output and values", error) from error
+            self._connection.close()
+            return False
+        if not is_held:
+            raise self._lost()
+        if database.ends_session(self._warnings):
+            return False
         if self._warnings:
             raise JournalFailed(
                 f"{database.describe(self._url)}: a standby did not confirm the last output or "
                 "value, nothing more is acknowledged (see the log of PostgreSQL)"
             )
+        return True
 
     def _execute(
         self, statement: LiteralString, values: Mapping[str, object] | None = None

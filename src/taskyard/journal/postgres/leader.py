@@ -28,9 +28,9 @@ _TAKE: Final = (
     "lease_ns = %s, host = '', endpoints = '{}' "
     "WHERE epoch = %s AND holder = %s AND renewal = %s RETURNING epoch"
 )
-RENEW: Final = (
+_RENEW: Final = (
     "UPDATE taskyard.leader SET renewal = renewal + 1 "
-    "WHERE epoch = %(epoch)s AND holder = %(holder)s RETURNING epoch"
+    "WHERE epoch = %(epoch)s AND holder = %(holder)s"
 )
 _SHOW: Final = (
     "UPDATE taskyard.leader SET host = %(host)s, endpoints = %(endpoints)s "
@@ -106,7 +106,7 @@ def renew(connection: Connection, term: Term) -> bool:
 
     All commits before it are as durable as this one when it returns.
     """
-    return connection.execute(RENEW, term._asdict()).rowcount == 1
+    return connection.execute(_RENEW, term._asdict()).rowcount == 1
 
 
 def show(connection: Connection, term: Term, host: str, endpoints: list[str]) -> None:
