@@ -114,6 +114,9 @@ class PairHost:
         ]
         #: The place of each tight connection, by its number.
         self._places: dict[int, int] = {}
+        #: Connections to a broker that was replaced already. Its end is no restart of the leader,
+        #: which knows all that the peer held.
+        self._to_replaced: set[int] = set()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -302,7 +305,7 @@ class PairHost:
     def _break_links(self, place: int) -> None:
         for link in [*self.world.network.links.values()]:
             if link.reports_breaks and self._places.get(link.number) == place:
-                link.lost_broker = True
+                link.lost_broker = link.number not in self._to_replaced
                 self.world.network.break_link(link)
 
     def _inject_faults(self) -> None:
@@ -374,6 +377,8 @@ class PairHost:
             if link.number not in self._places:
                 chosen = self.world.rng.choice(accepting) if len(accepting) > 1 else accepting[0]
                 self._places[link.number] = chosen.place
+                if chosen is not self._newest():
+                    self._to_replaced.add(link.number)
             found = self._brokers[self._places[link.number]]
             if found is None or not found.is_serving:
                 return

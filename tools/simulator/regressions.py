@@ -14,6 +14,7 @@ PAIR_REGRESSIONS: Final[dict[int, str]] = {
     3005816: "a renewed heartbeat whose Steal was lost did not count, and its worker was lost",
     3018020: "the model missed a woken worker that was drained in the same turn",
     3004731: "the model missed that a lost worker returns leases of an old connection",
+    5009804: "the model forgot an Exit to a broker that was replaced, and its task was stuck",
     2000508: "the model lost a watch that was sent while no broker led",
     2000967: "the model expected a new leader to know the interval of a worker's heartbeats",
 }
