@@ -92,13 +92,14 @@ class BrokerConnector:
 
     def check(self) -> None:
         """Raise `NoBroker` before the screen is cleared: there is no such state, or a standby."""
-        if not self._is_remote and not has_journal(self._state):
+        if self._is_remote:
+            return
+        if not has_journal(self._state):
             raise NoBroker(
                 f"no broker is running: {self._state} has no journal (start one with "
                 "`taskyard up`, or give another --state)"
             )
-        if not self._is_remote:
-            check_not_standby(self._state)
+        check_not_standby(self._state)
 
     def __call__(self, *, is_live: bool) -> Client:
         if not is_live:

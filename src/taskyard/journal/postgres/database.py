@@ -199,7 +199,7 @@ _DURABLE: Final = ("on", "remote_apply")
 #: Classes of SQLSTATE after which a statement may have been committed or not.
 _IN_DOUBT: Final = ("08", "57")
 
-#: Classes of SQLSTATE of a warning: intervention of an operator.
+#: The class of SQLSTATE of a warning that ends a session: intervention of an operator.
 _ENDING: Final = "57"
 
 #: SQLSTATE of a full disk.
