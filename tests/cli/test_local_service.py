@@ -305,7 +305,8 @@ def test_lock_has_one_holder_and_records_its_end(tmp_path: Path) -> None:
 
 
 def test_map_stops_after_too_many_failures_and_cancels_the_rest(tmp_path: Path) -> None:
-    words = ["map", "-j", "1", "--max-failures", "1", "--", "sh", "-c", "{}"]
+    script = ("sh", "-c", 'eval "$1"', "sh", "{}")
+    words = ["map", "-j", "1", "--max-failures", "1", "--", *script]
     values = [":::", "exit 3", "exec sleep 600", "true"]
     code, _, err = run_here(tmp_path, *words, *values)
     assert code == 1

@@ -277,3 +277,57 @@ def test_rows_are_recognised_by_their_values(tmp_path: Path) -> None:
     assert msgspec.structs.replace(InputRow(1, "", "", None), block=b"x").identity() != (
         InputRow(1, "", "", None, block=b"y").identity()
     )
+
+
+@pytest.mark.parametrize(
+    ("script", "filled"),
+    [
+        ("echo {} x{}y", "echo 'a; b' x'a; b'y"),
+        (
+            "x=$(basename {}); awk '{print $1}' <{/}",
+            "x=$(basename 'a; b'); awk '{print $1}' <'a; b'",
+        ),
+        ('echo {#} "row {#}" {{}} ${x}', 'echo 1 "row 1" {} ${x}'),
+    ],
+)
+def test_value_is_quoted_in_the_script_of_a_shell(dry_run: Map, script: str, filled: str) -> None:
+    out = dry_run("nice", "bash", "-ec", script, ":::", "a; b").out
+    assert shlex.split(out)[-1] == filled
+
+
+def test_each_column_is_quoted_in_the_script_of_a_shell(dry_run: Map) -> None:
+    out = dry_run("sh", "-c", "cp {} {2/}", ":::", "a b", ":::", "c/d").out
+    assert shlex.split(out)[-1] == "cp 'a b' 'c/d' 'd'"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["sh", "-c", "{}"], "the whole script of sh (write sh -c 'echo \"$1\"' sh {})"),
+        (["env", "A=b", "bash", "-lc", 'echo "{}"'], 'within "…" in the script of bash, where it'),
+        (["sh", "-c", "eval {}"], "after eval in the script of sh, where it can't be quoted"),
+        (["sh", "-c", "ssh {1} {2}"], "in the script of ssh in the script of sh"),
+        (["python3", "-c", "print({})"], "a part of the script of python3 (write python3 -c 'im"),
+        (["awk", "/{}/", "file"], "a part of the script of awk (write awk 'BEGIN"),
+        (["ssh", "host", "echo", "{}"], "a part of the script of ssh (write bash -c 'ssh HOST"),
+    ],
+)
+def test_template_that_would_be_code_is_refused(
+    dry_run: Map, words: list[str], problem: str
+) -> None:
+    outcome = dry_run(*words, ":::", "a", ":::", "b")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert problem in outcome.err
+
+
+def test_numbers_are_no_code(dry_run: Map) -> None:
+    out = dry_run("--array", "3-4", "--", "python3", "-c", "print({} + {#})").out
+    assert out == "python3 -c 'print(3 + 1)'\npython3 -c 'print(4 + 2)'\n"
+
+
+def test_text_of_awk_is_no_template_although_fields_may_have_spaces(
+    dry_run: Map, tmp_path: Path
+) -> None:
+    (tmp_path / "t.csv").write_text("print x,name\n1,2\n")
+    words = ("awk", "{print x}", "{name}")
+    assert dry_run("--csv", "t.csv", "--", *words).out == "awk '{print x}' 2\n"

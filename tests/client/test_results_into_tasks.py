@@ -157,8 +157,9 @@ def test_campaign_file_names_results_as_dependencies(place: Path, client: Client
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
-        (["sh", "-c", "echo {result:a}"], "its text would be a part of the shell's script"),
-        (["bash", "-ec", "x {result:a}", "y"], "its text would be a part of the shell's script"),
+        (["sh", "-c", "echo {result:a}"], "its text would be a part of the script"),
+        (["bash", "-ec", "x {result:a}", "y"], "its text would be a part of the script"),
+        (["python3", "-c", "x({result:a})"], "its text would be a part of the script"),
     ],
 )
 def test_text_of_a_result_is_no_part_of_a_script(

@@ -41,6 +41,10 @@ def test_lane_with_braces_is_not_filled_in_again() -> None:
         (["a", "{}"], "'{}' has other braces than"),
         (["a", "{ lane }"], "'{ lane }' has other braces than"),
         (["a", "{lane}}"], "'{lane}}' has other braces than"),
+        (
+            ["env", "sh", "-c", "deliver {lane}"],
+            "'deliver {lane}' has {lane} in the script of sh, which clients would write then",
+        ),
         (["agents/{lane}"], "'agents/{lane}' has {lane} in the program, which clients would"),
     ],
 )

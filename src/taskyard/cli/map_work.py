@@ -67,8 +67,8 @@ class MapWork:
                 words = (*words, "{}")
             _check_is_no_shell_line(words)
             self._keys = check_templates(words, source.shape)
-            self.encode = command_encoder(words, options)
-            self._argv_of = command_function(words)
+            self._argv_of = command_function(words, source.shape)
+            self.encode = command_encoder(self._argv_of, options)
         self._is_payload = values["payload"] is not None
         place = (*(values["env"] or {}).values(), values["cwd"] or "")
         texts = [*files[0], *files[1], *place, *values["after"]]

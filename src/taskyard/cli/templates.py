@@ -3,6 +3,9 @@
 `{}` is the text of the row, `{#}` its number, `{column}` a field and `{1}` a numbered column. `{.}`
 `{/}` `{//}` `{/.}` are parts of the text as a path, and `{1.}` or `{column/}` parts of a column.
 Other braces are left alone, because they may belong to another language. So is a shell's `${name}`.
+
+In the script of a shell values are quoted, and a template that can't be quoted is refused: a row
+must not become code. Numbers are no code, so `{#}` may be anywhere.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import msgspec
 
 from taskyard.campaign import lanes
 from taskyard.campaign.values import InvalidValue, shown
+from taskyard.core import scripts
 from taskyard.errors import UserError
 from taskyard.wire.payloads import encode_call, encode_command
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.cli.input_rows import InputRow
+    from taskyard.core.scripts import Script
 
 #: Doubled braces stand for literal single ones. A column name may contain spaces.
 _PLACEHOLDER: Final = re.compile(
@@ -84,11 +89,22 @@ class RowShape(NamedTuple):
 class Template:
     """A word of a command, parsed once."""
 
-    def __init__(self, word: str) -> None:
+    def __init__(
+        self, word: str, script: Script | None = None, numbers: Sequence[str] = ()
+    ) -> None:
+        """Parse a word. Raise `UserError` for a template that would become code of a script.
+
+        The templates in `numbers` are numbers.
+        """
         self._pieces: list[str | _Key] = []
-        end = 0
+        end, before = 0, ""
         for found in _PLACEHOLDER.finditer(word):
-            self._pieces += [word[end : found.start()], _piece(found)]
+            piece = _piece(found)
+            before += word[end : found.start()]
+            if script and isinstance(piece, _Key) and piece.key not in numbers:
+                piece = _script_piece(piece, script, before, word)
+            self._pieces += [word[end : found.start()], piece]
+            before += piece if isinstance(piece, str) else scripts.VALUE
             end = found.end()
         self._pieces = [piece for piece in (*self._pieces, word[end:]) if piece != ""]
         #: The names of its templates.
@@ -121,8 +137,18 @@ class _Key(NamedTuple):
 
     key: str
     written: str
+    #: Whether its value is quoted for a shell.
+    is_quoted: bool = False
 
     def text(self, row: InputRow) -> str:
+        if not self.is_quoted:
+            return self._text(row)
+        if row.cells is None or self.key not in _WHOLE:
+            return scripts.quote(self._text(row))
+        part = _PATH_PARTS.get(self.key, str)
+        return " ".join([scripts.quote(part(cell)) for cell in row.cells])
+
+    def _text(self, row: InputRow) -> str:
         if not self.key:
             return row.text
         if " " in self.key and self.key not in (row.fields or {}):  # awk's {print x}
@@ -144,6 +170,21 @@ def _piece(found: re.Match[str]) -> str | _Key:
     if key is None:
         return f"{{{found['literal']}}}"
     return found[0] if ".." in key else _Key(key, found[0])  # a shell's {1..9}
+
+
+def _script_piece(key: _Key, script: Script, before: str, word: str) -> str | _Key:
+    """Return a template in a script, quoted. Raise `UserError` if it can't be quoted there."""
+    if not script.is_shell:
+        problem = f"a part of the script of {script.program}"
+    elif word == key.written:
+        problem = f"the whole script of {script.program}"
+    elif reason := scripts.problem_after(before):
+        problem = f"{reason} in the script of {script.program}, where it can't be quoted"
+    else:
+        return key._replace(is_quoted=True)
+    if " " in key.key:  # of awk
+        return key.written
+    raise UserError(f"template {key.written}: {problem} ({script.hint})")
 
 
 def _value_of(key: str, row: InputRow) -> object:
@@ -201,9 +242,14 @@ class CommandOptions(NamedTuple):
         return place_of
 
 
-def command_function(words: Sequence[str]) -> Callable[[InputRow], list[str]]:
-    """Return a function from a row to the words of a command."""
-    templates = [Template(word) for word in words]
+def command_function(words: Sequence[str], shape: RowShape) -> Callable[[InputRow], list[str]]:
+    """Return a function from a row to the words of a command.
+
+    Raises `UserError` for a template that would become code of a script.
+    """
+    found = scripts.scripts_in(words)
+    numbers = ("#", "") if shape.kind == "indexes" else ("#",)
+    templates = [Template(word, found.get(place), numbers) for place, word in enumerate(words)]
 
     def argv_of(row: InputRow) -> list[str]:
         argv = [word for template in templates for word in template.words(row)]
@@ -216,9 +262,11 @@ def command_function(words: Sequence[str]) -> Callable[[InputRow], list[str]]:
     return argv_of
 
 
-def command_encoder(words: Sequence[str], options: CommandOptions) -> Callable[[InputRow], bytes]:
+def command_encoder(
+    argv_of: Callable[[InputRow], list[str]], options: CommandOptions
+) -> Callable[[InputRow], bytes]:
     """Return a function that encodes a row as a command."""
-    argv_of, place_of = command_function(words), options.place_function()
+    place_of = options.place_function()
     inputs, outputs = ([*map(Template, paths)] for paths in (options.inputs, options.outputs))
 
     def encode(row: InputRow) -> bytes:

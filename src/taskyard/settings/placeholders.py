@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from taskyard.core.scripts import scripts_in
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,6 +29,12 @@ def problem_of(words: Sequence[str]) -> str | None:
             return f"{word!r} has other braces than {known} (write {{{{ and }}}} for a brace)"
     if LANE in _places(words[0]):
         return f"{words[0]!r} has {LANE} in the program, which clients would choose then"
+    for place, script in scripts_in(words).items():
+        if LANE in _places(words[place]):
+            return (
+                f"{words[place]!r} has {LANE} in the script of {script.program}, which clients "
+                f"would write then ({script.hint.replace('{}', LANE)})"
+            )
     return None
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from msgspec import Struct, structs
 
+from taskyard.core.scripts import scripts_in
 from taskyard.errors import NotEncodable, UserError
 from taskyard.wire import payloads, pickled, plain_pickles
 
@@ -39,9 +40,6 @@ _KEYS: Final = (_RESULT_KEY, _LITERAL_KEY)
 
 #: A reference in a word of a command.
 _PLACEHOLDER: Final = re.compile(r"\{result(_file)?:([^{}]+)\}")
-
-#: Shells, whose scripts must not contain the texts of results.
-_SHELLS: Final = ("sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "fish")
 
 #: In every word with a reference.
 _START: Final = "{result"
@@ -271,9 +269,9 @@ def names_in(argv: Sequence[str]) -> list[str]:
     names: dict[str, None] = {}
     for place, word in enumerate(argv):
         for match in _PLACEHOLDER.finditer(word) if _has_start(word) else ():
-            if not match[1] and place == _script_place(argv):
+            if not match[1] and place in scripts_in([str(one) for one in argv]):
                 raise UserError(
-                    f"{match[0]}: its text would be a part of the shell's script (use "
+                    f"{match[0]}: its text would be a part of the script (use "
                     f"{{result_file:{match[2]}}}, or give it to the script as a word)"
                 )
             names[match[2]] = None
@@ -282,12 +280,3 @@ def names_in(argv: Sequence[str]) -> list[str]:
 
 def _has_start(word: object) -> bool:
     return isinstance(word, str) and _START in word
-
-
-def _script_place(argv: Sequence[str]) -> int | None:
-    """Return the place of the script in a command that runs a shell with `-c`."""
-    argv = [str(word) for word in argv]
-    if argv[0].rpartition("/")[2] not in _SHELLS:
-        return None
-    options = [place for place, word in enumerate(argv) if re.fullmatch(r"-[a-z]*c[a-z]*", word)]
-    return options[0] + 1 if options else None
