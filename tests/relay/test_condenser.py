@@ -282,6 +282,22 @@ def test_renewed_heartbeats_keep_a_waiting_steal_and_notice_its_loss() -> None:
     assert (reply.request, reply.waiting) == (11, 1)
 
 
+def test_renewals_count_while_the_broker_waits_for_the_heartbeat_in_full() -> None:
+    relayed = Relayed()
+    relayed.up(b"w", peer.steal(1, b"w", FACTS, 1, SECOND_NS))
+    relayed.beat(2, waiting=1)
+    relayed.run(HEARTBEAT_DELAY_NS)
+    relayed.broker.handle([*relayed.broker.dialect._drop(b"\x80relay\0\0\0\1")])  # noqa: SLF001
+    for request in range(3, 8):  # messages to the relay are late, those of the relay arrive
+        relayed.beat(request, waiting=1)
+        relayed.broker.now_ns += SECOND_NS // 2
+        for message in relayed.chain[0].take(relayed.broker.now_ns):
+            arrived = relayed.broker.dialect.receive(b"\0relay", message, relayed.broker.now_ns)
+            relayed.broker.handle([*arrived])
+        relayed.broker.pass_time(0)
+        assert relayed.last_seen_ns() == relayed.broker.now_ns
+
+
 def test_some_heartbeats_are_relayed_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(condenser, "RENEWALS_MAX", 3)
     relayed = holding()

@@ -133,12 +133,13 @@ class Relays:
         heartbeat is needed in full.
         """
         relay, peers = self._relays[route], [*query.renewed]
+        for peer in peers:
+            steal = relay.steals.get(peer)
+            if steal is not None and steal not in requests:
+                del relay.steals[peer]
+                name, mark = relay.workers[peer]
+                relay.workers[peer] = (name, mark.outdated())
         listed = [relay.workers.get(peer, _UNKNOWN_WORKER) for peer in peers]
-        steals = enumerate(map(relay.steals.get, peers))
-        for index in [at for at, steal in steals if steal is not None and steal not in requests]:
-            name, mark = listed[index]
-            listed[index] = (name, mark.outdated())
-            relay.forget_worker(peers[index])
         self._renewals[number] = (route, query.request, peers)
         return events.HeartbeatsRenewed(0, listed, number)
 
