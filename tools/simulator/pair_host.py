@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from simulator.checkers.checker import LATE_NS_MAX, READY_NS_MAX
+from simulator.checkers.checker import LATE_NS_MAX
 from simulator.models import Violation
 from simulator.mutations.registry import patched
 from simulator.pair_broker import WAITING, PairBroker, SimCompactionChild, SimWaker
@@ -185,7 +185,6 @@ class PairHost:
             if broker is None:
                 self._start(place)
         self.world.checker.late_ns_max = STOPPED_NS_MAX
-        self.world.checker.ready_ns_max = 2 * READY_NS_MAX  # more tasks are left after the faults
         self.world.timeline.after(SECOND_NS // 4, self._inject_faults)
 
     def heal(self) -> None:

@@ -111,8 +111,6 @@ class Checker:
     late_ns_max = LATE_NS_MAX
     #: No broker runs. Its last row may still become durable.
     is_down = False
-    #: How long a task may be ready.
-    ready_ns_max = READY_NS_MAX
 
     def __init__(self, plan: Plan, timeline: Timeline, clock: SimClock) -> None:
         self._plan = plan
@@ -462,9 +460,21 @@ class Checker:
         """Require that no task waits long that an available worker could run."""
         for task_model in self.model.tasks.values():
             if task_model.state is READY:
-                waits_ns = self._timeline.now_ns - max(task_model.since_ns, revive_ns)
-                if waits_ns > self.ready_ns_max:
+                since_ns = max(task_model.since_ns, revive_ns)
+                waits_ns = self._timeline.now_ns - since_ns
+                if waits_ns > READY_NS_MAX + self._rated_ns(task_model, since_ns):
                     self.model.fail("forgotten", "is ready and not assigned", task_model)
+
+    def _rated_ns(self, task_model: TaskModel, since_ns: int) -> int:
+        """Return for how long leases since then used up the rates of a task's rule and lane."""
+        key = task_model.lane_key
+        rule = self.model.lanes.rule(key)
+        options, times_ns = rule.options, self.model.lease_times_ns
+        of_rule = [one for one in times_ns.get(rule.name, ()) if one >= since_ns]
+        of_lane = [one for one in times_ns.get(key, ()) if one >= since_ns]
+        return (
+            len(of_rule) * options.rate_interval_ns + len(of_lane) * options.lane_rate_interval_ns
+        )
 
     def check_due(self) -> None:
         """Require that delayed tasks come due in time. Skipped where the wall clock jumps."""
