@@ -73,5 +73,7 @@ class WorkerModel(Struct):
     kept_before: int = 0
     #: The longest lease since it last held nothing.
     lease_ns_max: int = 0
+    #: When it got its first task since then.
+    leased_ns: int = 0
     #: When `lease_ns_max` fell: a silence allowed until then may be too long at once.
     lease_shortened_ns: int = 0

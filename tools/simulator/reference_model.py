@@ -310,6 +310,8 @@ class ReferenceModel:
         if worker_model is None:
             raise Violation("record", f"a lease for an unknown worker {record.worker!r}")
         task_models = [self._leasable(name, worker_model) for name in record.names]
+        if not worker_model.held:
+            worker_model.leased_ns = self.now_ns
         self._check_suspects(worker_model, task_models)
         for task_model in task_models:
             expired = _is_expired(task_model, record.at_ns)

@@ -29,6 +29,7 @@ from simulator.plan import SECOND_NS
 from simulator.reference_model import ReferenceModel
 from taskyard.core import events
 from taskyard.core import records as r
+from taskyard.core.heartbeats import IDLE_FACTOR
 from taskyard.core.records import ReturnReason
 from taskyard.journal.recovery import decode
 from taskyard.wire import dialect
@@ -396,17 +397,25 @@ class Checker:
             least_ns = min(lease_timeout_ns, MISSED_HEARTBEATS * interval_ns)
         if not lease_timeout_ns or now_ns < seen_ns + least_ns:
             raise Violation("early", f"{worker!r} was lost too early: last message at {seen_ns}")
-        ends_ns = (
-            max(
-                seen_ns + max(lease_timeout_ns, worker_model.lease_ns_max),
-                worker_model.lease_shortened_ns,
-            )
-            + self.late_ns_max
-        )
-        if worker.startswith(dialect.ROUND_ROBIN):
-            ends_ns += STALE_NS_MAX
-        if now_ns > ends_ns:
+        lease_ns = max(lease_timeout_ns, worker_model.lease_ns_max)
+        if now_ns > self._latest_ns(worker, worker_model, lease_ns):
             raise Violation("late", f"{worker!r} was lost too late: last message at {seen_ns}")
+
+    def _latest_ns(self, name: bytes, worker_model: WorkerModel, lease_ns: int) -> int:
+        """Return when a silent worker must have been lost.
+
+        One that uses the broker's interval may rest without tasks for longer than its lease, which
+        then begins at its first assignment.
+        """
+        seen_ns = self._last_seen_ns(name)
+        follows = (name, worker_model.facts.incarnation) in self.intervals_ns
+        if follows and not name.startswith(dialect.WMP):
+            seen_ns = max(seen_ns, worker_model.leased_ns)
+            lease_ns *= 1 if worker_model.held else IDLE_FACTOR
+        late_ns = self.late_ns_max
+        if name.startswith(dialect.ROUND_ROBIN):
+            late_ns += STALE_NS_MAX
+        return max(seen_ns + lease_ns, worker_model.lease_shortened_ns) + late_ns
 
     def check_timeouts(self) -> None:
         """Require that no worker exceeds its lease time."""
@@ -415,13 +424,9 @@ class Checker:
         now_ns = self._timeline.now_ns
         for name, worker_model in self.model.workers.items():
             lease_timeout_ns = max(worker_model.facts.lease_timeout_ns, worker_model.lease_ns_max)
-            seen_ns = self._last_seen_ns(name)
-            ends_ns = (
-                max(seen_ns + lease_timeout_ns, worker_model.lease_shortened_ns) + self.late_ns_max
-            )
-            if name.startswith(dialect.ROUND_ROBIN):
-                ends_ns += STALE_NS_MAX
+            ends_ns = self._latest_ns(name, worker_model, lease_timeout_ns)
             if lease_timeout_ns and now_ns > ends_ns:
+                seen_ns = self._last_seen_ns(name)
                 raise Violation("late", f"{name!r} sent nothing since {seen_ns}: {worker_model}")
             self._check_leaked(name, worker_model)
             self.connections.check_leaked(name, worker_model, now_ns - self.late_ns_max)
