@@ -68,4 +68,13 @@ REGRESSIONS: Final[dict[int, str]] = {
     71011903: "the model took a name that its peer writes without its campaign for a full one",
     70005776: "a worker of round-robin that nothing reaches was leased one task again and again",
     61100401: "the model took an unknown name for one outside the campaign of its task",
+    1000024: "the checker took tasks for forgotten that a lane's rate let go one by one",
+    2000903: "the checker took tasks for forgotten that a lane's rate let go one by one",
+    7001360: "the checker took tasks for forgotten that a lane's rate let go one by one",
+    568077250: "the checker took tasks for forgotten that a lane's rate let go one by one",
+    91001588: "a worker was lost whose relay renewed it and got the broker's replies late",
+    91100037: "the checker missed that a lease begins at its assignment after rare heartbeats",
+    568077425: "the checker missed that a lease begins at its assignment after rare heartbeats",
+    91000202: "the checker missed a new connection behind a relay",
+    2000441: "the checker missed that a worker whose route was cut off sent a message again",
 }

@@ -256,6 +256,7 @@ class Checker:
     def on_disconnected(self, route: bytes) -> None:
         """Note that the broker found a route disconnected."""
         self._cut[route] = None
+        self.connections.on_disconnected(route)
 
     def on_turn_end(self) -> None:
         """Check what must hold at the end of a turn."""

@@ -39,14 +39,19 @@ class ConnectionChecker:
         self._latest: dict[bytes, int] = {}
         #: By worker: its tasks and attempts at a new connection, and when that was.
         self._doubted_ns: dict[bytes, dict[tuple[bytes, int], int]] = {}
-        #: The same for WMP. Its workers may get another route with each connection, and list their
-        #: tasks at times, so a lease that is doubted need not end.
-        self._latest_wmp: dict[bytes, tuple[bytes, int]] = {}
+        #: The same for WMP. Its workers may get another route with each connection, also behind a
+        #: relay, and list their tasks at times, so a lease that is doubted need not end.
+        self._latest_wmp: dict[bytes, tuple[bytes, int, tuple[bytes, ...]]] = {}
         self._maybe_doubted_ns: dict[bytes, dict[tuple[bytes, int], int]] = {}
 
     def broker_down(self) -> None:
         self._latest, self._doubted_ns = {}, {}
         self._latest_wmp, self._maybe_doubted_ns = {}, {}
+
+    def on_disconnected(self, route: bytes) -> None:
+        """Note that the broker could not send by a route. A later message is of a new one."""
+        for worker in [one for one, place in self._latest_wmp.items() if place[0] == route]:
+            del self._latest_wmp[worker]
 
     def on_message(self, message: Message, now_ns: int) -> None:
         """Note a message, and the leases of its sender if it is the first on its connection."""
@@ -65,7 +70,8 @@ class ConnectionChecker:
             doubted_ns.setdefault((held.name, held.attempt), now_ns)
 
     def _note_wmp(self, message: Message, now_ns: int) -> None:
-        place = (message.route, message.connection)
+        path = message.frames[: message.frames.index(b"")]  # the routes behind relays come first
+        place = (message.route, message.connection, path)
         for worker in {getattr(one, "worker", None) for one in message.sent_events}:
             if worker is None or self._latest_wmp.get(worker) == place:
                 continue
