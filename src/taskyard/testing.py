@@ -51,7 +51,7 @@ from taskyard.process.child import status_text
 from taskyard.wire import inputs, payloads, pickled
 from taskyard.wire.native import input_messages, peer
 from taskyard.wire.native.server import NativeServer
-from taskyard.worker.allow_list import find_function
+from taskyard.worker.allow_list import AllowList
 from taskyard.worker.jobs import cut_reason, last_line
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ class _Worker:
 def _import_allowed(call: str, allow: Sequence[str] | None) -> Callable[..., Any]:
     """Return a function. Looked up each time: it may be mocked meanwhile."""
     if allow is not None:
-        return find_function(call, allow)
+        return AllowList(allow).find(call)
     function: Callable[..., Any] = pkgutil.resolve_name(call)
     return function
 

@@ -19,7 +19,7 @@ from taskyard.errors import UserError
 from taskyard.wire.inputs import Input, available, resolve
 from taskyard.wire.pickled import guarded, pickle_call
 from taskyard.wire.plain_pickles import PlainLoader, is_plain_call, looks_pickled
-from taskyard.worker import allow_list
+from taskyard.worker.allow_list import AllowList
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ def glob(module: str, name: str) -> bytes:
 
 
 def load(pickled: bytes) -> tuple[Any, Any, Any]:
-    loader = PlainLoader(partial(allow_list.find_pickled, allow=["math", "json"]))
+    loader = PlainLoader(AllowList(["math", "json"]).find_pickled)
     with guarded(loader.loads):
         return loader.load_call(lambda: loader.loads(pickled))
 

@@ -53,6 +53,7 @@ from taskyard.process.locks import (
 from taskyard.process.machine import usable_cores
 from taskyard.process.supervisor import Supervisor, WorkerSpec, stop_signals_as_interrupt
 from taskyard.settings.keys import PROCESSES_MAX, SERVICES
+from taskyard.worker.allow_list import is_module_allowed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -141,7 +142,7 @@ def check_workers(cli_context: CliContext, worker_spec: WorkerSpec) -> None:
 def call_problem(call: str, allow: Sequence[str]) -> str:
     """Return why workers would refuse a call; an empty text if they accept it."""
     module = call.partition(":")[0]
-    if any(module == one or module.startswith(f"{one}.") for one in allow):
+    if is_module_allowed(module, allow):
         return ""
     return f"is not allowed (give --allow {module})"
 

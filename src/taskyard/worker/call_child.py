@@ -23,7 +23,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
 from io import BufferedWriter, RawIOBase, TextIOWrapper
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -40,6 +39,7 @@ from taskyard.wire.pickled import IMPORTING_VARIABLE, MAIN_NAME, Origin, Pickled
 from taskyard.wire.plain_pickles import PlainLoader
 from taskyard.wire.value_names import Holder
 from taskyard.worker import allow_list, call_frames
+from taskyard.worker.allow_list import AllowList
 from taskyard.worker.child_values import ChildValues
 from taskyard.worker.jobs import cut_reason
 from taskyard.worker.limits import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX
@@ -171,16 +171,15 @@ class _CallRefused(Exception):
 
 
 class CallRunner:
-    """Calls functions, and caches those it has found. Writes tracebacks to the descriptor `log`."""
+    """Calls functions. Writes tracebacks to the descriptor `log`."""
 
     def __init__(self, allow: Sequence[str], log: int) -> None:
-        self._allow = allow
+        self._allowed = AllowList(allow)
         #: Loads the calls of senders that are not trusted. None: all are.
         self._loader: PlainLoader | None = None
         if allow_list.ANY_PICKLE not in allow:
-            self._loader = PlainLoader(partial(allow_list.find_pickled, allow=allow))
+            self._loader = PlainLoader(self._allowed.find_pickled)
         self._log = log
-        self._functions: dict[str, Callable[..., Any]] = {}
         self._main_scripts = MainScripts()
         self._setups: Setups | None = None
         self._values = ChildValues(os.environ)
@@ -201,24 +200,28 @@ class CallRunner:
         work = decode_call(payload)
         self._holder = self._values.holder(name, attempt)
         os.environ.update(task_env(name, attempt, campaign))
-        own = {} if isinstance(work, Pickled) else work.env or {}
         try:
             with (
-                _extra_environment({**own, **env}),
+                _extra_environment(env),
                 pickled.large_results(self._load_result),
                 available(results),
             ):
-                return (
-                    self._run_pickled(work) if isinstance(work, Pickled) else self._run_call(work)
-                )
+                if isinstance(work, Pickled):
+                    return self._run_pickled(work)
+                return self._run_call(work, env)
         finally:
             # The next call begins in the worker's directory.
             os.fchdir(self._directory)
             _flush()
 
-    def _run_call(self, call: Call) -> CallResult:
+    def _run_call(self, call: Call, env: Mapping[str, str]) -> CallResult:
+        """Call a function by its name. Variables of the worker replace those of the call."""
         try:
-            return Outcome.DONE, self._result(call), b""
+            # First: an import must not see the directory and the variables that a sender chose.
+            function = self._function(call.call)
+            own = {name: text for name, text in (call.env or {}).items() if name not in env}
+            with _extra_environment(own) if own else nullcontext():
+                return Outcome.DONE, self._result(call, function), b""
         except SystemExit as error:
             _exit_process(error)
         except _CallRefused as error:
@@ -237,7 +240,7 @@ class CallRunner:
             printed = _print_traceback(error, self._log)
             return _failure(error, pickled.encode_exception(error, printed, call.origin.token))
 
-    def _result(self, call: Call) -> bytes:
+    def _result(self, call: Call, function: Callable[..., Any]) -> bytes:
         if call.cwd is not None:
             os.chdir(call.cwd)
         args, kwargs = call.args, call.kwargs
@@ -247,7 +250,7 @@ class CallRunner:
                     args, kwargs = fill(args), fill({**kwargs})
             except (UserError, OSError) as error:
                 raise _CallRefused(str(error)) from error
-        value = self._function(call.call)(*args, **kwargs)
+        value = function(*args, **kwargs)
         try:
             return _check_size(encode_value(value, "result"), RESULT_BYTES_MAX)
         except UserError as error:
@@ -301,14 +304,10 @@ class CallRunner:
         self._setups.ensure(origin)
 
     def _function(self, call: str) -> Callable[..., Any]:
-        function = self._functions.get(call)
-        if function is None:
-            try:
-                function = allow_list.find_function(call, self._allow)
-            except UserError as error:
-                raise _CallRefused(str(error)) from error
-            self._functions[call] = function
-        return function
+        try:
+            return self._allowed.find(call)
+        except UserError as error:
+            raise _CallRefused(str(error)) from error
 
 
 @contextmanager

@@ -18,6 +18,11 @@ def echo(text): print(text)
 def where(): return os.getcwd()
 def go(directory): os.chdir(directory)
 def look(name): return os.environ.get(name)
+def search(directory):
+    sys.path.insert(0, directory)
+    globals()["__path__"] = [directory]
+    import package
+    package.__path__ = [directory]
 def pid(): return os.getpid()
 def size(text): return len(text)
 def hold(mebibytes):

@@ -30,6 +30,9 @@ from tests.worker.runner_harness import (
 
 pytestmark = pytest.mark.usefixtures("home")
 
+NO_CLASS = b"yard:sys.path.insert: sys is not a class (use module:function or module:Class.method)"
+NO_MODULE = b"ModuleNotFoundError: No module named '%b'%b"
+
 
 def test_result_is_the_return_value_as_json() -> None:
     job = call("yard:add", 2, kwargs={"b": 3})
@@ -220,7 +223,7 @@ def test_function_of_an_allowed_module_can_be_called(
         ("package2:f", b"module package2 is not allowed (start the worker with --allow pack"),
         ("yard:run", b"yard:run is defined in subprocess: module subprocess is not allowed "),
         ("yard:join", b"yard:join is defined in posixpath: module posixpath is not allowed "),
-        ("yard:os.system", b"yard:os.system: <module 'os' "),
+        ("yard:os.system", b"yard:os.system: os is not a class (use module:function"),
         ("yard:SIZE", b"yard:SIZE: not callable (type int)"),
         ("package:getppid", b"package:getppid is defined in posix: module posix is not allowed"),
     ],
@@ -233,6 +236,47 @@ def test_function_outside_the_allowed_modules_is_failed_final(function: str, rea
 
 def test_names_in_all_are_allowed_wherever_they_are_defined() -> None:
     assert result_of(call("package:getpid"), allow=["package"]).outcome == Outcome.DONE
+
+
+def test_call_cannot_change_what_the_next_one_finds(home: Path) -> None:
+    (home / "evil").mkdir()
+    (home / "evil" / "planted.py").write_text("def f(): return 'planted'\n")
+    jobs = [
+        call("yard:__setattr__", "__path__", [str(home / "evil")]),
+        call("yard.planted:f"),
+        call("yard:sys.path.insert", 0, str(home / "evil")),
+        call("yard:search", str(home / "evil")),
+        call("yard.planted:f"),
+        call("planted:f"),
+        call("package.planted:f"),
+        call("package.inner:f"),
+    ]
+    with a_runner(allow=["yard", "package", "planted"]) as runner:
+        for job in jobs:
+            runner.start(job)
+        found = turns(runner, len(jobs))
+    assert [(one.outcome, one.text) for one in found] == [
+        (Outcome.FAILED_FINAL, b"yard:__setattr__: a name that begins with _ is not allowed"),
+        (Outcome.FAILED, NO_MODULE % (b"yard.planted", b"; 'yard' is not a package")),
+        (Outcome.FAILED_FINAL, NO_CLASS),
+        (Outcome.DONE, b"null"),
+        (Outcome.FAILED, NO_MODULE % (b"yard.planted", b"; 'yard' is not a package")),
+        (Outcome.FAILED, NO_MODULE % (b"planted", b"")),
+        (Outcome.FAILED, NO_MODULE % (b"package.planted", b"")),
+        (Outcome.DONE, b'"inner"'),
+    ]
+
+
+def test_module_is_imported_in_the_directory_and_environment_of_the_worker(home: Path) -> None:
+    (home / "elsewhere").mkdir()
+    (home / "package" / "place.py").write_text(
+        "import os\nSEEN = os.getcwd(), os.environ.get('CHOSEN')\n"
+        "def seen(): return [SEEN, os.getcwd(), os.environ.get('CHOSEN')]\n"
+    )
+    elsewhere = str(home / "elsewhere")
+    job = call("package.place:seen", cwd=elsewhere, env={"CHOSEN": "x"})
+    text = f'[["{home}",null],"{elsewhere}","x"]'.encode()
+    assert result_of(job, allow=["package"]) == done(job, text)
 
 
 @pytest.mark.parametrize(
