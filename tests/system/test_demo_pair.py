@@ -209,6 +209,18 @@ def test_path_comes_before_pg_config_and_the_newest_version(
     assert find_programs() == tmp_path / "own"
 
 
+def test_links_in_the_path_lead_to_the_directory_with_all_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fake_programs(tmp_path / "lib")
+    links = tmp_path / "bin"
+    links.mkdir()
+    for name in ("initdb", "postgres"):
+        (links / name).symlink_to(folder / name)
+    monkeypatch.setenv("PATH", str(links))
+    assert find_programs() == folder
+
+
 def test_without_postgresql_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

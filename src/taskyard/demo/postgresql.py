@@ -75,7 +75,7 @@ def _has_programs(directory: Path) -> bool:
 def _candidates() -> list[Path]:
     found = []
     if initdb := shutil.which("initdb"):
-        found.append(Path(initdb).parent)
+        found.append(Path(initdb).resolve().parent)  # it may be a link without neighbours
     if config := shutil.which("pg_config"):
         asked = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False)
         found.append(Path(asked.stdout.strip()))
