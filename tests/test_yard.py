@@ -2,8 +2,10 @@
 
 import importlib.machinery
 import importlib.util
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.kit.processes import PATIENCE_SECONDS, is_alive, until
 
 ROOT = Path(__file__).parent.parent
 LAUNCHER = ROOT / "yard"
@@ -581,3 +585,87 @@ runpy.run_path({str(LAUNCHER)!r}, run_name="__main__")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert done.stderr == "yard: Taskyard needs Python 3.11 or later, not 3.8.1.\n"
+
+
+#: Checks that end at once, and a pytest with two processes of one test each, which wait.
+WAITING_TESTS = """
+import os, pathlib, threading
+import pytest
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_waits(number):
+    file = pathlib.Path(f"process-{number}")
+    file.with_suffix(".new").write_text(str(os.getpid()))
+    file.with_suffix(".new").rename(file)
+    threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def checkout(yard: ModuleType) -> Path:
+    """Return a checkout with the launcher, whose environment has programs that end at once."""
+    shutil.copy(LAUNCHER, yard.ROOT)
+    yard.BIN.mkdir(parents=True)
+    yard.PYTHON.symlink_to(sys.executable)
+    for name in ("ruff", "mypy", "lint-imports"):
+        (yard.BIN / name).symlink_to("/bin/true")
+    yard.STAMP.write_text(yard.stamp())
+    return Path(yard.ROOT)
+
+
+def write_program(checkout: Path, name: str, script: str) -> None:
+    program = checkout / ".venv" / "bin" / name
+    program.unlink(missing_ok=True)
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize(("verb", "program"), [("check", "mypy"), ("--version", "taskyard")])
+def test_programs_of_a_launcher_in_the_background_can_be_interrupted(
+    checkout: Path, verb: str, program: str
+) -> None:
+    """A shell without job control ignores SIGINT in what it starts in the background."""
+    write_program(checkout, program, "echo begins; kill -INT $$; echo goes on; exit 1")
+    in_background = f"{sys.executable} {checkout}/yard {verb} & wait $!"
+    done = subprocess.run(
+        ["/bin/sh", "-c", in_background], capture_output=True, text=True, check=False
+    )
+    assert "begins" in done.stdout, done.stderr
+    assert "goes on" not in done.stdout
+
+
+def test_end_by_sigterm_ends_pytest_and_its_processes_first(checkout: Path) -> None:
+    (checkout / "tests").mkdir()
+    (checkout / "tests" / "test_it.py").write_text(WAITING_TESTS)
+    script = (
+        f'PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 exec {sys.executable} -m pytest -p xdist.plugin "$@"'
+    )
+    write_program(checkout, "pytest", script)
+    files = [checkout / f"process-{number}" for number in range(2)]
+    with subprocess.Popen(
+        [sys.executable, checkout / "yard", "test"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        until(lambda: running.poll() or all(map(Path.exists, files)), "both tests wait")
+        running.terminate()
+        _, errors = running.communicate(timeout=PATIENCE_SECONDS)
+    assert (running.returncode, errors) == (128 + signal.SIGTERM, "")
+    assert [file for file in files if is_alive(int(file.read_text()))] == []
+
+
+def test_what_tests_were_skipped_for_is_listed_at_the_end(
+    yard: ModuleType, steps: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    for step, skipped in {
+        "first": {"a: missing": 1, "b: missing": 2},
+        "second": {"a: missing": 3},
+    }.items():
+        listed = yard.ROOT / yard.cache_of(step) / "v" / "taskyard" / "skipped"
+        listed.parent.mkdir(parents=True)
+        listed.write_text(json.dumps(skipped))
+    assert steps(first=0, second=0) == 0
+    assert capfd.readouterr().out.endswith(
+        "yard: skipped 4 tests: a: missing\nyard: skipped 2 tests: b: missing\nyard: all good\n"
+    )
