@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.kit import fork_server
+from tests.kit import fork_server, requirements
 
 if TYPE_CHECKING:
     from tests.kit.postgres import Cluster
@@ -69,6 +70,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "needs(name): skip the test without a row of requirements.py"
+    )
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # From nohup: it may not end this process, but the programs of the tests.
+        signal.signal(signal.SIGHUP, lambda *_: None)
     gc.disable()  # collection makes a hundred thousand objects, and none of them is garbage
     profile = "search" if config.getoption("--whole") else "repeatable"
     fork_server.install()
@@ -100,6 +107,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[one for one in items if is_for_whole_runs(one)])
         items[:] = [one for one in items if not is_for_whole_runs(one)]
     items.sort(key=lambda item: package_of(item) not in WAITING)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that is marked with a requirement that is missing, before its fixtures."""
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            requirements.need(name)
 
 
 def pytest_collection_finish() -> None:
@@ -146,7 +160,11 @@ def _fresh_loggers() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the counts of the simulator: schedules, events, restarts, planted bugs."""
+    """Print the counts of the simulator: schedules, events, restarts, planted bugs. Keep what tests
+    were skipped for, which `./yard test` lists at its end."""
+    skipped = requirements.skipped(terminalreporter.getreports("skipped"))
+    if skipped and (cached := getattr(terminalreporter.config, "cache", None)):
+        cached.set("taskyard/skipped", skipped)
     counts: Counter[str] = Counter()
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         for name, value in report.user_properties:

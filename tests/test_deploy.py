@@ -21,12 +21,12 @@ from taskyard.cli.entry import taskyard
 from taskyard.net.endpoints import parse_places
 from taskyard.web.metrics import DEFINITIONS
 from tests.kit.cases import each_case
+from tests.kit.requirements import need
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 SINGLE_UNIT, PAIR_UNIT = "taskyard-broker.service", "taskyard-pair.service"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
-PROMTOOL = shutil.which("promtool")
 METRIC = re.compile(r"\btaskyard_[a-z_]+")
 #: Series of a histogram.
 PARTS = re.compile(r"_(?:bucket|sum|count)$")
@@ -170,7 +170,7 @@ def test_password_file_of_a_pair_is_private_as_libpq_demands() -> None:
     assert service["RuntimeDirectoryMode"] == "0700"
 
 
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="apt-get install systemd")
+@pytest.mark.needs("systemd-analyze")
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     for path in UNITS:
         # The program is not installed here.
@@ -319,14 +319,14 @@ def test_panels_do_not_overlap_and_have_own_ids() -> None:
     assert len(ids) == len(set(ids))
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="apt-get install prometheus")
 def test_prometheus_accepts_rules_and_configuration(tmp_path: Path) -> None:
+    promtool = need("prometheus")
     for path in (DEPLOY / "prometheus").iterdir():
         shutil.copy(path, tmp_path)
     (tmp_path / "metrics.token").write_text("secret\n")
     for words in (["check", "rules", "rules.yml"], ["check", "config", "prometheus.yml"]):
         done = subprocess.run(
-            [str(PROMTOOL), *words], cwd=tmp_path, capture_output=True, text=True, check=False
+            [promtool, *words], cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -379,8 +379,8 @@ ALERTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="apt-get install prometheus")
 def test_each_alert_fires_on_its_trouble_and_none_on_a_healthy_broker(tmp_path: Path) -> None:
+    promtool = need("prometheus")
     (rules,) = documents(DEPLOY / "prometheus" / "rules.yml")
     by_name = {rule["alert"]: rule for rule in rules["groups"][0]["rules"]}
     assert [*by_name] == [*ALERTS]
@@ -419,6 +419,6 @@ def test_each_alert_fires_on_its_trouble_and_none_on_a_healthy_broker(tmp_path: 
     ]
     document = {"rule_files": ["rules.yml"], "tests": tests}
     (tmp_path / "tests.yml").write_text(yaml.safe_dump(document))
-    words = [str(PROMTOOL), "test", "rules", "tests.yml"]
+    words = [promtool, "test", "rules", "tests.yml"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import style
+from tests.kit.requirements import need
 
 ROOT = Path(__file__).parent.parent
 
@@ -204,11 +205,10 @@ def test_list_of_allowed_finds_is_read_as_it_was_written(
 
 def committed_files() -> list[Path]:
     """Return every file that is, or is about to be, committed."""
+    need("git")
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"not a git checkout: {done.stderr.strip()}")
-    paths = [ROOT / name for name in done.stdout.split("\0") if name]
+    listed = subprocess.check_output(command, cwd=ROOT, text=True)
+    paths = [ROOT / name for name in listed.split("\0") if name]
     return [path for path in paths if path.is_file()]
 
 

@@ -9,6 +9,7 @@ import pytest
 from bench.rivals import servers, suite
 from bench.rivals.servers import RIVALS, Rival
 from bench.settings import Settings
+from tests.kit.requirements import need
 
 #: Servers that every run tries. Each takes two seconds of CPU. The others are tried with --whole.
 TRIED = ("Redis lists", "beanstalkd -b")
@@ -68,8 +69,7 @@ def test_only_keeps_ours_for_the_ratios() -> None:
     ],
 )
 def test_installed_server_finishes_all_tasks(rival: Rival) -> None:
-    if not servers.is_installed(rival):
-        pytest.skip(f"{rival.program} is not installed")
+    need("PostgreSQL" if rival.link == "postgres" else rival.program)
     system = suite._rival(rival)  # noqa: SLF001
     cost = system.cost(25, 10)
     assert cost.server_us is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from taskyard.client.client import Client
 from taskyard.core.model import Submission, Terms
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import TASKYARD, Running, environment, run_here
+from tests.kit.requirements import need
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -224,7 +224,7 @@ def test_name_can_not_play_tricks_with_the_terminal(call: Caller, yard: Yard) ->
 def test_table_that_is_cut_short_is_no_error(yard: Yard) -> None:
     script = f"set -o pipefail; {shlex.join(TASKYARD)} list --all | head -1"
     done = subprocess.run(
-        [str(shutil.which("bash")), "-c", script],
+        [need("bash"), "-c", script],
         capture_output=True,
         check=False,
         cwd=yard.directory,

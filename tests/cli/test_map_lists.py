@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import io
 import shlex
-import shutil
 import subprocess
 import tracemalloc
 from itertools import islice
@@ -26,6 +25,7 @@ from taskyard.cli.entry import run, taskyard
 from taskyard.cli.input_rows import InputRow, rows
 from taskyard.cli.value_lists import ListFormat, array_indexes, list_rows, split_lists
 from tests.cli.yard import Outcome
+from tests.kit.requirements import need
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +73,7 @@ def test_commands_are_those_of_gnu_parallel(dry_run: Map, words: str, commands: 
 
 
 @pytest.mark.whole
-@pytest.mark.skipif(not shutil.which("parallel"), reason="GNU parallel: apt-get install parallel")
+@pytest.mark.needs("parallel")
 @pytest.mark.parametrize(("words", "commands"), PARALLEL, ids=[words for words, _ in PARALLEL])
 def test_gnu_parallel_makes_these_commands(tmp_path: Path, words: str, commands: list[str]) -> None:
     for name, content in FILES.items():
@@ -198,7 +198,7 @@ def test_command_is_printed_in_one_line_that_a_shell_reads(dry_run: Map) -> None
     values = ["a\nb'c\\", "\x01\x7f9", "é\t"]
     outcome = dry_run("printf", "%s;", ":::", *values)
     assert len(outcome.out.splitlines()) == 3
-    printed = subprocess.check_output(["/bin/bash", "-c", outcome.out])
+    printed = subprocess.check_output([need("bash"), "-c", outcome.out])
     assert printed.decode() == "".join(f"{value};" for value in values)
 
 

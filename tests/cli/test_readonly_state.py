@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")
+pytestmark = pytest.mark.needs("mounts")
 
 #: Commands that need no broker, with their exit codes.
 READING: tuple[tuple[Sequence[str], int], ...] = (

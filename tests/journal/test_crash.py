@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from taskyard.errors import JournalFailed
 from taskyard.journal.sqlite import SqliteStore
 from tests.journal import failing_disk
 from tests.kit import disks
+from tests.kit.requirements import need
 
 KILLS = 6
 #: With --whole.
@@ -71,9 +71,7 @@ def test_every_reported_row_survives_sigkill(tmp_path: Path, pytestconfig: pytes
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler `cc` here: the failing disk can't be built")
+    compiler = need("cc")
     library = tmp_path_factory.mktemp("shim") / "failing_disk.so"
     source = HERE / "failing_disk.c"
     command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]

@@ -166,7 +166,7 @@ def test_link_to_a_state_directory_is_followed(tmp_path: Path) -> None:
         StateLock(tmp_path / "real")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory another user's")
+@pytest.mark.needs("root")
 class TestOwner:
     OTHER = 65534
 

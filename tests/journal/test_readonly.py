@@ -112,7 +112,7 @@ def test_reader_keeps_writers_and_readers_out(tmp_path: Path) -> None:
     StateLock(tmp_path).release()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory another user's")
+@pytest.mark.needs("root")
 def test_reader_leaves_no_file_in_another_users_directory(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)
     with ReadLock(tmp_path):

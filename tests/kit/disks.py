@@ -6,14 +6,13 @@ run left behind would make every later run fail.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
+from tests.kit.requirements import need
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,12 +21,9 @@ if TYPE_CHECKING:
 @contextmanager
 def mounted(*options: str) -> Iterator[Path]:
     """Mount a disk at a new directory. Skip the test where that is not permitted."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a disk")
+    need("mounts")
     with tempfile.TemporaryDirectory(prefix="taskyard-disk-", ignore_cleanup_errors=True) as place:
-        done = subprocess.run(["mount", *options, place], check=False, capture_output=True)  # noqa: S607  # as root
-        if done.returncode:
-            pytest.skip(f"mount is not permitted: {done.stderr.decode().strip()}")
+        subprocess.run(["mount", *options, place], check=True, capture_output=True)  # noqa: S607  # as root
         try:
             yield Path(place)
         finally:

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
-import pytest
 
-from taskyard.demo.postgresql import ROLE, ThrowawayCluster, find_programs
-from taskyard.errors import NotInstalled
+from taskyard.demo.postgresql import ROLE, ThrowawayCluster
 from taskyard.journal.postgres import database
+from tests.kit.requirements import need
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,16 +28,6 @@ _numbers = itertools.count(1)
 
 #: The files of a new cluster, after this process has created one.
 _FILES: list[Path] = []
-
-
-def programs() -> Path:
-    """Return the directory of PostgreSQL's programs. Fail in CI without one, skip elsewhere."""
-    try:
-        return find_programs()
-    except NotInstalled as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
 
 
 def _memory() -> Path | None:
@@ -53,7 +42,7 @@ class Cluster(ThrowawayCluster):
     def __init__(self, *settings: str, parent: Path | None = None) -> None:
         #: A given disk may be small, and a test may need to know what is on it.
         self._has_template = parent is None
-        super().__init__(programs(), parent or _memory(), settings)
+        super().__init__(Path(need("PostgreSQL")), parent or _memory(), settings)
 
     def database(self, options: str = "", *, with_store: bool = True) -> str:
         """Create a database and return its URL."""

@@ -5,8 +5,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-import pytest
-
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.endpoints import Ipc, parse
 from taskyard.net.poller import Poller
@@ -19,19 +17,6 @@ PATIENCE_S = PATIENCE_NS // SECOND_NS
 PATIENCE_MS = 1_000 * PATIENCE_S
 
 PYTHON = sys.executable
-
-
-def has_ipv6() -> bool:
-    """Return whether IPv6 is available. A container may have none."""
-    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind(("::1", 0))
-        except OSError:
-            return False
-        return True
-
-
-needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
 
 
 def arrived(wire: ZmqSocket) -> list[bytes]:

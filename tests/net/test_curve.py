@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import socket
-import sys
 import threading
 import time
 from contextlib import closing, suppress
@@ -36,7 +35,7 @@ from taskyard.net.sockets import CurveListener, _user_of, connect, connect_by_na
 from taskyard.net.zmq_socket import ZmqSocket
 from taskyard.wire.roles import Role
 from tests.kit.processes import until
-from tests.net.kit import PATIENCE_MS, arrived, needs_ipv6, raw_connection, read_to_end
+from tests.net.kit import PATIENCE_MS, arrived, raw_connection, read_to_end
 from tests.net.test_options import readable, stated
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def test_peer_is_admitted_and_identified_by_its_key(listener: ZmqSocket, guest: 
         assert listener.user == ""
 
 
-@needs_ipv6
+@pytest.mark.needs("IPv6")
 def test_peer_is_admitted_over_ipv6(ring: Keyring, guest: PeerKey) -> None:
     with closing(listen("tcp://[::1]:0", ring)) as listener:
         assert received_from(listener, guest) == [b"good"]
@@ -264,7 +263,7 @@ def test_named_router_with_a_revoked_key_raises(
         until(lambda: peer.check_accepted(ACCEPT_CHECK_NS + 1))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the guard is for Linux")
+@pytest.mark.needs("Linux")
 def test_peer_under_an_id_in_use_is_cut_and_served_when_the_id_is_free(
     ring: Keyring, guest: PeerKey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -338,7 +337,7 @@ class SlowLink:
         self._far.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the guard is for Linux")
+@pytest.mark.needs("Linux")
 def test_long_first_message_over_a_slow_link_arrives(
     ring: Keyring, guest: PeerKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ from tests.system import socket_attackers as attackers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guard is for Linux")
+pytestmark = pytest.mark.needs("Linux")
 
 ENDLESS = Memory(1 << 62, 1 << 40)
 
@@ -260,7 +260,7 @@ def test_peers_wait_at_a_shut_gate() -> None:
             assert not gate.has_waiting()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.needs("root")
 def test_gate_needs_no_privileges() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         child = os.fork()

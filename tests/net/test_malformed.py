@@ -12,7 +12,7 @@ import zmq
 from taskyard.net import options
 from taskyard.net.sockets import listen
 from taskyard.net.zmq_socket import ZmqSocket
-from tests.net.kit import arrived, needs_ipv6, peers, raw_connection, read_exactly, read_to_end
+from tests.net.kit import arrived, peers, raw_connection, read_exactly, read_to_end
 
 #: Bytes that a web page could make a browser send, padded to fit ZMTP 1.0. The first byte, P, is
 #: the length of the first frame: 80 bytes follow, which are read as the sender's identity.
@@ -64,7 +64,7 @@ def say(raw: socket.socket, words: bytes) -> None:
     raw.sendall(words)
 
 
-@pytest.fixture(params=["tcp", pytest.param("tcp6", marks=needs_ipv6), "ipc"])
+@pytest.fixture(params=["tcp", pytest.param("tcp6", marks=pytest.mark.needs("IPv6")), "ipc"])
 def listener(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ZmqSocket]:

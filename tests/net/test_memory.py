@@ -2,7 +2,6 @@
 
 import os
 import resource
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from taskyard.net import memory
 from taskyard.net.memory import MemoryMeter, memory_max
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="read as Linux has it")
+pytestmark = pytest.mark.needs("Linux")
 
 MIB = 1 << 20
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

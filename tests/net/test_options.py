@@ -17,7 +17,7 @@ from taskyard.net.options import (
 )
 from taskyard.net.sockets import connect, connect_by_name, listen
 from taskyard.net.zmq_socket import ZmqSocket
-from tests.net.kit import PATIENCE_MS, arrived, needs_ipv6, peers
+from tests.net.kit import PATIENCE_MS, arrived, peers
 
 #: ZeroMQ does not return these. The tests below show their effects.
 WRITE_ONLY = [zmq.SocketOption.ROUTER_MANDATORY, zmq.SocketOption.ROUTER_HANDOVER]
@@ -78,7 +78,7 @@ def test_context_has_every_option_as_stated() -> None:
     assert {option: context().get(option) for option in CONTEXT} == CONTEXT
 
 
-@needs_ipv6
+@pytest.mark.needs("IPv6")
 def test_ipv6_is_on_only_for_an_endpoint_that_needs_it(listener: ZmqSocket) -> None:
     with closing(listen("tcp://[::1]:0")) as wire, peers(wire) as (peer, _):
         options = [each.socket.getsockopt(zmq.SocketOption.IPV6) for each in (wire, peer, listener)]

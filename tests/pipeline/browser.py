@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from typing import TYPE_CHECKING, Any
 
-import pytest
+from tests.kit.requirements import need
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,23 +13,8 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page, Route
 
-#: Names of the browser's program.
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
-
 #: Time limit for a busy machine to draw a page of five megabytes.
 _TIMEOUT_MS = 60_000
-
-
-def chromium() -> str:
-    """Return the path of the browser. Without one, skip the test, or fail on CI."""
-    for name in _NAMES:
-        found = shutil.which(name)
-        if found:
-            return found
-    text = "there is no chromium to open the page in: `apt-get install chromium` brings one"
-    if os.environ.get("CI") == "true":
-        pytest.fail(text)
-    pytest.skip(text)
 
 
 class Opened:
@@ -70,9 +53,10 @@ class Opened:
 @contextlib.contextmanager
 def launched() -> Iterator[Browser]:
     """Start a browser and close it at the end."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    program = chromium()
-    with playwright.sync_playwright() as driver:
+    program = need("chromium")
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415  # few tests need it
+
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(
             executable_path=program, args=["--no-sandbox", "--disable-gpu"]
         )

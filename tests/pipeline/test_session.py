@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from taskyard.pipeline.session import (
     session_scope,
     tune_session,
 )
+from tests.kit.requirements import need
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,10 +134,7 @@ def test_active_session_is_reused_and_not_stopped(spark: SparkSession) -> None:
 
 @pytest.mark.whole  # a JVM without an archive
 def test_session_runs_on_the_users_java_and_leaves_stdout_alone() -> None:
-    program = shutil.which("java")
-    if program is None:
-        pytest.skip("there is no other Java on this machine")
-    home = Path(program).resolve().parent.parent
+    home = Path(need("java")).resolve().parent.parent
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, "JAVA_HOME": str(home)},

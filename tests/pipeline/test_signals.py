@@ -41,7 +41,7 @@ STARTING: tuple[tuple[Sequence[str], signal.Signals], ...] = (
 TIMEOUT_SECONDS = 280
 
 pytestmark = [
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc"),
+    pytest.mark.needs("Linux"),
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("class_archive"),
 ]

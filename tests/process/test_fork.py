@@ -34,7 +34,7 @@ def output_of(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs pidfds")
+@pytest.mark.needs("Linux")
 class TestFork:
     def test_child_has_its_own_group_files_and_signals(self) -> None:
         code = """

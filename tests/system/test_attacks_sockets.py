@@ -26,7 +26,7 @@ from tests.system.kit import count
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guard is for Linux")
+pytestmark = pytest.mark.needs("Linux")
 
 ATTACKERS = Path(__file__).with_name("socket_attackers.py")
 RANDOM_ATTACKERS = Path(__file__).with_name("random_attackers.py")

@@ -25,8 +25,8 @@ from taskyard.demo.pair import PairCounts, Takeover, proof
 from taskyard.demo.postgresql import ThrowawayCluster, find_programs
 from taskyard.errors import ExitCode, NotInstalled, ProcessEnded
 from taskyard.journal.audit import AuditCounts
-from tests.kit.postgres import programs
 from tests.kit.processes import PATIENCE_SECONDS, TASKYARD, Running, run_here
+from tests.kit.requirements import need
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,7 @@ class Demo(Running):
 @pytest.fixture
 def temporary() -> Iterator[Path]:
     """Return a directory that another user may enter."""
-    programs()
+    need("PostgreSQL")
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         directory.chmod(0o755)
@@ -255,7 +255,7 @@ sys.stdin.read()
 
 def test_cluster_ends_with_a_process_that_is_killed() -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(programs())],
+        [sys.executable, "-c", HOLD, need("PostgreSQL")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

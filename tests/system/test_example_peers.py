@@ -1,19 +1,15 @@
-"""The example peers: each runs tasks of a real broker that is killed and restarted meanwhile.
-
-They need programs that no Python package brings. Without them a test is skipped, or fails on CI.
-"""
+"""The example peers: each runs tasks of a real broker that is killed and restarted meanwhile."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
@@ -21,6 +17,7 @@ from taskyard.client.client import Client
 from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import Role
 from tests.kit.processes import TASKYARD, Running, until
+from tests.kit.requirements import need
 from tests.system.kit import Broker, count
 from tests.system.test_dialect_pages import PAGES, block
 
@@ -28,9 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 PEERS: Final = Path(__file__).parents[2] / "examples" / "peers"
-
-#: Packages of npm, outside of the checkout. `.ci/run` installs them there.
-NODE_DIRECTORY: Final = Path.home() / ".cache" / "taskyard-peers"
 
 TASKS: Final = 150
 #: The broker is killed after this many.
@@ -50,32 +44,16 @@ class Example(NamedTuple):
     has_results: bool = True
 
 
-def missing(install: str) -> NoReturn:
-    """Skip a test whose programs are missing, or fail it on CI."""
-    text = f"a program that this example needs is missing: `{install}` installs it"
-    if os.environ.get("CI") == "true":
-        pytest.fail(text)
-    pytest.skip(text)
-
-
 def c_words(directory: Path, endpoint: str) -> Sequence[str]:
-    compiler = shutil.which("cc")
-    if not compiler or _run(compiler, "-include", "zmq.h", "-E", "-x", "c", os.devnull):
-        missing("apt-get install gcc libc6-dev libzmq3-dev")
+    compiler = need("zmq.h")
     program, source = str(directory / "dwork_worker"), str(PEERS / "dwork_worker.c")
-    assert _run(compiler, "-Wall", "-Wextra", "-Werror", "-o", program, source, "-lzmq") == 0
+    words = [compiler, "-Wall", "-Wextra", "-Werror", "-o", program, source, "-lzmq"]
+    subprocess.run(words, check=True)
     return program, endpoint
 
 
-def _run(*words: str) -> int:
-    return subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode
-
-
 def javascript_words(_: Path, endpoint: str) -> Sequence[str]:
-    node, modules = shutil.which("node"), NODE_DIRECTORY / "node_modules"
-    if not node or not (modules / "zeromq").is_dir():
-        packages = f"npm install --no-save --prefix {NODE_DIRECTORY} zeromq@6"
-        missing(f"apt-get install nodejs npm && {packages}")
+    node, modules = need("node"), need("zeromq of npm")
     return "env", f"NODE_PATH={modules}", node, str(PEERS / "round_robin_worker.js"), endpoint
 
 

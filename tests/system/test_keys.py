@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from taskyard.web.event_feed import EventFeed
 from taskyard.wire.native import peer
 from taskyard.wire.roles import Role
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run, run_here, until
+from tests.kit.requirements import problem
 from tests.system import remote_broker
 
 if TYPE_CHECKING:
@@ -386,27 +386,13 @@ def test_workers_of_other_dialects_exit_when_their_key_is_revoked(tmp_path: Path
         assert (code, "key 'worker' is unknown or revoked" in error) == (2, True), error
 
 
-def own_network() -> list[str]:
-    """Return a command prefix that runs a program in a separate network namespace.
-
-    Nothing here listens to the world. Empty if this machine does not allow it.
-    """
-    unshare, ip = shutil.which("unshare"), shutil.which("ip")
-    if unshare is None or ip is None:
-        return []
-    words = [unshare, "--map-root-user", "--net"]
-    done = subprocess.run([*words, ip, "link"], capture_output=True, check=False)
-    return words if done.returncode == 0 else []
-
-
-OWN_NETWORK = own_network()
-
-
 def test_peers_of_every_dialect_reach_a_remote_broker_with_an_invitation(tmp_path: Path) -> None:
-    """Without namespaces the broker is on loopback, with --secure."""
-    address = remote_broker.ADDRESS if OWN_NETWORK else remote_broker.LOCAL
+    """Nothing listens to the world: without a network of its own the broker is on loopback, with
+    --secure."""
+    is_alone = not problem("own network")
+    address = remote_broker.ADDRESS if is_alone else remote_broker.LOCAL
     program = (sys.executable, "-m", "tests.system.remote_broker", str(tmp_path), address)
-    words = [*OWN_NETWORK, *program]
+    words = [*(("unshare", "--map-root-user", "--net") if is_alone else ()), *program]
     done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False, cwd=ROOT)
     steps = ["refused", *["done"] * 4, "nobody"]
     assert (done.returncode, done.stdout.split()) == (0, steps), done.stderr

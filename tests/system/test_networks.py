@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from network_soak import soak
-from soak_kit.networks import why_unavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,9 +15,8 @@ if TYPE_CHECKING:
 FAULT_SECONDS = 6.0
 
 
+@pytest.mark.needs("ip", "network namespaces")
 def test_cut_links_and_killed_processes_lose_and_double_nothing(tmp_path: Path) -> None:
-    if problem := why_unavailable():
-        pytest.skip(problem)
     report = soak(tmp_path, FAULT_SECONDS, seed=1, log=print)
     assert report.problems == []
     assert report.faults["links cut"] > 1

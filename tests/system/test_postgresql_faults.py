@@ -24,6 +24,7 @@ from taskyard.journal.postgres import database
 from taskyard.journal.recovery import records_of
 from tests.kit.postgres import Cluster, Standby
 from tests.kit.processes import PATIENCE_SECONDS, Broker, is_alive, until
+from tests.kit.requirements import need
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,15 +169,12 @@ def test_killed_server_loses_nothing(tmp_path: Path) -> None:
 @contextmanager
 def small_disk() -> Iterator[Path]:
     """Mount a small disk where PostgreSQL's user can write."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
+    need("mounts")
     with tempfile.TemporaryDirectory(prefix="taskyard-disk-", dir="/tmp") as place:
         Path(place).chmod(0o711)
         options = f"size={DISK_BYTES},mode=777"
         mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place]
-        mounted = subprocess.run(mount, check=False, capture_output=True)
-        if mounted.returncode:
-            pytest.skip(f"no small disk to be had: {mounted.stderr.decode().strip()}")
+        subprocess.run(mount, check=True, capture_output=True)
         try:
             yield Path(place)
         finally:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not shutil.which("prometheus"), reason="apt-get install prometheus"),
+    pytest.mark.needs("prometheus"),
 ]
 
 #: Instead of Grafana's variables.

@@ -1,7 +1,6 @@
 """The Snakemake plugin: a real workflow, killed and started again, failed and interrupted.
 
-Snakemake is in an environment of its own, because it needs older versions of packages. Without it
-the tests are skipped, or fail on CI.
+Snakemake is in an environment of its own, because it needs older versions of packages.
 """
 
 from __future__ import annotations
@@ -20,13 +19,7 @@ import pytest
 
 from taskyard.client.client import Client
 from tests.kit.processes import Broker, Running, Worker, until
-
-ROOT: Final = Path(__file__).parents[2]
-PLUGIN: Final = ROOT / "plugins" / "snakemake-executor-plugin-taskyard"
-
-#: Outside of the checkout. `.ci/run` makes it.
-SNAKEMAKE: Final = Path.home() / ".cache" / "taskyard-snakemake" / "bin" / "snakemake"
-PROGRAMS: Final = ("bwa", "samtools", "bcftools")
+from tests.kit.requirements import PLUGIN, ROOT, SNAKEMAKE, need
 
 GENOME_BASES: Final = 5_000
 READ_BASES: Final = 100
@@ -84,20 +77,9 @@ class Workflow:
         return Counter((view["name"].partition("-")[0], view["state"]) for view in self.tasks())
 
 
-def require_programs(*names: str) -> None:
-    missing = [name for name in names if shutil.which(name) is None]
-    if missing or not SNAKEMAKE.exists():
-        text = (
-            f"{', '.join([str(SNAKEMAKE), *missing])}: missing (`.ci/run` shows how to install it)"
-        )
-        if os.environ.get("CI") == "true":
-            pytest.fail(text)
-        pytest.skip(text)
-
-
 @pytest.fixture
 def workflow(tmp_path: Path) -> Workflow:
-    require_programs()
+    need("snakemake")
     return Workflow(tmp_path)
 
 
@@ -106,7 +88,7 @@ def write_inputs(directory: Path) -> None:
 
     There is one sample, because each job costs two seconds of CPU for another Snakemake.
     """
-    require_programs(*PROGRAMS)
+    samtools = need("genome programs")
     shutil.copytree(PLUGIN / "example", directory, dirs_exist_ok=True)
     (directory / "data" / "samples").mkdir(parents=True)
     chance = random.Random(7)
@@ -124,7 +106,7 @@ def write_inputs(directory: Path) -> None:
     subprocess.run(index, check=True, stderr=subprocess.DEVNULL)
     program = directory / "bin" / "samtools"
     program.parent.mkdir()
-    program.write_text(SAMTOOLS.format(directory=directory, samtools=shutil.which("samtools")))
+    program.write_text(SAMTOOLS.format(directory=directory, samtools=samtools))
     program.chmod(0o755)
 
 

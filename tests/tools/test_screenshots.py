@@ -15,7 +15,7 @@ import pytest
 from screenshots import __main__ as command
 from screenshots import camera, survey
 from taskyard.web.views.site import NAVIGATION
-from tests.pipeline.browser import chromium
+from tests.kit.requirements import need
 
 ROOT = Path(__file__).parents[2]
 SITE = "http://127.0.0.1:6180"
@@ -106,7 +106,7 @@ def noise(width: int, height: int) -> bytes:
 
 @pytest.mark.whole  # a browser takes six seconds of CPU
 def test_pictures_of_the_docs_are_small(tmp_path: Path) -> None:
-    chromium()  # skips without one
+    need("chromium")
     source, target = tmp_path / "noise.png", tmp_path / "noise.webp"
     source.write_bytes(noise(200, 1600))
     with camera.chromium() as browser:

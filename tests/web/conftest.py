@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.kit.processes import until
-from tests.pipeline.browser import chromium
+from tests.kit.requirements import need
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ SWITCHES = (
 def browser_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Start the browser, and return the address by which it is controlled."""
     directory = tmp_path_factory.mktemp("chromium")
-    words = [chromium(), *SWITCHES, f"--user-data-dir={directory}"]
+    words = [need("chromium"), *SWITCHES, f"--user-data-dir={directory}"]
     port = directory / "DevToolsActivePort"
     with subprocess.Popen(words, stderr=subprocess.DEVNULL) as running:
         until(lambda: port.exists() and port.read_text().count("\n"), "the browser listens")
@@ -44,8 +44,9 @@ def browser_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def browser(browser_address: str) -> Iterator[Browser]:
     """Connect to the browser. Its driver has an event loop, so no other file keeps it."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415  # few tests need it
+
+    with sync_playwright() as driver:
         found = driver.chromium.connect_over_cdp(browser_address)
         yield found
         found.close()

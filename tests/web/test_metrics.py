@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 from contextlib import ExitStack
@@ -28,6 +27,7 @@ from taskyard.wire.health_views import (
     health,
 )
 from tests.kit.processes import Broker, Running, Worker, run_here, until
+from tests.kit.requirements import need
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -153,9 +153,7 @@ def test_number_of_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_promtool_finds_nothing() -> None:
-    tool = shutil.which("promtool")
-    if tool is None:
-        pytest.skip("promtool is not installed (`apt-get install prometheus`)")
+    tool = need("prometheus")
     for given in (status(service(HOSTILE, ready=1)), None):
         text = exposition(given, [worker("w", resources={"gpu": 1})], 0, NOW)
         done = subprocess.run(

@@ -21,6 +21,7 @@ import pytest
 
 import compiled_core
 from tests.kit.processes import PATIENCE_SECONDS, environment
+from tests.kit.requirements import need, skip
 
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
@@ -57,7 +58,7 @@ def test_wheel_is_pure_without_the_variable(wheel: Path) -> None:
     [pytest.param(one, marks=[] if one == OWN_VERSION else pytest.mark.whole) for one in VERSIONS],
 )
 def test_program_runs_with_the_installed_wheel(version: str, wheel: Path, tmp_path: Path) -> None:
-    python = installed(python_of(version), wheel, tmp_path)
+    python = installed(need(f"Python {version}"), wheel, tmp_path)
     home = tmp_path / "home"
     home.mkdir()
     shutil.copy(HERE / "program.py", home)
@@ -71,29 +72,14 @@ def test_program_runs_with_the_installed_wheel(version: str, wheel: Path, tmp_pa
 
 @pytest.mark.whole
 def test_types_of_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
-    python = installed(python_of(OWN_VERSION), wheel, tmp_path)
+    python = installed(sys.executable, wheel, tmp_path)
     for name in ("program.py", "wrong_use.py"):
         shutil.copy(HERE / name, tmp_path)
     options = ("--strict", "--python-executable", python, "--cache-dir", tmp_path / "cache")
     run(tmp_path, sys.executable, "-m", "mypy", *options, "program.py", "wrong_use.py")
 
 
-def python_of(version: str) -> Path:
-    """Return a Python of this version, or skip the test."""
-    named = f"python{version}"
-    homes = [Path.home() / ".pyenv/versions", Path.home() / ".local/share/uv/python"]
-    found = [path for home in homes for path in sorted(home.glob(f"{version}*/bin/{named}"))]
-    found += homes[1].glob(f"cpython-{version}*/bin/{named}")
-    on_path = shutil.which(named)
-    own = [Path(sys.executable)] if version == OWN_VERSION else []
-    for python in [*own, *([Path(on_path)] if on_path else []), *found]:
-        # The PATH may have a script that knows of no such version.
-        if subprocess.run([python, "-c", ""], check=False, capture_output=True).returncode == 0:
-            return python
-    pytest.skip(f"Python {version} is not installed")
-
-
-def installed(python: Path, wheel: Path, directory: Path) -> Path:
+def installed(python: str, wheel: Path, directory: Path) -> Path:
     """Install the wheel into a fresh environment of a Python. Return the Python there."""
     fresh = directory / "fresh"
     run(directory, UV, "venv", "-q", "--python", python, fresh)
@@ -103,7 +89,7 @@ def installed(python: Path, wheel: Path, directory: Path) -> Path:
     if done.returncode:  # the cache lacks a package
         done = subprocess.run(install, check=False, capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"no packages for {python.name}: {done.stderr.strip().splitlines()[-1]}")
+        skip("package index", done.stderr.strip().splitlines()[-1])
     return fresh / "bin" / "python"
 
 
