@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -130,3 +131,33 @@ def test_drained_without_workers_it_ends_at_once(tmp_path: Path) -> None:
     with Broker(tmp_path) as running, Client(state=tmp_path / ".taskyard") as client:
         assert client.drain() == 0
         assert running.end()[0] == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("broker", "--listen", "dwork={address}"),
+        ("up", "--no-page", "--listen", "dwork={address}"),
+        ("up", "--detach", "--no-page", "--listen", "dwork={address}"),
+        ("run", "bad.jsonl"),
+        ("map", "--lines", "missing", "--", "echo", "{{}}"),
+    ],
+    ids=" ".join,
+)
+def test_command_that_fails_leaves_no_state_directory_behind(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"name": "a"}\n')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        arguments = [word.format(address=address) for word in words]
+        code, _, err = run(tmp_path, *arguments)
+    assert code == 2, err
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
+
+
+def test_state_with_tasks_stays_when_a_command_fails(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text('{"a": 1}\nnot JSON\n')
+    code, _, err = run(tmp_path, "map", "--jsonl", "rows", "--", "echo", "{a}")
+    assert (code, "rows:2: not a JSON object" in err) == (2, True)
+    assert (tmp_path / ".taskyard" / "journal.sqlite").exists()

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from taskyard.broker.compaction import CompactionLimits
 from taskyard.broker.server import BrokerSettings, SettingsReloader, serve
+from taskyard.cli.connection import removed_if_unused
 from taskyard.cli.daemon_options import (
     listen_option,
     read_files,
@@ -107,7 +108,8 @@ def broker(  # noqa: PLR0913  # one per option
         until_eof=until_eof,
         compact=_read_limits(compact_after_rows),
     )
-    _serve(cli_context, options)
+    with removed_if_unused(cli_context, state):
+        _serve(cli_context, options)
 
 
 def _serve(cli_context: CliContext, options: BrokerSettings) -> None:

@@ -7,13 +7,16 @@ command connects.
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import click
+
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import NoBroker, StateLocked, UserError
+from taskyard.errors import ExitCode, NoBroker, StateLocked, TaskyardError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -240,6 +243,32 @@ def open_last_state(cli_context: CliContext, state: Path, *, keeps_lock: bool = 
 
     own = rules.to_rules_set(cli_context.settings())
     return OfflineClient(state, own, keeps_lock=keeps_lock)
+
+
+@contextmanager
+def removed_if_unused(cli_context: CliContext, state: Path) -> Iterator[None]:
+    """Remove a state directory that the block has made, if it fails as misused before any task.
+
+    A missing input or an address in use would leave an empty directory behind.
+    """
+    is_new = not state.absolute().exists()
+    try:
+        yield
+    except (TaskyardError, click.exceptions.Exit) as error:
+        if is_new and error.exit_code == ExitCode.USAGE and _is_unused(cli_context, state):
+            shutil.rmtree(state, ignore_errors=True)
+        raise
+
+
+def _is_unused(cli_context: CliContext, state: Path) -> bool:
+    """Return whether no process uses a state directory, and no task was ever submitted."""
+    if not has_journal(state):
+        return state.exists()
+    try:
+        with open_last_state(cli_context, state) as client:
+            return not any(client.status()["counts"].values())
+    except TaskyardError:
+        return False
 
 
 def is_offline(broker: ReadOnlyClient) -> bool:

@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from taskyard.cli.connection import broker_location, connect_client, connect_to
+from taskyard.cli.connection import (
+    broker_location,
+    connect_client,
+    connect_to,
+    removed_if_unused,
+)
 from taskyard.cli.daemon_options import allow_option, allow_pickle_option, slots_option
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, CommandFunction, setting_option
@@ -548,7 +553,11 @@ def local_service(  # noqa: PLR0913  # the last ones are named
             yield service
         return
     try:
-        with stop_signals_as_interrupt(), closing(service):
+        with (
+            stop_signals_as_interrupt(),
+            removed_if_unused(cli_context, location.state),
+            closing(service),
+        ):
             service.open()
             try:
                 with service.client:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
-from taskyard.cli.connection import connect_to
+from taskyard.cli.connection import connect_to, removed_if_unused
 from taskyard.cli.daemon_options import (
     allow_option,
     allow_pickle_option,
@@ -194,6 +194,7 @@ def _run_until_stopped(
     supervisor = Supervisor(state, info, listen, cli_context.config, log=log)
     try:
         with (
+            removed_if_unused(cli_context, state),
             hold_up_lock(state),
             _open_page(cli_context, state, page) as opened,
             reload_on_sighup(supervisor.reload),
@@ -291,22 +292,23 @@ def _as_arguments(**options: object) -> list[str]:
 def _detach(cli_context: CliContext, state: Path, workers: int, arguments: list[str]) -> None:
     """Start the command again in the background and wait until it is ready."""
     _check_not_running(state)
-    make_private_directory(state)
-    check_owner(state)
-    log = cli_context.log_file or state / LOG_FILE
-    arguments += ["--log-file", str(log)]
-    make_private_directory(log.parent)
-    descriptor = open_regular(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    with os.fdopen(descriptor, "ab") as file:
-        offset = file.tell()
-        child = subprocess.Popen(
-            taskyard_command(arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-    _await_ready(child, state, workers, lambda: _last_line(log, offset))
+    with removed_if_unused(cli_context, state):
+        make_private_directory(state)
+        check_owner(state)
+        log = cli_context.log_file or state / LOG_FILE
+        arguments += ["--log-file", str(log)]
+        make_private_directory(log.parent)
+        descriptor = open_regular(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with os.fdopen(descriptor, "ab") as file:
+            offset = file.tell()
+            child = subprocess.Popen(
+                taskyard_command(arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        _await_ready(child, state, workers, lambda: _last_line(log, offset))
     cli_context.info(
         f"up: {format_count(workers, 'worker')}, process {child.pid}, log in {log} "
         f"(stop with `taskyard down --state {state}`)"
