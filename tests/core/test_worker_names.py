@@ -2,6 +2,7 @@
 
 from taskyard.core.effects import Effect, HeartbeatAck, Refused
 from taskyard.core.events import (
+    Outcome,
     TasksProgressed,
     TasksReported,
     TasksRequested,
@@ -24,6 +25,7 @@ from taskyard.core.records import (
     WorkerLeft,
     WorkerReplaced,
 )
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned
@@ -314,6 +316,29 @@ def test_task_that_was_retried_meanwhile_is_not_refunded() -> None:
     yard.retry(b"a2")
     beat(yard, 1)
     assert [yard[name].losses for name in (b"a", b"a2")] == [0, 0]
+
+
+def test_refunded_task_does_not_end_the_run_of_its_lane_early() -> None:
+    yard = Yard()
+    yard.set_rules(Rule(b"rule", b"*/x", LaneOptions(lane_workers_max=2, retry_delays_ns=(0,))))
+    yard.submit(b"lost", lanes=[b"x"])
+    beat(yard, 1)
+    assert assigned(yard.handle(TasksRequested(0, b"w", incarnation=1))) == [b"lost"]
+    yard.submit(b"urgent", lanes=[b"x"], priority=9)
+    yard.submit(b"a", lanes=[b"x"])
+    yard.join(b"v")
+    assert yard.take(b"v") == [b"urgent"]
+    beat(yard, 2)
+    yard.later(MISSED_SECONDS)
+    yard.report(b"v", b"urgent", Outcome.FAILED)
+    yard.later(0)
+    beat(yard, 1)
+    assert [yard.state(name) for name in (b"lost", b"urgent", b"a")] == [READY] * 3
+    order = []
+    for _ in range(3):
+        order += yard.take(b"v")
+        yard.finish(b"v", order[-1])
+    assert order == [b"lost", b"a", b"urgent"]
 
 
 def test_replaced_process_is_refused_after_recovery_from_the_journal() -> None:

@@ -76,5 +76,6 @@ REGRESSIONS: Final[dict[int, str]] = {
     91100037: "the checker missed that a lease begins at its assignment after rare heartbeats",
     568077425: "the checker missed that a lease begins at its assignment after rare heartbeats",
     91000202: "the checker missed a new connection behind a relay",
+    175110303: "a refund ended the run of a lane, and a task was tried again before others",
     2000441: "the checker missed that a worker whose route was cut off sent a message again",
 }

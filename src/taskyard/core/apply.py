@@ -497,13 +497,16 @@ def _worker_replaced(ledger: Ledger, record: records.WorkerReplaced) -> None:
 def _refunded(ledger: Ledger, record: records.Refunded, tasks: Tasks) -> None:
     ledger.replaced[record.worker, record.incarnation] = Replaced([], [], returned=True)
     ready = [task for task in tasks if task.state is READY]
-    ledger.dequeue(ready)  # the queue of a task depends on its losses
+    for task in ready:  # the queue of a task depends on its losses
+        lane_queues.remove(task.lane, task)
     for task in tasks:
         task.change_extras(losses_excused=task.losses_excused + 1)
         if task.lease is not None:  # so do the other tasks that its worker may hold
             for name in task.lease.worker.facts.services:
                 ledger.dirty[name] = ledger.service(name)
     ledger.enqueue(ready, front=True)
+    for task in ready:
+        lane_queues.count_removed(task.lane, 0)  # none has left its lane, so a run goes on
 
 
 def _slots_freed(ledger: Ledger, record: records.SlotsFreed) -> None:
