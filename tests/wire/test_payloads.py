@@ -113,11 +113,13 @@ def test_command_that_is_not_unicode_is_refused() -> None:
         encode_command(["\udce4"])
 
 
-def test_arguments_that_json_can_not_express_are_refused() -> None:
-    with pytest.raises(UserError, match="list of arguments of type list can't be sent as JSON"):
-        encode_call("m:f", [{1}])
-    with pytest.raises(UserError, match="set of named arguments of type dict can't be sent"):
-        encode_call("m:f", [], {"a": {1}})
+def test_argument_that_json_can_not_express_is_named() -> None:
+    with pytest.raises(UserError, match=r"^argument 2 of type set can't be sent as JSON: Object"):
+        encode_call("m:f", [1, {1}])
+    with pytest.raises(UserError, match=r"^argument 'b' of type list can't be sent as JSON"):
+        encode_call("m:f", [], {"a": 1, "b": [b"x"]})
+    with pytest.raises(UserError, match=r"^arguments of type dict can't be sent as JSON: keys"):
+        encode_call("m:f", [], {(1, 2): 3})  # type: ignore[dict-item]  # no text is its name
 
 
 NONSENSE = [

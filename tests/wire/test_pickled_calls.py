@@ -100,6 +100,10 @@ class Refusing:
         ),
         ((pow, [1, threading.Lock()], {}), "argument 2, of type lock, can't be pickled: cannot"),
         ((pow, [], {"exp": Refusing()}), "argument 'exp', of type Refusing, can't be pickled"),
+        (
+            (pickled.call_each, [pow, [(1, 2), (3, threading.Lock())]], {}),
+            "^argument 2, of type lock, can't be pickled: cannot",
+        ),
     ],
 )
 def test_part_that_can_not_be_pickled_is_named(call: Any, reason: str) -> None:

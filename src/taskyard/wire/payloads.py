@@ -10,7 +10,7 @@ Knows nothing of processes, nor of permissions. `pickled.py` holds pickled calls
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -134,10 +134,20 @@ def encode_call(  # noqa: PLR0913  # the keys of a call
     """Encode the payload of a `call` task. Raise UserError."""
     encoded = _EncodedCall(call, env=env, cwd=cwd, results=results)
     if args:
-        encoded.args = Raw(encode_value(list(args), "list of arguments"))
+        encoded.args = _encode_arguments(list(args), enumerate(args, start=1))
     if kwargs:
-        encoded.kwargs = Raw(encode_value(dict(kwargs), "set of named arguments"))
+        encoded.kwargs = _encode_arguments(dict(kwargs), kwargs.items())
     return _encode(encoded)
+
+
+def _encode_arguments(arguments: object, named: Iterable[tuple[object, object]]) -> Raw:
+    """Encode arguments. Raise `NotEncodable` that names the one that can't be sent."""
+    try:
+        return Raw(encode_value(arguments, "arguments"))
+    except NotEncodable:
+        for name, value in named:
+            encode_value(value, f"argument {name!r}")
+        raise
 
 
 def _encode(payload: Command | _EncodedCall) -> bytes:

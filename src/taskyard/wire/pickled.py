@@ -379,6 +379,9 @@ def _unpicklable_part(
     error: Exception,
 ) -> str:
     """Return an error text that names the part of a call that can't be pickled."""
+    if function is call_each:  # its arguments are a function and those of the calls
+        function, rows = args
+        args = next((row for row in rows if not _can_be_pickled(row)), ())
     if not _can_be_pickled(function):
         return f"function {function!r} can't be pickled: {error}{_global_at_fault(function)}"
     named = [(f"argument {number}", value) for number, value in enumerate(args, start=1)]
