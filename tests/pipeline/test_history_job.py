@@ -258,7 +258,7 @@ def test_tables_of_another_state_are_refused(
     monkeypatch.setattr(source, "identity", lambda _state: "one")
     make_tables(state, out)
     monkeypatch.setattr(source, "identity", lambda _state: "another")
-    with pytest.raises(UserError, match="tables of another journal"):
+    with pytest.raises(UserError, match=r"tables of another journal \(use another --out\)$"):
         HistoryJob(state, out)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()
@@ -295,7 +295,7 @@ def test_rows_from_other_files_are_refused(tmp_path: Path) -> None:
     shutil.rmtree(state)
     write_part(state, 1, 14, *make_logs())
     job = HistoryJob(state, out)
-    with pytest.raises(UserError, match=r"rows 1..8 came from other history files"):
+    with pytest.raises(UserError, match=r"rows 1\.\.8 are of another state \(use another --out\)$"):
         job.plan()
     job.close()
 

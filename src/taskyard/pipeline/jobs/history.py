@@ -174,8 +174,7 @@ class HistoryJob:
         for mark in known.values():
             if mark.journal and journal and mark.journal != journal:
                 raise UnusableFile(
-                    f"{self._out}: tables of another journal (use another --out, or remove the "
-                    "directory)"
+                    f"{self._out}: tables of another journal (use another --out)"
                 )
             return mark
         return BrokerMark(journal, 0)
@@ -185,8 +184,8 @@ class HistoryJob:
         for part in self._whole:
             if part.first <= last < part.last:
                 raise UnusableFile(
-                    f"{self._out}: rows {part.first}..{last} came from other history files "
-                    "(remove the directory and run again)"
+                    f"{self._out}: rows {part.first}..{last} are of another state "
+                    "(use another --out)"
                 )
         new = [part for part in self._whole if part.first > last]
         if new and last and new[0].first > last + 1:
