@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import chdir
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -188,6 +189,35 @@ def test_exit_runs_exit_functions_and_waits_for_threads(kind: str, lines: list[s
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.splitlines()) == (2, lines)
     assert "No such option '--no-such'" in done.stderr
+
+
+#: Interrupts itself when it begins to import a module.
+INTERRUPTED_PROGRAM = """
+import os, signal, sys
+from taskyard.cli import main
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+main(["status"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("taskyard.cli.entry", ""),
+        ("click", ""),
+        ("taskyard.cli.inspect", ""),
+        ("taskyard.client.discovery", "\ntaskyard: interrupted\n"),
+    ],
+)
+def test_interrupted_import_prints_no_traceback(module: str, line: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", INTERRUPTED_PROGRAM, module]
+    more: Any = {"env": environment(), "cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run(words, check=False, **more)
+    assert (done.returncode, done.stdout, done.stderr) == (ExitCode.INTERRUPTED, "", line)
 
 
 def test_broken_pipe_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:

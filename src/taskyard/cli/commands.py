@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from taskyard.cli.interrupts import raise_interrupts
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -50,7 +52,10 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         entry = self.lazy_commands.get(cmd_name)
-        return entry.load() if entry else None
+        command = entry.load() if entry else None
+        if not isinstance(command, LazyGroup):
+            raise_interrupts()
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

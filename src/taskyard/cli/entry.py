@@ -57,7 +57,7 @@ def taskyard() -> None:
     """Run campaigns of tasks durably on any number of workers."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     _open_standard_streams()
     if COMPLETION_VARIABLE in os.environ:
