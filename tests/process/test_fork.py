@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from taskyard.errors import ExitCode
 from tests.kit.processes import environment
 
 #: Forks a child in an interpreter with one thread, which pytest's may not have.
@@ -73,6 +74,31 @@ print(child.wait())
 child.signal(signal.SIGTERM)
 """
         assert output_of(code) == f"runs\n{-signal.SIGTERM}\n"
+
+    def test_interrupt_during_the_fork_is_raised_after_it(self) -> None:
+        code = """
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+def program():
+    signal.pause()
+try:
+    ChildProcess.fork(program, is_read=False)
+except KeyboardInterrupt:
+    print("interrupted", signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+        assert output_of(code) == "interrupted set()\n"
+
+    def test_interrupt_reaches_the_child(self) -> None:
+        code = """
+def program():
+    print(signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True)
+    signal.pause()
+child = ChildProcess.fork(program, is_read=True)
+child.write("\\n")
+print(child.read_line())
+child.signal(signal.SIGINT)
+print(child.wait())
+"""
+        assert output_of(code) == f"set()\n{ExitCode.INTERRUPTED}\n"
 
     def test_process_with_another_thread_is_not_forked(self) -> None:
         code = """

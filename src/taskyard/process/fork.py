@@ -28,6 +28,9 @@ _THREADS: Final = "/proc/self/task"
 #: Handled by the process that forks.
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
+#: Blocked while this process forks.
+_INTERRUPTS: Final = (signal.SIGINT,)
+
 _MILLISECONDS: Final = 1000
 
 
@@ -54,9 +57,14 @@ class ForkedProcess:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         gc.freeze()  # a collection in the child would copy all pages
-        self.pid = os.fork()
-        if self.pid == 0:
-            _run(program, stdin, stdout)
+        # Functions that are called after a fork would drop an interrupt, and print it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                _run(program, stdin, stdout)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         gc.unfreeze()
         os.close(stdin)
         os.close(stdout)
@@ -142,6 +150,7 @@ def reset_interpreter() -> None:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
     sys.stdin, sys.stdout, sys.stderr = (
         _open_text(number, mode, closefd=False) for number, mode in enumerate("rww")
     )
