@@ -13,10 +13,10 @@ import pytest
 
 from taskyard.campaign.line_names import line_name
 from taskyard.campaign.reader import read_campaign
-from taskyard.cli import stalls
 from taskyard.cli.file_tasks import RunCounts
 from taskyard.cli.offline import OfflineClient
 from taskyard.cli.run_report import RunEnd, RunOptions, print_report
+from taskyard.client import stalls
 from tests.kit.processes import (
     AT_THE_GATE,
     Broker,
@@ -335,8 +335,7 @@ def test_running_broker_is_used_and_stays(tmp_path: Path) -> None:
 def test_tasks_that_no_worker_could_run_are_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalls, "STALL_SECONDS", 0.0)
-    monkeypatch.setattr("taskyard.cli.map_output._METER_SECONDS", 0.01)
+    monkeypatch.setattr(stalls, "STALL_NS", 0)
     tasks = [{"name": str(number), "argv": ["true"], "gpus": 2} for number in range(1500)]
     file = campaign(tmp_path, tasks)
     with Broker(tmp_path), Worker(tmp_path, "--gpus", "0,"):
@@ -345,10 +344,11 @@ def test_tasks_that_no_worker_could_run_are_reported_once(
         map_code, _, map_err = run_here(tmp_path, "map", *words)
     assert code != 0
     assert map_code != 0
-    assert map_err.count("warning: 1 ready task, none running: map-") == 1
-    (line,) = [line for line in err.splitlines() if "warning" in line]
-    assert line.startswith("taskyard: warning: 1,500 ready tasks, none running: campaign/0: ")
-    assert "it is ready, but no worker has 2 gpus (the largest has 1)" in line
+    assert map_err.count(" waits: it is ready, but no worker has 2 gpus (the largest") == 1
+    assert [line for line in err.splitlines() if "waits" in line] == [
+        "taskyard: task campaign/0 waits: it is ready, but no worker has 2 gpus (the largest has "
+        "1); 1,499 more tasks wait (start a larger worker with `taskyard worker`)"
+    ]
 
 
 @pytest.mark.parametrize(

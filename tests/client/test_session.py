@@ -17,6 +17,7 @@ import pytest
 from taskyard.campaign import lanes
 from taskyard.client import task_buffer, watches
 from taskyard.client.client import Client
+from taskyard.client.exchanges import Query
 from taskyard.client.futures import Future
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import Submission, Terms
@@ -263,7 +264,7 @@ def test_request_that_can_not_be_encoded_fails_alone(stage: Stage, client: Clien
         raise ValueError("no such question")
 
     answer: AnyFuture[Any] = AnyFuture()
-    client._session.request(fail, answer)  # noqa: SLF001
+    client._session.request(Query(fail), answer)  # noqa: SLF001
     with pytest.raises(ValueError, match="no such question"):
         answer.result(PATIENCE_SECONDS)
     with ThreadPoolExecutor(1) as pool:

@@ -363,6 +363,7 @@ class LocalService:
         status = self._start(lock, has_workers=self._early_workers and not killed)
         if status is None:
             self.client, self.is_lasting = self._connect(), False
+            self.client._has_own_workers()  # noqa: SLF001  # not for users of the client
             self._cancel_killed(killed)
             self._watch_own()
         elif not self._is_in_use():

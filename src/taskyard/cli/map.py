@@ -50,7 +50,6 @@ from taskyard.cli.output_directory import OutputDirectory, output_option
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.resource_options import settings_machine
 from taskyard.cli.run_policy import EarlyStop, RunPolicy, StoppedEarly, run_policy_options
-from taskyard.cli.stalls import StallWarning
 from taskyard.cli.task_options import (
     explain_refusal,
     task_options,
@@ -375,10 +374,7 @@ def _open_output(
     """Open the output of a map: live with --line-buffer, and with the directory of --output."""
     parts = partial(stream_parts, client)
     counts, ends_lines = partial(_campaign_counts, client, campaign), _ends_lines(values)
-    check = StallWarning(cli_context, client, campaign).check
-    output = MapOutput(
-        cli_context, campaign, parts, counts=counts, check=check, ends_lines=ends_lines
-    )
+    output = MapOutput(cli_context, campaign, parts, counts=counts, ends_lines=ends_lines)
     output.prints_results, output.has_tags = values["call"] is None, values["tag"]
     output.retry_hint = _retry_hint(cli_context, campaign, values)
     if values["line_buffer"]:

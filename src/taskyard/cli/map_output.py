@@ -76,20 +76,18 @@ class _TaskInput(NamedTuple):
 class MapOutput:
     """Writes results to stdout and failures to stderr, and counts them."""
 
-    def __init__(  # noqa: PLR0913  # the last ones are named
+    def __init__(
         self,
         cli_context: CliContext,
         campaign: str,
         parts: Callable[..., Iterable[bytes]],
         *,
         counts: Callable[[], Mapping[str, int]],
-        check: Callable[[Mapping[str, int]], None] = lambda _counts: None,
         ends_lines: bool = True,
     ) -> None:
         """Prepare the output.
 
         `parts` returns the parts of a stream of a task, `counts` the campaign's tasks by state.
-        `check` gets the counts from time to time, in a thread.
         """
         self._cli_context = cli_context
         self._campaign = campaign
@@ -115,7 +113,7 @@ class MapOutput:
         #: Whether the output ends before all tasks have settled.
         self._is_cut = False
         self._bar = ProgressBar(cli_context, campaign, drawn=not sys.stdout.isatty())
-        self._meter = _CampaignMeter(self._bar, counts, check)
+        self._meter = _CampaignMeter(self._bar, counts)
 
     def __enter__(self) -> Self:
         if self._cli_context.as_json:
@@ -329,20 +327,14 @@ def _after(parts: Iterable[bytes], skipped: int) -> Iterator[bytes]:
 
 
 class _CampaignMeter:
-    """Shows the progress of a campaign in a thread, from the broker's counts, and checks them.
+    """Shows the progress of a campaign in a thread, from the broker's counts.
 
     Results in the order of the input may wait for a slow task. The counts do not.
     """
 
-    def __init__(
-        self,
-        bar: ProgressBar,
-        counts: Callable[[], Mapping[str, int]],
-        check: Callable[[Mapping[str, int]], None],
-    ) -> None:
+    def __init__(self, bar: ProgressBar, counts: Callable[[], Mapping[str, int]]) -> None:
         self._bar = bar
         self._counts = counts
-        self._check = check
         #: Whether all tasks are submitted.
         self.is_total_known = False
         self._stopping = threading.Event()
@@ -350,8 +342,9 @@ class _CampaignMeter:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the thread."""
-        threading.Thread(target=self._run, name="taskyard-progress", daemon=True).start()
+        """Start the thread, if there is anything to show."""
+        if self._bar.is_shown:
+            threading.Thread(target=self._run, name="taskyard-progress", daemon=True).start()
 
     def stop(self) -> None:
         """Draw no more. Does not wait for a broker that does not answer."""
@@ -363,8 +356,6 @@ class _CampaignMeter:
             is_total_known = self.is_total_known
             try:
                 counts = self._counts()
-                if counts:
-                    self._check(counts)
             except TaskyardError:
                 return  # the main thread reports it
             with self._lock:

@@ -46,7 +46,6 @@ from taskyard.cli.run_policy import (
 )
 from taskyard.cli.run_report import RunEnd, RunOptions, print_report, resume_command
 from taskyard.cli.scopes import OnceOption
-from taskyard.cli.stalls import StallWarning
 from taskyard.cli.task_options import environment_options
 from taskyard.cli.wait import wait_target
 from taskyard.core.identity import spelling
@@ -231,11 +230,9 @@ def _run(  # noqa: PLR0913  # parts of one run
         submitted = submit(restart_changed=True)
         failed_before = _start(cli_context, run_options, service, submitted, tasks)
         if failed_before is not None:
-            warning = StallWarning(cli_context, service.client, run_options.campaign)
             with ProgressBar(cli_context, run_options.campaign) as bar:
                 for counts in _wait(service.client, run_options.campaign, tasks):
                     bar.count(counts, sum(counts.values()))
-                    warning.check(counts)
                     early_stop.count_failures(counts["failed"] - failed_before)
                 if cli_context.shows_progress:
                     counts = tasks.run_counts().counts

@@ -223,9 +223,7 @@ class AsyncClient:
 
     async def _request(self, query: Query) -> Reply:
         answer: AnyFuture[Reply] = AnyFuture()
-        self._session.request(
-            query.build, answer, query.wait_ns, has_environment=query.has_environment
-        )
+        self._session.request(query, answer)
         try:
             async with asyncio.timeout(query.seconds_left):
                 return await asyncio.wrap_future(answer)

@@ -452,6 +452,7 @@ class ExecutorCore:
                     timeout=self._timeout,
                     connect_timeout=CONNECT_SECONDS,
                 )
+                self._client._has_own_workers()  # noqa: SLF001  # not for users of the client
         except Exception as error:  # noqa: BLE001  # raised by the futures
             self._on_broken(str(error))
         with self._lock:

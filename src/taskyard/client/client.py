@@ -33,6 +33,7 @@ from taskyard.client.outbox import Outbox
 from taskyard.client.requests import scope_of
 from taskyard.client.session import Session
 from taskyard.client.submit import Submitter, positional, rows_of
+from taskyard.core.effects import Reason
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.net.endpoints import has_places
 from taskyard.process import current_task
@@ -182,6 +183,10 @@ class Client(BlockingRunner):
     def _skip_long_results(self) -> None:
         """Settle futures with head and tail of long results. Call it before there are futures."""
         self._session.skip_long_results()
+
+    def _has_own_workers(self) -> None:
+        """Don't report that no worker is connected: this program starts and watches its own."""
+        self._session.stalls.known_reasons.add(Reason.NO_WORKER.value)
 
     def close(self, timeout: float | None = None) -> None:
         """Wait until all tasks are acknowledged, at most `timeout` seconds, then disconnect."""

@@ -21,6 +21,7 @@ from taskyard.wire.native.peer import Reply
 
 if TYPE_CHECKING:
     from taskyard.client.session import Session
+    from taskyard.core.events import Scope
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -61,6 +62,8 @@ class Query(NamedTuple):
     what: str = ""
     #: It submits tasks: `build` also takes the session's environment.
     has_environment: bool = False
+    #: The tasks that its caller waits for.
+    awaited: Scope | None = None
 
     @property
     def seconds_left(self) -> float | None:
@@ -92,7 +95,7 @@ def run_exchange(exchange: Exchange[_T], reply_to: Callable[[Query], Reply]) -> 
 def request_and_wait(session: Session, query: Query) -> Reply:
     """Send a query, and block until the reply arrives. Raises `TimedOut`."""
     answer: AnyFuture[Reply] = SlotFuture() if query.wait_ns else AnyFuture()
-    session.request(query.build, answer, query.wait_ns, has_environment=query.has_environment)
+    session.request(query, answer)
     try:
         return answer.result(query.seconds_left)
     except TimeoutError:
@@ -103,7 +106,7 @@ def request_and_wait(session: Session, query: Query) -> Reply:
 def request_until(session: Session, query: Query, end: Callable[[], TaskyardError | None]) -> Reply:
     """Send a query like `request_and_wait`. Raises the error of `end` as soon as it returns one."""
     answer: AnyFuture[Reply] = SlotFuture() if query.wait_ns else AnyFuture()
-    session.request(query.build, answer, query.wait_ns, has_environment=query.has_environment)
+    session.request(query, answer)
     while True:
         left = query.seconds_left
         try:

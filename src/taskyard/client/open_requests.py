@@ -17,6 +17,7 @@ from taskyard.client.results import settle_future
 from taskyard.core.limits import SECOND_NS
 
 if TYPE_CHECKING:
+    from taskyard.core.events import Scope
     from taskyard.net.channel import Channel
     from taskyard.wire.native.peer import Reply
 
@@ -61,6 +62,8 @@ class PendingRequest(NamedTuple):
 
     build: Callable[[int], bytes]
     wait_ns: int
+    #: The tasks that its caller waits for.
+    awaited: Scope | None
     reply_future: AnyFuture[Reply]
     #: How many tasks must be acknowledged first: all that were submitted before it.
     after: int
@@ -79,6 +82,12 @@ class PendingRequests:
         self.waiting: deque[PendingRequest] = deque()
         self.cancelled: deque[AnyFuture[Reply]] = deque()
         self.open: dict[int, AnyFuture[Reply]] = {}
+        #: Of open requests, the tasks that their callers wait for.
+        self._awaited: dict[int, Scope] = {}
+
+    def awaited_scope(self) -> Scope | None:
+        """Return the tasks that a caller waits for with an open request, if there is one."""
+        return next(iter(self._awaited.values()), None)
 
     def send(self, acknowledged: int) -> None:
         """Send the requests that were made before task number `acknowledged`."""
@@ -94,10 +103,13 @@ class PendingRequests:
             request.reply_future.set_exception(error)
         else:
             self.open[number] = request.reply_future
+            if request.awaited is not None:
+                self._awaited[number] = request.awaited
 
     def on_reply(self, reply: Reply) -> None:
         """Settle the future of an open request."""
         reply_future = self.open.pop(reply.request)
+        self._awaited.pop(reply.request, None)
         if not reply_future.done():
             settle_future(reply_future.set_result, reply)
 
@@ -107,12 +119,14 @@ class PendingRequests:
             dropped = self.cancelled.popleft()
             for number in [number for number, kept in self.open.items() if kept is dropped]:
                 del self.open[number]
+                self._awaited.pop(number, None)
                 self.channel.drop(number)
 
     def take_futures(self) -> list[AnyFuture[Reply]]:
         """Drop all requests. Return their futures."""
         futures = [*self.open.values(), *(request.reply_future for request in self.waiting)]
         self.open.clear()
+        self._awaited.clear()
         self.waiting.clear()
         return futures
 
@@ -181,10 +195,14 @@ class Outage:
         self._next_ns = REPORT_NS
 
     def _send(self, text: str) -> None:
+        self.report(f"broker at {self._endpoint}: {text}")
+
+    def report(self, line: str) -> None:
+        """Report any line. Called by the session's thread."""
         try:
-            self._report(f"broker at {self._endpoint}: {text}")
+            self._report(line)
         except Exception:
-            logger.exception("a report of an outage could not be delivered")
+            logger.exception("a report could not be delivered")
 
 
 def _local(wall_ns: int) -> datetime:

@@ -501,7 +501,8 @@ def _watch(
     if deadline is not None:
         wait_ns = min(wait_ns, int(deadline.seconds_left * SECOND_NS))
     build = partial(peer.watch, names=names, campaign=campaign, wait_ns=wait_ns)
-    return Query(build, wait_ns, deadline, GRACE_SECONDS, what)
+    scope = Scope(names=None if names is None else tuple(names), campaign=campaign)
+    return Query(build, wait_ns, deadline, GRACE_SECONDS, what, awaited=scope)
 
 
 # Names and scopes.

@@ -14,12 +14,13 @@ import weakref
 from concurrent.futures import Future as AnyFuture
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskyard.client import discovery
 from taskyard.client.fetches import Fetches
 from taskyard.client.open_requests import Outage, PendingRequest, PendingRequests
 from taskyard.client.results import SettableFuture, settle_future
+from taskyard.client.stalls import Stalls
 from taskyard.client.task_buffer import TaskBuffer, message_bytes
 from taskyard.client.watches import Watches
 from taskyard.core.limits import SECOND_NS
@@ -36,12 +37,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
+    from taskyard.client.exchanges import Exchange, Query
     from taskyard.client.open_requests import ReplyTimeouts
     from taskyard.client.pending_tasks import PendingTask
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import Clock, PeerTransport
     from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.wire.native.peer import Reply
+
+_T = TypeVar("_T")
 
 #: How long an abandoned thread may take to end: a callback may be running.
 ABANDON_SECONDS: Final = 1.0
@@ -92,6 +96,7 @@ class Session:
         self._buffer = TaskBuffer(self._watches, self._clock)
         self.environment = environment
         self._requests = PendingRequests()
+        self.stalls = Stalls(self._watches, self._requests, self.outage, self.run_later)
         self._waker = Waker()
         self._awake = False
         self._stopping = False
@@ -160,31 +165,43 @@ class Session:
     def environment(self, environment: bytes) -> None:
         self._buffer.environment = environment
 
-    def request(
-        self,
-        build: Callable[..., bytes],
-        reply_future: AnyFuture[Reply],
-        wait_ns: int = 0,
-        *,
-        has_environment: bool = False,
-    ) -> None:
-        """Queue a request. `reply_future` gets the reply.
-
-        With `has_environment`, `build` also takes the environment.
-        """
+    def request(self, query: Query, reply_future: AnyFuture[Reply]) -> None:
+        """Queue a request. `reply_future` gets the reply."""
         if self._is_session_thread():
             raise UserError(
                 "callback: must not wait for the client, because its thread receives the answers "
                 "(use another thread)"
             )
-        if has_environment:
+        self._queue(query, reply_future)
+
+    def _queue(self, query: Query, reply_future: AnyFuture[Reply]) -> None:
+        build = query.build
+        if query.has_environment:
             build = partial(build, environment=self.environment)
         with self._lock:
             self._check_open()
-            self._requests.waiting.append(
-                PendingRequest(build, wait_ns, reply_future, self._buffer.submitted_count)
-            )
+            after = self._buffer.submitted_count
+            request = PendingRequest(build, query.wait_ns, query.awaited, reply_future, after)
+            self._requests.waiting.append(request)
             self._waker.wake()
+
+    def run_later(self, exchange: Exchange[_T]) -> AnyFuture[_T]:
+        """Run an exchange without blocking. The future gets its value, or its error."""
+        value: AnyFuture[_T] = AnyFuture()
+
+        def proceed(answered: AnyFuture[Reply] | None = None) -> None:
+            try:
+                query = next(exchange) if answered is None else exchange.send(answered.result())
+                answer: AnyFuture[Reply] = AnyFuture()
+                answer.add_done_callback(proceed)
+                self._queue(query, answer)
+            except StopIteration as end:
+                value.set_result(end.value)
+            except Exception as error:  # noqa: BLE001  # raised to the caller of `result`
+                value.set_exception(error)
+
+        proceed()
+        return value
 
     def cancel_request(self, reply_future: AnyFuture[Reply]) -> None:
         """Drop a request, so that it is not sent again."""
@@ -271,6 +288,7 @@ class Session:
             wait_ns = None if wake_at_ns is None else wake_at_ns - self._clock.monotonic_ns()
             poller.wait(wait_ns)
             self.turn()
+            self.stalls.check(self._clock.monotonic_ns())
             self._on_turn()
             wire.check_accepted(self._channel.unanswered_ns())
 

@@ -8,6 +8,7 @@ tasks are polled together until there are enough of them for a stream. Has no so
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from taskyard.client.results import SettableFuture, settle_future, wants_output
@@ -16,6 +17,8 @@ from taskyard.core.states import TaskState
 from taskyard.wire.native import peer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from taskyard.client.fetches import Fetches
     from taskyard.net.channel import Channel
     from taskyard.wire.native.peer import Reply
@@ -135,6 +138,18 @@ class Watches:
             self._add(futures)
         elif 2 * len(futures) <= self._named_count[number]:
             self._shrink(number)
+
+    def oldest(self) -> bytes | None:
+        """Return the name of the task that is watched for the longest time, if there is one."""
+        return next(iter(next(iter(self.open.values()), self._polled)), None)
+
+    def names(self, count_max: int) -> Iterator[bytes]:
+        """Yield the names of watched tasks, about the oldest first."""
+        return islice(chain(*self.open.values(), self._polled), count_max)
+
+    def count(self) -> int:
+        """Return how many tasks are watched."""
+        return sum(map(len, self.open.values())) + len(self._polled)
 
     def take_futures(self) -> list[SettableFuture]:
         """Drop all watches. Return their futures."""
