@@ -345,10 +345,11 @@ def test_tasks_that_no_worker_could_run_are_reported_once(
     assert code != 0
     assert map_code != 0
     assert map_err.count(" waits: it is ready, but no worker has 2 gpus (the largest") == 1
-    assert [line for line in err.splitlines() if "waits" in line] == [
+    (line,) = [line for line in err.splitlines() if "waits" in line]
+    assert line == (
         "taskyard: task campaign/0 waits: it is ready, but no worker has 2 gpus (the largest has "
         "1); 1,499 more tasks wait (start a larger worker with `taskyard worker`)"
-    ]
+    )
 
 
 @pytest.mark.parametrize(

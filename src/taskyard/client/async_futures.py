@@ -16,6 +16,7 @@ from taskyard.client.functions import Outcome, printed_text, traceback_of
 from taskyard.client.futures import AwaitableFuture, Progress, SessionOwner
 from taskyard.client.progress import ProgressBar
 from taskyard.client.results import failure_of, result_or_error
+from taskyard.client.stalls import WHY_SECONDS, request_why, timeout_error
 from taskyard.wire import payloads, pickled
 
 if TYPE_CHECKING:
@@ -227,6 +228,10 @@ class AsyncFuture(AwaitableFuture[_T]):
         self._waiters.append(waiter)
         try:
             await waiter
+        except asyncio.CancelledError as error:
+            if why := self._stalls.known_why(self.full_name):
+                error.add_note(f"task {self.full_name}{why}")
+            raise
         finally:
             if not self._done:  # `deliver` has removed them all
                 self._waiters.remove(waiter)
@@ -306,17 +311,37 @@ async def _as_completed(
     progress: bool,
 ) -> AsyncIterator[AsyncFuture]:
     arrived: asyncio.Queue[AsyncFuture] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    ends = None if timeout is None else loop.time() + timeout
+    left, began = dict.fromkeys(futures), asyncio.get_running_loop().time()
     for future in futures:
         future.add_done_callback(arrived.put_nowait)
     try:
         with ProgressBar(len(futures), drawn=progress) as bar:
             for _ in futures:
-                async with asyncio.timeout_at(ends):
-                    settled = await arrived.get()
+                settled = await _next_arrived(arrived, left, timeout, began)
+                del left[settled]
                 bar.count(settled)
                 yield settled
     finally:
         for future in futures:
             future.remove_done_callback(arrived.put_nowait)
+
+
+async def _next_arrived(
+    arrived: asyncio.Queue[AsyncFuture],
+    left: dict[AsyncFuture, None],
+    timeout: float | None,  # noqa: ASYNC109  # as the standard library's
+    began: float,
+) -> AsyncFuture:
+    """Return the next settled future. Raises `TimeoutError` that says why one is not settled."""
+    if timeout is None:
+        return await arrived.get()
+    if timeout > WHY_SECONDS:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(began + timeout - WHY_SECONDS):
+                return await arrived.get()
+        request_why(left)
+    try:
+        async with asyncio.timeout_at(began + timeout):
+            return await arrived.get()
+    except TimeoutError:
+        raise timeout_error(left, timeout) from None

@@ -15,6 +15,7 @@ import sys
 import threading
 from concurrent.futures import Future as AnyFuture
 from concurrent.futures.process import BrokenProcessPool, _RemoteTraceback
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from queue import SimpleQueue
@@ -27,7 +28,7 @@ from taskyard.client.client import Client
 from taskyard.client.functions import function_name, unpickle_error
 from taskyard.client.futures import SentByClient
 from taskyard.client.origins import CallOrigins, Initializer
-from taskyard.client.slot_waits import SlotFuture
+from taskyard.client.stalls import ExplainedFuture
 from taskyard.core.identity import spelling
 from taskyard.core.model import Terms
 from taskyard.core.states import TaskState
@@ -52,6 +53,8 @@ from taskyard.wire import inputs, pickled
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from taskyard.client.session import Session
+    from taskyard.client.stalls import Stalls
     from taskyard.process.value_access import ValueAccess
 
 _T = TypeVar("_T")
@@ -90,7 +93,7 @@ class CallLost(TaskFailed, BrokenProcessPool):
     """
 
 
-class CallFuture(SlotFuture[_T]):
+class CallFuture(ExplainedFuture[_T]):
     """The result of a call, once it is there."""
 
     def __init__(self, core: ExecutorCore, name: str) -> None:
@@ -115,6 +118,12 @@ class CallFuture(SlotFuture[_T]):
     def full_name(self) -> str:
         """The name that every call of a client accepts: CAMPAIGN/NAME."""
         return self._full_name
+
+    @property
+    def _stalls(self) -> Stalls | None:
+        """The waits of its client. None: it is not connected."""
+        session = self._core.session()
+        return None if session is None else session.stalls
 
     @property
     def state(self) -> str:
@@ -247,10 +256,18 @@ class ExecutorCore:
             raise ExecutorBroken(f"the executor is broken: {self._broken}")
         return self._client
 
+    def session(self) -> Session | None:
+        """Return the session of the calls. None: there is none yet, or it can't be found."""
+        with suppress(TaskyardError):
+            return None if self._client is None else self._session_of(self._client)
+        return None
+
+    def _session_of(self, client: Client) -> Session:
+        return client.for_campaign(self.campaign)._session  # noqa: SLF001  # of one broker
+
     def _value_access(self) -> ValueAccess:
         if self._access is None:
-            client = self.client.for_campaign(self.campaign)
-            self._access = client._session.value_access()  # noqa: SLF001  # of one broker
+            self._access = self._session_of(self.client).value_access()
         return self._access
 
     # For callers.

@@ -20,7 +20,6 @@ from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
 
 if TYPE_CHECKING:
-    from taskyard.client.session import Session
     from taskyard.core.events import Scope
 
 _P = ParamSpec("_P")
@@ -81,6 +80,16 @@ class Query(NamedTuple):
 Exchange = Generator[Query, Reply, _T]
 
 
+class QuerySender(Protocol):
+    """A session, as far as a blocking caller needs it."""
+
+    def request(self, query: Query, reply_future: AnyFuture[Reply]) -> None:
+        """Queue a request. `reply_future` gets the reply."""
+
+    def cancel_request(self, reply_future: AnyFuture[Reply]) -> None:
+        """Drop a request, so that it is not sent again."""
+
+
 def run_exchange(exchange: Exchange[_T], reply_to: Callable[[Query], Reply]) -> _T:
     """Run an exchange to its end. `reply_to` returns the reply to each query."""
     try:
@@ -92,7 +101,7 @@ def run_exchange(exchange: Exchange[_T], reply_to: Callable[[Query], Reply]) -> 
         return value
 
 
-def request_and_wait(session: Session, query: Query) -> Reply:
+def request_and_wait(session: QuerySender, query: Query) -> Reply:
     """Send a query, and block until the reply arrives. Raises `TimedOut`."""
     answer: AnyFuture[Reply] = SlotFuture() if query.wait_ns else AnyFuture()
     session.request(query, answer)
@@ -103,7 +112,9 @@ def request_and_wait(session: Session, query: Query) -> Reply:
         raise query.timed_out() from None
 
 
-def request_until(session: Session, query: Query, end: Callable[[], TaskyardError | None]) -> Reply:
+def request_until(
+    session: QuerySender, query: Query, end: Callable[[], TaskyardError | None]
+) -> Reply:
     """Send a query like `request_and_wait`. Raises the error of `end` as soon as it returns one."""
     answer: AnyFuture[Reply] = SlotFuture() if query.wait_ns else AnyFuture()
     session.request(query, answer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import threading
+import time
 from collections.abc import Awaitable
 from concurrent.futures import _base
 from contextlib import suppress
@@ -30,6 +31,7 @@ from taskyard.client import progress as drawing
 from taskyard.client.functions import Outcome, printed_text, traceback_of
 from taskyard.client.results import failure_of, result_or_error
 from taskyard.client.slot_waits import SlotCondition, SlotWaiters
+from taskyard.client.stalls import WHY_SECONDS, request_why, timeout_error, wait_or_explain
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
 from taskyard.errors import TaskyardError, UserError
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
     from taskyard.client.functions import OutcomeDecoder
     from taskyard.client.session import Session
+    from taskyard.client.stalls import Stalls
     from taskyard.core.model import Result
     from taskyard.core.states import TaskState
 
@@ -153,6 +156,11 @@ class FutureBase:
         is_pickled = self._decoder is not None
         return self.full_name, inputs.PICKLED if is_pickled else inputs.kind_of(self._service)
 
+    @property
+    def _stalls(self) -> Stalls:
+        """The waits of its client."""
+        return self._client._session.stalls  # noqa: SLF001  # a future is a part of its client
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Reduce to the task's value in the arguments of a call. Raises `TypeError`."""
         return inputs.reduce_reference(self)
@@ -238,21 +246,27 @@ class Future(FutureBase, concurrent.futures.Future[_T]):
         """Wait for the result, and return it. Raises what the task failed with.
 
         If a function failed, that is its own exception, with the traceback as its cause. Raises
-        `TimeoutError` after `timeout` seconds.
+        `TimeoutError` after `timeout` seconds, which says why the task has not settled.
         """
         if self._state == _base.FINISHED and self._exception is None and self._outcome is None:
             return cast("_T", self._result)
-        if self._decoder is not None:
-            super().exception(timeout)
-            self._decode()
-        return super().result(timeout)
+        if self._decoder is not None or timeout is not None:
+            self.exception(timeout)
+        return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end of the task. Return the exception that `result` raises, or None."""
-        if self._decoder is not None:
-            super().exception(timeout)
-            self._decode()
-        return super().exception(timeout)
+        error = self._await_settled(timeout)
+        if self._decoder is None:
+            return error
+        self._decode()
+        return super().exception()
+
+    def _await_settled(self, timeout: float | None) -> BaseException | None:
+        """Wait for the end of the task, and leave its outcome pickled."""
+        if timeout is None or self._state in _DONE:
+            return super().exception()
+        return wait_or_explain(super().exception, timeout, self)
 
     def _decode(self) -> None:
         """Unpickle the value or the exception of a settled call, unless that is done."""
@@ -292,7 +306,7 @@ class Future(FutureBase, concurrent.futures.Future[_T]):
 
     def bytes(self, timeout: float | None = None) -> bytes:
         """Wait for the result, and return it as the worker sent it. Raises what `result` raises."""
-        if self._decoder is not None and super().exception(timeout) is None:
+        if self._decoder is not None and self._await_settled(timeout) is None:
             outcome = self._outcome
             return self._client.result_bytes(self.full_name) if outcome is None else outcome.data
         value = self.result(timeout)
@@ -429,10 +443,32 @@ def as_completed(
 def _as_completed(
     waiting: list[Future], timeout: float | None, *, progress: bool
 ) -> Iterator[Future]:
-    done = cast("Iterator[Future]", concurrent.futures.as_completed(waiting, timeout))
+    done = _as_settled(waiting) if timeout is None else _completed(waiting, timeout)
     if not progress:
         return done
     return drawing.with_progress(done, len(waiting))
+
+
+def _as_settled(futures: list[Future], timeout: float | None = None) -> Iterator[Future]:
+    return cast("Iterator[Future]", concurrent.futures.as_completed(futures, timeout))
+
+
+def _completed(waiting: list[Future], timeout: float) -> Iterator[Future]:
+    """Yield futures as they are settled. Raises `TimeoutError` that says why one is not."""
+    left, ends = dict.fromkeys(waiting), time.monotonic() + timeout
+    del waiting  # a settled future is not kept
+    if timeout > WHY_SECONDS:
+        with suppress(TimeoutError):
+            for future in _as_settled([*left], timeout - WHY_SECONDS):
+                del left[future]
+                yield future
+        request_why(left)
+    try:
+        for future in _as_settled([*left], max(0.0, ends - time.monotonic())):
+            del left[future]
+            yield future
+    except TimeoutError:
+        raise timeout_error(left, timeout) from None
 
 
 async def _async_with_results(settled: AsyncIterator[Any]) -> AsyncIterator[tuple[Any, Any]]:

@@ -1,19 +1,22 @@
 """Stalls: why tasks that a client waits for can't run, before a user asks.
 
-A session looks twice a second for what its callers wait for. What waits for two seconds is looked
-up at the broker, and later at growing intervals. A reason that ends only if a user acts is reported
-once. The reason is also a part of the `TimeoutError` of a future. Has no socket and no thread.
+A session looks twice a second for the oldest task that its callers wait for. After two seconds it
+requests the reason from the broker, and later at growing intervals. A reason that ends only if a
+user acts is reported once. The reason is also a part of the `TimeoutError` of a future. Has no
+socket and no thread.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from msgspec import structs
 
 from taskyard.client import requests
+from taskyard.client.slot_waits import SlotFuture
 from taskyard.core.effects import Reason
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
@@ -22,12 +25,11 @@ from taskyard.core.states import TaskState
 from taskyard.errors import TaskyardError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterable
     from concurrent.futures import Future as AnyFuture
 
     from taskyard.client.exchanges import Exchange
     from taskyard.client.open_requests import Outage, PendingRequests
-    from taskyard.client.session import Session
     from taskyard.client.watches import Watches
 
 _T = TypeVar("_T")
@@ -92,6 +94,11 @@ class Stalls:
         self._limit_ns = STALL_NS
         self._request: AnyFuture[Stall | None] | None = None
 
+        #: The task that was explained last, and its sentence.
+        self._explained = ("", "")
+        #: Open requests of callers, by the name of the task.
+        self._asked: dict[str, AnyFuture[dict[str, Any]]] = {}
+
     def check(self, now_ns: int) -> None:
         """Look for the oldest task that is waited for, and request why it can't run."""
         if now_ns < self._next_ns:
@@ -118,14 +125,33 @@ class Stalls:
     def _report(self, request: AnyFuture[Stall | None]) -> None:
         with suppress(TaskyardError):  # a later request may be answered
             stall = request.result()
-            if stall is None or stall.reason in self.known_reasons:
+            if stall is None:
                 return
-            if stall.reason in STALL_REASONS:
+            self._explained = stall.name, stall.sentence
+            if stall.reason in STALL_REASONS and stall.reason not in self.known_reasons:
                 self.known_reasons.add(stall.reason)
                 hint = STALL_REASONS[stall.reason]
-                others = f"; {stall.others:,} more tasks wait" if stall.others else ""
-                text = f"task {stall.name} waits: {stall.sentence}{others}"
+                text = f"task {stall.name} waits: {stall.sentence}{_others_text(stall.others)}"
                 self._outage.report(text + (f" ({hint})" if hint else ""))
+
+    # For callers on any thread.
+
+    def request_why(self, name: str) -> None:
+        """Request why a task is in its state, unless that is requested or nothing answers."""
+        if self._outage.since is None and name not in self._asked:
+            self._asked[name] = self._run_later(requests.explain(name))
+
+    def known_why(self, name: str) -> str:
+        """Return what is known of why a task is in its state, as a clause. Empty: nothing."""
+        request = self._asked.get(name)
+        if request is not None and request.done():
+            del self._asked[name]
+            error = request.exception()
+            self._explained = name, request.result()["sentence"] if error is None else str(error)
+        elif self._outage.since is not None:
+            return f": the broker has not answered since {self._outage.since:%Y-%m-%d %H:%M:%S}"
+        explained, sentence = self._explained
+        return f": {sentence}" if explained == name else ""
 
 
 def find_stall(scope: Scope, count: int = 0) -> Exchange[Stall | None]:
@@ -142,3 +168,74 @@ def find_stall(scope: Scope, count: int = 0) -> Exchange[Stall | None]:
     name = requests.full_name(views[0])
     why = yield from requests.explain(name)
     return Stall(name, why["reason"], why["sentence"], max(0, count - 1))
+
+
+class WaitingFuture(Protocol):
+    """A future of a task."""
+
+    @property
+    def full_name(self) -> str: ...
+
+    @property
+    def _stalls(self) -> Stalls | None:
+        """The waits of its client. None: it is not connected."""
+
+
+def request_why(futures: Iterable[WaitingFuture]) -> None:
+    """Request why the task of the first future has not settled, if there is one."""
+    for future in islice(futures, 1):
+        if (stalls := future._stalls) is not None:  # noqa: SLF001  # for this module
+            stalls.request_why(future.full_name)
+
+
+def timeout_error(futures: Collection[WaitingFuture], timeout: float) -> TimeoutError:
+    """Return the error for tasks that have not settled in time, with what is known of the first."""
+    first, seconds = next(iter(futures)), round(timeout, 2)
+    stalls = first._stalls  # noqa: SLF001  # for this module
+    why = "" if stalls is None else stalls.known_why(first.full_name)
+    others = _others_text(len(futures) - 1)
+    return TimeoutError(f"task {first.full_name}: not settled within {seconds:g} s{why}{others}")
+
+
+def _others_text(count: int) -> str:
+    """Return a clause about other tasks that are waited for, or "" if there are none."""
+    return f"; {count:,} more {'task waits' if count == 1 else 'tasks wait'}" if count else ""
+
+
+def wait_or_explain(wait: Callable[[float], _T], timeout: float, future: WaitingFuture) -> _T:
+    """Wait for a future. Raises `TimeoutError` that says why its task has not settled."""
+    ends = time.monotonic() + timeout
+    if timeout > WHY_SECONDS:
+        with suppress(TimeoutError):
+            return wait(timeout - WHY_SECONDS)
+        request_why([future])
+    try:
+        return wait(max(0.0, ends - time.monotonic()))
+    except TimeoutError:
+        raise timeout_error([future], timeout) from None
+
+
+class ExplainedFuture(SlotFuture[_T]):
+    """A future of a task whose `TimeoutError` says why the task has not settled."""
+
+    @property
+    def full_name(self) -> str:
+        """The name of its task that every call of a client accepts."""
+        raise NotImplementedError
+
+    @property
+    def _stalls(self) -> Stalls | None:
+        """The waits of its client. None: it is not connected."""
+        raise NotImplementedError
+
+    def result(self, timeout: float | None = None) -> _T:
+        """Wait for the value, and return it. Raises what the call raised, or `TimeoutError`."""
+        if timeout is not None:
+            self.exception(timeout)
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end of the call. Return the exception that `result` raises, or None."""
+        if timeout is None or self.done():
+            return super().exception()
+        return wait_or_explain(super().exception, timeout, self)

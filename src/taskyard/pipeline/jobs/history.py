@@ -173,9 +173,7 @@ class HistoryJob:
         known, journal = self._store.manifest.brokers, source.identity(self._state)
         for mark in known.values():
             if mark.journal and journal and mark.journal != journal:
-                raise UnusableFile(
-                    f"{self._out}: tables of another journal (use another --out)"
-                )
+                raise UnusableFile(f"{self._out}: tables of another journal (use another --out)")
             return mark
         return BrokerMark(journal, 0)
 
