@@ -83,6 +83,7 @@ CASES = {
     "other origin": ({"cookie": OPERATOR, "origin": "http://evil.example"}, OK, FORBIDDEN),
     "other port": ({"cookie": OPERATOR, "origin": "http://127.0.0.1:80"}, OK, FORBIDDEN),
     "null origin": ({"cookie": OPERATOR, "origin": "null"}, OK, FORBIDDEN),
+    "no address": ({"cookie": OPERATOR, "origin": "http://[127.0.0.1"}, OK, FORBIDDEN),
     "other host": (
         {"cookie": OPERATOR, "origin": "http://evil.example:6180", "host": "evil.example:6180"},
         MISDIRECTED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections import Counter
 from contextlib import closing
@@ -20,12 +21,14 @@ from taskyard.journal.sqlite import SqliteStore
 from taskyard.web.broker_events import Pause
 from taskyard.web.charts import throughput_figure
 from taskyard.web.event_columns import columns_of
-from taskyard.web.event_feed import EventFeed
+from taskyard.web.event_feed import Batch, EventFeed
 from taskyard.web.follower import Follower
 from taskyard.web.task_table import STATE_NAMES
 from taskyard.web.view import View
+from tests.kit.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from taskyard.journal.chain import Row
@@ -153,6 +156,29 @@ def test_depth_ends_with_the_counts(view: View) -> None:
     counts = view.counts()
     for state in ("READY", "LEASED", "DONE", "FAILED", "CANCELLED"):
         assert view.series.depth(STATE_NAMES.index(state))[-1] == counts[state]  # type: ignore[arg-type]
+
+
+def test_error_of_the_system_ends_no_follower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [OSError(errno.EMFILE, "too many open files")]
+
+    def read(_: EventFeed) -> Iterator[Batch]:
+        if errors:
+            raise errors.pop()
+        return iter(())
+
+    monkeypatch.setattr("taskyard.web.follower._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(EventFeed, "read", read)
+    with closing(SqliteStore(tmp_path)):
+        pass
+    follower = Follower(tmp_path)
+    follower.start()
+    try:
+        assert follower.caught_up.wait(PATIENCE_SECONDS)
+    finally:
+        follower.stop()
+    assert follower.error is None
 
 
 def test_restarts_of_the_broker_are_marked_over_time(view: View, tmp_path: Path) -> None:

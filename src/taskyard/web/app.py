@@ -31,12 +31,17 @@ if TYPE_CHECKING:
 _QUIET_INTERVALS_MAX: Final = 15
 
 
+#: How soon a browser connects again when the server has ended its live updates.
+_RETRY_MS: Final = 500
+
+
 def make_app(shown: Site) -> Starlette:
     """Make the app, without its guard."""
 
     async def live(request: Request) -> Response:
         async def lines() -> AsyncIterator[str]:
             last, quiet = (-1, False), 0
+            yield f"retry: {_RETRY_MS}\n\n"
             while not (shown.stopping.is_set() or await request.is_disconnected()):
                 now = (shown.follower.view.version, await shown.broker.find_broker())
                 if now != last:

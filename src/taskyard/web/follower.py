@@ -102,7 +102,7 @@ class Follower:
             try:
                 self._read()
                 self.error = None
-            except TaskyardError as error:
+            except (TaskyardError, OSError) as error:
                 logger.warning("can't follow the journal: %s", error)
                 self.error, pause = str(error), _RETRY_SECONDS
             self._stopped.wait(pause)

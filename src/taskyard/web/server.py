@@ -6,6 +6,7 @@ The socket and the secret belong to the owner of the page, which may be another 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from taskyard.errors import UserError
+from taskyard.web import connections
 from taskyard.web.access import Guard
 from taskyard.web.address import WILDCARDS, metrics_token
 from taskyard.web.app import make_app
@@ -24,6 +26,8 @@ from taskyard.web.views.site import Site
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from starlette.types import ASGIApp
 
     from taskyard.client.broker_link import BrokerLink
     from taskyard.web.address import Secret
@@ -56,15 +60,7 @@ def serve(  # noqa: PLR0913  # two are named
     hosts = {*_LOOPBACK_NAMES, *_names_of(host), *names}
     token = _metrics_token(state)
     guarded = Guard(make_app(site), secret, hosts, port, metrics_token=token)
-    config = uvicorn.Config(
-        guarded,
-        log_config=None,  # the log of this process has its lines
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_CLOSE_SECONDS,
-    )
-    server = _Server(config, site)
+    server = PageServer(guarded, site.stopping)
     if until_eof:
         threading.Thread(target=_stop_at_eof, args=[server], daemon=True).start()
     follower.start()
@@ -85,15 +81,33 @@ def _metrics_token(state: Path) -> str:
         return ""
 
 
-class _Server(uvicorn.Server):
-    """Ends live updates first: otherwise it would wait for open pages to close."""
+class PageServer(uvicorn.Server):
+    """Limits connections, and ends live updates first: otherwise it would wait for open pages."""
 
-    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+    def __init__(self, app: ASGIApp, stopping: asyncio.Event) -> None:
+        """Serve an app, whose live updates end when `stopping` is set."""
+        config = uvicorn.Config(
+            app,
+            http=connections.LimitedConnection,
+            ws="none",  # a WebSocket would leave these limits
+            backlog=connections.ACCEPTS_MAX,
+            log_config=None,  # the log of this process has its lines
+            log_level="error",  # a warning is about a malformed request, which has its answer
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
+        )
         super().__init__(config)
-        self._site = site
+        self._stopping = stopping
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(connections.on_loop_error)
+        await super().startup(sockets)
+        for bound in sockets or ():
+            connections.accept_many(bound)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._site.stopping.set()
+        self._stopping.set()
         await super().shutdown(sockets)
 
 

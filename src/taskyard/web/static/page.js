@@ -61,6 +61,13 @@ document.addEventListener("submit", (event) => {
 const source = new EventSource("/live");
 source.addEventListener("message", refresh);
 const offline = document.getElementById("offline");
-source.addEventListener("open", () => { offline.hidden = true; });
-source.addEventListener("error", () => { offline.hidden = false; });
+let warning; // not at once: the server ends live updates now and then, and they begin again
+source.addEventListener("open", () => {
+  clearTimeout(warning);
+  warning = undefined;
+  offline.hidden = true;
+});
+source.addEventListener("error", () => {
+  warning ??= setTimeout(() => { offline.hidden = false; }, 1500);
+});
 document.addEventListener("visibilitychange", refresh);

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, Response
 
 from taskyard import __version__
@@ -138,12 +139,15 @@ def number(request: Request, name: str, default: int = 0) -> int:
 
 
 async def form(request: Request) -> dict[str, str]:
-    """Return the fields of a form and of its address. Raises UserError if it is too long."""
+    """Return the fields of a form and of its address. Raises UserError if it is not whole."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _FORM_BYTES_MAX:
-            raise UserError(f"form: longer than {_FORM_BYTES_MAX:,} bytes")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > _FORM_BYTES_MAX:
+                raise UserError(f"form: longer than {_FORM_BYTES_MAX:,} bytes")
+    except ClientDisconnect as error:
+        raise UserError("form: the connection was closed before its end") from error
     sent = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
     return {**request.query_params, **sent}
 

@@ -1,0 +1,200 @@
+"""Connections of the page: limits of their number, of their time, and of what is kept for them.
+
+A peer needs no token to connect, so the limits hold before a request is checked. Knows nothing of
+the content of requests.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import resource
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from taskyard.net.event_log import EventLog
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterable
+
+logger = logging.getLogger("taskyard.web")
+
+#: A browser sends a header at once. This is enough for a lost packet or two.
+HEADER_SECONDS_MAX: Final = 10.0
+#: With its body, of at most 64 KiB.
+REQUEST_SECONDS_MAX: Final = 30.0
+#: A reader takes a part of an answer within this. A part is at most a view or 64 KiB of a file.
+PART_SECONDS_MAX: Final = 30.0
+#: The whole answer. Live updates end then too, because their readers can't be told from peers that
+#: never read. A browser connects again by itself.
+ANSWER_SECONDS_MAX: Final = 900.0
+
+#: A browser opens up to six. More than this many people don't look at one page.
+CONNECTIONS_MAX: Final = 512
+#: Connections take this part of the descriptors. The others are for files and the broker.
+DESCRIPTORS_SHARE: Final = 2
+#: One address takes this part of the connections. A proxy is one address.
+ADDRESS_SHARE: Final = 2
+
+#: Connections that are accepted before others are closed for them. They need descriptors meanwhile.
+ACCEPTS_MAX: Final = 8
+#: Connections that the kernel completes before they are accepted. A probe must not be dropped.
+BACKLOG: Final = 2048
+#: What the kernel keeps of an answer that is not read.
+SEND_BUFFER_BYTES: Final = 256 * 1024
+
+_UNREQUESTED: Final = (h11.IDLE, h11.SEND_BODY)
+_NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+#: A browser opens connections in advance, and a computer sleeps.
+_slow = EventLog(logger, "connection closed", logging.INFO)
+_crowded = EventLog(logger, "connection closed", logging.WARNING)
+_refused = EventLog(logger, "connection refused", logging.WARNING)
+
+
+class LimitedConnection(H11Protocol):
+    """Closes itself when a peer is too slow, and another connection when there are too many."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # The next part of an answer waits until the kernel has taken this one.
+        transport.set_write_buffer_limits(0)
+        self._part_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle
+        self._state: object = None
+        self._follow_state()
+        _make_room(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        self._end_part()
+        super().connection_lost(exc)
+
+    # The request.
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._follow_state()
+
+    def has_request(self) -> bool:
+        """Return whether a whole request has arrived that is not answered yet."""
+        return self.conn.their_state not in _UNREQUESTED or self.flow.write_paused
+
+    def _follow_state(self) -> None:
+        """Start the time of the next request, or of the answer to a whole one."""
+        state, before = self.conn.their_state, self._state
+        if state is before:
+            return
+        self._state = state
+        if before is h11.IDLE and state is h11.SEND_BODY:
+            return
+        if before is not None:
+            self._timer.cancel()
+        if state in _UNREQUESTED:
+            #: When the peer could begin its request.
+            self.began = self.loop.time()
+            self._timer = self.loop.call_later(HEADER_SECONDS_MAX, self._check_header)
+        else:
+            self._timer = self.loop.call_later(ANSWER_SECONDS_MAX, self.transport.abort)
+
+    def _check_header(self) -> None:
+        if self.conn.their_state is h11.IDLE:
+            self._end("no header")
+        else:
+            more = REQUEST_SECONDS_MAX - HEADER_SECONDS_MAX
+            self._timer = self.loop.call_later(more, self._end, "no whole request")
+
+    def _end(self, why: str) -> None:
+        """Close it. An answer that is on its way is sent."""
+        _log(_slow, self, why)
+        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # it has an answer already
+            self.transport.close()
+
+    # The answer.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._part_timer = self.loop.call_later(PART_SECONDS_MAX, self._drop)
+
+    def resume_writing(self) -> None:
+        self._end_part()
+        super().resume_writing()
+
+    def _end_part(self) -> None:
+        if self._part_timer is not None:
+            self._part_timer.cancel()
+            self._part_timer = None
+
+    def _drop(self) -> None:
+        _log(_slow, self, "answer not read")
+        self.transport.abort()
+
+    def make_way(self) -> None:
+        """Close it at once, for a newer one."""
+        _log(_crowded, self, "too many connections")
+        self.connections.discard(self)
+        self.transport.abort()
+
+
+def _log(log: EventLog, connection: LimitedConnection, why: str) -> None:
+    log.log(time.monotonic_ns(), lambda: {"address": _host(connection), "reason": why})
+
+
+def _host(connection: LimitedConnection) -> str:
+    return connection.client[0] if connection.client else ""
+
+
+def connections_max() -> int:
+    """Return how many connections there may be."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MAX if soft < 0 else min(CONNECTIONS_MAX, soft // DESCRIPTORS_SHARE)
+
+
+def _make_room(newest: LimitedConnection) -> None:
+    """Close an older connection if there are too many of its address, or in all.
+
+    A peer that sends its request at once is served, however many others send none.
+    """
+    # uvicorn names the types of all its protocols.
+    every = cast("set[LimitedConnection]", newest.connections)
+    others = [one for one in every if one is not newest]
+    most = connections_max()
+    of_address = [one for one in others if _host(one) == _host(newest)]
+    if len(of_address) >= most // ADDRESS_SHARE:
+        _oldest(of_address).make_way()
+    elif len(others) >= most:
+        _oldest(others).make_way()
+
+
+def _oldest(connections: Iterable[LimitedConnection]) -> LimitedConnection:
+    """Return the oldest connection without a whole request, or else the oldest."""
+    return min(connections, key=lambda one: (one.has_request(), one.began))
+
+
+def accept_many(bound: socket.socket) -> None:
+    """Let the kernel complete connections in advance, and limit what it keeps of their answers.
+
+    The server has made the queue as short as what it accepts at once, which is `ACCEPTS_MAX`.
+    """
+    bound.listen(BACKLOG)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+
+
+def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log a connection that can't be accepted in a line. The loop tries again after a second."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        text = error.strerror
+        _refused.log(time.monotonic_ns(), lambda: {"reason": text})
+    else:
+        loop.default_exception_handler(context)
