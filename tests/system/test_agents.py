@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskyard.client.client import Client
 from taskyard.settings.placeholders import fill
-from tests.kit.processes import Broker, Worker, all_children_of, marks, until
+from tests.kit.processes import Broker, Worker, all_children_of, marks, run_here, until
 from tests.worker.agents_harness import shell
 
 if TYPE_CHECKING:
@@ -76,6 +76,16 @@ def test_worker_without_a_command_starts_agents_by_the_rules(
     with a_yard(tmp_path) as yard:
         yard.hire("--env", "GIVEN=one", "--env", "TAKEN")
         assert yard.submit("a", b"x", lane="disk-1").result(30) == b"disk-1,one,two,"
+
+
+def test_long_result_is_passed_whole(tmp_path: Path) -> None:
+    size = 1_500_000
+    set_service(tmp_path, shell(f"printf '%s\\t%{size}d\\tok text\\n' \"$id\" 7"))
+    with a_yard(tmp_path) as yard:
+        yard.hire("--slots", "1")
+        assert yard.submit("a", b"x").result(30) == b"7".rjust(size)
+        assert run_here(tmp_path, "result", "a") == (0, "7".rjust(size), "")
+        assert run_here(tmp_path, "log", "a", "--stderr") == (0, "text", "")
 
 
 def test_lane_in_the_command_is_that_of_the_agents_tasks(tmp_path: Path) -> None:

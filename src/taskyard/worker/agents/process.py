@@ -50,6 +50,7 @@ from taskyard.worker.processes import (
     SupervisedProcess,
     start,
 )
+from taskyard.worker.programs import SpooledOutput
 
 
 class AgentContext(Struct, frozen=True):
@@ -304,7 +305,12 @@ class Agent(SupervisedProcess):
         self._printed.add(report.text if is_done else report.detail)
         output, output_bytes_total = self._printed.with_size()
         if is_done:
-            detail = report.detail
+            detail, spool = report.detail, self._context.spool
+            if len(detail) > RESULT_BYTES_MAX and spool is not None:
+                streams = SpooledOutput(spool, job)
+                streams.add_stdout(detail)
+                streams.add_stderr(output)
+                return streams.done(job)
             done = JobResult(job, report.outcome, detail[-RESULT_BYTES_MAX:], output)
             done.result_bytes_total = len(detail) if len(detail) > RESULT_BYTES_MAX else 0
         else:
