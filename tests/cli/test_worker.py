@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from taskyard.worker.native_process import BrokerTarget
+
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
@@ -191,6 +193,24 @@ def test_worker_of_another_dialect_connects_as_the_environment_says(
     assert "TASKYARD_BROKER: a ping-pong worker has one broker" in capsys.readouterr().err
 
 
+def test_agent_offers_the_services_of_the_settings_or_that_of_payloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[bytes, ...]] = []
+
+    def serve(brokers: list[BrokerTarget], *_given: object, **_more: object) -> None:
+        found.extend(broker.settings.services for broker in brokers)
+
+    monkeypatch.setattr("taskyard.cli.worker.serve", serve)
+    monkeypatch.chdir(tmp_path)
+    words = ["worker", "--state", "there", "--agent", "cat"]
+    assert run_here(taskyard, words) == 0
+    assert run_here(taskyard, [*words, "--service", "mail"]) == 0
+    (tmp_path / "taskyard.toml").write_text('[worker]\nservices = ["fetch"]\n')
+    assert run_here(taskyard, words) == 0
+    assert found == [(b"default",), (b"mail",), (b"fetch",)]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -204,7 +224,6 @@ def test_worker_of_another_dialect_connects_as_the_environment_says(
             "worker has one broker",
         ),
         (["--command", "'"], "No closing quotation"),
-        (["--agent", "cat"], "--agent needs --service"),
         (["--agent", "nothing-such", "--service", "s"], "program 'nothing-such' not found"),
         (["--agent", "cat", "--service", "s", "--dialect", "wmp"], "--agent needs --dialect"),
         (["--agent", "cat", "--service", "s", "--command", "cat"], "--agent and --command"),

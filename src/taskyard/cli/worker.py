@@ -168,7 +168,7 @@ class WorkerOptions(Struct, frozen=True):
     "services",
     multiple=True,
     metavar="S",
-    show_default="exec, call",
+    show_default="exec, call; with --agent: default",
     help="Service that the worker offers. Repeatable.",
 )
 @setting_option(
@@ -348,8 +348,6 @@ def _check_forward(values: WorkerOptions) -> None:
 
 
 def _check_agent(values: WorkerOptions) -> None:
-    if not values.services:
-        raise UserError("--agent needs --service")
     if values.dialect != "dwork":
         raise UserError(f"--agent needs --dialect dwork, not {values.dialect}")
     if values.command is not None:
@@ -358,7 +356,7 @@ def _check_agent(values: WorkerOptions) -> None:
 
 def _run_native_worker(cli_context: CliContext, values: WorkerOptions) -> None:
     """Run a worker of the native dialect."""
-    services = values.services or _default_services(cli_context, allow_pickle=values.allow_pickle)
+    services = values.services or _default_services(cli_context, values)
     found, keys = _native_brokers(cli_context, values)
     if values.forward_to is not None:
         _forward(cli_context, values, found, keys)
@@ -423,7 +421,7 @@ def _forward(
     name = _name_for_keys(keys, values.name)
     services = values.services
     if is_native and not services:
-        services = _default_services(cli_context, allow_pickle=values.allow_pickle)
+        services = _default_services(cli_context, values)
     lower = _connect_lower(cli_context, values, found)
     capacity = lower.capacity()
     slots, resources = capacity or (usable_cores(), ())
@@ -456,10 +454,16 @@ def _connect_lower(
     )
 
 
-def _default_services(cli_context: CliContext, *, allow_pickle: bool) -> tuple[str, ...]:
-    """Return the services of the settings, with pickle if it is allowed."""
-    more = (PICKLE.decode(),) if allow_pickle else ()
-    return tuple(dict.fromkeys(cli_context.settings().worker.services + more))
+def _default_services(cli_context: CliContext, values: WorkerOptions) -> tuple[str, ...]:
+    """Return the services of the settings, with pickle if it is allowed.
+
+    An agent has no use for the usual ones, so it offers that of payloads without a service.
+    """
+    settings = cli_context.settings()
+    if values.agent is not None and settings.source("worker.services") is Source.DEFAULT:
+        return ("default",)
+    more = (PICKLE.decode(),) if values.allow_pickle else ()
+    return tuple(dict.fromkeys(settings.worker.services + more))
 
 
 def _run_ping_pong_worker(cli_context: CliContext, values: WorkerOptions) -> None:
