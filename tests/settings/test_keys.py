@@ -75,6 +75,7 @@ VALUES: Final[dict[str, tuple[Any, Any]]] = {
     "overfeed": (10, 10),
     "idle_max": ("3m", 180_000_000_000),
     "hunger_max": ("2h", 7_200_000_000_000),
+    "lines": ("zmailer", "zmailer"),
     "hold": (True, True),
     "debounce": ("0s", 0),
     "rate": ("10/s", Rate(10, "s")),

@@ -45,6 +45,7 @@ order = "random"
 overfeed = 10
 idle_max = "3m"
 hunger_max = "10m"
+lines = "zmailer"
 hold = true
 debounce = "5s"
 rate = "10/s"
@@ -79,6 +80,7 @@ report_after = "4h"
                     command=b"agents/smtp 'two words'",
                     idle_ns_max=3 * MINUTE_NS,
                     hunger_ns_max=10 * MINUTE_NS,
+                    lines=b"zmailer",
                     lane_template=b"{host}",
                 ),
             ),

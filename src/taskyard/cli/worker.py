@@ -39,6 +39,7 @@ from taskyard.process import current_task
 from taskyard.process.machine import usable_cores
 from taskyard.settings.keys import SLOTS_MAX, variable_of
 from taskyard.settings.sections import Source
+from taskyard.wire.hungry.zmailer import SESSIONS
 from taskyard.wire.pickled import PICKLE
 from taskyard.worker.agents.runner import AgentSettings, read_command, read_variables
 from taskyard.worker.call_process import CallOptions
@@ -80,6 +81,7 @@ class WorkerOptions(Struct, frozen=True):
     dialect: str
     command: str | None
     agent: str | None
+    lines: str | None
     env: tuple[str, ...]
     #: The broker that runs the tasks, its key, and a label of the broker that they come from.
     forward_to: str | None
@@ -110,7 +112,9 @@ class WorkerOptions(Struct, frozen=True):
 
     def agent_settings(self) -> AgentSettings | None:
         """Return the settings of --agent."""
-        return None if self.agent is None else AgentSettings(read_command(self.agent))
+        if self.agent is None:
+            return None
+        return AgentSettings(read_command(self.agent), lines=self.lines or "")
 
     def variables(self) -> dict[str, str]:
         """Return the environment of agents from --env."""
@@ -213,6 +217,12 @@ class WorkerOptions(Struct, frozen=True):
     help="Send tasks to this long-running program line by line, one program per slot. "
     "{lane} and {service} in it are replaced, for a program per lane. If omitted, use the command "
     "of the service in the broker's settings.",
+)
+@click.option(
+    "--lines",
+    type=click.Choice(list(SESSIONS)),
+    show_default="those of the service",
+    help="The lines of --agent: hungry, or those of ZMailer's transport agents.",
 )
 @click.option(
     "--env",
@@ -321,6 +331,8 @@ def _check(values: WorkerOptions) -> None:
         )
     if values.agent is not None:
         _check_agent(values)
+    elif values.lines is not None:
+        raise UserError("--lines needs --agent (or set lines of the service in the settings)")
     _check_forward(values)
     if values.lease < HEARTBEATS_PER_LEASE_MIN * values.heartbeat:
         raise UserError("--lease must be at least three times --heartbeat")

@@ -68,6 +68,8 @@ class LaneOptions(Struct, frozen=True):
     command: bytes = b""
     idle_ns_max: int = 0
     hunger_ns_max: int = 0
+    #: The name of the agent's lines.
+    lines: bytes = b""
     #: Template of the lane of tasks without one, filled in from their fields.
     lane_template: bytes = b""
 

@@ -455,6 +455,12 @@ _SERVICE_KEYS: Final[tuple[_ServiceKey, ...]] = (
         "How long an agent may hold a task without a word.",
     ),
     _ServiceKey(
+        "lines",
+        kinds.choice("hungry", "zmailer"),
+        "hungry",
+        "The lines that an agent reads and writes: ours, or those of ZMailer's agents.",
+    ),
+    _ServiceKey(
         "hold",
         kinds.BOOLEAN,
         "false",

@@ -64,6 +64,7 @@ def lane_options(section: ServiceSection) -> LaneOptions:
         "command": None if section.command is None else _encoded(section.command),
         "idle_ns_max": section.idle_max_ns,
         "hunger_ns_max": section.hunger_max_ns,
+        "lines": None if section.lines is None else section.lines.encode(),
         "lane_template": None if section.lane is None else section.lane.encode(),
     }
     return LaneOptions(**{name: value for name, value in values.items() if value is not None})

@@ -157,6 +157,7 @@ class ServiceSection(Struct, frozen=True):
     overfeed: int | None = None
     idle_max_ns: int | None = None
     hunger_max_ns: int | None = None
+    lines: str | None = None
     hold: bool | None = None
     debounce_ns: int | None = None
     rate: Rate | None = None

@@ -287,7 +287,7 @@ class ScopeMsg(_message.Message):
     def __init__(self, campaign: _Optional[bytes] = ..., service: _Optional[bytes] = ..., lane: _Optional[bytes] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., match: _Optional[bytes] = ...) -> None: ...
 
 class ClauseMsg(_message.Message):
-    __slots__ = ("name", "match", "command", "lane_workers_max", "overfeed", "idle_ns_max", "hunger_ns_max", "lane_template")
+    __slots__ = ("name", "match", "command", "lane_workers_max", "overfeed", "idle_ns_max", "hunger_ns_max", "lane_template", "lines", "interval_ns")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MATCH_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +296,8 @@ class ClauseMsg(_message.Message):
     IDLE_NS_MAX_FIELD_NUMBER: _ClassVar[int]
     HUNGER_NS_MAX_FIELD_NUMBER: _ClassVar[int]
     LANE_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_NS_FIELD_NUMBER: _ClassVar[int]
     name: bytes
     match: bytes
     command: bytes
@@ -304,7 +306,9 @@ class ClauseMsg(_message.Message):
     idle_ns_max: int
     hunger_ns_max: int
     lane_template: bytes
-    def __init__(self, name: _Optional[bytes] = ..., match: _Optional[bytes] = ..., command: _Optional[bytes] = ..., lane_workers_max: _Optional[int] = ..., overfeed: _Optional[int] = ..., idle_ns_max: _Optional[int] = ..., hunger_ns_max: _Optional[int] = ..., lane_template: _Optional[bytes] = ...) -> None: ...
+    lines: bytes
+    interval_ns: int
+    def __init__(self, name: _Optional[bytes] = ..., match: _Optional[bytes] = ..., command: _Optional[bytes] = ..., lane_workers_max: _Optional[int] = ..., overfeed: _Optional[int] = ..., idle_ns_max: _Optional[int] = ..., hunger_ns_max: _Optional[int] = ..., lane_template: _Optional[bytes] = ..., lines: _Optional[bytes] = ..., interval_ns: _Optional[int] = ...) -> None: ...
 
 class RulesMsg(_message.Message):
     __slots__ = ("clause", "version")

@@ -30,6 +30,8 @@ def test_rules_are_sent_in_their_order() -> None:
         idle_ns_max=7,
         hunger_ns_max=8,
         lane_template=b"{host}",
+        lines=b"zmailer",
+        interval_ns=9,
         workers_max=20,
     )
     first, others = Rule(b"smtp", b"smtp/*", rules), LaneOptions(lane_workers_max=0)

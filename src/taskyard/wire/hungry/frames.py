@@ -19,6 +19,7 @@ from taskyard.core.model import shown
 from taskyard.errors import IllegalTransition
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from re import Match
 
 #: Room for a result of 1 MiB that is all backslashes, with its ID and text. A program with a longer
@@ -122,6 +123,12 @@ class Report(Struct, frozen=True):
     is_from_now: bool = False
 
 
+class PassedOver(Struct, frozen=True):
+    """The agent has finished with these tasks, and reported nothing on them."""
+
+    keys: tuple[Key, ...]
+
+
 class MalformedLine(Struct, frozen=True):
     """A line that is neither report nor comment."""
 
@@ -130,7 +137,7 @@ class MalformedLine(Struct, frozen=True):
     key: Key | None = None
 
 
-AgentMessage: TypeAlias = Hungry | Comment | Report | MalformedLine
+AgentMessage: TypeAlias = Hungry | Comment | Report | PassedOver | MalformedLine
 
 
 def decode(line: bytes) -> AgentMessage:
@@ -142,24 +149,32 @@ def decode(line: bytes) -> AgentMessage:
     encoded, *fields = line.split(b"\t", 2)
     key = key_of(encoded)
     if key is None:
-        return MalformedLine(f"{_excerpt(line)}: neither a report nor a comment")
+        return not_a_report(line)
+    return decode_report(key, fields, unescape)
+
+
+def not_a_report(line: bytes) -> MalformedLine:
+    return MalformedLine(f"{_excerpt(line)}: neither a report nor a comment")
+
+
+def decode_report(
+    key: Key, fields: Sequence[bytes], read: Callable[[bytes], bytes]
+) -> Report | MalformedLine:
+    """Decode the fields of a report after the ID. `read` undoes the escapes of a field."""
     if len(fields) < 2:  # noqa: PLR2004  # the detail and the status
         return MalformedLine("agent's report: not ID, DETAIL and STATUS separated by tabs", key)
-    return _report(key, *fields)
-
-
-def _report(key: Key, detail: bytes, rest: bytes) -> Report | MalformedLine:
+    detail, rest = fields
     status, text = _first_word(rest)
     outcome = STATUSES.get(status)
     if outcome is None:
         return MalformedLine(f"agent's report: unknown status {_excerpt(status)}", key)
     if outcome is not Outcome.RETRY_AT:
-        return Report(key, outcome, unescape(detail), unescape(text))
+        return Report(key, outcome, read(detail), read(text))
     when, text = _first_word(text)
     retry_ns = _seconds_ns(when.removeprefix(b"+"))
     if retry_ns is None:
         return MalformedLine(f"agent's report: invalid time {_excerpt(when)} of retryat", key)
-    texts = (unescape(detail), unescape(text))
+    texts = (read(detail), read(text))
     return Report(key, outcome, *texts, retry_ns, is_from_now=when.startswith(b"+"))
 
 
@@ -261,6 +276,9 @@ class AgentSession:
     the tasks that an agent may hold at once, which is `overfeed` plus one.
     """
 
+    #: Tasks with equal payloads are sent as one line.
+    shares_lines = False
+
     def __init__(self, overfeed: int = 0) -> None:
         #: Tasks that it may hold beyond the current one. May change.
         self.overfeed = overfeed
@@ -275,13 +293,21 @@ class AgentSession:
         """Return whether it wrote too long a line. Its output is ignored from then on."""
         return self._lines.is_overfull
 
+    @staticmethod
+    def problem_of(_payload: bytes, /) -> str:
+        """Return why a payload can't be sent, or nothing."""
+        return ""
+
     def can_eat(self) -> bool:
         """Return whether it has requested a task and may hold one more."""
         return self._hunger > 0 and len(self.held) <= self.overfeed and self.state is not LEAVING
 
     def receive(self, chunk: bytes) -> list[AgentMessage]:
         """Decode output into messages. A last line without an end is ignored."""
-        return [self._take(decode(line)) for line in self._lines.add(chunk)]
+        return [self._take(self._decode(line)) for line in self._lines.add(chunk)]
+
+    def _decode(self, line: bytes) -> AgentMessage:
+        return decode(line)
 
     def _take(self, message: AgentMessage) -> AgentMessage:
         if isinstance(message, Hungry):
@@ -300,11 +326,17 @@ class AgentSession:
             return Report(message.key, Outcome.FAILED, text=message.reason.encode())
         return message
 
-    def feed(self, key: Key, lane: bytes, payload: bytes) -> bytes:
-        """Assign a task, only if `can_eat`. Return the line to send."""
+    def feed(self, key: Key, lane: bytes, payload: bytes, *others: Key) -> bytes:
+        """Assign a task, only if `can_eat`. Return the line to send.
+
+        `others` are tasks with the same lane and payload, only if `shares_lines`.
+        """
         self._move(FED)
         self._hunger -= 1
-        self.held[key] = None
+        self.held |= dict.fromkeys((key, *others))
+        return self._task_line(key, lane, payload)
+
+    def _task_line(self, key: Key, lane: bytes, payload: bytes) -> bytes:
         return task_line(*key, lane, payload)
 
     def run_out(self) -> bytes:

@@ -16,6 +16,8 @@ SENT_OPTIONS: Final = (
     "idle_ns_max",
     "hunger_ns_max",
     "lane_template",
+    "lines",
+    "interval_ns",
 )
 
 

@@ -48,7 +48,7 @@ class LaneAssignment:
 
     def _add_agent(self, agent: Agent, now_ns: int) -> None:
         if agent.can_eat():
-            self._hungry.setdefault(agent.argv, []).append(agent)
+            self._hungry.setdefault(agent.pool, []).append(agent)
         until_ns = agent.serves_until_ns()
         if agent.lane is not None and agent.lane[1] and (until_ns is None or until_ns > now_ns):
             self._served[agent.lane] += 1
@@ -73,7 +73,7 @@ class LaneAssignment:
     def note_fed(self, agent: Agent) -> None:
         self._reserved.pop(agent, None)
         if not agent.can_eat():
-            self._hungry[agent.argv].remove(agent)
+            self._hungry[agent.pool].remove(agent)
 
     def vacancies(self, lane: LaneKey) -> int:
         """Return how many more agents may serve a lane.
@@ -93,7 +93,7 @@ class LaneAssignment:
 
         Agents that were started first go first, so that the last ones become idle and can exit.
         """
-        hungry = self._hungry.get(settings.argv)
+        hungry = self._hungry.get(settings.pool)
         if not hungry:
             return None
         lane = lane_of(job)
@@ -116,7 +116,7 @@ class LaneAssignment:
         """Return the idle agents that continue with their last lane. No other lane gets them."""
         reserved: dict[Agent, LaneKey] = {}
         counts: Counter[LaneKey] = Counter()
-        for argv, hungry in self._hungry.items():
+        for pool, hungry in self._hungry.items():
             for agent in hungry:
                 lane = agent.lane
                 if (
@@ -127,7 +127,7 @@ class LaneAssignment:
                 ):
                     continue
                 settings = self._rules.agents_for(lane)
-                is_own_command = settings is not None and settings.argv == argv
+                is_own_command = settings is not None and settings.pool == pool
                 if is_own_command and counts[lane] < min(
                     self._waiting_by_lane[lane], self.vacancies(lane)
                 ):

@@ -28,7 +28,7 @@ class StdinPipe:
         self._writing: int | None = writing
         os.set_blocking(writing, False)
         #: Lines that are not fully written. Views, so nothing is copied.
-        self._unsent: deque[tuple[Key | None, memoryview]] = deque()
+        self._unsent: deque[tuple[tuple[Key, ...], memoryview]] = deque()
         #: Part of the first line is written.
         self._is_begun = False
         self._is_polled = False
@@ -48,10 +48,10 @@ class StdinPipe:
     def is_open(self) -> bool:
         return self._writing is not None and not self._is_ending
 
-    def send(self, line: bytes, key: Key | None = None) -> None:
-        """Write a line. `key` is the task that the line contains."""
+    def send(self, line: bytes, *keys: Key) -> None:
+        """Write a line. `keys` are the tasks that the line contains."""
         if line:
-            self._unsent.append((key, memoryview(line)))
+            self._unsent.append((keys, memoryview(line)))
             self._write()
 
     def end(self) -> None:
@@ -68,18 +68,18 @@ class StdinPipe:
     def unsent_keys(self) -> list[Key]:
         """Return the tasks of which no byte was written."""
         unsent = list(self._unsent)[1 if self._is_begun else 0 :]
-        return [key for key, _ in unsent if key is not None]
+        return [key for keys, _ in unsent for key in keys]
 
     def _write(self) -> None:
         if self._writing is None:
             return
         try:
             while self._unsent:
-                key, line = self._unsent[0]
+                keys, line = self._unsent[0]
                 written = os.write(self._writing, line)
                 self._is_begun = written < len(line)
                 if self._is_begun:
-                    self._unsent[0] = (key, line[written:])
+                    self._unsent[0] = (keys, line[written:])
                 else:
                     self._unsent.popleft()
         except BlockingIOError:

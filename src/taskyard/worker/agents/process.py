@@ -23,12 +23,14 @@ from taskyard.wire.hungry.frames import (
     LINE_BYTES_MAX,
     STUFFING,
     AgentMessage,
-    AgentSession,
     Comment,
     Key,
     MalformedLine,
+    PassedOver,
     Report,
 )
+from taskyard.wire.hungry.zmailer import SESSIONS
+from taskyard.worker.agents.control_files import report_of
 from taskyard.worker.agents.pipes import LineLogger, StdinPipe
 from taskyard.worker.agents.rules import AgentSettings, LaneKey
 from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
@@ -85,7 +87,7 @@ class Agent(SupervisedProcess):
         self._pipes = lines
         self._agent_context = agent_context
         self._settings = settings
-        self._session = AgentSession(settings.overfeed)
+        self._session = SESSIONS[settings.lines](settings.overfeed)
         #: The current or last lane.
         self.lane: LaneKey | None = None
         self._jobs: dict[Key, Job] = {}
@@ -123,13 +125,19 @@ class Agent(SupervisedProcess):
         self._schedule_timeout()
 
     @property
-    def argv(self) -> tuple[str, ...]:
-        return self._settings.argv
+    def pool(self) -> tuple[str, ...]:
+        """Its command and lines. Agents of one pool can take each other's tasks."""
+        return self._settings.pool
 
     @property
     def command(self) -> tuple[str, ...]:
         """The command as in the rules, with placeholders if it has some."""
         return self._settings.command
+
+    @property
+    def shares_lines(self) -> bool:
+        """Tasks of a lane with equal payloads are sent as one line."""
+        return self._session.shares_lines
 
     @property
     def last_received_ns(self) -> int:
@@ -181,17 +189,20 @@ class Agent(SupervisedProcess):
         self._session.overfeed = settings.overfeed
         self._schedule_timeout()
 
-    def feed(self, job: Job, settings: AgentSettings) -> None:
-        """Send it a task. Call only if it `can_eat`."""
-        self.lane = (job.service, job.lane)
+    def feed(self, jobs: Sequence[Job], settings: AgentSettings) -> None:
+        """Send it tasks as one line. Call only if it `can_eat`."""
+        first = jobs[0]
+        self.lane = (first.service, first.lane)
         self.update_settings(settings)
         self._last_received_ns = self._context.now_ns()
         if not self._jobs:
             self._oldest_since_ns = self._last_received_ns
             self._printed.clear()  # earlier output belongs to no task
-        self._jobs[job.key] = job
-        self._fed_ns[job.key] = self._last_received_ns
-        self._pipes.stdin.send(self._session.feed(job.key, job.lane, job.payload), job.key)
+        keys = [job.key for job in jobs]
+        self._jobs |= zip(keys, jobs, strict=True)
+        self._fed_ns |= dict.fromkeys(keys, self._last_received_ns)
+        line = self._session.feed(keys[0], first.lane, first.payload, *keys[1:])
+        self._pipes.stdin.send(line, *keys)
         self._schedule_timeout()
 
     def is_stuffed(self) -> bool:
@@ -256,6 +267,10 @@ class Agent(SupervisedProcess):
         self._last_received_ns = self._context.now_ns()
         if isinstance(message, Report):
             self._settle(message)
+        elif isinstance(message, PassedOver):
+            for key in message.keys:
+                payload = self._jobs[key].payload
+                self._settle(report_of(key, payload, self._settings.interval_ns))
         elif isinstance(message, Comment):
             self._on_comment(message.text)
         elif isinstance(message, MalformedLine):

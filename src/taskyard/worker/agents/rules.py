@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct, structs
 
+from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, compile_glob
 from taskyard.settings import placeholders
+from taskyard.wire.hungry.zmailer import HUNGRY_LINES
 from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 
 if TYPE_CHECKING:
@@ -38,6 +40,15 @@ class AgentSettings(Struct, frozen=True):
     idle_ns_max: int = AGENT_IDLE_NS_MAX
     #: An agent that holds a task and sends nothing is ended after this time.
     hunger_ns_max: int = AGENT_HUNGER_NS_MAX
+    #: The delay of a task that an agent passed over.
+    interval_ns: int = SECOND_NS
+    #: The name of its lines. Empty: those of the rule.
+    lines: str = HUNGRY_LINES
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """Its lines and words. Agents with equal ones can take each other's tasks."""
+        return (self.lines, *self.argv)
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -92,22 +103,22 @@ class AgentRules:
 
     def _compute(self, lane: LaneKey) -> tuple[LaneOptions, AgentSettings | None]:
         name = b"/".join(lane)
-        rules = next((rules for fits, rules in self._globs if fits(name)), None)
-        if rules is None:
-            return LaneOptions(), None if self._program is None else self._program.for_lane(lane)
+        rules = next((rules for fits, rules in self._globs if fits(name)), LaneOptions())
+        return rules, self._settings(rules, lane)
+
+    def _settings(self, rules: LaneOptions, lane: LaneKey) -> AgentSettings | None:
+        """Return the settings of a rule's agents for a lane; None: it has none."""
         if self._program is None and not rules.command:
-            return rules, None
-        settings = self._program or AgentSettings(split_command(rules.command))
-        return rules, _with_rule(settings.for_lane(lane), rules)
-
-
-def _with_rule(settings: AgentSettings, rules: LaneOptions) -> AgentSettings:
-    return structs.replace(
-        settings,
-        overfeed=rules.overfeed,
-        idle_ns_max=rules.idle_ns_max or settings.idle_ns_max,
-        hunger_ns_max=rules.hunger_ns_max or settings.hunger_ns_max,
-    )
+            return None
+        settings = self._program or AgentSettings(split_command(rules.command), lines="")
+        return structs.replace(
+            settings.for_lane(lane),
+            overfeed=rules.overfeed or settings.overfeed,
+            idle_ns_max=rules.idle_ns_max or settings.idle_ns_max,
+            hunger_ns_max=rules.hunger_ns_max or settings.hunger_ns_max,
+            interval_ns=rules.interval_ns,
+            lines=settings.lines or rules.lines.decode() or HUNGRY_LINES,
+        )
 
 
 def split_command(command: bytes) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
 from taskyard.settings import placeholders
+from taskyard.wire.hungry.zmailer import SESSIONS
 from taskyard.worker import runner
 from taskyard.worker.agents.lanes import LaneAssignment, lane_of
 from taskyard.worker.agents.process import Agent, AgentContext, start_agent
@@ -206,7 +207,7 @@ class AgentRunner(runner.ProcessRunner):
     def _update_agent(self, agent: Agent) -> None:
         if agent.lane is not None:
             settings = self._rules.agents_for(agent.lane)
-            if settings is not None and settings.argv == agent.argv:
+            if settings is not None and settings.pool == agent.pool:
                 agent.update_settings(settings)
 
     @property
@@ -236,7 +237,13 @@ class AgentRunner(runner.ProcessRunner):
         super().start(job)
 
     def _work_of(self, job: Job) -> Work | None:
-        return self._rules.agents_for(lane_of(job)) or super()._work_of(job)
+        settings = self._rules.agents_for(lane_of(job))
+        if settings is None:
+            return super()._work_of(job)
+        if problem := SESSIONS[settings.lines].problem_of(job.payload):
+            self._refuse(job, problem)
+            return None
+        return settings
 
     def running(self) -> list[Job]:
         held = [job for agent in self._agents() for job in agent.jobs()]
@@ -270,8 +277,8 @@ class AgentRunner(runner.ProcessRunner):
     def _agents(self) -> list[Agent]:
         return [process for process in self._processes if isinstance(process, Agent)]
 
-    def _agents_of(self, argv: tuple[str, ...]) -> list[Agent]:
-        return [agent for agent in self._agents() if agent.argv == argv]
+    def _agents_of(self, pool: tuple[str, ...]) -> list[Agent]:
+        return [agent for agent in self._agents() if agent.pool == pool]
 
     # Start of tasks.
 
@@ -347,7 +354,7 @@ class AgentRunner(runner.ProcessRunner):
     def _feed(self, job: Job, settings: AgentSettings, lanes: LaneAssignment) -> StartResult:
         agent = lanes.agent_for(job, settings)
         if agent is None:
-            wanted = self._agents_wanted.setdefault(settings.argv, [])
+            wanted = self._agents_wanted.setdefault(settings.pool, [])
             if len(wanted) < self.slots_total:
                 wanted += [(job, settings)] * lanes.vacancies(lane_of(job))
             return StartResult.DEFERRED
@@ -355,9 +362,21 @@ class AgentRunner(runner.ProcessRunner):
             return StartResult.NO_SLOTS
         if agent.is_empty():
             lanes.lane_started(job)
-        agent.feed(job, settings)
+        agent.feed([job, *(self._take_equal(job) if agent.shares_lines else ())], settings)
         lanes.note_fed(agent)
         return StartResult.STARTED
+
+    def _take_equal(self, job: Job) -> list[Job]:
+        """Return the waiting tasks that share a line with a task. They wait no longer."""
+
+        def shares(other: Job) -> bool:
+            is_equal = other.payload == job.payload and lane_of(other) == lane_of(job)
+            return is_equal and other.slots <= job.slots
+
+        equal = [other for other, _ in self._waiting if shares(other)]
+        if equal:
+            self._waiting = deque(one for one in self._waiting if not shares(one[0]))
+        return equal
 
     def _has_slots_for(self, agent: Agent, job: Job) -> bool:
         """Return whether an agent may take a job. It uses the slots of its widest task.
@@ -394,35 +413,35 @@ class AgentRunner(runner.ProcessRunner):
         return [
             self._backoff_of(settings)
             for settings in wanted
-            if self._needs_agent(settings.argv)
+            if self._needs_agent(settings.pool)
             and (self._has_room_for_agent(settings) or self._replaceable(settings))
         ]
 
     def _backoff_of(self, agent: Agent | AgentSettings) -> StartBackoff:
-        backoff = self._backoffs.get(agent.argv)
+        backoff = self._backoffs.get(agent.pool)
         if backoff is None:
             if len(self._backoffs) >= LANES_CACHE_SIZE:  # lanes come and go
                 self._backoffs.clear()
-            backoff = self._backoffs[agent.argv] = StartBackoff(agent.command)
+            backoff = self._backoffs[agent.pool] = StartBackoff(agent.command)
         return backoff
 
     def _start_agents(self) -> None:
-        for argv, wanted in [*self._agents_wanted.items()]:
+        for pool, wanted in [*self._agents_wanted.items()]:
             if not wanted:
                 continue
             settings = wanted[0][1]
             backoff = self._backoff_of(settings)
-            while self._needs_agent(argv) and backoff.next_ns <= self._clock.monotonic_ns():
+            while self._needs_agent(pool) and backoff.next_ns <= self._clock.monotonic_ns():
                 if not self._make_room(settings):
                     break
                 self._start_agent(settings, backoff)
 
-    def _needs_agent(self, argv: tuple[str, ...]) -> bool:
+    def _needs_agent(self, pool: tuple[str, ...]) -> bool:
         """Return whether a task has slots but no agent that is about to ask for it."""
-        wanted = self._agents_wanted.get(argv)
+        wanted = self._agents_wanted.get(pool)
         if not wanted:
             return False
-        agents = self._agents_of(argv)
+        agents = self._agents_of(pool)
         if any(agent.is_ending() and agent.has_failed() for agent in agents):
             return False  # wait for its end: the next one may fail too
         now_ns = self._clock.monotonic_ns()
@@ -450,13 +469,13 @@ class AgentRunner(runner.ProcessRunner):
 
     def _replaceable(self, settings: AgentSettings) -> list[Agent]:
         """Return the idle agents of a command that serve other lanes, the longest idle first."""
-        waiting = [work.argv for _, work in self._waiting if isinstance(work, AgentSettings)]
+        waiting = [work.pool for _, work in self._waiting if isinstance(work, AgentSettings)]
         idle = [
             agent
             for agent in self._agents()
             if agent.command == settings.command and agent.is_empty() and not agent.is_leaving()
         ]
-        others = [agent for agent in idle if agent.argv not in waiting]
+        others = [agent for agent in idle if agent.pool not in waiting]
         return sorted(others, key=lambda agent: agent.last_received_ns)
 
     def _start_agent(self, settings: AgentSettings, backoff: StartBackoff) -> None:
@@ -466,7 +485,7 @@ class AgentRunner(runner.ProcessRunner):
             cause = getattr(error, "strerror", None) or error
             reason = f"can't start agent {settings.argv[0]}: {cause}".encode(errors="replace")
             backoff.failed(reason, self._clock.monotonic_ns(), is_error=True)
-            self._refuse_waiting(settings.argv, reason)
+            self._refuse_waiting(settings.pool, reason)
 
     def _check_processes(self) -> None:
         agents = self._agents()
@@ -496,19 +515,19 @@ class AgentRunner(runner.ProcessRunner):
             now_ns = self._clock.monotonic_ns()
             backoff.failed(agent.exit_reason, now_ns, is_error=not agent.has_eaten)
             if not agent.has_eaten:
-                self._refuse_waiting(agent.argv, agent.exit_reason)
+                self._refuse_waiting(agent.pool, agent.exit_reason)
 
-    def _refuse_waiting(self, argv: tuple[str, ...], reason: bytes) -> None:
+    def _refuse_waiting(self, pool: tuple[str, ...], reason: bytes) -> None:
         """Return the tasks that wait for a command, unless another of its agents runs."""
-        if not all(agent.is_leaving() for agent in self._agents_of(argv)):
+        if not all(agent.is_leaving() for agent in self._agents_of(pool)):
             return
         waiting, self._waiting = self._waiting, deque()
         for job, work in waiting:
-            if isinstance(work, AgentSettings) and work.argv == argv:
+            if isinstance(work, AgentSettings) and work.pool == pool:
                 self._report(JobResult(job, Outcome.REFUSED, cut_reason(reason)))
             else:
                 self._waiting.append((job, work))
-        self._agents_wanted.pop(argv, None)
+        self._agents_wanted.pop(pool, None)
 
     def _release_idle(self) -> None:
         """Notify agents that no more tasks wait, and end agents of commands without use."""
