@@ -182,7 +182,7 @@ def test_wrong_guess_is_explained() -> None:
     assert str(refused.value) == (
         "c.txt:1: the table has an unknown column 'cmd' (did you mean \"argv\"?); read as CSV, "
         "because its first line has a column name "
-        "(--format shell|jsonl|csv|parquet|wfcommons|dwork forces another)"
+        "(--format shell|jsonl|csv|parquet|wfcommons|dwork|zmailer forces another)"
     )
     Path("c.csv").write_bytes(b"sort a\n")
     with pytest.raises(UserError, match=re.escape("read as CSV, because its name ends in .csv (")):

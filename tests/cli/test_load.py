@@ -214,7 +214,7 @@ def test_wrong_guess_names_the_format_and_the_option(
     assert (outcome.code, bad.startswith(f"{file}:2: ' is never closed")) == (2, True)
     assert explained == (
         f"{file}: read as shell commands, because its lines look like commands "
-        "(--format shell|jsonl|csv|parquet|wfcommons|dwork forces another)"
+        "(--format shell|jsonl|csv|parquet|wfcommons|dwork|zmailer forces another)"
     )
     assert last.endswith("1 bad line, nothing submitted")
     prose = cmds(tmp_path, "one of these\n", "prose.txt")

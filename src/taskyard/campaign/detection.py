@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from taskyard.campaign import parquet, shell_lines
+from taskyard.campaign import parquet, shell_lines, zmailer
 from taskyard.campaign.lines import InvalidCampaign, file_label, strip_bom
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Format(Enum):
     PARQUET = "parquet"
     WFCOMMONS = "wfcommons"
     DWORK = "dwork"
+    ZMAILER = "zmailer"
 
     @property
     def title(self) -> str:
@@ -44,6 +45,7 @@ _TITLES: Final = {
     Format.PARQUET: "Parquet",
     Format.WFCOMMONS: "WfCommons",
     Format.DWORK: "dwork's comma lines",
+    Format.ZMAILER: "ZMailer's control file",
 }
 
 #: Suffixes that name a format. For others, such as `.json` and `.txt`, the content decides.
@@ -102,6 +104,9 @@ def choose_by_content(path: str, start: bytes, *, is_whole: bool) -> FormatChoic
     """
     if start.startswith(parquet.MAGIC):
         return FormatChoice(Format.PARQUET, "it begins with PAR1", by_content=True)
+    if zmailer.START.match(start):
+        reason = "it begins like a transport control file"
+        return FormatChoice(Format.ZMAILER, reason, by_content=True)
     label = file_label(path)
     text = strip_bom(start, label)
     if _BINARY.search(text):

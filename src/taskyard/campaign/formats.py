@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct, field
 
-from taskyard.campaign import csv_rows, parquet, shell_lines, wfcommons
+from taskyard.campaign import csv_rows, parquet, shell_lines, wfcommons, zmailer
 from taskyard.campaign.detection import (
     Format,
     FormatChoice,
@@ -91,6 +91,8 @@ def _rows(
         return parquet.rows(path)
     if form is Format.WFCOMMONS:
         return wfcommons.rows(stream, label, replay=options.replay, speedup=options.speedup)
+    if form is Format.ZMAILER:
+        return zmailer.rows(stream, path)
     lines = numbered_lines(stream, label)
     if form is Format.SHELL:
         return shell_lines.rows(lines, label, report.skipped)

@@ -116,10 +116,10 @@ def _read_format(context: click.Context, _: click.Parameter, value: str | None) 
 def load(cli_context: CliContext, /, file: str, campaign: str | None, **values: Any) -> ExitCode:  # noqa: ANN401
     """Load a graph of tasks from a file.
 
-    Reads shell commands, one per line, or JSONL, CSV, Parquet, WfCommons or dwork's comma lines.
-    The format is detected by the file's suffix or first lines. - is stdin. The whole file is
-    checked first. If a line is rejected, the command prints `FILE:LINE: reason`, submits nothing
-    and exits 2. Loading the same file again has no effect.
+    Reads shell commands, one per line, or JSONL, CSV, Parquet, WfCommons, dwork's comma lines or a
+    transport control file of ZMailer. The format is detected by the file's suffix or first lines.
+    - is stdin. The whole file is checked first. If a line is rejected, the command prints
+    `FILE:LINE: reason`, submits nothing and exits 2. Loading the same file again has no effect.
     """
     campaign = campaign or default_campaign_name(file)
     options = FileOptions(values["form"], values["replay"], values["speedup"], campaign)
