@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.worker.agents.rules import AgentRules, AgentSettings
+from taskyard.worker.agents.runner import AgentRunner
 from tests.worker import zmailer_agent
-from tests.worker.agents_harness import WALL_NS, a_pool, job
+from tests.worker.agents_harness import WALL_NS, Clock, a_pool, job
 from tests.worker.runner_harness import turns
 from tests.worker.zmailer_agent import control_file
 
@@ -164,6 +168,30 @@ def test_wider_task_does_not_share_the_line_of_a_narrower_one() -> None:
         pool.start(narrow)
         pool.start(wide)
         assert [one.outcome for one in turns(pool, 2)] == [Outcome.DONE] * 2
+
+
+def test_agent_gets_no_lines_of_the_rules_before_a_change() -> None:
+    agent = r"""
+echo '#hungry'
+while read -r line && [ -n "$line" ]; do
+    case $line in 12/93/1*) printf "12/93/1\t$$\tok\n";; 12*) printf "12/93\t\tok $$\n";; esac
+    echo '#hungry'
+done
+"""
+    one = job(b"12/93", b"12\t-")
+    command = shlex.join(["sh", "-c", agent]).encode()
+    rule = Rule(b"s", b"s/*", LaneOptions(command=command))
+    pool = AgentRunner(1, Clock())
+    with closing(pool):
+        pool.set_rules([rule])
+        pool.start(one)
+        (first,) = turns(pool, 1)
+        changed = structs.replace(rule.options, lines=b"zmailer")
+        pool.set_rules([structs.replace(rule, options=changed)])
+        pool.start(one)
+        (second,) = turns(pool, 1)
+    assert (first.outcome, second.outcome) == (Outcome.DONE, Outcome.DONE)
+    assert first.text != second.text
 
 
 def test_rule_names_the_lines_of_its_agents_unless_the_worker_does() -> None:
