@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from taskyard import testing
 from taskyard.core.model import Result
 from taskyard.core.states import TaskState
-from taskyard.errors import TaskFailed, UnknownName, UserError
+from taskyard.errors import NoBroker, TaskFailed, UnknownName, UserError
 from taskyard.pipeline.jobs import map_rows as job
 from taskyard.pipeline.jobs.row_outcomes import MapTarget, Settled, outcome_function
 from taskyard.spark import backfill, dead_letters, map_rows
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def test_function_gets_the_columns_of_its_row(spark: SparkSession) -> None:
@@ -177,9 +177,29 @@ def test_failed_rows_are_dead_letters_until_they_are_run_again(spark: SparkSessi
         }
 
 
+def test_missing_broker_is_reported_before_spark_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.java_gateway.launch_gateway", pytest.fail)  # starts the JVM
+    monkeypatch.setattr("pyspark.sql.functions.col", pytest.fail)  # asks it
+    to: dict[str, Any] = {"key": "id", "campaign": "c", "state": str(tmp_path)}
+    refused = pytest.raises(NoBroker, match="connection refused")
+    frame: Any = None  # is not read
+    with refused:
+        map_rows(frame, argv=["true"], **to)
+    with refused:
+        dead_letters(frame, **to)
+    with refused:
+        backfill(frame, **to)
+
+
 def test_invalid_arguments_are_refused_before_submission(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(1,)], "id int")
-    to: dict[str, Any] = {"campaign": "c", "broker": "ipc:///nowhere"}
+    with testing.broker() as broker:
+        check_arguments(frame, {"campaign": "c", "broker": broker.endpoint})
+
+
+def check_arguments(frame: DataFrame, to: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="exactly one of call"):
         map_rows(frame, key="id", **to)
     with pytest.raises(UserError, match="unknown column 'name'"):

@@ -85,10 +85,17 @@ def map_target(
     campaign: str,
     **reading: Any,  # noqa: ANN401  # the last fields
 ) -> MapTarget:
-    """Find the broker by the rules of every client. Raises UserError without a campaign."""
+    """Find the broker by the rules of every client. Raises UserError without a campaign.
+
+    Raises `NoBroker` if it does not answer here: the partitions would try for minutes.
+    """
     if not campaign:
         raise UserError("campaign: a name is required (tasks are named CAMPAIGN/KEY)")
-    return MapTarget(discovery.endpoint(broker, state), key, campaign, **reading)
+    target = MapTarget(discovery.endpoint(broker, state), key, campaign, **reading)
+    if discovery.is_refused(target.broker):
+        raise discovery.refused_error(target.broker)
+    Client(target.broker, key=key).close()
+    return target
 
 
 def outcome_function(
