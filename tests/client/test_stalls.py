@@ -170,15 +170,21 @@ def test_client_reports_each_reason_once(broker: Broker, lines: SimpleQueue[str]
     assert lines.empty()
 
 
-def test_wait_for_a_campaign_reports_the_reason(broker: Broker, lines: SimpleQueue[str]) -> None:
+@pytest.mark.parametrize("campaign", ["waited", "named"])
+def test_wait_without_futures_reports_the_reason(
+    campaign: str, broker: Broker, lines: SimpleQueue[str]
+) -> None:
     with Client(broker.endpoint, report=lines.put) as client, ThreadPoolExecutor(1) as pool:
+        terms = Terms(campaign=campaign.encode(), service=b"s2")
         for name in "ab":
-            terms = Terms(campaign=b"waited", service=b"s2")
             client.submit_encoded(name, b"", terms, watch=False).result()
-        waiting = pool.submit(client.wait_campaign, "waited")
+        if campaign == "waited":
+            waiting: AnyFuture[Any] = pool.submit(client.wait_campaign, campaign)
+        else:
+            waiting = pool.submit(client.wait_names, ["named/a", "named/b"])
         line = lines.get(timeout=PATIENCE_SECONDS)
-        assert line == f"task waited/a waits: {NO_WORKER} (service s2); 1 more task waits"
-        client.cancel(campaign="waited")
+        assert line == f"task {campaign}/a waits: {NO_WORKER} (service s2); 1 more task waits"
+        client.cancel(campaign=campaign)
         waiting.result(PATIENCE_SECONDS)
 
 

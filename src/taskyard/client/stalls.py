@@ -118,7 +118,7 @@ class Stalls:
 
     def _find(self, subject: bytes | Scope) -> Exchange[Stall | None]:
         if isinstance(subject, Scope):
-            return find_stall(subject)
+            return find_stall(subject, len(subject.names or ()))
         names = tuple(self._watches.names(NAMES_MAX))
         return find_stall(Scope(names=names), self._watches.count())
 
