@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 
-from taskyard import Client, Executor, TaskBlocked, TaskFailed, testing
+from taskyard import Client, Executor, Final, TaskBlocked, TaskFailed, testing
 from tests.client import executor_calls as calls
 from tests.kit.processes import PATIENCE_SECONDS, environment
 
@@ -59,6 +60,25 @@ def test_failed_task_is_tried_again_if_its_retries_say_so() -> None:
         with broker.worker():
             assert "Odd: 1" in str(future.exception(PATIENCE_SECONDS))
         assert client.show(future.name)["attempt"] == 2
+
+
+def refuse_for_good(number: int) -> None:
+    raise Final(f"no number {number}")
+
+
+def test_final_failure_is_not_tried_again() -> None:
+    with testing.broker() as broker, broker.client() as client:
+        again: Any = {"retries": 3, "backoff": "1ms"}
+        by_name = client.submit(f"{__name__}:refuse_for_good", args=[1], **again)
+        by_object = client.submit(refuse_for_good, 2, **again)
+        exited = client.submit(["sh", "-c", "exit 3"], final_exit_status=[3], **again)
+        broker.run_all()
+        assert "Final: no number 1" in str(by_name.exception(PATIENCE_SECONDS))
+        with pytest.raises(Final, match="no number 2"):
+            by_object.result(PATIENCE_SECONDS)
+        assert "exit status 3" in str(exited.exception(PATIENCE_SECONDS))
+        for future in (by_name, by_object, exited):
+            assert client.show(future.name)["attempt"] == 1
 
 
 def test_services_are_handled_by_the_tests_functions() -> None:

@@ -1,7 +1,7 @@
 """A flaky API on this machine: python server.py [--rate N] [--log FILE].
 
 `GET /HOST/ID` answers for a host of that name, at most `--rate` times a second for each host. More
-requests get 429. Some of the others get 500, chosen at random. Ids that end in 999 always get 422.
+requests get 429. Some of the others get 500, chosen at random. Ids that end in 999 always get 404.
 The host down.example gets 503 until `GET /repair`. Every request is a line of the log: time in
 seconds, host, id, status. Prints its port.
 """
@@ -18,7 +18,7 @@ from typing import IO
 #: The share of accepted requests that fail.
 FAILURES = 0.05
 
-#: Ids that the API can't process end in this.
+#: Ids that the API does not know end in this.
 INVALID = "999"
 
 #: The host that is down until the repair.
@@ -26,7 +26,7 @@ DOWN = "down.example"
 
 REASONS = {
     200: "OK",
-    422: "Unprocessable Content",
+    404: "Not Found",
     429: "Too Many Requests",
     500: "Internal Server Error",
     503: "Service Unavailable",
@@ -65,7 +65,7 @@ class Api:
         if host == DOWN and self._is_down:
             return 503
         if identity.endswith(INVALID):
-            return 422
+            return 404
         return 500 if self._random.random() < FAILURES else 200
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

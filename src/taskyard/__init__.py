@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from taskyard.client.task import Task, task
     from taskyard.errors import (
         ClientClosed,
+        Final,
         NoBroker,
         OutputRemoved,
         OutputTruncated,
@@ -53,6 +54,7 @@ __all__ = [
     "CurrentTask",
     "Executor",
     "ExecutorBroken",
+    "Final",
     "Future",
     "NoBroker",
     "Outbox",

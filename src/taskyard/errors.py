@@ -24,6 +24,7 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     │   └── NotInstalled       an optional package or a program is missing
     ├── TaskFailed             the task ended without a result
     │   ├── TaskBlocked        it waits behind a task that failed
+    │   ├── Final              raised by a function: another attempt would fail too
     │   └── CallLost           an executor's call has neither a value nor an exception. Defined in
     │                          `client.calls`, for the reason below
     ├── OutputTruncated        the task is done, but only a part of its output is kept
@@ -226,6 +227,25 @@ class TaskBlocked(TaskFailed):
     """A task waits behind one that failed. It can only run if that one is retried."""
 
     code = "task-blocked"
+
+
+class Final(TaskFailed):
+    """Raised in a task's function: the task fails at once, whatever retries it has left."""
+
+    code = "final"
+
+
+#: Refusals that the same request may not meet later.
+_PASSING: frozenset[str] = frozenset(
+    {"busy", "full", "name-held", "no-standby", "overloaded", "retry-later", "shutting-down"}
+)
+
+
+def is_final(error: BaseException) -> bool:
+    """Return whether a function that raised an error would raise it at every attempt."""
+    if isinstance(error, UserError):
+        return not isinstance(error, StateLocked) and error.code not in _PASSING
+    return isinstance(error, Final)
 
 
 class OutputTruncated(TaskyardError):

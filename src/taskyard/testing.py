@@ -39,7 +39,7 @@ from taskyard.core.model import WorkerFacts, shown
 from taskyard.core.resources import CPUS, GPUS, MEMORY
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.task_inputs import needed
-from taskyard.errors import ClientClosed, TaskFailed
+from taskyard.errors import ClientClosed, TaskFailed, is_final
 from taskyard.journal.store import MemoryStore
 from taskyard.net import endpoints, sockets
 from taskyard.net.channel import Channel
@@ -264,15 +264,10 @@ class _Worker:
         handler = self._handlers[service]
         try:
             result = self._handle(service, payload) if handler is None else handler(payload)
-        except TaskFailed as error:
-            return Outcome.FAILED, cut_reason(str(error).encode()), b""
         except KeyboardInterrupt:  # from the developer, not from the task
             raise
         except BaseException as error:  # noqa: BLE001  # the failure of the task
-            printed = traceback.format_exc()
-            reason = "".join(traceback.format_exception_only(error)).strip()
-            line = _pickled_exception(error, printed, payload)
-            return Outcome.FAILED, cut_reason(reason.encode()), printed.encode() + line
+            return _failure(error, payload)
         return Outcome.DONE, result, b""
 
     def _handle(self, service: bytes, payload: bytes) -> bytes:
@@ -312,6 +307,22 @@ def _import_allowed(call: str, allow: Sequence[str] | None) -> Callable[..., Any
     return function
 
 
+class _FinalStatus(TaskFailed):
+    """A program has ended with one of its final exit statuses."""
+
+
+def _failure(error: BaseException, payload: bytes) -> tuple[Outcome, bytes, bytes]:
+    """Return the outcome, the reason and the output of a task that has raised an error."""
+    is_last = is_final(error)
+    outcome = Outcome.FAILED_FINAL if is_last or isinstance(error, _FinalStatus) else Outcome.FAILED
+    if isinstance(error, TaskFailed) and not is_last:
+        return outcome, cut_reason(str(error).encode()), b""
+    printed = "".join(traceback.format_exception(error))
+    reason = "".join(traceback.format_exception_only(error)).strip()
+    line = _pickled_exception(error, printed, payload)
+    return outcome, cut_reason(reason.encode()), printed.encode() + line
+
+
 def _run_program(command: payloads.Command) -> bytes:
     files = TaskFiles(command.inputs or (), command.outputs or (), command.cwd or "")
     if missing := files.missing_input():
@@ -323,7 +334,9 @@ def _run_program(command: payloads.Command) -> bytes:
     if ran.returncode:
         line = last_line(ran.stdout + ran.stderr).decode()
         status = status_text(ran.returncode)
-        raise TaskFailed(f"{status}: {line}" if line else status)
+        is_last = ran.returncode in (command.final_exit_status or ())
+        kind = _FinalStatus if is_last else TaskFailed
+        raise kind(f"{status}: {line}" if line else status)
     if missing := files.missing_output():
         raise TaskFailed(f"output missing: {missing}")
     return ran.stdout

@@ -235,6 +235,10 @@ def test_number_of_retries_is_as_many_single_intervals() -> None:
             {"name": "a", "call": "m:f", "outputs": ["y"]},
             'has "inputs" or "outputs", which are for "argv" only',
         ),
+        (
+            {"name": "a", "call": "m:f", "final_exit_status": 3},
+            'has "final_exit_status", which is for "argv" only',
+        ),
     ],
 )
 def test_task_without_a_name_or_with_wrong_work_is_refused(raw: object, reason: str) -> None:
@@ -319,6 +323,14 @@ def test_unknown_key_is_refused_with_a_suggestion(key: str, advice: str) -> None
         ("outputs", ["a", ""], "has a path that must not be empty"),
         ("outputs", ["a", 1], "has a path that must be text, not 1"),
         ("inputs", ["a"] * 10_001, "must have at most 10000 paths, not 10001"),
+        *(
+            (
+                "final_exit_status",
+                value,
+                f"must be exit statuses from 1 to 255, such as [3], not {value!r}",
+            )
+            for value in (0, 256, "3", True, [3, -1])
+        ),
     ],
 )
 def test_wrong_value_is_refused_with_its_key(key: str, value: object, reason: str) -> None:
@@ -378,6 +390,8 @@ def test_long_value_is_cut_in_a_message() -> None:
         ("after", '["a b"]', ["a b"]),
         ("inputs", "a.csv 'b c.csv'", ["a.csv", "b c.csv"]),
         ("outputs", '["b c"]', ["b c"]),
+        ("final_exit_status", "3 4", [3, 4]),
+        ("final_exit_status", "[3]", [3]),
         ("args", "[1, {}]", [1, {}]),
         ("kwargs", '{"x": 1}', {"x": 1}),
         ("env", "A=1 B='2 3'", {"A": "1", "B": "2 3"}),
@@ -422,13 +436,15 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
 variables = st.dictionaries(names.filter(lambda name: "=" not in name), words, max_size=3)
 work = st.one_of(
     st.builds(
-        lambda program, arguments, env, outputs: {
+        lambda program, arguments, env, outputs, statuses: {
             "argv": [program, *arguments],
             "env": env,
             "outputs": outputs,
+            "final_exit_status": statuses,
         },
         *(names, st.lists(words, max_size=3), st.none() | variables),
         st.none() | st.lists(names, min_size=1, max_size=2, unique=True),
+        st.none() | st.lists(st.integers(1, 255), min_size=1, max_size=2, unique=True).map(sorted),
     ),
     st.fixed_dictionaries(
         {

@@ -75,6 +75,23 @@ def test_templates_fill_the_files_of_a_task(
     assert 'has "inputs" or "outputs", which are for "argv" only' in refused.err
 
 
+def test_final_exit_status_is_not_retried(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "3\n4\n5\n")
+    options = ("--retries", "1", "--backoff", "0.01s", "--campaign", "final")
+    final = ("--final-exit-status", "3", "--final-exit-status", "4")
+    words = ("--lines", lines, *options, *final, "--", "sh", "-c", 'exit "$1"', "sh", "{}")
+    assert call("map", *words).code == 1
+    attempts = [
+        call("show", f"final/{line_name(line)}", "--json").document()["task"]["attempt"]
+        for line in "345"
+    ]
+    assert attempts == [1, 1, 2]
+    refused = call("map", "--lines", lines, *final, "--call", "m:f")
+    assert 'has "final_exit_status", which is for "argv" only' in refused.err
+    refused = call("submit", "--final-exit-status", "0", "--", "true")
+    assert "must be exit statuses from 1 to 255" in refused.err
+
+
 def test_templates_fill_directory_variables_and_predecessors(call: Caller, tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()

@@ -266,7 +266,7 @@ def test_lost_bytes_are_counted_without_a_spool() -> None:
     output.add_lost(Stream.STDOUT, 5)
     done = output.done(command("true"))
     assert (done.text, done.result_bytes_total) == (b"end", 8)
-    failed = output.failed(command("true"), b"reason")
+    failed = output.failed(command("true"), Outcome.FAILED, b"reason")
     assert (failed.output, failed.output_bytes_total) == (b"end", 8)
 
 

@@ -101,9 +101,12 @@ def turn_until_quiet(runner: ProcessRunner) -> list[JobResult]:
     return done
 
 
+_COMMAND_KEYS = ("env", "cwd", "stdin", "stdin_file", "final_exit_status")
+
+
 def command(*argv: str, name: bytes = b"t", **terms: Any) -> Job:
     """Return a job that runs a program."""
-    keys = {key: terms.pop(key, None) for key in ("env", "cwd", "stdin", "stdin_file")}
+    keys = {key: terms.pop(key, None) for key in _COMMAND_KEYS}
     payload = encode_command(argv, **keys)
     return Job(name, terms.pop("attempt", 1), EXEC, payload, **terms)
 

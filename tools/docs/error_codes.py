@@ -226,6 +226,10 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "A task failed, or has no result yet.",
             "See `taskyard why NAME` and `taskyard log NAME`. Then `taskyard retry NAME`.",
         ),
+        "final": Explanation(
+            "A task's function raised `taskyard.Final`: another attempt would fail too.",
+            "Correct what the message names. `taskyard retry NAME` runs the task once more.",
+        ),
         "task-blocked": Explanation(
             "A task waits behind one that failed.",
             "Retry the failed task. `taskyard why NAME` names it.",

@@ -145,7 +145,9 @@ def _service_and_payload(spec: TaskSpec) -> tuple[bytes, bytes, list[str]]:
         if spec.argv is not None:
             fields = (spec.argv, spec.env, spec.cwd, spec.inputs, spec.outputs)
             results = inputs.names_in(spec.argv) if spec.after else []
-            service, payload = EXEC, encode_command(*fields, results=results)
+            final = spec.final_exit_status
+            payload = encode_command(*fields, results=results, final_exit_status=final)
+            service = EXEC
         elif spec.call is not None:
             arguments = (spec.args or (), spec.kwargs or {})
             payload, results = inputs.encode_call(spec.call, *arguments, spec.env, spec.cwd)

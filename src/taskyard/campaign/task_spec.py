@@ -24,6 +24,7 @@ from taskyard.campaign.values import (
     read_directory,
     read_duration,
     read_environment,
+    read_exit_statuses,
     read_keywords,
     read_lane,
     read_memory,
@@ -112,6 +113,8 @@ class TaskSpec(Struct, kw_only=True, gc=False, omit_defaults=True):
     #: Files that a command needs, and files that it makes.
     inputs: list[str] | None = None
     outputs: list[str] | None = None
+    #: Exit statuses of a command after which it is not retried.
+    final_exit_status: list[int] | None = None
     #: Set for a task of a bundle. All tasks of a bundle share one payload object.
     bundle_ref: BundleRef | None = None
 
@@ -143,6 +146,7 @@ KEYS: Final[dict[str, tuple[str, Callable[[object], object]]]] = {
     "cwd": ("cwd", read_directory),
     "inputs": ("inputs", read_paths),
     "outputs": ("outputs", read_paths),
+    "final_exit_status": ("final_exit_status", read_exit_statuses),
 }
 
 #: Names of our keys in other systems, for hints.
@@ -249,6 +253,8 @@ def _check_work(spec: TaskSpec) -> None:
         raise InvalidTask('has "env" or "cwd", which are for "argv" and "call" only')
     if spec.argv is None and (spec.inputs is not None or spec.outputs is not None):
         raise InvalidTask('has "inputs" or "outputs", which are for "argv" only')
+    if spec.argv is None and spec.final_exit_status is not None:
+        raise InvalidTask('has "final_exit_status", which is for "argv" only')
 
 
 def _check_terms(spec: TaskSpec, given: dict[str, Any]) -> None:
@@ -308,7 +314,8 @@ def _work_fields(spec: TaskSpec) -> Mapping[str, object]:
 def to_row(spec: TaskSpec) -> dict[str, object]:
     """Return the row of this task, or of its bundle, for a line of JSON."""
     raw: dict[str, object] = {"name": spec.name}
-    plain = ("argv", "call", "args", "kwargs", "service", "env", "cwd", "inputs", "outputs")
+    work = ("argv", "call", "args", "kwargs", "service", "env", "cwd")
+    plain = (*work, "inputs", "outputs", "final_exit_status")
     raw |= {key: getattr(spec, key) for key in plain if getattr(spec, key) is not None}
     if spec.payload is not None:
         raw["payload"] = spec.payload.decode(errors="backslashreplace")

@@ -34,6 +34,7 @@ from taskyard.settings.values import (
     read_text,
     shown,
 )
+from taskyard.wire.payloads import EXIT_STATUS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,6 +156,16 @@ def read_paths(value: object) -> list[str]:
         return list(dict.fromkeys(map(read_directory, paths)))
     except InvalidValue as bad:
         raise InvalidValue(f"has a path that {bad}") from None
+
+
+def read_exit_statuses(value: object) -> list[int]:
+    """Read exit statuses, without duplicates. A single one may be a number."""
+    statuses = value if isinstance(value, LISTS) else [value]
+    for status in statuses:
+        if type(status) is not int or not 1 <= status <= EXIT_STATUS_MAX:
+            range_text = f"from 1 to {EXIT_STATUS_MAX}, such as [3]"
+            raise InvalidValue(f"must be exit statuses {range_text}, not {shown(value)}")
+    return sorted({*statuses})
 
 
 def read_environment(value: object) -> dict[str, str]:
@@ -304,6 +315,11 @@ def _number(text: str) -> object:
     return int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else text
 
 
+def _exit_statuses(text: str) -> object:
+    """Read numbers separated by spaces, or a JSON list."""
+    return _json(text) if text.startswith("[") else [*map(_number, text.split())]
+
+
 def _retries(text: str) -> object:
     """Read a number of retries, or a JSON list of multiples."""
     return _json(text) if text.startswith("[") else _number(text)
@@ -327,6 +343,7 @@ _READERS: Final[dict[str, Callable[[str], object]]] = {
     "after": _split_names,
     "inputs": _split_command,
     "outputs": _split_command,
+    "final_exit_status": _exit_statuses,
     "recipients": _split_names,
     "priority": _number,
     "retries": _retries,

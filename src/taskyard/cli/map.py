@@ -97,6 +97,7 @@ _OPTION_GROUPS: Final = {
     "Task": (
         *("call", "payload", "slots", "cpus", "memory", "gpus", "resources", "backoff", "priority"),
         *("lane", "service", "after", "wait_for_unknown", "due", "expiry", "inputs", "outputs"),
+        "final_exit_status",
     ),
     "Workers, if no broker is running": ("workers", "allow", "allow_pickle"),
 }

@@ -53,7 +53,10 @@ class MapWork:
         check_one_work(words, values)
         self._call, self._is_stdin_file = values["call"], values["stdin"]
         files = (values["inputs"], values["outputs"])
-        options = CommandOptions(values["env"] or None, values["cwd"], values["stdin"], *files)
+        statuses = [one for given in values["final_exit_status"] for one in given]
+        options = CommandOptions(
+            values["env"] or None, values["cwd"], values["stdin"], *files, statuses
+        )
         if values["payload"] is not None:
             payload = read_payload_option(values["payload"]).decode(errors="surrogateescape")
             self._keys = check_templates([payload], source.shape, "payload")

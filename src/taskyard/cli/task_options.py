@@ -188,6 +188,12 @@ _OUTPUTS: Final = click.option(
     help="File that the command makes. If all are newer than the inputs, it does not run. "
     "Repeatable.",
 )
+_FINAL_EXIT_STATUS: Final = click.option(
+    "--final-exit-status",
+    type=TaskKey("final_exit_status", "N"),
+    multiple=True,
+    help="Don't retry the command after this exit status. Repeatable.",
+)
 _RESOURCE: Final = click.option(
     "--resource",
     "resources",
@@ -235,7 +241,7 @@ def task_options(
     for flag, kind, text in _OPTIONS:
         own = (texts or {}).get(flag, text)
         command = _plain_option(flag, kind, own)(command)
-    files = (_OUTPUTS, _INPUTS)
+    files = (_OUTPUTS, _INPUTS, _FINAL_EXIT_STATUS)
     variables = (_NO_ENV, _ENV_ALL, _ENV)
     work = (_AFTER, _WAIT_FOR_UNKNOWN, _PAYLOAD, _CALL)
     for option in (_RESOURCE, *files, *variables, *work):
@@ -270,6 +276,8 @@ def task_keys(values: dict[str, Any]) -> dict[str, Any]:
     for key in ("after", "inputs", "outputs"):
         if values.get(key):
             raw[key] = list(values[key])
+    if values.get("final_exit_status"):
+        raw["final_exit_status"] = [one for given in values["final_exit_status"] for one in given]
     if values.get("env"):
         raw["env"] = values["env"]
     return raw

@@ -228,6 +228,8 @@ class CommandOptions(NamedTuple):
     #: Files that the command needs, and files that it makes.
     inputs: Sequence[str] = ()
     outputs: Sequence[str] = ()
+    #: Exit statuses after which a command is not retried.
+    final_exit_status: Sequence[int] = ()
 
     def place_function(self) -> Callable[[InputRow], tuple[dict[str, str] | None, str | None]]:
         """Return a function from a row to the variables and the directory of its task."""
@@ -277,6 +279,7 @@ def command_encoder(
             [path.fill(row) for path in outputs],
             stdin=row.block,
             stdin_file=row.text if options.is_stdin_file else None,
+            final_exit_status=options.final_exit_status,
         )
 
     return encode

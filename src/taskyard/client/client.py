@@ -310,8 +310,9 @@ class Client(BlockingRunner):
 
         Options are those of a task in a file: after (names or futures), service, lane, priority,
         due, expiry, retries, backoff, time_limit, slots, cpus, memory, gpus, resources, and for
-        commands env, cwd, inputs, outputs. Other named values are arguments of the function. If it
-        has a parameter with the name of an option, give its named arguments as `kwargs`.
+        commands env, cwd, inputs, outputs, final_exit_status. Other named values are arguments of
+        the function. If it has a parameter with the name of an option, give its named arguments as
+        `kwargs`.
 
         Returns at once. Raises `UserError` for invalid arguments. If the broker refuses the task,
         its future raises `Refused`.

@@ -52,6 +52,7 @@ _SQLALCHEMY_SQL: Final = _SQL.format(**{key: f":{key}" for key in _KEYS})
 #: Keys of work, which are encoded in the payload, and the name.
 _ENCODED: Final = (
     *("name", "argv", "call", "args", "kwargs", "payload", "env", "cwd", "inputs", "outputs"),
+    "final_exit_status",
 )
 
 #: Bytes of a generated name: many outboxes of many processes make names of one function.

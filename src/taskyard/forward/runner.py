@@ -211,8 +211,7 @@ class ForwardRunner:
     def _result(self, settled: Settled) -> JobResult:
         job, output = self._jobs.pop(settled.job.key)
         if settled.outcome is not Outcome.DONE:
-            done = output.failed(job, cut_reason(settled.text or b""))
-            done.outcome = settled.outcome
+            done = output.failed(job, settled.outcome, cut_reason(settled.text or b""))
         else:
             done = output.done(job)
             if settled.text is not None:

@@ -2,9 +2,9 @@
 
 A payload is one JSON object: `{"argv": [...]}` or `{"call": "module:function", "args": [...],
 "kwargs": {...}}`, each with optional `env` and `cwd`. Commands also have optional `inputs` and
-`outputs`, and `stdin` in base64 or the path of a `stdin_file`. An unknown key is refused, because
-half a command is worse than none. Arguments and returned values are plain JSON. Bytes, sets, times
-and NaN are refused, not converted. Tuples become lists and keys become strings.
+`outputs`, `stdin` in base64 or the path of a `stdin_file`, and `final_exit_status`. An unknown key
+is refused, because half a command is worse than none. Arguments and returned values are plain JSON.
+Bytes, sets, times and NaN are refused, not converted. Tuples become lists and keys become strings.
 
 Knows nothing of processes, nor of permissions. `pickled.py` holds pickled calls.
 """
@@ -26,6 +26,10 @@ EXEC: Final = b"exec"
 CALL: Final = b"call"
 
 
+#: The largest exit status of a program.
+EXIT_STATUS_MAX: Final = 255
+
+
 class Command(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """Run a program by its argv, never through a shell."""
 
@@ -44,6 +48,8 @@ class Command(Struct, omit_defaults=True, forbid_unknown_fields=True):
     stdin_file: str | None = None
     #: Tasks whose results replace references in `argv`. See `inputs`.
     results: list[str] | None = None
+    #: Exit statuses after which it is not retried.
+    final_exit_status: list[Annotated[int, Meta(ge=1, le=EXIT_STATUS_MAX)]] | None = None
 
 
 class Call(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -103,6 +109,7 @@ def encode_command(  # noqa: PLR0913  # the keys of a command
     stdin: bytes | None = None,
     stdin_file: str | None = None,
     results: Sequence[str] | None = None,
+    final_exit_status: Sequence[int] | None = None,
 ) -> bytes:
     """Encode the payload of an `exec` task. Raise UserError."""
     if not argv or isinstance(argv, str) or not all(isinstance(word, str) for word in argv):
@@ -114,6 +121,7 @@ def encode_command(  # noqa: PLR0913  # the keys of a command
     command.outputs = list(outputs) if outputs else None
     command.stdin, command.stdin_file = stdin, stdin_file
     command.results = list(results) if results else None
+    command.final_exit_status = list(final_exit_status) if final_exit_status else None
     return _encode(command)
 
 

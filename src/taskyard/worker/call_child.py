@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
-from taskyard.errors import NotEncodable, UserError, ValueDamaged, ValueMissing
+from taskyard.errors import NotEncodable, UserError, ValueDamaged, ValueMissing, is_final
 from taskyard.process import current_task
 from taskyard.wire import pickled
 from taskyard.wire.inputs import Input, available, fill
@@ -347,7 +347,8 @@ def _encoded_cause(error: _CallRefused, token: str) -> bytes:
 
 
 def _failure(error: BaseException, line: bytes = b"") -> CallResult:
-    return Outcome.FAILED, cut_reason(_exception_text(error).encode(errors="replace")), line
+    outcome = Outcome.FAILED_FINAL if is_final(error) else Outcome.FAILED
+    return outcome, cut_reason(_exception_text(error).encode(errors="replace")), line
 
 
 def _unpickle_error(call: Pickled, error: BaseException) -> str:

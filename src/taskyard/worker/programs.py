@@ -10,8 +10,8 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 from taskyard.core.events import Outcome
 from taskyard.core.output import Stream
@@ -72,10 +72,10 @@ class ProgramOutput:
             done.output, done.output_bytes_total = self.output.with_size()
         return done
 
-    def failed(self, job: Job, reason: bytes) -> JobResult:
+    def failed(self, job: Job, outcome: Outcome, reason: bytes) -> JobResult:
         """Return the result of a program that failed."""
         output, bytes_total = self.output.with_size()
-        return JobResult(job, Outcome.FAILED, reason, output, output_bytes_total=bytes_total)
+        return JobResult(job, outcome, reason, output, output_bytes_total=bytes_total)
 
     def last_line(self) -> bytes:
         """Return the last line of the output, for a reason."""
@@ -102,9 +102,9 @@ class SpooledOutput:
             done.streams = (self._stdout, self._stderr)
         return done
 
-    def failed(self, job: Job, reason: bytes) -> JobResult:
+    def failed(self, job: Job, outcome: Outcome, reason: bytes) -> JobResult:
         """Return the result of a program that failed."""
-        failed = JobResult(job, Outcome.FAILED, reason)
+        failed = JobResult(job, outcome, reason)
         if self._stdout.bytes_total or self._stderr.bytes_total:
             failed.streams = (self._stdout, self._stderr)
         return failed
@@ -126,9 +126,12 @@ class Program(SupervisedProcess):
         runner_context: RunnerContext,
         *,
         began_ns: int,
+        final_statuses: Collection[int],
     ) -> None:
+        """`final_statuses`: exit statuses after which another attempt would fail too."""
         super().__init__(process, runner_context)
         self._assign(job)
+        self._final_statuses = final_statuses
         self._began_ns = began_ns
         self._printed = printed
         #: Bytes of the output when `new_output` was called.
@@ -165,7 +168,9 @@ class Program(SupervisedProcess):
         """Return the job's result without its run."""
         if self._ending is None and status == 0:
             return self._printed.done(job)
-        return self._printed.failed(job, self._reason(status))
+        is_final = self._ending is None and status in self._final_statuses
+        outcome = Outcome.FAILED_FINAL if is_final else Outcome.FAILED
+        return self._printed.failed(job, outcome, self._reason(status))
 
     def _reason(self, status: int) -> bytes:
         """Return why it failed, with the last line of its output."""
@@ -249,7 +254,8 @@ def _start(
             streams = Streams(stdin, stdout_writing, stderr_writing)
             began_ns = runner_context.now_ns()
             process = start(command.argv, streams, env, command.cwd, runner_context.paths)
-    return Program(job, process, printed, (stdout, stderr), runner_context, began_ns=began_ns)
+    terms: Any = {"began_ns": began_ns, "final_statuses": command.final_exit_status or ()}
+    return Program(job, process, printed, (stdout, stderr), runner_context, **terms)
 
 
 def not_started(job: Job, command: Command, error: OSError | ValueError) -> JobResult:

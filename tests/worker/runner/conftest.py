@@ -35,6 +35,15 @@ def lost(): return float("nan")
 def raise_error(text):
     print("before")
     raise ValueError(text)
+def raise_final(text):
+    import taskyard
+    raise taskyard.Final(text)
+def raise_ours(name, *args):
+    from taskyard import errors
+    raise getattr(errors, name)(*args)
+def submit_wrongly():
+    import taskyard
+    taskyard.task(retry=3)(nothing).submit()
 def raise_cancelled():
     import asyncio
     raise asyncio.CancelledError

@@ -81,6 +81,37 @@ def test_exception_is_the_reason_and_its_traceback_is_the_output() -> None:
     assert b"child.py" not in found.output
 
 
+def test_final_exception_is_not_retried() -> None:
+    found = result_of_call(call("yard:raise_final", "no such page"))
+    assert (found.outcome, found.text) == (
+        Outcome.FAILED_FINAL,
+        b"taskyard.errors.Final: no such page",
+    )
+    assert found.output.endswith(b"Final: no such page\n")
+
+
+def test_wrong_use_of_our_own_functions_is_not_retried() -> None:
+    found = result_of_call(call("yard:submit_wrongly"))
+    assert found.outcome == Outcome.FAILED_FINAL
+    assert found.text.startswith(b"taskyard.errors.UserError: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "outcome"),
+    [
+        (("UnknownName", "no such task"), Outcome.FAILED_FINAL),
+        (("Refused", "two tasks", "duplicate"), Outcome.FAILED_FINAL),
+        (("Refused", "too many tasks", "full"), Outcome.FAILED),
+        (("Refused", "later", "shutting-down"), Outcome.FAILED),
+        (("StateLocked", "in use"), Outcome.FAILED),
+        (("NoBroker", "none answers"), Outcome.FAILED),
+        (("TaskFailed", "another task"), Outcome.FAILED),
+    ],
+)
+def test_errors_of_ours_that_pass_are_retried(args: tuple[str, ...], outcome: Outcome) -> None:
+    assert result_of_call(call("yard:raise_ours", *args)).outcome == outcome
+
+
 def test_text_of_an_exception_is_bounded() -> None:
     found = result_of_call(call("yard:raise_error", "x" * 3_000_000))
     assert found.text.startswith(b"ValueError: xxx")

@@ -399,3 +399,25 @@ def test_program_that_closes_its_pipes_keeps_running(tmp_path: Path) -> None:
         with Path(fifo).open("w"):
             pass
         assert turns(runner) == [failed(job, b"exit status 7")]
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(3, Outcome.FAILED_FINAL), (4, Outcome.FAILED), (0, Outcome.DONE)]
+)
+def test_final_exit_status_is_not_retried(status: int, outcome: Outcome) -> None:
+    found = result_of(command("sh", "-c", f"exit {status}", final_exit_status=[3, 7]))
+    assert found.outcome == outcome
+
+
+def test_program_that_is_killed_or_stopped_is_retried(tmp_path: Path) -> None:
+    job = command("sh", "-c", "kill -9 $$", final_exit_status=[9, 137])
+    assert result_of(job) == failed(job, b"killed by SIGKILL")
+    clock, fifo = SetClock(), a_fifo(tmp_path / "fifo")
+    code = EXIT_0_ON_SIGTERM.replace("exit(0)", "exit(3)")
+    job = script(code, fifo, final_exit_status=[3], time_limit_ns=SECOND_NS)
+    with a_runner(clock=clock) as runner:
+        runner.start(job)
+        runner.turn()
+        read_fifo(fifo)
+        clock.now_ns += SECOND_NS
+        assert turns(runner) == [failed(job, b"time limit of 1 s exceeded")]

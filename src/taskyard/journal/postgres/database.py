@@ -121,6 +121,7 @@ STEPS: Final[tuple[tuple[LiteralString, ...], ...]] = (
     ),
     # Where the content of a file is. Empty: in `files`.
     ("ALTER TABLE taskyard.claims ADD place text NOT NULL DEFAULT ''",),
+    outbox_schema.OPTIONS_STEP,
 )
 FORMAT: Final = len(STEPS)
 

@@ -11,7 +11,7 @@ from typing import Final, LiteralString
 OPTIONS: Final[tuple[LiteralString, ...]] = (
     *("argv", "call", "args", "kwargs", "payload", "after", "service", "lane", "priority"),
     *("due", "expiry", "retries", "backoff", "time_limit", "slots", "cpus", "memory", "gpus"),
-    *("resources", "env", "cwd", "inputs", "outputs"),
+    *("resources", "env", "cwd", "inputs", "outputs", "final_exit_status"),
 )
 
 _TABLE: Final = (
@@ -133,8 +133,15 @@ END
 $body$
 """
 
+_CREATE: Final[LiteralString] = _FUNCTION.replace("OPTIONS", ",".join(OPTIONS))
+
 STEP: Final[tuple[LiteralString, ...]] = (
     *_TABLE,
-    _FUNCTION.replace("OPTIONS", ",".join(OPTIONS)),
+    _CREATE,
     "REVOKE EXECUTE ON FUNCTION taskyard.submit FROM PUBLIC",
+)
+
+#: For a function that does not know all keys of a task yet.
+OPTIONS_STEP: Final[tuple[LiteralString, ...]] = (
+    _CREATE.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION"),
 )
