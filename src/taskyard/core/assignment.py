@@ -34,11 +34,14 @@ def tasks_requested(context: Context, event: events.TasksRequested) -> None:
     worker = context.touch_worker(event.worker, event.request)
     if worker is None:
         return
+    if event.is_shared and worker.state is PARKED and worker.open_request:
+        _wait_behind(context, worker, event)
+        return
     expiry.expire_tasks(context)
     close_request(context, worker)
     worker.open_request = event.request
     if worker.state is DRAINING:
-        if worker.leases and not event.parks:
+        if worker.leases and (event.is_shared or not event.parks):
             _reply_no_work_yet(context, worker)
         shut_down_if_drained(context, worker)
     elif event.parks and worker.facts.wants_wake:
@@ -46,10 +49,22 @@ def tasks_requested(context: Context, event: events.TasksRequested) -> None:
             park(context, worker, event.count)  # it gets `Wake` and requests again
     elif _may_take(worker) and lease(context, worker, event.count):
         return
-    elif event.parks:
+    elif event.parks and not (
+        event.is_shared and subscriptions.no_work_left(context.ledger, worker)
+    ):
         park(context, worker, event.count)
     else:
         _end_request(context, worker)
+
+
+def _wait_behind(context: Context, worker: Worker, event: events.TasksRequested) -> None:
+    """Let a request wait behind that of another peer with the worker's name, which is parked: so
+    there is no task for it. One that does not wait gets `NoWork`."""
+    settled = subscriptions.no_work_left(context.ledger, worker)
+    if event.parks and not settled:
+        worker.requests_behind[event.request] = event.count
+    else:
+        context.send(NoWork(worker.name, settled, event.request))
 
 
 def _end_request(context: Context, worker: Worker) -> None:
@@ -70,11 +85,14 @@ def _may_take(worker: Worker) -> bool:
 def wait_ended(context: Context, event: events.WaitEnded) -> None:
     worker = context.ledger.workers.get(event.worker)
     if worker is None or worker.open_request != event.request:
+        if worker is not None:
+            worker.requests_behind.pop(event.request, None)
         if event.request:  # the worker left or requested anew: reply anyway
             context.send(NoWork(event.worker, settled=False, request=event.request))
     elif worker.state is PARKED:
         _unpark(worker)
         _reply_no_work(context, worker)
+        _park_next(context, worker)
     else:
         close_request(context, worker)
 
@@ -86,8 +104,11 @@ def _reply_no_work(context: Context, worker: Worker) -> None:
 
 
 def close_request(context: Context, worker: Worker) -> None:
-    """Reply to a worker's open request with `NoWork`, because it leaves or requests anew."""
+    """Reply to a worker's open requests with `NoWork`, because it leaves or requests anew."""
     if worker.open_request:
+        _reply_no_work_yet(context, worker)
+    while worker.requests_behind:
+        worker.open_request, _ = worker.requests_behind.popitem()
         _reply_no_work_yet(context, worker)
 
 
@@ -99,6 +120,13 @@ def _reply_no_work_yet(context: Context, worker: Worker) -> None:
 def _unpark(worker: Worker) -> None:
     worker.turn(WorkerCause.WAIT_ENDED)
     worker.listed_as = -1
+
+
+def _park_next(context: Context, worker: Worker) -> None:
+    """Park a worker for the request of the peer with its name that has waited longest, if any."""
+    if worker.requests_behind:
+        worker.open_request = next(iter(worker.requests_behind))
+        park(context, worker, worker.requests_behind.pop(worker.open_request))
 
 
 def park(context: Context, worker: Worker, count: int) -> None:
@@ -186,6 +214,8 @@ def _update_worker(context: Context, worker: Worker, tasks: list[Task]) -> None:
     worker.turn(WorkerCause.ASSIGNED)
     if worker.facts.always_ready:
         park(context, worker, worker.slots_free)
+    elif worker.requests_behind:
+        _park_next(context, worker)
     elif worker.requests_each_task:
         return  # this task was its request
     elif worker.facts.wants_wake and waited and worker.slots_free > 0:

@@ -4,8 +4,7 @@ They refer to each other, so they share a file. `lane_queues` queues ready tasks
 moves tasks between objects, and `invariants` compares every count here with its source.
 
 Millions of tasks may wait at once, so a task is one small object that shares its `Terms` with its
-submission. No reference cycle outlives a lease, so the garbage collector may skip tasks and lanes
-(`gc=False`).
+submission. No reference cycle outlives a lease, so tasks and lanes need no collector (`gc=False`).
 """
 
 from __future__ import annotations
@@ -177,8 +176,9 @@ class Worker(Struct, eq=False):
     state: WorkerState = BUSY
     #: How many tasks it waits for while parked.
     tasks_wanted: int = 0
-    #: Its open request for tasks. 0: none.
+    #: Its open request for tasks, 0 for none. Behind it those of peers that share its name: counts.
     open_request: int = 0
+    requests_behind: dict[int, int] = field(default_factory=dict)
     last_seen_ns: int = 0
     #: Tasks that it takes beyond its slots, so that the next one starts without a delay.
     prefetch: int = 0

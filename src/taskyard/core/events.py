@@ -111,6 +111,9 @@ class TasksRequested(Event):
     request: int = 0
     #: Which process of that name it is. None: its dialect has no incarnations.
     incarnation: int | None = None
+    #: It is from one of several peers that may use the worker's name. Requests of others go on
+    #: waiting. It gets `NoWork` at once if all is settled, or if the worker drains.
+    is_shared: bool = False
 
 
 class TasksReported(Event):

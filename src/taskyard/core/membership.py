@@ -362,6 +362,7 @@ def worker_unreachable(context: Context, event: events.WorkerUnreachable) -> Non
     worker.turn(WorkerCause.UNREACHABLE)
     worker.listed_as = -1
     worker.open_request = 0
+    worker.requests_behind.clear()
     context.ledger.unreserve(worker)
 
 

@@ -52,6 +52,14 @@ PLAIN_LEASE_NS: Final = 600 * SECOND_NS
 #: Plain workers whose routes are kept. A worker beyond them is not noticed when it reconnects.
 PLAIN_WORKERS_MAX: Final = 10_000
 
+#: How long the reply to a plain Steal is held, if the last one was NotFound too: until the end of
+#: the next step that begins after this time. So the holds of many idle peers end together.
+HOLD_NS: Final = SECOND_NS // 50
+HOLD_STEP_NS: Final = SECOND_NS // 50
+
+#: Idle plain peers that are kept. One beyond them gets its next NotFound at once.
+IDLE_MAX: Final = 10_000
+
 #: Requests of one route that may wait at once.
 WAITING_MAX: Final = 1000
 
@@ -188,6 +196,9 @@ class PendingRequests:
         self.facts: dict[bytes, KnownWorker] = {}
         #: The plain worker behind each route that its peer chose, the latest ones.
         self.plain_workers: dict[bytes, bytes] = {}
+        #: Plain peers whose last reply was NotFound to a Steal, or whose Steal is held since.
+        #: The number of that Steal, or 0.
+        self.idle: dict[bytes, int] = {}
         #: Completes of this turn that may wait for tasks, and have no acknowledgement yet.
         self.unacknowledged: list[int] = []
         #: Tasks that a worker should stop, for the reply to its heartbeat.
@@ -226,9 +237,13 @@ class PendingRequests:
         entry = PendingRequest(incoming.route, query.type, request, incoming.extended, **more)
         number = self.enter(entry)
         if entry.deadline_ns:
-            self._waiting.setdefault(incoming.route, {})[number] = None
-            heappush(self._ends, (entry.deadline_ns, number))
+            self._wait(number, entry)
         return number
+
+    def _wait(self, number: int, entry: PendingRequest) -> None:
+        """Let a request wait until its deadline."""
+        self._waiting.setdefault(entry.route, {})[number] = None
+        heappush(self._ends, (entry.deadline_ns, number))
 
     def enter(self, entry: PendingRequest) -> int:
         """Add a request that does not wait, and return its number."""
@@ -357,6 +372,26 @@ class PendingRequests:
         self.plain_workers[route] = worker
         if len(self.plain_workers) > PLAIN_WORKERS_MAX:
             del self.plain_workers[next(iter(self.plain_workers))]
+
+    # Idle plain peers. dwork's workers steal again as soon as they get NotFound.
+
+    def note_idle(self, number: int, steal: PendingRequest) -> None:
+        """Note that a plain Steal got NotFound: the reply to the next one is held, unless the peer
+        has sent another request since."""
+        route = steal.route
+        if steal.deadline_ns and self.idle.get(route) != number:
+            return
+        if len(self.idle) >= IDLE_MAX:
+            del self.idle[next(iter(self.idle))]
+        self.idle[route] = 0
+
+    def hold(self, steal: events.TasksRequested, now_ns: int) -> None:
+        """Let a plain Steal wait for tasks for a moment."""
+        entry = self.entries[steal.request]
+        entry.deadline_ns = -(-(now_ns + HOLD_NS) // HOLD_STEP_NS) * HOLD_STEP_NS
+        self._wait(steal.request, entry)
+        self.idle[entry.route] = steal.request
+        steal.parks = True
 
     # Time.
 

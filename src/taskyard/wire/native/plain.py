@@ -105,7 +105,7 @@ class Form(Struct, frozen=True, gc=False):
                 partial=True,
             )
         if self.count:
-            return events.TasksRequested(0, self.worker, self.count, False, number, 0)  # noqa: FBT003  # by keyword it costs more
+            return events.TasksRequested(0, self.worker, self.count, False, number, 0, True)  # noqa: FBT003  # by keyword it costs more
         return events.TasksReported(0, self.worker, names, request=number)
 
 
@@ -193,6 +193,8 @@ def reply_to(pending: PendingRequests, effect: effects.Effect) -> list[Reply] | 
     if entry is None or body is None:
         return None
     pending.drop(number)
+    if body is _NOT_FOUND:
+        pending.note_idle(number, entry)
     return [(entry.route, [b"", body])]
 
 

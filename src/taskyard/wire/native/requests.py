@@ -134,6 +134,7 @@ def _steal(pending: PendingRequests, incoming: Request) -> Sequence[events.Event
         deadline_ns=_steal_deadline_ns(incoming.now_ns, wait_ns),
     )
     asks = events.TasksRequested(0, worker, count, bool(wait_ns), number, facts.incarnation)
+    asks.is_shared = not incoming.extended
     result.append(_unless_leaving(pending, incoming, asks))
     return result
 

@@ -125,14 +125,15 @@ class NativeServer:
     ) -> Sequence[events.Event]:
         """Decode a message into events. Never raises. Without a `peer` it came by a socket without
         keys, where everything is allowed."""
+        if route in self._pending.idle:
+            return self._receive_idle(route, frames, now_ns, peer)
         if len(frames) == _FRAMES and not frames[0]:
-            repeated = self._receive_repeated(route, frames[1], peer)
-            if repeated is not None:
-                return repeated
-            self._repeated = None
-            plain = self._plain.receive(route, frames[1], peer)
-            if plain is not None:
-                return plain
+            known = self._receive_repeated(route, frames[1], peer)
+            if known is None:
+                self._repeated = None
+                known = self._plain.receive(route, frames[1], peer)
+            if known is not None:
+                return known
         self._repeated = None
         incoming = Request(route, _UNREADABLE, extended=False, now_ns=now_ns)
         try:
@@ -154,6 +155,27 @@ class NativeServer:
             self._keep_heartbeat(route, frames[-1], found[-1])
         self._plain.learn(found)
         return found
+
+    def _receive_idle(
+        self,
+        route: bytes,
+        frames: Sequence[bytes],
+        now_ns: int,
+        peer: roles.AuthenticatedPeer | None,
+    ) -> Sequence[events.Event]:
+        """Decode a message of a plain peer whose last Steal got NotFound, or is held.
+
+        It ends the hold first, so that replies keep the order of the requests. A Steal is held now.
+        """
+        number = self._pending.idle.pop(route)
+        held = self._pending.entries.get(number)
+        found = self.receive(route, frames, now_ns, peer)
+        if number and held is None:  # it got tasks
+            return found
+        last = found[-1] if found else None
+        if isinstance(last, events.TasksRequested) and last.is_shared:
+            self._pending.hold(last, now_ns)
+        return found if held is None else [events.WaitEnded(0, held.worker, number), *found]
 
     def _receive_repeated(
         self, route: bytes, body: bytes, peer: roles.AuthenticatedPeer | None
@@ -288,6 +310,7 @@ class NativeServer:
         return [event for one in (route, *behind) for event in self._drop(one)]
 
     def _drop(self, route: bytes) -> list[events.Event]:
+        self._pending.idle.pop(route, None)
         result: list[events.Event] = [events.ClientDisconnected(0, route)]
         for number, entry in self._pending.drop_route(route):
             if entry.kind in STEALS:
@@ -297,11 +320,16 @@ class NativeServer:
     cut = disconnected
 
     def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
-        """Doubt the tasks of a plain worker: the reply to its Steal may be lost. Other workers list
-        their tasks."""
+        """Doubt the tasks of a plain worker: the reply to its Steal may be lost. A held one gets
+        none. Other workers list their tasks."""
         del now_ns
+        result: list[events.Event] = []
+        number = self._pending.idle.pop(route, 0)
+        held = self._pending.drop(number)
+        if held is not None:
+            result.append(events.WaitEnded(0, held.worker, number))
         worker = self._pending.plain_workers.get(route)
-        return [] if worker is None else [events.WorkerReconnected(0, worker)]
+        return result if worker is None else [*result, events.WorkerReconnected(0, worker)]
 
     def wake_at_ns(self) -> int | None:
         """Return when to call `time_passed`."""
