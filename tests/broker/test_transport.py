@@ -137,6 +137,12 @@ def test_turn_takes_no_more_in_when_decoding_took_long() -> None:
     assert harness.turn(b"quick", 1, 2, 3, 4, 5, 6, 7) == ([1, 2, 3, 4], [])
 
 
+def test_turn_of_a_broker_that_is_suspended_takes_everything_in() -> None:
+    harness = Harness()
+    harness.suspended_ns = transport.DECODING_NS_MAX
+    assert harness.turn(b"quick", 1, 2, 3, 4, 5, 6, 7) == ([1, 2, 3, 4, 5, 6, 7], [])
+
+
 class BeatHarness(Harness):
     """Its messages are heartbeats, 2 is one of a relay, and 0 is another request."""
 

@@ -39,8 +39,9 @@ class NumbersHarness:
         #: Why a send failed: the peer is full, or it is gone.
         self.is_full = False
         self.now_ns = 1
-        #: The time to decode a message.
-        self.decoding_ns = 0
+        #: The CPU time to decode a message, and the time that the broker does not run meanwhile.
+        self.decoding_ns = self.suspended_ns = 0
+        self.used_ns = 0
         #: The authenticated peers of the messages.
         self.taken: list[AuthenticatedPeer | None] = []
         #: The connection of the messages, and the routes whose connection was renewed.
@@ -50,6 +51,7 @@ class NumbersHarness:
         self.port = SocketTransport(
             self, [cast("ZmqSocket", self)], cast("Poller", self), self, authenticator
         )
+        self.port.thread_time_ns = lambda: self.used_ns
 
     def has_room(self, route: bytes) -> bool:
         """Take the room for a reply. Return False if there is none."""
@@ -103,7 +105,8 @@ class NumbersHarness:
         now_ns: int,
         peer: AuthenticatedPeer | None = None,
     ) -> Sequence[Event]:
-        self.now_ns += self.decoding_ns
+        self.used_ns += self.decoding_ns
+        self.now_ns += self.decoding_ns + self.suspended_ns
         self.taken.append(peer)
         return [StatsRequested(now_ns, route, int(frames[0]))]
 
