@@ -29,7 +29,7 @@ from taskyard.net.options import (
     curve_server,
     set_options,
 )
-from taskyard.net.places import ACCEPT_CHECK_NS
+from taskyard.net.places import ACCEPT_CHECK_NS, CountingSocket
 from taskyard.net.poller import Poller
 from taskyard.net.sockets import CurveListener, _user_of, connect, connect_by_name, listen
 from taskyard.net.zmq_socket import ZmqSocket
@@ -87,6 +87,13 @@ def be_refused(listener: ZmqSocket, key: PeerKey | None = None) -> None:
             peer.send([b"hello"])
             assert monitor.poll(PATIENCE_MS)
         listener.socket.disable_monitor()
+
+
+def be_refused_quickly(listener: ZmqSocket) -> None:
+    """Like `be_refused`, for a listener whose monitor is in use."""
+    with closing(connect(listener.endpoint)) as peer:
+        assert isinstance(peer, CountingSocket)
+        until(peer.is_refused)
 
 
 def received_from(listener: ZmqSocket, guest: PeerKey) -> list[bytes]:
@@ -150,6 +157,66 @@ def test_key_that_is_created_later_is_accepted_at_once(ring: Keyring, listener: 
 def test_peer_without_a_key_is_refused(listener: ZmqSocket, guest: PeerKey) -> None:
     be_refused(listener)
     assert received_from(listener, guest) == [b"good"]
+    with (
+        closing(connect(listener.endpoint)) as peer,
+        pytest.raises(Refused, match=r"broker at tcp://\S+: requires a key \(give --key FILE or"),
+    ):
+        until(lambda: peer.check_accepted(ACCEPT_CHECK_NS + 1))
+
+
+def test_peer_with_a_key_learns_that_the_listener_uses_none(guest: PeerKey) -> None:
+    with (
+        closing(listen("tcp://127.0.0.1:0")) as wire,
+        closing(connect(wire.endpoint, guest)) as peer,
+        pytest.raises(Refused, match=r"broker at tcp://\S+: uses no keys at this endpoint"),
+    ):
+        until(lambda: peer.check_accepted(ACCEPT_CHECK_NS + 1))
+
+
+def test_peer_that_was_connected_waits_for_a_broker_that_requires_a_key_meanwhile(
+    ring: Keyring,
+) -> None:
+    with closing(listen("tcp://127.0.0.1:0")) as first, closing(connect(first.endpoint)) as peer:
+        peer.send([b"hello"])
+        assert arrived(first)[1:] == [b"hello"]
+        first.close()
+        with closing(listen(first.endpoint, ring)) as second:
+            be_refused(second)
+            peer.check_accepted(ACCEPT_CHECK_NS + 1)
+        with closing(listen(first.endpoint)) as third:
+            peer.send([b"again"])
+            assert arrived(third)[1:] == [b"again"]
+
+
+@pytest.mark.needs("Linux")
+def test_address_without_a_key_is_logged_once_with_the_remedy(
+    ring: Keyring, guest: PeerKey, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "taskyard.net")
+    guard = Guard()
+    with (
+        closing(listen("tcp://127.0.0.1:0", ring, guard=guard)) as wire,
+        closing(guard),
+    ):
+        guard.start()
+
+        def logged(event: str) -> list[str]:
+            return [
+                one.getMessage() for one in caplog.records if one.getMessage().startswith(event)
+            ]
+
+        for _ in range(20):  # the address of one that has ended already is not known
+            be_refused_quickly(wire)
+        with closing(connect(wire.endpoint, guest)) as peer:
+            peer.send([b"hello"])
+            assert arrived(wire)[1:] == [b"hello"]
+            until(lambda: logged("peer connected"))
+        until(lambda: logged("peer disconnected"))
+    lines = logged("peer refused")
+    command = "(create one with `taskyard keys invite ROLE NAME`, and give it to the peer)"
+    assert {*lines} == {f"peer refused: it has no key {command}"}
+    assert len(lines) <= 2
+    assert (len(logged("peer connected")), len(logged("peer disconnected"))) == (1, 1)
 
 
 def test_http_post_is_refused(listener: ZmqSocket, guest: PeerKey) -> None:

@@ -167,7 +167,7 @@ def test_failed_connect_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(zmq.Socket, "connect", refuse)
     monkeypatch.setattr(zmq.Socket, "close", remember)
     with pytest.raises(zmq.ZMQError):
-        connect("tcp://127.0.0.1:1")
+        connect("ipc:///tmp/missing")
     monkeypatch.undo()
     assert len({id(socket) for socket in closed}) == 1
     closed[0].close()
@@ -230,16 +230,17 @@ def test_process_exits_with_sockets_open(tmp_path: Path) -> None:
     )
 
 
-def test_socket_counts_its_connections_on_request() -> None:
-    with closing(listen("tcp://127.0.0.1:0")) as first:
-        endpoint = first.endpoint
-        plain, counting = connect(endpoint), connect(endpoint, counts=True)
-        with closing(plain), closing(counting):
-            await_connections(counting, 1)
-            first.close()
-            with closing(listen(endpoint)):
-                await_connections(counting, 2)
-                assert plain.connections() == 0
+def test_socket_counts_its_connections_over_tcp_or_on_request(tmp_path: Path) -> None:
+    for kind, counts in (("tcp://127.0.0.1:0", False), (f"ipc://{tmp_path}/s", True)):
+        with closing(listen(kind)) as first:
+            endpoint = first.endpoint
+            with closing(connect(endpoint, counts=counts)) as counting:
+                await_connections(counting, 1)
+                first.close()
+                with closing(listen(endpoint)):
+                    await_connections(counting, 2)
+    with closing(connect(f"ipc://{tmp_path}/s")) as plain:
+        assert plain.connections() == 0
 
 
 def await_connections(wire: ZmqSocket, count: int) -> None:

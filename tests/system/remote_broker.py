@@ -10,7 +10,7 @@ from pathlib import Path
 
 from taskyard.cli.daemon_options import DIALECT_SIDES
 from taskyard.client.client import Client
-from taskyard.errors import NoBroker, UserError
+from taskyard.errors import Refused, UserError
 from taskyard.net import endpoints
 from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import Role
@@ -86,9 +86,9 @@ def make_address() -> None:
 def try_without_a_key(endpoint: str) -> str:
     """Connect without a key. Our client refuses, and a plain socket gets no reply."""
     try:
-        Client(endpoint, timeout=1).close()
-    except NoBroker:
-        return "nobody"
+        Client(endpoint).close()
+    except Refused:
+        return "refused"
     except UserError:
         endpoints.Tcp.is_loopback = property(lambda _: True)  # type: ignore[assignment, method-assign]
         return try_without_a_key(endpoint)

@@ -96,7 +96,8 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "Submit at least one task.",
         ),
         "forbidden": Explanation(
-            "The role of the key does not allow the request, or the key is unknown or revoked.",
+            "The role of the key does not allow the request, the key is unknown or revoked, or the "
+            "broker requires one.",
             "Get a key of another role from the broker's operator: `taskyard keys new`.",
         ),
         "full": Explanation(

@@ -101,7 +101,9 @@ GIVE_BACK_NS: Final = SECOND_NS // 5
 CALM_GIVE_BACK_NS: Final = 2 * SECOND_NS
 
 _EVENT: Final = struct.Struct("=HI")
-_WATCHED: Final = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+#: ZeroMQ reports a failed handshake just before the end of its connection.
+_FAILED: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+_WATCHED: Final = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILED[0] | _FAILED[1])
 _numbers = itertools.count(1)
 
 
@@ -179,6 +181,8 @@ class _Listener:
         self.arrivals = arrivals
         self.gate = gate
         self.connections: dict[int, Connection] = {}
+        #: The last event of a failed handshake and its error, until its connection ends.
+        self.failure = (0, 0)
         self._socket = socket
         place = f"inproc://taskyard.guard.{next(_numbers)}"
         socket.monitor(place, _WATCHED)
@@ -187,7 +191,7 @@ class _Listener:
         self.monitor.connect(place)
 
     def events(self) -> Iterator[tuple[int, int]]:
-        """Yield new events: the kind of each and its descriptor."""
+        """Yield new events: the kind of each, and its descriptor or error."""
         with contextlib.suppress(zmq.Again):
             while True:
                 event, _ = self.monitor.recv_multipart(zmq.NOBLOCK)
@@ -284,6 +288,8 @@ class _Work:
                     self._accepted(listener, descriptor, now_ns)
                 elif kind == zmq.EVENT_DISCONNECTED:
                     self._disconnected(listener, descriptor)
+                elif kind in _FAILED:
+                    listener.failure = kind, descriptor
         if self._is_shut:
             self._let_in()
         if now_ns >= self._look_at_ns:
@@ -312,9 +318,14 @@ class _Work:
         messages = listener.arrivals.messages.pop(descriptor, 0)
         listener.arrivals.counted.pop(descriptor, None)
         found = listener.connections.pop(descriptor, None)
+        failure, listener.failure = listener.failure, (0, 0)
         if found is None:
             return
-        self._peers.on_disconnected(found, messages, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        if failure[0]:
+            self._peers.on_refused(found, *failure, now_ns)
+        else:
+            self._peers.on_disconnected(found, messages, now_ns)
         self._count -= 1
         self._descriptors_used -= 1
         self._strangers.pop(found, None)

@@ -34,6 +34,19 @@ REFUSED_NS: Final = 3 * SECOND_NS
 CHECK_NS: Final = SECOND_NS // 2
 SILENT_CHECKS: Final = 4
 
+#: Why a broker refuses every connection.
+_UNKNOWN_KEY: Final = "key {name} is unknown or revoked (ask the broker's operator for another)"
+_KEY_MISSING: Final = (
+    "requires a key (give --key FILE or --invite FILE: `taskyard keys invite` creates one there)"
+)
+_KEY_NOT_USED: Final = "uses no keys at this endpoint (leave the key out, or check the endpoint)"
+
+#: The event of a handshake in which only one end has a key.
+_KEY_MISMATCH: Final = (
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL),
+    int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH),
+)
+
 #: An event of ZeroMQ's monitor: its kind, and a descriptor or an error.
 _EVENT: Final = struct.Struct("=Hi")
 
@@ -41,7 +54,7 @@ _EVENT: Final = struct.Struct("=Hi")
 class CountingSocket(ZmqSocket):
     """A peer's socket that counts its connections, because ZeroMQ reconnects silently.
 
-    With a key it detects that the broker has refused that key. ZeroMQ never retries after that, so
+    It detects that the broker has refused its key, or that one end has a key and the other none:
     a caller would wait for ever. Create it before the socket connects.
     """
 
@@ -49,11 +62,13 @@ class CountingSocket(ZmqSocket):
         super().__init__(socket, endpoint, None)
         self.key_name = key_name
         self._connections = 0
-        self._is_refused = False
+        #: Why the broker refuses every connection. Empty: it does not.
+        self.refusal = ""
         self._is_connected = False
         #: The descriptor of the newest connection.
         self.connected_descriptor = -1
         watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        watched |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         watched |= zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
         #: Reports events of connections. For the poller.
         self.monitor = socket.get_monitor_socket(watched)
@@ -70,14 +85,14 @@ class CountingSocket(ZmqSocket):
         return self._is_connected
 
     def is_refused(self) -> bool:
-        """Return whether the broker has refused the key."""
+        """Return whether the broker refuses every connection."""
         self._read_monitor()
-        return self._is_refused
+        return bool(self.refusal)
 
     def check_accepted(self, unanswered_ns: int) -> None:
-        """Raise `Refused` if the broker has refused the key. Check only after some silence."""
-        if self.key_name and unanswered_ns > ACCEPT_CHECK_NS and self.is_refused():
-            raise _refused_error(self.endpoint, self.key_name)
+        """Raise `Refused` if the broker refuses every connection. Check only after some silence."""
+        if unanswered_ns > ACCEPT_CHECK_NS and self.is_refused():
+            raise _refused_error(self.endpoint, self.refusal)
 
     def _read_monitor(self) -> None:
         """Read ZeroMQ's events of this socket's connections."""
@@ -88,7 +103,10 @@ class CountingSocket(ZmqSocket):
             self._is_connected = kind == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._connections += self._is_connected
             if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._is_refused = True
+                self.refusal = _UNKNOWN_KEY.format(name=repr(self.key_name))
+            elif (kind, value) == _KEY_MISMATCH and not self._connections:
+                # Of a broker that has answered before, it may end with the next restart.
+                self.refusal = _KEY_NOT_USED if self.key_name else _KEY_MISSING
 
     def close(self) -> None:
         if not self.socket.closed and self._process == os.getpid():
@@ -104,12 +122,8 @@ class RouterClient(CountingSocket):
         """Do nothing: it does not listen."""
 
 
-def _refused_error(endpoint: str, key_name: str) -> Refused:
-    return Refused(
-        f"broker at {endpoint}: key {key_name!r} is unknown or revoked (ask the broker's operator "
-        "for another)",
-        Refusal.FORBIDDEN.value,
-    )
+def _refused_error(endpoint: str, refusal: str) -> Refused:
+    return Refused(f"broker at {endpoint}: {refusal}", Refusal.FORBIDDEN.value)
 
 
 class _Progress:
@@ -325,7 +339,7 @@ class PlacesSocket(ZmqSocket):
             return
         waited_ns = time.monotonic_ns() - self._searches_since_ns
         if len(refused) == len(self._places) or waited_ns > REFUSED_NS:
-            raise _refused_error("+".join(one.endpoint for one in refused), refused[0].key_name)
+            raise _refused_error("+".join(one.endpoint for one in refused), refused[0].refusal)
 
     def send_after_close(self, wait_ms: int) -> None:
         self._linger_ms = wait_ms

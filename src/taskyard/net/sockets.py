@@ -233,13 +233,13 @@ def listen_to_peers(
 def connect(endpoint: str, key: PeerKey | None = None, *, counts: bool = False) -> ZmqSocket:
     """Open a DEALER. Messages have no route. Return at once, connected or not.
 
-    With `counts` it counts its connections. A key is used over TCP only: on an ipc socket the
-    kernel identifies the peer. An endpoint of several places always counts. Raise UserError.
+    With `counts` and over TCP it counts its connections, and detects a refusal. A key is used over
+    TCP only: on an ipc socket the kernel identifies the peer. Raise UserError.
     """
     places = _peer_places(endpoint, key)
     if len(places) > 1:
         return PlacesSocket(places, partial(_dial, _connect_dealer, key, CONNECT_OPTIONS))
-    if counts or (key is not None and isinstance(places[0], Tcp)):
+    if counts or isinstance(places[0], Tcp):
         return _connect_dealer(places[0], key, CONNECT_OPTIONS)
     socket = context().socket(zmq.DEALER)
     wire = ZmqSocket(socket, str(places[0]), None)
