@@ -20,7 +20,8 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, Rule
 from tests.core.kit import Yard
 
-BUSY = "no worker of its service that requests tasks has room for its next one"
+ALL_IN_USE = "it is ready, but the one slot of its worker is in use"
+BUSY = "it is ready, but no worker of service default with a free slot requests tasks"
 
 
 def view(yard: Yard, lane: bytes = b"x") -> LaneView:
@@ -208,7 +209,7 @@ SCENARIOS: list[tuple[Reason, Callable[[Yard], None], str]] = [
     (
         Reason.WORKERS_BUSY,
         workers_busy_by_weight,
-        BUSY + " (weight 2, beside waiting lanes of weight 3)",
+        f"{ALL_IN_USE} (weight 2, beside waiting lanes of weight 3)",
     ),
     (Reason.WORKERS_BUSY, workers_busy, BUSY),
     (Reason.SERVED, served, "1 worker holds 2 of its tasks"),
@@ -225,6 +226,13 @@ def test_lane_is_explained(reason: Reason, scenario: Callable[[Yard], None], sen
     found = view(yard)
     assert (found.reason, found.sentence) == (reason, sentence)
     assert reason in LANE_REASONS
+
+
+@pytest.mark.parametrize("scenario", [workers_busy, workers_busy_by_weight])
+def test_lane_has_the_sentence_of_its_next_task(scenario: Callable[[Yard], None]) -> None:
+    yard = Yard()
+    scenario(yard)
+    assert view(yard).sentence == explain(yard.scheduler.context, b"a").sentence
 
 
 def test_a_story_leads_to_every_reason_of_a_lane_but_having_no_tasks() -> None:

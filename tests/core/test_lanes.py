@@ -475,7 +475,7 @@ def test_lane_is_shown_with_all_there_is_to_see() -> None:
         attempts=1,
         next_due_ns=111 * SECOND_NS,
         reason=Reason.WORKERS_BUSY,
-        sentence="no worker of its service that requests tasks has room for its next one",
+        sentence="it is ready, but no worker of service default with a free slot requests tasks",
     )
 
 

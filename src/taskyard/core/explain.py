@@ -481,11 +481,10 @@ def explain_lane(
 
 
 def _lane_ready(context: Context, lane: Lane, hold: HoldReason | None) -> Explanation:
-    """Explain a lane that has ready tasks."""
+    """Explain a lane that has ready tasks. Without a hold, use the sentence of its next one."""
     if hold is not None:
         return Explanation(_BY_HOLD[hold], _lane_sentence(context, lane, hold))
-    sentence = "no worker of its service that requests tasks has room for its next one"
-    return Explanation(Reason.WORKERS_BUSY, sentence + _weight_text(lane))
+    return Explanation(Reason.WORKERS_BUSY, _ready(context, lane.peek(1)[0]).sentence)
 
 
 def _lane_waits(context: Context, waits: Mapping[TaskState, int], next_due_ns: int) -> Explanation:
