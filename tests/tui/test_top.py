@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
@@ -18,6 +19,7 @@ from taskyard.cli.top import BrokerConnector
 from taskyard.client import task_filters
 from taskyard.client.broker_link import BrokerLink
 from taskyard.client.client import Client
+from taskyard.errors import NoBroker
 from taskyard.tui.app import Top, key_table
 from taskyard.tui.dialogs import Confirmation
 from taskyard.tui.output_pane import OutputPane
@@ -371,6 +373,25 @@ def test_drawing_while_it_closes_is_no_error(
 
     monkeypatch.setattr(OutputPane, "load", load)
     run(directory, play)
+
+
+def test_broker_that_has_not_replied_yet_is_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_reply = threading.Event()
+
+    def connect(*, is_live: bool) -> Client:
+        may_reply.wait(_PATIENCE_SECONDS)
+        raise NoBroker(f"none, {is_live}")
+
+    async def scene() -> None:
+        app = Top(BrokerLink(connect), "here", task_filters.parse(""))
+        async with app.run_test() as pilot:
+            seat = Seat(app, pilot)
+            await seat.until(lambda: "loading" in seat.words("#banner"))
+            may_reply.set()
+            await seat.until(lambda: "none, False" in seat.words("#banner"))
+
+    monkeypatch.setattr("taskyard.tui.app._SILENT_SECONDS", _PATIENCE_SECONDS)
+    asyncio.run(scene())
 
 
 def test_broker_that_goes_away_is_reported_until_it_is_back(tmp_path: Path) -> None:

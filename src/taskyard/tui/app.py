@@ -153,6 +153,7 @@ class Top(App[None]):
 
     def on_mount(self) -> None:
         self._focus_pane()
+        self._show_banner("loading")
         self.run_worker(self._poll(), exit_on_error=True)
 
     @property
