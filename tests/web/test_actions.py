@@ -93,7 +93,7 @@ def test_priority_is_set(questions: Questions, tab: Tab, client: Client) -> None
     page.click("#actions button[value=priority]")
     page.wait_for_selector(".flash")
     assert page.inner_text(".flash") == "changed the priority of 3 tasks"
-    assert questions.asked == ["Set the priority of the 3 tasks that match?"]
+    assert questions.asked == ["Set the priority of all 3 tasks that match?"]
     assert {task["name"]: task["priority"] for task in client.tasks()} == {
         "a": 7,
         "b": 7,
@@ -107,7 +107,7 @@ def test_failed_tasks_are_retried(questions: Questions, client: Client) -> None:
     assert set(states(client).values()) == {"failed", "ready"}
     assert questions.act("--failed", "retry", count=3) == "retried 3 tasks"
     assert set(states(client).values()) == {"ready"}
-    assert questions.asked == ["Retry the 3 tasks that match?"]
+    assert questions.asked == ["Retry all 3 tasks that match?"]
 
 
 def test_lane_is_paused_and_resumed(questions: Questions, client: Client) -> None:
@@ -134,7 +134,7 @@ def test_refused_confirmation_does_nothing(tab: Tab, client: Client) -> None:
     with tab.page.expect_event("dialog") as asked:
         tab.page.once("dialog", lambda dialog: dialog.dismiss())
         tab.page.click("#actions button[value=cancel]")
-    assert asked.value.message == "Cancel the 4 tasks that match?"
+    assert asked.value.message == "Cancel all 4 tasks that match?"
     assert set(states(client).values()) == {"ready"}
 
 
@@ -157,6 +157,6 @@ def test_confirmed_number_follows_the_broker(
     tab.page.once("dialog", questions.accept)
     tab.page.click("#actions button[value=cancel]")
     tab.page.wait_for_selector(".flash")
-    assert questions.asked == ["Cancel the 2 tasks that match?"]
+    assert questions.asked == ["Cancel all 2 tasks that match?"]
     until(lambda: states(client)["late-1"] == "cancelled", "the action was carried out")
     assert not [one for one in tab.complaints if "400 (Bad Request)" not in one]

@@ -264,6 +264,18 @@ def test_malformed_filter_is_explained_beside_the_box(tab: Tab) -> None:
     assert tab.page.input_value("#filter") == "--bogus"
 
 
+def test_overview_shows_campaigns_before_a_chart_that_comes_late(tab: Tab) -> None:
+    tab.page.route("**/charts/throughput", lambda _: None)  # no answer
+    tab.page.goto(tab.root + "/")
+    headings = tab.page.locator("main h2").all_inner_texts()
+    assert headings[:2] == ["Campaigns", "Throughput and depth"]
+    began = tab.page.inner_text("#campaigns time")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", began)
+    script = "getComputedStyle(document.querySelector('.chart'), '::before').content"
+    assert tab.page.evaluate(script) == '"Loading the chart"'
+    tab.page.unroute("**/charts/throughput")
+
+
 def test_task_shows_its_story_its_output_and_its_neighbours(tab: Tab) -> None:
     tab.open(task_address("second"))
     text = tab.page.inner_text("main")
@@ -276,8 +288,11 @@ def test_task_shows_its_story_its_output_and_its_neighbours(tab: Tab) -> None:
     assert "exit status 3" in told[3]
     assert tab.page.locator("a", has_text="trial/first").count() == 1
     assert tab.page.locator("a", has_text="trial/third").count() == 1
-    tab.page.click("[data-stream=stderr]")
+    # Its stdout is empty, so the other one is open.
     tab.wait_for_text(".output", "oops")
+    assert tab.page.get_attribute("[data-stream=stderr]", "aria-pressed") == "true"
+    tab.page.click("[data-stream=stdout]")
+    tab.wait_for_text("#output-status", "No output")
     assert not tab.complaints
 
 

@@ -66,6 +66,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory, window: BrowserContext) -> Ite
 
 def test_health_shows_times_and_charts(tab: Tab) -> None:
     open_in_both_widths(tab, "/health")
+    tab.wait_for_text("#verdict", "Healthy: the broker accepts tasks")
     tab.wait_for_text("#services tbody tr", "exec")
     for chart in ("of=turns", "of=syncs", "of=run&service=exec", "of=wait&service=exec"):
         bars = f"[data-chart='/charts/health?{chart}'] .bars path"

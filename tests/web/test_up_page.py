@@ -7,6 +7,7 @@ import signal
 import subprocess
 from http.client import HTTPConnection
 from pathlib import Path
+from pty import openpty
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -16,9 +17,11 @@ from taskyard.cli import up as up_command
 from taskyard.web.address import PAGE_FILE, find_page, page_address
 from tests.kit.processes import (
     PATIENCE_SECONDS,
+    TASKYARD,
     Broker,
     Running,
     all_children_of,
+    environment,
     is_alive,
     run,
     run_here,
@@ -112,6 +115,17 @@ def test_other_commands_find_the_page(up: UpWithPage, directory: Path) -> None:
     root = up.address.partition("/?")[0]
     assert page_address(directory / ".taskyard") == root
     assert run_here(directory, "status")[1] == f"0 tasks: none\n0 workers\npage {root}\n"
+
+
+def test_status_prints_the_token_on_a_terminal_only(up: UpWithPage, directory: Path) -> None:
+    reader, writer = openpty()
+    words = [*TASKYARD, "status"]
+    subprocess.run(words, cwd=directory, env=environment(), stdout=writer, check=True)
+    os.close(writer)
+    shown = os.read(reader, 1 << 16).decode()
+    os.close(reader)
+    assert f"page {up.address}\r\n" in shown
+    assert "token" not in run_here(directory, "status")[1]
 
 
 def test_second_up_takes_a_free_port(up: UpWithPage, tmp_path: Path) -> None:

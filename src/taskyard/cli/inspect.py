@@ -5,6 +5,7 @@ The broker builds the views. This module formats them.
 
 from __future__ import annotations
 
+import sys
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,13 +45,13 @@ from taskyard.cli.progress import format_counts
 from taskyard.cli.scopes import OnceOption, campaign_option, with_service_of_lane
 from taskyard.cli.slow_tasks import SLOWEST_SEARCHED_MAX, format_slowest, slowest_tasks
 from taskyard.cli.wait import FAILURES_LISTED_MAX
-from taskyard.core.limits import LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
+from taskyard.client.problems import problems_of
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UnknownName, UserError
 from taskyard.net.endpoints import has_places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from taskyard.cli.connection import ReadOnlyClient
 
@@ -248,11 +249,17 @@ def _place_lines(cli_context: CliContext, broker: ReadOnlyClient) -> list[str]:
 
 
 def _page_address(cli_context: CliContext) -> str | None:
-    """Return the address of the page without a token, if the broker is one on this machine."""
-    from taskyard.web.address import page_address  # noqa: PLC0415  # not for every command
+    """Return the address of the page of a broker on this machine.
+
+    With a token on a terminal, where only the owner of the page reads it, and not in a pipe or log.
+    """
+    from taskyard.web.address import Role, find_page  # noqa: PLC0415  # not for every command
 
     location = broker_location(cli_context)
-    return page_address(location.state) if location.broker is None else None
+    page = find_page(location.state) if location.broker is None else None
+    if page is None:
+        return None
+    return page.with_token(Role.OPERATOR) if sys.stdout.isatty() else page.address
 
 
 def _campaign_stats(broker: ReadOnlyClient, stats: dict[str, Any], campaign: str) -> dict[str, Any]:
@@ -261,14 +268,6 @@ def _campaign_stats(broker: ReadOnlyClient, stats: dict[str, Any], campaign: str
             return {"counts": one["counts"]}
     broker.check_brokers()
     raise UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
-
-
-def _lag_line(lag: float) -> str:
-    """Return a warning if compaction lags behind, else ""."""
-    if lag * 100 < LAG_SLOW_PERCENT:
-        return ""
-    effect = "refused" if lag * 100 >= LAG_REFUSE_PERCENT else "slowed"
-    return f"journal: compaction lags behind ({lag:.0%} of its threshold), submissions are {effect}"
 
 
 def _pair_lines(leader: dict[str, Any] | None) -> list[str]:
@@ -290,33 +289,6 @@ def _place_text(one: dict[str, Any]) -> str:
     return escape_line(" ".join((one["host"], *one["endpoints"])))
 
 
-def _refused_line(number: int, last: dict[str, Any]) -> str:
-    names = ", ".join(escape_line(name) for name in last["names"])
-    return (
-        f"{format_count(number, 'task')} of plain dwork peers refused since the broker started, "
-        f"latest: {names} ({escape_line(last['text'])})"
-    )
-
-
-def _outbox_line(outbox: dict[str, int]) -> str:
-    """Return how many tasks of the outbox are refused or wait, else ""."""
-    texts = {"new": "new", "retried": "waiting for an unknown task", "refused": "refused"}
-    parts = [f"{outbox[key]:,} {text}" for key, text in texts.items() if outbox.get(key)]
-    return f"outbox: {', '.join(parts)} (see `taskyard store outbox`)" if parts else ""
-
-
-def _problems(stats: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each problem of the broker."""
-    if not stats["accepting"]:
-        yield "the broker accepts no tasks: the disk is nearly full"
-    if lag := _lag_line(stats.get("compaction_lag", 0)):
-        yield lag
-    if stats.get("refused"):
-        yield _refused_line(stats["refused"], stats["refused_last"])
-    if outbox := _outbox_line((stats.get("health") or {}).get("outbox") or {}):
-        yield outbox
-
-
 def _print_status(stats: dict[str, Any], places: list[str]) -> None:
     """Print a status, with lines about where the broker and its page are."""
     click.echo(format_counts(stats["counts"], stats.get("behind_failure", 0)))
@@ -326,8 +298,8 @@ def _print_status(stats: dict[str, Any], places: list[str]) -> None:
     click.echo("".join(f"{line}\n" for line in places), nl=False)
     if pauses := format_pauses(stats):
         click.echo(f"{pauses} (undo with `taskyard resume`)")
-    for problem in _problems(stats):
-        click.echo(problem)
+    for problem in problems_of(stats):
+        click.echo(escape_line(problem))
     states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")
     _print_brokers(stats.get("brokers", ()), states)
     for kind in ("campaigns", "services"):

@@ -6,6 +6,8 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from markupsafe import Markup
+
 from taskyard.design.quantities import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -23,6 +25,11 @@ _SECOND_NS: Final = 1_000_000_000
 def count(number: float) -> str:
     """Format a number with commas: 1,234,567."""
     return f"{number:,.0f}"
+
+
+def counted(number: int, thing: str) -> str:
+    """Format a number of things: 1 worker, 2,000 workers."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def duration(time_ns: int) -> str:
@@ -53,11 +60,12 @@ def shares(counts: Mapping[str, int]) -> list[tuple[str, float, float]]:
 
 
 def moment(time_ns: int) -> str:
-    """Format a time for a `time` element, which the reader's browser shows in its own zone."""
+    """Format a time as commands do, in the zone of the server, which its title has."""
     if not time_ns:
         return ""
-    at = datetime.fromtimestamp(time_ns / _SECOND_NS, UTC)
-    return at.isoformat(timespec="milliseconds")
+    at = datetime.fromtimestamp(time_ns / _SECOND_NS, UTC).astimezone()
+    element = Markup('<time datetime="{0}" title="{0}">{1}</time>')
+    return element.format(at.isoformat(timespec="milliseconds"), f"{at:%Y-%m-%d %H:%M:%S}")
 
 
 def visible(value: object) -> object:

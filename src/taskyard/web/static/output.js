@@ -7,7 +7,7 @@ export function followOutput() {
   if (!element) return;
   const choice = document.getElementById("attempt");
   const status = document.getElementById("output-status");
-  let stream = "stdout";
+  let stream = ""; // until one is chosen
   let source = null;
 
   function write(text) {
@@ -23,6 +23,7 @@ export function followOutput() {
     status.textContent = "Reading";
     const wanted = choice.value ? `&attempt=${choice.value}` : "";
     const mine = new EventSource(`${element.dataset.output}&stream=${stream}${wanted}`);
+    mine.addEventListener("stderr", () => choose("stderr"));
     source = mine;
     mine.addEventListener("message", (event) => {
       const { text, skipped } = JSON.parse(event.data);
@@ -40,15 +41,17 @@ export function followOutput() {
     });
   }
 
-  for (const button of document.querySelectorAll("[data-stream]")) {
-    button.addEventListener("click", () => {
-      for (const other of document.querySelectorAll("[data-stream]")) {
-        other.setAttribute("aria-pressed", String(other === button));
-      }
-      stream = button.dataset.stream;
-      read();
-    });
+  const buttons = document.querySelectorAll("[data-stream]");
+
+  function choose(name) {
+    for (const button of buttons) {
+      button.setAttribute("aria-pressed", String(button.dataset.stream === name));
+    }
+    stream = name;
+    read();
   }
+
+  for (const button of buttons) button.addEventListener("click", () => choose(button.dataset.stream));
   choice.addEventListener("change", read);
   const attemptNow = () => document.querySelector("[data-attempt]")?.dataset.attempt;
   let attempt = attemptNow();

@@ -1,19 +1,10 @@
-// Keeps an open page up to date, draws its charts, and shows times in the reader's zone.
+// Keeps an open page up to date, and draws its charts.
 // A page asks for its own address again when something has changed, and changes the marked parts in place.
 
 import { drawCharts } from "./charts.js";
 import { listenToKeys } from "./keyboard.js";
 import { morph } from "./morph.js";
 import { followOutput } from "./output.js";
-
-const times = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
-
-function showTimes(root) {
-  for (const element of root.querySelectorAll("time[datetime]")) {
-    element.textContent = times.format(new Date(element.getAttribute("datetime")));
-    element.title = element.getAttribute("datetime");
-  }
-}
 
 let isBusy = false;
 
@@ -26,7 +17,6 @@ async function refresh() {
     const hasFailed = document.querySelector("main [data-failed]") !== null;
     if (response.ok && hasFailed) return location.reload();
     const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
-    showTimes(fresh);
     const focused = document.activeElement;
     // Of a view that could not be made, only the notes: the last values stay.
     for (const part of fresh.querySelectorAll(response.ok ? "[data-live]" : "#notes")) {
@@ -42,7 +32,6 @@ async function refresh() {
   }
 }
 
-showTimes(document);
 await drawCharts();
 document.body.dataset.drawn = "yes";
 

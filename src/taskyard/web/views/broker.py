@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from taskyard.client.problems import problems_of
 from taskyard.errors import TaskyardError, UnknownName
 from taskyard.web import metrics
 from taskyard.web.charts import histogram_figure
@@ -54,12 +55,14 @@ def routes(shown: Site) -> list[BaseRoute]:
         )
 
     async def health(request: Request) -> Response:
-        found = (await shown.broker.ask("status")).get("health")
+        status = await shown.broker.ask("status")
+        found = status.get("health")
         services = [] if found is None else sorted(found["services"], key=_by_attempts)
         return shown.page(
             request,
             "health.html",
             health=found,
+            problems=[] if found is None else list(problems_of(status)),
             services=services[:SERVICES_MAX],
             services_more=max(len(services) - SERVICES_MAX, 0),
             behind=shown.follower.rows_behind,

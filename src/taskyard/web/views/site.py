@@ -67,6 +67,7 @@ class Site:
         )
         self._templates.filters |= {
             "count": format.count,
+            "counted": format.counted,
             "duration": format.duration,
             "size": format.size,
             "moment": format.moment,

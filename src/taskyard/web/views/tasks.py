@@ -9,6 +9,7 @@ from codecs import getincrementaldecoder
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -97,41 +98,64 @@ def routes(shown: Site) -> list[BaseRoute]:
 
 def _output(shown: Site) -> Callable[[Request], Awaitable[Response]]:
     async def output(request: Request) -> Response:
-        """Send a task's output as events, and what it prints while it runs."""
+        """Send a task's output as events, and what it prints while it runs.
+
+        Without a stream in the address it is stdout, or the event `stderr` if only that has text.
+        """
         query = request.query_params
-        name, is_stderr = query.get("name", ""), query.get("stream") == "stderr"
         attempt = site.number(request, "attempt") or None
+        wanted = _Output(query.get("name", ""), query.get("stream", ""), attempt)
         # A browser that connects again goes on where it stopped.
         last_id = request.headers.get("last-event-id", "")
         offset = int(last_id) if last_id.isdecimal() else -1
-
-        def read(offset: int, count: int = _OUTPUT_BYTES_MAX) -> Callable[[Client], OutputPage]:
-            return lambda client: client.output_page(
-                name, offset, stderr=is_stderr, attempt=attempt, count=count
-            )
-
         if offset < 0:  # only the end of a long output, so that the page stays small
-            total = (await shown.broker.call(read(0, 1))).bytes_total
+            total = (await shown.broker.call(wanted.page(0, 1))).bytes_total
             offset = max(total - _OUTPUT_BYTES_SHOWN_MAX, 0)
-
-        async def parts(offset: int) -> AsyncIterator[str]:
-            decoder = getincrementaldecoder("utf-8")("replace")
-            if offset and not last_id:
-                yield _sent({"skipped": offset}, offset)
-            while not (shown.stopping.is_set() or await request.is_disconnected()):
-                page = await shown.broker.call(read(offset))
-                offset += len(page.data)
-                if page.data:
-                    yield _sent({"text": decoder.decode(page.data)}, offset)
-                if offset >= page.bytes_total or not page.data:
-                    if not page.live:
-                        break
-                    await asyncio.sleep(_OUTPUT_SECONDS)
-            yield "event: end\ndata: {}\n\n"
-
-        return StreamingResponse(parts(offset), media_type="text/event-stream")
+        events = _output_events(shown, request, wanted, offset)
+        return StreamingResponse(events, media_type="text/event-stream")
 
     return output
+
+
+class _Output(Struct):
+    """The output that a browser asks for."""
+
+    name: str
+    #: Empty: the one that has text.
+    stream: str
+    attempt: int | None
+
+    def page(
+        self, offset: int, count: int = _OUTPUT_BYTES_MAX, *, stderr: bool | None = None
+    ) -> Callable[[Client], OutputPage]:
+        """Return a request for a part of it."""
+        is_stderr = self.stream == "stderr" if stderr is None else stderr
+        return lambda client: client.output_page(
+            self.name, offset, stderr=is_stderr, attempt=self.attempt, count=count
+        )
+
+
+async def _output_events(
+    shown: Site, request: Request, wanted: _Output, offset: int
+) -> AsyncIterator[str]:
+    decoder = getincrementaldecoder("utf-8")("replace")
+    if offset and "last-event-id" not in request.headers:
+        yield _sent({"skipped": offset}, offset)
+    while not (shown.stopping.is_set() or await request.is_disconnected()):
+        page = await shown.broker.call(wanted.page(offset))
+        if not (wanted.stream or page.bytes_total):
+            other = await shown.broker.call(wanted.page(0, 1, stderr=True))
+            if other.bytes_total:
+                yield "event: stderr\ndata: {}\n\n"
+                return
+        offset += len(page.data)
+        if page.data:
+            yield _sent({"text": decoder.decode(page.data)}, offset)
+        if offset >= page.bytes_total or not page.data:
+            if not page.live:
+                break
+            await asyncio.sleep(_OUTPUT_SECONDS)
+    yield "event: end\ndata: {}\n\n"
 
 
 def _sent(document: dict[str, object], offset: int) -> str:
