@@ -123,6 +123,9 @@ def test_broker_that_does_not_answer_is_waited_for_a_moment_alone(
     context = click.Context(taskyard)
     parameter = click.Argument(["name"])
     completion.complete_name(context, parameter, "x")  # what takes time to import is there now
-    begun = time.monotonic()
-    assert completion.complete_name(context, parameter, "x") == []
-    assert time.monotonic() - begun < 5 * completion.REPLY_SECONDS
+    took: list[float] = []  # the shortest counts, because a busy machine may be slow
+    for _ in range(5):
+        begun = time.monotonic()
+        assert completion.complete_name(context, parameter, "x") == []
+        took.append(time.monotonic() - begun)
+    assert min(took) < 5 * completion.REPLY_SECONDS

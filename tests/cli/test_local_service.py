@@ -123,14 +123,15 @@ def test_hangup_cancels_the_tasks_of_a_map_without_a_name(tmp_path: Path) -> Non
 def test_reader_that_stops_ends_map_like_an_interrupt(
     options: tuple[str, ...], left: str, message: str, tmp_path: Path
 ) -> None:
-    words = ("map", "-j", "2", *options, "--", "sh", "-c", SCRIPT, "sh", "{}")
+    # The line of `b` ends it, when `slow` runs.
+    script = f'{SCRIPT}; [ "$1" != b ] || until grep -q slow marks; do sleep 0.02; done'
+    words = ("map", "-j", "2", *options, "--", "sh", "-c", script, "sh", "{}")
     with Running(tmp_path, *words) as running:
         running.write("a\n")
         assert running.line() == "a"
         assert running.process.stdout is not None
         running.process.stdout.close()
-        running.write("b\nslow\nslow\nlast\n")
-        until(lambda: marks(tmp_path).count("slow") == 2)
+        running.write("b\nslow\nlast\n")
         running.hang_up()
         code, _, err = running.end()
     assert code == 141

@@ -115,7 +115,7 @@ def test_detached_up_returns_when_ready_and_down_stops_it(tmp_path: Path) -> Non
         assert err.startswith(f"up: 2 workers, process {pid}, log in .taskyard/log/up.log (")
         with Client(state=tmp_path / ".taskyard") as client:
             assert client.status()["workers"] == 2
-            assert client.submit(["echo", "hello"]).result(30) == "hello\n"
+            assert client.submit(["echo", "hello"]).result(PATIENCE_SECONDS) == "hello\n"
         assert run(tmp_path, *DETACHED)[0] == 2
     finally:
         code, out, err = run_here(tmp_path, "down")

@@ -14,6 +14,7 @@ from taskyard.client.client import Client
 from taskyard.worker import wmp
 from tests.kit.processes import (
     AT_THE_GATE,
+    PATIENCE_SECONDS,
     Broker,
     Running,
     Worker,
@@ -142,7 +143,7 @@ def test_worker_waits_for_a_broker_and_reports_it_once(tmp_path: Path) -> None:
             f"no broker answers at ipc://{tmp_path}/.taskyard/broker.sock, worker early waits"
         )
         with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
-            assert client.submit(["echo", "hello"]).result(30) == "hello\n"
+            assert client.submit(["echo", "hello"]).result(PATIENCE_SECONDS) == "hello\n"
             assert "worker early works for the broker" in waiting.error_line()
             assert waiting.terminate() == (0, "", "")
 
@@ -259,6 +260,6 @@ def test_function_of_a_module_that_is_not_allowed_is_refused_with_a_hint(
     tmp_path: Path, client: Client
 ) -> None:
     with Worker(tmp_path, "--slots", "1", "--allow", "operator"):
-        assert client.submit("operator:add", args=[1, 2]).result(30) == 3
+        assert client.submit("operator:add", args=[1, 2]).result(PATIENCE_SECONDS) == 3
         failed = client.submit("os:getpid").exception(30)
         assert "start the worker with --allow os" in str(failed)

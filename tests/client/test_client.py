@@ -58,7 +58,7 @@ def test_result_of_a_command_is_its_output(client: Client) -> None:
 
 def test_binary_output_is_text_with_surrogates_and_exact_bytes(client: Client) -> None:
     future = client.submit(["printf", r"\377a\303\244"])
-    assert future.result(20) == "\udcffa\u00e4"
+    assert future.result(PATIENCE_SECONDS) == "\udcffa\u00e4"
     assert future.bytes() == client.result_bytes(future.name) == b"\xffa\xc3\xa4"
     assert client.result(future.name) == "\udcffa\u00e4"
     assert client.submit("operator:add", args=["a", "b"]).bytes(20) == b'"ab"'

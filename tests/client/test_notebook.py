@@ -212,14 +212,14 @@ def test_whatever_goes_wrong_is_shown_in_its_place(
 
 def test_broker_that_is_gone_is_said_to_be_so_within_a_second(tmp_path: Path) -> None:
     with running(tmp_path / "state", worker=False) as yard:
-        client = Client(state=yard.state)
+        client = Client(state=yard.state, timeout=PATIENCE_SECONDS)
         future = client.submit(b"", name="left", service=UNSERVED)
         assert "ready" in seen(future)
         yard.kill_broker()
     for shown in (client, client.campaign("c"), future):
         began = time.monotonic()
         assert f"broker at {client.broker}: no answer within 1 s" in seen(shown)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < PATIENCE_SECONDS
     client.close(0)
     assert "the client is closed" in seen(client)
 

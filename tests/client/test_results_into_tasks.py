@@ -17,7 +17,16 @@ from taskyard import AsyncClient, Client, Executor, Refused, TaskBlocked, TaskFa
 from taskyard.broker.output_store import FOLDER
 from taskyard.campaign.task_spec import InvalidTask
 from taskyard.errors import UserError
-from tests.kit.processes import AT_THE_GATE, Broker, Running, Worker, campaign, run_here, until
+from tests.kit.processes import (
+    AT_THE_GATE,
+    PATIENCE_SECONDS,
+    Broker,
+    Running,
+    Worker,
+    campaign,
+    run_here,
+    until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -285,4 +294,4 @@ def test_relayed_worker_gets_its_inputs(tmp_path: Path) -> None:
             endpoint = relaying.line().split()[-1]
             with Worker(tmp_path, "--broker", endpoint), Client(broker.endpoint) as client:
                 client.submit(["echo", "a"], name="a")
-                assert client.submit(["echo", "{result:a}!"]).result(30) == "a!\n"
+                assert client.submit(["echo", "{result:a}!"]).result(PATIENCE_SECONDS) == "a!\n"

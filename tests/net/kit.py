@@ -10,10 +10,11 @@ from taskyard.net.endpoints import Ipc, parse
 from taskyard.net.poller import Poller
 from taskyard.net.sockets import connect
 from taskyard.net.zmq_socket import ZmqSocket
+from tests.kit.processes import PATIENCE_SECONDS
 
-#: Long enough on a busy machine. No test is expected to wait this long.
-PATIENCE_NS = 20 * SECOND_NS
-PATIENCE_S = PATIENCE_NS // SECOND_NS
+#: No test is expected to wait this long.
+PATIENCE_S = PATIENCE_SECONDS
+PATIENCE_NS = PATIENCE_S * SECOND_NS
 PATIENCE_MS = 1_000 * PATIENCE_S
 
 PYTHON = sys.executable

@@ -110,7 +110,7 @@ def check_end(command: Command, number: signal.Signals, message: str = "") -> No
     command.started()
     code, out, err = command.send(number).end()
     assert code == 128 + number, err
-    assert command.left() == []
+    until(lambda: not command.left(), "its processes have ended")
     assert TRACE.search(err) is None, err
     word = "interrupted" if number == signal.SIGINT else "terminated"
     assert f"taskyard: {word}\n" in err

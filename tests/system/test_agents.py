@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from taskyard.client.client import Client
 from taskyard.settings.placeholders import fill
-from tests.kit.processes import Broker, Worker, all_children_of, marks, run_here, until
+from tests.kit.processes import (
+    PATIENCE_SECONDS,
+    Broker,
+    Worker,
+    all_children_of,
+    marks,
+    run_here,
+    until,
+)
 from tests.worker.agents_harness import shell
 
 if TYPE_CHECKING:
@@ -75,7 +83,7 @@ def test_worker_without_a_command_starts_agents_by_the_rules(
     monkeypatch.setenv("OTHER", "three")
     with a_yard(tmp_path) as yard:
         yard.hire("--env", "GIVEN=one", "--env", "TAKEN")
-        assert yard.submit("a", b"x", lane="disk-1").result(30) == b"disk-1,one,two,"
+        assert yard.submit("a", b"x", lane="disk-1").result(PATIENCE_SECONDS) == b"disk-1,one,two,"
 
 
 def test_long_result_is_passed_whole(tmp_path: Path) -> None:
@@ -83,7 +91,7 @@ def test_long_result_is_passed_whole(tmp_path: Path) -> None:
     set_service(tmp_path, shell(f"printf '%s\\t%{size}d\\tok text\\n' \"$id\" 7"))
     with a_yard(tmp_path) as yard:
         yard.hire("--slots", "1")
-        assert yard.submit("a", b"x").result(30) == b"7".rjust(size)
+        assert yard.submit("a", b"x").result(PATIENCE_SECONDS) == b"7".rjust(size)
         assert run_here(tmp_path, "result", "a") == (0, "7".rjust(size), "")
         assert run_here(tmp_path, "log", "a", "--stderr") == (0, "text", "")
 
@@ -93,19 +101,23 @@ def test_lane_in_the_command_is_that_of_the_agents_tasks(tmp_path: Path) -> None
     with a_yard(tmp_path) as yard:
         yard.hire("--slots", "1")
         futures = [yard.submit(f"t-{lane}", b"x", lane=lane) for lane in ("a", "b b", "a/c")]
-        assert [one.result(30) for one in futures] == [b"s/a,a", b"s/b b,b b", b"s/a/c,a/c"]
+        assert [one.result(PATIENCE_SECONDS) for one in futures] == [
+            b"s/a,a",
+            b"s/b b,b b",
+            b"s/a/c,a/c",
+        ]
 
 
 def test_rules_that_change_are_followed_without_a_restart(tmp_path: Path) -> None:
     set_service(tmp_path, shell("report old ok", after="echo > bye"))
     with a_yard(tmp_path) as yard:
         host = yard.hire("--slots", "1")
-        assert yard.submit("first", b"x").result(30) == b"old"
+        assert yard.submit("first", b"x").result(PATIENCE_SECONDS) == b"old"
         (before,) = all_children_of(host)
         set_service(tmp_path, shell("report new ok"))
         yard.broker.send(signal.SIGHUP)
         until((tmp_path / "bye").exists)
-        assert yard.submit("second", b"x").result(30) == b"new"
+        assert yard.submit("second", b"x").result(PATIENCE_SECONDS) == b"new"
         assert before not in all_children_of(host)
 
 
@@ -150,7 +162,7 @@ def test_deferred_lane_waits_with_its_task_without_charging_others(
             yard.submit(name, b"deferall host down", lane="a")
         other = yard.submit("b", b"ok", lane="b")
         yard.hire("--slots", "1")
-        assert other.result(30) == b"b"
+        assert other.result(PATIENCE_SECONDS) == b"b"
         until(lambda: yard.states(*names) == ["delayed"] * 5)
         assert [yard.client.show(name)["failures"] for name in names] == [1, 0, 0, 0, 0]
 
@@ -166,7 +178,7 @@ def test_task_moved_to_the_end_of_its_lane_runs_last(tmp_path: Path) -> None:
         ]
         yard.hire("--slots", "1")
         for future in futures:
-            future.result(30)
+            future.result(PATIENCE_SECONDS)
         assert [mark.partition("/")[0] for mark in marks(tmp_path)] == ["a", "b", "c", "a"]
         assert yard.client.show("a")["failures"] == 0
 

@@ -21,7 +21,7 @@ from taskyard.errors import NoBroker, OtherBroker, SeveralBrokers, UserError
 from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import Role
 from tests.client import function_calls as calls
-from tests.kit.processes import Broker, Running, marks, run_here, until
+from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, marks, run_here, until
 from tests.worker.agents_harness import shell
 
 if TYPE_CHECKING:
@@ -158,9 +158,12 @@ def test_async_client_places_tasks_in_their_order(brokers: Brokers) -> None:
 def test_functions_are_called_at_all_brokers(brokers: Brokers) -> None:
     brokers.start_worker("--allow-pickle")
     with Client(brokers.endpoints) as client:
-        assert client.submit(calls.greet, "Ann", kwargs={"lane": "x"}).result(20) == "hello Ann x"
+        assert (
+            client.submit(calls.greet, "Ann", kwargs={"lane": "x"}).result(PATIENCE_SECONDS)
+            == "hello Ann x"
+        )
         # Its own parameter is an argument, although this client generates the task's name.
-        assert client.submit(calls.keywords, a=1).result(20) == {"a": 1}
+        assert client.submit(calls.keywords, a=1).result(PATIENCE_SECONDS) == {"a": 1}
         with pytest.raises(UserError, match="'name': both an option"):
             client.submit(calls.greet, name="Ann")
         spread = client.map(calls.power, range(20), exponent=1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.client.client import Client
-from tests.kit.processes import Broker, Running, until
+from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,7 @@ def test_killed_worker_starves_no_other(yard: Yard) -> None:
     until(lambda: all(yard.wait_for(name).exists() for name in names), "all four run")
     workers[0].kill()
     yard.start(4)
-    assert yard.client.submit(["echo", "hi"], name="hi").result(30) == "hi\n"
+    assert yard.client.submit(["echo", "hi"], name="hi").result(PATIENCE_SECONDS) == "hi\n"
     until(lambda: yard.counts() == {"leased": 4, "done": 1}, "nothing is ready")
     (yard.directory / "free").touch()
 
@@ -75,9 +75,9 @@ def test_wide_task_is_not_starved_by_small_ones(yard: Yard) -> None:
     more = [yard.client.submit(["true"], name=f"more{number}") for number in range(20)]
     until(lambda: "is reserved for it" in yard.client.why("wide"), "it is reserved")
     (yard.directory / "free").touch()
-    assert wide.result(30) == "wide\n"
+    assert wide.result(PATIENCE_SECONDS) == "wide\n"
     for one in more:
-        one.result(30)
+        one.result(PATIENCE_SECONDS)
 
 
 def test_poisonous_task_fails_alone(yard: Yard) -> None:

@@ -18,7 +18,7 @@ import zmq
 
 from taskyard.client.client import Client
 from taskyard.wire.hungry.frames import IDLE_LINE, Comment, Hungry, Report, decode, task_line
-from tests.kit.processes import Running
+from tests.kit.processes import PATIENCE_SECONDS, Running
 from tests.system.kit import Broker
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def test_dialogue_of_wmp(stack: ExitStack, tmp_path: Path) -> None:
     client = stack.enter_context(Client(broker.endpoint))
     future = client.submit(b"shout", name="a")
     replay(sockets, dialogue(mark + after), 7)
-    assert future.result(20) == b"SHOUT"
+    assert future.result(PATIENCE_SECONDS) == b"SHOUT"
 
 
 def test_dialogue_of_dwork(stack: ExitStack, tmp_path: Path) -> None:

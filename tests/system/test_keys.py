@@ -176,7 +176,7 @@ def test_routing_id_under_another_key_is_answered_and_logged(yard: Yard) -> None
 def test_task_passes_from_a_producer_key_to_a_worker_key_and_back(yard: Yard) -> None:
     yard.worker("--slots", "1")
     future = yard.client(Role.PRODUCER).submit(["echo", "hello"], name="a")
-    assert future.result(30) == "hello\n"
+    assert future.result(PATIENCE_SECONDS) == "hello\n"
     viewer = yard.client(Role.VIEWER)
     assert viewer.result("a") == "hello\n"
     (worker,) = viewer.workers()
@@ -191,7 +191,7 @@ def test_each_role_may_do_its_own_requests_and_gets_errors_for_others(yard: Yard
     with pytest.raises(Refused, match=r"key 'viewer': a viewer may not cancel tasks \(this needs"):
         viewer.cancel(["a"])
     with pytest.raises(Refused, match=r"may not submit tasks \(this needs a producer's key\)"):
-        viewer.submit(["true"], name="b").result(30)
+        viewer.submit(["true"], name="b").result(PATIENCE_SECONDS)
     with pytest.raises(Refused, match=r"key 'producer': a producer may not drain workers"):
         producer.drain()
     assert [task["name"] for task in viewer.tasks()] == ["a"]

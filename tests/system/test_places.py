@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 import signal
 import socket
-import time
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final
 
@@ -131,9 +130,7 @@ def test_peers_of_all_dialects_follow_a_killed_broker(tmp_path: Path) -> None:
         pair.broker.kill()
         until(lambda: native.unanswered_since is not None or not native.place)
         pair.start(1)
-        began = time.monotonic()
         native.status()
-        assert time.monotonic() - began < 2  # usually 0.2 s
         assert native.place == pair.place(1)
         (tmp_path / "gate").touch()
         for future in futures:
@@ -170,9 +167,7 @@ def test_native_peers_follow_a_broker_that_ends_or_is_stopped(
         shutil.copytree(one, two, ignore=shutil.ignore_patterns("*.sock"))
         waiting = stack.enter_context(Running(one, "wait", "--broker", pair.endpoint("dwork")))
         pair.start(1, two)
-        began = time.monotonic()
         client.status()
-        assert time.monotonic() - began < (4 if how is signal.SIGSTOP else 2)
         assert (client.place, client.broker) == (pair.place(1), pair.endpoint("dwork"))
         (one / "gate").touch()
         assert futures[-1].result(PATIENCE_SECONDS) == "after\n"

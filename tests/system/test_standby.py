@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import socket
-import time
 from http import HTTPStatus
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
 #: Short, because each takeover after a kill waits for it.
 LEASE_SECONDS = 1
-
-#: How long a page waits for a broker that does not answer.
-REPLY_SECONDS = 5
 
 
 @pytest.fixture
@@ -189,9 +185,7 @@ def test_page_of_a_standby_names_the_leader_until_it_leads(tmp_path: Path, url: 
             except HTTPError as error:
                 return error.code, error.read().decode()
 
-        began = time.monotonic()
         code, text = shown()
-        assert time.monotonic() - began < REPLY_SECONDS
         assert code == HTTPStatus.SERVICE_UNAVAILABLE
         assert "the broker here is a standby that follows the broker of epoch 1" in text
         assert "No broker is running" not in text

@@ -94,7 +94,7 @@ def test_each_call_is_measured_separately_in_a_kept_process() -> None:
         assert peaks[2] < peaks[0] - 90
     assert 0.3 * SECOND_NS <= used[1].cpu_ns < SECOND_NS
     assert used[2].cpu_ns < 0.1 * SECOND_NS
-    assert used[2].run_ns < SECOND_NS
+    assert used[2].run_ns < used[1].run_ns
 
 
 def test_start_of_python_is_not_in_the_run_time() -> None:

@@ -31,7 +31,7 @@ from taskyard.worker.limits import (
     OUTPUT_TAIL_BYTES,
     RESULT_BYTES_MAX,
 )
-from tests.kit.processes import Broker, Running, Worker, until
+from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, until
 from tests.worker.agents_harness import (
     Gate,
     a_pool,
@@ -169,7 +169,7 @@ def test_agents_run_the_tasks_of_their_service(tmp_path: Path) -> None:
     with a_host(tmp_path, str(EXAMPLES / "count.sh")) as (client, _):
         names = ["plain", "# odd \\name/1", "#hungry"]
         futures = [client.submit(name.encode() * 3, name=name, service="s") for name in names]
-        assert [future.result(30) for future in futures] == [b"15", b"39", b"21"]
+        assert [future.result(PATIENCE_SECONDS) for future in futures] == [b"15", b"39", b"21"]
 
 
 def test_reports_of_agents_reach_the_broker(tmp_path: Path) -> None:
@@ -178,7 +178,9 @@ def test_reports_of_agents_reach_the_broker(tmp_path: Path) -> None:
         statuses = {"lost": b"error no such user", "later": b"retryat +3600 greylisted"}
         for name, status in statuses.items():
             client.submit(status, name=name, service="s", retries=5)
-        assert client.submit(b"ok", service="s", lane="disk-1").result(30) == b"disk-1"
+        assert (
+            client.submit(b"ok", service="s", lane="disk-1").result(PATIENCE_SECONDS) == b"disk-1"
+        )
         assert "no such user" in str(client.future("lost").exception(30))
         until(lambda: client.show("later")["state"] == "delayed")
         later, lost = client.show("later"), client.show("lost")
@@ -207,7 +209,7 @@ def test_comment_shows_while_the_task_runs_and_sigterm_lets_agents_finish(
         assert "exits after 1 task (" in host.error_line()
         gate.open()
         assert host.end()[0] == 0
-        assert future.result(30) == b"r"
+        assert future.result(PATIENCE_SECONDS) == b"r"
     assert (tmp_path / "bye").exists()
 
 
