@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc"),
+    pytest.mark.needs("Linux"),
 ]
 
 DESCRIPTORS = 400
