@@ -76,9 +76,11 @@ class _Transport:
 class Yard:
     """A broker with values, and a worker."""
 
-    def __init__(self, directory: Path, store: MemoryStore | None = None) -> None:
+    def __init__(
+        self, directory: Path, store: MemoryStore | None = None, *, shared: bool = False
+    ) -> None:
         self.limits = ValueLimits(grace_ns=GRACE_NS)
-        self.values = BrokerValues(directory, "me", lambda: self.limits)
+        self.values = BrokerValues(directory, "me", lambda: self.limits, shared=shared)
         self.files = self.values.files
         self.clock = SetClock()
         self.clock.now_ns = time.time_ns()  # files have the system's time
@@ -261,6 +263,21 @@ def test_directory_is_created_with_the_first_request(yard: Yard, tmp_path: Path)
     terms = yard.files.terms()
     assert terms is not None
     assert terms.identity == "me"
+
+
+@pytest.mark.parametrize(
+    ("shared", "with_key", "is_named"),
+    [(False, False, True), (False, True, False), (True, False, True), (True, True, True)],
+)
+def test_peer_with_a_key_gets_no_path_but_a_shared_one(
+    tmp_path: Path, *, shared: bool, with_key: bool, is_named: bool
+) -> None:
+    yard = Yard(tmp_path / "values", shared=shared)
+    (reply,) = yard.process(StoreRequested(0, b"c", 7, with_key))
+    assert isinstance(reply, StoreReply)
+    found = msgspec.json.decode(reply.document, type=StoreDocument)
+    assert found.directory == (str(tmp_path / "values") if is_named else "")
+    assert (found.identity, found.bytes_min) == ("me", 1 << 20)
 
 
 def test_directory_of_another_broker_is_refused(yard: Yard, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.web.event_columns import expanded
 from taskyard.web.event_feed import EventFeed
-from taskyard.wire.native import peer
+from taskyard.wire.native import peer, value_messages
 from taskyard.wire.roles import Role
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run, run_here, until
 from tests.kit.requirements import problem
@@ -92,7 +92,7 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
 class Peer:
     """A channel with a key, for requests that our clients and workers never send."""
 
-    def __init__(self, endpoint: str, key: PeerKey) -> None:
+    def __init__(self, endpoint: str, key: PeerKey | None) -> None:
         self._wire = sockets.connect(endpoint, key)
         self.line = Channel(self._wire, SystemClock())
         self._poller = Poller()
@@ -248,6 +248,18 @@ def test_worker_can_not_work_under_another_name(yard: Yard) -> None:
     assert "not 'another'" in reply.reason
     assert owner.workers() == []
     assert owner.show("a")["state"] == "ready"
+
+
+@pytest.mark.parametrize("role", [Role.VIEWER, Role.PRODUCER, Role.WORKER, Role.ADMIN])
+def test_key_does_not_give_away_where_the_state_is(yard: Yard, role: Role) -> None:
+    with closing(Peer(yard.endpoint, read_peer_key(yard.file(role)))) as away:
+        away.line.request(value_messages.store)
+        document = away.answer().document()
+    assert document["directory"] == ""
+    assert str(yard.directory) not in str(document)
+    with closing(Peer(yard.broker.endpoint, None)) as near:
+        near.line.request(value_messages.store)
+        assert near.answer().document()["directory"] == str(yard.directory / ".taskyard" / "values")
 
 
 def test_peers_without_a_key_are_refused(yard: Yard) -> None:

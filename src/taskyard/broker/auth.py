@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.core.events import Command
 from taskyard.core.model import shown
+from taskyard.core.values import StoreRequested
 from taskyard.errors import UnusableKey, UserError
 from taskyard.net import endpoints
 from taskyard.wire.roles import UNKNOWN_PEER, AuthenticatedPeer, Role
@@ -65,7 +66,7 @@ class Authenticator:
     def receive(
         self, user: str, route: bytes, frames: Sequence[bytes], now_ns: int
     ) -> Sequence[Event]:
-        """Decode a message, with the permissions of its key. Commands get the name of the key."""
+        """Decode a message, with the permissions of its key. Events get what they need of it."""
         former = self._users.pop(route, user)  # reinserted as the newest
         if former != user:
             self._log_reused_route(route, user, former)
@@ -77,6 +78,8 @@ class Authenticator:
         for event in events:
             if isinstance(event, Command):
                 event.by = peer.name.encode()
+            elif isinstance(event, StoreRequested):
+                event.with_key = True
         return events
 
     def _log_reused_route(self, route: bytes, user: str, former: str) -> None:

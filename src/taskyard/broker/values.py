@@ -187,8 +187,9 @@ class BrokerValues:
         except OSError as error:
             text = f"{self.files.directory}: {error.strerror}"
             return Refused(effect.client, effect.request, Refusal.FULL, text)
+        is_named = self._is_direct and (self._shared or not effect.with_key)
         document = StoreDocument(
-            str(self.files.directory.resolve()) if self._is_direct else "",
+            str(self.files.directory.resolve()) if is_named else "",
             self._terms.identity,
             self._terms.bytes_min,
             shared=self._shared,

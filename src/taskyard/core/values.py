@@ -23,6 +23,8 @@ class StoreRequested(Event):
 
     client: bytes
     request: int = 0
+    #: The client has a key.
+    with_key: bool = False
 
 
 class ValueRequested(Event):
@@ -54,6 +56,8 @@ class StoreReply(Effect):
 
     client: bytes
     request: int
+    #: To a client with a key: a directory is named only if it is meant for other machines.
+    with_key: bool = False
     document: bytes = b""
 
 
@@ -88,7 +92,7 @@ class ValueReceived(Effect):
 
 
 def store_requested(context: Context, event: StoreRequested) -> None:
-    context.send(StoreReply(event.client, event.request))
+    context.send(StoreReply(event.client, event.request, event.with_key))
 
 
 def value_requested(context: Context, event: ValueRequested) -> None:
