@@ -1,6 +1,5 @@
 """Leases: timeouts, incarnations, fencing, heartbeats and charges."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -426,15 +425,6 @@ def test_task_with_a_longer_lease_gives_a_worker_that_reconnected_that_time() ->
     assert yard.state(b"a") is READY
 
 
-@pytest.mark.parametrize(("leased", "losses"), [(unlisting_lease, 0), (reconnected_lease, 1)])
-def test_loss_of_a_worker_is_charged_after_it_reconnected_but_not_after_a_restart(
-    leased: Callable[[], Yard], losses: int
-) -> None:
-    yard = leased()
-    yard.handle(WorkerLost(0, b"w"))
-    assert (yard.state(b"a"), yard[b"a"].losses) == (READY, losses)
-
-
 def test_another_process_does_not_reconnect_for_the_holder_of_a_name() -> None:
     yard = reconnected_lease(incarnation=1)
     yard.submit(b"b")
@@ -717,6 +707,7 @@ def test_loss_is_charged_when_the_task_is_leased_and_survives_a_restart() -> Non
     yard.take(b"w")
     again = Scheduler(yard.mirror)
     again.resume(now_ns=0)
+    again.handle(WorkerHeartbeat(0, b"w", [(b"a", 1)]))
     again.handle(TimePassed(TEN_NS))
     assert again.ledger.tasks[b"a"].state is FAILED
 

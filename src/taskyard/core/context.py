@@ -129,7 +129,7 @@ class Context:
         heappush(self.timeouts, (check_ns, worker.name))
 
     def schedule_deadline(self, worker: Worker) -> None:
-        """Schedule the end of the worker's uncertain leases, if it has any."""
+        """Schedule the end of the worker's uncertain assignments, if it has any."""
         deadline_ns = deadlines.next_ns(worker)
         if deadline_ns:
             heappush(self.lease_deadlines, (deadline_ns, worker.name))

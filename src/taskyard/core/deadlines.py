@@ -1,9 +1,10 @@
-"""Deadlines of uncertain leases: their assignment, or a report on them, may be lost.
+"""Uncertain assignments: they, or a report on them, may be lost. One rule for all dialects.
 
-A lease is uncertain from the first new connection of its worker after it was granted, or from a
-restart of the broker. A worker that lists the task makes it certain again. One that can't list its
-tasks keeps it until a deadline that heartbeats do not extend, and so it keeps slots whose end may
-be lost. Owns the marks and their times. `membership` ends the leases.
+An assignment is uncertain from the first new connection of its worker after it was granted, from a
+restart of the broker, or if its reply could not be sent. A worker that lists the task or reports on
+it makes the assignment certain again. If not, it ends without a charge: at a deadline that
+heartbeats do not extend, or with its worker before that. So do kept slots whose end may be lost.
+Owns the marks and their times. `membership` ends the leases.
 """
 
 from __future__ import annotations
@@ -11,28 +12,50 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from taskyard.core.entities import Lease, Worker
+    from collections.abc import Iterator, Mapping
+
+    from taskyard.core.entities import Lease, Task, Worker
 
 
 def doubt(worker: Worker, now_ns: int) -> bool:
     """Mark a worker's leases and kept slots as uncertain. Return False if all are already."""
-    certain = [lease for lease in worker.leases.values() if lease.uncertain_ns is None]
-    for lease in certain:
-        lease.uncertain_ns = now_ns
+    changes = [doubt_lease(lease, now_ns) for lease in worker.leases.values()]
     known = worker.slots_uncertain[-1][1] if worker.slots_uncertain else 0
     kept = len(worker.slots_kept)
     if kept > known:
         worker.slots_uncertain.append((now_ns, kept))
-    return bool(certain) or kept > known
+    return any(changes) or kept > known
 
 
-def confirm(worker: Worker, listed_as: dict[bytes, int]) -> None:
-    """Make leases certain whose tasks a worker lists, by their attempts."""
+def doubt_lease(lease: Lease, now_ns: int) -> bool:
+    """Mark the assignments of a lease as uncertain. Return False if all are already."""
+    if lease.uncertain_ns is None:
+        lease.uncertain_ns, lease.worker.is_uncertain = now_ns, True
+        return True
+    named = lease.named or {}
+    certain = [name for name, since_ns in named.items() if since_ns is None]
+    named.update(dict.fromkeys(certain, now_ns))
+    return bool(certain)
+
+
+def confirm(lease: Lease, listed_as: Mapping[bytes, int]) -> None:
+    """Make assignments certain whose tasks the worker has named, by their attempts."""
+    if lease.uncertain_ns is None:
+        return
+    named = {} if lease.named is None else lease.named
+    for task in lease.tasks:
+        if task.lease is lease and listed_as.get(task.name) == task.attempt:
+            named[task.name] = None
+    lease.named = named
+    if not any(True for _ in _uncertain(lease)):
+        lease.uncertain_ns = lease.named = None
+
+
+def confirm_all(worker: Worker, listed_as: Mapping[bytes, int]) -> None:
+    """Make assignments certain whose tasks a worker lists."""
     for lease in worker.leases.values():
-        if lease.uncertain_ns is not None and all(
-            listed_as.get(task.name) == task.attempt for task in lease.tasks if task.lease is lease
-        ):
-            lease.uncertain_ns = None
+        confirm(lease, listed_as)
+    worker.is_uncertain = any(lease.uncertain_ns is not None for lease in worker.leases.values())
 
 
 def limit_slots(worker: Worker, freed: int = 0) -> None:
@@ -46,21 +69,37 @@ def limit_slots(worker: Worker, freed: int = 0) -> None:
     worker.slots_uncertain = [(since_ns, count) for count, since_ns in counts.items()]
 
 
-def of_lease(worker: Worker, lease: Lease) -> int:
-    """Return when a lease ends, even with heartbeats. 0: it has no deadline.
+def of_tasks(worker: Worker) -> Iterator[tuple[Task, int]]:
+    """Yield the tasks of uncertain assignments and when these end, even with heartbeats. 0: they
+    have no deadline.
 
     A task with a longer lease than its worker gives its worker that time.
     """
-    if lease.uncertain_ns is None or not worker.facts.restart_lease_ns:
-        return 0
-    asked_ns = lease.lease_ns if lease.lease_ns > worker.facts.lease_timeout_ns else 0
-    return lease.uncertain_ns + max(worker.facts.restart_lease_ns, asked_ns)
+    usual_ns = of_worker(worker)
+    for lease in worker.leases.values():
+        asked_ns = lease.lease_ns if lease.lease_ns > worker.facts.lease_timeout_ns else 0
+        for task, since_ns in _uncertain(lease):
+            yield task, since_ns + max(usual_ns, asked_ns) if usual_ns else 0
+
+
+def _uncertain(lease: Lease) -> Iterator[tuple[Task, int]]:
+    """Yield the tasks of a lease whose assignments are uncertain, and since when."""
+    if lease.uncertain_ns is not None:
+        for task in lease.tasks:
+            since_ns = (lease.named or {}).get(task.name, lease.uncertain_ns)
+            if task.lease is lease and since_ns is not None:
+                yield task, since_ns
+
+
+def of_worker(worker: Worker) -> int:
+    """Return how long a worker keeps uncertain assignments. 0: without limit."""
+    return worker.facts.restart_lease_ns or worker.facts.lease_timeout_ns
 
 
 def next_ns(worker: Worker) -> int:
     """Return the next deadline of a worker's leases and slots. 0: there is none."""
-    lease_ns = worker.facts.restart_lease_ns
-    times = [of_lease(worker, lease) for lease in worker.leases.values()]
+    lease_ns = of_worker(worker)
+    times = [ends_ns for _, ends_ns in of_tasks(worker)]
     if lease_ns:
         times += [since_ns + lease_ns for since_ns, _ in worker.slots_uncertain]
     return min((time_ns for time_ns in times if time_ns), default=0)

@@ -136,9 +136,10 @@ class Lease(Struct, gc=False, eq=False):
     counts: list[tuple[Lane, int]]
     #: When it was granted, by the monotonic clock. Volatile: reset by a recovery.
     assigned_ns: int = 0
-    #: Since when its assignment or a report on it may be lost: its worker has reconnected, or the
-    #: broker was restarted. None: neither. Volatile.
+    #: Since when it is uncertain (`deadlines`). None: it is certain. Volatile.
     uncertain_ns: int | None = None
+    #: Tasks that its worker has named since, and when they became uncertain again. Volatile.
+    named: dict[bytes, int | None] | None = None
     #: The progress of its tasks, by name. None: no worker has reported any. Volatile.
     progress: dict[bytes, TaskProgress] | None = None
 
@@ -202,6 +203,8 @@ class Worker(Struct, eq=False):
     reservation: Reservation | None = None
     #: Why it can't start its agents. b"": it can, or did not report.
     trouble: bytes = b""
+    #: Some of its leases may be uncertain.
+    is_uncertain: bool = False
     #: (since, how many): slots of `slots_kept` that a lost message may have freed. For each time
     #: that the worker reconnected or the broker was restarted, the fewest kept since. Both rise.
     slots_uncertain: list[tuple[int, int]] = field(default_factory=list)

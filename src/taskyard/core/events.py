@@ -274,6 +274,14 @@ class WorkerReconnected(Event):
     incarnation: int | None = None
 
 
+class AssignmentUnsent(Event):
+    """A reply with tasks could not be sent to their worker."""
+
+    worker: bytes
+    names: list[bytes]
+    attempts: list[int]
+
+
 class WaitEnded(Event):
     """A worker's request for tasks ended without tasks. It gets `NoWork`."""
 

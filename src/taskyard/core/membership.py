@@ -68,7 +68,6 @@ def worker_registered(context: Context, event: events.WorkerRegistered) -> None:
     if worker is not None and worker.facts.incarnation != facts.incarnation:
         assignment.cancel_wake(context.ledger, worker)
         assignment.close_request(context, worker)
-        _end_restart_leases(context, worker)
         _lose_worker(context, worker, ReturnReason.RESTARTED)
         context.emit(WorkerLeft(context.at_ns, event.worker, b"restarted"))
         worker = None
@@ -205,7 +204,8 @@ def _compare_held(
     if worker is None:
         return None
     _return_unlisted(context, worker, listed_as, event)
-    deadlines.confirm(worker, listed_as)
+    if worker.is_uncertain:
+        deadlines.confirm_all(worker, listed_as)
     mark = heartbeat_mark(context, worker)
     return mark.outdated() if has_zombies or mark.tasks != len(listed_as) else mark
 
@@ -213,7 +213,7 @@ def _compare_held(
 def heartbeat_mark(context: Context, worker: Worker) -> HeartbeatMark:
     """Return a value that differs if the reply to a worker's same heartbeat would.
 
-    Every change of leases shows: their numbers rise, and a lease only loses tasks.
+    It does not match while assignments are uncertain. Every change of leases shows: their numbers rise, and a lease only loses tasks.
     """
     leases = worker.leases
     tasks = sum(lease.tasks_left for lease in leases.values())
@@ -271,7 +271,7 @@ def _is_same(worker: Worker, last: events.WorkerHeartbeat, mark: HeartbeatMark, 
 def _has_mark(worker: Worker, mark: HeartbeatMark, rules: int) -> bool:
     """Return whether `heartbeat_mark` is unchanged for a worker with the incarnation of `mark`."""
     leases = worker.leases
-    if rules != mark.rules_version:
+    if rules != mark.rules_version or worker.is_uncertain:
         return False
     if not (leases or mark.lease):
         return True
@@ -376,13 +376,21 @@ def worker_reconnected(context: Context, event: events.WorkerReconnected) -> Non
         context.schedule_deadline(worker)
 
 
+def assignment_unsent(context: Context, event: events.AssignmentUnsent) -> None:
+    """Give the leases of a lost reply a deadline."""
+    known = context.ledger.tasks
+    for name, attempt in zip(event.names, event.attempts, strict=True):
+        task = known.get(name)
+        if task is not None and task.lease is not None and holds(event.worker, task, attempt):
+            if deadlines.doubt_lease(task.lease, context.now_ns):
+                context.schedule_deadline(task.lease.worker)
+
+
 def expire_worker(context: Context, worker: Worker, reason: bytes = b"silent") -> None:
     """Remove a worker that timed out, and requeue its tasks."""
     assignment.cancel_wake(context.ledger, worker)
     assignment.close_request(context, worker)
-    _end_restart_leases(context, worker)
-    held = worker.held()
-    _lose_worker(context, worker, None)
+    held = _lose_worker(context, worker, None)
     if worker.contested_until_ns:
         context.emit(WorkerLeft(context.at_ns, worker.name, b"replaced"))
         worker_names.record_replaced(context, worker, held)
@@ -393,41 +401,24 @@ def expire_worker(context: Context, worker: Worker, reason: bytes = b"silent") -
 
 
 def end_uncertain_leases(context: Context, worker: Worker) -> None:
-    """Return a worker's tasks whose uncertain leases have reached their deadline, and free slots.
-
-    Without a charge: an assignment or a report was lost. A worker that lists its tasks has no
-    uncertain leases for long.
-    """
-    now_ns, lease_ns = context.now_ns, worker.facts.restart_lease_ns
-    leases = [
-        one for one in worker.leases.values() if 0 < deadlines.of_lease(worker, one) <= now_ns
-    ]
+    """Return a worker's tasks whose uncertain assignments have reached their deadline, and free
+    slots. A worker that lists its tasks has no uncertain assignments for long."""
+    now_ns, lease_ns = context.now_ns, deadlines.of_worker(worker)
+    tasks = [task for task, ends_ns in deadlines.of_tasks(worker) if 0 < ends_ns <= now_ns]
     over = [count for since_ns, count in worker.slots_uncertain if since_ns + lease_ns <= now_ns]
-    _end_leases(context, worker, leases, max(over, default=0))
+    _end_uncertain(context, worker, tasks, max(over, default=0))
 
 
-def _end_restart_leases(context: Context, worker: Worker) -> None:
-    """Return the tasks of a lost worker that a former broker process leased to it, without a
-    charge. Only for workers whose leases have a deadline: such a task may not have arrived."""
-    if worker.facts.restart_lease_ns:
-        leases = [
-            lease
-            for lease in worker.leases.values()
-            if lease.uncertain_ns is not None and context.is_before_restart(lease)
-        ]
-        kept = worker.slots_uncertain[-1][1] if worker.slots_uncertain else 0
-        _end_leases(context, worker, leases, kept)
-
-
-def _end_leases(context: Context, worker: Worker, leases: list[Lease], slots_kept: int) -> None:
-    """Return the tasks of leases without a charge, and free so many kept slots."""
-    if not (leases or slots_kept):
+def _end_uncertain(context: Context, worker: Worker, tasks: list[Task], slots_kept: int) -> None:
+    """Return tasks without a charge, because an assignment or a report was lost, and free so many
+    kept slots."""
+    if not (tasks or slots_kept):
         return
     before: list[Task] = []
     since: list[Task] = []
-    for lease in leases:
-        tasks = [task for task in lease.tasks if task.lease is lease]
-        (before if context.is_before_restart(lease) else since).extend(tasks)
+    for task in tasks:
+        is_before = task.lease is not None and context.is_before_restart(task.lease)
+        (before if is_before else since).append(task)
     ended = LeasesEnded(worker.name, *_columns([*before, *since]), slots_kept)
     return_tasks(context, worker, before, ReturnReason.BROKER_RESTARTED)
     return_tasks(context, worker, since, ReturnReason.UNLISTED)
@@ -479,8 +470,12 @@ def fail_tasks(  # noqa: PLR0913  # the last ones are named
     subscriptions.notify_settled(context, tasks, reasons)
 
 
-def _lose_worker(context: Context, worker: Worker, reason: ReturnReason | None) -> None:
-    """Return a lost worker's tasks to the queue, and fail those that lost too many workers."""
+def _lose_worker(context: Context, worker: Worker, reason: ReturnReason | None) -> list[Task]:
+    """Return a lost worker's tasks to the queue, and fail those that lost too many workers. Return
+    those that are charged: uncertain assignments may not have arrived."""
+    slots_kept = worker.slots_uncertain[-1][1] if worker.slots_uncertain else 0
+    uncertain = [task for task, _ in deadlines.of_tasks(worker)]
+    _end_uncertain(context, worker, uncertain, slots_kept)
     held = worker.held()
     fatal = [task for task in held if task.losses + 1 >= task.terms.crashes_max]
     texts = [_lost_text(task.losses + 1) for task in fatal]
@@ -491,6 +486,7 @@ def _lose_worker(context: Context, worker: Worker, reason: ReturnReason | None) 
     elif others:
         names, attempts = [task.name for task in others], [task.attempt for task in others]
         context.emit(LeaseExpired(context.at_ns, worker.name, names, attempts), others)
+    return held
 
 
 def _lost_text(losses: int) -> bytes:

@@ -217,8 +217,7 @@ class WorkerFacts(Struct, array_like=True, frozen=True):
     #: The machine and process that it runs in. b"" and 0: unknown.
     host: bytes = b""
     pid: int = 0
-    #: How long it keeps its older leases after a restart of the broker or on a new connection, even
-    #: with heartbeats, unless it lists their tasks. 0: they end like other leases.
+    #: How long it keeps uncertain assignments (`deadlines`), even with heartbeats. 0: its timeout.
     restart_lease_ns: int = 0
     #: The longest time between its messages. 0: another process gets its name at once.
     heartbeat_ns: int = 0

@@ -406,7 +406,7 @@ def _resolve(context: Context, event: events.TasksReturned) -> list[list[bytes]]
 def tasks_progressed(context: Context, event: events.TasksProgressed) -> None:
     if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
-    context.touch_worker(event.worker)
+    holder = context.touch_worker(event.worker)
     columns = (event.attempts, event.percents, event.texts, event.text_bytes_total)
     if not columns_match(event.names, *columns):
         if event.request:
@@ -417,8 +417,11 @@ def tasks_progressed(context: Context, event: events.TasksProgressed) -> None:
     pairs = zip(event.names, attempts, strict=True)
     held = [membership.holds(worker, known.get(name), attempt) for name, attempt in pairs]
     if any(held):
-        context.emit(_progress(context, event, held))
+        record = _progress(context, event, held)
+        context.emit(record)
         _note_progress(context, event, held)
+        if holder is not None and holder.is_uncertain:
+            deadlines.confirm_all(holder, dict(zip(record.names, record.attempts, strict=True)))
     if event.request:
         missing = [name for name, own in zip(event.names, held, strict=True) if not own]
         context.send(ReportAck(worker, event.request, missing))

@@ -135,6 +135,7 @@ _DECIDERS: dict[type, Callable[[Context, Any], None]] = {
     events.WorkerLost: membership.worker_lost,
     events.WorkerUnreachable: membership.worker_unreachable,
     events.WorkerReconnected: membership.worker_reconnected,
+    events.AssignmentUnsent: membership.assignment_unsent,
     events.TasksRequested: assignment.tasks_requested,
     events.WaitEnded: assignment.wait_ended,
     events.TasksReported: results.tasks_reported,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.core import identity, membership, worker_names
+from taskyard.core import deadlines, identity, membership, worker_names
 from taskyard.core.effects import OutputEnded, OutputWritten, Refused
 from taskyard.core.model import Refusal
 from taskyard.core.output import OutputChunk, Stream, kept_columns
@@ -26,11 +26,13 @@ def output_appended(context: Context, event: events.OutputAppended) -> None:
     """Accept parts of the output of attempts that the worker holds. The broker writes them."""
     if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
-    context.touch_worker(event.worker)
+    worker = context.touch_worker(event.worker)
     columns = (event.attempts, event.streams, event.offsets, event.data)
     if not columns_match(event.names, *columns):
         context.send(Refused(event.worker, event.request, Refusal.MALFORMED, BAD_COLUMNS))
         return
+    if worker is not None and worker.is_uncertain:
+        deadlines.confirm_all(worker, dict(zip(event.names, event.attempts, strict=True)))
     known = context.ledger.tasks
     chunks: list[OutputChunk] = []
     missing: list[tuple[bytes, int]] = []

@@ -1,0 +1,260 @@
+"""Uncertain assignments: after a new connection, a restart, or a reply that could not be sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskyard.core.effects import LeasesEnded, RenewalAck
+from taskyard.core.events import (
+    AssignmentUnsent,
+    HeartbeatsRenewed,
+    OutputAppended,
+    TasksProgressed,
+    WorkerHeartbeat,
+    WorkerLost,
+    WorkerReconnected,
+    WorkerRegistered,
+)
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import WorkerFacts
+from taskyard.core.output import Stream
+from taskyard.core.records import LeaseExpired, Returned, ReturnReason, WorkerJoined, WorkerLeft
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.states import TaskState
+from tests.core.kit import Yard, assigned, missing
+from tests.kit.snapshots import reopened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_, _, READY, LEASED, DONE, FAILED, _ = TaskState
+TEN_NS = 10 * SECOND_NS
+
+#: The facts of an extended dwork worker: slots, and a timeout of its own.
+FACTS = {"slots_total": 9, "lease_timeout_ns": TEN_NS}
+
+
+def leased(*names: bytes, **facts: Any) -> Yard:
+    """Return a yard whose worker w holds tasks, all by one assignment."""
+    yard = Yard()
+    yard.join(b"w", **{**FACTS, **facts})
+    yard.submit(*names or (b"a",))
+    yard.ask(b"w", 9)
+    return yard
+
+
+def reconnect(yard: Yard) -> None:
+    yard.handle(WorkerReconnected(0, b"w"))
+
+
+def restart(yard: Yard) -> None:
+    yard.scheduler = Scheduler(reopened(yard.mirror))
+    yard.scheduler.resume(yard.now_ns)
+
+
+def lose_reply(yard: Yard) -> None:
+    lease = next(reversed(yard.scheduler.ledger.workers[b"w"].leases.values()))
+    yard.handle(AssignmentUnsent(0, b"w", [*lease.names], [*lease.attempts]))
+
+
+UNLISTED, RESTARTED = ReturnReason.UNLISTED, ReturnReason.BROKER_RESTARTED
+CAUSES = [
+    pytest.param(reconnect, UNLISTED, id="a new connection"),
+    pytest.param(restart, RESTARTED, id="a restart"),
+    pytest.param(lose_reply, UNLISTED, id="a lost reply"),
+]
+
+
+@pytest.mark.parametrize(("cause", "reason"), CAUSES)
+def test_task_of_a_worker_that_only_requests_more_returns_after_its_timeout(
+    cause: Callable[[Yard], None], reason: ReturnReason
+) -> None:
+    yard = leased()
+    cause(yard)
+    for _ in range(9):
+        yard.later(1)
+        yard.ask(b"w")
+    assert yard.state(b"a") is LEASED
+    assert yard.later(1) == [LeasesEnded(b"w", [b"a"], [1], 0)]
+    assert yard.records == [Returned(TEN_NS, b"w", [b"a"], [1], reason)]
+    assert yard[b"a"].losses == 0
+    assert missing(yard.finish(b"w", b"a", attempts=[1])) == [b"a"]
+    assert assigned(yard.ask(b"w")) == [b"a"]
+    for _ in range(30):  # the second assignment is certain
+        yard.later(1)
+        assert yard.records == []
+        yard.ask(b"w")
+
+
+@pytest.mark.parametrize(("cause", "reason"), CAUSES)
+def test_loss_of_a_worker_is_not_charged_to_uncertain_assignments(
+    cause: Callable[[Yard], None], reason: ReturnReason
+) -> None:
+    yard = leased()
+    cause(yard)
+    assert yard.handle(WorkerLost(0, b"w")) == [LeasesEnded(b"w", [b"a"], [1], 0)]
+    assert yard.records == [
+        Returned(0, b"w", [b"a"], [1], reason),
+        WorkerLeft(0, b"w", b"silent"),
+    ]
+    assert (yard.state(b"a"), yard[b"a"].losses) == (READY, 0)
+
+
+def test_last_attempt_is_not_charged_when_its_assignment_is_uncertain() -> None:
+    yard = Yard()
+    yard.join(b"w", **FACTS)
+    yard.submit(b"a", crashes_max=1)
+    yard.ask(b"w")
+    restart(yard)
+    yard.later(10)
+    assert yard.state(b"a") is READY
+
+
+@pytest.mark.parametrize(("cause", "reason"), CAUSES)
+def test_listed_task_is_kept_and_charged_when_its_worker_is_lost(
+    cause: Callable[[Yard], None],
+    reason: ReturnReason,  # noqa: ARG001
+) -> None:
+    yard = leased()
+    cause(yard)
+    yard.later(9)
+    yard.heartbeat(b"w", (b"a", 1), heartbeat_ns=SECOND_NS)
+    for _ in range(30):
+        yard.later(1)
+        assert yard.records == []
+        yard.handle(WorkerHeartbeat(0, b"w"))
+    yard.handle(WorkerLost(0, b"w"))
+    assert yard.records == [
+        LeaseExpired(39 * SECOND_NS, b"w", [b"a"], [1]),
+        WorkerLeft(39 * SECOND_NS, b"w", b"silent"),
+    ]
+
+
+def test_task_assigned_after_the_new_connection_is_charged_when_its_worker_is_lost() -> None:
+    yard = leased()
+    reconnect(yard)
+    yard.heartbeat(b"w", (b"a", 1), heartbeat_ns=SECOND_NS)
+    yard.submit(b"poison")
+    yard.finish(b"w", b"a", attempts=[1])
+    yard.ask(b"w")  # it dies before its next list
+    yard.handle(WorkerLost(0, b"w"))
+    assert yard.records == [
+        LeaseExpired(0, b"w", [b"poison"], [1]),
+        WorkerLeft(0, b"w", b"silent"),
+    ]
+
+
+def test_next_process_of_a_name_charges_certain_assignments_only() -> None:
+    yard = leased(incarnation=1)
+    reconnect(yard)
+    yard.submit(b"b")
+    yard.ask(b"w")
+    facts = WorkerFacts(**FACTS, incarnation=2)  # type: ignore[arg-type]
+    yard.handle(WorkerRegistered(0, b"w", facts))
+    assert yard.records == [
+        Returned(0, b"w", [b"a"], [1], UNLISTED),
+        Returned(0, b"w", [b"b"], [1], ReturnReason.RESTARTED),
+        WorkerLeft(0, b"w", b"restarted"),
+        WorkerJoined(0, b"w", facts),
+    ]
+    assert (yard[b"a"].losses, yard[b"b"].losses) == (0, 1)
+
+
+def test_lost_reply_makes_no_other_assignment_uncertain() -> None:
+    yard = leased()
+    yard.submit(b"b")
+    yard.ask(b"w")
+    lose_reply(yard)
+    yard.handle(WorkerLost(0, b"w"))
+    assert yard.records[:2] == [
+        Returned(0, b"w", [b"b"], [1], UNLISTED),
+        LeaseExpired(0, b"w", [b"a"], [1]),
+    ]
+
+
+def test_lost_reply_to_an_attempt_that_is_over_changes_nothing() -> None:
+    yard = leased()
+    late = AssignmentUnsent(0, b"w", [b"a", b"unknown"], [1, 1])
+    yard.handle(WorkerLost(0, b"w"))
+    yard.join(b"w", **FACTS)
+    yard.ask(b"w")
+    assert yard.handle(late) == []
+    yard.handle(WorkerHeartbeat(0, b"w"))
+    yard.later(9)
+    yard.handle(WorkerHeartbeat(0, b"w"))
+    yard.later(9)
+    assert yard.state(b"a") is LEASED
+
+
+def test_unlisted_task_of_an_assignment_returns_alone() -> None:
+    yard = leased(b"a", b"b", b"c")
+    reconnect(yard)
+    for _ in range(9):
+        yard.later(1)
+        yard.heartbeat(b"w", (b"a", 1), (b"c", 1))  # without an interval, so none counts as lost
+    assert yard.later(1) == [LeasesEnded(b"w", [b"b"], [1], 0)]
+    assert yard.states(b"a", b"b", b"c") == [LEASED, READY, LEASED]
+    yard.heartbeat(b"w", (b"a", 1), (b"c", 1))
+    assert yard.later(9) == []
+
+
+def test_listed_task_becomes_uncertain_again_with_the_next_connection() -> None:
+    yard = leased(b"a", b"b")
+    reconnect(yard)
+    yard.later(5)
+    yard.heartbeat(b"w", (b"a", 1))
+    reconnect(yard)
+    yard.later(5)
+    assert yard.states(b"a", b"b") == [LEASED, READY]
+    yard.ask(b"w", 0)
+    yard.later(4)
+    assert yard.state(b"a") is LEASED
+    yard.later(1)
+    assert yard.records == [Returned(15 * SECOND_NS, b"w", [b"a"], [1], UNLISTED)]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        TasksProgressed(0, b"w", [b"a"], [1], [50]),
+        OutputAppended(0, b"w", [b"a"], [1], [Stream.STDOUT], [0], [b"text"]),
+    ],
+    ids=["progress", "output"],
+)
+def test_report_on_a_running_task_makes_its_assignment_certain(
+    report: TasksProgressed | OutputAppended,
+) -> None:
+    yard = leased(b"a", b"b")
+    reconnect(yard)
+    yard.later(1)
+    yard.handle(report)
+    yard.ask(b"w", 0)
+    yard.later(9)
+    assert yard.states(b"a", b"b") == [LEASED, READY]
+
+
+def test_renewal_of_uncertain_assignments_needs_the_list() -> None:
+    yard = leased(incarnation=1)
+    effects = yard.handle(WorkerHeartbeat(0, b"w", [(b"a", 1)], request=3, incarnation=1))
+    mark = effects[0].mark  # type: ignore[attr-defined]
+    renewal = HeartbeatsRenewed(0, [(b"w", mark)], 4)
+    record = yard.scheduler.ledger.record
+    assert yard.handle(renewal) == [RenewalAck(4, record, [])]
+    reconnect(yard)
+    assert yard.handle(renewal) == [RenewalAck(4, record, [0])]
+    yard.heartbeat(b"w", (b"a", 1))
+    assert yard.handle(renewal) == [RenewalAck(4, record, [])]
+    yard.later(9)
+    assert yard.state(b"a") is LEASED
+
+
+def test_task_of_five_lease_times_is_run_once_without_a_doubt() -> None:
+    yard = leased()
+    for _ in range(50):
+        yard.later(1)
+        assert yard.records == []
+        yard.handle(WorkerHeartbeat(0, b"w"))
+    yard.finish(b"w", b"a", attempts=[1])
+    assert yard.state(b"a") is DONE
