@@ -17,6 +17,7 @@ from simulator.checkers import Violation
 from simulator.disk import Crashed, SimIndex, SimStore
 from simulator.network import Message
 from taskyard.broker.connections import Connections
+from taskyard.broker.transport import unsent_events
 from taskyard.broker.turn import Broker
 from taskyard.core import invariants
 from taskyard.core.effects import Effect
@@ -122,7 +123,7 @@ class BrokerHost:
             world.checker.messages.on_sent(route, frames)
             if not world.network.to_peer(route, frames, leaves_ns):
                 world.checker.on_disconnected(route)
-                undelivered += self._listeners.disconnected(route)
+                undelivered += [*unsent_events(cause), *self._listeners.disconnected(route)]
         return undelivered
 
     def _random_bits(self) -> int:

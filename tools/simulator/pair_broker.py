@@ -23,6 +23,7 @@ from simulator.plan import MILLISECOND_NS
 from simulator.threads import Event, SimThread, ThreadedProcess
 from taskyard.broker.compaction import CompactionLimits, Compactor
 from taskyard.broker.connections import Connections
+from taskyard.broker.transport import unsent_events
 from taskyard.broker.database import open_database, open_standby
 from taskyard.broker.server import BrokerSettings
 from taskyard.broker.turn import Broker
@@ -307,7 +308,7 @@ class PairBroker:
             if not host.to_peer(self, route, frames):
                 if host.leads(self):
                     world.checker.on_disconnected(route)
-                undelivered += self._listeners.disconnected(route)
+                undelivered += [*unsent_events(cause), *self._listeners.disconnected(route)]
         return undelivered
 
     def _random_bits(self) -> int:

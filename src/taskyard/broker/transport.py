@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.broker.connections import Connections
 from taskyard.broker.turn import CatchUp
+from taskyard.core.effects import Assign
 from taskyard.core.events import (
+    AssignmentUnsent,
     HeartbeatsRenewed,
     HeartbeatsRepeated,
     WorkerHeartbeat,
@@ -81,6 +83,13 @@ def _are_few_heartbeats(events: Sequence[Event]) -> bool:
         else:
             return False
     return 0 < count < PAUSE_EVENTS_MAX
+
+
+def unsent_events(effect: object) -> list[Event]:
+    """Return an event if an effect assigned tasks, and a reply with them could not be sent."""
+    if type(effect) is not Assign:
+        return []
+    return [AssignmentUnsent(0, effect.worker, effect.names, effect.attempts)]
 
 
 class DialectRouter:
@@ -318,19 +327,21 @@ class SocketTransport:
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         undelivered: list[Event] = []
         for effect in effects:
-            undelivered += self._send_all(self._dialect.reply(effect))
+            undelivered += self._send_all(self._dialect.reply(effect), effect)
         if self._collecting is not None:
             undelivered += self._send_all(self._collecting.flush())
         return undelivered
 
-    def _send_all(self, replies: Sequence[Reply]) -> list[Event]:
-        """Send or keep replies. Return events for those that could not be delivered."""
+    def _send_all(self, replies: Sequence[Reply], effect: Effect | None = None) -> list[Event]:
+        """Send or keep the replies to an effect. Return events for those that could not be
+        delivered, or that a peer may not read."""
         undelivered: list[Event] = []
         for route, frames in replies:
             if route in self._backlogs:
                 self._keep(route, frames)
+                undelivered += unsent_events(effect)
             elif not self._send(route, frames):
-                undelivered += self._dialect.disconnected(route)
+                undelivered += [*unsent_events(effect), *self._dialect.disconnected(route)]
         return undelivered
 
     def _send(self, route: bytes, frames: list[bytes]) -> bool:

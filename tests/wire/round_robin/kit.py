@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.broker.transport import DialectRouter
+from taskyard.broker.transport import DialectRouter, unsent_events
 from taskyard.core import invariants
 from taskyard.core.effects import Settled
 from taskyard.core.events import ClockSet, TimePassed
@@ -98,7 +98,7 @@ class Harness:
                     effect.records = []
                 for route, frames in self.board.reply(effect):
                     if route[1:] in self.dead:
-                        events += self.board.disconnected(route)
+                        events += [*unsent_events(effect), *self.board.disconnected(route)]
                     else:
                         self.sent.append((route, frames))
             events += self._due()

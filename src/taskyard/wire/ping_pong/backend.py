@@ -101,8 +101,6 @@ class Peer(Struct, eq=False):
     #: WORKING and OWING: it has reconnected under its own id, so its job or the result may be lost.
     #: Its messages do not renew its lease either.
     has_reconnected: bool = False
-    #: The last message sent to it is its job.
-    is_last_sent: bool = False
     #: When its timeout is checked next. 0: never.
     timeout_check_ns: int = 0
 
@@ -114,6 +112,11 @@ class Peer(Struct, eq=False):
     def is_renewed(self) -> bool:
         """Whether a message renews its lease."""
         return not (self.is_doubted or self.has_reconnected)
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether its loss is charged to its job. The job of before a new connection may be lost."""
+        return self.is_doubted or not self.has_reconnected
 
 
 class Backend:
@@ -186,7 +189,6 @@ class Backend:
         return result
 
     def _receive(self, peer: Peer, frames: Sequence[bytes]) -> list[events.Event]:
-        peer.is_last_sent = False
         if peer.is_renewed:
             peer.last_seen_ns = self._now_ns
         word = frames[1]
@@ -362,18 +364,13 @@ class Backend:
         asked_ns = effect.terms[0].lease_ns
         peer.lease_ns = max(self._settings.lease_ns, asked_ns)
         peer.pinging_lease_ns = max(self._settings.expire_ns, asked_ns)
-        peer.is_pinging, peer.is_last_sent = False, True
+        peer.is_pinging = False
         self._just_given.append(peer)
         return [(peer.route, [b"", _job_of(effect)])]
 
     def _answer(self, number: int) -> list[Reply]:
         answer = self._answers.pop(number, None)
-        if answer is None:
-            return []
-        peer = self._peers.get(answer[0])
-        if peer is not None:
-            peer.is_last_sent = False
-        return [answer]
+        return [] if answer is None else [answer]
 
     def _on_report_ack(self, effect: effects.ReportAck) -> list[Reply]:
         """Reply to a result only if it was too late."""
@@ -390,10 +387,9 @@ class Backend:
         self._overdue.append(lost)
 
     def disconnected(self, route: bytes) -> list[events.Event]:
-        """Remove the worker of a route that can't be reached. If its job was the last message sent,
-        the job was never delivered."""
+        """Remove the worker of a route that can't be reached."""
         peer = self._peers.get(route)
-        is_charged = peer is not None and not peer.is_last_sent
+        is_charged = peer is not None and peer.is_charged
         return self._lose(peer, b"unreachable", is_charged=is_charged)
 
     def cut(self, route: bytes) -> list[events.Event]:
@@ -469,7 +465,7 @@ class Backend:
     def _end_wait(self, peer: Peer) -> list[events.Event]:
         if peer.standing is WORKING:
             peer.standing = OWING
-            if peer.is_doubted or not peer.has_reconnected:
+            if peer.is_charged:
                 return [events.WorkerLost(0, peer.name)]
             return [events.WorkerLost(0, peer.name, b"no result on its connection", charged=False)]
         if peer.standing is WAITING:
