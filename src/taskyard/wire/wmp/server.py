@@ -439,12 +439,16 @@ class Wmp:
     cut = disconnected
 
     def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
-        """Doubt the tasks of workers behind a route, whose messages may be lost."""
+        """Doubt the tasks of workers behind a relay, whose messages may be lost. Those of the peer
+        itself are doubted with its next message, which shows whether it is the same process."""
         del now_ns
-        return [
-            events.WorkerReconnected(0, worker, self._peers[worker].incarnation)
-            for worker in self._behind.get(route, ())
-        ]
+        found: list[events.Event] = []
+        for worker in self._behind.get(route, ()):
+            peer = self._peers[worker]
+            peer.routes.pop((route, ()), None)
+            if peer.path:
+                found.append(events.WorkerReconnected(0, worker, peer.incarnation))
+        return found
 
     def _reconnection(self, sender: Sender) -> list[events.Event]:
         """Return an event if a message is the first by its route. Without a routing id of its own
