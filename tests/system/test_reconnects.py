@@ -20,6 +20,7 @@ import zmq
 from taskyard.client.client import Client
 from taskyard.core.model import Submission, Terms
 from taskyard.wire.dwork_pb2 import QueryMsg as Query
+from taskyard.wire.dwork_pb2 import WorkerMsg
 from tests.kit.processes import PATIENCE_SECONDS, Running, until
 from tests.system.kit import Broker
 from tests.wire.round_robin.kit import lmq
@@ -98,7 +99,8 @@ def _shut_down(one: socket.socket) -> None:
 
 
 class Careless:
-    """A DEALER with its own routing id that registers once and then only sends heartbeats.
+    """A DEALER that registers once and then only sends heartbeats, with a routing id of its own
+    unless ZeroMQ is to assign one.
 
     `reply` returns the messages in reply to one of the broker.
     """
@@ -109,11 +111,14 @@ class Careless:
         hello: list[bytes],
         heartbeat: list[bytes],
         reply: Callable[[list[bytes]], list[list[bytes]]],
+        *,
+        has_id: bool = True,
     ) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
-        self._socket.identity = b"careless-%d" % next(_numbers)
+        if has_id:
+            self._socket.identity = b"careless-%d" % next(_numbers)
         self._socket.reconnect_ivl = 10
         self._socket.connect(endpoint)
         self._heartbeat = heartbeat
@@ -196,11 +201,35 @@ def plain_dwork(endpoint: str) -> Careless:
     return Careless(endpoint, [b"", steal], [b"", steal], reply)
 
 
+def extended_dwork(endpoint: str, *, has_id: bool) -> Careless:
+    """Return a worker with slots, a timeout and an incarnation, that steals and never lists."""
+    query = Query(type=Query.Steal, location=b"careless", n=1, wait_ms=50)
+    query.worker.MergeFrom(WorkerMsg(slots=4, silence_ns=1_000_000_000, incarnation=7))
+    steal = query.SerializeToString()
+
+    def reply(frames: list[bytes]) -> list[list[bytes]]:
+        message = Query.FromString(frames[1])
+        if message.type != Query.Transfer:
+            return []
+        done = Query(type=Query.Complete, location=b"careless", incarnation=7)
+        done.batch.name.extend(message.batch.name)
+        done.batch.attempt.extend(message.batch.attempt)
+        done.batch.text.append(b"result")
+        return [[b"", done.SerializeToString()]]
+
+    return Careless(endpoint, [b"", steal], [b"", steal], reply, has_id=has_id)
+
+
 WORKERS: Final[dict[str, tuple[str, Callable[[str], Careless]]]] = {
     "round-robin": ("round-robin", round_robin),
     "wmp": ("wmp", wmp),
     "wmp without slots": ("wmp", lambda endpoint: wmp(endpoint, slots=False)),
     "dwork": ("dwork", plain_dwork),
+    "extended dwork": ("dwork", lambda endpoint: extended_dwork(endpoint, has_id=True)),
+    "extended dwork without an id": (
+        "dwork",
+        lambda endpoint: extended_dwork(endpoint, has_id=False),
+    ),
 }
 
 
@@ -251,14 +280,15 @@ def test_message_lost_with_its_connection_is_sent_again_although_heartbeats_go_o
     worker = stack.enter_context(closing(make(proxy.endpoint)))
     task = yard.lose_message(proxy, worker)
     worker.work(task.done)
-    assert task.result() == (b"" if dialect == "dwork" else b"result")
+    assert task.result() == (b"" if kind == "dwork" else b"result")
 
 
-@pytest.mark.parametrize("dialect", ["round-robin", "wmp"])
+@pytest.mark.parametrize("kind", ["round-robin", "wmp", "extended dwork without an id"])
 @pytest.mark.parametrize("place", ["before the relay", "behind the relay"])
 def test_message_lost_with_a_connection_of_a_relay_is_sent_again(
-    place: str, dialect: str, tmp_path: Path, stack: ExitStack
+    place: str, kind: str, tmp_path: Path, stack: ExitStack
 ) -> None:
+    dialect, make = WORKERS[kind]
     yard = Yard(tmp_path, dialect, stack)
     if place == "before the relay":
         proxy = yard.proxy(yard.relay(yard.endpoint))
@@ -266,7 +296,6 @@ def test_message_lost_with_a_connection_of_a_relay_is_sent_again(
     else:
         proxy = yard.proxy(yard.endpoint)
         endpoint = yard.relay(proxy.endpoint)
-    _, make = WORKERS[dialect]
     worker = stack.enter_context(closing(make(endpoint)))
     task = yard.lose_message(proxy, worker)
     worker.work(task.done)

@@ -128,7 +128,7 @@ def check_same(messages: Sequence[Message]) -> None:
             patch.setattr(plain, "split", lambda *_: None)
             assert found == long.receive(route, [b"", body], 7, peer)
     assert quick._pending.entries == long._pending.entries  # noqa: SLF001
-    assert [*quick._pending.plain_workers.items()] == [*long._pending.plain_workers.items()]  # noqa: SLF001
+    assert [*quick._pending.workers.items()] == [*long._pending.workers.items()]  # noqa: SLF001
     assert (quick.malformed, quick.forbidden) == (long.malformed, long.forbidden)
 
 

@@ -22,7 +22,7 @@ from taskyard.wire.native.frames import DIALECT, FACTS_CACHE_BYTES_MAX
 from taskyard.wire.native.repeats import Repeat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from taskyard.wire.dialect import Reply
     from taskyard.wire.health_views import BrokerMeasures
@@ -49,8 +49,12 @@ FACTS_MAX: Final = 50_000
 #: and can't report that.
 PLAIN_LEASE_NS: Final = 600 * SECOND_NS
 
-#: Plain workers whose routes are kept. A worker beyond them is not noticed when it reconnects.
-PLAIN_WORKERS_MAX: Final = 10_000
+#: Workers with a routing id of their own whose routes are kept. A worker beyond them is not noticed
+#: when it reconnects.
+WORKERS_MAX: Final = 10_000
+
+#: Routes of an extended worker that are kept, the latest ones. It has one for each connection.
+ROUTES_MAX: Final = 8
 
 #: How long the reply to a plain Steal is held, if the last one was NotFound too: until the end of
 #: the next step that begins after this time. So the holds of many idle peers end together.
@@ -141,6 +145,9 @@ class KnownWorker(Struct, eq=False):
     repeat: Repeat | None = None
     #: The waiting Steal that its last heartbeat names. 0: none.
     steal: int = 0
+    #: The routes of its messages. For an extended worker the first message by another route is the
+    #: first on a new connection.
+    routes: tuple[bytes, ...] = ()
 
     @property
     def facts(self) -> WorkerFacts:
@@ -194,8 +201,8 @@ class PendingRequests:
         self._numbers = request_numbers(dialect)
         #: The last facts of each worker, so that the scheduler gets each of them once.
         self.facts: dict[bytes, KnownWorker] = {}
-        #: The plain worker behind each route that its peer chose, the latest ones.
-        self.plain_workers: dict[bytes, bytes] = {}
+        #: The worker behind each route that its peer chose, the latest ones.
+        self.workers: dict[bytes, bytes] = {}
         #: Plain peers whose last reply was NotFound to a Steal, or whose Steal is held since.
         #: The number of that Steal, or 0.
         self.idle: dict[bytes, int] = {}
@@ -341,19 +348,35 @@ class PendingRequests:
         return dropped
 
     def register_worker(
-        self, worker: bytes, facts: WorkerFacts, message: pb.WorkerMsg
+        self, incoming: Request, worker: bytes, facts: WorkerFacts
     ) -> list[events.Event]:
-        """Return the registration of a worker, or nothing if its facts are unchanged."""
-        known = self.facts.get(worker)
-        ahead = None if known is None else known.registration.prefetch
-        if known is not None and known.facts == facts and ahead == message.ahead:
+        """Return the registration of a worker, and before it the event of a new connection. Nothing
+        if all is unchanged."""
+        known, ahead = self.facts.get(worker), incoming.query.worker.ahead
+        if known is None or known.facts != facts or known.registration.prefetch != ahead:
+            return self.worker_registered(incoming, worker, facts)
+        if incoming.route in known.routes or not incoming.extended:
             return []
-        return [self.worker_registered(worker, facts, message)]
+        return [self.reconnected(incoming, known)]
+
+    def reconnected(self, incoming: Request, known: KnownWorker) -> events.Event:
+        """Note the new route of an extended worker, and return the event of its new connection."""
+        worker, route = known.registration.worker, incoming.route
+        known.routes = (*known.routes[1 - ROUTES_MAX :], route)
+        self.note_worker(route, worker)
+        return events.WorkerReconnected(0, worker, known.facts.incarnation)
 
     def worker_registered(
-        self, worker: bytes, facts: WorkerFacts, message: pb.WorkerMsg
-    ) -> events.WorkerRegistered:
-        """Keep the facts of a worker and return its registration."""
+        self, incoming: Request, worker: bytes, facts: WorkerFacts
+    ) -> list[events.Event]:
+        """Keep the facts of a worker. Return its registration, and before it the event of a new
+        connection, if it is one."""
+        result, routes, former = list[events.Event](), (incoming.route,), self.facts.get(worker)
+        if former is not None and former.facts.incarnation == facts.incarnation:
+            if incoming.extended and incoming.route not in former.routes:
+                result.append(self.reconnected(incoming, former))
+            routes = former.routes
+        message = incoming.query.worker
         if len(self.facts) >= FACTS_MAX and worker not in self.facts:
             self.facts.clear()  # live workers send them again
         raw = message.SerializeToString()
@@ -361,17 +384,39 @@ class PendingRequests:
             raw = b""
         replaces = min(message.replaces, NUMBER_MAX)
         registration = events.WorkerRegistered(0, worker, facts, message.ahead, replaces)
-        self.facts[worker] = KnownWorker(registration, raw)
-        return registration
+        self.facts[worker] = KnownWorker(registration, raw, routes=routes)
+        self.note_worker(incoming.route, worker)
+        return [*result, registration]
 
-    def note_plain_worker(self, route: bytes, worker: bytes) -> None:
-        """Keep the name of a plain worker by its route, if a new connection can have that route."""
+    def note_worker(self, route: bytes, worker: bytes) -> None:
+        """Keep the name of a worker by its route, if a new connection can have that route."""
         if not chose_its_id(route):
             return
-        self.plain_workers.pop(route, None)
-        self.plain_workers[route] = worker
-        if len(self.plain_workers) > PLAIN_WORKERS_MAX:
-            del self.plain_workers[next(iter(self.plain_workers))]
+        self.workers.pop(route, None)
+        self.workers[route] = worker
+        if len(self.workers) > WORKERS_MAX:
+            del self.workers[next(iter(self.workers))]
+
+    def renew(self, route: bytes) -> list[events.Event]:
+        """Note that the next message by a route comes by a new connection. The first one of an
+        extended worker shows whether it is the same process."""
+        worker = self.workers.get(route)
+        if worker is None:
+            return []
+        known = self.facts.get(worker)
+        if known is None or self.is_plain_worker(known.facts):
+            return [events.WorkerReconnected(0, worker)]
+        known.routes = tuple([one for one in known.routes if one != route])
+        return []
+
+    def behind(self, routes: Collection[bytes]) -> list[events.Event]:
+        """Return events for the workers behind a lost connection of a relay, whose messages may be
+        lost with it."""
+        return [
+            events.WorkerReconnected(0, worker, known.facts.incarnation)
+            for worker, known in (self.facts.items() if routes else ())
+            if known.routes and known.routes[-1] in routes
+        ]
 
     # Idle plain peers. dwork's workers steal again as soon as they get NotFound.
 

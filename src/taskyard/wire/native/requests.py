@@ -124,8 +124,8 @@ def _steal(pending: PendingRequests, incoming: Request) -> Sequence[events.Event
     if wait_ns:
         pending.check_waiting(incoming.route)
     if not incoming.extended:
-        pending.note_plain_worker(incoming.route, worker)
-    result = pending.register_worker(worker, facts, query.worker)
+        pending.note_worker(incoming.route, worker)
+    result = pending.register_worker(incoming, worker, facts)
     number = pending.add(
         incoming,
         worker=worker,
@@ -165,7 +165,7 @@ def _complete(pending: PendingRequests, incoming: Request) -> Sequence[events.Ev
     if not steals:
         return [*result, _reported(pending, query, report, pending.add(incoming))]
     count, facts = _count(query), _facts(pending, incoming, worker)
-    result += pending.register_worker(worker, facts, query.worker)
+    result += pending.register_worker(incoming, worker, facts)
     # Never refuse a report because too much waits: then the worker sends a Steal.
     wait_ns = 0 if pending.is_at_limit(incoming.route) else _wait_ns(query)
     number = pending.add(
@@ -235,12 +235,15 @@ def _heartbeat(pending: PendingRequests, incoming: Request) -> Sequence[events.E
     query = incoming.query
     worker, held = query.location, _held(query)
     known = _known_worker(pending, query)
+    result: list[events.Event] = []
     if known is None:
         _location(query)
         facts = _facts(pending, incoming, worker)
-        registration = pending.worker_registered(worker, facts, query.worker)
+        result = pending.worker_registered(incoming, worker, facts)
     else:
-        facts, registration = known.facts, known.registration
+        facts = known.facts
+        if incoming.route not in known.routes:
+            result = [pending.reconnected(incoming, known)]
     heartbeat_ns = min(query.heartbeat_ns, WAIT_NS_MAX)
     seen = min(query.seen, NUMBER_MAX) if query.HasField("seen") else None
     event = events.WorkerHeartbeat(0, worker, held, heartbeat_ns, pending.add(incoming), seen)
@@ -256,10 +259,9 @@ def _heartbeat(pending: PendingRequests, incoming: Request) -> Sequence[events.E
     if event.follows and not held:
         event.rest_ns = _wait_ns(query)
     pending.name_steal(event.request, worker, query.waiting)
-    if known is None:
-        return [registration, event]
-    event.registration = registration
-    return [event]
+    if known is not None:
+        event.registration = known.registration
+    return [*result, event]
 
 
 def _held(query: pb.QueryMsg) -> list[tuple[bytes, int]]:

@@ -188,6 +188,8 @@ class NativeServer:
             return None
         if repeat.steal and repeat.steal not in self._pending.entries:
             return None
+        if route not in known.routes:
+            return None
         if peer is not None and roles.refusal(peer, roles.DWORK, _Q.Heartbeat, name) is not None:
             return None
         numbers = repeat.match(body)
@@ -307,7 +309,8 @@ class NativeServer:
     def disconnected(self, route: bytes) -> list[events.Event]:
         """Drop the requests of a route that can't be reached any more, and of peers behind it."""
         behind = self._relays.forget(route)
-        return [event for one in (route, *behind) for event in self._drop(one)]
+        dropped = [event for one in (route, *behind) for event in self._drop(one)]
+        return dropped + self._pending.behind(dict.fromkeys(behind))
 
     def _drop(self, route: bytes) -> list[events.Event]:
         self._pending.idle.pop(route, None)
@@ -321,15 +324,14 @@ class NativeServer:
 
     def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
         """Doubt the tasks of a plain worker: the reply to its Steal may be lost. A held one gets
-        none. Other workers list their tasks."""
+        none. Those of an extended worker are doubted with its next message."""
         del now_ns
         result: list[events.Event] = []
         number = self._pending.idle.pop(route, 0)
         held = self._pending.drop(number)
         if held is not None:
             result.append(events.WaitEnded(0, held.worker, number))
-        worker = self._pending.plain_workers.get(route)
-        return result if worker is None else [*result, events.WorkerReconnected(0, worker)]
+        return result + self._pending.renew(route)
 
     def wake_at_ns(self) -> int | None:
         """Return when to call `time_passed`."""
