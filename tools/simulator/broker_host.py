@@ -122,7 +122,7 @@ class BrokerHost:
             world.trace("broker sends", cause, frames)
             world.checker.messages.on_sent(route, frames)
             if not world.network.to_peer(route, frames, leaves_ns):
-                world.checker.on_disconnected(route)
+                world.checker.on_disconnected(route, cause)
                 undelivered += [*unsent_events(cause), *self._listeners.disconnected(route)]
         return undelivered
 

@@ -23,9 +23,9 @@ from simulator.plan import MILLISECOND_NS
 from simulator.threads import Event, SimThread, ThreadedProcess
 from taskyard.broker.compaction import CompactionLimits, Compactor
 from taskyard.broker.connections import Connections
-from taskyard.broker.transport import unsent_events
 from taskyard.broker.database import open_database, open_standby
 from taskyard.broker.server import BrokerSettings
+from taskyard.broker.transport import unsent_events
 from taskyard.broker.turn import Broker
 from taskyard.core import invariants
 from taskyard.core.events import RulesSet
@@ -307,7 +307,7 @@ class PairBroker:
                 world.checker.messages.on_sent(route, frames)
             if not host.to_peer(self, route, frames):
                 if host.leads(self):
-                    world.checker.on_disconnected(route)
+                    world.checker.on_disconnected(route, cause)
                 undelivered += [*unsent_events(cause), *self._listeners.disconnected(route)]
         return undelivered
 

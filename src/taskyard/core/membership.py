@@ -213,7 +213,8 @@ def _compare_held(
 def heartbeat_mark(context: Context, worker: Worker) -> HeartbeatMark:
     """Return a value that differs if the reply to a worker's same heartbeat would.
 
-    It does not match while assignments are uncertain. Every change of leases shows: their numbers rise, and a lease only loses tasks.
+    It does not match while assignments are uncertain. Every change of leases shows: their numbers
+    rise, and a lease only loses tasks.
     """
     leases = worker.leases
     tasks = sum(lease.tasks_left for lease in leases.values())
@@ -381,9 +382,9 @@ def assignment_unsent(context: Context, event: events.AssignmentUnsent) -> None:
     known = context.ledger.tasks
     for name, attempt in zip(event.names, event.attempts, strict=True):
         task = known.get(name)
-        if task is not None and task.lease is not None and holds(event.worker, task, attempt):
-            if deadlines.doubt_lease(task.lease, context.now_ns):
-                context.schedule_deadline(task.lease.worker)
+        lease = task.lease if task is not None and holds(event.worker, task, attempt) else None
+        if lease is not None and deadlines.doubt_lease(lease, context.now_ns):
+            context.schedule_deadline(lease.worker)
 
 
 def expire_worker(context: Context, worker: Worker, reason: bytes = b"silent") -> None:

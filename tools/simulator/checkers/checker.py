@@ -170,6 +170,7 @@ class Checker:
         """Note the events that peers meant to send, not those that the adapters decoded."""
         now_ns = self._timeline.now_ns
         self._turn = []
+        self.connections.on_turn()
         for one in arrived:
             self._turn += one.sent_events if isinstance(one, Message) else [one]
             if isinstance(one, Message):
@@ -253,10 +254,11 @@ class Checker:
         seen_ns = self._process_seen_ns.get((worker, process), 0)
         return max(self._last_seen_by_worker.get(worker, 0), seen_ns, self._up_ns or 0)
 
-    def on_disconnected(self, route: bytes) -> None:
-        """Note that the broker found a route disconnected."""
+    def on_disconnected(self, route: bytes, cause: object) -> None:
+        """Note that the broker found a route disconnected, by the reply to an effect."""
         self._cut[route] = None
-        self.connections.on_disconnected(route)
+        self.connections.on_unsent(cause, self._timeline.now_ns)
+        self.connections.on_disconnected(route, self._timeline.now_ns)
 
     def on_turn_end(self) -> None:
         """Check what must hold at the end of a turn."""
@@ -335,6 +337,7 @@ class Checker:
         self.submissions.check(record, self._turn)
 
     def _check_leased(self, record: r.Leased) -> None:
+        self.connections.on_leased(record)
         for key in zip(record.names, record.attempts, strict=True):
             self._leased_ns[key] = record.at_ns
         if record.worker in self._draining:
@@ -436,9 +439,8 @@ class Checker:
         """Require that a worker without held tasks keeps no slot of before a restart for long."""
         up_ns = self._up_ns or 0
         lease_ns = kept_ns(worker_model)
-        can_list = name.startswith(dialect.WMP)  # and has, as `_check_unlisted` requires
         is_over = self._timeline.now_ns > up_ns + lease_ns + self.late_ns_max
-        if not worker_model.facts.restart_lease_ns or can_list or not is_over:
+        if not lease_ns or not is_over or self.connections.has_named(name, worker_model.facts):
             return
         old = [
             task_model.name
@@ -456,11 +458,14 @@ class Checker:
         task_models = [self.model.tasks[name] for name in record.names]
         if not all(map(self._is_from_before_restart, task_models)):
             raise Violation("taken", f"{record}, leased since the restart")
-        lease_ns = self.model.workers[record.worker].facts.restart_lease_ns
+        lease_ns = kept_ns(self.model.workers[record.worker], shortest=True)
         ends_ns = (self._up_ns or 0) + lease_ns - WALL_DRIFT_NS_MAX
-        is_lost = self._registered_again(record.worker) or self._is_lost_by_dialect(record.worker)
-        if not lease_ns or (self._timeline.now_ns < ends_ns and not is_lost):
-            raise Violation("early", f"{record}, and the broker is up since {self._up_ns}")
+        by_dialect = record.worker.startswith(_TIMED_OUT_BY_DIALECT)
+        is_lost = by_dialect and self._is_lost_by_dialect(record.worker)
+        if self._timeline.now_ns < ends_ns and not (
+            is_lost or self._registered_again(record.worker)
+        ):
+            self._check_timed_out(record.worker)
 
     def check_ready(self, revive_ns: int) -> None:
         """Require that no task waits long that an available worker could run."""
@@ -508,9 +513,10 @@ class Checker:
             self._check_restarted(record)
             return
         keys = [*zip(record.names, record.attempts, strict=True)]
-        if reason is ReturnReason.UNLISTED and self.connections.has_ended(
-            record.worker, keys, self._timeline.now_ns
-        ):
+        is_doubted = reason is ReturnReason.UNLISTED and self.connections.are_doubted(
+            record.worker, keys
+        )
+        if is_doubted and self.connections.has_ended(record.worker, keys, self._timeline.now_ns):
             return
         if record.worker.startswith(_TIMED_OUT_BY_DIALECT) and reason is not ReturnReason.LEFT:
             if not self._is_lost_by_dialect(record.worker) and self.messages.was_sent(
@@ -518,28 +524,31 @@ class Checker:
             ):
                 raise Violation("taken", f"{record}, and the worker is connected")
             return
-        sent_events = _RETURNED_AFTER.get(reason, events.TasksReported)
-        if not any(isinstance(one, sent_events) for one in own):
-            is_unlisted = reason is ReturnReason.UNLISTED
-            if not (is_unlisted and self.connections.are_doubted(record.worker, keys)):
-                raise Violation("taken", f"{record} without a message of its worker")
+        if is_doubted and (self._registered_again(record.worker) or self._is_unlisted(record)):
+            return
+        if is_doubted:
             self._check_timed_out(record.worker)  # it is lost, and may never have had them
             return
+        sent_events = _RETURNED_AFTER.get(reason, events.TasksReported)
+        if not any(isinstance(one, sent_events) for one in own):
+            raise Violation("taken", f"{record} without a message of its worker")
         if reason is ReturnReason.RESTARTED and not self._registered_again(record.worker):
             raise Violation("name", f"{record}, and its holder was not reported dead")
-        if reason is ReturnReason.UNLISTED:
-            self._check_unlisted(record)
+        if reason is ReturnReason.UNLISTED and not self._is_unlisted(record):
+            raise Violation("taken", f"{record} from a worker that lists a task of it")
 
-    def _check_unlisted(self, record: r.Returned) -> None:
+    def _is_unlisted(self, record: r.Returned) -> bool:
+        """Return whether a list of the worker in this turn lacks each task of a return."""
         holder = self.model.workers[record.worker].facts.incarnation
         lists = [
             held
             for worker, process, held in self._lists
             if worker == record.worker and process in (None, holder)
         ]
-        for name, attempt in zip(record.names, record.attempts, strict=True):
-            if all(held.get(name) == attempt for held in lists):
-                raise Violation("taken", f"{name!r} was returned from a worker that lists it")
+        return all(
+            any(held.get(name) != attempt for held in lists)
+            for name, attempt in zip(record.names, record.attempts, strict=True)
+        )
 
     def _check_runs(self, record: r.Finished | r.Failed | r.Postponed | r.Returned) -> None:
         """Require that each run belongs to its attempt and lies within the lease."""

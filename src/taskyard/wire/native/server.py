@@ -186,9 +186,8 @@ class NativeServer:
         repeat = None if known is None or route[0] & RELAYED else known.repeat
         if known is None or repeat is None or repeat.mark is None or name in self._pending.stops:
             return None
-        if repeat.steal and repeat.steal not in self._pending.entries:
-            return None
-        if route not in known.routes:
+        is_waiting = not repeat.steal or repeat.steal in self._pending.entries
+        if not is_waiting or route not in known.routes:
             return None
         if peer is not None and roles.refusal(peer, roles.DWORK, _Q.Heartbeat, name) is not None:
             return None

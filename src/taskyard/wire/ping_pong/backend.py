@@ -115,7 +115,7 @@ class Peer(Struct, eq=False):
 
     @property
     def is_charged(self) -> bool:
-        """Whether its loss is charged to its job. The job of before a new connection may be lost."""
+        """Whether its loss is charged to its job, which a new connection may have lost."""
         return self.is_doubted or not self.has_reconnected
 
 
