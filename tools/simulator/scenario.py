@@ -52,8 +52,9 @@ KINDS: Final[dict[str, type[AnyWorker]]] = {**FOREIGN_KINDS, **product_workers.K
 #: Later than any event.
 _FAR_NS: Final = 1 << 62
 
-#: In one of this many schedules there is a native relay.
+#: In one of this many schedules there is a native relay, and in others a worker that only requests.
 _NATIVE_RELAY_SCHEDULES: Final = 4
+_STEALING_SCHEDULES: Final = 3
 
 _FAULT_SEED_OFFSET: Final = 1 << 41
 _EDIT_SEED_OFFSET: Final = 1 << 42
@@ -109,6 +110,10 @@ class Scenario:
             self._add_native_relay(b"n0")
         for number, kind in enumerate(self.plan.size.workers):
             self._add_worker(kind, b"w%d" % number)
+        if self.plan.seed % _STEALING_SCHEDULES == 2:  # noqa: PLR2004  # any remainder
+            stealing = KINDS["stealing"](self.world, b"s0", self.plan.services, 2)
+            self.workers.append(stealing)
+            stealing.start()
         self.world.timeline.after(SECOND_NS // 4, self._inject_faults)
 
     def _add_relay(self, name: bytes) -> None:

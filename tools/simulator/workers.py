@@ -1,6 +1,8 @@
 """Model workers of every dialect.
 
     pull      native: requests and parks, heartbeats list its tasks, sends attempts
+    stealing  native: requests more at every heartbeat and never lists; connects anew when a reply
+              stays out; tight links
     called    WMP: is woken, then requests, repeats a report until it is acknowledged; loose links.
               Half of them declare no slots: each READY requests one task
     plain     dwork: polls without parking, no heartbeat, starts with Exit; tight links
@@ -139,6 +141,28 @@ class PullWorker(Worker):
 
     def on_free(self) -> None:
         self.ask()
+
+
+class StealingWorker(PullWorker):
+    """Requests tasks at every heartbeat, and never lists any. Without a reply it connects anew, and
+    what was on the way is lost."""
+
+    kind = "stealing"
+    sends_progress = False
+
+    def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
+        super().__init__(world, name, services, slots)
+        self.reports_breaks = True
+
+    def send_heartbeat(self) -> None:
+        if self.world.timeline.now_ns - self.heard_ns > 2 * self.heartbeat_ns:
+            self.connect()
+        self.ask()
+
+    @property
+    def room(self) -> int:
+        """Return at least 1: a request is the only message that renews its tasks."""
+        return max(1, super().room)
 
 
 class WakeWorker(Worker):
@@ -370,6 +394,7 @@ class AlwaysReadyWorker(Worker):
 
     kind = "standing"
     listener = Listener.ROUND_ROBIN
+    runs_long_tasks = True
     reports_breaks = True
     sends_attempts = False
     sends_progress = False
@@ -492,7 +517,7 @@ class PingPongModelWorker(Worker):
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name, (DEFAULT,), 1)
         #: It can ping while it works.
-        self.is_pinging = self.chance(0.5) or self.stays
+        self.is_pinging = self.runs_long_tasks = self.chance(0.5) or self.stays
         del services, slots
 
     def make_codec(self) -> None:
@@ -554,5 +579,12 @@ class PingPongModelWorker(Worker):
 
 KINDS: Final[dict[str, type[Worker]]] = {
     kind.kind: kind
-    for kind in (PullWorker, PlainWorker, AlwaysReadyWorker, WakeWorker, PingPongModelWorker)
+    for kind in (
+        PullWorker,
+        StealingWorker,
+        PlainWorker,
+        AlwaysReadyWorker,
+        WakeWorker,
+        PingPongModelWorker,
+    )
 }

@@ -10,11 +10,18 @@ from typing import Any
 from msgspec import structs
 
 from simulator.clock import SimClock
-from simulator.mutations.registry import DECIDERS, mutation, no_op, patched, patched_item
+from simulator.mutations.registry import (
+    DECIDERS,
+    mutation,
+    mutation_for_kinds,
+    no_op,
+    patched,
+    patched_item,
+)
 from taskyard.broker.turn import Broker
 from taskyard.core import apply, deadlines, events, membership, records, timers
 from taskyard.core.context import Context
-from taskyard.core.entities import Lease, Worker
+from taskyard.core.entities import Task, Worker
 from taskyard.core.ledger import Ledger
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.snapshots.restorer import Restorer
@@ -232,13 +239,25 @@ def restart_leases_never_end() -> Iterator[None]:
 @mutation
 def heartbeats_extend_restart_leases() -> Iterator[None]:
     """Extend leases of before a restart by heartbeats of a worker that can't list its tasks."""
-    sound = deadlines.of_lease
+    sound = deadlines.of_tasks
 
-    def of_lease(worker: Worker, lease: Lease) -> int:
-        deadline_ns = sound(worker, lease)
-        return deadline_ns and deadline_ns + worker.last_seen_ns - (lease.uncertain_ns or 0)
+    def of_tasks(worker: Worker) -> Iterator[tuple[Task, int]]:
+        for task, ends_ns in sound(worker):
+            since_ns = ends_ns and ends_ns - deadlines.of_worker(worker)
+            yield task, ends_ns and ends_ns + worker.last_seen_ns - since_ns
 
-    with patched(deadlines, "of_lease", of_lease):
+    with patched(deadlines, "of_tasks", of_tasks):
+        yield
+
+
+@mutation_for_kinds("stealing")
+def unlisted_task_kept() -> Iterator[None]:
+    """Keep a task whose assignment was lost while its worker requests more and lists none."""
+
+    def of_worker(worker: Worker) -> int:
+        return worker.facts.restart_lease_ns
+
+    with patched(deadlines, "of_worker", of_worker):
         yield
 
 
