@@ -153,6 +153,16 @@ class StealingWorker(PullWorker):
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name, services, slots)
         self.reports_breaks = True
+        self.connected_ns = 0
+
+    def connect(self) -> None:
+        super().connect()
+        self.connected_ns = self.world.timeline.now_ns
+
+    def _retry_after_timeout(self, request: int, *, healthy: bool) -> None:
+        """Send a request again. One on a connection that was given up has no reply."""
+        is_old = self.world.timeline.now_ns - self.connected_ns > REPLY_TIMEOUT_NS
+        super()._retry_after_timeout(request, healthy=healthy and is_old)
 
     def send_heartbeat(self) -> None:
         if self.world.timeline.now_ns - self.heard_ns > 2 * self.heartbeat_ns:

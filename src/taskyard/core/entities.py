@@ -150,8 +150,7 @@ class Lease(Struct, gc=False, eq=False):
         kept = self.progress.setdefault(name, TaskProgress())
         if percent >= 0:
             kept.percent = min(percent, 100)
-        line = text.rstrip().rpartition(b"\n")[2].strip()
-        if line:
+        if line := text.rstrip().rpartition(b"\n")[2].strip():
             kept.text = line[-PROGRESS_BYTES_MAX:]
 
     def progress_of(self, name: bytes) -> TaskProgress:
@@ -205,8 +204,7 @@ class Worker(Struct, eq=False):
     trouble: bytes = b""
     #: Some of its leases may be uncertain.
     is_uncertain: bool = False
-    #: (since, how many): slots of `slots_kept` that a lost message may have freed. For each time
-    #: that the worker reconnected or the broker was restarted, the fewest kept since. Both rise.
+    #: (since, the fewest since): slots of `slots_kept` that a lost message may have freed. Both rise.
     slots_uncertain: list[tuple[int, int]] = field(default_factory=list)
     #: Lines of its agents that are neither report nor comment.
     malformed: int = 0
@@ -270,8 +268,7 @@ class Worker(Struct, eq=False):
     def lease_timeout_ns(self) -> int:
         """Time without a message before it is lost. 0: no limit. Shorter for a contested name.
 
-        A worker without a limit has one while it holds no task: its next request registers it
-        again. One that gets tasks without a request stays.
+        Without a limit it has one while it holds no task, if its next request registers it again.
         """
         facts, heartbeat_ns = self.facts, self.heartbeat_ns
         allowed_ns = max(facts.lease_timeout_ns, self.lease_ns_max)
