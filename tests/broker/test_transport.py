@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from taskyard.broker import connections, transport
 from taskyard.broker.transport import PAUSE_AFTER_NS, PAUSE_EVENTS_MAX, RETRY_NS
-from taskyard.core.effects import CommandAck
+from taskyard.core.effects import Assign, CommandAck
 from taskyard.core.events import (
+    AssignmentUnsent,
     ClientDisconnected,
     Event,
     HeartbeatsRenewed,
@@ -119,6 +120,22 @@ def test_nothing_is_kept_for_a_peer_that_is_gone() -> None:
     del harness.room[b"slow"]
     harness.now_ns += RETRY_NS
     assert harness.turn(b"slow", 4) == ([4], [SLOW])
+
+
+def test_assignment_that_is_not_sent_at_once_is_reported() -> None:
+    harness = Harness()
+
+    def give(route: bytes, count: int) -> list[Event]:
+        names, attempts = [b"a"] * count, [3] * count
+        harness.reply = lambda _: [(b"\x00" + route, [b"7"])] * count  # type: ignore[method-assign]
+        return [*harness.port.send([Assign(b"w", names, attempts, [], [], [], 0)])]
+
+    assert give(b"quick", 1) == []
+    unsent = AssignmentUnsent(0, b"w", [b"a"], [3])
+    assert give(b"nobody", 1) == [unsent, ClientDisconnected(0, b"\x00nobody")]
+    assert give(b"slow", 1) == give(b"slow", 1) == []
+    assert give(b"slow", 1) == [unsent, SLOW]
+    assert give(b"slow", 1) == [unsent]
 
 
 def test_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

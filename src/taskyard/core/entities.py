@@ -204,7 +204,7 @@ class Worker(Struct, eq=False):
     trouble: bytes = b""
     #: Some of its leases may be uncertain.
     is_uncertain: bool = False
-    #: (since, the fewest since): slots of `slots_kept` that a lost message may have freed. Both rise.
+    #: (since, fewest since): slots of `slots_kept` that a lost message may have freed. Both rise.
     slots_uncertain: list[tuple[int, int]] = field(default_factory=list)
     #: Lines of its agents that are neither report nor comment.
     malformed: int = 0

@@ -404,6 +404,18 @@ def test_worker_that_keeps_its_route_on_a_new_connection_has_a_deadline() -> Non
     assert manager.task(b"a").state is TaskState.READY
 
 
+def test_next_process_with_the_same_route_is_no_new_connection_of_the_former() -> None:
+    manager = Manager()
+    manager.send("READY", {"worker": "w", "slots": 1, "incarnation": 1}, route=b"w")
+    assert manager.dialect.reconnected(b"w", manager.now_ns) == []
+    next_ready = frames("READY", {"worker": "w", "slots": 1, "incarnation": 2})
+    events = manager.dialect.receive(b"w", next_ready, manager.now_ns)
+    assert not any(isinstance(event, WorkerReconnected) for event in events)
+    ready = frames("READY", {"worker": "w", "slots": 1, "incarnation": 1})
+    events = manager.dialect.receive(b"w", ready, manager.now_ns)
+    assert events[0] == WorkerReconnected(0, b"wmp:w", 1)
+
+
 def test_task_that_is_listed_on_a_new_connection_stays_leased() -> None:
     manager = Manager()
     manager.ready()

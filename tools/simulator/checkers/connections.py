@@ -58,9 +58,11 @@ def _senders(message: Message) -> list[tuple[Process, Place]]:
         return []
     found: list[tuple[Process, Place]] = []
     query = _Q.FromString(message.frames[1])
-    wrapped = [pb.Envelope.FromString(raw) for raw in query.envelope]
-    relayed = [(_Q.FromString(one.message), (b"%d" % one.peer,)) for one in wrapped]
-    for one, numbers in relayed or [(query, ())]:
+    queries: list[tuple[pb.QueryMsg, tuple[bytes, ...]]] = []
+    for raw in query.envelope:
+        envelope = pb.Envelope.FromString(raw)
+        queries.append((_Q.FromString(envelope.message), (b"%d" % envelope.peer,)))
+    for one, numbers in queries or [(query, ())]:
         if one.HasField("worker") and one.HasField("location"):
             place = (route, connection, numbers)
             found.append(((one.location, one.worker.incarnation), place))

@@ -371,7 +371,9 @@ class PendingRequests:
     ) -> list[events.Event]:
         """Keep the facts of a worker. Return its registration, and before it the event of a new
         connection, if it is one."""
-        result, routes, former = list[events.Event](), (incoming.route,), self.facts.get(worker)
+        result: list[events.Event] = []
+        routes: tuple[bytes, ...] = (incoming.route,)
+        former = self.facts.get(worker)
         if former is not None and former.facts.incarnation == facts.incarnation:
             if incoming.extended and incoming.route not in former.routes:
                 result.append(self.reconnected(incoming, former))
