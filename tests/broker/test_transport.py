@@ -21,6 +21,9 @@ from tests.kit.broker import NumbersHarness
 if TYPE_CHECKING:
     import pytest
 
+    from taskyard.core.effects import Effect
+    from taskyard.wire.dialect import Reply
+
 
 class Harness(NumbersHarness):
     """Each peer has room for a number of replies. A peer without an entry is gone."""
@@ -122,20 +125,26 @@ def test_nothing_is_kept_for_a_peer_that_is_gone() -> None:
     assert harness.turn(b"slow", 4) == ([4], [SLOW])
 
 
+class Assigning(Harness):
+    """Sends one task to the worker with the name of its route."""
+
+    def reply(self, effect: Effect) -> list[Reply]:
+        assert isinstance(effect, Assign)
+        return [(b"\x00" + effect.worker, [b"7"])]
+
+    def assign(self, worker: bytes) -> list[Event]:
+        return [*self.port.send([Assign(worker, [b"a"], [3], [], [], [], 0)])]
+
+
 def test_assignment_that_is_not_sent_at_once_is_reported() -> None:
-    harness = Harness()
-
-    def give(route: bytes, count: int) -> list[Event]:
-        names, attempts = [b"a"] * count, [3] * count
-        harness.reply = lambda _: [(b"\x00" + route, [b"7"])] * count  # type: ignore[method-assign]
-        return [*harness.port.send([Assign(b"w", names, attempts, [], [], [], 0)])]
-
-    assert give(b"quick", 1) == []
-    unsent = AssignmentUnsent(0, b"w", [b"a"], [3])
-    assert give(b"nobody", 1) == [unsent, ClientDisconnected(0, b"\x00nobody")]
-    assert give(b"slow", 1) == give(b"slow", 1) == []
-    assert give(b"slow", 1) == [unsent, SLOW]
-    assert give(b"slow", 1) == [unsent]
+    harness = Assigning()
+    assert harness.assign(b"quick") == []
+    gone = ClientDisconnected(0, b"\x00nobody")
+    assert harness.assign(b"nobody") == [AssignmentUnsent(0, b"nobody", [b"a"], [3]), gone]
+    assert harness.assign(b"slow") == harness.assign(b"slow") == []
+    unsent = AssignmentUnsent(0, b"slow", [b"a"], [3])
+    assert harness.assign(b"slow") == [unsent, SLOW]
+    assert harness.assign(b"slow") == [unsent]
 
 
 def test_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
