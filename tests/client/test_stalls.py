@@ -22,7 +22,7 @@ from taskyard.client.stalls import NAMES_MAX, STALL_NS, STALL_NS_MAX, Stall, Sta
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Terms
-from tests.kit.processes import PATIENCE_SECONDS, Broker, Running
+from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -186,6 +186,13 @@ def test_wait_without_futures_reports_the_reason(
         assert line == f"task {campaign}/a waits: {NO_WORKER} (service s2); 1 more task waits"
         client.cancel(campaign=campaign)
         waiting.result(PATIENCE_SECONDS)
+
+
+def test_polls_for_all_tasks_report_the_reason(broker: Broker, lines: SimpleQueue[str]) -> None:
+    with Client(broker.endpoint, report=lines.put) as client:
+        client.submit_encoded("polled", b"", Terms(service=b"s5"), watch=False).result()
+        until(lambda: client.status(awaited=Scope()) and not lines.empty(), "a line")
+    assert f" waits: {NO_WORKER}" in lines.get()
 
 
 #: Waits for ever, and writes its warning soon.

@@ -229,7 +229,7 @@ class _AllTasks(_TargetBase):
     def poll(self, seconds: float, timeout: float | None = None) -> bool:
         time.sleep(min(seconds, self._pause))
         self._pause = min(POLL_SECONDS, max(_LOOK_SECONDS_FIRST, 2 * self._pause))
-        status = self.client.status(timeout)
+        status = self.client.status(timeout, awaited=self._scope())
         self.counts, self.behind_failure = status["counts"], status["behind_failure"]
         return not self.unsettled()
 

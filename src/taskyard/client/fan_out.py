@@ -40,9 +40,11 @@ _NAMES_MAX = 1_000
 # The brokers.
 
 
-def status(routes: Routes, timeout: float | None = None) -> Routine[View]:
+def status(
+    routes: Routes, timeout: float | None = None, *, awaited: Scope | None = None
+) -> Routine[View]:
     """Return the sums of the brokers' counts, and the counts of each in `brokers`."""
-    found = yield from routes.answers(lambda _: requests.status(timeout))
+    found = yield from routes.answers(lambda _: requests.status(timeout, awaited=awaited))
     return merged_status({routes.endpoints[one]: view for one, view in found.items()})
 
 

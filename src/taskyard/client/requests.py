@@ -94,12 +94,17 @@ class CampaignCounts(NamedTuple):
         return 0 if self.is_settled else sum(self.by_state.values()) - self.ended
 
 
-def _document(kind: int, name: str | None = None, timeout: float | None = None) -> Exchange[Any]:
+def _document(
+    kind: int,
+    name: str | None = None,
+    timeout: float | None = None,
+    awaited: Scope | None = None,
+) -> Exchange[Any]:
     """Return the JSON document on a task, or on the broker."""
     encoded = None if name is None else encode_text(name)
     build = partial(peer.query, kind=kind, name=encoded)
     reply = yield from checked_reply(
-        Query(build, deadline=Deadline.after(timeout), what=name or "")
+        Query(build, deadline=Deadline.after(timeout), what=name or "", awaited=awaited)
     )
     if reply.kind == peer.NOT_FOUND:
         raise (yield from _unknown_task_error(name or "", timeout=timeout))
@@ -109,9 +114,14 @@ def _document(kind: int, name: str | None = None, timeout: float | None = None) 
 # The broker.
 
 
-def status(timeout: float | None = None) -> Exchange[dict[str, Any]]:
-    """Return counts of tasks by state, campaigns, services and workers."""
-    return dict((yield from _document(peer.STATS, timeout=timeout)))
+def status(
+    timeout: float | None = None, *, awaited: Scope | None = None
+) -> Exchange[dict[str, Any]]:
+    """Return counts of tasks by state, campaigns, services and workers.
+
+    `awaited` has the tasks that the caller polls for. The client warns if they can't run.
+    """
+    return dict((yield from _document(peer.STATS, timeout=timeout, awaited=awaited)))
 
 
 def first_answer() -> Exchange[None]:

@@ -156,8 +156,11 @@ class Stalls:
 
 def find_stall(scope: Scope, count: int = 0) -> Exchange[Stall | None]:
     """Return why the first ready task of a scope waits, of `count` tasks that are waited for."""
-    if scope.campaign is not None:
-        counts = yield from requests.counts(shown(scope.campaign))
+    if scope.names is None:
+        if scope.campaign is None:
+            counts = (yield from requests.status())["counts"]
+        else:
+            counts = yield from requests.counts(shown(scope.campaign))
         if counts["leased"] or not counts["ready"]:
             return None
         count = sum(number for state, number in counts.items() if state not in _ENDED)
