@@ -159,7 +159,10 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[str]:
 
 def test_client_reports_each_reason_once(broker: Broker, lines: SimpleQueue[str]) -> None:
     with Client(broker.endpoint, report=lines.put) as client:
-        futures = [client.submit(b"", name=f"{n}", campaign="once", service="s") for n in "abc"]
+        terms = Terms(campaign=b"once", service=b"s")
+        for name in "abc":
+            client.submit_encoded(name, b"", terms, watch=False).result()
+        futures = client.futures(["once/a", "once/b", "once/c"])  # all at once
         line = lines.get(timeout=PATIENCE_SECONDS)
         assert line == f"task once/a waits: {NO_WORKER} (service s); 2 more tasks wait"
         client.pause("s")
