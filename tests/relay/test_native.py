@@ -67,16 +67,25 @@ class World:
         self.relay.turn()
 
 
-def test_messages_collect_while_others_were_sent_just_now() -> None:
+def test_messages_collect_while_many_were_sent_just_now() -> None:
     world = World()
-    world.below.say(1, b"", OK)
+    for number in range(1, 6):
+        world.below.say(number, b"", OK)
     world.turn()
-    for number in (2, 3):
+    for number in (6, 7):
         world.below.say(number, b"", OK)
         world.turn(SEND_NS // 4)
     assert world.relay.wake_at_ns() == world.clock.now_ns + SEND_NS // 2
     world.turn()
-    assert world.above.peers() == [[1], [2, 3]]
+    assert world.above.peers() == [[1, 2, 3, 4, 5], [6, 7]]
+
+
+def test_requests_of_a_single_peer_are_sent_at_once() -> None:
+    world = World()
+    for turns in range(1, 20):
+        world.below.say(1, b"", OK)
+        world.turn(SEND_NS // (native_module.MESSAGES_AT_ONCE - 1))
+        assert world.above.peers() == [[1]] * turns
 
 
 def test_nothing_is_read_or_lost_while_the_broker_does_not_read() -> None:

@@ -46,9 +46,10 @@ CHECKED_SHARE: Final = 10
 PAUSE_NS: Final = SECOND_NS // 10
 CALM_NS: Final = 5 * SECOND_NS
 
-#: The shortest interval of messages above. Those of many peers collect meanwhile. The first one
-#: after a pause is sent at once.
+#: The shortest interval of messages above while peers send more than this many within it. So those
+#: of many peers collect. The requests of few peers don't: each would wait for its timer.
 SEND_NS: Final = SECOND_NS // 200
+MESSAGES_AT_ONCE: Final = 4
 
 #: The longest message of a peer. With its envelope it must not exceed the broker's limit.
 MESSAGE_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024
@@ -105,6 +106,8 @@ class NativeRelay:
         #: Messages that the broker has no room for, and when the last one was sent.
         self._unsent: deque[list[bytes]] = deque()
         self._sent_ns = 0
+        #: When the latest messages of peers were received, one more than are sent at once.
+        self._latest_ns = deque([0] * (MESSAGES_AT_ONCE + 1), MESSAGES_AT_ONCE + 1)
         self._check_at_ns = now_ns = clock.monotonic_ns()
         #: Until when nothing is read from peers.
         self._pause_ends_ns = 0
@@ -162,7 +165,7 @@ class NativeRelay:
         """Return when heartbeats are due, or a check."""
         if not self._has_room:
             return self._clock.monotonic_ns() + RETRY_NS
-        due_ns = self._condenser.wake_at_ns(self._sent_ns + SEND_NS)
+        due_ns = self._condenser.wake_at_ns(self._not_before_ns())
         wake_at_ns = self._check_at_ns if due_ns is None else min(due_ns, self._check_at_ns)
         return wake_at_ns if self._reads else min(wake_at_ns, self._pause_ends_ns)
 
@@ -188,12 +191,16 @@ class NativeRelay:
         """Send what has collected, unless something was sent just now."""
         while self._unsent and self._above.send(self._unsent[0]):
             self._unsent.popleft()
-        if self._unsent or not self._condenser.is_due(now_ns, self._sent_ns + SEND_NS):
+        if self._unsent or not self._condenser.is_due(now_ns, self._not_before_ns()):
             return
         for message in self._condenser.take(now_ns):
             self._sent_ns = now_ns
             if self._unsent or not self._above.send(message):
                 self._unsent.append(message)
+
+    def _not_before_ns(self) -> int:
+        """Return until when messages collect. It is over unless many peers are sending."""
+        return min(self._sent_ns, self._latest_ns[0]) + SEND_NS
 
     def _check_above(self) -> None:
         """Read from peers only while the broker reads. Disconnect all after a reconnect."""
@@ -226,7 +233,9 @@ class NativeRelay:
                 self._below.cut(connection)
                 continue
             self._connections[route] = connection
-            self._condenser.up(route, frames[1:], self._clock.monotonic_ns())
+            now_ns = self._clock.monotonic_ns()
+            self._latest_ns.append(now_ns)
+            self._condenser.up(route, frames[1:], now_ns)
         return True
 
     def _down(self) -> bool:
