@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Every program that a probe runs, with its exit status.
 PROGRAMS = {
-    **dict.fromkeys(("bash", "cc", "chromium", "git", "ip", "node", "setpriv"), 0),
+    **dict.fromkeys(("awk", "bash", "cc", "chromium", "git", "ip", "node", "setpriv"), 0),
     **dict.fromkeys(("initdb", "pg_basebackup", "postgres", "prometheus", "promtool"), 0),
     **dict.fromkeys(("beanstalkd", "gearmand", "redis-server", "systemd-analyze"), 0),
     **dict.fromkeys(("bcftools", "java", "parallel", "samtools"), 0),

@@ -257,6 +257,7 @@ _SNAKEMAKE: Final = (
 TABLE: Final = {
     # Programs and libraries.
     "bash": Requirement("bash scripts", program("bash"), "bash"),
+    "awk": Requirement("the example in sh", program("awk", option="BEGIN {}"), "mawk"),
     "git": Requirement("files of the checkout", _git, "git"),
     "cc": Requirement("a disk that fails", lambda: _c_compiler("-ldl"), "gcc libc6-dev"),
     "zmq.h": Requirement(

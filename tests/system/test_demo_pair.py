@@ -253,6 +253,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.needs("setpriv")
 def test_cluster_ends_with_a_process_that_is_killed() -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, need("PostgreSQL")],

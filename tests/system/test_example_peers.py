@@ -64,10 +64,15 @@ def python_words(_: Path, endpoint: str) -> Sequence[str]:
 def bash_words(directory: Path, endpoint: str) -> Sequence[str]:
     del directory
     backend, _, _ = endpoint.partition(",")
-    return "bash", str(PEERS / "ping_pong_worker.bash"), *backend.removeprefix("tcp://").split(":")
+    return (
+        need("bash"),
+        str(PEERS / "ping_pong_worker.bash"),
+        *backend.removeprefix("tcp://").split(":"),
+    )
 
 
 def sh_words(_: Path, endpoint: str) -> Sequence[str]:
+    need("awk")
     agent = f"sh {PEERS / 'hungry_agent.sh'}"
     options = ("--service", "default", "--agent", agent)
     return *TASKYARD, "worker", "--until-eof", "--broker", endpoint, *options
@@ -215,7 +220,7 @@ def test_bash_worker_survives_late_bytes_and_connections_that_stop(tmp_path: Pat
         server.settimeout(20)
         port = server.getsockname()[1]
         environment = os.environ | {"BASH_FUNC_read%%": late}
-        words = ("bash", str(script), "127.0.0.1", str(port))
+        words = (need("bash"), str(script), "127.0.0.1", str(port))
         worker = stack.enter_context(subprocess.Popen(words, env=environment))
         stack.callback(worker.kill)
         BackendModel(server, stack)  # it sends no greeting
