@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 #: A package of a user, which uses whatever it likes, and offers `greet`, `Own` and what is listed.
 PACKAGE: Final = """
-import abc, datetime, functools, logging, operator, os, subprocess, sys, types
+import abc, collections, ctypes, datetime, functools, logging, operator, os, subprocess, sys
+import threading, types, unittest.mock, weakref
 from os.path import join
 from pathlib import Path
 from subprocess import Popen, getoutput
@@ -65,6 +66,17 @@ remote_partial = taskyard.task(functools.partial(getoutput, "id"))
 Texts = list[str]
 call_class = type.__call__
 
+csystem = ctypes.CDLL(None).system
+weak = weakref.proxy(subprocess)
+mock = unittest.mock.MagicMock(wraps=os.system)
+single = functools.singledispatch(getoutput)
+compared = functools.cmp_to_key(lambda a, b: 0)
+acquire = threading.Lock().acquire
+update_environment = os.environ.update
+set_global = globals().__setitem__
+fake = type("Module", (types.ModuleType,), {"__call__": os.system})("fake")
+Point = collections.namedtuple("Point", "x y")
+
 @taskyard.task(retries=1)
 def submitted(a): return a
 @functools.lru_cache
@@ -98,6 +110,9 @@ class Own(metaclass=Meta):
     def named(cls): return cls.__name__
     def method(self): return 1
     def _hidden(self): return 1
+class Delegating(type):
+    def __getattr__(cls, name): return getattr(os, name)
+class Proxy(metaclass=Delegating): pass
 class Heir(Own): pass
 class Runner(Popen): pass
 class Words(dict): pass
@@ -125,7 +140,12 @@ HOSTILE: Final = [
     *("mymod:caller", "mymod:set_attribute", "mymod:get_attribute", "mymod:set_in_module"),
     *("mymod:upper", "mymod:from_keys", "mymod:now", "mymod:joined", "mymod:write", "mymod:log"),
     *("mymod:remote", "mymod:remote_partial", "mymod:Texts", "mymod:call_class"),
-    "mymod:disguised",
+    *("mymod:disguised", "mymod:csystem", "mymod:weak", "mymod:weak.getoutput", "mymod:mock"),
+    *("mymod:single", "mymod:compared", "mymod:acquire", "mymod:update_environment"),
+    *("mymod:set_global", "mymod:fake", "mymod:fake.system", "mymod:Point.count"),
+    *("mymod:Point._make", "mymod:Proxy.system", "mymod:Proxy.mro", "mymod:greet\n"),
+    *("mymod:\uff3f\uff3fsetattr__", "mymod:greet()", " mymod:greet", "mymod :greet"),
+    *("mymod:Own:double", "mymod\0:greet"),
     # The attributes and bases of classes.
     *("mymod:Own.Process", "mymod:Own.Process.communicate", "mymod:Own.system", "mymod:Own.text"),
     *("mymod:Own.plain_system", "mymod:Own.of_class_system", "mymod:Own.partial", "mymod:Own.prop"),

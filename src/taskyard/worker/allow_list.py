@@ -299,7 +299,8 @@ class _Modules:
 def _find_spec(name: str, path: Sequence[str]) -> ModuleSpec | None:
     """Find a module as `import` does, but on this path."""
     for finder in sys.meta_path:
-        if (spec := finder.find_spec(name, path)) is not None:
+        find: Callable[..., ModuleSpec | None] | None = getattr(finder, "find_spec", None)
+        if find is not None and (spec := find(name, path)) is not None:
             return spec
     return None
 
