@@ -22,6 +22,7 @@ from taskyard.client.stalls import NAMES_MAX, STALL_NS, STALL_NS_MAX, Stall, Sta
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Terms
+from taskyard.errors import TimedOut
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, until
 
 if TYPE_CHECKING:
@@ -240,6 +241,19 @@ def test_timeout_error_says_why(broker: Broker) -> None:
         both = [future, client.submit(b"", service="s3")]
         text = text_of(lambda: list(taskyard.as_completed(both, timeout=0.3)))
         assert text == f"{why}; 1 more task waits"
+
+
+def test_timeout_of_waits_without_futures_says_why(broker: Broker) -> None:
+    with Client(broker.endpoint) as client:
+        terms = Terms(campaign=b"slow", service=b"s6")
+        client.submit_encoded("a", b"", terms, watch=False).result()
+        why = f"not settled after 1 s: task slow/a: {NO_WORKER} (service s6)"
+        with pytest.raises(TimedOut) as caught:
+            client.wait_campaign("slow", 1)
+        assert str(caught.value) == f"campaign slow: {why}"
+        with pytest.raises(TimedOut) as caught:
+            client.wait_names(["slow/a"], 1)
+        assert str(caught.value) == f"1 tasks: 1 {why}"
 
 
 def test_timeout_error_of_an_executor_says_why(broker: Broker) -> None:

@@ -12,11 +12,12 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
+from taskyard.client.exchanges import WHY_SECONDS
 from taskyard.client.functions import Outcome, printed_text, traceback_of
 from taskyard.client.futures import AwaitableFuture, Progress, SessionOwner
 from taskyard.client.progress import ProgressBar
 from taskyard.client.results import failure_of, result_or_error
-from taskyard.client.stalls import WHY_SECONDS, request_why, timeout_error
+from taskyard.client.stalls import request_why, timeout_error
 from taskyard.wire import payloads, pickled
 
 if TYPE_CHECKING:

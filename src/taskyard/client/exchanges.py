@@ -28,6 +28,9 @@ _T = TypeVar("_T")
 #: How often a request that may be given up is checked.
 POLL_SECONDS: Final = 0.1
 
+#: The last part of a timeout, in which the reason is requested. A shorter timeout has none.
+WHY_SECONDS: Final = 0.2
+
 #: Something to await, or to make an asyncio task of.
 Awaited = Coroutine[Any, Any, _T]
 
@@ -42,6 +45,11 @@ class Deadline(NamedTuple):
     @classmethod
     def after(cls, timeout: float | None) -> Deadline | None:
         return None if timeout is None else cls(time.monotonic() + timeout, timeout)
+
+    @property
+    def before_why(self) -> Deadline:
+        """When to request why tasks wait. A short wait is a poll, whose caller needs no reason."""
+        return Deadline(self.at - WHY_SECONDS, self.timeout) if self.timeout >= 1 else self
 
     @property
     def seconds_left(self) -> float:

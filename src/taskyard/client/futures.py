@@ -28,10 +28,11 @@ from typing import (
 )
 
 from taskyard.client import progress as drawing
+from taskyard.client.exchanges import WHY_SECONDS
 from taskyard.client.functions import Outcome, printed_text, traceback_of
 from taskyard.client.results import failure_of, result_or_error
 from taskyard.client.slot_waits import SlotCondition, SlotWaiters
-from taskyard.client.stalls import WHY_SECONDS, request_why, timeout_error, wait_or_explain
+from taskyard.client.stalls import request_why, timeout_error, wait_or_explain
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
 from taskyard.errors import TaskyardError, UserError

@@ -11,6 +11,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from msgspec import structs
+
 from taskyard.campaign.batches import encode_text
 from taskyard.client import content
 from taskyard.client import output as output_requests
@@ -427,9 +429,13 @@ def acknowledged() -> Exchange[None]:
 def wait_campaign(campaign: str, timeout: float | None = None) -> Exchange[None]:
     """Wait until no task of a campaign can run any more. Raises `TimedOut`."""
     deadline, what = Deadline.after(timeout), f"campaign {campaign}"
-    _, left = yield from _poll_settled(None, encode_text(campaign), deadline, what)
+    scope, why, early = scope_of(campaign=campaign), "", deadline and deadline.before_why
+    _, left = yield from _poll_settled(None, scope.campaign, early, what)
+    if left and deadline is not None and early is not deadline:
+        why = yield from _why_waiting(scope, deadline, what)
+        _, left = yield from _poll_settled(None, scope.campaign, deadline, what)
     if left and deadline is not None:
-        raise _unsettled(what, deadline)
+        raise _unsettled(what, deadline, why)
 
 
 def follow_campaign(
@@ -459,8 +465,22 @@ def campaign_counts(
     return CampaignCounts((yield from counts(campaign, seconds)), is_settled)
 
 
-def _unsettled(what: str, deadline: Deadline) -> TimedOut:
-    return TimedOut(f"{what}: not settled after {deadline.timeout:g} s (see `taskyard status`)")
+def _unsettled(what: str, deadline: Deadline, why: str = "") -> TimedOut:
+    why = why or " (see `taskyard status`)"
+    return TimedOut(f"{what}: not settled after {deadline.timeout:g} s{why}")
+
+
+def _why_waiting(scope: Scope, deadline: Deadline, what: str) -> Exchange[str]:
+    """Return a clause on why the first ready task of a scope waits, or "" if none is ready."""
+    ready = structs.replace(scope, states=(TaskState.READY,))
+    build: Callable[..., bytes] = partial(peer.list_tasks, scope=ready, match=b"", count=1)
+    reply = yield from checked_reply(Query(build, 0, deadline, GRACE_SECONDS, what))
+    for view in reply.document():
+        build = partial(peer.query, kind=peer.EXPLAIN, name=encode_text(full_name(view)))
+        reply = yield from checked_reply(Query(build, 0, deadline, GRACE_SECONDS, what))
+        if reply.kind != peer.NOT_FOUND:
+            return f": task {full_name(view)}: {reply.document()['sentence']}"
+    return ""
 
 
 def wait_names(
@@ -471,15 +491,16 @@ def wait_names(
     encoded = [*dict.fromkeys(map(encode_text, names))]
     deadline, what = Deadline.after(timeout), f"{len(names)} tasks"
     states: dict[str, TaskState] = {}
-    left = 0
-    for some in portions(encoded):
-        settled, missing = yield from _poll_settled(some, None, deadline, what)
-        states |= settled
-        left += missing
+    left, why = encoded, " (see `taskyard why NAME`)"
+    for limit in dict.fromkeys((deadline and deadline.before_why, deadline)):
+        for some in portions([one for one in encoded if shown(one) not in states]):
+            states |= (yield from _poll_settled(some, None, limit, what))[0]
+        left = [one for one in encoded if shown(one) not in states]
+        if left and deadline is not None and limit is not deadline:
+            scope = Scope(names=tuple(left[:PAGE_TASKS]))
+            why = (yield from _why_waiting(scope, deadline, what)) or why
     if left and deadline is not None:
-        raise TimedOut(
-            f"{what}: {left} not settled after {deadline.timeout:g} s (see `taskyard why NAME`)"
-        )
+        raise TimedOut(f"{what}: {len(left)} not settled after {deadline.timeout:g} s{why}")
     return states
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from msgspec import structs
 
 from taskyard.client import requests
+from taskyard.client.exchanges import WHY_SECONDS
 from taskyard.client.slot_waits import SlotFuture
 from taskyard.core.effects import Reason
 from taskyard.core.events import Scope
@@ -44,9 +45,6 @@ STALL_NS_MAX: Final = 60 * SECOND_NS
 
 #: The tasks of a client that are looked up, the oldest first.
 NAMES_MAX: Final = 1_000
-
-#: The last part of a timeout, in which the reason is requested. A shorter timeout has none.
-WHY_SECONDS: Final = 0.2
 
 #: Reasons that end only if a user acts, with a hint where the sentence has none.
 STALL_REASONS: Final = {
