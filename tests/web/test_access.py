@@ -184,6 +184,13 @@ def test_health_needs_no_token_but_the_host(guard: Guard, path: str) -> None:
     assert request(guard, "GET", path, host="evil.example:6180").status == MISDIRECTED
 
 
+def test_peer_without_a_token_has_one_request_for_a_connection(guard: Guard) -> None:
+    paths = ("/", "/healthz", f"/?token={SECRET.token(Role.VIEWER)}")
+    replies = [request(guard, "GET", path) for path in paths]
+    assert [reply.headers.get("connection") for reply in replies] == ["close"] * 3
+    assert "connection" not in request(guard, "GET", "/", cookie=VIEWER).headers
+
+
 def test_metrics_take_the_token_as_bearer(guard: Guard) -> None:
     token = SECRET.token(Role.VIEWER)
     assert request(guard, "GET", "/metrics", authorization=f"Bearer {token}").status == OK

@@ -231,6 +231,17 @@ def test_oldest_stream_is_closed_if_there_are_only_streams(small: Page) -> None:
     assert all(one.is_open() for one in streams)
 
 
+def test_connection_whose_request_is_on_its_way_stays_beside_streams(small: Page) -> None:
+    streams = [small.stream() for _ in range(4)]
+    late = small.connect()
+    small.stream()
+    late.sendall(request())
+    assert late.status() == 200
+    for one in streams[:2]:
+        one.wait_for_end()
+    assert all(one.is_open() for one in streams[2:])
+
+
 def test_connection_counts_from_its_last_answer(small: Page) -> None:
     kept, half = small.connect(request()), small.connect(HALF)
     kept.sendall(request())

@@ -97,6 +97,8 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
+                if "role" not in scope:  # a queue of requests would keep the page busy
+                    headers["Connection"] = "close"
             await send(message)
 
         refusal = self._check(scope)

@@ -20,7 +20,6 @@ from taskyard.net.event_log import EventLog
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
 
 logger = logging.getLogger("taskyard.web")
 
@@ -40,6 +39,9 @@ CONNECTIONS_MAX: Final = 512
 DESCRIPTORS_SHARE: Final = 2
 #: One address takes this part of the connections. A proxy is one address.
 ADDRESS_SHARE: Final = 2
+
+#: While those without a whole request are not more than this part, older ones are closed for them.
+NEW_SHARE: Final = 4
 
 #: Connections that are accepted before others are closed for them. They need descriptors meanwhile.
 ACCEPTS_MAX: Final = 8
@@ -176,9 +178,14 @@ def _make_room(newest: LimitedConnection) -> None:
         _oldest(others).make_way()
 
 
-def _oldest(connections: Iterable[LimitedConnection]) -> LimitedConnection:
-    """Return the oldest connection without a whole request, or else the oldest."""
-    return min(connections, key=lambda one: (one.has_request(), one.began))
+def _oldest(connections: list[LimitedConnection]) -> LimitedConnection:
+    """Return the oldest connection without a whole request, or else the oldest.
+
+    If few have no whole request, they are new: theirs is on its way, and is not read yet.
+    """
+    waiting = [one for one in connections if not one.has_request()]
+    is_crowded = len(waiting) > len(connections) // NEW_SHARE
+    return min(waiting if is_crowded else connections, key=lambda one: one.began)
 
 
 def accept_many(bound: socket.socket) -> None:
