@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -183,7 +184,7 @@ def test_map_writes_output_to_a_directory_with_a_job_log(call: Caller, tmp_path:
         ("1", "2", "3"),
         ("2", "2", "3"),
     ]
-    assert table[0]["Command"] == "sh -c 'echo x; echo err >&2; exit 3'"
+    assert table[0]["Command"] == shlex.join(["sh", "-c", "echo 'x'; echo err >&2; exit 3"])
     assert float(table[0]["Starttime"]) > 0
 
 
