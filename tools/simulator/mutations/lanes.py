@@ -119,7 +119,7 @@ def deferred_task_queued_at_once() -> Iterator[None]:
         yield
 
 
-@mutation
+@mutation_for_invariants
 def deferred_forever() -> Iterator[None]:
     """Leave deferred tasks out although the run is over."""
     with patched(lane_queues, "count_removed", _no_op):
