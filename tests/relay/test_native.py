@@ -88,6 +88,20 @@ def test_requests_of_a_single_peer_are_sent_at_once() -> None:
         assert world.above.peers() == [[1]] * turns
 
 
+def test_steal_of_a_plain_peer_never_waits() -> None:
+    world = World()
+    steal = Q(type=Q.Steal, location=b"w").SerializeToString()
+    world.below.say(1, b"", steal)
+    world.turn()
+    not_found = pb.Envelope(peer=1, message=Q(type=Q.NotFound).SerializeToString())
+    relayed = Q(type=Q.Relay, envelope=[not_found.SerializeToString()])
+    for turns in range(2, 5):
+        world.above.arrived.append([b"", relayed.SerializeToString()])
+        world.below.say(1, b"", steal)
+        world.turn()
+        assert world.above.peers() == [[1]] * turns
+
+
 def test_nothing_is_read_or_lost_while_the_broker_does_not_read() -> None:
     world = World()
     world.above.is_full = True

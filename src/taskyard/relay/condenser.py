@@ -59,6 +59,10 @@ _HEARTBEAT: Final = _Q(type=_Q.Heartbeat).SerializeToString()
 
 #: The same for a request for tasks, and for the reply that there are none.
 _STEAL: Final = _Q(type=_Q.Steal).SerializeToString()
+
+#: What follows in a NotFound to a plain peer: nothing, or the tag of tasks that it does not hold.
+#: Its Steals never wait, because its tasks would. The broker holds them if there are none.
+_PLAIN_REST: Final = (b"", b"\x12")
 _NO_TASK: Final = _Q(type=_Q.NotFound).SerializeToString()
 
 #: The same for tasks.
@@ -90,7 +94,8 @@ class Peer(Struct, eq=False):
     #: Renewals since that reply, and how long the next one may wait.
     renewals: int = 0
     delay_ns: int = HEARTBEAT_DELAY_NS
-    #: Its last Steal got no task, so the next one can wait for messages of other peers.
+    #: An extended peer whose last request was a Steal without a task. The next Steal can wait for
+    #: messages of other peers.
     is_idle: bool = False
 
 
@@ -164,11 +169,8 @@ class Condenser:
             self._take_heartbeat(peer, message)
             return
         self.activity += 1
-        if peer.is_idle and message.startswith(_STEAL):
-            peer.is_idle = False
-            self._relay(peer, message, is_urgent=False)
-        else:
-            self._relay(peer, message)
+        self._relay(peer, message, is_urgent=not (peer.is_idle and message.startswith(_STEAL)))
+        peer.is_idle = False
 
     def _take_heartbeat(self, peer: Peer, message: bytes) -> None:
         try:
@@ -307,7 +309,7 @@ class Condenser:
         """Keep the reply to a relayed heartbeat, unless it names tasks to stop."""
         self.activity += message.startswith(_TASKS)
         if message.startswith(_NO_TASK):
-            peer.is_idle = True
+            peer.is_idle = message[len(_NO_TASK) :][:1] not in _PLAIN_REST
         if not peer.request or not message.startswith(_HEARTBEAT):
             return
         try:
