@@ -20,6 +20,7 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     │   ├── UnusableState      a directory is no state directory, or another user's
     │   ├── UnusableStore      a database can't be used as a store
     │   ├── StateLocked        the state directory is in use by another process
+    │   │   └── StoreInUse     another broker or command uses the store in PostgreSQL
     │   ├── NotEncodable       a value can't be sent as JSON or pickled
     │   └── NotInstalled       an optional package or a program is missing
     ├── TaskFailed             the task ended without a result
@@ -61,6 +62,7 @@ class ExitCode(IntEnum):
     TIMED_OUT = 4
     CANCELLED = 5
     STATE_DAMAGED = 6
+    STORE_IN_USE = 7
     INTERRUPTED = 130
     OUTPUT_CLOSED = 141
 
@@ -197,6 +199,13 @@ class StateLocked(UserError):
     """The state directory is in use by another process."""
 
     code = "state-locked"
+
+
+class StoreInUse(StateLocked):
+    """Another broker or command uses the store in PostgreSQL. It may be free later."""
+
+    code = "store-in-use"
+    exit_code = ExitCode.STORE_IN_USE
 
 
 class NotEncodable(UserError, PicklingError):

@@ -25,6 +25,7 @@ from taskyard.errors import (
     PeerError,
     StateError,
     StateLocked,
+    StoreInUse,
     TaskyardError,
     UserError,
 )
@@ -60,6 +61,7 @@ def test_exit_codes_never_change() -> None:
         ("TIMED_OUT", 4),
         ("CANCELLED", 5),
         ("STATE_DAMAGED", 6),
+        ("STORE_IN_USE", 7),
         ("INTERRUPTED", 130),
         ("OUTPUT_CLOSED", 141),
     ]
@@ -72,6 +74,7 @@ def test_exit_codes_never_change() -> None:
         (PeerError, 3),
         (UserError, 2),
         (StateLocked, 2),
+        (StoreInUse, 7),
         (StateError, 6),
         (JournalFailed, 6),
         (IllegalTransition, 6),

@@ -147,11 +147,12 @@ def test_child_that_dies_early_is_restarted_up_to_the_limit(make: Maker) -> None
     assert lines == ["it died (exit status 7), restarting it"] * 2
 
 
-def test_child_that_exits_with_a_final_status_stays_ended(make: Maker) -> None:
-    managed, lines = make("raise SystemExit(2)", BROKER_POLICY)
+@pytest.mark.parametrize("status", [2, 7])
+def test_child_that_exits_with_a_final_status_stays_ended(make: Maker, status: int) -> None:
+    managed, lines = make(f"raise SystemExit({status})", BROKER_POLICY)
     managed.start()
     assert managed.ended.wait(PATIENCE_SECONDS)
-    assert (managed.status, lines) == (2, [])
+    assert (managed.status, lines) == (status, [])
 
 
 def test_killed_child_is_replaced_by_another_process(make: Maker) -> None:

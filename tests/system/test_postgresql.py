@@ -21,7 +21,7 @@ from taskyard.journal import history, snapshot
 from taskyard.pipeline.jobs import history as history_job
 from taskyard.web.event_feed import EventFeed
 from tests.kit.postgres import name_in
-from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run_here, until
+from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run, run_here, until
 
 if TYPE_CHECKING:
     from tests.kit.postgres import Cluster
@@ -53,11 +53,11 @@ class Machine:
     def broker(self, *more: str) -> Broker:
         return Broker(self.directory, *self.options, *more)
 
-    def refused(self, *more: str) -> str:
+    def refused(self, *more: str, code: int = 2) -> str:
         """Start a broker that ends at once, and return the last line of its errors."""
         with Running(self.directory, "broker", *self.options, *more) as running:
-            code, _, errors = running.end()
-        assert code == 2
+            found, _, errors = running.end()
+        assert found == code
         return errors.splitlines()[-1]
 
 
@@ -152,12 +152,25 @@ def test_another_machine_continues_with_everything(
     assert files_in(second.state, snapshot.FOLDER) < published
 
 
+def test_store_in_use_is_an_exit_status_of_its_own(tmp_path: Path, url: str) -> None:
+    """A unit starts a broker again that found the store in use, also one that `up` started."""
+    first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
+    (second.directory / "taskyard.toml").write_text(f'[broker]\nstore = "{url}"\n')
+    (second.directory / "tasks").write_text("true\n")
+    with first.broker():
+        assert "in use by process" in first.refused()
+        for command in ("up", "--workers", "1", "--no-page"), ("run", "tasks"):
+            code, _, errors = run(second.directory, *command)
+            assert (code, second.state.exists()) == (7, False), errors
+            assert "the store is in use by a broker, in epoch 1" in errors
+
+
 def test_stopped_leader_answers_nothing_after_a_takeover(tmp_path: Path, url: str) -> None:
     first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
     with first.broker() as broker:
         with Client(state=first.state) as client:
             client.submit(["true"], name="before")
-        assert "in use by a broker, in epoch 1" in second.refused()
+        assert "in use by a broker, in epoch 1" in second.refused(code=7)
         broker.send(signal.SIGSTOP)
         with second.broker(), Client(state=second.state) as client:
             client.submit(["true"], name="after")

@@ -265,6 +265,11 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "Another process uses the directory.",
             "Stop it (`taskyard down --state DIR`), or use another directory.",
         ),
+        "store-in-use": Explanation(
+            "Another broker or command uses the store in PostgreSQL.",
+            "Stop it, or start a pair with `--standby`. A unit may start the broker again, which "
+            "leads when the store is free.",
+        ),
         "unusable-state": Explanation(
             "A directory is no state directory, belongs to another user, or has unexpected files.",
             "Give the broker's directory with `--state`, or change its owner.",

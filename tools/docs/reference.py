@@ -20,11 +20,12 @@ from taskyard.errors import ExitCode
 EXIT_MEANINGS: Final = {
     ExitCode.OK: "success",
     ExitCode.TASK_FAILED: "some task failed, or waits behind a failure",
-    ExitCode.USAGE: "usage or settings: an option, a file, a name, a state that is in use",
+    ExitCode.USAGE: "usage or settings: an option, a file, a name, a state directory in use",
     ExitCode.NO_BROKER: "no broker",
     ExitCode.TIMED_OUT: "timed out",
     ExitCode.CANCELLED: "some task was cancelled, and none failed",
     ExitCode.STATE_DAMAGED: "the state is damaged, or writing to it failed",
+    ExitCode.STORE_IN_USE: "another broker or command uses the store in PostgreSQL",
     ExitCode.INTERRUPTED: "interrupted",
     ExitCode.OUTPUT_CLOSED: "the reader of the results of `map` has stopped, as `head` does",
 }

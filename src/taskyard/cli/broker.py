@@ -94,7 +94,7 @@ def broker(  # noqa: PLR0913  # one per option
     SIGHUP reloads the settings without a restart. `taskyard config reload` checks them first.
 
     SIGTERM and Ctrl-C stop the broker. Workers wait and reconnect. Exit 2 if another broker uses
-    the state directory, 6 if the state is damaged.
+    the state directory, 7 if it uses the store, 6 if the state is damaged.
     """
     open_log(cli_context, "broker")
     options = BrokerSettings(

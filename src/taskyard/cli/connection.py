@@ -255,7 +255,8 @@ def removed_if_unused(cli_context: CliContext, state: Path) -> Iterator[None]:
     try:
         yield
     except (TaskyardError, click.exceptions.Exit) as error:
-        if is_new and error.exit_code == ExitCode.USAGE and _is_unused(cli_context, state):
+        is_refused = error.exit_code in (ExitCode.USAGE, ExitCode.STORE_IN_USE)
+        if is_new and is_refused and _is_unused(cli_context, state):
             shutil.rmtree(state, ignore_errors=True)
         raise
 

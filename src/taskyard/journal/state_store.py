@@ -43,7 +43,7 @@ def export_stopped(
 ) -> CompactionResult:
     """Export the journal of a state directory in PostgreSQL, and trim it if wanted.
 
-    The caller has locked the directory. Raises `StateLocked` if a broker elsewhere uses the store.
+    The caller has locked the directory. Raises `StoreInUse` if a broker elsewhere uses the store.
     """
     with _needs_extra(directory):
         from taskyard.journal.postgres import exports  # noqa: PLC0415  # an extra

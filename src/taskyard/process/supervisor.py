@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from msgspec import Struct
 
+from taskyard.errors import ExitCode
 from taskyard.net.signals import Terminal
 from taskyard.process.child import status_text
 from taskyard.process.machine import Machine, this_machine
@@ -41,8 +42,9 @@ STOP_NOTICE_SECONDS: Final = 1.0
 #: were good.
 NAME_REFUSAL_SECONDS: Final = 2.0
 
-#: Of `up` and `run`. A broker with bad options or a damaged state would fail again.
-BROKER_POLICY: Final = RestartPolicy()
+#: Of `up` and `run`. A broker with bad options or a damaged state would fail again. A store in
+#: PostgreSQL may be in use for long, so its unit decides.
+BROKER_POLICY: Final = RestartPolicy((*RestartPolicy().final_statuses, ExitCode.STORE_IN_USE))
 WORKER_POLICY: Final = RestartPolicy(final_seconds_max=NAME_REFUSAL_SECONDS)
 
 #: The page comes last on a busy machine. One that fails at its start should not take much time.

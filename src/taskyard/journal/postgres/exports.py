@@ -276,7 +276,7 @@ def export_stopped(
 ) -> CompactionResult:
     """Export a store without a broker, and trim it if wanted. It is in use meanwhile, as by one.
 
-    Raises `StateLocked` if a broker uses it.
+    Raises `StoreInUse` if a broker uses it.
     """
     with (
         Lease(url) as lease,

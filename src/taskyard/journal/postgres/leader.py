@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from taskyard.errors import StateLocked
+from taskyard.errors import StoreInUse
 from taskyard.journal.postgres import database
 from taskyard.journal.postgres.database import Connection
 
@@ -156,7 +156,7 @@ def await_vacancy(
 ) -> LeaderRow:
     """Return the row when no broker uses the journal, and wait for that as long as its lease.
 
-    `on_wait` is called once if the row has a holder. Raises `StateLocked` if that renews its term.
+    `on_wait` is called once if the row has a holder. Raises `StoreInUse` if that renews its term.
     """
     vacancy = Vacancy(read(connection), boottime_ns())
     first = vacancy.seen
@@ -186,6 +186,6 @@ def upgrade(connection: Connection, on_wait: Callable[[LeaderRow], None]) -> int
     return found
 
 
-def _in_use(connection: Connection) -> StateLocked:
+def _in_use(connection: Connection) -> StoreInUse:
     epoch = read(connection).epoch
-    return StateLocked(f"the store is in use by a broker, in epoch {epoch} (stop it first)")
+    return StoreInUse(f"the store is in use by a broker, in epoch {epoch} (stop it first)")

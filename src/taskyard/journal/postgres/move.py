@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol
 
 import psycopg
 
-from taskyard.errors import JournalDamaged, StateLocked, UnusableState, UnusableStore
+from taskyard.errors import JournalDamaged, StoreInUse, UnusableState, UnusableStore
 from taskyard.journal import chain, history, schema, snapshot, sqlite, state_check, witness
 from taskyard.journal.archive import Archive, ArchiveWriter
 from taskyard.journal.chain import Head
@@ -214,7 +214,7 @@ def _held(url: str) -> Iterator[tuple[Connection, Term]]:
         try:
             with connection.transaction():
                 if connection.execute(_LOCK, term._asdict()).rowcount != 1:
-                    raise StateLocked("the store is in use by a broker (stop it first)")
+                    raise StoreInUse("the store is in use by a broker (stop it first)")
                 yield connection, term
         finally:
             with suppress(psycopg.Error):  # it ends with its lease
