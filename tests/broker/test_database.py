@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
+import psycopg
+import pytest
+
+from taskyard.broker import database as broker_database
 from taskyard.broker.database import open_database
 from taskyard.broker.server import BrokerSettings
+from taskyard.broker.standby import WarmState
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import StateError, UserError
+from taskyard.errors import LeaderLost, StateError, UnusableStore, UserError
+from taskyard.journal.chain import Head
 from taskyard.journal.lock import StateLock
+from taskyard.journal.postgres.leader import Term
 from tests.kit.postgres import Proxy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from taskyard.broker.archive import EndedTasks
+    from taskyard.journal.postgres.lease import Lease
     from tests.kit.postgres import Cluster
 
 
@@ -45,3 +55,19 @@ def test_connection_lost_at_any_statement_of_a_start_is_an_error_of_ours(
         else:
             raise AssertionError("a start takes more statements than expected")
     assert failed > 10
+
+
+def test_connection_lost_in_a_takeover_ends_the_term_of_a_standby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> None:
+        raise psycopg.OperationalError("server closed the connection")
+
+    monkeypatch.setattr(broker_database, "_take_over", lose)
+    settings = BrokerSettings(tmp_path, store="postgresql://db/yard")
+    lease = cast("Lease", SimpleNamespace(term=Term(7, "standby")))
+    warm = WarmState(lease, Head(0, 0, b""), cast("EndedTasks", None))
+    with pytest.raises(LeaderLost, match="db/yard: server closed the connection, so epoch 7 ends"):
+        open_database(settings, ExitStack(), warm)
+    with pytest.raises(UnusableStore, match=r"db/yard: server closed the connection$"):
+        open_database(settings, ExitStack())

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
-from taskyard.broker.server import SettingsReloader
+from taskyard.broker import server
+from taskyard.broker.server import BrokerSettings, SettingsReloader, serve
+from taskyard.errors import LeaderLost
 from taskyard.settings.loader import load
 from tests.settings.kit import written
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from taskyard.core.events import RulesSet
 
@@ -59,3 +60,18 @@ def test_invalid_file_is_logged_and_changes_nothing(
     (message,) = caplog.messages
     assert message.startswith("settings not reloaded: ")
     assert "taskyard.toml:2: service.a.workers_max must be" in message
+
+
+def test_broker_that_loses_its_lease_follows_if_it_is_one_of_a_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lose(*_: object) -> bool:
+        raise LeaderLost("the lease of epoch 3 has ended")
+
+    monkeypatch.setattr(server, "_serve", lose)
+    alone = BrokerSettings(tmp_path, store="postgresql://")
+    with pytest.raises(LeaderLost):
+        serve(alone, print)
+    assert not caplog.messages
+    assert serve(structs.replace(alone, standby=True), print)
+    assert caplog.messages == ["the lease of epoch 3 has ended: following from now on"]

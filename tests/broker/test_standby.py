@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskyard.broker import standby as standby_module
 from taskyard.broker.server import BrokerSettings
 from taskyard.broker.standby import Replica, Standby
 from taskyard.core.fingerprint import ledger_fingerprint
@@ -16,6 +17,7 @@ from taskyard.errors import JournalDamaged, JournalFailed, UnusableStore
 from taskyard.journal import recovery, witness
 from taskyard.journal.postgres import database
 from taskyard.journal.postgres.leader import Term
+from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.postgres.store import PostgresStore
 from taskyard.journal.store import LEASE_NS, MemoryStore
 from tests.journal.scenarios import rich_store
@@ -190,3 +192,24 @@ def test_full_disk_of_a_standby_is_named(
         standby.start()
         with pytest.raises(JournalFailed, match=f"{state}: following the leader failed, .* full"):
             standby.lead()
+
+
+def test_standby_that_can_not_renew_its_term_tries_again(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server refuses the connection of the first lease. The term is still ours."""
+    refused: list[str] = []
+
+    def open_lease(own: str, lease_ns: int, term: Term) -> Lease:
+        if not refused:
+            refused.append(own)
+            raise UnusableStore("too many connections")
+        return Lease(own, lease_ns, term)
+
+    monkeypatch.setattr(standby_module, "Lease", open_lease)
+    settings = BrokerSettings(state=tmp_path, store=url, standby=True, store_lease_ns=LEASE_NS)
+    with closing(Standby(settings, lambda _: None)) as standby:
+        standby.start()
+        with standby.lead().lease as lease:
+            assert lease.term.epoch == 1
+    assert "too many connections: trying again to lead in epoch 1" in caplog.messages

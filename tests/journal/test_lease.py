@@ -17,6 +17,7 @@ from taskyard.demo.postgresql import ROLE
 from taskyard.errors import JournalDamaged, LeaderLost, StateLocked
 from taskyard.journal.lock import StateLock
 from taskyard.journal.postgres import database, last_term, leader, standbys
+from taskyard.journal.postgres import lease as lease_module
 from taskyard.journal.postgres.leader import LeaderRow, Vacancy
 from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.postgres.standbys import SeenStandby, StandbyRow
@@ -242,3 +243,86 @@ def test_lease_of_a_silent_server_is_closed(cluster: Cluster, url: str) -> None:
         time.sleep(0.3)  # a renewal is sent every 0.2 s
         lease.close()
         assert lease.left_ns() <= 0
+
+
+# Renewals that are late.
+
+
+class JumpingClock:
+    """A clock that stands still, except when a test moves it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 10**15
+        monkeypatch.setattr(lease_module, "boottime_ns", lambda: self.now_ns)
+        monkeypatch.setattr(Lease, "_warned_ns", 0)
+
+
+def test_exchange_with_standbys_delays_no_renewal(url: str) -> None:
+    """The exchange takes long, as on a busy machine. Renewals come as often as without."""
+    going_on = threading.Event()
+    with Lease(url, 10 * LEASE_NS) as lease, database.connect(url) as connection:
+        lost = lost_event(lease)
+
+        def wait(_: database.Connection) -> None:
+            going_on.wait(PATIENCE_SECONDS)
+
+        lease.on_renewed = wait
+        seen = leader.read(connection).renewal
+        while leader.read(connection).renewal < seen + 10:  # those of two leases
+            assert not lost.wait(LEASE_NS / 1e9)
+        lease.check()
+        going_on.set()
+
+
+def test_late_renewal_is_logged_once_with_the_setting(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, renew, renewals = JumpingClock(monkeypatch), leader.renew, threading.Semaphore(0)
+
+    def renew_late(connection: database.Connection, term: leader.Term) -> bool:
+        clock.now_ns += late_ns.pop() if late_ns else 0
+        renewals.release()
+        return renew(connection, term)
+
+    late_ns = [6 * LEASE_NS // 10]  # the next renewal is as long after the one before
+    with Lease(url, LEASE_NS):
+        monkeypatch.setattr(leader, "renew", renew_late)
+        for _ in range(4):
+            assert renewals.acquire(timeout=PATIENCE_SECONDS)
+    assert caplog.messages == [
+        (
+            "lease.store: renewed after 0.18 s, the lease is 0.3 s, and this machine or the "
+            "database is too slow for that (set a longer one at each broker of the store)"
+        )
+    ]
+
+
+def test_lease_that_has_ended_stays_ended(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second renewal is sent in time, and takes effect after the end."""
+    clock, renew = JumpingClock(monkeypatch), leader.renew
+    renewed, later = threading.Event(), threading.Event()
+
+    def renew_late(_: database.Connection, term: leader.Term) -> bool:
+        if renewed.is_set():
+            later.set()
+            return False
+        clock.now_ns += 8 * LEASE_NS // 10
+        assert lost.wait(PATIENCE_SECONDS)
+        renewed.set()
+        with database.connect(url) as other:  # the connection of the lease was interrupted
+            return renew(other, term)
+
+    with Lease(url, LEASE_NS) as lease:
+        lost = lost_event(lease)
+        clock.now_ns += 2 * LEASE_NS // 10
+        monkeypatch.setattr(leader, "renew", renew_late)
+        assert renewed.wait(PATIENCE_SECONDS)
+        for thread in threading.enumerate():
+            if thread.name == "lease-_keep_renewing":
+                thread.join(PATIENCE_SECONDS)
+        with pytest.raises(LeaderLost):
+            lease.check()
+        assert not later.is_set()
+    assert caplog.messages[0].startswith("lease.store: not renewed for 0.30 s, the lease is 0.3 s")

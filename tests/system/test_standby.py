@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
+from contextlib import closing
 from http import HTTPStatus
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,11 @@ import pytest
 
 from taskyard.client.client import Client
 from taskyard.journal import snapshot
+from tests.kit.postgres import Cluster
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run_here, until
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.kit.postgres import Cluster
 
 #: Short, because each takeover after a kill waits for it.
 LEASE_SECONDS = 1
@@ -82,9 +82,33 @@ def test_standby_takes_over(tmp_path: Path, url: str, number: signal.Signals) ->
                 assert client.submit(["echo", "more"]).result(PATIENCE_SECONDS) == "more\n"
         if number == signal.SIGSTOP:
             leader.send(signal.SIGCONT)
-            code, _, errors = leader.end()
-            assert (code, "answers nothing more" in errors) == (6, True)
-        assert standby.terminate()[0] == 0
+            assert leader.line().startswith("standby: following epoch 2 ")
+            standby.kill()
+            leads(leader)
+            with Client(state=first.state) as client:
+                assert client.result("t4") == "4\n"
+            code, _, errors = leader.terminate()
+            assert (code, "answers nothing more" in errors) == (0, True)
+        else:
+            assert standby.terminate()[0] == 0
+
+
+def test_leader_comes_back_when_its_database_does(tmp_path: Path) -> None:
+    """The database is away for longer than the lease."""
+    with closing(Cluster()) as own:
+        machine = Machine(tmp_path, "one", own.database())
+        with machine.leader() as leader:
+            with Client(state=machine.state) as client:
+                client.submit(["true"], name="waits", service="none")
+            own.stop()
+            for text in ("following from now on", "trying again until the database is there"):
+                while text not in (line := leader.error_line()):
+                    assert line, leader.end()
+            own.start()
+            leads(leader)
+            with Client(state=machine.state) as client:
+                assert client.status()["counts"]["ready"] == 1
+            assert leader.terminate()[0] == 0
 
 
 def test_standby_has_tasks_that_a_compaction_archived(tmp_path: Path, url: str) -> None:

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from taskyard.broker import output_store
 from taskyard.broker.archive import recover
 from taskyard.broker.values import ValuePlace
-from taskyard.errors import JournalDamaged, NotInstalled, UnusableState
+from taskyard.errors import (
+    JournalDamaged,
+    LeaderLost,
+    NotInstalled,
+    UnusableState,
+    UnusableStore,
+)
 from taskyard.journal import schema, state_check, value_files
 from taskyard.journal.compaction import DatabaseTerm
 from taskyard.journal.files import link_directory, replace_private
@@ -95,10 +101,15 @@ def open_database(
 ) -> OpenDatabase:
     """Take over the journal, and make the state directory equal to the tables.
 
-    A `warm` state has done both.
+    A `warm` state has done both. A connection that is lost then ends its term: `LeaderLost`.
     """
-    with _opening(settings.store):
-        return _with_files(settings, stack, _take_over(settings, stack, warm))
+    try:
+        with _opening(settings.store):
+            return _with_files(settings, stack, _take_over(settings, stack, warm))
+    except UnusableStore as error:
+        if warm is None or error.__cause__ is None:
+            raise
+        raise LeaderLost(f"{error}, so epoch {warm.lease.term.epoch} ends") from error
 
 
 def _take_over(

@@ -46,7 +46,7 @@ from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import LEASED
-from taskyard.errors import StateLocked, UserError
+from taskyard.errors import LeaderLost, StateLocked, UnusableStore, UserError
 from taskyard.journal import recovery, starts, value_files
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
@@ -65,7 +65,7 @@ from taskyard.wire.native.pending import PLAIN_LEASE_NS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.broker.standby import WarmState
+    from taskyard.broker.standby import Standby, WarmState
     from taskyard.journal.postgres.lease import Lease
     from taskyard.net.keyring import Keyring
     from taskyard.net.protocols import Clock
@@ -78,6 +78,9 @@ GC_THRESHOLD: Final = 50_000
 
 #: How long workers may take to leave a draining broker, once no task is leased.
 DRAIN_NS_MAX: Final = 2 * SECOND_NS
+
+#: The pause before a broker that has led tries again to reach the database.
+DATABASE_WAIT_NS: Final = 2 * SECOND_NS
 
 #: How long to wait for a state directory that another process has locked.
 LOCK_WAIT_NS: Final = SECOND_NS
@@ -118,7 +121,7 @@ class BrokerSettings(Struct, frozen=True):
     store_lease_ns: int = LEASE_NS
     #: Follow the broker that has the journal, and take over when it ends.
     standby: bool = False
-    #: Let another one take over first, after a failover from this broker.
+    #: Let another one take over first: this broker has led in a term that is over.
     yields: bool = False
 
 
@@ -185,11 +188,29 @@ def serve(
     """Run a broker until SIGTERM, SIGINT, a drain or a failover.
 
     `announce` receives a line for each listener when all are ready. `reloading` provides the rules,
-    if given. Return whether to start it again, because it is the standby after a failover.
+    if given. Return whether to start it again, because it is the standby after a failover or a
+    lease that was lost.
     """
     return_memory()
     gc.freeze()  # what was imported is never garbage, so the collection below skips it
-    keys = keyring_of(settings.state, settings.store)
+    try:
+        return _serve(settings, announce, reloading)
+    except LeaderLost as error:
+        if not settings.standby:
+            raise
+        logger.warning("%s: following from now on", error)
+        return True
+    finally:
+        gc.unfreeze()  # the ledger, for a next call
+
+
+def _serve(
+    settings: BrokerSettings,
+    announce: Callable[[str], None],
+    reloading: SettingsReloader | None,
+) -> bool:
+    # One that has led has a copy of the keys, and the database may be away.
+    keys = keyring_of(settings.state, "" if settings.yields else settings.store)
     keyring = keyring_for(keys, settings.listen, secure=settings.secure)
     with ExitStack() as stack:
         stack.enter_context(_acquire_lock(settings.state))
@@ -208,7 +229,6 @@ def serve(
         limits = settings if reloading is None else reloading
         opened = _open(settings, host.clock, stack, limits, warm)
         is_over = _run(settings, announce, opened, (host, controls, keyring), limits)
-    gc.unfreeze()  # the ledger, for a next call
     return is_over and settings.standby
 
 
@@ -378,7 +398,10 @@ def _follow(
 ) -> WarmState | None:
     """Follow the leader until this broker leads. Return None if it is stopped before."""
     gc.set_threshold(GC_THRESHOLD)
-    with closing(open_standby(settings, announce)) as standby:
+    opened = _open_standby(settings, host, controls, announce)
+    if opened is None:
+        return None
+    with closing(opened) as standby:
         host.poller.add(standby.fileno())
         standby.start()
         while not standby.is_over:
@@ -387,6 +410,25 @@ def _follow(
                 return None
         host.poller.remove(standby.fileno())
         return standby.lead()
+
+
+def _open_standby(
+    settings: BrokerSettings, host: Host, controls: _Controls, announce: Callable[[str], None]
+) -> Standby | None:
+    """Return a standby. One that has led waits for the database. None: it is stopped meanwhile."""
+    is_logged = False
+    while True:
+        try:
+            return open_standby(settings, announce)
+        except UnusableStore as error:
+            if not settings.yields or error.__cause__ is None:
+                raise  # its database answers, and its tables can't be used
+            if not is_logged:
+                logger.warning("%s: trying again until the database is there", error)
+            is_logged = True
+        host.poller.wait(DATABASE_WAIT_NS)
+        if controls.should_stop(lambda _rules: None):
+            return None
 
 
 def _open_values(

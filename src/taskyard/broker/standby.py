@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from taskyard.broker.archive import EndedTasks
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import JournalDamaged, JournalFailed
+from taskyard.errors import JournalDamaged, JournalFailed, UnusableStore
 from taskyard.journal import recovery
 from taskyard.journal.archive import Archive
 from taskyard.journal.postgres.follower import Behind, Follower, Interrupted
@@ -283,7 +283,12 @@ class Standby:
         term = self._follower.take(seen, settings.store_lease_ns)
         if term is None:
             return False
-        self._lease = Lease(settings.store, settings.store_lease_ns, term)
+        try:
+            self._lease = Lease(settings.store, settings.store_lease_ns, term)
+        except UnusableStore as error:
+            # The row has our holder: the next poll finds whether the term still is.
+            logger.warning("%s: trying again to lead in epoch %d", error, term.epoch)
+            return False
         logger.info("took over in epoch %d at row %d", term.epoch, self._follower.head.sequence)
         return True
 

@@ -216,7 +216,7 @@ KEYS: Final = (
         kinds.STORE_LEASE,
         5 * SECOND_NS,
         "How long a broker on PostgreSQL may be silent before another one takes over. Without a "
-        "renewal it exits before that.",
+        "renewal it answers nothing more before that.",
     ),
     _key(
         "output",

@@ -2,15 +2,16 @@
 
 The broker calls `check` before its replies leave. The lease is counted on CLOCK_BOOTTIME, from
 before the last renewal was sent, so it ends before another broker can take over, whatever happened
-to this process meanwhile. Renewals have their own connection and thread: a long turn ends no lease.
-A second thread waits for the end, and interrupts calls that wait for the server.
+to this process meanwhile. Renewals have their own connection and thread: neither a long turn nor
+the exchange with standbys, in a second thread, ends a lease. A third thread waits for the end, and
+interrupts calls that wait for the server.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 import psycopg
 
@@ -28,6 +29,12 @@ _RENEWALS: Final = 5
 #: by 0.05 % if both are being adjusted.
 _MARGIN: Final = 50
 
+#: A renewal that takes effect later than this part of the lease is near its end.
+_LATE: Final = 2
+
+#: The pause between two warnings about that.
+_WARNING_NS: Final = 60_000_000_000
+
 #: How long `close` waits for a renewal. A silent server never answers it.
 _JOIN_SECONDS: Final = 0.5
 
@@ -39,6 +46,9 @@ logger = logging.getLogger("taskyard.journal")
 class Lease:
     """A term that is renewed until it is closed, or lost."""
 
+    #: When this process has last warned that renewals are late.
+    _warned_ns: ClassVar[int] = -_WARNING_NS
+
     def __init__(self, url: str, lease_ns: int = LEASE_NS, term: Term | None = None) -> None:
         """Renew a term, or take over the journal for one.
 
@@ -49,24 +59,31 @@ class Lease:
         self._connection = database.open_database(url)
         #: Called in another thread when the lease has ended.
         self.on_lost: Callable[[], None] = lambda: None
-        #: Called with the connection after each renewal, in another thread.
+        #: Called with a connection as often as the lease is renewed, in another thread.
         self.on_renewed: Callable[[Connection], None] = lambda _connection: None
-        #: The standbys of this leader, read with each renewal.
+        #: The standbys of this leader, read as often as the lease is renewed.
         self.standbys = StandbyWatch(lease_ns)
-        #: Where this broker listens, to be written with the next renewal.
+        #: Where this broker listens, to be written with the next exchange.
         self._place: tuple[str, list[str]] | None = None
+        #: The connection for everything but renewals. None: not connected yet.
+        self._exchanging: Connection | None = None
+        #: When the last renewal that took effect was sent.
+        self._renewed_ns = 0
+        #: Set once: a renewal that takes effect later is of no use.
+        self._is_over = False
         self._stopping = threading.Event()
         try:
-            database.check_tables(self._connection)
-            self.term = term or leader.acquire(self._connection, lease_ns, self._note_wait)
-            self._ends_ns = 0
-            self._renew()
+            with database.usable(url):
+                database.check_tables(self._connection)
+                self.term = term or leader.acquire(self._connection, lease_ns, self._note_wait)
+                self._ends_ns = 0
+                self._renew()
         except BaseException:
             self._connection.close()
             raise
         self._threads = [
             threading.Thread(target=run, name=f"lease-{run.__name__}", daemon=True)
-            for run in (self._keep_renewing, self._watch)
+            for run in (self._keep_renewing, self._keep_exchanging, self._watch)
         ]
         for thread in self._threads:
             thread.start()
@@ -83,7 +100,7 @@ class Lease:
 
     def left_ns(self) -> int:
         """Return how long this broker may still answer. Not above 0: no more."""
-        return self._ends_ns - boottime_ns()
+        return 0 if self._is_over else self._ends_ns - boottime_ns()
 
     def check(self) -> None:
         """Raise `LeaderLost` if the lease has ended."""
@@ -107,7 +124,7 @@ class Lease:
             raise
 
     def show(self, host: str, endpoints: list[str]) -> None:
-        """Let standbys know where this broker listens, with the next renewal."""
+        """Let standbys know where this broker listens, with the next exchange."""
         self._place = (host, endpoints)
 
     def close(self) -> None:
@@ -115,10 +132,15 @@ class Lease:
         self._stopping.set()
         for thread in self._threads:
             thread.join(_JOIN_SECONDS)
-        if any(thread.is_alive() for thread in self._threads):
+        renewing, exchanging, _ = self._threads
+        if exchanging.is_alive() and self._exchanging is not None:
+            database.interrupt(self._exchanging)
+        if renewing.is_alive():
             database.interrupt(self._connection)  # the server is silent: the lease ends later
         else:
             self._release()
+        if self._exchanging is not None and not exchanging.is_alive():
+            self._exchanging.close()
         self._ends_ns = 0
 
     def _release(self) -> None:
@@ -138,10 +160,26 @@ class Lease:
     def _renew(self) -> None:
         """Renew the term. Without success, the lease ends at once or at its time."""
         before_ns = boottime_ns()
-        if leader.renew(self._connection, self.term):
-            self._ends_ns = before_ns + self.lease_ns - self.lease_ns // _MARGIN
-        else:
+        if not leader.renew(self._connection, self.term):
             self._ends_ns = 0
+            return
+        self._ends_ns = before_ns + self.lease_ns - self.lease_ns // _MARGIN
+        now_ns, last_ns = boottime_ns(), self._renewed_ns or before_ns
+        self._renewed_ns = before_ns
+        if now_ns - last_ns > self.lease_ns // _LATE:
+            self._warn_late("renewed after", now_ns, last_ns)
+
+    def _warn_late(self, what: str, now_ns: int, last_ns: int) -> None:
+        if now_ns - self._warned_ns < _WARNING_NS:
+            return
+        Lease._warned_ns = now_ns
+        logger.warning(
+            "lease.store: %s %.2f s, the lease is %g s, and this machine or the database is too "
+            "slow for that (set a longer one at each broker of the store)",
+            what,
+            (now_ns - last_ns) / _SECOND_NS,
+            self.lease_ns / _SECOND_NS,
+        )
 
     def _keep_renewing(self) -> None:
         pause = self.lease_ns / _RENEWALS / _SECOND_NS
@@ -150,26 +188,44 @@ class Lease:
                 if self._connection.closed:
                     self._connection = database.connect(self._url)
                 self._renew()
-                self._exchange()
             except psycopg.Error as error:
-                logger.warning(
-                    "%s: a renewal failed: %s",
-                    database.describe(self._url),
-                    database.text_of(error),
-                )
+                self._note_failure("a renewal failed", error)
                 self._connection.close()
 
-    def _exchange(self) -> None:
+    def _note_failure(self, what: str, error: psycopg.Error) -> None:
+        if self._is_over or self._stopping.is_set():
+            return  # the connection was interrupted
+        name, text = database.describe(self._url), database.text_of(error)
+        logger.warning("%s: %s: %s", name, what, text)
+
+    def _keep_exchanging(self) -> None:
+        pause = self.lease_ns / _RENEWALS / _SECOND_NS
+        while not self._stopping.wait(pause) and self.left_ns() > 0:
+            try:
+                if self._exchanging is None or self._exchanging.closed:
+                    self._exchanging = database.connect(self._url)
+                self._exchange(self._exchanging)
+            except psycopg.Error as error:
+                self._note_failure("an exchange with standbys failed", error)
+                if self._exchanging is not None:
+                    self._exchanging.close()
+
+    def _exchange(self, connection: Connection) -> None:
         """Read the rows of standbys, and write where this broker listens."""
-        place, self._place = self._place, None
-        if place is not None:
-            leader.show(self._connection, self.term, *place)
-        self.standbys.refresh(self._connection, boottime_ns())
-        self.on_renewed(self._connection)
+        if self._place is not None:
+            leader.show(connection, self.term, *self._place)
+            self._place = None
+        self.standbys.refresh(connection, boottime_ns())
+        self.on_renewed(connection)
 
     def _watch(self) -> None:
         while (left_ns := self.left_ns()) > 0:
             if self._stopping.wait(min(left_ns, self.lease_ns // _RENEWALS) / _SECOND_NS):
                 return
-        database.interrupt(self._connection)
+        self._is_over = True
+        if self._ends_ns:
+            self._warn_late("not renewed for", boottime_ns(), self._renewed_ns)
+        for connection in (self._connection, self._exchanging):
+            if connection is not None:
+                database.interrupt(connection)
         self.on_lost()
