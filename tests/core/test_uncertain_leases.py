@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core.effects import LeasesEnded, RenewalAck
+from taskyard.core.effects import Assign, Effect, LeasesEnded, NoWork, RenewalAck
 from taskyard.core.events import (
     AssignmentUnsent,
     HeartbeatsRenewed,
     OutputAppended,
     TasksProgressed,
+    TasksRequested,
     WorkerHeartbeat,
     WorkerLost,
     WorkerReconnected,
@@ -57,6 +58,11 @@ def restart(yard: Yard) -> None:
 def lose_reply(yard: Yard) -> None:
     lease = next(reversed(yard.scheduler.ledger.workers[b"w"].leases.values()))
     yard.handle(AssignmentUnsent(0, b"w", [*lease.names], [*lease.attempts]))
+
+
+def requests(effects: list[Effect]) -> list[int]:
+    """Return the requests that assignments reply to."""
+    return [one.request for one in effects if isinstance(one, Assign)]
 
 
 UNLISTED, RESTARTED = ReturnReason.UNLISTED, ReturnReason.BROKER_RESTARTED
@@ -144,6 +150,27 @@ def test_task_assigned_after_the_new_connection_is_charged_when_its_worker_is_lo
         LeaseExpired(0, b"w", [b"poison"], [1]),
         WorkerLeft(0, b"w", b"silent"),
     ]
+
+
+def test_new_connection_ends_the_open_request_of_the_former() -> None:
+    yard = leased(incarnation=1, slots_total=1)
+    yard.submit(b"b")
+    yard.handle(TasksRequested(0, b"w", 1, request=7))  # waits: its slot is taken
+    ended = yard.handle(WorkerReconnected(0, b"w", 1))
+    assert ended == [NoWork(b"w", settled=False, request=7)]
+    yard.finish(b"w", b"a", attempts=[1])
+    assert yard.state(b"b") is READY
+    assert requests(yard.handle(TasksRequested(0, b"w", 1, request=8))) == [8]
+
+
+def test_new_connection_leaves_requests_of_other_peers_with_the_name_open() -> None:
+    yard = leased()  # work is left
+    yard.join(b"plain")
+    for request in (7, 8):
+        yard.handle(TasksRequested(0, b"plain", 1, request=request, is_shared=True))
+    yard.handle(WorkerReconnected(0, b"plain"))
+    assert requests(yard.submit(b"b")) == [7]
+    assert requests(yard.submit(b"c")) == [8]
 
 
 def test_next_process_of_a_name_charges_certain_assignments_only() -> None:

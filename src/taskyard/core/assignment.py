@@ -89,7 +89,14 @@ def wait_ended(context: Context, event: events.WaitEnded) -> None:
             worker.requests_behind.pop(event.request, None)
         if event.request:  # the worker left or requested anew: reply anyway
             context.send(NoWork(event.worker, settled=False, request=event.request))
-    elif worker.state is PARKED:
+    else:
+        end_wait(context, worker)
+
+
+def end_wait(context: Context, worker: Worker) -> None:
+    """Reply to a worker's open request with `NoWork`. If a peer with its name waits behind it, that
+    one's request is open now."""
+    if worker.state is PARKED:
         _unpark(worker)
         _reply_no_work(context, worker)
         _park_next(context, worker)

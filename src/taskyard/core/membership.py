@@ -369,10 +369,13 @@ def worker_unreachable(context: Context, event: events.WorkerUnreachable) -> Non
 
 def worker_reconnected(context: Context, event: events.WorkerReconnected) -> None:
     """Give the leases of before a deadline: their messages may be lost, and heartbeats of a worker
-    that can't list its tasks would extend them for good."""
+    that can't list its tasks would extend them for good. End its open request, whose reply may be
+    lost too. Without an incarnation that request may be of another peer with its name."""
     worker = context.ledger.workers.get(event.worker)
     if worker is None or event.incarnation not in (None, worker.facts.incarnation):
         return
+    if worker.open_request and event.incarnation is not None:
+        assignment.end_wait(context, worker)
     if deadlines.doubt(worker, context.now_ns):
         context.schedule_deadline(worker)
 
