@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from taskyard.core import events
+from taskyard.core import effects, events
 from taskyard.core.events import WorkerReconnected
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import WorkerFacts
+from taskyard.core.model import Refusal, WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import peer
+from taskyard.wire.native import peer, pending
 from taskyard.wire.native.server import NativeServer
 
 FORMER, NEXT, LAST = b"\0\0a", b"\0\0b", b"\0\0c"
@@ -102,3 +102,51 @@ def test_route_of_a_dead_worker_makes_none_of_its_assignments_uncertain() -> Non
     server = Server()
     server.new(FORMER, steal())
     assert server.disconnected(FORMER) == [events.ClientDisconnected(0, FORMER)]
+
+
+def report(kind: pb.QueryMsg.Type) -> bytes:
+    """Return a report of the first process on its task. It has no facts."""
+    query = pb.QueryMsg(type=kind, request=1, location=b"w", incarnation=1)
+    query.batch.MergeFrom(pb.Batch(name=[b"a"], attempt=[1]))
+    if kind == pb.QueryMsg.Append:
+        query.batch.MergeFrom(pb.Batch(stream=[1], offset=[0], output=[b"text"]))
+    return query.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [report(kind) for kind in (peer.PROGRESS, pb.QueryMsg.Append, peer.TRANSFER, peer.COMPLETE)],
+    ids=["Progress", "Append", "Transfer", "Complete"],
+)
+def test_report_with_the_incarnation_shows_a_new_connection(body: bytes) -> None:
+    server = Server()
+    assert server.new(FORMER, body) == []  # the first message since the broker's start
+    assert server.new(FORMER, steal()) == []
+    assert server.new(NEXT, body) == [WorkerReconnected(0, b"w", 1)]
+    assert server.new(NEXT, steal()) == []
+
+
+def test_refused_process_of_a_name_leaves_the_connections_of_the_holder_known() -> None:
+    server = Server()
+    server.new(FORMER, steal())
+    assert server.new(NEXT, steal(incarnation=2)) == []
+    server.reply(effects.Refused(b"w", 2, Refusal.NAME_HELD, "held"))
+    assert server.new(NEXT, peer.leave(2, b"w", 2)) == []
+    assert server.new(LAST, steal()) == [WorkerReconnected(0, b"w", 1)]
+
+
+def test_tasks_of_a_process_whose_connections_are_forgotten_are_doubted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pending, "PROCESSES_MAX", 1)
+    server = Server()
+    server.new(FORMER, steal())
+    assert server.new(NEXT, peer.steal(1, b"x", worker(), 1)) == [WorkerReconnected(0, b"w", 1)]
+
+
+def test_connection_in_use_is_kept_and_another_one_forgotten() -> None:
+    server = Server()
+    server.new(FORMER, steal())
+    for number in range(pending.ROUTES_MAX + 1):
+        assert len(server.new(b"\0\0%d" % number, steal())) == 1
+        assert server.new(FORMER, steal()) == []

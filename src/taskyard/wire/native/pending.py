@@ -8,7 +8,7 @@ kept for ever on behalf of a peer that is gone.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -53,8 +53,14 @@ PLAIN_LEASE_NS: Final = 600 * SECOND_NS
 #: when it reconnects.
 WORKERS_MAX: Final = 10_000
 
-#: Routes of an extended worker that are kept, the latest ones. It has one for each connection.
+#: Routes of a process that are kept, the latest ones. It has one for each connection.
 ROUTES_MAX: Final = 8
+
+#: Processes of workers whose routes are kept. Most leave without an Exit.
+PROCESSES_MAX: Final = 50_000
+
+#: A process of a worker: its name and incarnation. None: a plain peer, which has no incarnation.
+Process: TypeAlias = tuple[bytes, int | None]
 
 #: How long the reply to a plain Steal is held, if the last one was NotFound too: until the end of
 #: the next step that begins after this time. So the holds of many idle peers end together.
@@ -145,9 +151,6 @@ class KnownWorker(Struct, eq=False):
     repeat: Repeat | None = None
     #: The waiting Steal that its last heartbeat names. 0: none.
     steal: int = 0
-    #: The routes of its messages. For an extended worker the first message by another route is the
-    #: first on a new connection.
-    routes: tuple[bytes, ...] = ()
 
     @property
     def facts(self) -> WorkerFacts:
@@ -201,8 +204,12 @@ class PendingRequests:
         self._numbers = request_numbers(dialect)
         #: The last facts of each worker, so that the scheduler gets each of them once.
         self.facts: dict[bytes, KnownWorker] = {}
-        #: The worker behind each route that its peer chose, the latest ones.
-        self.workers: dict[bytes, bytes] = {}
+        #: The routes of each process's messages, the latest last. For an extended worker the first
+        #: message by another route is the first on a new connection. Of a plain one the first route
+        #: is kept. The facts of a worker may be those of a process that was refused.
+        self.routes: dict[Process, tuple[bytes, ...]] = {}
+        #: The process behind each route that its peer chose, the latest ones.
+        self.workers: dict[bytes, Process] = {}
         #: Plain peers whose last reply was NotFound to a Steal, or whose Steal is held since.
         #: The number of that Steal, or 0.
         self.idle: dict[bytes, int] = {}
@@ -355,29 +362,49 @@ class PendingRequests:
         known, ahead = self.facts.get(worker), incoming.query.worker.ahead
         if known is None or known.facts != facts or known.registration.prefetch != ahead:
             return self.worker_registered(incoming, worker, facts)
-        if incoming.route in known.routes or not incoming.extended:
-            return []
-        return [self.reconnected(incoming, known)]
+        return self.note_sender(incoming, worker, facts.incarnation)
 
-    def reconnected(self, incoming: Request, known: KnownWorker) -> events.Event:
-        """Note the new route of an extended worker, and return the event of its new connection."""
-        worker, route = known.registration.worker, incoming.route
-        known.routes = (*known.routes[1 - ROUTES_MAX :], route)
-        self.note_worker(route, worker)
-        return events.WorkerReconnected(0, worker, known.facts.incarnation)
+    def note_sender(
+        self, incoming: Request, worker: bytes, incarnation: int | None
+    ) -> list[events.Event]:
+        """Note the route of a message, if the process that sent it is known by its incarnation.
+        Return an event if it came by a new connection."""
+        if incarnation is None or not incoming.extended:
+            return []
+        return self._note_route(incoming.route, (worker, incarnation))
+
+    def _note_route(self, route: bytes, process: Process) -> list[events.Event]:
+        """Keep a route as the latest of a process. Return an event if it is a new connection."""
+        routes = self.routes.get(process)
+        if routes and routes[-1] == route:
+            return []
+        result: list[events.Event] = []
+        if routes is None:
+            result = self._forget_excess()
+        elif route not in routes:
+            result = [events.WorkerReconnected(0, *process)]
+        others = [one for one in routes or () if one != route]
+        self.routes[process] = (*others[1 - ROUTES_MAX :], route)
+        self.note_worker(route, process)
+        return result
+
+    def _forget_excess(self) -> list[events.Event]:
+        """Make room for the routes of one more process. Its next connection would not be noticed,
+        so doubt its tasks now."""
+        if len(self.routes) < PROCESSES_MAX:
+            return []
+        worker, incarnation = oldest = next(iter(self.routes))
+        del self.routes[oldest]
+        return [] if incarnation is None else [events.WorkerReconnected(0, worker, incarnation)]
 
     def worker_registered(
         self, incoming: Request, worker: bytes, facts: WorkerFacts
     ) -> list[events.Event]:
         """Keep the facts of a worker. Return its registration, and before it the event of a new
         connection, if it is one."""
-        result: list[events.Event] = []
-        routes: tuple[bytes, ...] = (incoming.route,)
-        former = self.facts.get(worker)
-        if former is not None and former.facts.incarnation == facts.incarnation:
-            if incoming.extended and incoming.route not in former.routes:
-                result.append(self.reconnected(incoming, former))
-            routes = former.routes
+        result = self.note_sender(incoming, worker, facts.incarnation)
+        if not incoming.extended:
+            self.routes.setdefault((worker, None), (incoming.route,))
         message = incoming.query.worker
         if len(self.facts) >= FACTS_MAX and worker not in self.facts:
             self.facts.clear()  # live workers send them again
@@ -386,38 +413,37 @@ class PendingRequests:
             raw = b""
         replaces = min(message.replaces, NUMBER_MAX)
         registration = events.WorkerRegistered(0, worker, facts, message.ahead, replaces)
-        self.facts[worker] = KnownWorker(registration, raw, routes=routes)
-        self.note_worker(incoming.route, worker)
+        self.facts[worker] = KnownWorker(registration, raw)
         return [*result, registration]
 
-    def note_worker(self, route: bytes, worker: bytes) -> None:
-        """Keep the name of a worker by its route, if a new connection can have that route."""
+    def note_worker(self, route: bytes, process: Process) -> None:
+        """Keep a process by its route, if a new connection can have that route."""
         if not chose_its_id(route):
             return
         self.workers.pop(route, None)
-        self.workers[route] = worker
+        self.workers[route] = process
         if len(self.workers) > WORKERS_MAX:
             del self.workers[next(iter(self.workers))]
 
     def renew(self, route: bytes) -> list[events.Event]:
         """Note that the next message by a route comes by a new connection. The first one of an
         extended worker shows whether it is the same process."""
-        worker = self.workers.get(route)
-        if worker is None:
+        process = self.workers.get(route)
+        if process is None:
             return []
-        known = self.facts.get(worker)
-        if known is None or self.is_plain_worker(known.facts):
-            return [events.WorkerReconnected(0, worker)]
-        known.routes = tuple([one for one in known.routes if one != route])
+        if process[1] is None:
+            return [events.WorkerReconnected(0, process[0])]
+        if process in self.routes:
+            self.routes[process] = tuple([one for one in self.routes[process] if one != route])
         return []
 
     def behind(self, routes: Collection[bytes]) -> list[events.Event]:
         """Return events for the workers behind a lost connection of a relay, whose messages may be
         lost with it."""
         return [
-            events.WorkerReconnected(0, worker, known.facts.incarnation)
-            for worker, known in (self.facts.items() if routes else ())
-            if known.routes and known.routes[-1] in routes
+            events.WorkerReconnected(0, *process)
+            for process, kept in (self.routes.items() if routes else ())
+            if kept and kept[-1] in routes
         ]
 
     # Idle plain peers. dwork's workers steal again as soon as they get NotFound.

@@ -138,7 +138,7 @@ class PlainRequests:
             return None
         self._last = None
         if form.count:
-            self._pending.note_worker(route, form.worker)
+            self._pending.note_worker(route, (form.worker, None))
         number = self._pending.enter(form.pending(route))
         return [form.event(route, found[1], number)]
 

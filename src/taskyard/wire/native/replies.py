@@ -119,6 +119,7 @@ def _no_work(pending: PendingRequests, effect: effects.NoWork) -> list[Reply]:
 def _unknown_worker(pending: PendingRequests, effect: effects.UnknownWorker) -> list[Reply]:
     """Reply to a worker that has left or timed out. It must register with its next request."""
     pending.facts.pop(effect.worker, None)
+    pending.routes.pop((effect.worker, None), None)
     entry = pending.entries.get(effect.request)
     return pending.answer(effect.request, _Q.NotFound, **_missing(entry))
 

@@ -124,7 +124,7 @@ def _steal(pending: PendingRequests, incoming: Request) -> Sequence[events.Event
     if wait_ns:
         pending.check_waiting(incoming.route)
     if not incoming.extended:
-        pending.note_worker(incoming.route, worker)
+        pending.note_worker(incoming.route, (worker, None))
     result = pending.register_worker(incoming, worker, facts)
     number = pending.add(
         incoming,
@@ -163,7 +163,8 @@ def _complete(pending: PendingRequests, incoming: Request) -> Sequence[events.Ev
     if report.outputs is not None:
         result.append(_printed(query, report))
     if not steals:
-        return [*result, _reported(pending, query, report, pending.add(incoming))]
+        sent = pending.note_sender(incoming, worker, _incarnation(query))
+        return [*sent, *result, _reported(pending, query, report, pending.add(incoming))]
     count, facts = _count(query), _facts(pending, incoming, worker)
     result += pending.register_worker(incoming, worker, facts)
     # Never refuse a report because too much waits: then the worker sends a Steal.
@@ -202,14 +203,17 @@ def _transfer(pending: PendingRequests, incoming: Request) -> Sequence[events.Ev
     after = tasks.returned_after(query)
     unknown = _UNKNOWN[query.unknown] if incoming.extended else events.UnknownPolicy.DONE
     number, incarnation = pending.add(incoming), _incarnation(query)
-    return [events.TasksReturned(0, worker, names, after, number, unknown, incarnation)]
+    event = events.TasksReturned(0, worker, names, after, number, unknown, incarnation)
+    return [*pending.note_sender(incoming, worker, incarnation), event]
 
 
 def _exit(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
     _refuse_fields(incoming.query, "name", "n", "task", "batch")
     worker = _location(incoming.query)
+    incarnation = _incarnation(incoming.query)
     pending.facts.pop(worker, None)
-    return [events.WorkerExited(0, worker, pending.add(incoming), _incarnation(incoming.query))]
+    pending.routes.pop((worker, incarnation), None)
+    return [events.WorkerExited(0, worker, pending.add(incoming), incarnation)]
 
 
 def _status(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
@@ -242,8 +246,7 @@ def _heartbeat(pending: PendingRequests, incoming: Request) -> Sequence[events.E
         result = pending.worker_registered(incoming, worker, facts)
     else:
         facts = known.facts
-        if incoming.route not in known.routes:
-            result = [pending.reconnected(incoming, known)]
+        result = pending.note_sender(incoming, worker, facts.incarnation)
     heartbeat_ns = min(query.heartbeat_ns, WAIT_NS_MAX)
     seen = min(query.seen, NUMBER_MAX) if query.HasField("seen") else None
     event = events.WorkerHeartbeat(0, worker, held, heartbeat_ns, pending.add(incoming), seen)
@@ -284,10 +287,10 @@ def _known_worker(pending: PendingRequests, query: pb.QueryMsg) -> KnownWorker |
 
 
 def _progress(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
-    _location(incoming.query)
+    worker = _location(incoming.query)
     event = _printed(incoming.query, _report(incoming.query))
     event.request = pending.add(incoming)
-    return [event]
+    return [*pending.note_sender(incoming, worker, event.incarnation), event]
 
 
 def _append(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
@@ -296,7 +299,7 @@ def _append(pending: PendingRequests, incoming: Request) -> Sequence[events.Even
     tasks.check_count(len(event.names))
     tasks.check_text(event.names, "names")
     event.request, event.incarnation = pending.add(incoming), _incarnation(query)
-    return [event]
+    return [*pending.note_sender(incoming, event.worker, event.incarnation), event]
 
 
 def _watch(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:

@@ -187,7 +187,8 @@ class NativeServer:
         if known is None or repeat is None or repeat.mark is None or name in self._pending.stops:
             return None
         is_waiting = not repeat.steal or repeat.steal in self._pending.entries
-        if not is_waiting or route not in known.routes:
+        routes = self._pending.routes.get((name, known.facts.incarnation), ())
+        if not is_waiting or route not in routes:
             return None
         if peer is not None and roles.refusal(peer, roles.DWORK, _Q.Heartbeat, name) is not None:
             return None
