@@ -72,6 +72,9 @@ def load(pickled: bytes) -> tuple[Any, Any, Any]:
         "x" * 70_000,
         [*range(3000)],
         "\x93R\x81",
+        {(1, ("a", frozenset({2.5}))): [DAY] * 3, Decimal("-1e-9"): DAY.date(), DAY: {(1, 2): ()}},
+        [{(*range(100),): number} for number in range(2000)],
+        {(2**90, b"x", None): [range(2**70), 3 + 4j], "k" * 100_000: (dt.date, Decimal)},
     ],
 )
 def test_plain_data_is_loaded_with_its_types(value: object) -> None:
@@ -98,6 +101,20 @@ def test_other_calls_are_not_plain(function: Callable[..., Any], args: tuple[Any
 SYSTEM = glob("os", "system")
 SQRT = glob("math", "sqrt")
 END = b")}\x87."  # no arguments
+
+RESOLVE = glob("taskyard.wire.inputs", "resolve")
+LENGTH = (1 << 20).to_bytes(4, "little")
+EVIL = RESOLVE + text("evil") + text("text") + b"\x86R"
+
+
+def wide(count: int) -> bytes:
+    """Return the opcodes of a tuple that has itself twice, and so on: 2 ** count parts."""
+    return b")\x94" + b"".join(b"h%c\x86\x94" % number for number in range(count))
+
+
+def decimal(opcodes: bytes) -> bytes:
+    return b"\x80\x05" + SQRT + glob("decimal", "Decimal") + opcodes + b"\x85R\x85}\x87."
+
 
 HOSTILE = {
     "another module": call(os.getpid),
@@ -128,6 +145,35 @@ HOSTILE = {
     ),
     "a result with a function": call(math.sqrt, Calls(resolve, "pickled", "pickle")),
     "a result in place of the function": call(Calls(resolve, "function", "pickle")),
+    "the function that inserts results": call(math.sqrt, resolve, "called", "x"),
+    "that function in the memo": (
+        b"\x80\x05" + SQRT + RESOLVE + b"\x94" + text("evil") + text("text")
+        + b"\x86Rh\x00\x86}\x87."
+    ),
+    "that function in a list": call(math.sqrt, [resolve]),
+    "that function as a key": call(math.sqrt, {resolve: 1}),
+    "that function as the call's function": call(resolve, "called", "x"),
+    "that function in place of the arguments": b"\x80\x05" + SQRT + RESOLVE + b"}\x87.",
+    "a result whose name is a tuple": b"\x80\x05" + SQRT + RESOLVE + b"))\x86R\x85}\x87.",
+    "a result with one argument": b"\x80\x05" + SQRT + RESOLVE + text("evil") + b"\x85R\x85}\x87.",
+    "a result of an unknown kind": call(math.sqrt, Calls(resolve, "called", "x")),
+    "a result that needs a result": call(math.sqrt, Calls(resolve, "asks", "pickle")),
+    "a result as a key": b"\x80\x05" + SQRT + b"}" + EVIL + b"Ns\x85}\x87.",
+    "a result as a number of a range": (
+        b"\x80\x05" + SQRT + glob("builtins", "range") + EVIL + b"\x85R\x85}\x87."
+    ),
+    # A list of the arguments gets the call itself, which has the function.
+    "the call among its arguments": (
+        b"\x80\x05" + SQRT + b"]\x94\x85}\x87\x94h\x00h\x01ah\x01."
+    ),
+    "a key that is deep": b"\x80\x05" + SQRT + b"})" + b"\x85" * 1_500_000 + b"Ns\x85}\x87.",
+    "a deep list": b"\x80\x05" + SQRT + b"]" * 2000 + b"a" * 1999 + b"\x85}\x87.",
+    "a key that is wide": b"\x80\x05" + SQRT + b"}" + wide(64) + b"Ns\x85}\x87.",
+    "a set item that is wide": b"\x80\x05" + SQRT + b"\x8f(" + wide(64) + b"\x90\x85}\x87.",
+    "a frozen set that is wide": b"\x80\x05" + SQRT + b"(" + wide(64) + b"\x91\x85}\x87.",
+    "a decimal of a long number": decimal(b"\x8b" + LENGTH + b"\x7f" * (1 << 20)),
+    "a decimal of a long text": decimal(b"X" + LENGTH + b"7" * (1 << 20)),
+    "a range of long numbers": call(math.sqrt, range(0, 7 ** 400_000, 3 ** 300_000)),
     "main script": call(0).replace(b"K\x00", glob("__main__", "x")),
     "cloudpickle": pickle_call(lambda: 1, (), {}).pickle,
     "no call": pickle.dumps([1]),
@@ -139,6 +185,8 @@ HOSTILE = {
 INPUTS = [
     Input("evil", b"exec", b"system"),
     Input("pickled", b"call", call(os.getpid)),
+    Input("called", b"exec", call(Calls(os.mkdir, "/nowhere/called"))),
+    Input("asks", b"call", pickle.dumps(Calls(resolve, "evil", "text"), 5)),
     Input("function", b"call", pickle.dumps(math.sqrt, 5)),
 ]
 
@@ -154,6 +202,27 @@ def test_hostile_pickles_are_refused_and_call_nothing(pickled: bytes) -> None:
     is_on = False
     assert called == []
     assert math.factorial.__doc__ != "changed"
+
+
+def test_result_of_an_unknown_kind_is_never_unpickled() -> None:
+    hostile = Input("called", b"call", pickle.dumps(Calls(os.mkdir, "/nowhere/called"), 5))
+    for kind in ("x", "Pickle", "pickle"):
+        with pytest.raises(UserError):
+            hostile.value(kind)
+    given: list[tuple[Any, Any]] = [("called", 1), (("called",), "text"), ("called", None)]
+    for name, kind in given:
+        with available([hostile]), pytest.raises(UserError, match="must be texts"):
+            resolve(name, kind)
+
+
+def test_several_results_of_one_call_are_inserted() -> None:
+    evil = [Calls(resolve, "evil", "text"), {"k": Calls(resolve, "evil", "")}, dt.date(2026, 1, 2)]
+    with available(INPUTS):
+        assert load(call(math.sqrt, *evil)) == (
+            math.sqrt,
+            ("system", {"k": "system"}, dt.date(2026, 1, 2)),
+            {},
+        )
 
 
 def test_error_names_the_module_and_both_options() -> None:

@@ -112,6 +112,8 @@ class Input(Struct, frozen=True, omit_defaults=True):
         kind, content = kind or kind_of(self.service), self.content()
         if kind == JSON and plain_pickles.looks_pickled(content):
             kind = PICKLED
+        if kind not in (TEXT, JSON, PICKLED, BYTES):
+            raise UserError(f"result of {self.name}: unknown kind {kind!r}")
         if kind == TEXT:
             return content.decode(errors="surrogateescape")
         if kind == BYTES:
@@ -155,6 +157,9 @@ def available(inputs: Iterable[Input]) -> Iterator[None]:
 
 def resolve(name: str, kind: str) -> Any:  # noqa: ANN401  # a task's own value
     """Return the value of a result. Pickles of calls name this function."""
+    given: Sequence[object] = name, kind  # a sender may pass anything
+    if not all(isinstance(one, str) for one in given):
+        raise UserError("result of a task: its name and its kind must be texts")
     found = _inputs.get({}).get(name)
     if found is None:
         raise UserError(f"result of {name}: not fetched")
