@@ -314,8 +314,9 @@ class CallRunner:
 def _extra_environment(added: Mapping[str, str]) -> Iterator[None]:
     """Set variables for one call."""
     before = {name: os.environ.get(name) for name in added}
-    os.environ.update(added)
     try:
+        # It may fail at any of them: with text that this process can't encode.
+        os.environ.update(added)
         yield
     finally:
         for name, value in before.items():

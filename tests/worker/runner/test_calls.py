@@ -342,6 +342,17 @@ def test_environment_and_directory_are_for_one_call(
         assert texts == ['"the task\'s"', '"also"', '"/"', '"the worker\'s"', "null", f'"{home}"']
 
 
+def test_variables_that_can_not_all_be_set_are_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("LC_ALL", "C"), ("PYTHONUTF8", "0"), ("PYTHONCOERCECLOCALE", "0")):
+        monkeypatch.setenv(name, text)
+    with a_runner(allow=["yard"]) as runner:
+        runner.start(call("yard:nothing", env={"OWN": "left", "OTHER": "\u20ac"}))
+        runner.start(call("yard:look", "OWN"))
+        refused, later = turns(runner, 2)
+    assert refused.text.startswith(b"UnicodeEncodeError: 'ascii' codec can't encode")
+    assert later.text == b"null"
+
+
 def test_each_call_begins_in_the_directory_of_the_worker(home: Path) -> None:
     with a_runner(allow=["yard"]) as runner:
         runner.start(call("yard:go", "/"))
