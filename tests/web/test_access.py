@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.cookies
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -189,6 +190,22 @@ def test_peer_without_a_token_has_one_request_for_a_connection(guard: Guard) -> 
     replies = [request(guard, "GET", path) for path in paths]
     assert [reply.headers.get("connection") for reply in replies] == ["close"] * 3
     assert "connection" not in request(guard, "GET", "/", cookie=VIEWER).headers
+
+
+@pytest.mark.parametrize(
+    "header",
+    [f"a=1; {VIEWER}; b=2", f"{VIEWER};a", f'a="\\";;=;{VIEWER}', f"taskyard-1=x; {VIEWER}"],
+)
+def test_cookie_is_found_among_others(guard: Guard, header: str) -> None:
+    assert request(guard, "GET", "/", cookie=header).body == b"viewer"
+
+
+def test_cookies_are_not_unquoted(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes time with the square of their length for it."""
+    monkeypatch.delattr(http.cookies, "_unquote")
+    value = '"' + "\\" * 60_000 + '"'
+    for header in (f"a={value}", cookie(Role.VIEWER, value)):
+        assert request(guard, "GET", "/", cookie=header).status == UNAUTHORIZED
 
 
 def test_metrics_take_the_token_as_bearer(guard: Guard) -> None:

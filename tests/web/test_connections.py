@@ -285,3 +285,22 @@ def test_malformed_request_is_refused(page: Page) -> None:
     peer = page.connect()
     peer.sendall(b"\x16\x03\x01 not HTTP\r\n\r\n")
     assert peer.status() == 400
+
+
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b""], ids=["whole", "half"])
+@pytest.mark.parametrize("before", [b"", request()], ids=["first", "next"])
+def test_long_header_is_refused(page: Page, before: bytes, end: bytes) -> None:
+    peer, found = page.connect(), b""
+    peer.sendall(before + HALF + b"a" * connections.HEADER_BYTES_MAX + end)
+    with suppress(ConnectionError):  # the end is reset if the server has not read everything
+        while part := peer.recv(1 << 16):
+            found += part
+    assert found.count(b" 200 ") == bool(before)
+    assert b"The header is longer than 16 KiB.\n" in found
+    assert page.server.server_state.total_requests == bool(before)
+
+
+def test_long_body_is_no_long_header(page: Page) -> None:
+    length = 3 * connections.HEADER_BYTES_MAX
+    head = b"POST /form HTTP/1.1\r\nHost: page\r\nContent-Length: %d\r\n\r\n" % length
+    assert page.connect(head + b"a" * length).status() == 200

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import resource
 import socket
 import time
@@ -25,6 +26,8 @@ logger = logging.getLogger("taskyard.web")
 
 #: A browser sends a header at once. This is enough for a lost packet or two.
 HEADER_SECONDS_MAX: Final = 10.0
+#: A browser sends cookies of all ports, and the address of a view has a filter or a name.
+HEADER_BYTES_MAX: Final = 16 * 1024
 #: With its body, of at most 64 KiB.
 REQUEST_SECONDS_MAX: Final = 30.0
 #: A reader takes a part of an answer within this. A part is at most a view or 64 KiB of a file.
@@ -49,6 +52,9 @@ ACCEPTS_MAX: Final = 8
 BACKLOG: Final = 2048
 #: What the kernel keeps of an answer that is not read.
 SEND_BUFFER_BYTES: Final = 256 * 1024
+
+#: An empty line, as h11 finds it.
+_HEADER_END: Final = re.compile(rb"\n\r?\n")
 
 _UNREQUESTED: Final = (h11.IDLE, h11.SEND_BODY)
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -80,8 +86,18 @@ class LimitedConnection(H11Protocol):
     # The request.
 
     def handle_events(self) -> None:
+        if self._has_long_header():
+            self.send_400_response("The header is longer than 16 KiB.\n")
+            return
         super().handle_events()
         self._follow_state()
+
+    def _has_long_header(self) -> bool:
+        """Return whether a header has no end within its limit. It must not be parsed."""
+        if self.conn.their_state is not h11.IDLE:
+            return False
+        sent = self.conn.trailing_data[0]
+        return len(sent) > HEADER_BYTES_MAX and not _HEADER_END.search(sent, 0, HEADER_BYTES_MAX)
 
     def has_request(self) -> bool:
         """Return whether a whole request has arrived that is not answered yet."""
