@@ -173,6 +173,21 @@ def test_new_connection_leaves_requests_of_other_peers_with_the_name_open() -> N
     assert requests(yard.submit(b"c")) == [8]
 
 
+def test_uncertain_task_does_not_wait_for_the_longer_lease_of_its_neighbour() -> None:
+    yard = Yard()
+    yard.join(b"w", **FACTS)
+    yard.submit(b"a")
+    yard.submit(b"long", lease_ns=3 * TEN_NS)
+    yard.ask(b"w", 9)
+    reconnect(yard)
+    yard.later(10)
+    assert yard.states(b"a", b"long") == [READY, LEASED]
+    yard.later(19)
+    assert yard.state(b"long") is LEASED
+    yard.later(1)
+    assert yard.state(b"long") is READY
+
+
 def test_next_process_of_a_name_charges_certain_assignments_only() -> None:
     yard = leased(incarnation=1)
     reconnect(yard)

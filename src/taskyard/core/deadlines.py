@@ -77,8 +77,9 @@ def of_tasks(worker: Worker) -> Iterator[tuple[Task, int]]:
     """
     usual_ns = of_worker(worker)
     for lease in worker.leases.values():
-        asked_ns = lease.lease_ns if lease.lease_ns > worker.facts.lease_timeout_ns else 0
         for task, since_ns in _uncertain(lease):
+            lease_ns = task.terms.lease_ns
+            asked_ns = lease_ns if lease_ns > worker.facts.lease_timeout_ns else 0
             yield task, since_ns + max(usual_ns, asked_ns) if usual_ns else 0
 
 
