@@ -78,4 +78,10 @@ REGRESSIONS: Final[dict[int, str]] = {
     91000202: "the checker missed a new connection behind a relay",
     175110303: "a refund ended the run of a lane, and a task was tried again before others",
     2000441: "the checker missed that a worker whose route was cut off sent a message again",
+    559995593: "a task was leased to a request of a connection that was lost, after the doubt",
+    560001302: "a task was leased to a request of a connection that was lost, after the doubt",
+    559997429: "the checker missed a new connection of a process that registered in the same turn",
+    560005109: "the checker missed a new connection of a process that registered in the same turn",
+    560000877: "the checker took a contest for over that lasts for intervals in use",
+    560003951: "the checker expected a new broker to know an interval without a heartbeat",
 }

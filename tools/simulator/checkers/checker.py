@@ -129,18 +129,18 @@ class Checker:
         self._process_seen_ns: dict[tuple[bytes, int], int] = {}
         #: The heartbeat interval of each process that uses the broker's. Set by the processes.
         self.intervals_ns: dict[tuple[bytes, int], int] = {}
+        #: The longest one in heartbeats since the broker's start.
+        self._used_ns: dict[tuple[bytes, int], int] = {}
         #: Until when another process is contesting the name of a worker.
         self._contested_until_ns: dict[bytes, int] = {}
-        #: Processes that lost their name, and whether they were refunded. Those that sent a message
-        #: since are due for a refund.
+        #: Processes that lost their name: whether they were refunded, and whether that is due.
         self._replaced: dict[tuple[bytes, int], bool] = {}
         self._refunds_due: dict[tuple[bytes, int], None] = {}
+        #: When the broker started, and the records in its journal then.
         self._up_ns: int | None = None
-        #: Records in the journal when the broker started.
         self._recovered_records = 0
-        #: Events that the broker received in this turn.
+        #: Events that the broker received in this turn, and workers that were lost in it.
         self._turn: list[Event] = []
-        #: Workers that were lost in this turn.
         self._lost_workers: dict[bytes, None] = {}
         #: Tasks that workers listed in this turn, in order of arrival.
         self._lists: list[tuple[bytes, int | None, dict[bytes, int]]] = []
@@ -149,7 +149,7 @@ class Checker:
         self._draining: dict[bytes, None] = {}
         self._drain_next: dict[bytes, None] = {}
         self._full_ns: int | None = None
-        #: Routes that turned out to be disconnected, for this process of the broker.
+        #: Disconnected routes of this process of the broker.
         self._cut: dict[bytes, None] = {}
         self._jumps = plan.faults.clock_jump > 0
         self._checks_before: Final[dict[type, Callable[[Any], None]]] = {
@@ -220,13 +220,17 @@ class Checker:
         name: bytes = event.worker  # type: ignore[attr-defined]
         if isinstance(event, _HEARTBEAT_EVENTS):
             self._process_seen_ns[name, process] = self._timeline.now_ns
+        if isinstance(event, events.WorkerHeartbeat):
+            longest_ns = max(event.heartbeat_ns, self._used_ns.get((name, process), 0))
+            self._used_ns[name, process] = longest_ns
         if self._replaced.get((name, process)) is False:
             self._refunds_due[name, process] = None
         holder = self._holder_facts(name)
         if holder is None or holder.incarnation == process:
             return
         if isinstance(event, events.WorkerRegistered):
-            often_ns = max(holder.heartbeat_ns, event.facts.heartbeat_ns)
+            used_ns = self._used_ns.get((name, holder.incarnation), 0)
+            often_ns = max(holder.heartbeat_ns, used_ns, event.facts.heartbeat_ns)
             until_ns = self._timeline.now_ns + MISSED_HEARTBEATS * often_ns
             self._contested_until_ns[name] = until_ns
 
@@ -279,7 +283,7 @@ class Checker:
 
     def on_recovered(self, ledger: Ledger) -> None:
         """Require that the recovered ledger is the one of the journal."""
-        self._last_seen_by_worker, self._process_seen_ns = {}, {}
+        self._last_seen_by_worker, self._process_seen_ns, self._used_ns = {}, {}, {}
         self._recovered_records = self.model.records
         for worker_model in self.model.workers.values():
             worker_model.kept_before = len(worker_model.slots_kept)
@@ -396,7 +400,7 @@ class Checker:
             facts = worker_model.facts
             process = (worker, facts.incarnation)
             interval_ns = facts.heartbeat_ns
-            if process in self._process_seen_ns:  # a new leader learns it from a heartbeat
+            if process in self._used_ns:  # a new leader learns it from a heartbeat
                 interval_ns = self.intervals_ns.get(process, interval_ns)
             least_ns = min(lease_timeout_ns, MISSED_HEARTBEATS * interval_ns)
         if not lease_timeout_ns or now_ns < seen_ns + least_ns:

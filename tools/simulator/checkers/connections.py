@@ -143,10 +143,10 @@ class ConnectionChecker:
     def _doubt(self, process: Process, now_ns: int) -> None:
         """Note the leases of a process on its former connection."""
         worker, incarnation = process
+        self._renewed_ns[worker] = now_ns  # the process may register in this turn
         known = self._model.workers.get(worker)
         if known is None or incarnation not in (None, known.facts.incarnation):
             return
-        self._renewed_ns[worker] = now_ns
         kinds = [self._maybe_doubted_ns]
         if process not in self._has_named and not worker.startswith(dialect.WMP):
             kinds.append(self._doubted_ns)
