@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import zipfile
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -340,6 +341,101 @@ def test_replaced_module_and_changed_all_are_not_used() -> None:
         with pytest.raises((UserError, AttributeError)):
             allowed.find(call)
     assert allowed.find("mymod:Own.double")(1) == 2
+
+
+CONFIGURED: Final = """
+debug = False
+def configure(module, **options):
+    import importlib
+    vars(importlib.import_module(module)).update(options)
+def again(module):
+    import importlib
+    return importlib.reload(importlib.import_module(module)).__name__
+def made():
+    import sys, types, subprocess
+    sys.modules["other.made"] = made = types.ModuleType("other.made")
+    made.__all__, made.run = ["run"], subprocess.getoutput
+"""
+
+
+@pytest.fixture
+def configured(package: Path, monkeypatch: pytest.MonkeyPatch) -> AllowList:
+    """Allow a package that imports the modules below it when it is called."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    for name, text in (
+        ("__init__", CONFIGURED),
+        ("settings", "from subprocess import getoutput\ndef timeout(): return 3\n"),
+        ("debug", "def on(): pass\n"),
+        ("inner/__init__", ""),
+        ("inner/deep", "from subprocess import getoutput\ndef own(): pass\n"),
+        ("spaced/late", "from subprocess import getoutput\ndef own(): pass\n"),
+        ("listed", "from subprocess import getoutput\n__all__ = ['getoutput']\n"),
+    ):
+        path = package / "other" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+    allowed = AllowList(["other"])
+    allowed.watch_imports()
+    return allowed
+
+
+@pytest.mark.parametrize("name", ["settings", "inner.deep", "spaced.late"])
+def test_call_cannot_change_a_module_that_it_imports(configured: AllowList, name: str) -> None:
+    configured.find("other:configure")(f"other.{name}", __all__=["getoutput"], again=len)
+    configured.find("other:again")(f"other.{name}")
+    with pytest.raises(UserError, match="getoutput is defined in subprocess"):
+        configured.find(f"other.{name}:getoutput")
+    with pytest.raises(AttributeError):
+        configured.find(f"other.{name}:again")
+
+
+def test_module_that_a_call_has_imported_is_found_as_it_was(configured: AllowList) -> None:
+    assert configured.find("other:again")("other.settings") == "other.settings"
+    configured.find("other:configure")("other.spaced")
+    assert configured.find("other.settings:timeout")() == 3
+    assert configured.find("other.listed:getoutput") is subprocess.getoutput
+    assert callable(configured.find("other.spaced.late:own"))
+    module = sys.modules["other.settings"]
+    assert module.__loader__ is module.__spec__.loader  # type: ignore[union-attr]
+    assert type(module.__loader__).__name__ == "SourceFileLoader"
+
+
+def test_module_that_a_call_has_made_is_refused(configured: AllowList) -> None:
+    configured.find("other:made")()
+    with pytest.raises(UserError, match=r"module other\.made was not imported, but made by a call"):
+        configured.find("other.made:run")
+
+
+def test_import_of_a_module_below_replaces_no_variable(configured: AllowList) -> None:
+    assert callable(configured.find("other.debug:on"))
+    assert sys.modules["other"].debug is False
+    assert callable(configured.find("other.inner.deep:own"))
+    assert sys.modules["other"].inner.deep is sys.modules["other.inner.deep"]
+
+
+def test_twin_that_is_not_compiled_is_not_run(package: Path) -> None:
+    (package / "_mymod.py").write_text("raise SystemExit('run')\n")
+    with pytest.raises(UserError, match="module _mymod is not allowed"):
+        AllowList(["mymod"]).find("_mymod:greet")
+    assert "_mymod" not in sys.modules
+
+
+def test_main_program_in_a_zip_file_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(tmp_path / "zipped.zip", "w") as file:
+        file.writestr("zipped/__init__.py", "")
+        file.writestr("zipped/tool/__init__.py", "")
+        file.writestr("zipped/tool/__main__.py", "raise SystemExit('run')\n")
+    monkeypatch.syspath_prepend(tmp_path / "zipped.zip")
+    with pytest.raises(UserError, match=r"module zipped.tool/__main__ is not allowed"):
+        AllowList(["zipped"]).find("zipped.tool/__main__:x")
+    monkeypatch.delitem(sys.modules, "zipped", raising=False)
+
+
+def test_long_name_is_refused() -> None:
+    with pytest.raises(UserError, match=r"name of a function: 6,009 characters are not allowed"):
+        AllowList(["mymod"]).find(f"mymod{'.a' * 3000}:own")
 
 
 def test_module_below_hides_no_function(package: Path) -> None:

@@ -10,7 +10,9 @@ Knows no processes.
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache, partial
+from importlib.abc import Loader
 from importlib.machinery import BuiltinImporter, ExtensionFileLoader, ModuleSpec
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +41,9 @@ ANY_PICKLE: Final = "--allow-pickle"
 
 #: Functions that a process remembers.
 _FUNCTIONS_KEPT: Final = 1024
+
+#: Each part of a module's name is a level of its lookup.
+_NAME_CHARACTERS_MAX: Final = 500
 
 #: These carry the name of the module that defines them. Other objects get one from anywhere.
 _DEFINED: Final = (FunctionType, BuiltinFunctionType, MethodType, type)
@@ -75,9 +80,14 @@ def _twin(name: str) -> str:
 
 
 def _is_plain_path(module: str) -> bool:
-    """Return whether all parts are names of modules. `__main__` would run a program."""
-    parts = module.split(".")
-    return all(part and not (part.startswith("__") and part.endswith("__")) for part in parts)
+    """Return whether all parts are names of modules. `__main__` would run a program.
+
+    Finders of other kinds, such as that of ZIP files, would take `/` as the end of a directory.
+    """
+    return all(
+        part.isidentifier() and not (part.startswith("__") and part.endswith("__"))
+        for part in module.split(".")
+    )
 
 
 def refusal(module: str) -> str:
@@ -111,20 +121,29 @@ class AllowList:
 
         Raises `UserError` if it is not allowed. Exceptions of the import itself pass through.
         """
+        if len(call) > _NAME_CHARACTERS_MAX:
+            raise UserError(
+                f"name of a function: {len(call):,} characters are not allowed (at most "
+                f"{_NAME_CHARACTERS_MAX})"
+            )
         return self._find(call)
+
+    def watch_imports(self) -> None:
+        """Note what each module has when a call imports it, before that call can change it."""
+        self._modules.watch_imports()
 
     def _module(self, name: str) -> "_Module":
         """Import an allowed module."""
         if not is_module_allowed(name, self._allow):
             raise UserError(refusal(name))
-        found = self._modules.load(name)
-        if not (found.is_compiled or any(_is_below(name, allowed) for allowed in self._allow)):
-            raise UserError(refusal(name))
+        is_twin = not any(_is_below(name, allowed) for allowed in self._allow)
+        found = self._modules.load(name, must_be_compiled=is_twin)
         if not is_module_allowed(found.name, self._allow):
             # `os.path` is `posixpath`. A package may also give its names to modules of others.
             if name not in self._allow:
                 raise UserError(f"{name} is {found.name}: {refusal(found.name)}")
             self._allow += (found.name,)
+            self._modules.add_alias(found)
         return found
 
     def _found(self, call: str) -> Callable[..., Any]:
@@ -242,9 +261,13 @@ def _described(name: str, module: ModuleType, path: Iterable[str] | None) -> _Mo
         {**names},
         frozenset(listed if isinstance(listed, list | tuple) else ()),
         None if path is None else list(path),
-        loader is BuiltinImporter or isinstance(loader, ExtensionFileLoader),
+        _is_compiled(loader),
         module,
     )
+
+
+def _is_compiled(loader: object) -> bool:
+    return loader is BuiltinImporter or isinstance(loader, ExtensionFileLoader)
 
 
 class _Modules:
@@ -256,9 +279,19 @@ class _Modules:
         #: A call may change the directory.
         self._path = [str(Path(one).absolute()) if Path(one).is_dir() else one for one in sys.path]
         self._known: dict[str, _Module] = {}
+        #: What calls have imported, from anywhere: its file, and what it was.
+        self._imported: dict[str, tuple[str | None, _Module]] = {}
         self._add_new(frozenset())
 
-    def load(self, name: str) -> _Module:
+    def watch_imports(self) -> None:
+        sys.meta_path.insert(0, _Watch(self._tops, self._imported))
+
+    def add_alias(self, found: _Module) -> None:
+        """Know a module by the name that it gives itself, too."""
+        self._known.setdefault(found.name, found)
+        self._tops.add(found.name.partition(".")[0])
+
+    def load(self, name: str, *, must_be_compiled: bool = False) -> _Module:
         """Return a module. Raises what its import raises, and `UserError` if it is another one."""
         if name not in self._known:
             parent = name.rpartition(".")[0]
@@ -268,25 +301,41 @@ class _Modules:
                 raise ModuleNotFoundError(text, name=name)
             # The import of its parent may have imported it.
             if name not in self._known:
-                self._add(name, _find_spec(name, path))
+                spec = _find_spec(name, path)
+                if must_be_compiled and spec is not None and not _is_compiled(spec.loader):
+                    raise UserError(refusal(name))
+                self._add(name, spec)
+        if must_be_compiled and not self._known[name].is_compiled:
+            raise UserError(refusal(name))
         return self._known[name]
 
     def _add(self, name: str, spec: ModuleSpec | None) -> None:
         module = sys.modules.get(name)
-        if module is not None:  # a call has imported it
-            origin = getattr(getattr(module, "__spec__", None), "origin", None)
-            if origin != (None if spec is None else spec.origin):
-                raise UserError(f"module {name} is not that of the worker's search path ({origin})")
-            path = None if spec is None else spec.submodule_search_locations
-            self._known[name] = _described(name, module, path)
+        if name in self._imported or module is not None:  # a call has imported it
+            self._known[name] = self._imported_before(name, module, spec)
         elif spec is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         else:
             before = frozenset(sys.modules)
             module = _import(spec)
             self._add_new(before)
-            if parent := name.rpartition(".")[0]:
-                setattr(self._known[parent].module, name.removeprefix(f"{parent}."), module)
+            parent, _, last = name.rpartition(".")
+            # As `import` does, but a call must not replace a variable of the package.
+            owner = self._known[parent].module if parent else None
+            if owner is not None and last not in getattr(owner, "__dict__", {}):
+                setattr(owner, last, module)
+
+    def _imported_before(
+        self, name: str, module: ModuleType | None, spec: ModuleSpec | None
+    ) -> _Module:
+        """Return what a module was when a call had imported it, if that is the module of `spec`."""
+        own = getattr(getattr(module, "__spec__", None), "origin", None)
+        origin, found = self._imported.get(name, (own, None))
+        if origin != (None if spec is None else spec.origin):
+            raise UserError(f"module {name} is not that of the worker's search path ({origin})")
+        if found is None:
+            raise UserError(f"module {name} was not imported, but made by a call")
+        return found._replace(path=None if spec is None else spec.submodule_search_locations)
 
     def _add_new(self, before: frozenset[str]) -> None:
         """Add the modules that were not there before."""
@@ -296,11 +345,70 @@ class _Modules:
                 self._known[name] = _described(name, module, path)
 
 
-def _find_spec(name: str, path: Sequence[str]) -> ModuleSpec | None:
+class _Watch:
+    """Finds modules as the finders after it do, and notes what each has when it is imported."""
+
+    def __init__(
+        self, tops: AbstractSet[str], imported: dict[str, tuple[str | None, _Module]]
+    ) -> None:
+        self._tops = tops
+        self._imported = imported
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = None
+        if name.partition(".")[0] in self._tops:
+            spec = _find_spec(name, path, target)
+        if spec is not None and spec.loader is None:
+            # A namespace package has no code, and nothing of its own.
+            empty = _Module(name, {}, frozenset(), None, is_compiled=False, module=ModuleType(name))
+            self._imported.setdefault(name, (spec.origin, empty))
+        elif spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _WatchedLoader(spec.loader, self._imported)
+        return spec
+
+
+class _WatchedLoader(Loader):
+    """Loads a module by another loader, which it leaves as that of the module."""
+
+    def __init__(self, loader: Any, imported: dict[str, tuple[str | None, _Module]]) -> None:  # noqa: ANN401  # any with its methods
+        self._loader = loader
+        self._imported = imported
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # any attribute of a loader
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        spec.loader = self._loader
+        try:
+            module: ModuleType | None = self._loader.create_module(spec)
+        finally:
+            spec.loader = self
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        name = module.__name__ if spec is None else spec.name
+        # It may have replaced itself.
+        found = _described(name, sys.modules.get(name, module), None)
+        # The first time: a call may load it again.
+        self._imported.setdefault(name, (None if spec is None else spec.origin, found))
+
+
+def _find_spec(
+    name: str, path: Sequence[str] | None, target: ModuleType | None = None
+) -> ModuleSpec | None:
     """Find a module as `import` does, but on this path."""
     for finder in sys.meta_path:
         find: Callable[..., ModuleSpec | None] | None = getattr(finder, "find_spec", None)
-        if find is not None and (spec := find(name, path)) is not None:
+        if find is None or isinstance(finder, _Watch):
+            continue
+        if (spec := find(name, path, target)) is not None:
             return spec
     return None
 

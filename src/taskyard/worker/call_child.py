@@ -175,6 +175,7 @@ class CallRunner:
 
     def __init__(self, allow: Sequence[str], log: int) -> None:
         self._allowed = AllowList(allow)
+        self._allowed.watch_imports()
         #: Loads the calls of senders that are not trusted. None: all are.
         self._loader: PlainLoader | None = None
         if allow_list.ANY_PICKLE not in allow:
