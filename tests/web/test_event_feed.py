@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 SEEDS = range(1, 13)
 
+#: The columns of an event that are not facts of its task.
+_OWN_COLUMNS = 8
+
 
 def rows_of(seed: int) -> list[Row]:
     rows: list[Row] = []
@@ -35,7 +38,9 @@ def event_rows(block: Block) -> list[tuple[Any, ...]]:
     if not block.rows:
         return []
     columns = [map(_hashable, expanded(runs, block.rows)) for runs in block.columns]
-    return list(zip(*columns, strict=True))
+    rows = list(zip(*columns, strict=True))
+    # A stale report has the facts of its task only until that is archived.
+    return [row[:_OWN_COLUMNS] if b"stale" in row[:_OWN_COLUMNS] else row for row in rows]
 
 
 def _hashable(value: object) -> object:
