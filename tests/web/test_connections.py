@@ -78,10 +78,12 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
+        if path != "/open":
+            scope["role"] = "viewer"
         while path == "/form" and (await receive()).get("more_body"):
             pass
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        if path == "/stream":
+        if path in ("/stream", "/open"):
             await send(_body(b"x", more=True))
             while (await receive())["type"] != "http.disconnect":
                 pass
@@ -110,9 +112,9 @@ class Page(threading.Thread):
         until(lambda: self.server.server_state.connections - known, "the connection is accepted")
         return peer
 
-    def stream(self, address: str = "127.0.0.1") -> Peer:
+    def stream(self, address: str = "127.0.0.1", path: str = "/stream") -> Peer:
         """Connect, and wait until its answer has begun."""
-        peer = self.connect(request("/stream"), address)
+        peer = self.connect(request(path), address)
         assert peer.status() == 200
         return peer
 
@@ -242,6 +244,13 @@ def test_connection_whose_request_is_on_its_way_stays_beside_streams(small: Page
     assert all(one.is_open() for one in streams[2:])
 
 
+def test_request_without_a_role_goes_before_streams(small: Page) -> None:
+    stream, *probes = small.stream(), *(small.stream(path="/open") for _ in range(3))
+    small.stream(path="/open")
+    probes[0].wait_for_end()
+    assert [one.is_open() for one in (stream, *probes[1:])] == [True, True, True]
+
+
 def test_connection_counts_from_its_last_answer(small: Page) -> None:
     kept, half = small.connect(request()), small.connect(HALF)
     kept.sendall(request())
@@ -304,3 +313,24 @@ def test_long_body_is_no_long_header(page: Page) -> None:
     length = 3 * connections.HEADER_BYTES_MAX
     head = b"POST /form HTTP/1.1\r\nHost: page\r\nContent-Length: %d\r\n\r\n" % length
     assert page.connect(head + b"a" * length).status() == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/form", "/stream"])
+def test_malformed_body_in_the_same_read_is_refused(page: Page, path: str) -> None:
+    """The app of the request, which begins after that, is not in the way of the refusal."""
+    head = f"POST {path} HTTP/1.1\r\nHost: page\r\nTransfer-Encoding: chunked\r\n\r\n"
+    peer = page.connect()
+    peer.sendall(f"{head}no size\r\n".encode())
+    assert peer.status() == 400
+    peer.wait_for_end()
+    until(lambda: not page.server.server_state.tasks, "its app ends")
+
+
+def test_peer_that_sends_on_is_dropped(page: Page) -> None:
+    peer = page.stream()
+    sent = 0
+    with suppress(ConnectionError):
+        while sent < 1 << 26:
+            sent += peer.send(PART)
+    assert sent < 1 << 26
+    until(lambda: not page.server.server_state.connections, "it is dropped")

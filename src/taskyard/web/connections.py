@@ -1,7 +1,7 @@
 """Connections of the page: limits of their number, of their time, and of what is kept for them.
 
-A peer needs no token to connect, so the limits hold before a request is checked. Knows nothing of
-the content of requests.
+A peer needs no token to connect, so the limits hold before a request is checked. Knows of the
+content of requests only whether their check has found a role.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ logger = logging.getLogger("taskyard.web")
 HEADER_SECONDS_MAX: Final = 10.0
 #: A browser sends cookies of all ports, and the address of a view has a filter or a name.
 HEADER_BYTES_MAX: Final = 16 * 1024
+#: Bytes after a whole request that is not answered yet. A browser sends none.
+NEXT_BYTES_MAX: Final = 64 * 1024
 #: With its body, of at most 64 KiB.
 REQUEST_SECONDS_MAX: Final = 30.0
 #: A reader takes a part of an answer within this. A part is at most a view or 64 KiB of a file.
@@ -85,6 +87,13 @@ class LimitedConnection(H11Protocol):
 
     # The request.
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # A stream reads on, to notice the end of its peer.
+        is_whole = self.conn.their_state not in _UNREQUESTED
+        if is_whole and len(self.conn.trailing_data[0]) > NEXT_BYTES_MAX:
+            self._drop("too many bytes after a request")
+
     def handle_events(self) -> None:
         if self._has_long_header():
             self.send_400_response("The header is longer than 16 KiB.\n")
@@ -100,8 +109,9 @@ class LimitedConnection(H11Protocol):
         return len(sent) > HEADER_BYTES_MAX and not _HEADER_END.search(sent, 0, HEADER_BYTES_MAX)
 
     def has_request(self) -> bool:
-        """Return whether a whole request has arrived that is not answered yet."""
-        return self.conn.their_state not in _UNREQUESTED or self.flow.write_paused
+        """Return whether a whole request with a role has arrived that is not answered yet."""
+        is_whole = self.conn.their_state not in _UNREQUESTED or self.flow.write_paused
+        return is_whole and self.scope is not None and "role" in self.scope
 
     def _follow_state(self) -> None:
         """Start the time of the next request, or of the answer to a whole one."""
@@ -133,6 +143,10 @@ class LimitedConnection(H11Protocol):
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Its app sends nothing more, and its next event is the end of the connection.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:  # it has an answer already
@@ -142,7 +156,7 @@ class LimitedConnection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._part_timer = self.loop.call_later(PART_SECONDS_MAX, self._drop)
+        self._part_timer = self.loop.call_later(PART_SECONDS_MAX, self._drop, "answer not read")
 
     def resume_writing(self) -> None:
         self._end_part()
@@ -153,8 +167,9 @@ class LimitedConnection(H11Protocol):
             self._part_timer.cancel()
             self._part_timer = None
 
-    def _drop(self) -> None:
-        _log(_slow, self, "answer not read")
+    def _drop(self, why: str) -> None:
+        """Close it at once. Nothing that is on its way is sent."""
+        _log(_slow, self, why)
         self.transport.abort()
 
     def make_way(self) -> None:
@@ -195,9 +210,9 @@ def _make_room(newest: LimitedConnection) -> None:
 
 
 def _oldest(connections: list[LimitedConnection]) -> LimitedConnection:
-    """Return the oldest connection without a whole request, or else the oldest.
+    """Return the oldest connection without a whole request with a role, or else the oldest.
 
-    If few have no whole request, they are new: theirs is on its way, and is not read yet.
+    If few have none, they are new: theirs is on its way, and is not read yet.
     """
     waiting = [one for one in connections if not one.has_request()]
     is_crowded = len(waiting) > len(connections) // NEW_SHARE
