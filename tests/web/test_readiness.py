@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 
 from taskyard.errors import NoBroker
 from taskyard.web.views import broker
+from tests.kit.processes import PATIENCE_SECONDS
 from tests.web.asgi import Reply, send
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class FakeSite:
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> FakeSite:
     monkeypatch.setattr(broker, "_REPLY_SECONDS", 0.05)
+    monkeypatch.setattr(broker, "_READY_SECONDS", 0.05)
     return FakeSite()
 
 
@@ -74,6 +76,15 @@ def test_broker_that_does_not_answer_is_down(site: FakeSite, how: str) -> None:
     text = site.get("/metrics").body.decode()
     assert "taskyard_broker_up 0.0" in text
     assert "taskyard_slots" not in text
+
+
+def test_probe_of_a_hanging_broker_is_answered_in_time(
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics wait longer than a supervisor does."""
+    monkeypatch.setattr(broker, "_REPLY_SECONDS", PATIENCE_SECONDS)
+    site.is_hanging = True
+    assert site.ready() == (503, "not ready: the broker does not answer\n")
 
 
 def test_metrics_are_text_of_the_format_that_all_versions_read(site: FakeSite) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: A broker that takes longer to answer counts as away. Programs that collect metrics wait for 10 s.
 _REPLY_SECONDS: Final = 5.0
+#: A supervisor waits for 5 s.
+_READY_SECONDS: Final = 3.0
 
 #: Forwarders, and services with charts of their own, on one page.
 FORWARDERS_MAX: Final = 200
@@ -103,10 +105,10 @@ def _chart(health: Mapping[str, Any] | None, name: str, service: str | None) -> 
     return histogram_figure([], [], title)
 
 
-async def _live(shown: Site, method: str) -> Any:  # noqa: ANN401  # any reply
-    """Return a reply of the running broker, or None if it does not answer."""
+async def _live(shown: Site, method: str, seconds: float) -> Any:  # noqa: ANN401  # any reply
+    """Return a reply of the running broker, or None if it does not answer in time."""
     with suppress(TaskyardError, TimeoutError):
-        reply = await asyncio.wait_for(shown.broker.ask(method), _REPLY_SECONDS)
+        reply = await asyncio.wait_for(shown.broker.ask(method), seconds)
         return reply if shown.broker.is_live else None
     return None
 
@@ -117,15 +119,16 @@ async def _problem(shown: Site) -> str:
         return "the page can't read the journal (see its log)"
     if not shown.follower.caught_up.is_set():
         return f"the page reads the journal, {shown.follower.rows_behind:,} rows behind"
-    return "" if await _live(shown, "status") is not None else "the broker does not answer"
+    status = await _live(shown, "status", _READY_SECONDS)
+    return "the broker does not answer" if status is None else ""
 
 
 def _program_routes(shown: Site) -> list[BaseRoute]:
     """Return the addresses for programs: metrics, and whether the page is ready."""
 
     async def exposition(_: Request) -> Response:
-        status = await _live(shown, "status")
-        workers = None if status is None else await _live(shown, "workers")
+        status = await _live(shown, "status", _REPLY_SECONDS)
+        workers = None if status is None else await _live(shown, "workers", _REPLY_SECONDS)
         status = None if workers is None else status
         text = metrics.exposition(status, workers or (), shown.follower.rows_behind)
         return Response(text, media_type=metrics.CONTENT_TYPE)
