@@ -225,6 +225,13 @@ def test_several_results_of_one_call_are_inserted() -> None:
         )
 
 
+def test_result_as_a_key_is_not_plain() -> None:
+    reference = Calls(resolve, "evil", "text")
+    assert is_plain_call(call(math.sqrt, {"k": reference}))
+    assert not is_plain_call(call(math.sqrt, {reference: 1}))
+    assert not is_plain_call(call(math.sqrt, {reference}))
+
+
 def test_error_names_the_module_and_both_options() -> None:
     with pytest.raises(UserError) as refused:
         load(call(os.getpid))
