@@ -26,7 +26,7 @@ def test_search_and_order_agree_with_a_loop(
     choose = random.Random(seed)
     known = TaskNames()
     parts = [b"a", b"01", b"b/", b"\0", b"zz", *random_names(choose, 3)]
-    for count in (40, 1, 0, 100, 2):
+    for count in (0, 40, 1, 0, 100, 2):
         added = random_names(choose, count)
         rows = known.rows_of([*added, None])
         assert [known[row] for row in rows[:-1].tolist()] == added

@@ -22,6 +22,8 @@ from taskyard.net.event_log import EventLog
 if TYPE_CHECKING:
     import asyncio
 
+    from uvicorn.protocols.http.h11_impl import RequestResponseCycle
+
 logger = logging.getLogger("taskyard.web")
 
 #: A browser sends a header at once. This is enough for a lost packet or two.
@@ -111,7 +113,8 @@ class LimitedConnection(H11Protocol):
     def has_request(self) -> bool:
         """Return whether a whole request with a role has arrived that is not answered yet."""
         is_whole = self.conn.their_state not in _UNREQUESTED or self.flow.write_paused
-        return is_whole and self.scope is not None and "role" in self.scope
+        scope = cast("dict[str, Any] | None", self.scope)
+        return is_whole and scope is not None and "role" in scope
 
     def _follow_state(self) -> None:
         """Start the time of the next request, or of the answer to a whole one."""
@@ -143,10 +146,11 @@ class LimitedConnection(H11Protocol):
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is not None and not cycle.response_complete:
             # Its app sends nothing more, and its next event is the end of the connection.
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+            cycle.disconnected = True
+            cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:  # it has an answer already

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #: Between names in the text. A text to find that contains it is searched in each name.
 _BETWEEN: Final = b"\0"
 
+_NOT_SEARCHED: Final = np.zeros(0, bool)
+
 #: Searches whose results are kept, a byte for each task.
 _SEARCHES_MAX: Final = 8
 
@@ -114,12 +116,10 @@ class TaskNames:
 
     def search(self, part: bytes) -> Flags:
         """Return which names contain a text."""
-        found = self._searches.pop(part, None)
-        first = 0 if found is None else len(found)
+        found = self._searches.pop(part, _NOT_SEARCHED)
+        first = len(found)
         if first < len(self.names):
-            new = self._search(part, first)
-            found = new if found is None else np.concatenate([found, new])
-        assert found is not None  # noqa: S101  # searched above
+            found = np.concatenate([found, self._search(part, first)])
         self._searches[part] = found
         while len(self._searches) > _SEARCHES_MAX:
             del self._searches[next(iter(self._searches))]

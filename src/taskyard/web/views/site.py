@@ -135,7 +135,11 @@ def wanted(request: Request) -> Filter:
 
 def number(request: Request, name: str, default: int = 0) -> int:
     """Return a number in the address of a request, or the default if it is none."""
-    text = request.query_params.get(name, "")
+    return number_in(request.query_params.get(name, ""), default)
+
+
+def number_in(text: str, default: int) -> int:
+    """Return the number that a peer sent, or the default if it is none, or a long one."""
     return int(text) if text.isdecimal() and len(text) <= _NUMBER_DIGITS_MAX else default
 
 

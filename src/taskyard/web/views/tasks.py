@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
 from codecs import getincrementaldecoder
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +18,7 @@ from starlette.routing import Route
 from taskyard.client import task_filters
 from taskyard.client.task_filters import Filter
 from taskyard.core.identity import spelling
-from taskyard.errors import UserError
+from taskyard.errors import TaskyardError, UserError
 from taskyard.web.task_story import story_of
 from taskyard.web.view import TaskPage
 from taskyard.web.views import site
@@ -45,6 +47,7 @@ _OUTPUT_SECONDS: Final = 1.0
 #: Tasks that an action by names takes: those of a filter that no scope describes.
 _NAMES_MAX: Final = 10_000
 
+_PRIORITY: Final = re.compile("-?[0-9]{1,7}")
 _PRIORITY_MAX: Final = 1_000_000
 
 
@@ -106,10 +109,9 @@ def _output(shown: Site) -> Callable[[Request], Awaitable[Response]]:
         attempt = site.number(request, "attempt") or None
         wanted = _Output(query.get("name", ""), query.get("stream", ""), attempt)
         # A browser that connects again goes on where it stopped.
-        last_id = request.headers.get("last-event-id", "")
-        offset = int(last_id) if last_id.isdecimal() else -1
+        offset = site.number_in(request.headers.get("last-event-id", ""), -1)
+        total = (await shown.broker.call(wanted.page(0, 1))).bytes_total
         if offset < 0:  # only the end of a long output, so that the page stays small
-            total = (await shown.broker.call(wanted.page(0, 1))).bytes_total
             offset = max(total - _OUTPUT_BYTES_SHOWN_MAX, 0)
         events = _output_events(shown, request, wanted, offset)
         return StreamingResponse(events, media_type="text/event-stream")
@@ -141,21 +143,23 @@ async def _output_events(
     decoder = getincrementaldecoder("utf-8")("replace")
     if offset and "last-event-id" not in request.headers:
         yield _sent({"skipped": offset}, offset)
-    while not (shown.stopping.is_set() or await request.is_disconnected()):
-        page = await shown.broker.call(wanted.page(offset))
-        if not (wanted.stream or page.bytes_total):
-            other = await shown.broker.call(wanted.page(0, 1, stderr=True))
-            if other.bytes_total:
-                yield "event: stderr\ndata: {}\n\n"
-                return
-        offset += len(page.data)
-        if page.data:
-            yield _sent({"text": decoder.decode(page.data)}, offset)
-        if offset >= page.bytes_total or not page.data:
-            if not page.live:
-                break
-            await asyncio.sleep(_OUTPUT_SECONDS)
-    yield "event: end\ndata: {}\n\n"
+    # The answer has begun. A browser asks again, and the error is the answer to that.
+    with suppress(TaskyardError):
+        while not (shown.stopping.is_set() or await request.is_disconnected()):
+            page = await shown.broker.call(wanted.page(offset))
+            if not (wanted.stream or page.bytes_total):
+                other = await shown.broker.call(wanted.page(0, 1, stderr=True))
+                if other.bytes_total:
+                    yield "event: stderr\ndata: {}\n\n"
+                    return
+            offset += len(page.data)
+            if page.data:
+                yield _sent({"text": decoder.decode(page.data)}, offset)
+            if offset >= page.bytes_total or not page.data:
+                if not page.live:
+                    break
+                await asyncio.sleep(_OUTPUT_SECONDS)
+        yield "event: end\ndata: {}\n\n"
 
 
 def _sent(document: dict[str, object], offset: int) -> str:
@@ -238,7 +242,7 @@ def _change(
         return lambda client: getattr(client, action)(target)
     if action == "priority":
         text = form.get("priority", "")
-        if not text.lstrip("-").isdecimal() or abs(int(text)) > _PRIORITY_MAX:
+        if not _PRIORITY.fullmatch(text) or abs(int(text)) > _PRIORITY_MAX:
             raise UserError(f"priority: not a whole number: {text!r}")
         return lambda client: client.edit(target, priority=int(text))
     raise UserError(f"unknown action {action!r}")
