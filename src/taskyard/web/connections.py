@@ -74,6 +74,7 @@ class LimitedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
         # The next part of an answer waits until the kernel has taken this one.
         transport.set_write_buffer_limits(0)
         self._part_timer: asyncio.TimerHandle | None = None
@@ -112,9 +113,10 @@ class LimitedConnection(H11Protocol):
 
     def has_request(self) -> bool:
         """Return whether a whole request with a role has arrived that is not answered yet."""
-        is_whole = self.conn.their_state not in _UNREQUESTED or self.flow.write_paused
         scope = cast("dict[str, Any] | None", self.scope)
-        return is_whole and scope is not None and "role" in scope
+        if scope is None or "role" not in scope:  # quick, for many that never send one
+            return False
+        return self.conn.their_state not in _UNREQUESTED or self.flow.write_paused
 
     def _follow_state(self) -> None:
         """Start the time of the next request, or of the answer to a whole one."""
@@ -184,11 +186,7 @@ class LimitedConnection(H11Protocol):
 
 
 def _log(log: EventLog, connection: LimitedConnection, why: str) -> None:
-    log.log(time.monotonic_ns(), lambda: {"address": _host(connection), "reason": why})
-
-
-def _host(connection: LimitedConnection) -> str:
-    return connection.client[0] if connection.client else ""
+    log.log(time.monotonic_ns(), lambda: {"address": connection.address, "reason": why})
 
 
 def connections_max() -> int:
@@ -204,13 +202,12 @@ def _make_room(newest: LimitedConnection) -> None:
     """
     # uvicorn names the types of all its protocols.
     every = cast("set[LimitedConnection]", newest.connections)
-    others = [one for one in every if one is not newest]
-    most = connections_max()
-    of_address = [one for one in others if _host(one) == _host(newest)]
+    most, address = connections_max(), newest.address
+    of_address = [one for one in every if one.address == address and one is not newest]
     if len(of_address) >= most // ADDRESS_SHARE:
         _oldest(of_address).make_way()
-    elif len(others) >= most:
-        _oldest(others).make_way()
+    elif len(every) > most:
+        _oldest([one for one in every if one is not newest]).make_way()
 
 
 def _oldest(connections: list[LimitedConnection]) -> LimitedConnection:
