@@ -188,6 +188,19 @@ def test_uncertain_task_does_not_wait_for_the_longer_lease_of_its_neighbour() ->
     assert yard.state(b"long") is READY
 
 
+@pytest.mark.parametrize("doubt", [reconnect, restart])
+def test_worker_without_a_timeout_gets_no_longer_deadline_by_a_task(
+    doubt: Callable[[Yard], None],
+) -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=9, restart_lease_ns=TEN_NS)
+    yard.submit(b"long", lease_ns=3 * TEN_NS)
+    yard.ask(b"w")
+    doubt(yard)
+    yard.later(10)
+    assert yard.state(b"long") is READY
+
+
 def test_next_process_of_a_name_charges_certain_assignments_only() -> None:
     yard = leased(incarnation=1)
     reconnect(yard)

@@ -84,4 +84,6 @@ REGRESSIONS: Final[dict[int, str]] = {
     560005109: "the checker missed a new connection of a process that registered in the same turn",
     560000877: "the checker took a contest for over that lasts for intervals in use",
     560003951: "the checker expected a new broker to know an interval without a heartbeat",
+    578518401: "a worker without a timeout kept a lost assignment for the lease of its task",
+    578521643: "a worker without a timeout kept a lost assignment for the lease of its task",
 }

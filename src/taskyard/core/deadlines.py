@@ -73,13 +73,13 @@ def of_tasks(worker: Worker) -> Iterator[tuple[Task, int]]:
     """Yield the tasks of uncertain assignments and when these end, even with heartbeats. 0: they
     have no deadline.
 
-    A task with a longer lease than its worker gives its worker that time.
+    A task with a longer lease than its worker gives its worker that time, if that has a timeout.
     """
-    usual_ns = of_worker(worker)
+    usual_ns, timeout_ns = of_worker(worker), worker.facts.lease_timeout_ns
     for lease in worker.leases.values():
         for task, since_ns in _uncertain(lease):
             lease_ns = task.terms.lease_ns
-            asked_ns = lease_ns if lease_ns > worker.facts.lease_timeout_ns else 0
+            asked_ns = lease_ns if 0 < timeout_ns < lease_ns else 0
             yield task, since_ns + max(usual_ns, asked_ns) if usual_ns else 0
 
 
