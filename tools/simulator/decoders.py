@@ -144,7 +144,8 @@ def _wmp_event(command: bytes, worker: bytes, headers: dict[str, Any]) -> Any:  
     if command in (_PING, _PONG):
         held = headers.get("held")
         named = None if held is None else [(name.encode(), number) for name, number in held]
-        return events.WorkerHeartbeat(0, worker, named)
+        used_ns = headers.get("heartbeat_ms", 0) * _MILLISECOND_NS if headers.get("follows") else 0
+        return events.WorkerHeartbeat(0, worker, named, used_ns)
     return events.WorkerExited(0, worker)
 
 

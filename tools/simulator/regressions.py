@@ -86,4 +86,6 @@ REGRESSIONS: Final[dict[int, str]] = {
     560003951: "the checker expected a new broker to know an interval without a heartbeat",
     578518401: "a worker without a timeout kept a lost assignment for the lease of its task",
     578521643: "a worker without a timeout kept a lost assignment for the lease of its task",
+    578518421: "the checker missed a new connection by which a worker only reports",
+    578536797: "the checker expected a broker to know an interval that no heartbeat has told it",
 }

@@ -63,9 +63,10 @@ def _senders(message: Message) -> list[tuple[Process, Place]]:
         envelope = pb.Envelope.FromString(raw)
         queries.append((_Q.FromString(envelope.message), (b"%d" % envelope.peer,)))
     for one, numbers in queries or [(query, ())]:
-        if one.HasField("worker") and one.HasField("location"):
+        process = one.worker if one.HasField("worker") else one  # reports have no other facts
+        if process.HasField("incarnation") and one.HasField("location"):
             place = (route, connection, numbers)
-            found.append(((one.location, one.worker.incarnation), place))
+            found.append(((one.location, process.incarnation), place))
     return found
 
 
