@@ -302,14 +302,3 @@ def new_connection_not_noticed() -> Iterator[None]:
     """Let heartbeats on a new connection extend the lease of a message lost with the old one."""
     with patched(Connections, "is_renewed", lambda *_arguments: False):
         yield
-
-
-@mutation
-def increment_settles_lost_message() -> Iterator[None]:
-    """Take an INCREMENT on a new connection for that of a message lost with the old one."""
-
-    def reconnected(_self: WorkerTable, peer: Any) -> Any:
-        return [events.WorkerReconnected(0, peer.name)] if peer.is_registered else []
-
-    with patched(WorkerTable, "reconnected", reconnected):
-        yield
