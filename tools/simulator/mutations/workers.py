@@ -174,13 +174,14 @@ def notified_too_early() -> Iterator[None]:
 def crash_not_charged() -> Iterator[None]:
     """Retry a task for ever that kills its workers."""
 
-    def lose(self: Context, worker: Worker, reason: Any) -> None:
+    def lose(self: Context, worker: Worker, reason: Any) -> list[Task]:
         held = worker.held()
         names, attempts = [task.name for task in held], [task.attempt for task in held]
         if reason is not None:
             membership.return_tasks(self, worker, held, reason)
         elif held:
             self.emit(records.LeaseExpired(self.at_ns, worker.name, names, attempts), held)
+        return held
 
     with patched(membership, "_lose_worker", lose):
         yield
