@@ -20,7 +20,7 @@ from taskyard.broker.connections import Connections
 from taskyard.broker.transport import unsent_events
 from taskyard.broker.turn import Broker
 from taskyard.core import invariants
-from taskyard.core.effects import Effect
+from taskyard.core.effects import Effect, HeartbeatAck
 from taskyard.core.events import Event, RulesSet
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.scheduler import Scheduler
@@ -111,6 +111,8 @@ class BrokerHost:
         for effect in effects:
             if world.rng.random() < world.faults.crash_between_sends:
                 raise Crashed("between the commit and a reply")
+            if isinstance(effect, HeartbeatAck) and effect.heartbeat_ns:
+                world.checker.requested_ns[effect.worker] = effect.heartbeat_ns
             undelivered += self._send(effect, self._listeners.reply(effect), leaves_ns)
         undelivered += self._send("collected replies", self._listeners.flush(), leaves_ns)
         return undelivered

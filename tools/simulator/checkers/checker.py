@@ -123,14 +123,14 @@ class Checker:
         self.replies = ReplyChecker(self.model, self.submissions)
         self.outputs = OutputChecker()
         self.connections = ConnectionChecker(self.model)
-        #: When the broker last received a message of each worker.
+        #: When the last message of each worker, or process by name and incarnation, was received.
         self._last_seen_by_worker: dict[bytes, int] = {}
-        #: When the broker last received a message of each process, by name and incarnation.
         self._process_seen_ns: dict[tuple[bytes, int], int] = {}
         #: The heartbeat interval of each process that uses the broker's. Set by the processes.
         self.intervals_ns: dict[tuple[bytes, int], int] = {}
-        #: The longest one in heartbeats since the broker's start.
-        self._used_ns: dict[tuple[bytes, int], int] = {}
+        #: The longest and the latest one in heartbeats since the broker's start. The requested one.
+        self._used_ns: dict[tuple[bytes, int], tuple[int, int]] = {}
+        self.requested_ns: dict[bytes, int] = {}
         #: Until when another process is contesting the name of a worker.
         self._contested_until_ns: dict[bytes, int] = {}
         #: Processes that lost their name: whether they were refunded, and whether that is due.
@@ -221,15 +221,15 @@ class Checker:
         if isinstance(event, _HEARTBEAT_EVENTS):
             self._process_seen_ns[name, process] = self._timeline.now_ns
         if isinstance(event, events.WorkerHeartbeat):
-            longest_ns = max(event.heartbeat_ns, self._used_ns.get((name, process), 0))
-            self._used_ns[name, process] = longest_ns
+            longest_ns = max(event.heartbeat_ns, self._used_ns.get((name, process), (0, 0))[0])
+            self._used_ns[name, process] = longest_ns, event.heartbeat_ns
         if self._replaced.get((name, process)) is False:
             self._refunds_due[name, process] = None
         holder = self._holder_facts(name)
         if holder is None or holder.incarnation == process:
             return
         if isinstance(event, events.WorkerRegistered):
-            used_ns = self._used_ns.get((name, holder.incarnation), 0)
+            used_ns, _ = self._used_ns.get((name, holder.incarnation), (0, 0))
             often_ns = max(holder.heartbeat_ns, used_ns, event.facts.heartbeat_ns)
             until_ns = self._timeline.now_ns + MISSED_HEARTBEATS * often_ns
             self._contested_until_ns[name] = until_ns
@@ -283,7 +283,8 @@ class Checker:
 
     def on_recovered(self, ledger: Ledger) -> None:
         """Require that the recovered ledger is the one of the journal."""
-        self._last_seen_by_worker, self._process_seen_ns, self._used_ns = {}, {}, {}
+        self._last_seen_by_worker, self._process_seen_ns = {}, {}
+        self._used_ns, self.requested_ns = {}, {}
         self._recovered_records = self.model.records
         for worker_model in self.model.workers.values():
             worker_model.kept_before = len(worker_model.slots_kept)
@@ -401,7 +402,9 @@ class Checker:
             process = (worker, facts.incarnation)
             interval_ns = facts.heartbeat_ns
             if process in self._used_ns:  # a new leader learns it from a heartbeat
-                interval_ns = self.intervals_ns.get(process, interval_ns)
+                requested_ns = self.requested_ns.get(worker, interval_ns)
+                known_ns = max(self._used_ns[process][1], requested_ns)
+                interval_ns = min(self.intervals_ns.get(process, interval_ns), known_ns)
             least_ns = min(lease_timeout_ns, MISSED_HEARTBEATS * interval_ns)
         if not lease_timeout_ns or now_ns < seen_ns + least_ns:
             raise Violation("early", f"{worker!r} was lost too early: last message at {seen_ns}")
