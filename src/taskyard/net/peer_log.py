@@ -90,7 +90,8 @@ class PeerLog:
         reason = _UNKNOWN_KEY if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH else _REASONS.get(error)
         if not found.arrivals.has_keys and error == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             reason = _KEY_NOT_USED
-        host = f"{addresses['address'].rpartition(':')[0]} {addresses['listener']} {reason}"
+        # The host of one that has ended already is not known.
+        host = f"{addresses['address'].rpartition(':')[0]} {reason}"
         if reason is None or now_ns - self._refused.get(host, -REFUSED_NS) < REFUSED_NS:
             return
         self._refused.pop(host, None)
