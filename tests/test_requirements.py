@@ -1,4 +1,4 @@
-"""What the tests need from outside of the checkout: found, present in part, or missing."""
+"""The table of what tests need: a part is found, present in part, or missing."""
 
 from __future__ import annotations
 

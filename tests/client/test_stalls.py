@@ -1,4 +1,4 @@
-"""What waits is explained: one line per reason, and a reason in each `TimeoutError`."""
+"""Stalls of a client: one line for each reason, and the reason in each `TimeoutError`."""
 
 from __future__ import annotations
 
