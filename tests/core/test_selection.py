@@ -493,6 +493,15 @@ def test_worker_that_was_cut_off_is_no_longer_parked() -> None:
     assert assigned(yard.ask(b"w", parks=True)) == [b"a"]
 
 
+def test_message_that_did_not_reach_a_former_process_leaves_its_successor_parked() -> None:
+    yard = Yard()
+    yard.join(b"w", incarnation=1)
+    yard.join(b"w", incarnation=2)
+    yard.ask(b"w", parks=True)
+    assert yard.handle(WorkerUnreachable(0, b"w", incarnation=1)) == []
+    assert assigned(yard.submit(b"a")) == [b"a"]
+
+
 def test_unreachable_unknown_worker_changes_nothing() -> None:
     assert Yard().handle(WorkerUnreachable(0, b"nobody")) == []
 

@@ -264,6 +264,8 @@ class WorkerUnreachable(Event):
     """A message to a worker could not be delivered. The worker is no longer parked."""
 
     worker: bytes
+    #: The process that could not be reached. None: any.
+    incarnation: int | None = None
 
 
 class WorkerReconnected(Event):

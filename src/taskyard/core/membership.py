@@ -356,8 +356,10 @@ def worker_lost(context: Context, event: events.WorkerLost) -> None:
 
 
 def worker_unreachable(context: Context, event: events.WorkerUnreachable) -> None:
+    """End a worker's wait for tasks. The event is about a message of an earlier turn, and another
+    process may have got the name since."""
     worker = context.ledger.workers.get(event.worker)
-    if worker is None:
+    if worker is None or event.incarnation not in (None, worker.facts.incarnation):
         return
     assignment.cancel_wake(context.ledger, worker)
     worker.turn(WorkerCause.UNREACHABLE)

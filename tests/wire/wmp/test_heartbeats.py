@@ -268,6 +268,20 @@ def test_unreachable_route_cuts_off_all_workers_behind_it() -> None:
     assert manager.dialect.disconnected(b"nobody") == []
 
 
+@pytest.mark.parametrize("slots", [0, 2])
+def test_unreachable_route_of_a_former_process_leaves_its_successor_ready(slots: int) -> None:
+    manager = Manager()
+    manager.ready(slots=slots, incarnation=1)
+    headers = {"worker": "w", "incarnation": 2, "replaces": 1, **({"slots": 2} if slots else {})}
+    received = manager.dialect.receive(b"new", frames("READY", headers), manager.now_ns)
+    unreachable = manager.dialect.disconnected(b"w")  # by a reply of that turn
+    manager.handle(received)
+    manager.handle(unreachable)
+    assert manager.submit(b"a") == [WAKE]
+    give = {"worker": "w", "request": "1", "incarnation": 2}
+    assert manager.send("GIVE", give, route=b"new") == [taken("a")]
+
+
 def test_routes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wmp, "PEERS_MAX", 3)
     manager = Manager()

@@ -431,10 +431,11 @@ class Wmp:
 
     def disconnected(self, route: bytes) -> list[events.Event]:
         """Forget the workers behind a route that can't be reached. They must send READY again."""
-        disconnected = [*self._behind.get(route, ())]
-        for worker in disconnected:
+        found: list[events.Event] = []
+        for worker in [*self._behind.get(route, ())]:
+            found.append(events.WorkerUnreachable(0, worker, self._peers[worker].incarnation))
             self._forget(worker)
-        return [events.WorkerUnreachable(0, worker) for worker in disconnected]
+        return found
 
     cut = disconnected
 
