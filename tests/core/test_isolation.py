@@ -371,6 +371,22 @@ def test_wide_task_of_a_serial_lane_keeps_its_place() -> None:
     assert yard.take(b"u") == [b"next"]
 
 
+def test_prefetch_takes_no_place_that_a_serial_lane_keeps_for_a_wide_task() -> None:
+    """A worker with more free slots by prefetch than the task takes can still not hold it."""
+    yard = Yard()
+    yard.join(b"u", slots_total=2, lease_timeout_ns=60 * SECOND_NS)
+    yard.submit(b"a")
+    assert yard.take(b"u") == [b"a"]
+    yard.submit(b"wide", slots=2, lanes=[b"x"])
+    yard.submit(b"next", lanes=[b"x"])
+    assert yard.ask(b"u", 2, parks=True) == []
+    facts = WorkerFacts(slots_total=1, lease_timeout_ns=60 * SECOND_NS)
+    yard.handle(WorkerRegistered(0, b"w", facts, prefetch=64))
+    assert yard.ask(b"w", 65, parks=True) == []
+    assert assigned(yard.finish(b"u", b"a")) == [b"wide"]
+    assert assigned(yard.finish(b"u", b"wide")) == [b"next"]
+
+
 @pytest.mark.parametrize(
     "rules",
     [LaneOptions(workers_max=1), LaneOptions(rate_interval_ns=3600 * SECOND_NS)],

@@ -89,4 +89,5 @@ REGRESSIONS: Final[dict[int, str]] = {
     578518421: "the checker missed a new connection by which a worker only reports",
     578536797: "the checker expected a broker to know an interval that a late reply had set",
     881333425: "a message that did not reach a former process ended the wait of its successor",
+    578528945: "the invariant took prefetch for room for a wide task whose lane keeps its place",
 }

@@ -484,9 +484,7 @@ def _could_go(context: Context, worker: Worker, task: Task) -> bool:
     held = worker.held()
     fits = (
         task.lane.service.name in worker.facts.services
-        and task.terms.slots <= worker.slots_free
-        and task.terms.slots <= (worker.facts.slots_total or task.terms.slots)
-        and _has_resources(worker, task)
+        and _fits_now(worker, task)
         and (task.payload or task.name) not in worker.facts.reserved_payloads
         and not any(one.isolation == EXCLUSIVE for one in held)
         and _isolation_allows(worker, held, task)
@@ -530,7 +528,10 @@ def _lane_has_room(ledger: Ledger, worker: Worker, task: Task, *, begins: bool) 
 
 
 def _fits_now(worker: Worker, task: Task) -> bool:
-    return task.terms.slots <= worker.slots_free and _has_resources(worker, task)
+    """Return whether a worker has room for a task. Prefetch makes no wider task fit."""
+    slots = task.terms.slots
+    fits = slots <= worker.slots_free and slots <= (worker.facts.slots_total or slots)
+    return fits and _has_resources(worker, task)
 
 
 def _isolation_allows(worker: Worker, held: list[Task], task: Task) -> bool:
