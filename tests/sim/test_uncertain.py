@@ -11,6 +11,7 @@ from simulator import plan, worker
 from simulator.broker_host import BrokerHost
 from simulator.plan import SECOND_NS, Faults
 from simulator.scenario import Scenario
+from simulator.workers import AlwaysReadyWorker
 from simulator.world import World
 from taskyard.core import events
 from taskyard.core.model import Submission, Terms
@@ -113,3 +114,24 @@ def test_poison_task_is_charged_to_a_worker_that_dies_between_a_report_and_its_n
     charged = [isinstance(one, LeaseExpired) or one.reason in RETURNS_CHARGED for one in lost]
     assert all(charged)
     assert quiet.task(b"poison").losses == len(lost)
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_only_messages_of_before_the_broker_knew_of_a_connection_may_be_lost(
+    is_early: bool,  # noqa: FBT001  # a case
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quiet = QuietWorld("standing")
+    standing = quiet.worker
+    assert isinstance(standing, AlwaysReadyWorker)
+    standing.stays = True
+    monkeypatch.setattr(standing, "report", lambda _names: None)  # its task takes long
+    if is_early:
+        monkeypatch.setattr(standing, "send_heartbeat", lambda: None)
+    standing.reconnect_silently()
+    quiet.run_for(0.1)
+    quiet.submit(b"task")
+    quiet.run_for(0.1)
+    assert (standing.taken, standing.taken_before_restart) == (
+        ([], [b"task"]) if is_early else ([b"task"], [])
+    )

@@ -123,6 +123,7 @@ class BrokerHost:
         for route, frames in replies:
             world.trace("broker sends", cause, frames)
             world.checker.messages.on_sent(route, frames)
+            world.checker.connections.on_sent(route, frames, world.network.links.get(route))
             if not world.network.to_peer(route, frames, leaves_ns):
                 world.checker.on_disconnected(route, cause)
                 undelivered += [*unsent_events(cause), *self._listeners.disconnected(route)]

@@ -305,6 +305,7 @@ class PairBroker:
             world.trace("broker sends", cause, frames)
             if host.leads(self):
                 world.checker.messages.on_sent(route, frames)
+                world.checker.connections.on_sent(route, frames, world.network.links.get(route))
             if not host.to_peer(self, route, frames):
                 if host.leads(self):
                     world.checker.on_disconnected(route, cause)

@@ -51,6 +51,8 @@ class Peer:
         self.process = 0
         self._backlog: list[Callable[[], None]] = []
         self._link: Link | None = None
+        #: The latest message that it handled.
+        self.frames: tuple[bytes, ...] = ()
 
     def start(self) -> None:
         """Start a new process."""
@@ -111,6 +113,7 @@ class Peer:
             self._do(self.process, partial(self._on_frames, frames))
 
     def _on_frames(self, frames: tuple[bytes, ...]) -> None:
+        self.frames = frames
         for effect in self.codec.decode(frames):
             self.world.trace("peer receives", effect)
             self.on(effect)

@@ -90,4 +90,5 @@ REGRESSIONS: Final[dict[int, str]] = {
     578536797: "the checker expected a broker to know an interval that a late reply had set",
     881333425: "a message that did not reach a former process ended the wait of its successor",
     578528945: "the invariant took prefetch for room for a wide task whose lane keeps its place",
+    881333053: "the model counted a message of before the broker knew of its connection as held",
 }

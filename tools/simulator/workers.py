@@ -415,7 +415,7 @@ class AlwaysReadyWorker(Worker):
         self.own_name = name
         self.codec: RoundRobinWorkerCodec
         self.connections = 0
-        #: Messages without an INCREMENT so far, and those of before a restart.
+        #: Messages without an INCREMENT, and those of before a restart or a known connection.
         self.taken: list[bytes] = []
         self.taken_before_restart: list[bytes] = []
         del services
@@ -441,10 +441,8 @@ class AlwaysReadyWorker(Worker):
         if not self.stays or self._link is None:
             self.reconnect()
             return
-        identity = self._link.route[1:]
-        self._link = self.world.network.connect(
-            self, self.listener, identity, reports_breaks=self.reports_breaks
-        )
+        connect, identity = self.world.network.connect, self._link.route[1:]
+        self._link = connect(self, self.listener, identity, reports_breaks=self.reports_breaks)
         self.taken_before_restart, self.taken = [*self.taken_before_restart, *self.taken], []
         self.send_heartbeat()
 
@@ -488,10 +486,11 @@ class AlwaysReadyWorker(Worker):
         self.reconnect()
 
     def on_assign(self, assign: effects.Assign) -> None:
-        self.taken += assign.names
+        """Require a free slot. It does not learn of cancelled tasks: others arrive instead."""
+        is_early = self.world.checker.connections.was_early(self._link, self.frames)
+        (self.taken_before_restart if is_early else self.taken).extend(assign.names)
         wanted = [name for name in self.taken if not self.world.checker.replies.was_cancelled(name)]
-        slots = self.slots + len(self.taken_before_restart)
-        if len(wanted) > slots:  # it does not learn of cancelled ones, so others arrive instead
+        if len(wanted) > self.slots + len(self.taken_before_restart):
             raise Violation("slots", f"{self.name!r} has {self.slots} slots, and gets {assign}")
         super().on_assign(assign)
 

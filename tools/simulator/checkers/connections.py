@@ -16,10 +16,10 @@ from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.round_robin import leases as round_robin_leases
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from simulator.models import WorkerModel
-    from simulator.network import Message
+    from simulator.network import Link, Message
     from simulator.reference_model import ReferenceModel
     from taskyard.core.events import Event
     from taskyard.core.model import WorkerFacts
@@ -83,6 +83,8 @@ class ConnectionChecker:
         self._model = model
         #: The latest connection of each route, for this process of the broker.
         self._latest: dict[bytes, int] = {}
+        #: Messages that went to each connection of round-robin before the broker knew of it.
+        self._early: dict[int, list[tuple[bytes, ...]]] = {}
         #: By worker: its tasks and attempts at a new connection, and when that was. They must end.
         self._doubted_ns: dict[bytes, dict[tuple[bytes, int], int]] = {}
         #: The same for WMP and the native dialect. Their workers may get another route with each
@@ -116,6 +118,20 @@ class ConnectionChecker:
             doubted_ns = self._maybe_doubted_ns.setdefault(cause.worker, {})
             for key in zip(cause.names, cause.attempts, strict=True):
                 doubted_ns.setdefault(key, now_ns)
+
+    def on_sent(self, route: bytes, frames: Sequence[bytes], link: Link | None) -> None:
+        """Note a message that goes to a connection of which the broker does not know yet."""
+        is_early = link is not None and self._latest.get(route) != link.number
+        if link is not None and is_early and route[0] == Listener.ROUND_ROBIN:
+            self._early.setdefault(link.number, []).append(tuple(frames))
+
+    def was_early(self, link: Link | None, frames: tuple[bytes, ...]) -> bool:
+        """Return whether a message went to a connection before the broker knew of it.
+
+        The broker learns of a new connection by the next message, and may take all that it sent
+        before for lost: the slots are free after the lease.
+        """
+        return link is not None and frames in self._early.get(link.number, ())
 
     def on_turn(self) -> None:
         self._renewed_ns = {}
