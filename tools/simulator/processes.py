@@ -369,6 +369,11 @@ class ProductWorker(SimProcess):
         """Return its name in the core."""
         return self.name
 
+    @property
+    def silent_ns_max(self) -> int:
+        """Return for how long it may send nothing from now on, beside short intervals."""
+        return 0
+
     def note_interval(self, incarnation: int, heartbeat_ns: int) -> None:
         """Note the interval of its heartbeats for the checker."""
         self.world.checker.intervals_ns[self.core_name(), incarnation] = heartbeat_ns

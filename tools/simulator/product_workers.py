@@ -34,6 +34,7 @@ from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.ping_pong import peer as ping_pong_peer
 from taskyard.wire.round_robin import leases as round_robin_leases
 from taskyard.wire.round_robin import peer as round_robin_peer
+from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.worker import native, ping_pong, round_robin, wmp
 from taskyard.worker.native_process import WorkerMonitor
 from taskyard.worker.prefetch import Prefetch
@@ -440,9 +441,18 @@ class WmpWorker(ProductWorker):
             for network in self._networks()
         ]
         self._loop = wmp.WmpWorkerLoop(settings, self._sockets, runner, self.clock)
+        self._knows_manager = False
+
+    @property
+    def silent_ns_max(self) -> int:
+        """Return the longest back-off of READY if no manager has replied yet: it has none to ping
+        then, and a READY that was lost with a connection is repeated after up to 32 s, as WMP's
+        page says."""
+        return 0 if self._knows_manager else wmp_peer.READY_NS_MAX
 
     def _on_received(self, frames: Sequence[bytes]) -> None:
         """Count an answered GIVE as work: quicker workers may have taken all tasks."""
+        self._knows_manager = True
         if frames[[*frames].index(b"") + 2] in _TAKE_OR_NO:
             self.served_ns = self.world.timeline.now_ns
 

@@ -85,6 +85,8 @@ class Scenario:
         self.probed = False
         #: When the last round began, and how often it submitted tasks.
         self._round_ns, self._rounds = _FAR_NS, 0
+        #: For how long each product worker may be silent since then.
+        self._silent_ns: dict[bytes, int] = {}
         #: Drained workers: not every dialect has a message that dismisses them.
         self._drained: dict[bytes, None] = {}
         self._tasks_left = world.plan.size.tasks
@@ -639,6 +641,8 @@ class Scenario:
         """Submit tasks for every worker."""
         self.world.revived = True
         self._round_ns = self.world.timeline.now_ns
+        products = [one for one in self.workers if isinstance(one, processes.ProductWorker)]
+        self._silent_ns = {worker.name: worker.silent_ns_max for worker in products}
         for client in self.clients:
             client.resend_open()
         self._make_work()
@@ -656,8 +660,10 @@ class Scenario:
             self.clients[0].send_new(partial(events.SubmitRequested, 0, b"", work))
         self.world.timeline.after(2 * SECOND_NS, self._make_work)
 
-    def unserved(self) -> list[bytes]:
-        """Return the product workers that got no task in the last round."""
+    def unserved(self, after_ns: int = 0) -> list[bytes]:
+        """Return the product workers that got no task in the last round, although it began so long
+        ago and they may be silent for no longer than that."""
+        ago_ns = self.world.timeline.now_ns - self._round_ns
         names = Counter(worker.name for worker in self.workers if worker.alive)
         return [
             worker.name
@@ -666,6 +672,7 @@ class Scenario:
             and worker.alive
             and names[worker.name] == 1
             if worker.served_ns <= self._round_ns and worker.core_name() not in self._drained
+            if not after_ns or ago_ns > after_ns + self._silent_ns.get(worker.name, 0)
         ]
 
     def _probe(self) -> None:
