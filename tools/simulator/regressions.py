@@ -17,6 +17,7 @@ PAIR_REGRESSIONS: Final[dict[int, str]] = {
     5009804: "the model forgot an Exit to a broker that was replaced, and its task was stuck",
     2000508: "the model lost a watch that was sent while no broker led",
     2000967: "the model expected a new leader to know the interval of a worker's heartbeats",
+    74500012: "the checker missed that a woken worker was lost in the same turn",
 }
 
 #: Seeds, with the bug that each found.

@@ -295,7 +295,7 @@ class Checker:
     def row_durable(self, row: Row) -> None:
         for record in decode(row.body):
             self._before(record)
-            self.messages.on_record(getattr(record, "names", ()))
+            self.messages.on_record(record)
             self.model.apply(record, self._timeline.now_ns)
             self._after(record)
             if isinstance(record, r.SlotsFreed):

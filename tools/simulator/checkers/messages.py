@@ -9,7 +9,7 @@ import msgspec
 from simulator.codecs.dialects import DO, argument_of
 from simulator.listeners import Listener
 from simulator.models import READY, Violation
-from taskyard.core import events
+from taskyard.core import events, records
 from taskyard.wire.ping_pong import backend as ping_pong_backend
 from taskyard.wire.round_robin import leases as round_robin_leases
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from simulator.checkers.submissions import SubmissionChecker
     from simulator.reference_model import ReferenceModel
     from taskyard.core.events import Event
+    from taskyard.core.records import AnyRecord
 
 #: WMP's WAKE and TAKE, the commands that end a WAKE (TAKE and NO answer a GIVE, BYE dismisses the
 #: worker), and the places of commands and headers in a message.
@@ -43,6 +44,8 @@ class MessageChecker:
         self._woken: dict[bytes, dict[bytes, None]] = {}
         #: Tasks of each service that were ready in this turn and no longer are.
         self._were_ready: dict[bytes, int] = {}
+        #: Workers of each service that wait for a WAKE, and left or were lost in this turn.
+        self._left: dict[bytes, list[bytes]] = {}
         #: (worker, task) sent to workers whose dialects have a timeout of their own.
         self._jobs: dict[tuple[bytes, bytes], None] = {}
         #: Tasks that each WMP worker without slots may get: one, and one for each READY in a turn.
@@ -51,20 +54,30 @@ class MessageChecker:
     def on_received(self, turn: Sequence[Event]) -> None:
         """Begin a turn with the events that the broker received."""
         self._turn = turn
-        self._woken, self._were_ready = {}, {}
+        self._woken, self._were_ready, self._left = {}, {}, {}
         self._requested = {worker: min(1, count) for worker, count in self._requested.items()}
         for event in turn:
             if isinstance(event, events.WorkerRegistered) and event.facts.wants_wake:
                 requests = 0 if event.facts.slots_total else 1
                 self._requested[event.worker] = self._requested.get(event.worker, 0) + requests
 
-    def on_record(self, names: Iterable[bytes]) -> None:
-        """Note the tasks of a record that are ready before it is applied."""
+    def on_record(self, record: AnyRecord) -> None:
+        """Note the tasks of a record that are ready before it is applied, and a worker that
+        leaves."""
+        if isinstance(record, records.WorkerLeft):
+            self._on_left(record.worker)
+        names: Iterable[bytes] = getattr(record, "names", ())
         for name in names:
             task_model = self._model.tasks.get(name)
             if task_model is not None and task_model.state is READY:
                 service = task_model.terms.service
                 self._were_ready[service] = self._were_ready.get(service, 0) + 1
+
+    def _on_left(self, worker: bytes) -> None:
+        worker_model = self._model.workers.get(worker)
+        if worker_model is not None and worker_model.facts.wants_wake:
+            for service in worker_model.facts.services:
+                self._left.setdefault(service, []).append(worker)
 
     def on_end(self, worker: bytes, name: bytes) -> None:
         """Forget a task that a worker no longer holds."""
@@ -122,14 +135,17 @@ class MessageChecker:
         task_models = self._model.tasks.values()
         ready = sum(one.state is READY and one.terms.service == service for one in task_models)
         ready += self._were_ready.get(service, 0)
-        if len(woken) > ready + self._cancelled_wakes():
+        if len(woken) > ready + self._cancelled_wakes(service):
             raise Violation("herd", f"{len(woken)} workers are woken for {ready} tasks")
 
-    def _cancelled_wakes(self) -> int:
-        """Count the READYs of this turn, and the workers that it drains. Each may cancel a WAKE
-        that left before, or in the same turn, and then another worker is woken."""
+    def _cancelled_wakes(self, service: bytes) -> int:
+        """Count the READYs of this turn, and the workers that it drains or that leave or are lost
+        in it. Each may cancel a WAKE that left before, or in the same turn, and then another worker
+        is woken: one that does not answer must not keep a task from the others."""
         drains = [one for one in self._turn if isinstance(one, events.DrainRequested)]
         if any(one.worker is None for one in drains):
             return len(self._model.workers)
         requests = [one for one in self._turn if isinstance(one, events.TasksRequested)]
-        return len(drains) + sum(one.parks for one in requests)
+        requesting = [one.worker for one in requests if one.parks]
+        left = [worker for worker in self._left.get(service, ()) if worker not in requesting]
+        return len(drains) + len(requesting) + len(left)
