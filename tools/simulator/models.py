@@ -53,6 +53,11 @@ class TaskModel(Struct):
     lines: list[str] = field(default_factory=list)
 
     @property
+    def retried_ns(self) -> int:
+        """Return when it entered its state, if it was retried after a failure, or 0."""
+        return self.since_ns if self.retried_after_failure else 0
+
+    @property
     def queue(self) -> tuple[bytes, bytes, int]:
         return self.terms.service, self.lane, self.terms.priority
 

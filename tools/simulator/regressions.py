@@ -92,5 +92,6 @@ REGRESSIONS: Final[dict[int, str]] = {
     881333425: "a message that did not reach a former process ended the wait of its successor",
     578528945: "the invariant took prefetch for room for a wide task whose lane keeps its place",
     881333053: "the model counted a message of before the broker knew of its connection as held",
+    477680177: "the checker expected a retried task to be reported as late before the next turn",
     881331111: "the last round expected work for a worker that no manager had ever replied to",
 }

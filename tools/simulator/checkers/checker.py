@@ -495,7 +495,8 @@ class Checker:
         )
 
     def check_due(self) -> None:
-        """Require that delayed tasks come due in time. Skipped where the wall clock jumps."""
+        """Require that delayed tasks come due, and unfinished ones are reported as late, in time. A
+        failed task is neither until it is retried. Skipped where the wall clock jumps."""
         now_ns, wall_ns = self._timeline.now_ns, self._clock.wall_ns()
         if (
             self._jumps
@@ -509,7 +510,8 @@ class Checker:
             if task_model.state is DELAYED and task_model.due_ns < late_ns:
                 self.model.fail("late", "is due and does not come due", task_model)
             is_late = 0 < task_model.terms.report_ns < late_ns and not task_model.reported
-            if is_late and task_model.state in (*WAITING, LEASED):
+            is_new = now_ns < task_model.retried_ns + self.late_ns_max
+            if is_late and not is_new and task_model.state in (*WAITING, LEASED):
                 self.model.fail("lateness", "is late and not reported", task_model)
 
     def _check_returned(self, record: r.Returned) -> None:
