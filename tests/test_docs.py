@@ -74,7 +74,7 @@ def test_every_page_is_in_the_reading_order() -> None:
 def test_verbs_that_are_named_exist(page: Path) -> None:
     code = re.findall(r"```.*?```|`[^`\n]+`", page.read_text(), re.DOTALL)
     form = re.compile(r"(?:(?<![.\w])taskyard|/yard) ([a-z]+)\b")
-    labels = ("`taskyard snapshot`", "`taskyard history 1`")  # at the head of a file
+    labels = ("`taskyard snapshot`", "`TASKYARD history 1`")  # at the head of a file
     named = [verb for part in code if part not in labels for verb in form.findall(part)]
     known = (*COMMANDS, *OWN_VERBS)
     assert [verb for verb in named if verb not in known] == []

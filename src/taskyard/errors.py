@@ -19,6 +19,7 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     │   ├── UnusableKey        a key file is missing, invalid, unprotected or of another role
     │   ├── UnusableState      a directory is no state directory, or another user's
     │   ├── UnusableStore      a database can't be used as a store
+    │   ├── UnknownFormat      the state was written by another version of Taskyard
     │   ├── StateLocked        the state directory is in use by another process
     │   │   └── StoreInUse     another broker or command uses the store in PostgreSQL
     │   ├── NotEncodable       a value can't be sent as JSON or pickled
@@ -40,7 +41,6 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     ├── ExecutorBroken         an executor's own processes ended. Defined in `client.calls`,
     │                          because its other base takes 20 ms to import
     ├── StateError             the state directory can't be trusted or written
-    │   ├── UnknownFormat      written by another version of Taskyard
     │   ├── JournalDamaged     the journal differs from what was written
     │   ├── JournalFailed      a write or a sync failed, so nothing more may be acknowledged
     │   └── LeaderLost         another broker has taken over the journal
@@ -195,6 +195,12 @@ class UnusableStore(UserError):
     code = "unusable-store"
 
 
+class UnknownFormat(UserError):
+    """A state directory or store has a format of another version. Nothing in it was changed."""
+
+    code = "state-format"
+
+
 class StateLocked(UserError):
     """The state directory is in use by another process."""
 
@@ -342,12 +348,6 @@ class ProcessEnded(TaskyardError):
 
 class StateError(TaskyardError):
     """The state directory can't be trusted or written."""
-
-
-class UnknownFormat(StateError):
-    """A file of the state directory has a format that this version can't read."""
-
-    code = "unknown-format"
 
 
 class JournalDamaged(StateError):

@@ -10,7 +10,6 @@ import pytest
 from taskyard.broker import results as broker_results
 from taskyard.broker.results import ResultLoader
 from taskyard.broker.turn import Broker
-from taskyard.core.apply import apply
 from taskyard.core.effects import (
     Effect,
     ExplanationReply,
@@ -41,7 +40,7 @@ from taskyard.core.events import (
 )
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, WorkerFacts
-from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
+from taskyard.core.records import AnyRecord, Finished, Submitted
 from taskyard.core.runs import RunColumns
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
@@ -489,15 +488,6 @@ def test_cause_of_a_cancelled_task_survives_a_compaction_and_a_restart(cancelled
     assert b"far" not in cancelled.broker.scheduler.ledger.tasks
     check_causes(cancelled)
     assert cancelled.index.result(b"far") is None
-
-
-def test_cause_is_unknown_if_the_record_has_none(harness: Harness) -> None:
-    record = Cancelled(0, [b"a"])
-    apply(harness.broker.scheduler.ledger, record)
-    harness.store.commit(encode([record]), 1)
-    assert "its record has no cause" in why(harness, b"a")
-    harness.restart()
-    assert "its record has no cause" in why(harness, b"a")
 
 
 # Details of a task.

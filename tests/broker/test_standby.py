@@ -13,7 +13,7 @@ from taskyard.broker import standby as standby_module
 from taskyard.broker.server import BrokerSettings
 from taskyard.broker.standby import Replica, Standby
 from taskyard.core.fingerprint import ledger_fingerprint
-from taskyard.errors import JournalDamaged, JournalFailed, UnusableStore
+from taskyard.errors import JournalDamaged, JournalFailed, UnknownFormat, UnusableStore
 from taskyard.journal import recovery, witness
 from taskyard.journal.postgres import database
 from taskyard.journal.postgres.leader import Term
@@ -143,10 +143,10 @@ def test_store_of_another_version_or_journal_ends_a_replica(
     replica = replica_of(url, tmp_path / "standby")
     format_ = "UPDATE taskyard.meta SET value = %b WHERE key = 'format'"
     with closing(replica.follower):
-        leader.connection.execute(format_, (b"999",))
-        with pytest.raises(UnusableStore, match="has format 999 now"):
+        leader.connection.execute(format_, (b"2",))
+        with pytest.raises(UnknownFormat, match="has format 2, "):
             replica.poll()
-        leader.connection.execute(format_, (b"%d" % database.FORMAT,))
+        leader.connection.execute(format_, (database.FORMAT,))
         replica.poll()
         database.clear(leader.connection)
         with pytest.raises(UnusableStore, match="has another journal now"):

@@ -7,31 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.core import identity
-from taskyard.core.apply import apply
 from taskyard.core.effects import (
     Accepted,
-    ExplanationReply,
     Refused,
-    Settled,
-    TaskDetails,
-    TaskOutput,
     TaskPage,
 )
 from taskyard.core.events import (
-    CancelRequested,
     DuplicatePolicy,
-    ExplainRequested,
     ListRequested,
-    LookupRequested,
-    OutputRequested,
-    ResultsRequested,
     Scope,
     SubmitRequested,
     TasksReturned,
     UnknownPolicy,
-    WatchRequested,
 )
-from taskyard.core.model import Refusal, Submission, Terms
+from taskyard.core.model import Refusal, Submission
 from taskyard.core.records import Submitted
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard
@@ -194,73 +183,6 @@ def test_name_is_listed_in_every_campaign() -> None:
     assert [view.name for view in listed.views] == [b"tue/x", b"mon/x", b"x"]
 
 
-# Bare campaigns: those of journals before format 4.
-
-
-@pytest.fixture
-def old() -> Yard:
-    """Tasks x, y (done) and old/z of a bare campaign, and those of a bundle b."""
-    yard = Yard()
-    yard.join(b"w")
-    for campaign, names in ((b"old", [b"y", b"x", b"old/z"]), (b"b", [b"b/0", b"b/1"])):
-        submission = Submission(names, names, [Terms(campaign=campaign)])
-        record = Submitted(0, submission, bare=True)
-        for ledger in (yard.scheduler.ledger, yard.mirror):
-            apply(ledger, record)
-    yard.take(b"w")
-    yard.finish(b"w", b"y", texts=[b"why"])
-    return yard
-
-
-def test_bare_campaign_keeps_its_old_names(old: Yard) -> None:
-    replies = old.submit(b"x", b"y", b"old/z", b"new", after=[[], [], [], [b"x"]], campaign=b"old")
-    assert replies == [Accepted(b"client", 0, new=1, existing=3)]
-    assert b"new" in old.scheduler.ledger.tasks
-    assert after_of(old) == [[b"x"]]
-    assert old.submit(b"0", b"1", payloads=[b"b/0", b"b/1"], campaign=b"b") == [
-        Accepted(b"client", 0, new=0, existing=2)
-    ]
-
-
-def test_bare_task_is_found_by_its_name_and_by_its_full_name(old: Yard) -> None:
-    for name in (b"x", b"old/x"):
-        (found,) = old.handle(LookupRequested(0, b"client", [name]))
-        assert isinstance(found, TaskDetails)
-        assert [view.name for view in found.views] == [b"x"]
-        (why,) = old.handle(ExplainRequested(0, b"client", name))
-        assert isinstance(why, ExplanationReply)
-        assert (why.name, why.campaign) == (b"x", b"old")
-        (printed,) = old.handle(OutputRequested(0, b"client", name))
-        assert isinstance(printed, TaskOutput)
-        assert printed.found
-    (reply,) = old.handle(ResultsRequested(0, b"client", [b"old/y"]))
-    assert isinstance(reply, Settled)
-    assert (reply.names, reply.aliases) == ([b"y"], {b"y": b"old/y"})
-    old.handle(CancelRequested(0, b"client", Scope(names=(b"old/x",))))
-    assert old.state(b"x") is CANCELLED
-
-
-def test_bare_task_is_watched_by_its_full_name(old: Yard) -> None:
-    (reply,) = old.handle(WatchRequested(0, b"watcher", [b"old/y", b"old/x"], request=1))
-    assert isinstance(reply, Settled)
-    assert (reply.names, reply.aliases) == ([b"y"], {b"y": b"old/y", b"x": b"old/x"})
-    (reply, _) = old.cancel(b"x")
-    assert isinstance(reply, Settled)
-    assert (reply.names, reply.aliases) == ([b"x"], {b"y": b"old/y", b"x": b"old/x"})
-    assert old.scheduler.context.aliases == {}
-
-
-def test_new_campaign_beside_a_bare_one_has_names_of_its_own(old: Yard) -> None:
-    assert old.submit(b"x", b"y", after=[[], [b"x"]], campaign=b"tue") == [
-        Accepted(b"client", 0, new=2)
-    ]
-    assert after_of(old) == [[], [b"tue/x"]]
-    (refused,) = old.submit(b"t", after=[[b"old/z2"]], campaign=b"tue")
-    assert isinstance(refused, Refused)
-    old.submit(b"t", after=[[b"old/x"]], campaign=b"tue")
-    assert after_of(old) == [[b"x"]]
-
-
 # The naive model: pairs.
 
 NAMES = (b"a", b"b", b"a/b", b"b/a", b"a/a/b")
@@ -314,7 +236,7 @@ def test_core_finds_what_a_naive_model_of_pairs_finds(
             model.pairs.add((campaign, name))
             assert after_of(yard) == (expected and [[identity.spelling(*expected)]])
         for one in (*NAMES, *(identity.spelling(*pair) for pair in model.pairs)):
-            found, meant = identity.find(yard.scheduler.ledger, one), model.find(one)
+            found, meant = yard.scheduler.ledger.tasks.get(one), model.find(one)
             pair = found and (
                 found.terms.campaign,
                 identity.split(found.name, found.terms.campaign),
@@ -326,4 +248,4 @@ def test_part_of_a_name_is_searched_in_the_given_campaign() -> None:
     assert identity.matches(b"thumbs/a", b"b", None)
     assert not identity.matches(b"thumbs/a", b"b", b"thumbs")
     assert identity.matches(b"thumbs/ab", b"b", b"thumbs")
-    assert identity.matches(b"bare", b"b", b"thumbs")
+    assert identity.matches(b"bees", b"b", b"thumbs")

@@ -1,7 +1,6 @@
 """The index of ended tasks: the newest end of every name, sound or refused."""
 
 import os
-import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -85,17 +84,6 @@ class TestLookingUp:
         with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match="checksum"):
             index.result(b"a")
 
-    def test_index_of_format_1_gets_the_length_while_it_is_open(self, tmp_path: Path) -> None:
-        golden = Path(__file__).parent / "golden" / "format-1" / "state" / archive.FILE_NAME
-        shutil.copy(golden, tmp_path)
-        with Archive(tmp_path) as index:
-            assert index.result(b"a") == Result(b"result of a")
-            (_, head) = index.covered() or (b"", HEAD)
-            add(tmp_path, (done(b"new")[0], Result(b"end", 2_000_000)), head=head)
-            assert index.result(b"a") == Result(b"result of a")
-            assert index.result(b"new") == Result(b"end", 2_000_000)
-            assert index.verify() == index.count()
-
     def test_covered_row_is_stored(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"))
         with Archive(tmp_path) as index:
@@ -163,7 +151,7 @@ class TestAdding:
             assert index.names(names[3], 2) == names[4:]
             assert index.names(names[4], 2) == []
 
-    def test_tasks_of_a_campaign_are_walked_also_under_bare_keys(self, tmp_path: Path) -> None:
+    def test_tasks_of_a_campaign_are_walked(self, tmp_path: Path) -> None:
         def ended(campaign: bytes, key: bytes) -> ArchiveRow:
             return EndedTask(key, TaskState.DONE, campaign, b"exec", 1, b"", 1, 1), Result(b"")
 
@@ -173,16 +161,15 @@ class TestAdding:
             ended(b"c", b"c0"),
             ended(b"", b"c."),
         ]
-        add(tmp_path, ended(b"c", b"c/b"), ended(b"c", b"c/a/0"), ended(b"old", b"bare"), *others)
+        add(tmp_path, ended(b"c", b"c/b"), ended(b"c", b"c/a/0"), *others)
         with Archive(tmp_path) as index:
             walked = {
                 campaign: [one.name for one in index.ended_in(campaign)]
-                for campaign in (b"c", b"c0", b"old", b"", b"none")
+                for campaign in (b"c", b"c0", b"", b"none")
             }
         assert walked == {
             b"c": [b"c/a/0", b"c/b"],
             b"c0": [b"c0/x"],
-            b"old": [b"bare"],
             b"": [b"c.", b"c/odd"],
             b"none": [],
         }

@@ -42,7 +42,7 @@ def test_every_task_comes_to_one_end() -> None:
         leased(b"a", b"b"),
         finished(b"a"),
         Failed(0, b"w", [b"b"], [1], [b"why"]),
-        Cancelled(0, [b"c"]),
+        Cancelled(0, [b"c"], []),
         TaskExpired(0, [b"d"]),
         WorkerLeft(0, b"w", b"left"),
         StaleReport(0, b"w", [b"a"], [1]),

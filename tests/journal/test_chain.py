@@ -45,10 +45,10 @@ def damage(rows: Iterable[Row], start: Head = START, witness: Head | None = None
 
 def test_chain_matches_its_documented_format() -> None:
     assert origin(IDENTITY).hex() == (
-        "eaec38d4895a45b31abe0ad466af3e6a715abb2d49627743c4dd0b0f95121ab2"
+        "2c592c387a1824164f44e796981257e87e401796bac1a2a7bdb25d5f82678000"
     )
     assert link(origin(IDENTITY), 1, 1, 3, b"body").hex() == (
-        "e0d6cdd254de303e8a618d266459c0b0ff5e5fd70aa04e640b4a5b0659737b8d"
+        "f62f0c78172e59a939942935b2991763996ddbcfe68046355afff0884b40ccf9"
     )
 
 
@@ -183,7 +183,7 @@ def test_seal_does_not_survive_a_cut(size: int) -> None:
 
 
 def test_seal_of_another_format_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskyard.journal.chain.LABEL", b"taskyard journal 2")
+    monkeypatch.setattr("taskyard.journal.chain.LABEL", b"TASKYARD journal 2")
     sealed = seal(IDENTITY, START)
     monkeypatch.undo()
     assert unseal(sealed) is None

@@ -51,7 +51,7 @@ def files(directory: Path) -> dict[str, tuple[int, bytes]]:
 
 def tasks_in_snapshot(directory: Path, sequence: int) -> int:
     with snapshot.read(directory, sequence) as found:
-        return found.tasks
+        return found.rest.tasks
 
 
 def index_rows(directory: Path, names: list[bytes]) -> list[EndedTask]:

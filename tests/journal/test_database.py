@@ -1,6 +1,4 @@
-"""Sessions and tables of a database: their settings, `store init` and `upgrade`, secrets."""
-
-from collections.abc import Callable
+"""Sessions and tables of a database: their settings, `store init`, secrets."""
 
 import psycopg
 import pytest
@@ -9,10 +7,8 @@ from taskyard.cli.entry import run as run_command
 from taskyard.cli.entry import taskyard
 from taskyard.core.limits import SECOND_NS
 from taskyard.demo.postgresql import ROLE
-from taskyard.errors import JournalDamaged, StateLocked, UnknownFormat, UnusableStore
-from taskyard.journal.postgres import database, leader
-from taskyard.journal.postgres.leader import LeaderRow
-from taskyard.journal.postgres.lease import Lease
+from taskyard.errors import JournalDamaged, UnknownFormat, UnusableStore
+from taskyard.journal.postgres import database
 from tests.kit.postgres import Cluster, name_in
 
 #: The lease of a broker that a test waits for.
@@ -81,7 +77,7 @@ class TestSessions:
             database.connect(url.replace(f"{ROLE}@", "limited@")) as connection,
             pytest.raises(psycopg.Error, match="row-level security"),
         ):
-            database.format_of(connection)
+            database.check_tables(connection)
 
 
 class TestTables:
@@ -102,62 +98,12 @@ class TestTables:
             first = database.read_anchor(connection)
             assert not database.init(connection)
             assert database.read_anchor(connection) == first
-            assert database.upgrade(connection) == database.FORMAT
+            database.check_tables(connection)
 
-    @pytest.mark.parametrize("use", [database.upgrade, database.check_tables])
-    def test_missing_tables_are_named(
-        self, cluster: Cluster, use: Callable[[database.Connection], object]
-    ) -> None:
+    def test_missing_tables_are_named(self, cluster: Cluster) -> None:
         connection = database.connect(cluster.database(with_store=False))
         with connection, pytest.raises(UnusableStore, match="run `taskyard store init`"):
-            use(connection)
-
-    def test_upgrade_runs_the_missing_steps(
-        self, url: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        more = ("CREATE TABLE taskyard.more (x int)",)
-        monkeypatch.setattr(database, "STEPS", (*database.STEPS, more))
-        monkeypatch.setattr(database, "FORMAT", database.FORMAT + 1)
-        with database.connect(url) as connection:
-            with pytest.raises(UnusableStore, match="run `taskyard store upgrade`"):
-                database.check_tables(connection)
-            assert database.upgrade(connection) == database.FORMAT - 1
             database.check_tables(connection)
-            connection.execute("SELECT x FROM taskyard.more")
-
-    def test_upgrade_is_refused_while_a_broker_leads_and_ends_its_term_later(
-        self, url: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        waited: list[LeaderRow] = []
-        with database.connect(url) as connection:
-            lease = Lease(url, SHORT_NS)
-            monkeypatch.setattr(database, "STEPS", (*database.STEPS, ("SELECT",)))
-            monkeypatch.setattr(database, "FORMAT", database.FORMAT + 1)
-            with pytest.raises(StateLocked, match="in use by a broker, in epoch 1"):
-                leader.upgrade(connection, waited.append)
-            assert database.format_of(connection) == database.FORMAT - 1
-            lease.close()
-            term = leader.take(connection, leader.read(connection), SHORT_NS)  # and is killed
-            assert term is not None
-            assert leader.upgrade(connection, waited.append) == database.FORMAT - 1
-            assert [seen.epoch for seen in waited] == [1, 2]
-            assert not leader.renew(connection, term)
-            assert leader.read(connection)[:2] == (3, leader.NO_HOLDER)
-            assert leader.upgrade(connection, waited.append) == database.FORMAT
-            assert len(waited) == 2
-
-    def test_broker_that_starts_meanwhile_prevents_an_upgrade(
-        self, url: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(database, "STEPS", (*database.STEPS, ("SELECT",)))
-        monkeypatch.setattr(database, "FORMAT", database.FORMAT + 1)
-        with database.connect(url) as connection:
-            seen = leader.await_vacancy(connection)
-            assert leader.take(connection, seen, SHORT_NS) is not None
-            monkeypatch.setattr(leader, "await_vacancy", lambda *_: seen)
-            with pytest.raises(StateLocked, match="in use by a broker, in epoch 1"):
-                leader.upgrade(connection, lambda _seen: None)
-            assert database.format_of(connection) == database.FORMAT - 1
 
     def test_newer_and_damaged_formats_are_refused(self, url: str) -> None:
         with database.connect(url) as connection:
@@ -165,23 +111,21 @@ class TestTables:
                 connection.execute(
                     "UPDATE taskyard.meta SET value = %b WHERE key = 'format'", (written,)
                 )
-                for use in (database.check_tables, database.upgrade):
+                for use in (database.check_tables, database.init):
                     with pytest.raises(error):
                         use(connection)
 
 
 class TestCommands:
-    def test_init_and_upgrade_can_be_repeated(
+    def test_init_can_be_repeated(
         self, cluster: Cluster, capsys: pytest.CaptureFixture[str]
     ) -> None:
         url = cluster.database(with_store=False)
-        commands = (["init"], ["init"], ["upgrade"])
-        assert [run_command(taskyard, ["store", *one, url]) for one in commands] == [0, 0, 0]
+        assert [run_command(taskyard, ["store", "init", url]) for _ in range(2)] == [0, 0]
         place = database.describe(url)
         assert capsys.readouterr().out.splitlines() == [
-            f"{place}: created a store of format {database.FORMAT}",
-            f"{place}: exists already: a store of format {database.FORMAT}",
-            f"{place}: has format {database.FORMAT} already",
+            f"{place}: created a store",
+            f"{place}: has a store already",
         ]
 
     def test_refused_statement_is_one_line(
@@ -189,7 +133,7 @@ class TestCommands:
     ) -> None:
         url = cluster.database(with_store=False)
         run(url, "CREATE ROLE plain LOGIN")
-        for command, text in (("init", "permission denied"), ("upgrade", "has no store")):
+        for command, text in (("init", "permission denied"), ("outbox", "has no store")):
             words = ["store", command, url.replace(f"{ROLE}@", "plain@")]
             assert run_command(taskyard, words) == 2
             (line,) = capsys.readouterr().err.splitlines()

@@ -286,23 +286,3 @@ def test_fetch_reads_only_new_outputs(url: str, tmp_path: Path) -> None:
     assert fetched(30)[3:] == [b"4 of 25", b"5 of 30"]
     index.close()
     machine.close()
-
-
-def test_upgrade_orders_outputs_by_the_covered_record(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps, identity = database.STEPS, bytes(16)
-    with database.connect(cluster.database(with_store=False)) as connection:
-        with monkeypatch.context() as patch:
-            patch.setattr(database, "STEPS", steps[:5])
-            patch.setattr(database, "FORMAT", 5)
-            database.init(connection)
-        sealed = chain.seal(identity, Head(3, 2**40 + 7, bytes(32)))
-        connection.execute("INSERT INTO taskyard.meta VALUES ('covered', %b)", (sealed,))
-        connection.execute("INSERT INTO taskyard.outputs VALUES ('t', 1, 'out', 0, '', 0, 0)")
-        assert database.upgrade(connection) == 5
-        records = connection.execute("SELECT record FROM taskyard.outputs").fetchall()
-        assert records == [(2**40 + 7,)]
-        exports.fetch(connection, tmp_path, identity)
-    with Archive(tmp_path) as index:
-        assert [row[:3] for row in index.walk("outputs")] == [(b"t", 1, b"out")]

@@ -12,46 +12,18 @@ from taskyard.core import invariants
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Result
 from taskyard.core.output import Stream
-from taskyard.core.records import AnyRecord, Submitted
+from taskyard.core.records import AnyRecord
 from taskyard.core.states import TaskState
-from taskyard.errors import JournalDamaged, StateError
-from taskyard.journal import (
-    archive,
-    compaction,
-    history,
-    parquet_file,
-    recovery,
-    row_file,
-    snapshot,
-    state_check,
-)
+from taskyard.errors import JournalDamaged, UnknownFormat
+from taskyard.journal import compaction, history, parquet_file, recovery, snapshot, state_check
 from taskyard.journal.archive import Archive
 from taskyard.journal.recovery import JOURNAL_FORMAT, decode, encode
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.store import MemoryStore
-from tests.journal.make_golden import (
-    COMPACTED_AT,
-    GOLDEN,
-    GOLDEN_INDEXES,
-    GOLDEN_ROWS,
-    GOLDEN_SNAPSHOTS,
-    INDEXED,
-    LATEST,
-    OUTPUTS,
-    RECORDS,
-    described,
-    record_lines,
-)
+from tests.journal.make_golden import GOLDEN, LATEST, RECORDS, described, make_state, record_lines
 from tests.journal.row_files import read_rows
-from tests.journal.scenarios import rich_story, unfinished
+from tests.journal.scenarios import unfinished
 
 VERSIONS = sorted(GOLDEN.iterdir())
-
-#: From the time when keys were bare names.
-BARE = ("format-1", "format-2", "format-3")
-
-#: Formats after the first, which is in the golden state directory.
-SNAPSHOTS = sorted(GOLDEN_SNAPSHOTS.iterdir())
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda path: path.name)
@@ -97,9 +69,6 @@ class TestRecords:
             name, body = line.split()
             (record,) = decode(bytes.fromhex(body))
             assert type(record).__name__ == name
-            if isinstance(record, Submitted):
-                assert record.bare is (version.name in BARE)
-                record.bare = False
             assert record in RECORDS
 
     def test_records_are_written_as_the_golden_bytes_of_this_version(self) -> None:
@@ -121,7 +90,7 @@ class TestRecords:
 
 class TestDecoding:
     def test_body_of_an_unknown_version_is_refused_with_a_hint(self) -> None:
-        with pytest.raises(StateError, match=r"has format 250, .* \(use a newer Taskyard\)"):
+        with pytest.raises(UnknownFormat, match=r"has format 250, .* \(use the version that"):
             decode(bytes([250]) + encode(RECORDS)[1:])
 
     def test_empty_body_is_refused(self) -> None:
@@ -132,96 +101,54 @@ class TestDecoding:
         with pytest.raises(JournalDamaged, match="can't be read"):
             decode(encode(RECORDS)[:-1])
 
-    def test_every_version_that_has_a_golden_file_has_a_reader(self) -> None:
-        golden = [int(path.name.removeprefix("format-")) for path in VERSIONS]
-        assert golden == sorted(recovery._READERS)  # noqa: SLF001 - the ritual's other half
-        snapshots = [int(path.stem.removeprefix("format-")) for path in SNAPSHOTS]
-        assert [1, *snapshots] == [*snapshot.WHOLE_FORMATS, snapshot.FORMAT]
-        assert max(snapshots) == snapshot.FORMAT
-
 
 class TestStateDirectory:
     def test_golden_state_gives_its_ledger(self, version: Path, state: Path) -> None:
-        store = SqliteStore(state)
-        ledger = recovery.open_ledger(state, store)
-        store.close()
+        with closing(SqliteStore(state)) as store:
+            ledger = recovery.open_ledger(state, store)
         assert described(ledger) == (version / "ledger.txt").read_text()
-
-    def test_golden_snapshot_is_read(self, state: Path) -> None:
-        with snapshot.read(state, COMPACTED_AT) as taken:
-            assert taken.head.sequence == COMPACTED_AT
-            assert b"hopeful" in taken.restore().tasks
-
-    @pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.stem)
-    def test_golden_snapshot_of_later_formats_is_read(self, path: Path) -> None:
-        ledger = snapshot.decode(path.read_bytes(), path.name)
-        first, second, other = ledger.named([b"bundle/0", b"bundle/1", b"other"])
-        assert first.payload is second.payload
-        assert (first.payload, other.payload) == (b"shared" * 100, b"own")
-
-    def test_golden_index_is_read(self, version: Path, state: Path) -> None:
-        key = b"a" if version.name in BARE else b"first/a"
-        with Archive(state) as index:
-            assert index.verify() == index.count() > 0
-            (ended,) = index.find([key])
-            assert (ended.state, ended.campaign, ended.digest) == (TaskState.DONE, b"first", b"a")
-            assert index.result(key) == Result(b"result of a")
-
-    def test_campaigns_of_golden_states_before_format_4_are_bare(
-        self, version: Path, state: Path
-    ) -> None:
-        store = SqliteStore(state)
-        ledger = recovery.open_ledger(state, store)
-        store.close()
-        campaigns = sorted(filter(None, ledger.campaigns))
-        assert sorted(ledger.bare) == (campaigns if version.name in BARE else [])
         invariants.check_ledger(ledger)
 
-    def test_golden_index_of_later_formats_is_read(self, tmp_path: Path) -> None:
-        for version in GOLDEN_INDEXES.iterdir():
-            state = Path(shutil.copytree(version, tmp_path / version.name))
-            with Archive(state) as index:
-                assert index.verify() == len(INDEXED)
-                for ended, result in INDEXED:
-                    assert (index.find([ended.name]), index.result(ended.name)) == ([ended], result)
-                for name, attempt, *streams in OUTPUTS if version.name != "format-2" else ():
-                    assert [index.output(name, attempt, one) for one in Stream] == streams
-                assert index.output(b"a", 9, Stream.STDOUT) is None
+    def test_golden_snapshot_is_read(self, state: Path) -> None:
+        with snapshot.read(state, snapshot.sequences(state)[0]) as taken:
+            ledger = taken.restore()
+        first, second = ledger.named([b"bundle/0", b"bundle/1"])
+        assert first.payload is second.payload
+        assert first.payload == b"shared" * 100
+        assert b"hopeful" in ledger.tasks
 
-    def test_every_index_format_has_a_golden_file(self) -> None:
-        later = sorted(path.name.removeprefix("format-") for path in GOLDEN_INDEXES.iterdir())
-        # The first is in the golden state directories.
-        assert ["1", *later] == [version.decode() for version in archive._READABLE]  # noqa: SLF001
+    def test_golden_index_is_read(self, state: Path) -> None:
+        with Archive(state) as index:
+            assert index.verify() == index.count() > 0
+            (ended,) = index.find([b"first/a"])
+            assert (ended.state, ended.campaign, ended.digest) == (TaskState.DONE, b"first", b"a")
+            assert index.result(b"first/a") == Result(b"result of a")
+            assert index.result(b"long") == Result(b"end", 2_000_000)
+            streams = [index.output(b"long", 1, stream) for stream in Stream]
+            assert streams == [Result(b""), Result(b"err", 30_000)]
+            assert index.output(b"long", 2, Stream.STDOUT) is None
 
-    def test_golden_state_is_compacted_to_a_snapshot_of_this_format(self, state: Path) -> None:
-        """The old snapshot is the base of the new one."""
+    def test_golden_row_files_are_read(self, state: Path, tmp_path: Path) -> None:
+        """Compare with the same rows, written by this version: by our reader and by the page's."""
+        make_state(tmp_path / "new")
+        (golden,), (written,) = history.parts(state)[0], history.parts(tmp_path / "new")[0]
+        assert golden == written
+        assert history.check_part(state, golden, deep=True) > 30
+        for table, file in golden.paths(state).items():
+            expected = written.paths(tmp_path / "new")[table]
+            rows = parquet_file.read_table(file)
+            assert rows == parquet_file.read_table(expected)
+            assert list(read_rows(file)) == list(read_rows(expected))
+            assert rows.num_rows > 0
+
+    def test_golden_state_is_compacted(self, state: Path) -> None:
+        """The golden snapshot is the base of the new one."""
         with closing(SqliteStore(state)) as store:
             before = unfinished(ledger_fingerprint(recovery.open_ledger(state, store)))
             assert compaction.compact(state, store).rows > 0
-            with snapshot.read(state, store.head.sequence) as taken:
-                assert taken.version == snapshot.FORMAT
             assert ledger_fingerprint(recovery.open_ledger(state, store)) == before
 
     def test_golden_state_is_sound(self, state: Path) -> None:
         findings = state_check.check(state, deep=True)
         assert findings.wrong == []
-        assert (findings.trimmed, findings.history_last) == (COMPACTED_AT, COMPACTED_AT)
-
-
-@pytest.mark.parametrize("path", sorted(GOLDEN_ROWS.iterdir()), ids=lambda path: path.name)
-def test_golden_row_files_are_read(path: Path, tmp_path: Path) -> None:
-    """Compare with the same story, written by this version: by our reader and by the page's."""
-    compaction.export(tmp_path, rich_story(MemoryStore()).store)
-    (golden,), (written,) = history.parts(path)[0], history.parts(tmp_path)[0]
-    assert golden == written
-    assert history.check_part(path, golden, deep=True) > 100
-    for table, file in golden.paths(path).items():
-        expected = written.paths(tmp_path)[table]
-        rows = parquet_file.read_table(file)
-        assert rows == parquet_file.read_table(expected)
-        assert list(read_rows(file)) == list(read_rows(expected))
-        assert rows.num_rows > 0
-
-
-def test_every_format_of_row_files_has_golden_files() -> None:
-    assert f"format-{row_file.FORMAT}" in [path.name for path in GOLDEN_ROWS.iterdir()]
+        assert findings.trimmed == findings.history_last > 0

@@ -9,7 +9,7 @@ import pytest
 from taskyard.errors import JournalDamaged, LeaderLost, UnusableStore
 from taskyard.journal import history
 from taskyard.journal.files import PRIVATE_FILE
-from taskyard.journal.postgres import database, exports, shared_directory
+from taskyard.journal.postgres import exports, shared_directory
 from taskyard.journal.postgres.blobs import DIRECTORY, Blobs
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.objects import Mover, Objects, ObjectStore
@@ -286,22 +286,3 @@ def test_directory_that_is_not_known_here_is_asked_for(first: Machine, place: Pl
             next(exports.read(first.connection, claim))
     else:
         assert next(exports.read(first.connection, claim))
-
-
-def test_files_of_an_older_format_are_in_the_database(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The format before this column had all of them there."""
-    older = next(
-        number for number, step in enumerate(database.STEPS) if "claims ADD place" in step[0]
-    )
-    with database.connect(cluster.database(with_store=False)) as connection:
-        with monkeypatch.context() as patch:
-            patch.setattr(database, "STEPS", database.STEPS[:older])
-            patch.setattr(database, "FORMAT", older)
-            database.init(connection)
-        connection.execute("INSERT INTO taskyard.claims VALUES ('history/a', '1-ab', 1, 'd', 1)")
-        connection.execute("INSERT INTO taskyard.files VALUES ('1-ab', 0, 'x')")
-        assert database.upgrade(connection) == older
-        (claim,) = exports.claims(connection)
-        assert claim == ("history/a", "1-ab", 1, b"d", "")

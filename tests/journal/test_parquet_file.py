@@ -1,4 +1,4 @@
-"""Parquet files: made of row files in place, and read with those of earlier versions."""
+"""Parquet files: made of row files in place, and read."""
 
 import shutil
 from pathlib import Path
@@ -8,12 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from taskyard.errors import JournalDamaged
+from taskyard.errors import JournalDamaged, UnknownFormat
 from taskyard.journal import compaction, history, parquet_file
 from taskyard.journal.history import PARQUET, ROWS, HistoryPart
 from taskyard.journal.parquet_file import EDGES, EVENTS
 from taskyard.journal.store import MemoryStore
-from tests.journal.make_golden import GOLDEN
 from tests.journal.scenarios import WritingYard, go_on, rich_story
 
 Rows = list[dict[str, Any]]
@@ -197,17 +196,33 @@ class TestDamage:
             history.check_part(state, part_in(state))
 
 
-@pytest.mark.parametrize("version", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
-def test_history_of_an_earlier_version_has_all_columns(version: Path, tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    shutil.copytree(version / "state", state)
+def test_columns_are_read_by_name(state: Path) -> None:
     history.convert(state)
-    part = part_in(state)
-    paths = part.paths(state)
-    assert {path.suffix for path in paths.values()} == {f".{PARQUET}"}
-    events = parquet_file.read_table(paths["events"])
+    path = part_in(state).paths(state)["events"]
+    events = parquet_file.read_table(path)
     assert events.schema.equals(EVENTS)
-    assert events.num_rows == history.check_part(state, part, deep=True)
-    assert "finished" in events["kind"].to_pylist()
-    batches = parquet_file.batches(paths["events"], ["task", "host"])
+    assert events.num_rows == history.check_part(state, part_in(state), deep=True)
+    batches = parquet_file.batches(path, ["task", "host"])
     assert [batch.schema.names for batch in batches] == [["task", "host"]]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error", "problem"),
+    [
+        (None, UnknownFormat, "has a development format, from before the first release"),
+        ({b"TASKYARD history": b"2"}, UnknownFormat, "has format 2, .* reads format 1"),
+        ({b"TASKYARD history": b"x"}, JournalDamaged, "the format number is damaged"),
+        ({b"other": b"1"}, JournalDamaged, "the format number is damaged"),
+    ],
+)
+def test_files_of_other_formats_are_refused(
+    state: Path, metadata: dict[bytes, bytes] | None, error: type[Exception], problem: str
+) -> None:
+    history.convert(state)
+    path = part_in(state).paths(state)["events"]
+    pq.write_table(parquet_file.read_table(path).replace_schema_metadata(metadata), path)
+    for use in (parquet_file.read_table, parquet_file.record_range, parquet_file.require_format):
+        with pytest.raises(error, match=problem):
+            use(path)
+    with pytest.raises(error, match=problem):
+        history.check_part(state, part_in(state))

@@ -513,7 +513,7 @@ class TestResults:
         submitted = Submitted(0, Submission([b"a"], [LONG_PAYLOAD]))
         commit(store, submitted)
         apply(ledger, submitted)
-        apply(ledger, Cancelled(0, [b"a"]))
+        apply(ledger, Cancelled(0, [b"a"], []))
         task = ledger.tasks[b"a"]
         task.state = TaskState.DONE
         assert task.ending is not None

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from taskyard.errors import JournalDamaged
+from taskyard.errors import JournalDamaged, UnknownFormat
 from taskyard.journal import history, row_file
 from taskyard.journal.history import HistoryPart
 from taskyard.journal.row_file import Block, ColumnBuilder, RowFile, RowFileWriter
@@ -60,7 +60,7 @@ def test_trailer_has_the_ranges_and_counts(path: Path) -> None:
 
 def test_header_is_text_that_names_the_columns(path: Path) -> None:
     lines = path.read_bytes().split(b"\n")
-    assert lines[:2] == [b"taskyard history 1", b"edges sequence record task after"]
+    assert lines[:2] == [b"TASKYARD history 1", b"edges sequence record task after"]
 
 
 def test_shared_values_are_stored_once(path: Path) -> None:
@@ -138,13 +138,25 @@ def test_swapped_blocks_are_found(path: Path) -> None:
     [
         (b"", "not a history file"),
         (b"PAR1", "not a history file"),
-        (b"taskyard history 1\nedges", "truncated"),
-        (b"taskyard history 1\nedges a\n", "truncated"),
-        (b"taskyard history 2\nedges a\n", "format 2, but this version reads 1"),
+        (b"TASKYARD history 1\nedges", "truncated"),
+        (b"TASKYARD history 1\nedges a\n", "truncated"),
     ],
 )
 def test_other_files_are_refused(path: Path, content: bytes, problem: str) -> None:
     assert damaged(path, content) == f"history/{path.name} can't be read ({problem})"
+
+
+@pytest.mark.parametrize(
+    ("magic", "problem"),
+    [
+        (b"TASKYARD history 2", "has format 2, but this version of Taskyard reads format 1"),
+        (b"taskyard history 1", "has a development format, from before the first release"),
+    ],
+)
+def test_files_of_other_versions_are_refused(path: Path, magic: bytes, problem: str) -> None:
+    path.write_bytes(magic + path.read_bytes()[len(magic) :])
+    with pytest.raises(UnknownFormat, match=f"history/{path.name} {problem}"):
+        RowFile(path)
 
 
 def test_missing_file_and_directory_are_refused(path: Path) -> None:

@@ -39,7 +39,7 @@ def test_snapshot_comes_back_as_it_was(ledger: Ledger, head: Head, tmp_path: Pat
     assert path == tmp_path / "snapshots" / "000000000077.snapshot"
     with snapshot.read(tmp_path, 77) as taken:
         assert (taken.identity, taken.head) == (IDENTITY, head)
-        assert taken.tasks == len(ledger.tasks)
+        assert taken.rest.tasks == len(ledger.tasks)
         taken.verify()
         assert ledger_fingerprint(taken.restore()) == ledger_fingerprint(ledger)
 

@@ -376,7 +376,7 @@ def test_unfinished_creation_is_done_again(tmp_path: Path) -> None:
 def test_journal_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
     SqliteStore(tmp_path).close()
     change(tmp_path, "UPDATE meta SET value = '2' WHERE key = 'format'")
-    with pytest.raises(UnknownFormat, match=r"has format 2, .* reads up to 1 \(use the version"):
+    with pytest.raises(UnknownFormat, match=r"has format 2, .* reads format 1 \(use the version"):
         SqliteStore(tmp_path)
 
 

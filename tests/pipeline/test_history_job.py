@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from taskyard.cli.entry import run, taskyard
-from taskyard.errors import JournalDamaged, UserError
+from taskyard.errors import JournalDamaged, UnknownFormat, UserError
 from taskyard.journal.history import HistoryPart
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import ATTEMPTS, EVENTS, TASKS, WORKERS
@@ -267,10 +268,14 @@ def test_tables_of_another_state_are_refused(
 
 
 def test_tables_of_another_version_are_refused(state: Path, tmp_path: Path) -> None:
-    (tmp_path / "_work").mkdir()
-    (tmp_path / "_work" / "origin.json").write_text('{"version": 1, "journal": ""}')
-    with pytest.raises(UserError, match="tables of another version of Taskyard"):
-        HistoryJob(state, tmp_path)
+    make_tables(state, tmp_path)
+    path = tmp_path / "manifest.json"
+    written = json.loads(path.read_text())
+    for version, found in ((2, "version 2"), (None, "a development version")):
+        written.pop("version", None)
+        path.write_text(json.dumps(written | ({"version": version} if version else {})))
+        with pytest.raises(UnknownFormat, match=f"tables of {found}, but this Taskyard reads"):
+            HistoryJob(state, tmp_path)
 
 
 def test_path_that_delta_cannot_have_is_refused(state: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,16 +10,12 @@ import pytest
 from taskyard.core.limits import SECOND_NS
 from taskyard.pipeline.datasets import ATTEMPTS
 from taskyard.pipeline.jobs import report
-from taskyard.pipeline.jobs.broker_tables import fold_files
 from taskyard.pipeline.report import summary
 from taskyard.pipeline.report.headline import lower_bound_ns
 from taskyard.pipeline.sources import history
-from tests.journal.make_golden import GOLDEN
 from tests.kit.processes import run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
     from taskyard.pipeline.report.summary import ReportSummary
@@ -107,16 +102,3 @@ def test_attempts_have_exit_status_and_resource_use(
     ends = {row["name"]: (row["exit_status"], row["signal"]) for row in rows}
     assert (ends["killed"], ends["fails"], ends["nap-0"]) == ((None, 9), (3, None), (0, None))
     assert all(row["cpu_ns"] > 0 and row["host"] for row in rows)
-
-
-def test_history_of_an_earlier_version_is_read_without_measurements(tmp_path: Path) -> None:
-    folder = shutil.copytree(GOLDEN / "format-2" / "state" / "history", tmp_path / "copied")
-    tables = fold_files(history.find_directory(folder, tmp_path)).rows
-    assert tables is not None
-    found = tables["attempts"].to_pylist()
-    ran = [row for row in found if row["outcome"] == "finished"]
-    assert ran
-    for row in ran:
-        leased_ns = (row["settled"] - row["leased"]).total_seconds() * SECOND_NS
-        assert row["run_ns"] == pytest.approx(leased_ns, abs=2000)
-        assert [row[name] for name in ("started", "queued_ns", "host", "cpu_ns")] == [None] * 4

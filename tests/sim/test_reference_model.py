@@ -80,7 +80,7 @@ BROKEN: dict[str, tuple[str, list[r.AnyRecord]]] = {
     "came due too early": ("due", [due, r.CameDue(NOW_NS, [a])]),
     "leased when cancelled": (
         "ended",
-        [submitted(a), joined(), r.Cancelled(NOW_NS, [a]), leased(a)],
+        [submitted(a), joined(), r.Cancelled(NOW_NS, [a], []), leased(a)],
     ),
     "leased to an unknown worker": ("record", [submitted(a), leased(a)]),
     "leased twice": ("record", [submitted(a), joined(), leased(a), leased(a, attempt=2)]),
@@ -116,7 +116,7 @@ BROKEN: dict[str, tuple[str, list[r.AnyRecord]]] = {
         [submitted(a), joined(), leased(a), finished(a), submitted(a)],
     ),
     "a cycle": ("cycle", [submitted(a), after(b, a), r.Extended(NOW_NS, [a], [[b]])]),
-    "an orphan": ("orphan", [submitted(a), after(b, a), r.Cancelled(NOW_NS, [a])]),
+    "an orphan": ("orphan", [submitted(a), after(b, a), r.Cancelled(NOW_NS, [a], [])]),
     "more than its slots": ("slots", [submitted(a, b), joined(slots=1), leased(a, b)]),
     "freed a slot that it did not keep": ("slots", [joined(), r.SlotsFreed(NOW_NS, b"w", 1)]),
     "two at once in a serial lane": ("limit", [submitted(a, b, lane=b"l"), joined(), leased(a, b)]),

@@ -278,13 +278,14 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "The database of a store can't be reached, or lacks the tables of this version.",
             "Check the URL. The message says what is missing.",
         ),
+        "state-format": Explanation(
+            "A state, a store or tables were written by another version of Taskyard: a newer one, "
+            "or one from before the first release. Nothing in them was changed.",
+            "Use the version that wrote it, or begin with a new state.",
+        ),
         "leader-lost": Explanation(
             "Another broker has taken over the journal in the database.",
             "Nothing, if that was intended. Otherwise stop one of both.",
-        ),
-        "unknown-format": Explanation(
-            "The state was written by a newer version of Taskyard.",
-            "Use the version that wrote it, or a newer one.",
         ),
         "journal-damaged": Explanation(
             "The journal or a file beside it differs from what was written.",

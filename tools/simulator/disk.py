@@ -122,7 +122,7 @@ class SimIndex:
         self._ended: dict[bytes, EndedTask] = {}
         #: Results in trimmed rows.
         self._results: dict[bytes, Result] = {}
-        self._causes: dict[bytes, bytes | None] = {}
+        self._causes: dict[bytes, bytes] = {}
         #: stdout and stderr of attempts, in trimmed rows.
         self._outputs: dict[tuple[bytes, int], tuple[Result, Result]] = {}
 

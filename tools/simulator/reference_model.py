@@ -652,9 +652,8 @@ class ReferenceModel:
                 self._release_slots(task_model)
         self._move_from_lanes(task_models, CANCELLED, "cancelled")
         gone = dict.fromkeys(record.names)
-        causes = record.causes or []
-        asked = len(task_models) - len(causes)
-        for task_model, place in zip(task_models[asked:], causes, strict=True):
+        asked = len(task_models) - len(record.causes)
+        for task_model, place in zip(task_models[asked:], record.causes, strict=True):
             waited = place < asked and any(name in gone for name in task_model.after)
             self.require(
                 waited, "cause", "was cancelled with a task that it did not wait for", task_model

@@ -114,7 +114,7 @@ class Tables:
         self.place: tuple[str, list[str]] = ("", [])
         self.rows: dict[int, Row] = {}
         self.meta = {
-            "format": b"%d" % database.FORMAT,
+            "format": database.FORMAT,
             "anchor": chain.seal(identity, Head(0, 0, chain.origin(identity))),
         }
         self.claims: dict[str, tuple[Any, ...]] = {}

@@ -190,7 +190,7 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "store": LazyCommand(
         "taskyard.cli.store:store",
-        "Create or upgrade a store in PostgreSQL, move a state, or list the outbox.",
+        "Create a store in PostgreSQL, move a state, or list the outbox.",
     ),
     "report": LazyCommand(
         "taskyard.cli.pipeline.report:report", "Write an HTML report with charts, and tables."

@@ -1,4 +1,4 @@
-"""`taskyard store`: create and upgrade a store in PostgreSQL, move a state, list the outbox.
+"""`taskyard store`: create a store in PostgreSQL, move a state, list the outbox.
 
 Owns the output. The work is done by `taskyard.journal.postgres`.
 """
@@ -23,12 +23,10 @@ from taskyard.cli.options import (
 )
 from taskyard.cli.output import example, moment_cell, print_document, print_table
 from taskyard.core.identity import spelling
-from taskyard.core.limits import SECOND_NS
 from taskyard.errors import NotInstalled, UnknownName, UnusableFile, UnusableStore, UserError
 
 if TYPE_CHECKING:
     from taskyard.journal.postgres.database import Connection
-    from taskyard.journal.postgres.leader import LeaderRow
 
 #: Tasks in a list of the outbox. There may be millions while no broker runs.
 _TASKS_MAX: Final = 1_000
@@ -43,7 +41,7 @@ def _example(line: str) -> str:
 @verbose_option
 @quiet_option
 def store() -> None:
-    """Create or upgrade a store in PostgreSQL, move a state, or list the outbox.
+    """Create a store in PostgreSQL, move a state, or list the outbox.
 
     The tables are in a schema of their own, `taskyard`. Each database has one journal. URL is as in
     psql: postgresql://USER@HOST:PORT/DATABASE. Other users of this machine can see a password in it
@@ -67,34 +65,8 @@ def init(url: str) -> None:
         from taskyard.journal.postgres import database  # noqa: PLC0415  # an extra
 
         created = database.init(connection)
-        format_number = database.FORMAT if created else database.format_of(connection)
-        what = "created" if created else "exists already:"
-        click.echo(f"{database.describe(url)}: {what} a store of format {format_number}")
-
-
-@store.command(epilog=_example("upgrade postgresql://taskyard@db.example/taskyard"))
-@click.argument("url")
-@verbose_option
-@quiet_option
-@click.pass_obj
-def upgrade(cli_context: CliContext, url: str) -> None:
-    """Upgrade the tables to the format of this version.
-
-    A store of this format is left as it is. Stop its brokers first. After a kill, this waits until
-    the lease of the broker has ended.
-    """
-    with _database(url) as connection:
-        from taskyard.journal.postgres import database, leader  # noqa: PLC0415  # an extra
-
-        def print_wait(seen: "LeaderRow") -> None:
-            seconds = seen.lease_ns / SECOND_NS
-            cli_context.info(f"waiting up to {seconds:g} s for the lease of epoch {seen.epoch}")
-
-        before = leader.upgrade(connection, print_wait)
-        if before == database.FORMAT:
-            click.echo(f"{database.describe(url)}: has format {before} already")
-        else:
-            click.echo(f"{database.describe(url)}: upgraded from {before} to {database.FORMAT}")
+        what = "created a store" if created else "has a store already"
+        click.echo(f"{database.describe(url)}: {what}")
 
 
 @store.command(epilog=_example("move .taskyard postgresql://taskyard@db.example/taskyard"))

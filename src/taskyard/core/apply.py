@@ -70,8 +70,6 @@ def _submitted(ledger: Ledger, record: records.Submitted) -> None:
     ledger.environment = submission.environment or ledger.environment
     for terms in submission.terms:
         ledger.campaign(terms.campaign)
-        if record.bare and terms.campaign:
-            ledger.bare[terms.campaign] = None
         service = ledger.service(terms.service)
         if terms.is_wide:
             service.has_wide_tasks = ledger.has_wide_tasks = True

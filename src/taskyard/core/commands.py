@@ -73,9 +73,7 @@ def submit_requested(context: Context, event: events.SubmitRequested) -> None:
     counts = (taken.new, taken.existing, len(taken.refused))
     context.send(Accepted(event.client, event.request, *counts))
     if event.watch:
-        bare = bool(context.ledger.bare)
-        full_names = identity.full_names(asked.submission) if bare else event.submission.names
-        subscriptions.watch(context, (event.client, event.request), full_names)
+        subscriptions.watch(context, (event.client, event.request), event.submission.names)
 
 
 def _is_refused_for_lag(context: Context, event: events.SubmitRequested) -> bool:
@@ -262,9 +260,8 @@ def tasks_in_scope(ledger: Ledger, scope: events.Scope) -> list[Task]:
         if lane is not None:  # the fastest filter first: ended tasks are in no lane
             tasks = [task for task in tasks if task.lane is lane]
         return [task for task in tasks if _is_in_scope(scope, task)]
-    found = [identity.find(ledger, name) for name in dict.fromkeys(scope.names)]
-    named = {task.name: task for task in found if task is not None}
-    return [task for task in named.values() if _is_in_scope(scope, task)]
+    found = map(ledger.tasks.get, dict.fromkeys(scope.names))
+    return [task for task in found if task is not None and _is_in_scope(scope, task)]
 
 
 def _is_in_scope(scope: events.Scope, task: Task) -> bool:

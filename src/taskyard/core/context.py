@@ -61,8 +61,6 @@ class Context:
         self.campaign_watchers: dict[bytes, list[tuple[bytes, int]]] = {}
         #: The unsettled tasks of each subscription, so that dropping one takes no search.
         self.watched: dict[tuple[bytes, int], dict[bytes, None]] = {}
-        #: The names by which a subscription refers to tasks of other keys.
-        self.aliases: dict[tuple[bytes, int], dict[bytes, bytes]] = {}
         #: (until, number, lane): lanes that debounce, and how many ever did.
         self.debounce_heap: list[tuple[int, int, Lane]] = []
         self.debounce_count = 0

@@ -46,7 +46,7 @@ SLOTS_UNLIMITED: Final = 1 << 60
 class Task(Struct, gc=False, eq=False):
     """One unit of work."""
 
-    #: Its key: its full name, unless its campaign is bare (`identity`).
+    #: Its key: its full name (`identity`).
     name: bytes
     #: Bytes for the worker. Of an ended task only their `digest`, to recognize them.
     payload: bytes

@@ -84,7 +84,7 @@ def refused_tasks(ledger: Ledger, event: SubmitRequested) -> list[RefusedTask]:
         for index, fault in tasks:
             faults.setdefault(index, fault)
     campaigns = dict.fromkeys(terms.campaign for terms in asked.terms)
-    wrong = {name: None for name in campaigns if submission.is_bad_campaign(ledger, name)}
+    wrong = {name: None for name in campaigns if identity.SEPARATOR in name}
     batch, other = identity.keyed_with_faults(ledger, asked)
     for index, key in enumerate(batch.names):
         if wrong and asked.terms_of(index).campaign in wrong:

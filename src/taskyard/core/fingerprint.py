@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
-
 if TYPE_CHECKING:
     from taskyard.core.entities import Task
     from taskyard.core.ledger import Ledger
-    from taskyard.core.runs import Attempt
 
 
 def ledger_fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
@@ -28,7 +25,6 @@ def ledger_fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         "campaigns": {one.name: list(one.counts) for one in ledger.campaigns.values()},
         "truncated": {one.name: one.truncated for one in ledger.campaigns.values()},
         "restarted": {one.name: one.restarted for one in ledger.campaigns.values()},
-        "bare": sorted(ledger.bare),
         "services": {
             one.name: (one.paused, one.has_wide_tasks, list(one.counts))
             for one in ledger.services.values()
@@ -64,7 +60,7 @@ def ledger_fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         "reasons": dict(ledger.reasons),
         "envelopes": dict(ledger.envelopes),
         "outputs": {name: ledger.outputs[name] for name in tasks if name in ledger.outputs},
-        "tries": {name: _attempts(attempts[name]) for name in tasks if name in attempts},
+        "tries": {name: list(attempts[name]) for name in tasks if name in attempts},
     }
 
 
@@ -83,15 +79,6 @@ def _task_fingerprint(task: Task) -> tuple[Any, ...]:
         task.losses_excused,
         task.due_ns,
     )
-
-
-def _attempts(attempts: list[Attempt]) -> list[Attempt]:
-    """Return attempts without the values that snapshots of older versions lack. They are only
-    shown."""
-    return [
-        structs.replace(one, leased_ns=0, reason=b"", host=one.host if one.started_ns else b"")
-        for one in attempts
-    ]
 
 
 def _names(tasks: list[Task]) -> list[bytes]:

@@ -13,7 +13,7 @@ from taskyard.core.identity import prefix, spelling
 from taskyard.core.states import BLOCKED, CANCELLED, FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from taskyard.core.entities import Task
 
@@ -249,9 +249,7 @@ def _with_edges(
 class AwaitedNames:
     """The tasks that wait for unknown names, by key and by the other name that satisfies a key."""
 
-    def __init__(self, bare: Container[bytes]) -> None:
-        """Start empty. `bare` are the campaigns whose tasks have only their names as keys."""
-        self._bare = bare
+    def __init__(self) -> None:
         #: The tasks that wait for each unknown key.
         self.tasks: dict[bytes, list[Task]] = {}
         #: Awaited keys by the other name that satisfies them: `after` may hold full names or not.
@@ -276,7 +274,7 @@ class AwaitedNames:
     def _index(self, task: Task, key: bytes) -> None:
         """Index the other name that satisfies an awaited key."""
         begin = prefix(task.terms.campaign)
-        if begin and key.startswith(begin) and task.terms.campaign not in self._bare:
+        if begin and key.startswith(begin):
             self.keys_by_name.setdefault(key[len(begin) :], {})[key] = None
 
     def waiting_for(self, name: bytes) -> list[Task]:

@@ -2,9 +2,7 @@
 
 A task is identified by the pair (campaign, name). Its key is its full name: `CAMPAIGN/NAME`, or
 `NAME` outside any campaign. Owns that spelling, and the lookup of names that users and peers write.
-
-Campaigns of journals before format 4 are bare: their tasks keep their old keys, which are their
-names alone. Does not depend on task states.
+Does not depend on task states.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from taskyard.core.model import shown
 from taskyard.errors import PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from taskyard.core.entities import Task
     from taskyard.core.model import Campaign, Submission
@@ -68,7 +66,6 @@ class Directory(Protocol):
 
     tasks: dict[bytes, Task]
     campaigns: dict[bytes, Campaign]
-    bare: dict[bytes, None]
 
 
 class OtherTask(PeerError):
@@ -78,31 +75,16 @@ class OtherTask(PeerError):
 # Keys of new tasks.
 
 
-def key(ledger: Directory, campaign: bytes, name: bytes) -> bytes:
-    """Return the key of a task: its full name, unless its campaign is bare."""
-    full = prefix(campaign) + name
-    if campaign not in ledger.bare:
-        return full
-    return full if _is_of(ledger, full, campaign) and not _is_of(ledger, name, campaign) else name
-
-
-def _is_of(ledger: Directory, spelled: bytes, campaign: bytes) -> bool:
-    """Return whether a campaign has a task of this key."""
-    task = ledger.tasks.get(spelled)
-    return task is not None and task.terms.campaign == campaign
-
-
 def keyed(ledger: Directory, submission: Submission) -> Submission:
     """Return a checked submission with keys in place of names, also in `after`."""
     campaigns = [terms.campaign for terms in submission.terms]
-    if not any(campaigns) and not ledger.bare:
+    if not any(campaigns):
         return submission
     own = _campaigns_of(submission, campaigns)
-    names = _keys(ledger, own, submission.names)
+    names = _keys(own, submission.names)
     after = submission.after
     if after is not None:
-        places = dict(zip(names, own, strict=True))
-        find = _Predecessors(ledger, places)
+        find = _Predecessors(ledger, dict(zip(names, own, strict=True)))
         pairs = zip(own, after, strict=True)
         after = [[find.key(campaign, one) for one in some] for campaign, some in pairs]
     return structs.replace(submission, names=names, after=after)
@@ -116,10 +98,10 @@ def keyed_with_faults(
     In the result these tasks have no predecessors.
     """
     after, campaigns = submission.after, [terms.campaign for terms in submission.terms]
-    if after is None or (not any(campaigns) and not ledger.bare):
+    if after is None or not any(campaigns):
         return keyed(ledger, submission), {}
     own = _campaigns_of(submission, campaigns)
-    names = _keys(ledger, own, submission.names)
+    names = _keys(own, submission.names)
     find = _Predecessors(ledger, dict(zip(names, own, strict=True)))
     keys: list[list[bytes]] = []
     wrong: dict[int, str] = {}
@@ -139,12 +121,11 @@ def _campaigns_of(submission: Submission, campaigns: list[bytes]) -> list[bytes]
     return [campaigns[place] for place in submission.terms_at]
 
 
-def _keys(ledger: Directory, campaigns: Sequence[bytes], names: list[bytes]) -> list[bytes]:
-    first = campaigns[0]
-    if first not in ledger.bare and campaigns.count(first) == len(campaigns):
-        begin = prefix(first)
-        return [begin + name for name in names] if begin else names
-    return [key(ledger, *pair) for pair in zip(campaigns, names, strict=True)]
+def _keys(campaigns: Sequence[bytes], names: list[bytes]) -> list[bytes]:
+    if campaigns.count(campaigns[0]) < len(campaigns):
+        return [*map(spelling, campaigns, names)]
+    begin = prefix(campaigns[0])
+    return [begin + name for name in names] if begin else names
 
 
 class _Predecessors:
@@ -165,35 +146,27 @@ class _Predecessors:
         if not name:
             return name  # refused later
         own = prefix(campaign) + name
-        if self._batch.get(own) == campaign or _is_of(self._ledger, own, campaign):
+        known = self._ledger.tasks.get(own)
+        if self._batch.get(own) == campaign or (known and known.terms.campaign == campaign):
             return own
-        if self._is_outside(name, campaign):
+        if self._owner(name) == b"":
             return name
         first, sign, rest = name.partition(SEPARATOR)
         if sign and rest and (first in self._campaigns or first in self._ledger.campaigns):
-            return self._checked(key(self._ledger, first, rest), first)
-        return self._checked(key(self._ledger, campaign, name), campaign)
+            return self._checked(spelling(first, rest), first)
+        return self._checked(own, campaign)
 
-    def _is_outside(self, name: bytes, campaign: bytes) -> bool:
-        """Return whether a name means a task outside any campaign.
-
-        For tasks of bare campaigns or of none, tasks of bare campaigns count as outside.
-        """
-        if name in self._batch:
-            owner = self._batch[name]
-        else:
-            task = self._ledger.tasks.get(name)
-            if task is None:
-                return False
-            owner = task.terms.campaign
-        bare = self._ledger.bare
-        return not owner or (owner in bare and (not campaign or campaign in bare))
+    def _owner(self, spelled: bytes) -> bytes | None:
+        """Return the campaign of the task with this key. None: there is no task."""
+        if spelled in self._batch:
+            return self._batch[spelled]
+        task = self._ledger.tasks.get(spelled)
+        return None if task is None else task.terms.campaign
 
     def _checked(self, spelled: bytes, campaign: bytes) -> bytes:
         """Return a key. Raise `OtherTask` if it belongs to a task that the name does not mean."""
-        task = self._ledger.tasks.get(spelled)
-        owner = self._batch.get(spelled, campaign if task is None else task.terms.campaign)
-        if owner != campaign:
+        owner = self._owner(spelled)
+        if owner is not None and owner != campaign:
             wrong = meaning(spelled, owner)
             text = f"predecessor {shown(spelled)}: {wrong} (give one of them another name)"
             raise OtherTask(text)
@@ -206,71 +179,28 @@ def predecessors(ledger: Directory, task: Task, names: Iterable[bytes]) -> list[
     return [find.key(task.terms.campaign, name) for name in names]
 
 
-# Lookup of names.
-
-
-def find(ledger: Directory, name: bytes) -> Task | None:
-    """Return the task that a name means: as a whole, else split at its first `/`."""
-    task = ledger.tasks.get(name)
-    if task is not None or not ledger.bare:
-        return task
-    campaign, _, rest = name.partition(SEPARATOR)
-    is_bare = campaign in ledger.bare and _is_of(ledger, rest, campaign)
-    return ledger.tasks[rest] if is_bare else None
-
-
-def everywhere(ledger: Directory, name: bytes) -> Iterator[Task]:
-    """Yield the tasks of this name in any campaign, newest campaigns first."""
-    for spelled in _everywhere(ledger, name):
-        task = ledger.tasks.get(spelled)
-        if task is not None:
-            yield task
-
-
-def _everywhere(ledger: Directory, name: bytes) -> Iterator[bytes]:
+def everywhere(ledger: Directory, name: bytes) -> Iterator[bytes]:
+    """Yield the keys of this name in every campaign, newest campaigns first."""
     newest = reversed(ledger.campaigns)
     for campaign, _ in zip(newest, range(CAMPAIGNS_SEARCHED_MAX), strict=False):
-        yield key(ledger, campaign, name)
+        yield prefix(campaign) + name
 
 
-# Keys that a name may mean, to fetch archived tasks into memory before the lookup.
+def candidates_of(submission: Submission) -> Iterator[bytes]:
+    """Yield every key that the names of an unchecked submission may mean.
 
-
-def candidates(
-    ledger: Directory, names: Iterable[bytes], *, any_campaign: bool = False
-) -> Iterator[bytes]:
-    """Yield every key that `find` or `everywhere` may look up for these names."""
-    bare = ledger.bare
-    for name in names:
-        yield name
-        if bare:
-            campaign, _, rest = name.partition(SEPARATOR)
-            if campaign in bare:
-                yield rest
-        if any_campaign:
-            yield from _everywhere(ledger, name)
-
-
-def candidates_of(ledger: Directory, submission: Submission) -> Iterator[bytes]:
-    """Yield every key that the names of an unchecked submission may mean."""
+    So archived tasks are fetched into memory before the lookup.
+    """
     campaigns = [terms.campaign for terms in submission.terms]
     after = submission.after or ()
-    if not any(campaigns) and not ledger.bare:
+    if not any(campaigns):
         yield from submission.names
         for some in after:
             yield from some
         return
     places = submission.terms_at or [0] * len(submission.names)
     own = [campaigns[place] if 0 <= place < len(campaigns) else b"" for place in places]
-    for campaign, name in zip(own, submission.names, strict=False):
-        yield from _in_campaign(ledger.bare, campaign, name)
+    yield from map(spelling, own, submission.names)
     for campaign, some in zip(own, after, strict=False):
         for name in some:
-            yield from _in_campaign(ledger.bare, campaign, name)
-            yield from candidates(ledger, (name,))
-
-
-def _in_campaign(bare: Container[bytes], campaign: bytes, name: bytes) -> Iterator[bytes]:
-    yield prefix(campaign) + name
-    if campaign in bare:
-        yield name
+            yield from (spelling(campaign, name), name)

@@ -93,8 +93,7 @@ def _require(holds: object, what: str, name: bytes | None = None) -> None:
 
 def _check_task(ledger: Ledger, task: Task) -> None:
     name, campaign = task.name, task.terms.campaign
-    is_full = name.startswith(prefix(campaign)) or campaign in ledger.bare
-    _require(is_full, "lacks the prefix of its campaign", name)
+    _require(name.startswith(prefix(campaign)), "lacks the prefix of its campaign", name)
     _require((task.lease is not None) is (task.state is TaskState.LEASED), "lease", name)
     has_ended = task.state in TASK_STATES_ENDED
     _require((task.ending is not None) is has_ended, "ending", name)
@@ -120,7 +119,7 @@ def _check_waits(ledger: Ledger) -> None:
     for task in ledger.tasks.values():
         if task.ending is None:
             _equal(task.waits, edges.get(task.name, 0), f"waits of {task.name!r}")
-    awaited, derived = ledger.awaited, AwaitedNames(ledger.bare)
+    awaited, derived = ledger.awaited, AwaitedNames()
     for name, dependents in awaited.tasks.items():
         derived.restore(name, dependents)
     _equal(awaited.keys_by_name, derived.keys_by_name, "names that satisfy awaited keys")

@@ -48,10 +48,8 @@ class Ledger:
         #: Every task by its key (`identity`). Ended ones stay until they are archived.
         self.tasks: dict[bytes, Task] = {}
         self.campaigns: dict[bytes, Campaign] = {}
-        #: Campaigns of old journals, whose tasks have only their names as keys (`identity`).
-        self.bare: dict[bytes, None] = {}
         #: Unknown names that tasks wait for.
-        self.awaited = graph.AwaitedNames(self.bare)
+        self.awaited = graph.AwaitedNames()
         self.services: dict[bytes, Service] = {}
         self.workers: dict[bytes, Worker] = {}
         #: Processes that lost their name, by (name, incarnation), oldest first.

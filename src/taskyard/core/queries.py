@@ -134,14 +134,15 @@ def _too_many(context: Context, event: events.LookupRequested | events.ResultsRe
 
 def _existing(ledger: Ledger, names: Iterable[bytes]) -> list[Task]:
     """Return the tasks of these names, once each, in order. Skip unknown names."""
-    found = [identity.find(ledger, name) for name in dict.fromkeys(names)]
-    return [*{task.name: task for task in found if task is not None}.values()]
+    found = map(ledger.tasks.get, dict.fromkeys(names))
+    return [task for task in found if task is not None]
 
 
 def _everywhere(ledger: Ledger, names: Iterable[bytes]) -> list[Task]:
     """Return the tasks of these names in any campaign, at most a page."""
-    tasks = (task for name in dict.fromkeys(names) for task in identity.everywhere(ledger, name))
-    return [*islice(tasks, LIST_TASKS_MAX)]
+    keys = (key for name in dict.fromkeys(names) for key in identity.everywhere(ledger, name))
+    found = map(ledger.tasks.get, keys)
+    return [*islice((task for task in found if task is not None), LIST_TASKS_MAX)]
 
 
 def _blockers(ledger: Ledger, blocked: list[Task]) -> dict[bytes, list[bytes]]:
@@ -293,9 +294,8 @@ def _pauses(services: list[Service]) -> list[tuple[bytes, bytes | None]]:
 
 
 def explain_requested(context: Context, event: events.ExplainRequested) -> None:
-    task = identity.find(context.ledger, event.name)
-    name = event.name if task is None else task.name
-    reply = ExplanationReply(event.client, event.request, name, explain(context, name))
+    task = context.ledger.tasks.get(event.name)
+    reply = ExplanationReply(event.client, event.request, event.name, explain(context, event.name))
     if task is not None:
         reply.campaign = task.terms.campaign
         if reply.explanation.reason is Reason.NO_WORKER:
@@ -360,8 +360,6 @@ def results_requested(context: Context, event: events.ResultsRequested) -> None:
     reply = Settled(event.client, event.request, [], [], [])
     for task in _existing(context.ledger, event.names):
         subscriptions.add_settled(reply, context.ledger, task)
-    if context.ledger.bare:
-        reply.aliases = _aliases(context.ledger, event.names)
     context.send(reply)
 
 
@@ -380,13 +378,6 @@ def _send_inputs(context: Context, event: events.ResultsRequested) -> None:
     context.send(reply)
 
 
-def _aliases(ledger: Ledger, names: Iterable[bytes]) -> dict[bytes, bytes] | None:
-    """Return the requested names of tasks that have other keys, by key."""
-    found = [(identity.find(ledger, name), name) for name in names]
-    asked = {task.name: name for task, name in found if task is not None and task.name != name}
-    return asked or None
-
-
 def output_requested(context: Context, event: events.OutputRequested) -> None:
     ledger = context.ledger
     if event.held:
@@ -395,7 +386,7 @@ def output_requested(context: Context, event: events.OutputRequested) -> None:
             return
         task = ledger.tasks.get(keys[event.name])
     else:
-        task = identity.find(ledger, event.name)
+        task = ledger.tasks.get(event.name)
     name = event.name if task is None else task.name
     record = ledger.outputs.get(name, 0)
     reply = TaskOutput(event.client, event.request, name, task is not None, record)

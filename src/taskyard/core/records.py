@@ -55,9 +55,7 @@ class Submitted(Record, tag=1):
     after_done: list[list[bytes]] | None = None
     #: For names that ended before: the last attempt of the former generation.
     attempts: list[int] | None = None
-    #: Written before format 4, with names alone as keys. Only readers of older formats set it.
-    bare: bool = False
-    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    #: The name of the key of the client that requested it. b"": it has none.
     by: bytes = b""
 
 
@@ -161,10 +159,9 @@ class Cancelled(Record, tag=11):
     """Tasks were cancelled on request, with all their dependents, which follow in `names`."""
 
     names: list[bytes]
-    #: For each dependent, the index in `names` of the requested task that it waited for. None: an
-    #: older version did not store it.
-    causes: list[int] | None = None
-    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    #: For each dependent, the index in `names` of the requested task that it waited for.
+    causes: list[int]
+    #: The name of the key of the client that requested it. b"": it has none.
     by: bytes = b""
 
 
@@ -172,7 +169,7 @@ class Retried(Record, tag=12):
     """Failed or delayed tasks become ready at once and get all their attempts again."""
 
     names: list[bytes]
-    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    #: The name of the key of the client that requested it. b"": it has none.
     by: bytes = b""
 
 
@@ -229,14 +226,14 @@ class Paused(Record, tag=18):
 
     service: bytes
     lane: bytes | None
-    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    #: The name of the key of the client that requested it. b"": it has none.
     by: bytes = b""
 
 
 class Resumed(Record, tag=19):
     service: bytes
     lane: bytes | None
-    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    #: The name of the key of the client that requested it. b"": it has none.
     by: bytes = b""
 
 
@@ -247,7 +244,7 @@ class Moved(Record, tag=20):
     #: None: each stays in its service, or keeps the name of its lane.
     service: bytes | None
     lane: bytes | None
-    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    #: The name of the key of the client that requested it. b"": it has none.
     by: bytes = b""
 
 
@@ -261,7 +258,7 @@ class Released(Record, tag=22):
     """Ready tasks of held lanes may be leased once. They go first."""
 
     names: list[bytes]
-    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    #: The name of the key of the client that requested it. b"": it has none.
     by: bytes = b""
 
 
@@ -290,7 +287,7 @@ class Edited(Record, tag=25):
 
     names: list[bytes]
     changes: TermsChanges
-    #: The name of the key of the client that requested it. b"": it has none, or is not recorded.
+    #: The name of the key of the client that requested it. b"": it has none.
     by: bytes = b""
 
 

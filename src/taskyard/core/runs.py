@@ -83,7 +83,6 @@ class Attempt(Struct, array_like=True, gc=False):
     memory_max_bytes: int = 0
     #: A remark of the worker.
     note: bytes = b""
-    #: When it was leased. 0: an older version did not keep it.
     leased_ns: int = 0
     #: Why it ended without a result, at most `ATTEMPT_REASON_BYTES_MAX` bytes.
     reason: bytes = b""

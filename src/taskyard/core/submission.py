@@ -68,7 +68,7 @@ def keyed(ledger: Ledger, event: SubmitRequested) -> SubmitRequested:
     """Return the event with keys in place of names. Raises `SubmissionRefused`."""
     check_shape(event.submission)
     for terms in event.submission.terms:
-        if is_bad_campaign(ledger, terms.campaign):
+        if identity.SEPARATOR in terms.campaign:
             raise SubmissionRefused(*campaign_fault(terms.campaign))
     try:
         submission = identity.keyed(ledger, event.submission)
@@ -77,10 +77,6 @@ def keyed(ledger: Ledger, event: SubmitRequested) -> SubmitRequested:
     if submission is not event.submission and max(map(len, submission.names)) > NAME_BYTES_MAX:
         raise SubmissionRefused(Refusal.BAD_NAME, FULL_NAME_TEXT)
     return structs.replace(event, submission=submission)
-
-
-def is_bad_campaign(ledger: Ledger, campaign: bytes) -> bool:
-    return identity.SEPARATOR in campaign and campaign not in ledger.bare
 
 
 def campaign_fault(campaign: bytes) -> Fault:

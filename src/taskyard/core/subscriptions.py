@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from taskyard.core import graph, identity
+from taskyard.core import graph
 from taskyard.core.effects import Settled
 from taskyard.core.limits import STUCK_CHECK_NS
 from taskyard.core.states import BLOCKED, CANCELLED, DONE, FAILED, TASK_STATES_RUNNABLE
@@ -42,8 +42,6 @@ def watch(context: Context, watcher: _Subscription, names: list[bytes]) -> None:
     """Subscribe to tasks. Settled ones are notified at once."""
     if not names:
         context.send(Settled(*watcher, [], [], []))  # an empty subscription is settled
-    if context.ledger.bare:
-        names = _with_aliases(context, watcher, names)
     if names:
         context.watched.setdefault(watcher, {}).update(dict.fromkeys(names))
     for name in names:
@@ -54,16 +52,6 @@ def watch(context: Context, watcher: _Subscription, names: list[bytes]) -> None:
         notify_settled(context, over)
     if context.ledger.counts[FAILED]:
         notify_stuck(context)
-
-
-def _with_aliases(context: Context, watcher: _Subscription, names: list[bytes]) -> list[bytes]:
-    """Return the keys of watched tasks, and keep the names that the client used."""
-    found = [identity.find(context.ledger, name) for name in names]
-    keys = [name if task is None else task.name for name, task in zip(names, found, strict=True)]
-    aliases = {key: name for key, name in zip(keys, names, strict=True) if key != name}
-    if aliases:
-        context.aliases.setdefault(watcher, {}).update(aliases)
-    return keys
 
 
 def watch_ended(context: Context, event: events.WatchEnded) -> None:
@@ -79,7 +67,6 @@ def client_disconnected(context: Context, event: events.ClientDisconnected) -> N
 
 def _drop_watch(context: Context, watcher: _Subscription) -> None:
     """Remove a subscription, in time proportional to its unsettled tasks."""
-    context.aliases.pop(watcher, None)
     for name in context.watched.pop(watcher, ()):
         others = [one for one in context.watchers[name] if one != watcher]
         if others:
@@ -115,7 +102,6 @@ def notify_settled(
                 if one is None:
                     one = notices[watcher] = Settled(*watcher, [], [], [], truncated=truncated)
                     one.in_files = in_files
-                    one.aliases = context.aliases.get(watcher)
                 add_settled(one, context.ledger, task, text)
         for watcher, one in notices.items():
             _remove_watched(context, watcher, one.names)
@@ -131,7 +117,6 @@ def _remove_watched(context: Context, watcher: _Subscription, names: list[bytes]
         left.pop(name, None)
     if not left:
         del context.watched[watcher]
-        context.aliases.pop(watcher, None)
 
 
 def add_settled(notice: Settled, ledger: Ledger, task: Task, text: bytes | None = None) -> None:

@@ -39,35 +39,19 @@ FILE_NAME: Final = "finished.sqlite"
 LOG_NAME: Final = f"{FILE_NAME}-wal"
 
 #: The format's version. A change needs a new number, the old reader and a golden file.
-FORMAT: Final = b"3"
+FORMAT: Final = b"1"
 
-#: Since format 2: the length of a result of which a part is stored. NULL or 0 for a whole result.
-#: Negative: the whole is in a file.
-_TOTAL: Final = "result_bytes_total INTEGER"
-
-_TABLES_1: Final = {
+#: `result_bytes_total`: the length of a result of which a part is stored. 0 or NULL: it is whole.
+#: Negative: the whole is in a file. Lengths in `outputs` are like it.
+TABLES: Final = {
     "meta": "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID",
     "finished": "CREATE TABLE finished(name BLOB PRIMARY KEY, state INTEGER, campaign BLOB, "
     "service BLOB, attempt INTEGER, digest BLOB, record INTEGER, at_ns INTEGER, checksum INTEGER, "
-    "result BLOB, result_checksum INTEGER) WITHOUT ROWID",
-}
-
-#: The text is exactly what `ALTER TABLE` leaves behind.
-_TABLES_2: Final = {
-    **_TABLES_1,
-    "finished": _TABLES_1["finished"].replace(") WITHOUT", f", {_TOTAL}) WITHOUT"),
-}
-
-#: Since format 3: the streams of attempts, with their lengths as in `finished`.
-TABLES: Final = {
-    **_TABLES_2,
+    "result BLOB, result_checksum INTEGER, result_bytes_total INTEGER) WITHOUT ROWID",
     "outputs": "CREATE TABLE outputs(name BLOB, attempt INTEGER, stdout BLOB, "
     "stdout_bytes_total INTEGER, stderr BLOB, stderr_bytes_total INTEGER, checksum INTEGER, "
     "PRIMARY KEY (name, attempt)) WITHOUT ROWID",
 }
-
-#: The tables of every readable format.
-_READABLE: Final = {b"1": _TABLES_1, b"2": _TABLES_2, FORMAT: TABLES}
 
 #: An older end never replaces a newer one, so a repeated compaction changes nothing.
 _UPSERT = (
@@ -83,6 +67,7 @@ _INSERT_OUTPUT = "INSERT OR REPLACE INTO outputs VALUES (?, ?, ?, ?, ?, ?, ?)"
 _COUNT = "SELECT value FROM meta WHERE key = 'count'"
 _ENDED = "name, state, campaign, service, attempt, digest, record, at_ns, checksum"
 _ENDED_COLUMNS: Final = _ENDED.count(",") + 1
+_RESULT = "result, result_checksum, result_bytes_total"
 
 #: Ended tasks in one transaction, fewer if their results are long: about one sync's worth.
 TASKS_PER_TRANSACTION = 5_000
@@ -181,17 +166,14 @@ class Archive:
 
     def output(self, name: bytes, attempt: int, stream: Stream) -> Result | None:
         """Return a stream of an attempt, or None if there is no output of it."""
-        if not self._fetch("SELECT 1 FROM sqlite_schema WHERE name = 'outputs'"):
-            return None  # an older file, until the next compaction
         query = "SELECT * FROM outputs WHERE name = ? AND attempt = ?"
         found = self._fetch(query, [name, attempt])
         return _output(found[0])[1 + stream] if found else None  # type: ignore[return-value]
 
     def _text(self, name: bytes, state: TaskState) -> Result | None:
-        # All columns: an older file lacks the length until the next compaction adds it.
-        query = "SELECT * FROM finished WHERE name = ? AND state = ?"
+        query = f"SELECT {_RESULT} FROM finished WHERE name = ? AND state = ?"  # noqa: S608 - no input
         found = self._fetch(query, [name, int(state)])
-        return _result(name, *found[0][_ENDED_COLUMNS:]) if found else None
+        return _result(name, *found[0]) if found else None
 
     def verify(self) -> int:
         """Read all rows and return their number. Raises JournalDamaged at the first damaged row."""
@@ -202,9 +184,8 @@ class Archive:
         for row in self.walk():
             _result(_ended(row[:_ENDED_COLUMNS]).name, *row[_ENDED_COLUMNS:])
             count += 1
-        if self._fetch("SELECT 1 FROM sqlite_schema WHERE name = 'outputs'"):
-            for row in self.walk("outputs"):
-                _output(row)
+        for row in self.walk("outputs"):
+            _output(row)
         written = self._fetch(_COUNT)
         if written and written[0][0] != count:
             wrong = f"{FILE_NAME} has {count} rows, but {written[0][0]} were written"
@@ -212,17 +193,13 @@ class Archive:
         return count
 
     def ended_in(self, campaign: bytes) -> Iterator[EndedTask]:
-        """Yield the ended tasks of a campaign by name, one at a time.
-
-        Keys begin with the campaign. If none does, all rows are read: old campaigns have bare keys.
-        """
+        """Yield the ended tasks of a campaign by name, one at a time."""
         query = f"SELECT {_ENDED} FROM finished WHERE campaign = ?"  # noqa: S608 - no input
-        values, first = [campaign], prefix(campaign)
-        if campaign:
-            in_range = f"{query} AND name >= ? AND name < ?"
-            limits = [campaign, first, first[:-1] + _AFTER_SEPARATOR]
-            if self._fetch(f"{in_range} LIMIT 1", limits):
-                query, values = in_range, limits
+        values = [campaign]
+        if campaign:  # its keys begin with it
+            query += " AND name >= ? AND name < ?"
+            first = prefix(campaign)
+            values += [first, first[:-1] + _AFTER_SEPARATOR]
         yield from map(_ended, self._rows(query, values))
 
     def walk(self, table: str = "finished") -> Iterator[Columns]:
@@ -274,9 +251,7 @@ class ArchiveWriter:
                 make_private_directory(directory)
                 _create(directory, identity)
             self._connection = connect(self._path)
-            version = _check_format(self._connection)
-            if version != FORMAT:
-                _upgrade(self._connection, version)
+            _check_format(self._connection)
         except DiskErrors as error:
             raise self._failed(error) from error
 
@@ -387,29 +362,18 @@ def _create(directory: Path, identity: bytes) -> None:
     sync_directory(directory)
 
 
-def _check_format(connection: sqlite3.Connection) -> bytes:
-    """Return the format's version. Raises UnknownFormat or JournalDamaged."""
-    connection.execute("BEGIN")  # another process may be upgrading it
-    found = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchall()
+def _check_format(connection: sqlite3.Connection) -> None:
+    """Raise UnknownFormat or JournalDamaged unless the file has the format of this version."""
+    query = "SELECT key, value FROM meta WHERE key IN ('covered', 'format')"
+    meta = dict(connection.execute(query).fetchall())
+    covered, version = meta.get("covered"), meta.get("format")
+    if isinstance(covered, bytes):
+        unseal(covered)  # refuses a development format
+    written = version if isinstance(version, bytes) else b""
+    schema.check_format(FILE_NAME, written, FORMAT, _LOST)
     tables = connection.execute("SELECT name, sql FROM sqlite_schema").fetchall()
-    connection.execute("COMMIT")
-    written = found[0][0] if found else None
-    version = written if isinstance(written, bytes) else b""
-    if version not in _READABLE:
-        schema.check_format(FILE_NAME, version, FORMAT, _LOST)
-    if tables != list(_READABLE[version].items()):
+    if tables != list(TABLES.items()):
         raise JournalDamaged(f"the list of tables in {FILE_NAME} is damaged", _LOST)
-    return version
-
-
-def _upgrade(connection: sqlite3.Connection, version: bytes) -> None:
-    """Upgrade an older format. Open readers see the changes with their next query."""
-    connection.execute("BEGIN IMMEDIATE")
-    if version == b"1":
-        connection.execute(f"ALTER TABLE finished ADD COLUMN {_TOTAL}")
-    connection.execute(TABLES["outputs"])
-    connection.execute("UPDATE meta SET value = ? WHERE key = 'format'", (FORMAT,))
-    connection.execute("COMMIT")
 
 
 def _name_of(finishing: ArchiveRow) -> bytes:
@@ -453,9 +417,7 @@ def _checksum(text: bytes | None, bytes_total: int | None) -> int:
     return crc32(b"%d" % bytes_total, checksum) if bytes_total else checksum
 
 
-def _result(
-    name: bytes, text: object, checksum: object, bytes_total: object = None
-) -> Result | None:
+def _result(name: bytes, text: object, checksum: object, bytes_total: object) -> Result | None:
     if not isinstance(text, bytes | None) or not isinstance(bytes_total, int | None):
         raise _damaged_row(name)
     if _checksum(text, bytes_total) != checksum:

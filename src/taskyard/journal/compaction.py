@@ -233,7 +233,7 @@ def _base(directory: Path, store: StoreReader, reached: int, covered: int) -> tu
 def _sound_base(directory: Path, store: StoreReader, through: int) -> tuple[int, int]:
     def verified(found: SnapshotReader) -> int:
         found.verify()
-        return found.tasks
+        return found.rest.tasks
 
     tasks, sequence = recovery.newest_sound(directory, store, through, verified)
     return tasks or 0, sequence
@@ -328,12 +328,10 @@ class _Replay:
         outcome.unfinished = rest.tasks
 
     def _open(self, old: SnapshotReader | None) -> None:
-        """Open the snapshot before these rows. One of an older format is loaded as a whole."""
+        """Read the snapshot before these rows."""
         write = self._file.writer.add_tasks
         if old is None:
             self._cold = ColdLedger(self._touched, write)
-        elif old.image is not None:
-            self._cold = ColdLedger.of(old.restore(), write, self._touched)
         else:
             self._cold = cold = ColdLedger(self._touched, write, old.rest)
             if old.rest.edges:
@@ -415,10 +413,9 @@ class _Replay:
 
 def archive_rows(ledger: Ledger, record: Finished | Cancelled) -> list[ArchiveRow]:
     """Return the index rows of the tasks that a record ended, with results or causes."""
-    results: Iterable[Result | None]
+    results: Iterable[Result]
     if isinstance(record, Cancelled):
-        causes = recovery.causes_in(record)
-        results = [None if cause is None else Result(cause) for cause in causes]
+        results = [Result(cause) for cause in recovery.causes_in(record)]
     elif record.results is None and record.result_bytes_total is None:
         results = repeat(_EMPTY)  # the usual case for plain peers
     else:

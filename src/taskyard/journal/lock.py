@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from taskyard.errors import JournalFailed, StateLocked, UnusableFile
+from taskyard.journal import witness
 from taskyard.journal.files import check_owner, make_private_directory, open_regular
 
 FILE_NAME = "lock"
@@ -38,9 +39,13 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class StateLock:
-    """An exclusive lock, held until `release`. Creates a missing state directory."""
+    """An exclusive lock, held until `release`. Creates a missing state directory.
+
+    Raises UnknownFormat, before anything is created, if the state is of another version.
+    """
 
     def __init__(self, directory: Path) -> None:
+        witness.check_format(directory)
         try:
             make_private_directory(directory)
             check_owner(directory)
@@ -75,6 +80,7 @@ class ReadLock(StateLock):
 
     def __init__(self, directory: Path) -> None:
         self._descriptor = None
+        witness.check_format(directory)
         try:
             descriptor = _open_read_only(directory)
         except OSError as error:

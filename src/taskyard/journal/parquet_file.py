@@ -17,14 +17,20 @@ import pyarrow.parquet as pq
 from pyarrow import dataset
 
 from taskyard.errors import JournalDamaged
-from taskyard.journal import row_file
+from taskyard.journal import chain, row_file
 from taskyard.journal.files import PRIVATE_FILE
 from taskyard.journal.row_file import Block, ColumnRuns, RowFile
+from taskyard.journal.schema import check_format
 
 _SUFFIX: Final = ".parquet"
 
 _TIME = pa.timestamp("us", tz="UTC")
 _STRINGS = pa.list_(pa.field("element", pa.string()))
+
+#: In the metadata of a file. Files of the versions before the first release have none.
+_FORMAT_KEY: Final = b"TASKYARD history"
+FORMAT: Final = b"1"
+_METADATA: Final = {_FORMAT_KEY: FORMAT}
 
 EVENTS: Final = pa.schema(
     [
@@ -57,11 +63,9 @@ EVENTS: Final = pa.schema(
         pa.field("signal", pa.int64()),
         pa.field("cpu_ns", pa.int64()),
         pa.field("memory_max_bytes", pa.int64()),
-    ]
+    ],
+    _METADATA,
 )
-
-#: Columns of the first Parquet files. Later columns were added at the end and are null in them.
-_EVENTS_COLUMNS_MIN: Final = 22
 
 EDGES: Final = pa.schema(
     [
@@ -69,7 +73,8 @@ EDGES: Final = pa.schema(
         pa.field("record", pa.int64(), nullable=False),
         pa.field("task", pa.string(), nullable=False),
         pa.field("after", pa.string(), nullable=False),
-    ]
+    ],
+    _METADATA,
 )
 
 TABLES: Final = {"edges": EDGES, "events": EVENTS}
@@ -94,9 +99,8 @@ def batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Rec
     """
     wanted = schema_of(path, columns)
     if path.suffix == _SUFFIX or not path.exists():
-        with pq.ParquetFile(path.with_suffix(_SUFFIX)) as file:
-            for batch in file.iter_batches(row_file.ROWS_PER_BLOCK, columns=wanted.names):
-                yield _with_all_columns(batch, wanted)
+        with _open(path.with_suffix(_SUFFIX)) as file:
+            yield from file.iter_batches(row_file.ROWS_PER_BLOCK, columns=wanted.names)
         return
     with RowFile(path) as rows:
         for block in rows.blocks():
@@ -112,6 +116,32 @@ def batches_where(path: Path, wanted: pc.Expression | None) -> Iterator[pa.Recor
     return iter(found.to_batches(filter=wanted, use_threads=False))
 
 
+def _open(path: Path, *, verified: bool = False) -> pq.ParquetFile:
+    """Open a Parquet file. Raises UnknownFormat or JournalDamaged if its format is another one.
+
+    If `verified`, pages are compared with their checksums.
+    """
+    file = pq.ParquetFile(path, page_checksum_verification=verified)
+    try:
+        _check_metadata(f"{path.parent.name}/{path.name}", file.schema_arrow.metadata)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_metadata(name: str, found: dict[bytes, bytes] | None) -> None:
+    if found is None:
+        raise chain.development_format(name)
+    check_format(name, found.get(_FORMAT_KEY, b""), FORMAT, "")
+
+
+def require_format(path: Path) -> None:
+    """Raise UnknownFormat or JournalDamaged unless this version reads a history file."""
+    file = RowFile(path) if _is_row_file(path) else _open(path)
+    file.close()
+
+
 def read_table(path: Path) -> pa.Table:
     """Read a history file as one table."""
     return pa.Table.from_batches(list(batches(path)), schema_of(path))
@@ -122,7 +152,7 @@ def record_range(path: Path) -> tuple[int, int]:
     if _is_row_file(path):
         with RowFile(path) as rows:
             return rows.trailer.record_first or 1, rows.trailer.record_last
-    with pq.ParquetFile(path.with_suffix(_SUFFIX)) as file:
+    with _open(path.with_suffix(_SUFFIX)) as file:
         column = file.schema_arrow.get_field_index("record")
         groups = range(file.num_row_groups)
         found = [file.metadata.row_group(group).column(column).statistics for group in groups]
@@ -149,7 +179,7 @@ def block_spans(path: Path) -> list[BlockSpan]:
             at = rows.columns.index("record")
             found = [(block.columns[at], block.rows) for block in rows.blocks()]
         return [BlockSpan(runs[0][0], runs[0][-1], count) for runs, count in found if runs]
-    with pq.ParquetFile(path.with_suffix(_SUFFIX)) as file:
+    with _open(path.with_suffix(_SUFFIX)) as file:
         at = file.schema_arrow.get_field_index("record")
         groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
     spans = [(group.column(at).statistics, group.num_rows) for group in groups]
@@ -162,10 +192,9 @@ def read_block(path: Path, number: int, columns: Sequence[str] | None = None) ->
     if _is_row_file(path):
         with RowFile(path) as rows:
             return to_arrow(rows.block(number), wanted, rows.columns)
-    with pq.ParquetFile(path.with_suffix(_SUFFIX)) as file:
-        known = [name for name in wanted.names if name in file.schema_arrow.names]
-        found = file.read_row_group(number, columns=known).combine_chunks().to_batches()
-    return _with_all_columns(found[0], wanted) if found else wanted.empty_table().to_batches()[0]
+    with _open(path.with_suffix(_SUFFIX)) as file:
+        found = file.read_row_group(number, columns=wanted.names).combine_chunks().to_batches()
+    return found[0] if found else wanted.empty_table().to_batches()[0]
 
 
 def _is_row_file(path: Path) -> bool:
@@ -193,35 +222,17 @@ def check(path: Path, table: str, *, deep: bool) -> int:
     """
     name = f"{path.parent.name}/{path.name}"
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with _open(path, verified=True) as file:
             if deep:
                 for _ in file.iter_batches():
                     pass
-            schema, rows = file.schema_arrow, file.metadata.num_rows
+            columns, rows = file.schema_arrow, file.metadata.num_rows
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())
         raise JournalDamaged(f"{name} can't be read ({reason})") from error
-    if not _is_readable(schema, TABLES[table]):
+    if not columns.equals(TABLES[table]):
         raise JournalDamaged(f"{name}: unexpected columns")
     return int(rows)
-
-
-def _is_readable(found: pa.Schema, current: pa.Schema) -> bool:
-    """Compare columns. An older file lacks the later ones, at the end."""
-    fewest = _EVENTS_COLUMNS_MIN if current is EVENTS else len(current)
-    return len(found) >= fewest and found.equals(pa.schema(list(current)[: len(found)]))
-
-
-def _with_all_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Add the columns that the batch of an older file lacks, as nulls."""
-    if batch.num_columns == len(schema):
-        return batch
-    found = dict(zip(batch.schema.names, batch.columns, strict=True))
-    arrays = [
-        found[field.name] if field.name in found else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def to_arrow(block: Block, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:

@@ -6,9 +6,9 @@ recovery raises. Also finds ended tasks that a compaction moved out of memory: `
 those that an event names, `result_of` finds a result, `output_at` a task's output.
 
 Decides nothing and writes nothing. A row's body is one byte of format version and the turn's
-records as MessagePack. A new format needs a new version number with its writer, the old reader in
-`_READERS` and a golden file, all in one commit. A field added at the end of a record, with a
-default, is not a new format.
+records as MessagePack. A new format needs a new version number with its writer, the old reader and
+a golden file, all in one commit. A field added at the end of a record, with a default, is not a new
+format.
 """
 
 import logging
@@ -26,10 +26,10 @@ from taskyard.core.entities import Task
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import EndedTask, Result
 from taskyard.core.output import Stream
-from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed, Submitted
+from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed
 from taskyard.core.states import TaskState
-from taskyard.errors import JournalDamaged, UnknownFormat
-from taskyard.journal import snapshot
+from taskyard.errors import JournalDamaged
+from taskyard.journal import chain, snapshot
 from taskyard.journal.archive import Archive
 from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.snapshot import SnapshotReader
@@ -40,10 +40,8 @@ _T = TypeVar("_T")
 logger = logging.getLogger("taskyard.journal")
 
 
-#: Written by this version. Format 2 added Moved, Reported and Released. Format 3 added
-#: WorkerReplaced and Refunded. In format 4 a task's key begins with its campaign
-#: (`core.identity`). Format 5 added Edited.
-JOURNAL_FORMAT: Final = 5
+#: The format of a row's body, as written by this version.
+JOURNAL_FORMAT: Final = 1
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -52,29 +50,6 @@ _encoder = msgspec.msgpack.Encoder()
 def _decoder() -> msgspec.msgpack.Decoder[list[AnyRecord]]:
     """Return the decoder of records. A new journal needs none, and it takes long to build."""
     return msgspec.msgpack.Decoder(list[AnyRecord])
-
-
-def _decode(body: bytes) -> list[AnyRecord]:
-    return _decoder().decode(body)
-
-
-def _decode_bare(body: bytes) -> list[AnyRecord]:
-    """Decode records of tasks whose keys are bare names."""
-    records = _decode(body)
-    for record in records:
-        if type(record) is Submitted:
-            record.bare = True
-    return records
-
-
-#: A reader for every version ever written.
-_READERS: dict[int, Callable[[bytes], list[AnyRecord]]] = {
-    1: _decode_bare,
-    2: _decode_bare,
-    3: _decode_bare,
-    4: _decode,
-    5: _decode,
-}
 
 
 def encode(records: list[AnyRecord]) -> bytes:
@@ -88,14 +63,10 @@ def decode(body: bytes) -> list[AnyRecord]:
     """Decode the records of a row's body."""
     if not body:
         raise JournalDamaged("a row of the journal is empty", RESTORE_HINT)
-    reader = _READERS.get(body[0])
-    if reader is None:
-        raise UnknownFormat(
-            f"the journal has format {body[0]}, but this version reads up to {JOURNAL_FORMAT} "
-            "(use a newer Taskyard)"
-        )
+    if body[0] != JOURNAL_FORMAT:
+        raise chain.unknown_format("the journal", body[0], JOURNAL_FORMAT)
     try:
-        return reader(body[1:])
+        return _decoder().decode(body[1:])
     except msgspec.MsgspecError as error:
         raise JournalDamaged(
             f"a row of the journal can't be read ({error})", RESTORE_HINT
@@ -286,14 +257,15 @@ def recall_for_event(ledger: Ledger, index: EndedTaskIndex, event: events.Event)
     if not index.has_any:
         return
     if type(event) is events.SubmitRequested:
-        recall_for(ledger, index, identity.candidates_of(ledger, event.submission))
+        recall_for(ledger, index, identity.candidates_of(event.submission))
         return
     names = _NAMES_BY_EVENT.get(type(event))
     if names is not None:
+        recall_for(ledger, index, names(event))
         scope = getattr(event, "scope", None)
-        everywhere = scope is not None and scope.any_campaign
-        found = identity.candidates(ledger, names(event), any_campaign=everywhere)
-        recall_for(ledger, index, found)
+        if scope is not None and scope.any_campaign:
+            keys = (key for name in names(event) for key in identity.everywhere(ledger, name))
+            recall_for(ledger, index, keys)
         if type(event) is events.TasksReturned:
             recall_for(ledger, index, _returned_after(ledger, event))
         held = ledger.tasks.get(getattr(event, "held", b""))
@@ -306,7 +278,7 @@ def _returned_after(ledger: Ledger, event: events.TasksReturned) -> Iterator[byt
     """Yield the keys that returned tasks may depend on."""
     for name, after in zip(event.names, event.after or (), strict=False):
         task = ledger.tasks.get(name)
-        yield from identity.candidates(ledger, after)
+        yield from after
         if task is not None and task.terms.campaign:
             yield from [identity.spelling(task.terms.campaign, one) for one in after]
 
@@ -392,14 +364,11 @@ def results_in(record: AnyRecord, number: int, names: list[bytes]) -> list[Resul
     return [results[name] for name in names]
 
 
-def causes_in(record: Cancelled) -> list[bytes | None]:
+def causes_in(record: Cancelled) -> list[bytes]:
     """Return why each task of a record was cancelled.
 
-    The name of the cancelled task that it depended on, b"" if the request named the task itself, or
-    None if the record holds no causes.
+    The name of the cancelled task that it depended on, or b"" if the request named the task itself.
     """
-    if record.causes is None:
-        return [None] * len(record.names)
     asked = len(record.names) - len(record.causes)
     return [*[b""] * asked, *(record.names[place] for place in record.causes)]
 

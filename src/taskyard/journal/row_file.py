@@ -26,10 +26,14 @@ from zlib import crc32
 import msgspec
 
 from taskyard.errors import JournalDamaged
+from taskyard.journal import chain, schema
 from taskyard.journal.files import PRIVATE_FILE, SYNC_BYTES
 
 FORMAT: Final = 1
-MAGIC: Final = b"taskyard history "
+MAGIC: Final = b"TASKYARD history "
+
+#: In files of the versions before the first release, which are refused.
+_MAGIC_DEVELOPMENT: Final = b"taskyard history "
 
 #: Columns by table, in the order in which the files of a pair are renamed.
 TABLES: Final = {
@@ -255,7 +259,7 @@ class RowFileWriter:
 class RowFile:
     """An open row file. The header and the trailer are read at once, the blocks on demand.
 
-    Raises JournalDamaged, without the extent of the loss.
+    Raises UnknownFormat, or JournalDamaged without the extent of the loss.
     """
 
     def __init__(self, path: Path) -> None:
@@ -290,11 +294,11 @@ class RowFile:
         start = self._file.read(_HEADER_BYTES_MAX)
         magic, _, rest = start.partition(b"\n")
         line, ends, _ = rest.partition(b"\n")
-        version = magic.removeprefix(MAGIC)
-        if magic == version or not version.isdigit():
+        if magic.startswith(_MAGIC_DEVELOPMENT):
+            raise chain.development_format(self._name)
+        if not magic.startswith(MAGIC):
             raise self._damaged("not a history file")
-        if int(version) != FORMAT:
-            raise self._damaged(f"format {int(version)}, but this version reads {FORMAT}")
+        schema.check_format(self._name, magic.removeprefix(MAGIC), b"%d" % FORMAT, "")
         if not ends:
             raise self._damaged("truncated")
         self._header_bytes = len(magic) + len(line) + 2

@@ -14,10 +14,9 @@ from taskyard.errors import (
     JournalDamaged,
     JournalFailed,
     StateError,
-    UnknownFormat,
     UnusableState,
 )
-from taskyard.journal.chain import CHAIN_BYTES, Row
+from taskyard.journal.chain import CHAIN_BYTES, Row, unknown_format
 
 FILE_NAME = "journal.sqlite"
 LOG_NAME = f"{FILE_NAME}-wal"
@@ -89,10 +88,7 @@ def check_format(what: str, written: bytes, reads: bytes, lost: str) -> None:
         return
     number = int(written) if _FORMAT_NUMBER.fullmatch(written) else 0
     if int(reads) < number <= int(reads) + FORMATS_AHEAD_MAX:
-        raise UnknownFormat(
-            f"{what} has format {number}, but this version of Taskyard reads up to {int(reads)} "
-            "(use the version that wrote it)"
-        )
+        raise unknown_format(what, number, int(reads))
     raise JournalDamaged(f"{what}: the format number is damaged", lost)
 
 

@@ -12,12 +12,10 @@ So a snapshot is read and written in bounded memory. Each checksum also covers t
 the block's number. Every byte is verified, and a damaged snapshot is refused.
 
 The format changes by a fixed procedure: a new version with its writer, the old reader kept, a
-golden file, one commit. A field added at the end with a default is not a change. Formats 1 and 2
-held the whole ledger in one body (`core.snapshots.old_formats`). This file reads and writes
-snapshots. `recovery` chooses the one to use.
+golden file, one commit. A field added at the end with a default is not a change. This file reads
+and writes snapshots. `recovery` chooses the one to use.
 """
 
-import hashlib
 import io
 import os
 import re
@@ -34,10 +32,8 @@ from zlib import crc32
 import msgspec
 
 from taskyard.core.ledger import Ledger
-from taskyard.core.snapshots import old_formats
 from taskyard.core.snapshots.cold_ledger import ColdLedger
 from taskyard.core.snapshots.columns import Edges, Rest, TaskColumns
-from taskyard.core.snapshots.old_formats import LedgerSnapshot
 from taskyard.core.snapshots.restorer import Restorer
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import schema
@@ -53,16 +49,12 @@ _T = TypeVar("_T")
 
 FOLDER: Final = "snapshots"
 
-#: Written by this version. Format 2 shares payloads between tasks. Format 3 writes chunks.
-FORMAT: Final = 3
-
-#: Formats with one body.
-WHOLE_FORMATS: Final = (1, 2)
+#: Written by this version.
+FORMAT: Final = 1
 
 MAGIC: Final = b"taskyard snapshot\n"
 
 _PREFIX = struct.Struct(f">{len(MAGIC)}sI")
-_LENGTHS = struct.Struct(">Q32s")
 _BLOCK = struct.Struct(">BQI")
 _COVERED = struct.Struct(">BQQ")
 _TRAILER = struct.Struct(">QQI")
@@ -80,11 +72,6 @@ _decode_edges = msgspec.msgpack.Decoder(tuple[bytes, bytes]).decode
 
 
 # These decoders take long to build, and a broker without a snapshot needs none.
-
-
-@cache
-def _image_decoder() -> msgspec.msgpack.Decoder[LedgerSnapshot]:
-    return msgspec.msgpack.Decoder(LedgerSnapshot)
 
 
 @cache
@@ -106,27 +93,23 @@ class SnapshotReader:
         self._file = file
         self._bytes = file.seek(0, os.SEEK_END)
         file.seek(0)
-        self.version, self._sealed = self._opening()
+        magic, version = _PREFIX.unpack(self._read_at(0, _PREFIX.size))
+        if magic != MAGIC:
+            raise damaged(name, "has no snapshot header")
+        self._sealed = self._read_at(_PREFIX.size, SEALED_BYTES)
         sealed = unseal(self._sealed)
+        schema.check_format(f"snapshot {name}", b"%d" % version, b"%d" % FORMAT, _LOST)
         if sealed is None:
             raise damaged(name, "has a damaged head")
         self.identity, self.head = sealed
-        #: The whole ledger in formats 1 and 2.
-        self.image: LedgerSnapshot | None = None
-        if self.version in WHOLE_FORMATS:
-            self.image = self._whole_body()
-            record = self.image.record
-            self.tasks = len(self.image.names)
-        else:
-            self._last, self._blocks = self._trailer()
-            kind, body = self._block(self._last, self._blocks - 1)
-            end = self._last + _BLOCK.size + len(body) + _TRAILER.size
-            if kind != REST or end != self._bytes:
-                raise damaged(name, "has a wrong last block")
-            self.rest: Rest = self._decoded(_rest_decoder().decode, body)
-            record, self.tasks = self.rest.record, self.rest.tasks
-        if record != self.head.record:
-            raise damaged(name, f"holds record {record} instead of {self.head.record}")
+        self._last, self._blocks = self._trailer()
+        kind, body = self._block(self._last, self._blocks - 1)
+        end = self._last + _BLOCK.size + len(body) + _TRAILER.size
+        if kind != REST or end != self._bytes:
+            raise damaged(name, "has a wrong last block")
+        self.rest: Rest = self._decoded(_rest_decoder().decode, body)
+        if self.rest.record != self.head.record:
+            raise damaged(name, f"holds record {self.rest.record} instead of {self.head.record}")
 
     def __enter__(self) -> Self:
         return self
@@ -139,21 +122,17 @@ class SnapshotReader:
 
     def restore(self) -> Ledger:
         """Return the ledger, with every byte verified."""
-        if self.image is not None:
-            return old_formats.restore(self.image)
         restorer = Restorer(self.rest)
         for columns in self.chunks():
             restorer.add(columns)
-        if len(restorer.tasks) != self.tasks:
-            raise damaged(self.name, f"holds {len(restorer.tasks)} tasks of {self.tasks}")
+        if len(restorer.tasks) != self.rest.tasks:
+            raise damaged(self.name, f"holds {len(restorer.tasks)} tasks of {self.rest.tasks}")
         for edges in self.edges():
             restorer.link(edges)
         return restorer.finish()
 
     def verify(self) -> None:
         """Read and decode everything, block by block."""
-        if self.image is not None:
-            return
         tasks = sum(len(columns.names) for columns in self.chunks())
         edges = sum(len(some) for some in self.edges())
         if (tasks, edges) != (self.rest.tasks, self.rest.edges):
@@ -167,7 +146,7 @@ class SnapshotReader:
 
     def edges(self) -> Iterator[Edges]:
         """Yield the chunks of edges."""
-        if self.image is not None or not self.rest.edges:
+        if not self.rest.edges:
             return
         for kind, body in self._bodies():
             if kind == EDGES:
@@ -199,31 +178,12 @@ class SnapshotReader:
         except msgspec.MsgspecError as error:
             raise damaged(self.name, f"has a block that can't be read ({error})") from error
 
-    def _opening(self) -> tuple[int, bytes]:
-        magic, version = _PREFIX.unpack(self._read_at(0, _PREFIX.size))
-        if magic != MAGIC:
-            raise damaged(self.name, "has no snapshot header")
-        if version not in (*WHOLE_FORMATS, FORMAT):
-            schema.check_format(f"snapshot {self.name}", b"%d" % version, b"%d" % FORMAT, _LOST)
-        return version, self._read_at(_PREFIX.size, SEALED_BYTES)
-
     def _trailer(self) -> tuple[int, int]:
         trailer = self._read_at(max(self._bytes - _TRAILER.size, HEADER_BYTES), _TRAILER.size)
         last, blocks, checksum = _TRAILER.unpack(trailer)
         if crc32(trailer[:-4], crc32(self._sealed)) != checksum or not blocks:
             raise damaged(self.name, "is truncated")
         return last, blocks
-
-    def _whole_body(self) -> LedgerSnapshot:
-        """Return the body of formats 1 and 2."""
-        length, digest = _LENGTHS.unpack(self._read_at(HEADER_BYTES, _LENGTHS.size))
-        there = self._bytes - HEADER_BYTES - _LENGTHS.size
-        if there != length:
-            raise damaged(self.name, f"has a body of {there} bytes instead of {length}")
-        body = self._read_at(HEADER_BYTES + _LENGTHS.size, length)
-        if hashlib.sha256(body).digest() != digest:
-            raise damaged(self.name, "has a body that does not match its digest")
-        return self._decoded(_image_decoder().decode, body)
 
     def _read_at(self, place: int, length: int) -> bytes:
         try:

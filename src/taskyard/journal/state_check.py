@@ -166,7 +166,7 @@ def _check_snapshots(directory: Path, report: JournalReport, findings: StateRepo
 def _check_one_snapshot(directory: Path, sequence: int, findings: StateReport) -> None:
     with snapshot.read(directory, sequence) as found:
         found.verify()
-        findings.snapshot_tasks = found.tasks
+        findings.snapshot_tasks = found.rest.tasks
 
 
 def _check_history(directory: Path, report: JournalReport, findings: StateReport) -> None:

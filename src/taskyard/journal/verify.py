@@ -133,6 +133,7 @@ def _meta(connection: sqlite3.Connection, key: str) -> bytes:
 
 
 def _check_tables(connection: sqlite3.Connection) -> None:
+    chain.unseal(_meta(connection, "anchor"))  # refuses a development format
     written = _meta(connection, "format")
     schema.check_format("the journal", written, schema.FORMAT, "no row can be trusted")
     tables = _fetch(connection, "SELECT name, sql FROM sqlite_schema", _TABLES)

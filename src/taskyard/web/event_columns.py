@@ -128,9 +128,7 @@ def _without_output(reasons: ColumnRuns, kinds: ColumnRuns, rows: int) -> Column
 
 
 def _runs(columns: Sequence[ColumnRuns], name: str) -> ColumnRuns:
-    """Return a column. Files of older versions have fewer."""
-    place = _PLACES[name]
-    return columns[place] if place < len(columns) else None
+    return columns[_PLACES[name]]
 
 
 def _numbers(runs: ColumnRuns, rows: int, null: int) -> Ints:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from taskyard.errors import StateLocked, UnusableFile
+from taskyard.errors import StateLocked, UnknownFormat, UnusableFile
 from taskyard.pipeline.store import tables as store_tables
 from taskyard.pipeline.store.data_file import DataFile, write_data_file
 from taskyard.pipeline.store.location import Location
@@ -177,7 +177,7 @@ def test_what_is_not_a_directory_of_tables(tmp_path: Path) -> None:
     with pytest.raises(UnusableFile, match="not a manifest"):
         read_manifest(Location.parse(tmp_path))
     (tmp_path / "manifest.json").write_text('{"layout": 1, "format": "delta"}')
-    with pytest.raises(UnusableFile, match="another version"):
+    with pytest.raises(UnknownFormat, match="tables of a development version"):
         read_manifest(Location.parse(tmp_path))
     with pytest.raises(UnusableFile, match="unknown scheme ftp"):
         Location.parse("ftp://host/tables")

@@ -1,10 +1,7 @@
 """Task names in native messages: short in a Create, full everywhere else."""
 
-from taskyard.core.apply import apply
 from taskyard.core.events import Scope
-from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
-from taskyard.core.records import Submitted
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
@@ -66,17 +63,3 @@ def test_plain_peer_creates_outside_any_campaign_and_sees_full_names() -> None:
     stolen = Q.FromString(counter.ask(steal, b"plain"))
     names = [pb.TaskMsg.FromString(raw).name for raw in stolen.task]
     assert names == [b"a/b", b"a/w"]
-
-
-def test_task_of_an_old_journal_is_reported_under_the_requested_name() -> None:
-    counter = Extended()
-    old = Submission([b"x"], terms=[Terms(campaign=b"old")])
-    apply(counter.scheduler.ledger, Submitted(0, old, bare=True))
-    watch = peer.watch(6, [b"old/x"], wait_ns=SECOND_NS)
-    counter.frames([b"", watch], b"client")
-    counter.request(peer.command(2, peer.CANCEL, Scope(names=(b"x",))))
-    (reply,) = [Reply(body) for route, body in counter.sent if route == b"client"]
-    assert reply.names == [b"old/x"]
-    assert counter.request(peer.results(3, [b"old/x"])).names == [b"old/x"]
-    (shown,) = counter.request(peer.list_tasks(1, Scope(names=(b"x",)))).document()
-    assert (shown["name"], shown["campaign"]) == ("x", "old")

@@ -37,7 +37,7 @@ EVERY: list[AnyRecord] = [
     records.LeaseExpired(1, W, NAMES, ATTEMPTS),
     records.CameDue(1, NAMES),
     records.TaskExpired(1, NAMES),
-    records.Cancelled(1, NAMES),
+    records.Cancelled(1, NAMES, []),
     records.Retried(1, NAMES),
     records.Progressed(1, W, NAMES, ATTEMPTS, [3, 4], [b"SECRET", b""]),
     records.StaleReport(1, W, NAMES, ATTEMPTS),

@@ -268,16 +268,14 @@ class ColdLedger:
         self.ledger.record += 1
         submission = submission.applied(b"")
         for terms in submission.terms:
-            self._enter_terms(terms, bare=record.bare)
+            self._enter_terms(terms)
         for start, stop, alike in _alike(submission, record.at_ns):
             self._enter_run(submission, start, stop, alike)
         self._builder.flush_if_full()
         return True
 
-    def _enter_terms(self, terms: Terms, *, bare: bool) -> None:
+    def _enter_terms(self, terms: Terms) -> None:
         self.ledger.campaign(terms.campaign)
-        if bare and terms.campaign:
-            self.ledger.bare[terms.campaign] = None
         service = self.ledger.service(terms.service)
         if terms.is_wide:
             service.has_wide_tasks = self.ledger.has_wide_tasks = True

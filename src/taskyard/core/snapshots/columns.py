@@ -1,4 +1,4 @@
-"""The current format of a snapshot: tasks as columns in chunks, edges between them, and the rest.
+"""The format of a snapshot: tasks as columns in chunks, edges between them, and the rest.
 
 A chunk can be read, written and copied without the others, so a snapshot of any size is made in
 bounded memory. Tasks refer to each other by place: their number in the order of all chunks. READY
@@ -79,8 +79,6 @@ class CampaignRest(Struct, array_like=True, gc=False):
     counts: list[int]
     #: Tasks that are DONE with a truncated result.
     truncated: int = 0
-    #: The keys of its tasks are their names alone (`identity`).
-    bare: bool = False
     #: Tasks that ended and were submitted again.
     restarted: int = 0
 
@@ -336,9 +334,7 @@ def rest_of(ledger: Ledger, places: dict[int, int], counted: tuple[int, int]) ->
         paused=ledger.paused,
         counts=ledger.counts,
         campaigns=[
-            CampaignRest(
-                one.name, one.counts, one.truncated, one.name in ledger.bare, one.restarted
-            )
+            CampaignRest(one.name, one.counts, one.truncated, one.restarted)
             for one in ledger.campaigns.values()
         ],
         services=[

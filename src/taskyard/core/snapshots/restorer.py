@@ -149,8 +149,6 @@ def restore_frame(rest: Rest) -> Ledger:
         campaign = ledger.campaign(one.name)
         campaign.counts, campaign.truncated = one.counts, one.truncated
         campaign.restarted = one.restarted
-        if one.bare:
-            ledger.bare[one.name] = None
     for service_rest in rest.services:
         service = ledger.service(service_rest.name)
         service.paused, service.has_wide_tasks, service.counts = (

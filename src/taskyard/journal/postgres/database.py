@@ -1,4 +1,4 @@
-"""The tables of a store in PostgreSQL: connect, create them, upgrade them.
+"""The tables of a store in PostgreSQL: connect, create them, check them.
 
 Owns names and columns, the settings of a session, and the text of errors, which never has a
 password in it. Knows nothing about the meaning of rows.
@@ -24,106 +24,85 @@ from taskyard.journal.schema import check_format
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-#: The statements that lead from each format to the next. Their number is the newest format.
-#: `store init` runs all of them, `store upgrade` those that are missing. Bodies are not compressed:
-#: that takes more CPU time than the rest of an append.
-STEPS: Final[tuple[tuple[LiteralString, ...], ...]] = (
+#: The statements of `store init`. Bodies are not compressed: that takes more CPU time than the rest
+#: of an append.
+TABLES: Final[tuple[LiteralString, ...]] = (
+    "CREATE TABLE taskyard.meta (key text PRIMARY KEY, value bytea NOT NULL)",
     (
-        "CREATE TABLE taskyard.meta (key text PRIMARY KEY, value bytea NOT NULL)",
-        (
-            "CREATE TABLE taskyard.leader (single boolean PRIMARY KEY DEFAULT true CHECK (single), "
-            "epoch bigint NOT NULL, holder text NOT NULL, renewal bigint NOT NULL, "
-            "lease_ns bigint NOT NULL)"
-        ),
-        (
-            "CREATE TABLE taskyard.journal (sequence bigint PRIMARY KEY, "
-            "record_first bigint NOT NULL, record_last bigint NOT NULL UNIQUE, "
-            "epoch bigint NOT NULL, chain bytea NOT NULL, body bytea NOT NULL)"
-        ),
-        "ALTER TABLE taskyard.journal ALTER body SET STORAGE EXTERNAL",
-        "INSERT INTO taskyard.leader (epoch, holder, renewal, lease_ns) VALUES (0, '', 0, 0)",
+        "CREATE TABLE taskyard.leader (single boolean PRIMARY KEY DEFAULT true CHECK (single), "
+        "epoch bigint NOT NULL, holder text NOT NULL, renewal bigint NOT NULL, "
+        "lease_ns bigint NOT NULL, host text NOT NULL DEFAULT '', "
+        "endpoints text[] NOT NULL DEFAULT '{}')"
+    ),
+    "INSERT INTO taskyard.leader (epoch, holder, renewal, lease_ns) VALUES (0, '', 0, 0)",
+    (
+        "CREATE TABLE taskyard.journal (sequence bigint PRIMARY KEY, "
+        "record_first bigint NOT NULL, record_last bigint NOT NULL UNIQUE, "
+        "epoch bigint NOT NULL, chain bytea NOT NULL, body bytea NOT NULL)"
+    ),
+    "ALTER TABLE taskyard.journal ALTER body SET STORAGE EXTERNAL",
+    # What replaces trimmed rows. Only files with a row in `claims` count. Their content is at
+    # `place`, or in `files` if that is empty.
+    (
+        "CREATE TABLE taskyard.claims (name text PRIMARY KEY, upload text NOT NULL, "
+        "bytes bigint NOT NULL, digest bytea NOT NULL, epoch bigint NOT NULL, "
+        "place text NOT NULL DEFAULT '')"
     ),
     (
-        # What replaces trimmed rows. Only files with a row in `claims` count.
-        (
-            "CREATE TABLE taskyard.claims (name text PRIMARY KEY, upload text NOT NULL, "
-            "bytes bigint NOT NULL, digest bytea NOT NULL, epoch bigint NOT NULL)"
-        ),
-        (
-            "CREATE TABLE taskyard.files (upload text, part integer, content bytea NOT NULL, "
-            "PRIMARY KEY (upload, part))"
-        ),
-        "ALTER TABLE taskyard.files ALTER content SET STORAGE EXTERNAL",
-        # As in finished.sqlite.
-        (
-            "CREATE TABLE taskyard.finished (name bytea PRIMARY KEY, state integer NOT NULL, "
-            "campaign bytea NOT NULL, service bytea NOT NULL, attempt bigint NOT NULL, "
-            "digest bytea, record bigint NOT NULL, at_ns bigint NOT NULL, "
-            "checksum bigint NOT NULL, result bytea, result_checksum bigint NOT NULL, "
-            "result_bytes_total bigint)"
-        ),
-        (
-            "CREATE TABLE taskyard.outputs (name bytea, attempt bigint, stdout bytea NOT NULL, "
-            "stdout_bytes_total bigint NOT NULL, stderr bytea NOT NULL, "
-            "stderr_bytes_total bigint NOT NULL, checksum bigint NOT NULL, "
-            "PRIMARY KEY (name, attempt))"
-        ),
+        "CREATE TABLE taskyard.files (upload text, part integer, content bytea NOT NULL, "
+        "PRIMARY KEY (upload, part))"
     ),
-    outbox_schema.STEP,
+    "ALTER TABLE taskyard.files ALTER content SET STORAGE EXTERNAL",
+    # As in finished.sqlite.
     (
-        # Of interest to users only: see `standbys`.
-        (
-            "CREATE TABLE taskyard.standbys (name text PRIMARY KEY, host text NOT NULL, "
-            "endpoints text[] NOT NULL, sequence bigint NOT NULL, behind_ns bigint NOT NULL, "
-            "renewal bigint NOT NULL)"
-        ),
-        (
-            "ALTER TABLE taskyard.leader ADD host text NOT NULL DEFAULT '', "
-            "ADD endpoints text[] NOT NULL DEFAULT '{}'"
-        ),
+        "CREATE TABLE taskyard.finished (name bytea PRIMARY KEY, state integer NOT NULL, "
+        "campaign bytea NOT NULL, service bytea NOT NULL, attempt bigint NOT NULL, "
+        "digest bytea, record bigint NOT NULL, at_ns bigint NOT NULL, "
+        "checksum bigint NOT NULL, result bytea, result_checksum bigint NOT NULL, "
+        "result_bytes_total bigint)"
+    ),
+    # `record`: one at or after that of the output, so that a standby reads only what is new.
+    (
+        "CREATE TABLE taskyard.outputs (name bytea, attempt bigint, stdout bytea NOT NULL, "
+        "stdout_bytes_total bigint NOT NULL, stderr bytea NOT NULL, "
+        "stderr_bytes_total bigint NOT NULL, checksum bigint NOT NULL, "
+        "record bigint NOT NULL, PRIMARY KEY (name, attempt))"
+    ),
+    # Rows are added in the order of their records, so ranges of pages are enough.
+    (
+        "CREATE INDEX finished_record ON taskyard.finished USING brin (record) "
+        "WITH (autosummarize = on)"
     ),
     (
-        # Long output and large values, unless a directory has them. See `blobs`.
-        (
-            "CREATE TABLE taskyard.blobs (kind text, name bytea, upload text NOT NULL UNIQUE, "
-            "bytes bigint NOT NULL, used_ns bigint NOT NULL, epoch bigint NOT NULL, "
-            "sealed boolean NOT NULL DEFAULT false, place text NOT NULL DEFAULT '', "
-            "PRIMARY KEY (kind, name))"
-        ),
-        "CREATE TABLE taskyard.removals (url text PRIMARY KEY)",
-        (
-            "CREATE TABLE taskyard.parts (upload text, start bigint, content bytea NOT NULL, "
-            "PRIMARY KEY (upload, start))"
-        ),
-        "ALTER TABLE taskyard.parts ALTER content SET STORAGE EXTERNAL",
-        "CREATE TABLE taskyard.value_references (line bytea NOT NULL)",
-        "CREATE TABLE taskyard.keys (name text PRIMARY KEY, content bytea NOT NULL)",
+        "CREATE INDEX outputs_record ON taskyard.outputs USING brin (record) "
+        "WITH (autosummarize = on)"
     ),
+    *outbox_schema.STATEMENTS,
+    # Of interest to users only: see `standbys`.
     (
-        # A record at or after that of the output, so that a standby reads only what is new. Rows
-        # that exist are of records up to the covered one, which are bytes 43 to 50 of its seal.
-        "ALTER TABLE taskyard.outputs ADD record bigint NOT NULL DEFAULT 0",
-        (
-            "UPDATE taskyard.outputs SET record = "
-            "('x' || encode(substring(value FROM 43 FOR 8), 'hex'))::bit(64)::bigint "
-            "FROM taskyard.meta WHERE key = 'covered'"
-        ),
-        "ALTER TABLE taskyard.outputs ALTER record DROP DEFAULT",
-        # Rows are added in the order of their records, so ranges of pages are enough.
-        (
-            "CREATE INDEX finished_record ON taskyard.finished USING brin (record) "
-            "WITH (autosummarize = on)"
-        ),
-        (
-            "CREATE INDEX outputs_record ON taskyard.outputs USING brin (record) "
-            "WITH (autosummarize = on)"
-        ),
+        "CREATE TABLE taskyard.standbys (name text PRIMARY KEY, host text NOT NULL, "
+        "endpoints text[] NOT NULL, sequence bigint NOT NULL, behind_ns bigint NOT NULL, "
+        "renewal bigint NOT NULL)"
     ),
-    # Where the content of a file is. Empty: in `files`.
-    ("ALTER TABLE taskyard.claims ADD place text NOT NULL DEFAULT ''",),
-    outbox_schema.OPTIONS_STEP,
+    # Long output and large values, unless a directory has them. See `blobs`.
+    (
+        "CREATE TABLE taskyard.blobs (kind text, name bytea, upload text NOT NULL UNIQUE, "
+        "bytes bigint NOT NULL, used_ns bigint NOT NULL, epoch bigint NOT NULL, "
+        "sealed boolean NOT NULL DEFAULT false, place text NOT NULL DEFAULT '', "
+        "PRIMARY KEY (kind, name))"
+    ),
+    "CREATE TABLE taskyard.removals (url text PRIMARY KEY)",
+    (
+        "CREATE TABLE taskyard.parts (upload text, start bigint, content bytea NOT NULL, "
+        "PRIMARY KEY (upload, start))"
+    ),
+    "ALTER TABLE taskyard.parts ALTER content SET STORAGE EXTERNAL",
+    "CREATE TABLE taskyard.value_references (line bytea NOT NULL)",
+    "CREATE TABLE taskyard.keys (name text PRIMARY KEY, content bytea NOT NULL)",
 )
-FORMAT: Final = len(STEPS)
+
+#: The format's version. A change needs a new number, and a command that upgrades the tables.
+FORMAT: Final = b"1"
 
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('taskyard store'))"
 _EXISTS: Final = "SELECT to_regclass('taskyard.meta') IS NOT NULL"
@@ -278,15 +257,20 @@ def _parse(url: str) -> dict[str, Any]:
 
 
 def init(connection: Connection) -> bool:
-    """Create schema and tables with a new journal. Return False if they exist."""
+    """Create schema and tables with a new journal. Return False if they exist.
+
+    Raises UnknownFormat if they are of another version.
+    """
     with connection.transaction():
         connection.execute(_LOCK)
         if _exists(connection):
+            check_tables(connection)
             return False
         _check_encoding(connection)
         connection.execute("CREATE SCHEMA IF NOT EXISTS taskyard")
-        _run_steps(connection, 0)
-        for row in (("format", b"%d" % FORMAT), ("anchor", _new_anchor())):
+        for statement in TABLES:
+            connection.execute(statement)
+        for row in (("format", FORMAT), ("anchor", _new_anchor())):
             connection.execute(_INSERT_META, row)
     return True
 
@@ -322,24 +306,15 @@ def copy_rows(connection: Connection, table: str, rows: Iterable[tuple[object, .
             copy.write_row(row)
 
 
-def upgrade(connection: Connection) -> int:
-    """Run the missing steps. Return the format before, which may be the newest already."""
-    with connection.transaction():
-        connection.execute(_LOCK)
-        found = format_of(connection)
-        _run_steps(connection, found)
-        connection.execute(_UPDATE_META, (b"%d" % FORMAT, "format"))
-    return found
-
-
 def check_tables(connection: Connection) -> None:
-    """Raise unless the tables have the format of this version."""
-    found = format_of(connection)
-    if found < FORMAT:
-        raise UnusableStore(
-            f"database {connection.info.dbname}: has a store of format {found}, this version needs "
-            f"{FORMAT} (stop its brokers and run `taskyard store upgrade`)"
-        )
+    """Raise unless there are tables of this version."""
+    if not _exists(connection):
+        name = connection.info.dbname
+        raise UnusableStore(f"database {name}: has no store (run `taskyard store init`)")
+    read_anchor(connection)  # refuses a development format
+    query = "SELECT value FROM taskyard.meta WHERE key = 'format'"
+    found = connection.execute(query, binary=True).fetchall()
+    check_format("the store", found[0][0] if found else b"", FORMAT, _RESTORE_HINT)
 
 
 def read_anchor(connection: Connection) -> tuple[bytes, Head]:
@@ -398,23 +373,3 @@ def failed(url: str, what: str, error: Exception) -> JournalFailed:
 
 def _exists(connection: Connection) -> bool:
     return bool(connection.execute(_EXISTS).fetchall()[0][0])
-
-
-def format_of(connection: Connection) -> int:
-    """Return the format of the tables. Raises if there are none, or those of a newer version."""
-    if not _exists(connection):
-        name = connection.info.dbname
-        raise UnusableStore(f"database {name}: has no store (run `taskyard store init`)")
-    query = "SELECT value FROM taskyard.meta WHERE key = 'format'"
-    found = connection.execute(query, binary=True).fetchall()
-    written = found[0][0] if found else b""
-    known = [b"%d" % number for number in range(1, FORMAT + 1)]
-    if written not in known:
-        check_format("the store", written, b"%d" % FORMAT, _RESTORE_HINT)
-    return int(written)
-
-
-def _run_steps(connection: Connection, after: int) -> None:
-    for step in STEPS[after:]:
-        for statement in step:
-            connection.execute(statement)

@@ -27,6 +27,7 @@ from taskyard.journal.postgres.leader import LeaderRow, Term
 from taskyard.journal.postgres.standbys import StandbyRow
 from taskyard.journal.postgres.store import WitnessedRows
 from taskyard.journal.reader import READ_ROWS_MAX
+from taskyard.journal.schema import check_format
 
 _T = TypeVar("_T")
 
@@ -209,12 +210,8 @@ class Follower(WitnessedRows):
     def _check_store(self, written: bytes, sealed: bytes) -> None:
         """Raise if the tables are those of another version, or of another journal."""
         name = database.describe(self._url)
-        if written != b"%d" % database.FORMAT:
-            raise UnusableStore(
-                f"{name}: the store has format {written.decode(errors='replace')} now, this "
-                f"version follows {database.FORMAT} (start a standby of its version)"
-            )
         found = chain.unseal(sealed)
+        check_format("the store", written, database.FORMAT, "restore the database")
         if found is None:
             raise JournalDamaged("taskyard.meta: the anchor is damaged", "restore the database")
         identity, self._anchor = found

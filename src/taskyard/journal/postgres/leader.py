@@ -2,8 +2,7 @@
 
 A broker owns the journal for a term, which has a number that only grows, the epoch, and a random
 holder. Each write checks both inside its own statement (`HELD`), so a broker that lost its term
-changes nothing. An upgrade of the tables ends the term, too. No two clocks are compared: see
-docs/decisions/0113.
+changes nothing. No two clocks are compared: see docs/decisions/0113.
 """
 
 import secrets
@@ -12,7 +11,6 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from taskyard.errors import StoreInUse
-from taskyard.journal.postgres import database
 from taskyard.journal.postgres.database import Connection
 
 #: Locks the leader's row if the term is still ours, for a statement that begins with it. A takeover
@@ -40,11 +38,6 @@ _RELEASE: Final = (
     "UPDATE taskyard.leader SET holder = '', renewal = renewal + 1 "
     "WHERE epoch = %(epoch)s AND holder = %(holder)s"
 )
-_END: Final = (
-    "UPDATE taskyard.leader SET epoch = epoch + 1, holder = '', renewal = renewal + 1 "
-    "WHERE epoch = %s AND holder = %s AND renewal = %s"
-)
-
 #: The holder of a row that no broker has.
 NO_HOLDER: Final = ""
 
@@ -168,22 +161,6 @@ def await_vacancy(
         if vacancy.seen != first and vacancy.seen.holder != NO_HOLDER:
             raise _in_use(connection)
     return vacancy.seen
-
-
-def upgrade(connection: Connection, on_wait: Callable[[LeaderRow], None]) -> int:
-    """Upgrade the tables while no broker uses them. Return the format before, maybe the newest.
-
-    The term of the last broker ends in the same transaction: one of an older version would write
-    what the new tables can't have. Waits, and raises, as `await_vacancy` does.
-    """
-    found = database.format_of(connection)
-    if found < database.FORMAT:
-        seen = await_vacancy(connection, on_wait)
-        with connection.transaction():
-            if connection.execute(_END, (seen.epoch, seen.holder, seen.renewal)).rowcount != 1:
-                raise _in_use(connection)
-            found = database.upgrade(connection)
-    return found
 
 
 def _in_use(connection: Connection) -> StoreInUse:

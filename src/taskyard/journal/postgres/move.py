@@ -20,7 +20,7 @@ import psycopg
 
 from taskyard.errors import JournalDamaged, StoreInUse, UnusableState, UnusableStore
 from taskyard.journal import chain, history, schema, snapshot, sqlite, state_check, witness
-from taskyard.journal.archive import Archive, ArchiveWriter
+from taskyard.journal.archive import Archive
 from taskyard.journal.chain import Head
 from taskyard.journal.files import (
     link_directory,
@@ -270,10 +270,8 @@ def _fill(connection: Connection, state: Path, source: ReadonlyStore, term: Term
         )
     with Archive(state) as index:
         covered = index.covered()
-    if covered is not None:
-        ArchiveWriter(state, source.identity).close()  # upgrades an older file
-        connection.execute(_COVER, (chain.seal(*covered),))
-        with Archive(state) as index:
+        if covered is not None:
+            connection.execute(_COVER, (chain.seal(*covered),))
             database.copy_rows(connection, "finished", index.walk())
             outputs = ((*row, covered[1].record) for row in index.walk("outputs"))
             database.copy_rows(connection, "outputs", outputs)

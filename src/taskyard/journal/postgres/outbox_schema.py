@@ -133,15 +133,9 @@ END
 $body$
 """
 
-_CREATE: Final[LiteralString] = _FUNCTION.replace("OPTIONS", ",".join(OPTIONS))
-
-STEP: Final[tuple[LiteralString, ...]] = (
+#: The statements that create table and function.
+STATEMENTS: Final[tuple[LiteralString, ...]] = (
     *_TABLE,
-    _CREATE,
+    _FUNCTION.replace("OPTIONS", ",".join(OPTIONS)),
     "REVOKE EXECUTE ON FUNCTION taskyard.submit FROM PUBLIC",
-)
-
-#: For a function that does not know all keys of a task yet.
-OPTIONS_STEP: Final[tuple[LiteralString, ...]] = (
-    _CREATE.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION"),
 )

@@ -172,7 +172,7 @@ class Steps:
 
     @cached_property
     def short_names(self) -> pa.Array:
-        """The name of each task in its campaign. In old journals full names have no campaign."""
+        """The name of each task in its campaign."""
         full = self.tasks.values.take(pa.array(self.tasks.codes))
         begins = np.flatnonzero(is_first(self.campaigns.codes))
         names = self.campaigns.values.take(pa.array(self.campaigns.codes[begins])).to_pylist()

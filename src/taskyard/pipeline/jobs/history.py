@@ -155,7 +155,6 @@ class HistoryJob:
         self._broker = source.broker_of(state)
         self._lock = _lock(self._out)
         try:
-            _check_version(self._out)
             self._store = TableStore.create_or_open(self._out, table_format)
             self._mark = self._find_mark()
         except UserError:
@@ -372,14 +371,6 @@ def _lock(out: Location) -> StateLock | None:
         return StateLock(Path(out.uri) / WORK)
     except StateLocked as error:
         raise StateLocked(f"{out}: another process is writing to it") from error
-
-
-def _check_version(out: Location) -> None:
-    """Refuse tables of earlier versions, which had no manifest."""
-    if out.is_local and (Path(out.uri) / WORK / "origin.json").exists():
-        raise UnusableFile(
-            f"{out}: tables of another version of Taskyard (remove the directory and run again)"
-        )
 
 
 def _names(directory: Location, files: Iterable[DataFile]) -> Files:

@@ -320,6 +320,8 @@ def find_directory(directory: Path, _scratch: Path) -> HistoryFiles:
             f"{directory}: no history found (use the folder {history.FOLDER} of a state "
             "directory, or the output of `taskyard pipeline history`)"
         )
+    for path in (*files["events"], *files["edges"]):
+        parquet_file.require_format(path)
     return HistoryFiles(broker_of(directory), str(directory), files["events"], files["edges"])
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from taskyard.errors import UnusableFile
+from taskyard.errors import UnknownFormat, UnusableFile
 from taskyard.pipeline.store.data_file import DataFile
 from taskyard.pipeline.store.location import Location
 
@@ -14,7 +14,7 @@ _EARLIER: Final = "_manifests"
 _SUFFIX: Final = ".json"
 
 #: Raised whenever the content or format of the tables changes. Other versions are refused.
-LAYOUT: Final = 6
+VERSION: Final = 1
 
 #: The formats of tables, by their names as options.
 DELTA: Final = "delta"
@@ -43,8 +43,9 @@ class TableVersion(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     """All tables after one run. The first run is number 1."""
 
-    layout: int
     format: str
+    #: 0 in tables of the versions before the first release.
+    version: int = 0
     run: int = 0
     brokers: dict[str, BrokerMark] = {}
     tables: dict[str, TableVersion] = {}
@@ -60,9 +61,11 @@ def read_manifest(out: Location, run: int | None = None) -> Manifest | None:
         manifest = msgspec.json.decode(content, type=Manifest)
     except msgspec.MsgspecError as error:
         raise UnusableFile(f"{out}/{name}: not a manifest of tables: {error}") from error
-    if manifest.layout != LAYOUT:
-        raise UnusableFile(
-            f"{out}: tables of another version of Taskyard (remove the directory and run again)"
+    if manifest.version != VERSION:
+        found = f"version {manifest.version}" if manifest.version else "a development version"
+        raise UnknownFormat(
+            f"{out}: tables of {found}, but this Taskyard reads version {VERSION} (remove the "
+            "directory and run again)"
         )
     return manifest
 

@@ -15,8 +15,8 @@ from taskyard.pipeline.store.data_file import DataFile
 from taskyard.pipeline.store.location import Location
 from taskyard.pipeline.store.manifest import (
     DELTA,
-    LAYOUT,
     PARQUET,
+    VERSION,
     BrokerMark,
     Manifest,
     earlier_runs,
@@ -57,7 +57,7 @@ class TableStore:
         manifest = read_manifest(out)
         if manifest is None:
             _check_empty(out)
-            return cls(out, Manifest(LAYOUT, table_format or DELTA))
+            return cls(out, Manifest(table_format or DELTA, VERSION))
         if table_format not in (None, manifest.format):
             raise UnusableFile(
                 f"{out}: its tables are {manifest.format}, not {table_format} (use another --out)"
