@@ -55,17 +55,6 @@ def test_key_may_have_several_roles_in_one_order(ring: Keyring) -> None:
     assert ring.find(key.secret.public()) == AuthenticatedPeer("site", key.roles)
 
 
-def test_files_with_one_role_of_earlier_versions_are_read(ring: Keyring) -> None:
-    file = made(ring, "ci-bot")
-    (entry,) = ring.directory.glob("*.guest")
-    for path in (file, entry):
-        path.write_text(path.read_text().replace('roles = ["producer"]', 'role = "producer"'))
-    assert read_peer_key(file).roles == (Role.PRODUCER,)
-    assert Keyring(ring.state).find(public_of(file)) == AuthenticatedPeer(
-        "ci-bot", (Role.PRODUCER,)
-    )
-
-
 @pytest.mark.parametrize("roles", ["[]", '["relay"]', '["worker", "worker"]', '"worker"'])
 def test_entry_with_invalid_roles_disables_all_keys(ring: Keyring, roles: str) -> None:
     file = made(ring, "ci-bot")

@@ -200,8 +200,6 @@ def _read(path: Path, kind: type[_T]) -> _T:
         text = content.decode()
         is_invitation = kind is PeerKey and INVITATION_PREFIX in text
         fields = invitation_fields(text) if is_invitation else toml.loads(text)
-        if "role" in fields:  # written before a key could have several
-            fields.setdefault("roles", [fields["role"]])
         return msgspec.convert(fields, kind, dec_hook=decode_secret)
     except ValueError:
         # Without the cause, which could reveal the file's content.
