@@ -213,7 +213,6 @@ def test_stale_broker_changes_nothing(url: str, blobs: Blobs) -> None:
         attempts = (
             lambda: blobs.append(OUTPUT, [Part(b"o", 3, b"d"), Part(b"new", 0, b"e")], 2),
             lambda: blobs.seal(OUTPUT, b"o", 1),
-            lambda: blobs.relocate("", "s3://x"),
             lambda: blobs.put(VALUE, b"other", [b"y"], 2),
             lambda: blobs.touch(VALUE, name, 2),
             lambda: blobs.remove(VALUE, [name]),

@@ -18,17 +18,13 @@ from taskyard.journal.lock import StateLock
 from taskyard.journal.postgres import database, exports, key_table, move
 from taskyard.journal.postgres.blobs import (
     DATABASE,
-    DIRECTORY,
     KINDS,
     Blob,
-    Blobs,
     BlobTables,
     known_place,
 )
 from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.postgres.move import Files, LocalBlob
-from taskyard.journal.postgres.objects import Mover
-from taskyard.journal.postgres.shared_directory import SharedDirectory
 from taskyard.journal.postgres.store import PostgresStore
 from taskyard.journal.readonly import ReadonlyStore
 from taskyard.journal.sqlite import SqliteStore
@@ -153,8 +149,9 @@ def state(tmp_path: Path) -> Path:
 
 def move_history(url: str, files: Path) -> None:
     """Move the history as a broker does."""
-    with Lease(url) as lease, Blobs(url, lease.term) as tables:
-        assert Mover(tables, DIRECTORY, SharedDirectory(files)).run_round() > 0
+    (files / history.FOLDER).mkdir()
+    with Lease(url) as lease, database.connect(url) as connection:
+        assert exports.move_history(connection, files, lease.term) > 0
 
 
 def test_state_is_the_same_in_a_database_and_back(

@@ -12,7 +12,7 @@ from simulator.regressions import PAIR_REGRESSIONS
 from simulator.schedule import run
 from simulator.tables import parse
 from simulator.threads import Event, ProcessClock, SimThread, ThreadedProcess, Threads
-from taskyard.journal.postgres import blobs, exports, leader, store
+from taskyard.journal.postgres import exports, leader, store
 
 #: `./yard check --long` runs 20,000.
 SCHEDULES = 24
@@ -53,7 +53,7 @@ def test_every_fenced_statement_is_parsed_with_its_conditions() -> None:
         exports._CLAIM: "claim",
         exports._COVER: "cover",
         exports._UNCLAIM: "unclaim",
-        blobs._RELOCATE_HISTORY: "relocate_history",
+        exports._MOVE: "move",
         leader._RENEW: "renew",
         leader._RELEASE: "release",
     }

@@ -87,7 +87,7 @@ def anchor_moved(url: str) -> bool:
 def has_moved_history(url: str) -> bool:
     """Return whether a history file is in the shared directory, and no longer in the database."""
     with psycopg.connect(url) as connection:
-        query = "SELECT count(*) FROM taskyard.claims WHERE place = 'directory'"
+        query = "SELECT count(*) FROM taskyard.claims WHERE moved"
         return connection.execute(query).fetchall() > [(0,)]
 
 

@@ -33,16 +33,15 @@ from simulator.world import CALM_NS
 from taskyard.broker import compaction, standby
 from taskyard.core.events import RulesSet
 from taskyard.journal.chain import Head
+from taskyard.journal.postgres import database as product_database
 from taskyard.journal.postgres import (
-    blobs,
     exports,
+    history_mover,
     leader,
     lease,
-    objects,
     shared_directory,
     store,
 )
-from taskyard.journal.postgres import database as product_database
 from taskyard.journal.store import DISK_RESERVE_BYTES
 
 if TYPE_CHECKING:
@@ -129,11 +128,9 @@ class PairHost:
             tempfile.TemporaryDirectory(prefix="taskyard-sim-", dir=_quick_disk()) as directory,
             patched(leader, "time", modules),
             patched(store, "time", modules),
-            patched(blobs, "time", modules),
             patched(lease, "threading", ThreadingModule(threads)),
-            patched(objects, "threading", ThreadingModule(threads)),
-            patched(objects, "PAUSE_SECONDS", MOVER_SECONDS),
-            patched(objects, "FAILURE_SECONDS", MOVER_SECONDS),
+            patched(history_mover, "threading", ThreadingModule(threads)),
+            patched(history_mover, "PAUSE_SECONDS", MOVER_SECONDS),
             patched(standby, "threading", ThreadingModule(threads)),
             patched(standby, "Waker", partial(SimWaker, self)),
             patched(leader, "secrets", secrets),

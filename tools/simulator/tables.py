@@ -17,7 +17,7 @@ from psycopg.errors import UniqueViolation
 from simulator.models import Violation
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row
-from taskyard.journal.postgres import blobs, database, follower, store
+from taskyard.journal.postgres import database, follower, store
 from taskyard.journal.postgres.leader import LeaderRow
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ class Statement(Struct):
 _KINDS: Final = {
     follower._POLL: "poll",  # noqa: SLF001  # executed as it is
     follower._SNAPSHOT: "snapshot",  # noqa: SLF001
-    blobs._HISTORY: "read_history",  # noqa: SLF001
-    blobs._HISTORY_PART: "read_history_part",  # noqa: SLF001
-    "UPDATE taskyard.claims SET place = ": "relocate_history",
+    "UPDATE taskyard.claims SET moved = true": "move",
     "INSERT INTO taskyard.journal ": "append",
     "DELETE FROM taskyard.journal ": "trim",
     "INSERT INTO taskyard.claims ": "claim",
@@ -133,7 +131,7 @@ class Tables:
     def execute(self, statement: Statement, values: Values) -> Rows:
         """Execute a statement, if the leader's row is as it requires."""
         if not self._meets(statement.conditions, values):
-            return [(0,)] if statement.kind == "relocate_history" else []
+            return []
         if statement.kind == "read_meta":
             return self.read_meta(values, statement.key)
         before = dict(self.meta) if statement.keeps_greatest else {}
@@ -193,16 +191,15 @@ class Tables:
         found = [*zip(*columns, strict=True)]
         if any(claim[0] in self.claims for claim in found):
             raise UniqueViolation("a file is claimed")
-        self.claims.update({claim[0]: (*claim, "") for claim in found})
+        self.claims.update({claim[0]: (*claim, False) for claim in found})
         return found
 
-    def relocate_history(self, values: Mapping[str, Any]) -> Rows:
-        self._check_term(values, "place of a history file")
-        for name, claim in self.claims.items():
-            if claim[1] == values["upload"] and not claim[4]:
-                self.claims[name] = (*claim[:4], values["place"])
-                self._drop_parts(claim[1])
-        return [(1,)]
+    def move(self, values: Mapping[str, Any]) -> Rows:
+        self._check_term(values, "move of a history file")
+        found = [claim for claim in self.claims.values() if claim[1] == values["upload"]]
+        self.claims.update({claim[0]: (*claim[:4], True) for claim in found})
+        self._drop_parts(values["upload"])
+        return found
 
     def cover(self, values: Mapping[str, Any]) -> Rows:
         self._check_term(values, "cover")
@@ -370,13 +367,6 @@ class Tables:
     def read_claims(self, _values: Values) -> Rows:
         return [self.claims[name] for name in sorted(self.claims)]
 
-    def read_history(self, values: Mapping[str, Any]) -> Rows:
-        here = [claim for _, claim in sorted(self.claims.items()) if not claim[4]]
-        return [claim[1:4] for claim in here if claim[0].startswith(values["folder"])]
-
-    def read_history_part(self, values: Mapping[str, Any]) -> Rows:
-        return self.read_part((values["upload"], values["part"]))
-
     def read_part(self, values: Sequence[Any]) -> Rows:
         found = self.files.get((values[0], values[1]))
         return [] if found is None else [(found,)]
@@ -392,12 +382,12 @@ WRITES: Final = (
     *("append", "trim", "claim", "cover", "unclaim", "take", "renew", "release"),
     *("show", "set_files", "report_standby", "remove_standby"),
     *("remove_unclaimed", "insert_part", "upsert_finished", "upsert_output"),
-    *("copy_finished", "copy_outputs", "relocate_history"),
+    *("copy_finished", "copy_outputs", "move"),
 )
 
 
 OF_LEASE: Final = ("renew", "release")
-OF_COMPACTION: Final = ("trim", "claim", "cover", "unclaim", "relocate_history")
+OF_COMPACTION: Final = ("trim", "claim", "cover", "unclaim", "move")
 
 
 def _columns(row: Row) -> tuple[Any, ...]:

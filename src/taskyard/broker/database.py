@@ -21,9 +21,9 @@ from taskyard.errors import (
     UnusableState,
     UnusableStore,
 )
-from taskyard.journal import schema, state_check, value_files
+from taskyard.journal import history, schema, state_check, value_files
 from taskyard.journal.compaction import DatabaseTerm
-from taskyard.journal.files import link_directory, replace_private
+from taskyard.journal.files import link_directory, make_private_directory, replace_private
 from taskyard.net import endpoints
 from taskyard.net.keyring import Keyring
 
@@ -64,7 +64,7 @@ class DatabaseSettings(Protocol):
     @property
     def store(self) -> str: ...
     @property
-    def files(self) -> Path | str | None: ...
+    def files(self) -> Path | None: ...
     @property
     def store_lease_ns(self) -> int: ...
     @property
@@ -155,6 +155,7 @@ def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDataba
     """Copy the keys from now on, and open output and values if they are in the database."""
     from taskyard.broker import database_files, key_store  # noqa: PLC0415  # an extra
     from taskyard.journal.postgres import database  # noqa: PLC0415
+    from taskyard.journal.postgres.history_mover import HistoryMover  # noqa: PLC0415
 
     store, lease, url, state = opened.store, opened.lease, settings.store, settings.state
     copy = key_store.KeyCopy(state)
@@ -163,7 +164,7 @@ def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDataba
     lease.on_renewed = copy.poll
     blobs = database_files.open_blobs(url, settings.files, lease.term, store.reconnect_seconds_max)
     if settings.files is not None:
-        stack.enter_context(database_files.open_mover(url, settings.files, lease.term))
+        stack.enter_context(HistoryMover(url, lease.term, settings.files.absolute()))
     if blobs is None:
         return opened
     stack.enter_context(blobs)
@@ -207,15 +208,16 @@ def _check_state(state: Path) -> None:
 
 
 def _prepare(settings: DatabaseSettings) -> None:
-    """Check the directories, and link those of output and values."""
+    """Check the directories, link those of output and values, and create that of history."""
     state, files = settings.state, settings.files
     _check_state(state)
     with _needs_extra():
         from taskyard.broker import database_files  # noqa: PLC0415  # an extra
     database_files.check_place(settings.store, state, files)
-    if isinstance(files, Path):
+    if files is not None:
         for name in FOLDERS:
             link_directory(state / name, files.absolute() / name)
+        make_private_directory(files.absolute() / history.FOLDER)
 
 
 def outbox_feed(settings: DatabaseSettings, lease: Lease) -> OutboxFeed:

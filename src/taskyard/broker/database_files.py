@@ -27,8 +27,6 @@ from taskyard.journal.postgres import blobs, database, leader
 from taskyard.journal.postgres.blobs import OUTPUT, PART_BYTES, VALUE, Blob, Blobs, Part
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.move import LocalBlob
-from taskyard.journal.postgres.objects import Mover, Objects
-from taskyard.journal.postgres.shared_directory import SharedDirectory
 from taskyard.journal.value_files import ValueFile, ValueFiles, length_of
 from taskyard.net.keyring import DIRECTORY_NAME
 
@@ -86,11 +84,7 @@ class OutputRows:
         self._dropped.append(_encode(key))
 
     def read(self, key: StreamKey, offset: int, count: int) -> tuple[bytes, int] | None:
-        try:
-            return self._blobs.read(OUTPUT, _encode(key), offset, count)
-        except OSError as error:
-            logger.warning("%s: %s", path_of(key), error)
-            return None
+        return self._blobs.read(OUTPUT, _encode(key), offset, count)
 
     def walk(self) -> Iterator[OutputFile]:
         """Yield all streams, with the paths of their files in a state directory."""
@@ -196,20 +190,18 @@ class ReferenceRows:
 
 
 def open_blobs(
-    url: str, files: Path | str | None, term: Term, reconnect_seconds_max: float
+    url: str, files: Path | None, term: Term, reconnect_seconds_max: float
 ) -> Blobs | None:
     """Open the tables for a broker that leads. None: output and values are in a directory."""
-    place = blobs.DIRECTORY if isinstance(files, Path) else blobs.DATABASE
+    place = blobs.DATABASE if files is None else blobs.DIRECTORY
     with database.open_database(url) as connection:
         blobs.note_place(connection, term, place)
-    if isinstance(files, Path):
+    if files is not None:
         return None
     threading.Thread(
         target=_remove_unclaimed, args=(url, term), name="taskyard-blobs", daemon=True
     ).start()
-    made = Blobs(url, term, reconnect_seconds_max)
-    made.read_object = Objects().read
-    return made
+    return Blobs(url, term, reconnect_seconds_max)
 
 
 def _remove_unclaimed(url: str, term: Term) -> None:
@@ -234,26 +226,17 @@ def open_beside(url: str) -> Blobs | None:
     return Blobs(url, Term(seen.epoch, seen.holder))
 
 
-def open_mover(url: str, files: Path | str, term: Term) -> Mover:
-    """Return the thread that moves files to a directory or to S3. Raises `UnusableStore`."""
-    if isinstance(files, Path):
-        return Mover(Blobs(url, term), blobs.DIRECTORY, SharedDirectory(files.absolute()))
-    objects = Objects()
-    objects.check(files)
-    return Mover(Blobs(url, term), files, objects)
-
-
-def check_place(url: str, state: Path, files: Path | str | None) -> None:
+def check_place(url: str, state: Path, files: Path | None) -> None:
     """Refuse a place of output and values that is not the one of the store."""
     with database.open_database(url) as connection:
         database.check_tables(connection)
         known = blobs.known_place(connection)
-    if known == blobs.DATABASE and isinstance(files, Path):
+    if known == blobs.DATABASE and files is not None:
         raise UnusableStore(
             "output and values of the store are in the database (start without --files)"
         )
     link = state / FOLDER
-    if not isinstance(files, Path) and (known == blobs.DIRECTORY or link.is_symlink()):
+    if files is None and (known == blobs.DIRECTORY or link.is_symlink()):
         where = f" {link.readlink().parent}" if link.is_symlink() else ""
         raise UnusableStore(
             f"output and values of the store are in a directory{where} (give it with --files)"

@@ -114,9 +114,8 @@ class BrokerSettings(Struct, frozen=True):
     values_directory: Path | None = None
     #: The URL of a journal in PostgreSQL. Empty: in SQLite, in the state directory.
     store: str = ""
-    #: The directory of output and values beside a journal in PostgreSQL, or a URL of S3. None: in
-    #: the database.
-    files: Path | str | None = None
+    #: The directory of output and values beside a journal in PostgreSQL. None: in the database.
+    files: Path | None = None
     #: How long a broker of that journal may be silent before another takes over.
     store_lease_ns: int = LEASE_NS
     #: Follow the broker that has the journal, and take over when it ends.

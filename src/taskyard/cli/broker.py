@@ -47,9 +47,9 @@ from taskyard.cli.output import example
 @setting_option(
     "broker.files",
     "--files",
-    metavar="DIR|URL",
+    metavar="DIR",
     help="Long output, large values and history with --store: a directory that outlives this "
-    "machine, or s3://BUCKET/PATH. If omitted, the database has them.",
+    "machine. If omitted, the database has them.",
 )
 @click.option(
     "--standby",
@@ -70,7 +70,7 @@ def broker(  # noqa: PLR0913  # one per option
     secure: bool,
     memory: bool,
     store: str,
-    files: Path | str | None,
+    files: Path | None,
     standby: bool,
     compact_after_rows: int | None,
     until_eof: bool,

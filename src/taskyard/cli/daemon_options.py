@@ -222,12 +222,12 @@ def read_store(store: str) -> str:
     return url
 
 
-def read_files(files: Path | str | None) -> Path | str | None:
-    """Return the place of long output and large values. None: the database has them."""
+def read_files(files: Path | None) -> Path | None:
+    """Return the directory of long output and large values. None: the database has them."""
     if files is None:
         return None
-    place: Path | str = _read("--files", kinds.FILES, str(files))
-    return place
+    directory: Path = _read("--files", kinds.DIRECTORY, str(files))
+    return directory
 
 
 def _read(option: str, kind: kinds.Kind, given: str) -> Any:  # noqa: ANN401  # of any kind

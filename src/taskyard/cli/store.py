@@ -75,13 +75,13 @@ def init(url: str) -> None:
 @setting_option(
     "broker.files",
     "--files",
-    metavar="DIR|URL",
-    help="Long output, large values and history of the store in PostgreSQL: a directory, or a URL "
-    "of S3. If omitted, the database has them.",
+    metavar="DIR",
+    help="The directory of long output, large values and history of the store in PostgreSQL. "
+    "If omitted, the database has them.",
 )
 @verbose_option
 @quiet_option
-def move(source: str, target: str, files: Path | str | None) -> None:
+def move(source: str, target: str, files: Path | None) -> None:
     """Move a state to PostgreSQL, or back.
 
     One of SOURCE and TARGET is a state directory, the other the URL of a store. A database must be
@@ -97,8 +97,7 @@ def move(source: str, target: str, files: Path | str | None) -> None:
     with _extra():
         from taskyard.broker.database_files import StateFiles  # noqa: PLC0415  # an extra
         from taskyard.journal.postgres import database, move  # noqa: PLC0415
-    place = read_files(files)
-    shared = move.Files(place if isinstance(place, Path) else None, StateFiles())
+    shared = move.Files(read_files(files), StateFiles())
     try:
         if is_to_database:
             head, place = move.to_database(Path(source), target, shared), database.describe(target)

@@ -9,7 +9,7 @@ import logging
 import os
 import shlex
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -117,13 +117,19 @@ def create_private(path: Path, content: bytes) -> None:
 
     A long file is synced in portions.
     """
+    starts, whole = range(0, len(content), SYNC_BYTES), memoryview(content)
+    create_private_of(path, (whole[start : start + SYNC_BYTES] for start in starts))
+
+
+def create_private_of(path: Path, portions: Iterable[bytes | memoryview]) -> None:
+    """Like `create_private`, with the content in portions of at most `SYNC_BYTES`."""
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, PRIVATE_FILE), "wb") as file:
-        for start in range(0, len(content), SYNC_BYTES):
-            if start:
+        for number, portion in enumerate(portions):
+            if number:
                 os.fdatasync(file.fileno())
-            file.write(memoryview(content)[start : start + SYNC_BYTES])
+            file.write(portion)
             file.flush()
         os.fsync(file.fileno())
 

@@ -148,10 +148,10 @@ KEYS: Final = (
     _key(
         "broker",
         "files",
-        kinds.FILES,
+        kinds.DIRECTORY,
         None,
         "The directory of long output, large values and history of a broker on PostgreSQL, which "
-        "outlives its machine, or a URL of S3. If not set: the database has them.",
+        "outlives its machine. If not set: the database has them.",
         unset="none",
     ),
     _key(

@@ -181,16 +181,6 @@ def _read_directory(value: object) -> Path:
     return Path(text)
 
 
-def _read_files(value: object) -> Path | str:
-    text = read_text(value)
-    if not text.startswith("s3://"):
-        return _read_directory(value)
-    bucket = text.removeprefix("s3://").partition("/")[0]
-    if not bucket or "?" in text or "@" in text:
-        raise InvalidValue(f"must be a directory or s3://BUCKET/PATH, not {shown(text)}")
-    return text.rstrip("/")
-
-
 def _read_file(value: object) -> Path:
     text = read_text(value)
     if not text or "\0" in text:
@@ -464,12 +454,6 @@ def choice(*values: str) -> Kind:
 
 DIRECTORY: Final = Kind(
     "a directory", _read_directory, str, rebased=lambda path, directory: directory / path
-)
-FILES: Final = Kind(
-    "a directory or s3://…",
-    _read_files,
-    str,
-    rebased=lambda place, directory: directory / place if isinstance(place, Path) else place,
 )
 FILE: Final = Kind("a file", _read_file, str, rebased=lambda path, directory: directory / path)
 INVITATION: Final = Kind(

@@ -62,8 +62,7 @@ class BrokerSection(Struct, frozen=True):
     state: Path
     #: A URL of PostgreSQL. Empty: SQLite in the state directory.
     store: str
-    #: A directory, or a URL of S3.
-    files: Path | str | None
+    files: Path | None
     key: Path | None
     invite: Path | InvitationLine | None
     workers_max: int

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from simulator.mutations.registry import mutation_for_pair, no_op, patched
 from taskyard.broker.standby import Replica
 from taskyard.journal import chain
-from taskyard.journal.postgres import blobs, exports, leader, lease, store
+from taskyard.journal.postgres import exports, leader, lease, store
 from taskyard.journal.postgres.follower import Follower
 from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.postgres.store import PostgresStore
@@ -85,7 +85,7 @@ def removal_unfenced() -> Iterator[None]:
 @mutation_for_pair
 def relocation_unfenced() -> Iterator[None]:
     """Move a history file out of the database without a check of the epoch."""
-    with _unfenced(blobs, "_RELOCATE_HISTORY", leader.HELD, _UNCHECKED):
+    with _unfenced(exports, "_MOVE", leader.HELD, _UNCHECKED):
         yield
 
 

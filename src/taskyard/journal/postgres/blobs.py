@@ -3,21 +3,19 @@
 A blob counts while it has a row in `blobs`. Its bytes are rows of `parts`, each with the offset of
 its first byte. Rows of `blobs` are written and removed under the term, so a broker that lost its
 term adds and removes nothing. All statements may be repeated, so a lost connection is made again.
-The first of two may be executed later than statements that follow, and must not undo them. Also
-moves history files out of their tables. Knows neither tasks nor where files are.
+The first of two may be executed later than statements that follow, and must not undo them. Knows
+neither tasks nor where files are.
 """
 
-import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, LiteralString, NamedTuple, Self
 
 import psycopg
 from psycopg.errors import Diagnostic
 
 from taskyard.errors import JournalFailed, LeaderLost
-from taskyard.journal import history
 from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
@@ -71,9 +69,7 @@ _TOUCH: Final = leader.HELD + (  # noqa: S608  # no input
 _REMOVE: Final = leader.HELD + (  # noqa: S608  # no input
     ", gone AS (DELETE FROM taskyard.blobs WHERE kind = %(kind)s AND name = ANY(%(names)s) "
     "AND used_ns <= %(used_ns_max)s AND EXISTS (SELECT FROM held) "
-    "RETURNING upload, bytes, place), "
-    "objects_gone AS (INSERT INTO taskyard.removals SELECT place || '/' || upload FROM gone "
-    "WHERE place <> ''), "
+    "RETURNING upload, bytes), "
     "parts_gone AS (DELETE FROM taskyard.parts USING gone WHERE parts.upload = gone.upload)"
     + _HELD_COUNT
     + ", coalesce(sum(bytes), 0)::bigint, count(*) FROM gone"
@@ -89,7 +85,7 @@ _INSERT_PART: Final = (
 )
 _SIZE: Final = "SELECT bytes FROM taskyard.blobs WHERE kind = %(kind)s AND name = %(name)b"
 _READ: Final = (
-    "SELECT bytes, start, content, place, blobs.upload FROM taskyard.blobs "
+    "SELECT bytes, start, content FROM taskyard.blobs "
     "LEFT JOIN taskyard.parts ON parts.upload = blobs.upload "
     "AND start > %(offset)s - %(part_bytes)s::bigint AND start < %(end)s "
     "WHERE kind = %(kind)s AND name = %(name)b ORDER BY start"
@@ -97,35 +93,6 @@ _READ: Final = (
 _PAGE: Final = (
     "SELECT name, bytes, used_ns FROM taskyard.blobs WHERE kind = %(kind)s AND name > %(after)b "
     "ORDER BY name LIMIT %(count)s"
-)
-
-_COLD: Final = (
-    "SELECT kind, name, upload, bytes FROM taskyard.blobs WHERE sealed AND place = '' "
-    "AND used_ns <= %(used_ns_max)s ORDER BY used_ns LIMIT %(count)s"
-)
-#: A repeat finds the blob there, not gone.
-_RELOCATE: Final = leader.HELD + (  # noqa: S608  # no input
-    ", moved AS (UPDATE taskyard.blobs SET place = %(place)s WHERE upload = %(upload)s "
-    "AND place IN ('', %(place)s) AND EXISTS (SELECT FROM held) RETURNING upload), "
-    "gone AS (DELETE FROM taskyard.parts USING moved WHERE parts.upload = moved.upload)"
-    + _HELD_COUNT
-    + ", (SELECT count(*) FROM moved)"
-)
-_REMOVALS: Final = "SELECT url FROM taskyard.removals ORDER BY url LIMIT %(count)s"
-_FORGET: Final = "DELETE FROM taskyard.removals WHERE url = %(url)s"
-
-_HISTORY: Final = (
-    "SELECT upload, bytes, digest FROM taskyard.claims "
-    "WHERE place = '' AND starts_with(name, %(folder)s) ORDER BY name"
-)
-_HISTORY_PART: Final = (
-    "SELECT content FROM taskyard.files WHERE upload = %(upload)s AND part = %(part)s"
-)
-_RELOCATE_HISTORY: Final = leader.HELD + (  # noqa: S608  # no input
-    ", moved AS (UPDATE taskyard.claims SET place = %(place)s WHERE upload = %(upload)s "
-    "AND place = '' AND EXISTS (SELECT FROM held) RETURNING upload), "
-    "gone AS (DELETE FROM taskyard.files USING moved WHERE files.upload = moved.upload)"
-    + _HELD_COUNT
 )
 
 _ADD_LINES: Final = leader.HELD + (  # noqa: S608  # no input
@@ -177,8 +144,6 @@ class BlobTables:
     def __init__(self, connection: Connection, term: Term) -> None:
         self._connection = connection
         self._term = term
-        #: Returns bytes of a blob that is elsewhere, by URL, offset and count. May raise `OSError`.
-        self.read_object: Callable[[str, int, int], bytes] = _no_object
 
     # Writing, under the term.
 
@@ -260,12 +225,8 @@ class BlobTables:
         rows = self._execute(_READ, values)
         if not rows:
             return None
-        bytes_total, end = rows[0][0], offset
-        found, (place, upload) = bytearray(), rows[0][3:]
-        if place:
-            wanted = max(0, min(count, bytes_total - offset))
-            return self.read_object(f"{place}/{upload}", offset, wanted), bytes_total
-        for _, start, content, *_ in rows:
+        bytes_total, end, found = rows[0][0], offset, bytearray()
+        for _, start, content in rows:
             if start is not None and start <= end < start + len(content):
                 found += memoryview(content)[end - start :]
                 end = offset + len(found)
@@ -290,43 +251,6 @@ class BlobTables:
                 return
             yield from rows
             after = rows[-1].name
-
-    # Blobs that are elsewhere.
-
-    def cold(self, used_ns_max: int) -> list[tuple[Any, ...]]:
-        """Return some blobs that were not used later: kind, name, upload and bytes."""
-        return self._execute(_COLD, {"used_ns_max": used_ns_max, "count": PAGE_ROWS})
-
-    def relocate(self, upload: str, place: str) -> bool:
-        """Note that a blob is elsewhere, and remove its parts. Return False if it is gone."""
-        return bool(self._write(_RELOCATE, {"upload": upload, "place": place})[1])
-
-    def removals(self) -> list[str]:
-        """Return the URLs of objects whose blobs are removed."""
-        return [url for (url,) in self._execute(_REMOVALS, {"count": PAGE_ROWS})]
-
-    def forget_removal(self, url: str) -> None:
-        """Forget an object that is removed."""
-        self._execute(_FORGET, {"url": url})
-
-    # History files that are in the tables, see `exports`.
-
-    def history(self) -> list[tuple[str, int, bytes]]:
-        """Return the history files that are here: upload, bytes and digest."""
-        found = self._execute(_HISTORY, {"folder": f"{history.FOLDER}/"})
-        return [(upload, bytes_total, digest) for upload, bytes_total, digest in found]
-
-    def history_contents(self, upload: str) -> Iterator[bytes]:
-        """Yield all bytes of a history file."""
-        for number in itertools.count():
-            rows = self._execute(_HISTORY_PART, {"upload": upload, "part": number})
-            if not rows:
-                return
-            yield rows[0][0]
-
-    def relocate_history(self, upload: str, place: str) -> None:
-        """Note that a history file is elsewhere, and remove its parts."""
-        self._write(_RELOCATE_HISTORY, {"upload": upload, "place": place})
 
     # The references to values.
 
@@ -392,9 +316,7 @@ class Blobs(BlobTables):
 
     def copy(self) -> "Blobs":
         """Return the same tables over another connection, for another thread."""
-        made = Blobs(self._url, self._term, self._reconnect_seconds_max)
-        made.read_object = self.read_object
-        return made
+        return Blobs(self._url, self._term, self._reconnect_seconds_max)
 
     def interrupt(self) -> None:
         """End a call that waits for the server in another thread, because the lease has ended."""
@@ -462,10 +384,6 @@ class Blobs(BlobTables):
     def _note_warning(self, notice: Diagnostic) -> None:
         if notice.severity_nonlocalized == "WARNING":
             self._warnings.append(notice.sqlstate or "")
-
-
-def _no_object(url: str, _offset: int, _count: int) -> bytes:
-    raise OSError(f"{url}: not in the database")
 
 
 def known_place(connection: Connection) -> str:

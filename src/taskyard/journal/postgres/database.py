@@ -41,12 +41,12 @@ TABLES: Final[tuple[LiteralString, ...]] = (
         "epoch bigint NOT NULL, chain bytea NOT NULL, body bytea NOT NULL)"
     ),
     "ALTER TABLE taskyard.journal ALTER body SET STORAGE EXTERNAL",
-    # What replaces trimmed rows. Only files with a row in `claims` count. Their content is at
-    # `place`, or in `files` if that is empty.
+    # What replaces trimmed rows. Only files with a row in `claims` count. Their content is in
+    # `files`, or, if it was moved, in the directory of `--files`.
     (
         "CREATE TABLE taskyard.claims (name text PRIMARY KEY, upload text NOT NULL, "
         "bytes bigint NOT NULL, digest bytea NOT NULL, epoch bigint NOT NULL, "
-        "place text NOT NULL DEFAULT '')"
+        "moved boolean NOT NULL DEFAULT false)"
     ),
     (
         "CREATE TABLE taskyard.files (upload text, part integer, content bytea NOT NULL, "
@@ -88,10 +88,8 @@ TABLES: Final[tuple[LiteralString, ...]] = (
     (
         "CREATE TABLE taskyard.blobs (kind text, name bytea, upload text NOT NULL UNIQUE, "
         "bytes bigint NOT NULL, used_ns bigint NOT NULL, epoch bigint NOT NULL, "
-        "sealed boolean NOT NULL DEFAULT false, place text NOT NULL DEFAULT '', "
-        "PRIMARY KEY (kind, name))"
+        "sealed boolean NOT NULL DEFAULT false, PRIMARY KEY (kind, name))"
     ),
-    "CREATE TABLE taskyard.removals (url text PRIMARY KEY)",
     (
         "CREATE TABLE taskyard.parts (upload text, start bigint, content bytea NOT NULL, "
         "PRIMARY KEY (upload, start))"
@@ -112,19 +110,11 @@ _UPDATE_META: Final = "UPDATE taskyard.meta SET value = %b WHERE key = %s"
 _CLEAR: Final[tuple[LiteralString, ...]] = (
     "DELETE FROM taskyard.meta WHERE key IN ('covered', 'files', 'references')",
     "DELETE FROM taskyard.journal",
-    (
-        "INSERT INTO taskyard.removals SELECT place || '/' || upload FROM taskyard.claims "
-        "WHERE starts_with(place, 's3:') ON CONFLICT (url) DO NOTHING"
-    ),
     "DELETE FROM taskyard.claims",
     "DELETE FROM taskyard.files",
     "DELETE FROM taskyard.finished",
     "DELETE FROM taskyard.outputs",
     "DELETE FROM taskyard.standbys",
-    (
-        "INSERT INTO taskyard.removals SELECT place || '/' || upload FROM taskyard.blobs "
-        "WHERE place <> '' ON CONFLICT (url) DO NOTHING"
-    ),
     "DELETE FROM taskyard.blobs",
     "DELETE FROM taskyard.parts",
     "DELETE FROM taskyard.value_references",

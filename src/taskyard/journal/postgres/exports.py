@@ -3,9 +3,9 @@
 A compaction writes them to the state directory of its broker first, as it does for SQLite, and
 `publish` copies them. Then rows may be trimmed. `fetch` makes the state directory of another broker
 equal to the tables. So the local files are a cache. A broker that leads needs the index up to the
-last trimmed row, a start needs a snapshot, too, and a compaction needs all files. A `Mover` may
-move the content of history files to the place of `--files` later. Snapshots stay, so the database
-alone has what a broker needs.
+last trimmed row, a start needs a snapshot, too, and a compaction needs all files. With `--files`
+the content of history files is moved to that directory later (`history_mover`). Snapshots stay, so
+the database alone has what a broker needs.
 
 A broker that lost its term may still be writing. Its uploads have names of their own, and only
 files with a row in `claims` count, which is inserted under the term. Rows of the index follow from
@@ -16,7 +16,7 @@ index is complete is written under the term, too.
 import hashlib
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final, LiteralString, NamedTuple
@@ -31,12 +31,9 @@ from taskyard.journal.chain import Head
 from taskyard.journal.compaction import CompactionResult, DatabaseTerm
 from taskyard.journal.files import create_private, make_private_directory, sync_directory
 from taskyard.journal.postgres import database, leader, shared_directory
-from taskyard.journal.postgres.blobs import DIRECTORY
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.lease import Lease
-from taskyard.journal.postgres.objects import Objects, ObjectStore
-from taskyard.journal.postgres.shared_directory import SharedDirectory
 from taskyard.journal.postgres.store import PostgresReader, PostgresStore
 
 #: Bytes of a file in one row: a part is in memory, here and in the server.
@@ -68,6 +65,12 @@ _REMOVE_UNCLAIMED: Final = leader.HELD + (  # noqa: S608  # no input
     "AND upload NOT IN (SELECT upload FROM taskyard.claims) AND EXISTS (SELECT FROM held)"
 )
 _INSERT_PART: Final = "INSERT INTO taskyard.files VALUES (%s, %s, %b)"
+_MOVE: Final = leader.HELD + (  # noqa: S608  # no input
+    ", moved AS (UPDATE taskyard.claims SET moved = true WHERE upload = %(upload)s "
+    "AND EXISTS (SELECT FROM held) RETURNING upload), "
+    "parts AS (DELETE FROM taskyard.files USING moved WHERE files.upload = moved.upload) "
+    "SELECT upload FROM moved"
+)
 _READ_PART: Final = "SELECT content FROM taskyard.files WHERE upload = %s AND part = %s"
 
 #: As in finished.sqlite: an older end never replaces a newer one.
@@ -89,7 +92,7 @@ _UPSERT_OUTPUT: Final = (
 )
 
 _LOST: Final = "restore the database from a backup"
-_LOST_FILE: Final = "mount the place of --files, or restore the file from a backup"
+_LOST_FILE: Final = "mount the directory of --files, or restore the file from a backup"
 
 
 class Claim(NamedTuple):
@@ -100,8 +103,8 @@ class Claim(NamedTuple):
     upload: str
     bytes_total: int
     digest: bytes
-    #: Where its content is: empty for the tables, `DIRECTORY`, or a URL of S3.
-    place: str = ""
+    #: Whether its content is in the directory of `--files`, not in the tables.
+    is_moved: bool = False
 
 
 class PublishedIndex(ArchiveWriter):
@@ -166,6 +169,22 @@ def publish(
         )
 
 
+def move_history(connection: Connection, files: Path, term: Term) -> int:
+    """Move history files from the tables to the directory of `--files`. Return their number.
+
+    A broker that lost its term may write a file, with the same bytes, and then raises `LeaderLost`.
+    """
+    count = 0
+    for claim in claims(connection):
+        if not claim.is_moved and claim.name.startswith(f"{history.FOLDER}/"):
+            with _unless_changed(connection, claim):
+                contents = read(connection, claim)
+                shared_directory.write(files, claim.upload, contents, claim.bytes_total)
+                _run_held(connection, _MOVE, term, {"upload": claim.upload})
+                count += 1
+    return count
+
+
 def drop_snapshots(connection: Connection, before: int, term: Term) -> None:
     """Remove snapshots of rows before `before`, which are trimmed."""
     for claim in claims(connection):
@@ -221,10 +240,10 @@ def remove_others(connection: Connection, directory: Path) -> list[Claim]:
 def file_parts(connection: Connection, directory: Path) -> Iterator[None]:
     """Fetch history and snapshots that are in the tables, with a pause after each part.
 
-    Another place may be slow or down, so a standby takes nothing from there.
+    The directory of `--files` may be slow or down, so a standby takes nothing from there.
     """
     for claim in remove_others(connection, directory):
-        if not claim.place:
+        if not claim.is_moved:
             yield from _download(connection, directory, claim)
 
 
@@ -299,7 +318,7 @@ def export_stopped(
 
 def claims(connection: Connection) -> list[Claim]:
     """Return all files that count."""
-    query = "SELECT name, upload, bytes, digest, place FROM taskyard.claims ORDER BY name"
+    query = "SELECT name, upload, bytes, digest, moved FROM taskyard.claims ORDER BY name"
     return [Claim(*columns) for columns in connection.execute(query, binary=True).fetchall()]
 
 
@@ -341,22 +360,28 @@ def upload(connection: Connection, directory: Path, path: Path, epoch: int) -> C
 def _download(
     connection: Connection, directory: Path, claim: Claim, files: Path | None = None
 ) -> Iterator[None]:
-    """Fetch a file. One that is moved to another place meanwhile, or replaced, is left out."""
+    """Fetch a file. One that is moved or removed meanwhile is left out."""
     path = directory / claim.name
     make_private_directory(path.parent)
     unfinished = path.with_name(f"{path.name}.new")
     create_private(unfinished, b"")
-    try:
+    with _unless_changed(connection, claim):
         with unfinished.open("wb") as file:
             for content in read(connection, claim, files):
                 file.write(content)
                 yield
+        unfinished.rename(path)
+        sync_directory(path.parent)
+
+
+@contextmanager
+def _unless_changed(connection: Connection, claim: Claim) -> Iterator[None]:
+    """Skip the rest for a file whose parts are gone, as it was moved or removed meanwhile."""
+    try:
+        yield
     except JournalDamaged:
         if claim in claims(connection):
             raise
-        return
-    unfinished.rename(path)
-    sync_directory(path.parent)
 
 
 def read(connection: Connection, claim: Claim, files: Path | None = None) -> Iterator[bytes]:
@@ -365,9 +390,11 @@ def read(connection: Connection, claim: Claim, files: Path | None = None) -> Ite
     `files` is the directory of `--files`, if there is one.
     """
     where, hint, parts = "the database", _LOST, _read_table(connection, claim)
-    if claim.place:
-        store, where = _place_of(claim, files)
-        hint, parts = _LOST_FILE, _read_place(store, claim, where)
+    if claim.is_moved:
+        if files is None:
+            raise UnusableStore(f"{claim.name}: is in a shared directory (give it with --files)")
+        path = shared_directory.path_of(files, claim.upload)
+        where, hint, parts = str(path), _LOST_FILE, _read_file(claim, path)
     digest = hashlib.sha256()
     for content in parts:
         digest.update(content)
@@ -382,26 +409,14 @@ def _read_table(connection: Connection, claim: Claim) -> Iterator[bytes]:
             yield content
 
 
-def _read_place(store: ObjectStore, claim: Claim, where: str) -> Iterator[bytes]:
-    url = f"{claim.place}/{claim.upload}"
+def _read_file(claim: Claim, path: Path) -> Iterator[bytes]:
     try:
-        for offset in range(0, claim.bytes_total, PART_BYTES):
-            yield store.read(url, offset, min(PART_BYTES, claim.bytes_total - offset))
+        with path.open("rb") as file:
+            yield from iter(partial(file.read, PART_BYTES), b"")
     except FileNotFoundError as error:
-        raise JournalDamaged(f"{claim.name}: {where} is missing", _LOST_FILE) from error
+        raise JournalDamaged(f"{claim.name}: {path} is missing", _LOST_FILE) from error
     except OSError as error:
-        raise UnusableStore(f"{claim.name}: {where}: {database.text_of(error)}") from error
-
-
-def _place_of(claim: Claim, files: Path | None) -> tuple[ObjectStore, str]:
-    """Return the place of a file outside of the database, and its path or URL there."""
-    url = f"{claim.place}/{claim.upload}"
-    if claim.place != DIRECTORY:
-        return Objects(), url
-    if files is None:
-        raise UnusableStore(f"{claim.name}: is in a shared directory (give it with --files)")
-    shared = SharedDirectory(files)
-    return shared, str(shared.path(url))
+        raise UnusableStore(f"{claim.name}: {path}: {database.text_of(error)}") from error
 
 
 def _fetch_index(

@@ -37,12 +37,11 @@ from taskyard.journal.postgres import (
     leader,
     local_copy,
     outbox,
+    shared_directory,
 )
 from taskyard.journal.postgres.blobs import Blob, BlobTables
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
-from taskyard.journal.postgres.objects import Objects
-from taskyard.journal.postgres.shared_directory import SharedDirectory
 from taskyard.journal.readonly import ReadonlyStore
 from taskyard.journal.store import LEASE_NS
 
@@ -172,7 +171,7 @@ def to_directory(url: str, state: Path, files: Files) -> Head:
         for own, shared in files.pairs(state):
             _relocate(shared, own)
         if files.directory is not None:
-            SharedDirectory(files.directory).clear()
+            shared_directory.clear(files.directory)
         _, _, head = sqlite.read_verified(state)
         (state / schema.DATABASE_NAME).unlink()
         sync_directory(state)
@@ -333,7 +332,6 @@ def _digested(contents: Iterable[bytes], digest: "hashlib._Hash") -> Iterator[by
 def _fetch_blobs(connection: Connection, state: Path, local: LocalFiles) -> None:
     """Write output and values to a state directory."""
     tables = BlobTables(connection, Term(0, ""))
-    tables.read_object = Objects().read
     for kind in blobs.KINDS:
         for blob in tables.walk(kind):
             local.write(state, kind, blob, tables.contents(kind, blob.name))
