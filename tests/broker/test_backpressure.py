@@ -119,7 +119,7 @@ def finish(harness: Harness, count: int) -> None:
 
 def look(harness: Harness) -> None:
     harness.look()
-    harness.broker.note_lag(harness.compactor.lag_percent)
+    harness.broker.enqueue(harness.broker.backpressure.update(harness.compactor.lag_percent))
     harness.turn()
 
 
@@ -188,14 +188,14 @@ class TestSubmissions:
         assert harness.found(b"held") == [b"held"]
         harness.turn(TasksRequested(0, b"w", 1))
         harness.turn(TasksReported(0, b"w", [b"held"], [1]))
-        harness.broker.note_lag(LAG_REFUSE_ALL_PERCENT)
+        harness.broker.enqueue(harness.broker.backpressure.update(LAG_REFUSE_ALL_PERCENT))
         [refused] = submit(harness, b"refused", request=32, retries=False)
         assert isinstance(refused, Refused)
         assert refused.refusal is Refusal.FULL
 
     def test_workers_are_served_at_any_lag(self, harness: Harness) -> None:
         assert isinstance(harness.submit(b"a", b"b"), Accepted)
-        harness.broker.note_lag(10 * LAG_REFUSE_ALL_PERCENT)
+        harness.broker.enqueue(harness.broker.backpressure.update(10 * LAG_REFUSE_ALL_PERCENT))
         assert harness.turn(TasksRequested(0, b"w", 2))
         [noted, *_] = harness.turn(TasksReported(0, b"w", [b"a", b"b"], [1, 1], request=32))
         assert isinstance(noted, ReportAck)

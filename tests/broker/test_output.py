@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.broker import output_store, whole_results
+from taskyard.broker import output_store, results, rows
 from taskyard.broker.database_files import OutputRows
+from taskyard.broker.environment import DISK_CHECK_BYTES
 from taskyard.broker.output_retention import (
     AGE_CHECK_NS,
     FULL_CHECK_NS,
@@ -18,7 +19,7 @@ from taskyard.broker.output_retention import (
     OutputRetention,
 )
 from taskyard.broker.output_store import OutputFiles, OutputMemory, OutputStore, StreamKey
-from taskyard.broker.turn import DISK_CHECK_BYTES, Broker
+from taskyard.broker.turn import Broker
 from taskyard.core.effects import OutputWritten, Refused, Settled, TaskOutput
 from taskyard.core.events import (
     Outcome,
@@ -278,7 +279,7 @@ class OutputHarness:
                     for name, attempt, *streams in outputs_in(record):
                         self.index.outputs[name, attempt] = streams
         self.store.trim(self.store.head.sequence)
-        self.broker._results._rows.clear()  # noqa: SLF001  # as after a restart
+        self.broker.completer._rows.clear()  # noqa: SLF001  # as after a restart
 
 
 class HarnessIndex:
@@ -400,7 +401,7 @@ class TestWholeResults:
     def test_result_longer_than_a_payload_is_refused_with_a_hint(
         self, harness: OutputHarness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(whole_results, "PAYLOAD_BYTES_MAX", 15)
+        monkeypatch.setattr(results, "PAYLOAD_BYTES_MAX", 15)
         reply = self.settle(harness, b"a", self.REQUEST, LONG)
         assert reply.texts == [b"ends"]
         reason = b"result too long: 16 of at most 16777216 bytes (see `taskyard log a`)"
@@ -409,7 +410,9 @@ class TestWholeResults:
     def test_replies_beyond_the_room_of_a_turn_follow_in_the_next(
         self, harness: OutputHarness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(whole_results, "TURN_BYTES_MAX", 20)
+        monkeypatch.setattr(rows, "READ_COST", 0)
+        monkeypatch.setattr(rows, "READ_BYTE_COST", 0)
+        monkeypatch.setattr(rows, "TURN_COST_MAX", 24 * rows.REPLY_BYTE_COST)
         for name in (b"a", b"b", b"c"):
             self.settle(harness, name, self.REQUEST, LONG)
         names = [b"a", b"b", b"c"]

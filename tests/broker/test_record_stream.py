@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from taskyard.broker import record_stream
-from taskyard.broker.record_stream import RecordStreams
+from taskyard.broker import record_stream, rows
+from taskyard.broker.completer import Completer
 from taskyard.broker.turn import Broker
 from taskyard.core.effects import Effect, RecordPage
 from taskyard.core.events import (
@@ -288,7 +288,10 @@ def test_returned_tasks_without_reasons_are_sent(harness: Harness) -> None:
 def test_turn_is_bounded_and_the_rest_follows_at_once(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_stream, "TURN_RECORDS_MAX", 2)
+    monkeypatch.setattr(rows, "READ_COST", 0)
+    monkeypatch.setattr(rows, "READ_BYTE_COST", 0)
+    monkeypatch.setattr(record_stream, "NAME_COST", 0)
+    monkeypatch.setattr(rows, "TURN_COST_MAX", 2 * record_stream.RECORD_COST)
     asked = [harness.follow(0) for _ in range(3)]
     replies = harness.turn(*asked)
     assert [(one.request, len(one.records)) for one in replies] == [(asked[0].request, 2)]
@@ -305,7 +308,7 @@ def test_bytes_that_a_turn_reads_are_bounded(
 ) -> None:
     for number in range(5):
         harness.turn(harness.submit(b"c%d" % number))
-    monkeypatch.setattr(record_stream, "TURN_BYTES_MAX", 1)
+    monkeypatch.setattr(rows, "TURN_COST_MAX", 1)
     (answer,) = harness.turn(harness.follow(0))
     assert len(harness.store.read) == 1
     assert answer.records == harness.journal()[: len(answer.records)]
@@ -325,46 +328,47 @@ def test_cache_is_dropped_without_followers(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_stream, "ROWS_FOLLOWED", 3)
-    monkeypatch.setattr(record_stream, "ROWS_KEPT", 2)
-    kept = RecordStreams(harness.store, harness.broker.scheduler.ledger, None)
+    monkeypatch.setattr(rows, "ROWS_KEPT", 2)
+    completer = Completer(harness.store, harness.broker.scheduler.ledger)
 
     def rows_kept(*effects: Effect) -> int:
         records: list[AnyRecord] = [WorkerLeft(0, b"w", b"")]
         harness.store.commit(encode(records), 1)
-        kept.fill([*effects], records)
-        return kept.rows_kept
+        completer.complete(effects, records, 1)
+        return len(completer._rows)  # noqa: SLF001  # not visible elsewhere
 
     assert rows_kept() == 0
     head = harness.store.head.record
     asked = RecordPage(b"follower", 1, head + 1, 1000, Scope(), b"")
-    assert [rows_kept(asked), *(rows_kept() for _ in range(5))] == [1, 2, 2, 0, 0, 0]
+    assert [rows_kept(asked), *(rows_kept() for _ in range(5))] == [0, 1, 2, 2, 0, 0]
 
 
 def test_cached_rows_are_bounded_by_their_bytes(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_stream, "BYTES_KEPT", 250)
-    kept = RecordStreams(harness.store, harness.broker.scheduler.ledger, None)
+    monkeypatch.setattr(rows, "BYTES_KEPT", 350)
+    completer = Completer(harness.store, harness.broker.scheduler.ledger)
 
     def rows_kept(record: AnyRecord, *effects: Effect) -> int:
-        harness.store.commit(encode([record]), 1)
-        kept.fill([*effects], [record])
-        return kept.rows_kept
+        body = encode([record])
+        harness.store.commit(body, 1)
+        completer.complete(effects, [record], len(body))
+        return len(completer._rows)  # noqa: SLF001  # not visible elsewhere
 
     text = bytes(99)
     submitted = Submitted(0, Submission([b"a"], [text]))
     finished = Finished(0, b"w", [b"a"], [1], [text])
     waits = Submitted(0, Submission([b"a"], after=[[bytes(50), bytes(49)]]))
     asked = RecordPage(b"follower", 1, harness.store.head.record + 1, 1000, Scope(), b"")
-    assert rows_kept(submitted, asked) == 1
-    assert [rows_kept(one) for one in (finished, waits, submitted)] == [2, 2, 2]
+    assert rows_kept(submitted, asked) == 0
+    assert [rows_kept(one) for one in (submitted, finished, waits, submitted)] == [1, 2, 2, 2]
     assert rows_kept(WorkerLeft(0, b"w", b"")) == 3
 
 
 def test_row_that_is_too_large_for_the_cache_is_sent_and_dropped(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_stream, "BYTES_KEPT", 5)
+    monkeypatch.setattr(rows, "BYTES_KEPT", 5)
     head = harness.store.head.record
     harness.turn(harness.follow(None), harness.follow(None))
     replies = harness.turn(harness.submit(b"c"))

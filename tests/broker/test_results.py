@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from taskyard.broker import results as broker_results
-from taskyard.broker.results import ResultLoader
+from taskyard.broker import rows
+from taskyard.broker.completer import Completer
 from taskyard.broker.turn import Broker
 from taskyard.core.effects import (
     Effect,
@@ -38,6 +39,7 @@ from taskyard.core.events import (
     WatchRequested,
     WorkerRegistered,
 )
+from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, WorkerFacts
 from taskyard.core.records import AnyRecord, Finished, Submitted
@@ -191,7 +193,7 @@ def test_only_a_few_rows_are_kept(harness: Harness, monkeypatch: pytest.MonkeyPa
     for name in (b"a", b"b", b"c"):
         harness.turn(finish(name))
     newest = len(harness.store.row_of(harness.store.head.record).body)  # type: ignore[union-attr]
-    monkeypatch.setattr(broker_results, "ROWS_KEPT_BYTES", 2 * newest)
+    monkeypatch.setattr(rows, "BYTES_KEPT", 2 * newest)
     harness.store.read = []
     assert harness.turn(results(b"a", b"b", b"c")) == [replies(b"a", b"b", b"c")]
     harness.turn(results(b"c"))
@@ -203,7 +205,7 @@ def test_only_a_few_rows_are_kept(harness: Harness, monkeypatch: pytest.MonkeyPa
 def test_answers_that_go_back_and_forth_read_each_row_once(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_results, "ROWS_KEPT_BYTES", 10)
+    monkeypatch.setattr(rows, "BYTES_KEPT", 10)
     harness.turn(finish(b"a", b"c"))
     harness.turn(finish(b"b"))
     assert harness.turn(results(b"a", b"b", b"c")) == [replies(b"a", b"b", b"c")]
@@ -213,7 +215,7 @@ def test_answers_that_go_back_and_forth_read_each_row_once(
 def test_row_that_is_too_large_is_not_kept(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_results, "ROWS_KEPT_BYTES", 10)
+    monkeypatch.setattr(rows, "BYTES_KEPT", 10)
     harness.turn(finish(b"a", b"b"), finish(b"c"))
     for count in (1, 2):
         assert harness.turn(results(b"c", b"a")) == [replies(b"c", b"a")]
@@ -244,13 +246,13 @@ class Stream:
     """Stands in for a dialect that sends the loaded results and keeps the rest in the effect."""
 
     def __init__(self, store: MemoryStore, *effects: Settled) -> None:
-        self.answers = ResultLoader(store, None)
+        self.answers = Completer(store, Ledger())
         self.asked: list[Effect] = list(effects)
 
     def turn(self) -> list[tuple[int, list[bytes]]]:
         """Run a turn and return the requests with the names that were sent."""
         effects, self.asked = self.asked, []
-        self.answers.fill(effects)
+        effects = self.answers.complete(effects)
         received: list[tuple[int, list[bytes]]] = []
         for effect in effects:
             assert isinstance(effect, Settled)
@@ -280,7 +282,9 @@ def ended() -> MemoryStore:
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_results, "REPLY_BYTES_MAX", 25)
-    monkeypatch.setattr(broker_results, "TURN_BYTES_MAX", 40)
+    monkeypatch.setattr(rows, "READ_COST", 0)
+    monkeypatch.setattr(rows, "READ_BYTE_COST", 0)
+    monkeypatch.setattr(rows, "TURN_COST_MAX", 40 * rows.REPLY_BYTE_COST)
 
 
 @pytest.mark.usefixtures("narrow")
@@ -318,7 +322,9 @@ def test_answers_of_a_turn_share_its_room_and_those_not_reached_come_first_in_th
 def test_rows_that_a_turn_reads_are_bounded(
     ended: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_results, "TURN_READS_MAX", 2)
+    monkeypatch.setattr(rows, "READ_BYTE_COST", 0)
+    monkeypatch.setattr(rows, "REPLY_BYTE_COST", 0)
+    monkeypatch.setattr(rows, "TURN_COST_MAX", 2 * rows.READ_COST)
     stream = Stream(ended, letters(b"a", b"b", b"c", request=1), letters(b"d", request=2))
     assert stream.turn() == [(1, [b"a", b"b"])]
     assert stream.answers.has_pending()
@@ -329,7 +335,7 @@ def test_rows_that_a_turn_reads_are_bounded(
 def test_bytes_of_the_rows_that_a_turn_reads_are_bounded(
     ended: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_results, "TURN_READ_BYTES_MAX", 1)
+    monkeypatch.setattr(rows, "TURN_COST_MAX", 1)
     stream = Stream(ended, letters(b"a", b"b"), letters(b"c", request=1))
     assert [stream.turn() for _ in range(3)] == [[(0, [b"a"])], [(1, [b"c"])], [(0, [b"b"])]]
 
@@ -339,7 +345,9 @@ def test_results_that_a_turn_reads_from_the_index_are_bounded(
 ) -> None:
     harness.turn(finish(b"a", b"b", b"c"))
     harness.restart()
-    monkeypatch.setattr(broker_results, "TURN_READS_MAX", 2)
+    monkeypatch.setattr(rows, "READ_BYTE_COST", 0)
+    monkeypatch.setattr(rows, "REPLY_BYTE_COST", 0)
+    monkeypatch.setattr(rows, "TURN_COST_MAX", 2 * rows.READ_COST)
     (effect,) = harness.turn(results(b"a", b"b", b"c"))
     assert isinstance(effect, Settled)
     assert effect.texts == [b"of a", b"of b", None]
@@ -351,7 +359,7 @@ def test_results_that_a_turn_reads_from_the_index_are_bounded(
 def test_unwanted_rest_is_not_read(ended: MemoryStore) -> None:
     stream = Stream(ended)
     replies = letters(b"a", b"b", b"c", b"d")
-    stream.answers.fill([replies])
+    stream.answers.complete([replies])
     replies.records = []
     assert not stream.answers.has_pending()
     assert stream.turn() == []
@@ -385,8 +393,8 @@ def test_listed_tasks_get_their_latest_attempts(harness: Harness) -> None:
 def test_page_with_attempts_ends_where_the_budget_of_a_turn_ends(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_results, "ROWS_KEPT_BYTES", 0)
-    monkeypatch.setattr(broker_results, "TURN_READS_MAX", 1)
+    monkeypatch.setattr(rows, "BYTES_KEPT", 0)
+    monkeypatch.setattr(rows, "TURN_COST_MAX", 1)
     for name in (b"a", b"b", b"c"):
         harness.turn(TasksReported(0, b"w", [name]))
     names, cursor = [], 0
@@ -435,20 +443,21 @@ def test_record_that_does_not_end_the_task_is_damage(tmp_path: Path) -> None:
     store = commit(SUBMITTED, Finished(0, b"w", [b"a"], [1]))
     for owed in (owing(b"a", 1), owing(b"b", 2)):
         with pytest.raises(JournalDamaged, match="has no result of"):
-            ResultLoader(store, Archive(tmp_path)).fill([owed])
+            Completer(store, Ledger(), Archive(tmp_path)).complete([owed])
 
 
 def test_result_that_is_nowhere_is_damage(tmp_path: Path) -> None:
     store = commit(SUBMITTED)
     for index in (None, Archive(tmp_path)):
         with pytest.raises(JournalDamaged, match="record 9, which ended b'a'"):
-            ResultLoader(store, index).fill([owing(b"a", 9)])
+            Completer(store, Ledger(), index).complete([owing(b"a", 9)])
 
 
 def test_other_effects_are_left_alone(harness: Harness) -> None:
     effects: list[Effect] = [ReportAck(b"w", 1, []), TaskDetails(b"client", 1, [])]
-    ResultLoader(harness.store, None).fill(effects)
-    assert effects == [ReportAck(b"w", 1, []), TaskDetails(b"client", 1, [])]
+    completer = Completer(harness.store, Ledger())
+    assert not completer.is_needed(effects[:1])
+    assert completer.complete(effects) == [ReportAck(b"w", 1, []), TaskDetails(b"client", 1, [])]
     harness.turn(LookupRequested(0, b"client", [b"a"]))
     assert harness.store.read == []
 
@@ -495,8 +504,7 @@ def test_cause_of_a_cancelled_task_survives_a_compaction_and_a_restart(cancelled
 
 def shown(yard: WritingYard, name: bytes) -> TaskView:
     found = yard.handle(LookupRequested(0, b"client", [name]))
-    ResultLoader(yard.store, None).fill(found)
-    (effect,) = found
+    (effect,) = Completer(yard.store, Ledger()).complete(found)
     assert isinstance(effect, TaskDetails)
     return effect.views[0]
 
@@ -534,15 +542,14 @@ def test_task_whose_rows_are_trimmed_is_shown_without_them(tmp_path: Path) -> No
 def test_results_are_read_for_a_client_when_it_reads(harness: Harness) -> None:
     harness.turn(finish(b"a", b"b"))
     deaf = [b"client"]
-    answers = ResultLoader(harness.store, harness.index, lambda client: client not in deaf)
+    ledger = harness.broker.scheduler.ledger
+    answers = Completer(harness.store, ledger, harness.index, lambda client: client not in deaf)
     (owed,) = harness.broker.scheduler.handle(results(b"a", b"b"))
-    effects = [owed]
-    answers.fill(effects)
-    assert (effects, harness.store.read, answers.has_pending()) == ([], [], False)
+    assert answers.complete([owed]) == []
+    assert (harness.store.read, answers.has_pending()) == ([], False)
     deaf.clear()
     assert answers.has_pending()
-    answers.fill(effects)
-    assert effects == [replies(b"a", b"b")]
+    assert answers.complete([]) == [replies(b"a", b"b")]
 
 
 def test_request_of_a_client_that_does_not_read_is_answered_when_it_does(harness: Harness) -> None:

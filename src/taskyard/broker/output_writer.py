@@ -24,32 +24,26 @@ logger = logging.getLogger("taskyard.broker")
 _HINT: Final = "free some space, or see `taskyard clean`"
 
 
-_KINDS: Final = frozenset((OutputWritten, OutputEnded))
-
-
 class OutputWriter:
     """Writes the output of a turn."""
 
     def __init__(self, store: OutputStore) -> None:
         self._store = store
-        #: The turn has output.
-        self._has_any = False
+        #: Without room no chunks are written: the rest of the disk is for the journal.
+        self.has_room = True
+        #: Bytes written, and whether the store has writes or removals to complete.
+        self.bytes_written = 0
+        self._is_dirty = False
         #: Why the last chunk could not be written. Empty if it could.
         self._problem = ""
 
-    def sync(self, effects: list[Effect]) -> None:
-        """Make the files of ended attempts durable. Raises `JournalFailed` if that fails.
+    def end(self, effect: OutputEnded) -> None:
+        """Make the files of an ended attempt durable, before the commit of its record.
 
-        Call it before `write`, with the effects of the same turn.
+        Raises `JournalFailed` if that fails.
         """
-        self._has_any = any(type(effect) in _KINDS for effect in effects)
-        if not self._has_any:
-            return
-        for effect in effects:
-            if type(effect) is OutputEnded:
-                for stream, bytes_total in effect.kept:
-                    key = StreamKey(effect.campaign, effect.name, effect.attempt, stream)
-                    self._end(key, bytes_total)
+        for stream, bytes_total in effect.kept:
+            self._end(StreamKey(effect.campaign, effect.name, effect.attempt, stream), bytes_total)
 
     def _end(self, key: StreamKey, bytes_total: int) -> None:
         about = shown(spelling(key.campaign, key.name))
@@ -63,29 +57,28 @@ class OutputWriter:
                 *(about, key.attempt, bytes_total - found, key.stream.name.lower()),
             )
 
-    def write(self, effects: list[Effect], *, has_room: bool = True) -> int:
-        """Write chunks, and remove the files of streams that the journal has as a whole.
+    def drop(self, effect: OutputEnded) -> None:
+        """Remove the files of streams that the journal has as a whole."""
+        for stream in effect.dropped:
+            self._store.drop(StreamKey(effect.campaign, effect.name, effect.attempt, stream))
+            self._is_dirty = True
 
-        A reply to chunks that can't be written becomes a refusal. Without room, none are: the rest
-        of the disk is for the journal. Return the bytes written.
-        """
-        if not self._has_any:
-            return 0
-        written = 0
-        for index, effect in enumerate(effects):
-            if type(effect) is OutputWritten:
-                size = sum(len(chunk.data) for chunk in effect.chunks)
-                effects[index] = answer = self._write(effect, has_room=has_room)
-                written += size if answer is effect else 0
-            elif type(effect) is OutputEnded:
-                for stream in effect.dropped:
-                    key = StreamKey(effect.campaign, effect.name, effect.attempt, stream)
-                    self._store.drop(key)
-        self._store.flush()
-        return written
+    def flush(self) -> None:
+        """Complete the writes and removals of a turn, before any reply."""
+        if self._is_dirty:
+            self._store.flush()
+            self._is_dirty = False
 
-    def _write(self, effect: OutputWritten, *, has_room: bool) -> Effect:
-        if effect.chunks and not has_room:
+    def write(self, effect: OutputWritten) -> Effect:
+        """Write chunks. Return the reply, which is a refusal if they can't be written."""
+        size = sum(len(chunk.data) for chunk in effect.chunks)
+        self._is_dirty = True
+        reply = self._write(effect)
+        self.bytes_written += size if reply is effect else 0
+        return reply
+
+    def _write(self, effect: OutputWritten) -> Effect:
+        if effect.chunks and not self.has_room:
             return self._refused(effect, "the disk is nearly full")
         try:
             for chunk in effect.chunks:

@@ -508,10 +508,12 @@ class _Housekeeping:
         for log in self._logs:
             log.log_if_due()
         waits = [self._retention.run_step(), self._value_retention.run_step()]
-        self._broker.note_output_space(self._retention.problem())
+        problem = self._retention.problem()
+        self._broker.enqueue(self._broker.environment.output_space_changed(problem))
         if self._compactor is not None:
             waits.append(self._compactor.run_step())
-            self._broker.note_lag(self._compactor.lag_percent)
+            lag = self._broker.backpressure.update(self._compactor.lag_percent)
+            self._broker.enqueue(lag)
         if self._lease is not None:
             self._lease.check()
             waits.append(self._lease.left_ns())

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from taskyard.broker.connections import Connections
-from taskyard.broker.turn import CatchUp
+from taskyard.broker.environment import CatchUp
 from taskyard.core.effects import Assign
 from taskyard.core.events import (
     AssignmentUnsent,

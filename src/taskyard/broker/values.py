@@ -56,8 +56,6 @@ SCAN_NS: Final = 10 * SECOND_NS
 #: task, and may wait for a broker in between.
 GRACE_NS: Final = 3600 * SECOND_NS
 
-_KINDS: Final = frozenset((StoreReply, ValuePart, ValueReceived))
-
 _NONE_TEXT: Final = "values: this broker keeps none"
 
 
@@ -119,8 +117,10 @@ class BrokerValues:
         self._check_owner()
         #: None: the directory is not there yet, so nothing can name a value.
         self.references: ValueReferences | None = None
-        #: Bytes of all values, as of the last count, and bytes that arrived since.
+        #: Bytes of all values, as of the last count.
         self.bytes_used = 0
+        #: Bytes that arrived since the start.
+        self.bytes_written = 0
         #: Values that a thread checks and syncs, and why others were refused.
         self._finishing: set[str] = set()
         self._refused: dict[str, str] = {}
@@ -166,20 +166,15 @@ class BrokerValues:
         except OSError as error:
             raise JournalFailed(f"references to values: {error.strerror}") from error
 
-    def fill(self, effects: list[Effect]) -> int:
-        """Complete replies about values. Return the bytes written."""
-        written = 0
-        for index, effect in enumerate(effects):
-            if type(effect) not in _KINDS:
-                continue
-            if isinstance(effect, StoreReply):
-                effects[index] = self._described(effect)
-            elif isinstance(effect, ValuePart):
-                self._read(effect)
-            elif isinstance(effect, ValueReceived):
-                written += len(effect.data)
-                effects[index] = self._received(effect)
-        return written
+    def fill(self, effect: StoreReply | ValuePart | ValueReceived) -> Effect:
+        """Complete a reply about values. Return it, or a refusal."""
+        if isinstance(effect, StoreReply):
+            return self._described(effect)
+        if isinstance(effect, ValuePart):
+            self._read(effect)
+            return effect
+        self.bytes_written += len(effect.data)
+        return self._received(effect)
 
     def _described(self, effect: StoreReply) -> Effect:
         try:

@@ -12,8 +12,8 @@ from itertools import count
 from typing import TYPE_CHECKING, NoReturn
 
 from taskyard.broker import database
+from taskyard.broker.completer import Completer
 from taskyard.broker.output_store import FOLDER, OutputFiles
-from taskyard.broker.results import ResultLoader
 from taskyard.client.client import Client
 from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
@@ -78,7 +78,7 @@ class OfflineClient(Client):
             self._open.close()
             raise
         self._index = index if index.covered() is not None else None
-        self._answers = ResultLoader(store, self._index, outputs=outputs)
+        self._completer = Completer(store, ledger, self._index, outputs=outputs)
         self._scheduler = Scheduler(ledger)
         self._dialect = NativeServer(1, lambda: 0)
         self._clock = SystemClock()
@@ -119,8 +119,7 @@ class OfflineClient(Client):
         event.now_ns = now_ns
         if self._index is not None:
             recovery.recall_for_event(self._scheduler.ledger, self._index, event)
-        effects = self._scheduler.handle(event)
-        self._answers.fill(effects)
+        effects = self._completer.complete(self._scheduler.handle(event))
         replies = [reply for effect in effects for reply in self._dialect.reply(effect)]
         return [peer.Reply(frames[-1]) for _, frames in replies]
 

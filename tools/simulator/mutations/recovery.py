@@ -38,10 +38,10 @@ def reply_before_commit() -> Iterator[None]:
     """Send replies before their records are durable."""
 
     def process(self: Any, arrived: Sequence[events.Event]) -> None:
-        effects = self._decide([*self._undelivered, *arrived], has_read=bool(arrived))
+        effects = self._decide(arrived, self.clock.monotonic_ns())
         decided = self.scheduler.take_records()
         with suppress(JournalDamaged):  # a result that is not there yet
-            self._results.fill(effects)
+            effects = self.completer.complete(effects)
         self._undelivered = self.transport.send(effects)
         if decided:
             self.store.commit(encode(decided), len(decided))
@@ -55,7 +55,7 @@ def failed_commit_ignored() -> Iterator[None]:
     """Send replies although the journal has failed."""
 
     def process(self: Any, arrived: Sequence[events.Event]) -> None:
-        effects = self._decide([*self._undelivered, *arrived], has_read=bool(arrived))
+        effects = self._decide(arrived, self.clock.monotonic_ns())
         decided = self.scheduler.take_records()
         failure = None
         if decided:
@@ -64,7 +64,7 @@ def failed_commit_ignored() -> Iterator[None]:
             except JournalFailed as failed:
                 failure = failed
         with suppress(JournalDamaged):
-            self._results.fill(effects)
+            effects = self.completer.complete(effects)
         self._undelivered = self.transport.send(effects)
         if failure is not None:
             raise failure

@@ -1,0 +1,179 @@
+"""Completes replies between commit and send: those that need bytes of the journal or of files.
+
+The scheduler keeps no results and no output. Its effects name the record or the stream, and their
+types decide who completes them, so that a turn without such an effect costs one look at its types.
+All replies share one budget a turn. A reply that exceeds it waits in one queue and goes on in the
+next turn. Independent of dialects and sockets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from taskyard.broker.output_pages import OutputPages
+from taskyard.broker.output_store import OutputMemory, OutputStore
+from taskyard.broker.output_writer import OutputWriter
+from taskyard.broker.record_stream import RecordStreams
+from taskyard.broker.results import ResultLoader
+from taskyard.broker.rows import Budget, DecodedRows
+from taskyard.core.effects import (
+    Effect,
+    ExplanationReply,
+    OutputEnded,
+    OutputWritten,
+    RecordPage,
+    ReplyDue,
+    Settled,
+    TaskDetails,
+    TaskOutput,
+    TaskPage,
+)
+from taskyard.core.values import StoreReply, ValuePart, ValueReceived
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taskyard.broker.values import BrokerValues
+    from taskyard.core.ledger import Ledger
+    from taskyard.core.records import AnyRecord
+    from taskyard.journal.recovery import EndedTaskIndex
+    from taskyard.journal.store import StoreReader
+
+_Reply = TypeVar("_Reply", bound=Effect)
+
+
+class Completer:
+    """Completes the replies of a broker."""
+
+    def __init__(  # noqa: PLR0913  # everything that replies may need
+        self,
+        store: StoreReader,
+        ledger: Ledger,
+        index: EndedTaskIndex | None = None,
+        is_reading: Callable[[bytes], bool] = lambda _client: True,
+        *,
+        outputs: OutputStore | None = None,
+        values: BrokerValues | None = None,
+    ) -> None:
+        """`is_reading` returns whether a client reads its replies. `outputs` has long streams."""
+        self._is_reading = is_reading
+        self._rows = rows = DecodedRows(store)
+        outputs = OutputMemory() if outputs is None else outputs
+        self._results = results = ResultLoader(rows, index, ledger, outputs)
+        self._pages = OutputPages(results, outputs)
+        self._streams = RecordStreams(rows, ledger, index)
+        self._writer = OutputWriter(outputs)
+        self._values = values
+        #: Replies that wait for the budget of a later turn, or for their client to read, and
+        #: whether a part of each was sent.
+        self._queue: deque[tuple[Settled | RecordPage, bool]] = deque()
+        #: Those of which this turn sends a part. They go on behind those that were not reached.
+        self._begun: list[tuple[Settled | RecordPage, bool]] = []
+        self._budget = Budget()
+        self._bytes_written = 0
+        #: How each type of effect is completed: to the effects that are sent.
+        self._by_type: dict[type[Effect], Callable[[Any], Sequence[Effect]]] = {
+            Settled: self._settled,
+            RecordPage: self._proceed,
+            ReplyDue: self._reply_due,
+            TaskOutput: partial(self._filled, self._pages.fill),
+            TaskDetails: partial(self._filled, results.fill_details),
+            TaskPage: partial(self._filled, results.fill_page),
+            ExplanationReply: partial(self._filled, results.fill_explanation),
+            OutputWritten: lambda effect: (self._writer.write(effect),),
+            OutputEnded: self._output_ended,
+        }
+        if values is not None:
+            of_values = (StoreReply, ValuePart, ValueReceived)
+            self._by_type |= dict.fromkeys(of_values, lambda effect: (values.fill(effect),))
+        self._kinds = frozenset(self._by_type)
+
+    def has_pending(self) -> bool:
+        """Return whether a reply can go on in the next turn."""
+        return any(_is_wanted(*one) and self._is_reading(one[0].client) for one in self._queue)
+
+    def is_needed(self, effects: Sequence[Effect]) -> bool:
+        """Return whether there is something to complete in a turn."""
+        if self._queue or self._streams.is_followed:
+            return True
+        return not self._kinds.isdisjoint(map(type, effects))
+
+    def sync(self, effects: Sequence[Effect]) -> None:
+        """Make the files durable that the records of a turn name. Raises `JournalFailed`."""
+        for effect in effects:
+            if type(effect) is OutputEnded:
+                self._writer.end(effect)
+
+    def complete(
+        self,
+        effects: Sequence[Effect],
+        records: Sequence[AnyRecord] = (),
+        row_bytes: int = 0,
+        *,
+        has_room: bool = True,
+    ) -> list[Effect]:
+        """Return the effects of a turn with what they need, after those of earlier turns.
+
+        `records` are those of the turn, in a row of `row_bytes`. Without room on the disk, no
+        output is written.
+        """
+        self._budget, self._writer.has_room = Budget(), has_room
+        completed: list[Effect] = []
+        waiting, self._queue = self._queue, deque()
+        for reply, is_begun in waiting:
+            if _is_wanted(reply, is_begun):
+                completed += self._proceed(reply, is_begun=is_begun)
+        if records and self._streams.is_followed:
+            for page in self._streams.note(records, row_bytes):
+                completed += self._proceed(page)
+        for effect in effects:
+            complete = self._by_type.get(type(effect))
+            completed += (effect,) if complete is None else complete(effect)
+        self._queue.extend(self._begun)
+        self._begun.clear()
+        self._writer.flush()
+        self._rows.trim()
+        return completed
+
+    def take_bytes_written(self) -> int:
+        """Return the bytes that were written to files since the last call."""
+        total = self._writer.bytes_written
+        if self._values is not None:
+            total += self._values.bytes_written
+        written, self._bytes_written = total - self._bytes_written, total
+        return written
+
+    def _proceed(self, reply: Settled | RecordPage, *, is_begun: bool = False) -> Sequence[Effect]:
+        """Complete a reply as far as the budget goes, or queue it. Return what is sent."""
+        if self._budget.is_spent or not self._is_reading(reply.client):
+            self._queue.append((reply, is_begun))
+            return ()
+        if isinstance(reply, RecordPage):
+            page = self._streams.fill(reply, self._budget)
+            return () if page is None else (page,)
+        self._results.fill(reply, self._budget)
+        if reply.records:
+            self._begun.append((reply, True))
+        return (reply,)
+
+    def _settled(self, reply: Settled) -> Sequence[Effect]:
+        return self._proceed(reply) if self._results.is_due(reply) else (reply,)
+
+    def _reply_due(self, effect: ReplyDue) -> Sequence[Effect]:
+        page = self._streams.time_over(effect.request)
+        return (effect,) if page is None else (effect, page)
+
+    def _filled(self, fill: Callable[[_Reply, Budget], None], effect: _Reply) -> Sequence[_Reply]:
+        fill(effect, self._budget)
+        return (effect,)
+
+    def _output_ended(self, effect: OutputEnded) -> Sequence[Effect]:
+        self._writer.drop(effect)
+        return ()
+
+
+def _is_wanted(reply: Settled | RecordPage, is_begun: bool) -> bool:  # noqa: FBT001  # of the queue
+    """Return whether a waiting reply goes on. A dialect clears `records` if its client is gone."""
+    return bool(not is_begun or reply.records)

@@ -1,0 +1,92 @@
+"""What a turn learns from its machine: the wall clock, free space, and how late it is.
+
+Each becomes an event of the scheduler, or delays its timers. Independent of peers and the journal's
+rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core.events import ClockSet, DiskSpaceChanged, OutputSpaceChanged
+from taskyard.core.limits import SECOND_NS
+from taskyard.journal.store import DISK_RESERVE_BYTES
+
+if TYPE_CHECKING:
+    from taskyard.core.context import Context
+    from taskyard.core.events import Event
+    from taskyard.journal.store import Store
+    from taskyard.net.protocols import Clock
+
+#: The wall clock may drift this far from the monotonic one before it counts as a jump.
+CLOCK_DRIFT_NS_MAX: Final = SECOND_NS // 100
+
+#: How often the disk's free space is checked: after a time, and after this many bytes.
+DISK_CHECK_NS: Final = SECOND_NS
+DISK_CHECK_BYTES: Final = 4 * 1024 * 1024
+
+#: Timers that are this late were not delayed by the work of a turn.
+HELD_UP_NS: Final = 2 * SECOND_NS
+
+#: The longest delay of timers, however much arrives.
+CATCH_UP_NS: Final = 5 * SECOND_NS
+
+
+class CatchUp:
+    """Delays late timers until the broker has read the messages that arrived meanwhile.
+
+    After a pause, heartbeats of workers are still unread, and a turn reads a bounded number. Timers
+    that ran first would expire workers that are alive.
+    """
+
+    def __init__(self) -> None:
+        #: When timers run in any case. 0 while the broker is not late.
+        self._ends_ns = 0
+
+    def is_due(self, wake_at_ns: int | None, now_ns: int, *, has_read: bool) -> bool:
+        """Return whether timers of `wake_at_ns` run now. 0 runs at once.
+
+        `has_read` is whether this turn received something.
+        """
+        if wake_at_ns is None or wake_at_ns > now_ns:
+            return False
+        if has_read and wake_at_ns and now_ns - wake_at_ns >= HELD_UP_NS:
+            self._ends_ns = self._ends_ns or now_ns + CATCH_UP_NS
+            if now_ns < self._ends_ns:
+                return False
+        self._ends_ns = 0
+        return True
+
+
+class Environment:
+    """The clock and the disk of a broker."""
+
+    def __init__(self, context: Context, store: Store, clock: Clock) -> None:
+        self._context = context
+        self._store = store
+        self._clock = clock
+        #: Bytes written since the last check of the disk.
+        self.bytes_written = 0
+        self._disk_check_at_ns: int | None = None
+        self._output_problem = ""
+
+    def events(self, now_ns: int) -> list[Event]:
+        """Return what has changed: the clock was set, the disk is full or has room again."""
+        found: list[Event] = []
+        wall_ns = self._clock.wall_ns()
+        if abs(wall_ns - now_ns - self._context.wall_offset_ns) > CLOCK_DRIFT_NS_MAX:
+            found.append(ClockSet(now_ns, wall_ns))
+        at_ns = self._disk_check_at_ns
+        if at_ns is None or at_ns <= now_ns or self.bytes_written >= DISK_CHECK_BYTES:
+            self._disk_check_at_ns, self.bytes_written = now_ns + DISK_CHECK_NS, 0
+            accepting = self._store.disk_free_bytes() > DISK_RESERVE_BYTES
+            if accepting is not self._context.accepting:
+                found.append(DiskSpaceChanged(now_ns, accepting))
+        return found
+
+    def output_space_changed(self, problem: str) -> OutputSpaceChanged | None:
+        """Note why no tasks are accepted because of their output. None: that is known."""
+        if problem == self._output_problem:
+            return None
+        self._output_problem = problem
+        return OutputSpaceChanged(0, problem)
