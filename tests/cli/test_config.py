@@ -64,7 +64,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     """Return value, source and place of each setting in `config --json`."""
     assert entry.run(entry.taskyard, ["config", "--json", *words]) == 0
     document = msgspec.json.decode(capsys.readouterr().out)
-    assert (document["version"], document["document"]) == (2, "config")
+    assert (document["version"], document["document"]) == (1, "config")
     return {one["key"]: (one["value"], one["source"], one["place"]) for one in document["settings"]}
 
 

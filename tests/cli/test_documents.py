@@ -149,12 +149,12 @@ def stopped(left: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "spoilt",
     [
-        {"version": 1, "document": "retry", "retried": 1},
-        {"version": 2, "document": "retry"},
-        {"version": 2, "document": "retry", "retried": "1"},
-        {"version": 2, "document": "retry", "retried": 1, "more": 1},
-        {"version": 2, "document": "frobnicate"},
-        {"version": 2, "document": "watch", "kind": "finished", "record": 1},
+        {"version": 2, "document": "retry", "retried": 1},
+        {"version": 1, "document": "retry"},
+        {"version": 1, "document": "retry", "retried": "1"},
+        {"version": 1, "document": "retry", "retried": 1, "more": 1},
+        {"version": 1, "document": "frobnicate"},
+        {"version": 1, "document": "watch", "kind": "finished", "record": 1},
         {"version": 3, "document": "watch", "kind": "cancelled", "record": 1, "at": 1, "names": []},
     ],
 )

@@ -212,7 +212,7 @@ def test_wrong_usage_is_reported_and_exits_2(call: Caller, words: list[str], tol
 def test_documents_have_name_and_state(call: Caller) -> None:
     document = call("submit", "--name", "doc", "--json", "--", "true").document()
     assert document == {
-        "version": 2,
+        "version": 1,
         "document": "submit",
         "name": "doc",
         "campaign": "",

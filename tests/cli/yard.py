@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
 
     def document(self) -> Any:
         document = msgspec.json.decode(self.out)
-        assert document["version"] == 2
+        assert document["version"] == 1
         return document
 
 

@@ -221,7 +221,7 @@ class TestEveryVerb:
 
     def test_document_is_versioned(self, verb: str, shell: Shell) -> None:
         document = shell.document(verb)
-        opening = {"version": 2, "document": f"journal {verb}", "state": str(shell.state)}
+        opening = {"version": 1, "document": f"journal {verb}", "state": str(shell.state)}
         assert opening.items() <= document.items()
 
 

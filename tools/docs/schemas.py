@@ -22,7 +22,7 @@ from taskyard.wire.views import Stats
 class StatusDocument(Stats, tag_field="document", tag="status"):
     """`status`: the broker's statistics as they arrived."""
 
-    version: Literal[2]
+    version: Literal[1]
 
 
 #: Documents that extend a struct of another package.
@@ -72,7 +72,7 @@ def check(encoded: bytes | str) -> None:
 class _Opening(msgspec.Struct):
     """The fields of every document."""
 
-    version: Literal[2]
+    version: Literal[1]
     document: str
 
 

@@ -37,13 +37,13 @@ else:
     )
 
 #: The version of every document. Adding a field does not change it.
-DOCUMENT_VERSION: Final = 2
+DOCUMENT_VERSION: Final = 1
 
 
 class JsonDocument(Document, kw_only=True, tag_field="document"):
     """A document that a command prints. Its tag is the command."""
 
-    version: Literal[2] = 2
+    version: Literal[1] = 1
 
 
 class ErrorDetails(Document):
