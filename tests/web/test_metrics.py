@@ -120,14 +120,6 @@ def test_broker_that_is_away_has_no_values() -> None:
     assert found["taskyard_page_rows_behind", ()] == 12
 
 
-def test_old_broker_without_health_has_its_tasks() -> None:
-    old = status(service("s", ready=1))
-    del old["health"], old["services"][0]["oldest_ready"]
-    found = samples(exposition(old, [], 0, NOW))
-    assert found["taskyard_broker_up", ()] == 1
-    assert found["taskyard_tasks", ("s", "ready")] == 1
-
-
 def test_names_are_escaped() -> None:
     text = exposition(status(service(HOSTILE)), [worker(HOSTILE, HOSTILE)], 0, NOW)
     found = samples(text)

@@ -48,8 +48,6 @@ class WorkerHarness(Counter):
         self.refusing = False
         #: The broker does not reply.
         self.is_deaf = False
-        #: The broker is older than the field `waiting`, and than Completes that wait.
-        self.ignores_waiting = False
         self._inbox: list[list[bytes]] = []
         #: The kinds of the worker's requests.
         self.sent_kinds: list[int] = []
@@ -71,12 +69,6 @@ class WorkerHarness(Counter):
             refusal = pb.QueryMsg(type=pb.QueryMsg.Error, reason=b"no", request=request.request)
             self._inbox.append([b"", refusal.SerializeToString()])
             return True
-        if self.ignores_waiting:
-            query = pb.QueryMsg.FromString(frames[1])
-            query.ClearField("waiting")
-            if query.type == peer.COMPLETE:
-                query.ClearField("wait_ms")
-            frames = [b"", query.SerializeToString()]
         events = self.dialect.receive(b"worker", list(frames), self.now_ns)
         self.handle([*events])
         return True
@@ -206,20 +198,6 @@ def test_report_that_was_not_acknowledged_is_sent_again() -> None:
     assert harness.state(b"a") is TaskState.DONE
     assert harness.sent_kinds.count(peer.COMPLETE) == 1
     assert harness.loop.held == 0
-
-
-def test_older_broker_answers_a_report_at_once_and_gets_a_steal() -> None:
-    harness = WorkerHarness(slots=1)
-    harness.ignores_waiting = True
-    harness.create(b"a")
-    harness.turn()
-    harness.sent_kinds.clear()
-    harness.runner.finish()
-    harness.turn()
-    assert harness.sent_kinds == [peer.COMPLETE, peer.STEAL]
-    harness.create(b"b")
-    harness.turn()
-    assert harness.names() == [b"b"]
 
 
 def test_failure_is_reported_with_its_reason() -> None:
@@ -403,17 +381,15 @@ def test_refused_heartbeat_sets_the_refusal() -> None:
     assert harness.loop.refusal == "the broker refuses it: no"
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_steal_waits_while_heartbeats_name_it(*, is_old: bool) -> None:
+def test_steal_waits_while_heartbeats_name_it() -> None:
     harness = WorkerHarness()
-    harness.ignores_waiting = is_old
     harness.turn()
     for _ in range(3):
         harness.sent_kinds.clear()
         for _ in range(STEAL_WAIT_NS // SECOND_NS + 1):
             harness.pass_time(SECOND_NS)
             harness.turn()
-        assert harness.sent_kinds.count(peer.STEAL) == is_old  # an older broker ends the wait
+        assert harness.sent_kinds.count(peer.STEAL) == 0
     assert harness.loop.refusal == ""
     harness.create(b"a")
     harness.turn()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from taskyard.core.events import Outcome, RulesSet
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
@@ -16,7 +14,7 @@ from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.worker.agents.rules import AgentRules
 from taskyard.worker.jobs import JobResult
-from taskyard.worker.native import RULES_REFRESH_NS, NativeWorkerLoop
+from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.settings import WorkerSettings
 from tests.worker.fake_runner import FakeRunner
 from tests.worker.test_native import WorkerHarness
@@ -110,20 +108,7 @@ def test_worker_refreshes_its_rules() -> None:
     assert harness.sent_kinds.count(peer.RULES) == 2
 
 
-def test_rules_of_a_broker_that_sends_no_version_are_polled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(peer.Reply, "rules_version", None)
-    harness = RuledWorkerHarness()
-    harness.turn()
-    assert harness.loop.wake_at_ns() <= harness.now_ns + RULES_REFRESH_NS
-    for _ in range(20):
-        harness.pass_time(SECOND_NS)
-        harness.turn()
-    assert harness.sent_kinds.count(peer.RULES) == 1 + 20 * SECOND_NS // RULES_REFRESH_NS
-
-
-def test_worker_runs_tasks_of_a_broker_without_rules() -> None:
+def test_worker_whose_request_for_rules_is_refused_runs_tasks() -> None:
     harness = RuledWorkerHarness(tells_rules=False)
     harness.create(b"a")
     harness.turn()

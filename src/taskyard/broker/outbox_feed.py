@@ -200,8 +200,7 @@ class OutboxFeed:
         missing = [service for service in services if not self._templates.has(service)]
         if missing:
             reply = channel.ask(partial(peer.rules, services=missing))
-            rules = [] if reply.kind == peer.ERROR else reply.clauses()
-            self._templates.update(missing, rules, time.monotonic_ns())
+            self._templates.update(missing, reply.clauses(), time.monotonic_ns())
         fit: list[_Task] = []
         for task in tasks:
             problems = self._templates.assign(task.batch)

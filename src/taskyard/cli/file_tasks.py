@@ -76,7 +76,7 @@ class FileTasks:
         status = self._client.status()
         counts, _ = self._campaign_counts(status)
         has_ended = sum(counts.values()) > sum(counts[state] for state in UNSETTLED)
-        if status.get("health") and not has_ended:
+        if status["health"] and not has_ended:
             self._counted_since = status["health"]["started"]
         others = sum(counts.values()) - total
         if others <= 0:
@@ -116,7 +116,7 @@ class FileTasks:
 
     def _longest_seconds(self, status: dict[str, Any]) -> float | None:
         """Return the longest run that the broker has counted; None if it has not counted all."""
-        health = status.get("health")
+        health = status["health"]
         if health is None or health["started"] != self._counted_since:
             return None
         return max((one["run"]["longest"] for one in health["services"]), default=0.0)

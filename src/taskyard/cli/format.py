@@ -91,8 +91,8 @@ def _local(at: float) -> datetime:
 
 def format_progress(view: Mapping[str, Any]) -> str:
     """Format the progress of a running task: `40 %, copying`. Empty: none was reported."""
-    percent = view.get("percent")
-    parts = ["" if percent is None else f"{percent} %", view.get("progress") or ""]
+    percent = view["percent"]
+    parts = ["" if percent is None else f"{percent} %", view["progress"]]
     return ", ".join(part for part in parts if part)
 
 

@@ -175,7 +175,7 @@ def workers(cli_context: CliContext) -> None:
         click.echo("no workers (start one with `taskyard worker`)", err=True)
         return
     columns = ("NAME", "STATE", "SERVICES", "USED", "TASKS", "SEEN", "HOST", "PID", "DIALECT")
-    has_resources = any(one.get("resources") for one in found)
+    has_resources = any(one["resources"] for one in found)
     free = ("FREE",) if has_resources else ()
     rows = [_worker_row(one)[: len(columns + free)] for one in found]
     print_broker_table(found, (*columns, *free), rows)
@@ -191,17 +191,17 @@ def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:
     slots = format_slots(one["slots"], one["slots_used"])
     last_seen = f"{format_duration(one['last_seen_ago'])} ago"
     services = ", ".join(one["services"])
-    where = (one.get("host") or "-", one.get("pid") or "-")
+    where = (one["host"] or "-", one["pid"] or "-")
     return (
         one["name"],
         one["state"],
         services,
         slots,
-        _tasks_text(one["tasks"], one.get("waiting", 0)),
+        _tasks_text(one["tasks"], one["waiting"]),
         last_seen,
         *where,
         one["dialect"],
-        format_free_resources(one.get("resources", {}), one.get("resources_free", {})) or "-",
+        format_free_resources(one["resources"], one["resources_free"]) or "-",
     )
 
 
@@ -236,7 +236,7 @@ def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> Exit
         click.echo(" ".join(f"{state}={number}" for state, number in stats["counts"].items()))
     else:
         page = _page_address(cli_context)
-        lines = place_lines + _pair_lines((stats.get("health") or {}).get("leader"))
+        lines = place_lines + _pair_lines((stats["health"] or {}).get("leader"))
         _print_status(stats, [*lines, f"page {page}"] if page else lines)
     return ExitCode.OK
 

@@ -192,9 +192,8 @@ def _service(
     """Return a service with its slots, its pauses and the sums over its lanes."""
     own = [worker for worker in workers if one["name"] in worker["services"]]
     paused = [pause["lane"] for pause in stats["pauses"] if pause["service"] == one["name"]]
-    known = {"oldest_ready": None} | one  # an older broker does not send it
     row = ServiceRow(
-        **{field: known[field] for field in Service.__struct_fields__},
+        **{field: one[field] for field in Service.__struct_fields__},
         slots=sum(worker["slots"] for worker in own),
         slots_used=sum(worker["slots_used"] for worker in own),
         paused=None in paused,

@@ -44,7 +44,7 @@ def slowest_tasks(
     found = (
         view
         for view in ended
-        if (view.get("duration") or 0.0) >= SLOW_SECONDS_MIN
+        if (view["duration"] or 0.0) >= SLOW_SECONDS_MIN
         and (names is None or view["name"] in names)
     )
     return [

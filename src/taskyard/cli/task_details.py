@@ -99,9 +99,9 @@ def _lines(view: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     yield "name", full_name(view)
     yield "broker", view.get("broker") or ""
     yield "command", shlex.join(view["argv"] or [])
-    yield "call", view.get("call") or ""
-    yield "directory", view.get("cwd") or ""
-    env = view.get("env") or {}
+    yield "call", view["call"] or ""
+    yield "directory", view["cwd"] or ""
+    env = view["env"] or {}
     yield "environment", " ".join(f"{key}={shlex.quote(value)}" for key, value in env.items())
     yield "state", _state(view, now)
     yield "campaign", view["campaign"]
@@ -109,12 +109,12 @@ def _lines(view: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     yield "lane", view["lane"]
     yield "priority", str(view["priority"])
     yield "slots", str(view["slots"]) if view["slots"] != 1 else ""
-    yield "resources", format_resources(view.get("resources") or {})
+    yield "resources", format_resources(view["resources"])
     yield "limits", ", ".join(_limits(view, now))
     yield "submitted", _moment(view["submitted"], now)
     yield "worker", view["worker"] or ""
     yield "progress", format_progress(view)
-    yield "host", view.get("host") or ""
+    yield "host", view["host"] or ""
     yield "attempt", str(view["attempt"])
     yield "failures", str(view["failures"] or "")
     yield "losses", str(view["losses"] or "")
@@ -145,15 +145,15 @@ def _state(view: dict[str, Any], now: float) -> str:
 
 def _limits(view: dict[str, Any], now: float) -> Iterator[str]:
     """Yield the limits that the task itself has."""
-    if view.get("time_limit"):
+    if view["time_limit"]:
         yield f"runs at most {format_duration(view['time_limit'])}"
-    delays = view.get("retry_delays")
+    delays = view["retry_delays"]
     if delays:
         after = ", ".join(format_duration(delay) for delay in dict.fromkeys(delays))
         yield f"{len(delays)} {'retry' if len(delays) == 1 else 'retries'} after {after}"
-    if view.get("expires"):
+    if view["expires"]:
         yield f"expires {_moment(view['expires'], now)} if it was tried"
-    if view.get("expires_hard"):
+    if view["expires_hard"]:
         yield f"expires {_moment(view['expires_hard'], now)}"
 
 
@@ -178,4 +178,4 @@ def _attempt_row(one: dict[str, Any], now: float) -> tuple[object, ...]:
 
 def _remark(one: dict[str, Any]) -> str:
     """Return why an attempt failed, or the note of its worker."""
-    return str(one.get("reason") or one.get("note") or "")
+    return str(one["reason"] or one["note"] or "")

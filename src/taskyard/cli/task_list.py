@@ -61,9 +61,10 @@ class Column(NamedTuple):
 
 def seconds_run(view: View, now: float) -> float | None:
     """Return how long the latest attempt ran, or has run until now."""
-    if view["state"] == "leased" and view.get("started") is not None:
+    if view["state"] == "leased" and view["started"] is not None:
         return max(0.0, now - float(view["started"]))
-    return view.get("duration")
+    seconds: float | None = view["duration"]
+    return seconds
 
 
 def _field(name: str) -> Column:
@@ -71,7 +72,7 @@ def _field(name: str) -> Column:
 
 
 def _moment(name: str, *, measured: bool = False) -> Column:
-    return Column(lambda view, now: moment_cell(view.get(name), now), measured)
+    return Column(lambda view, now: moment_cell(view[name], now), measured)
 
 
 def _name_cell(view: View, _now: float) -> str:
@@ -88,25 +89,25 @@ def _duration_cell(view: View, now: float) -> str:
 
 
 def _cpu_cell(view: View, _now: float) -> str:
-    seconds = view.get("cpu_seconds")
+    seconds = view["cpu_seconds"]
     return "" if seconds is None else format_duration(seconds)
 
 
 def _memory_cell(view: View, _now: float) -> str:
-    memory = view.get("memory_max")
+    memory = view["memory_max"]
     return "" if memory is None else format_size(memory)
 
 
 def exit_cell(view: View, _now: float = 0) -> str:
     """Format how a process ended: `0`, `4`, `SIGKILL`."""
-    if view.get("signal") is not None:
+    if view["signal"] is not None:
         return format_signal(view["signal"])
-    return "" if view.get("exit_status") is None else str(view["exit_status"])
+    return "" if view["exit_status"] is None else str(view["exit_status"])
 
 
 def _worker_cell(view: View, _now: float) -> str:
     """Return the worker of the latest attempt, which may have ended."""
-    return view["worker"] or view.get("worker_last") or ""
+    return view["worker"] or view["worker_last"] or ""
 
 
 COLUMNS: Final = {
@@ -134,7 +135,7 @@ COLUMNS: Final = {
     "cpu": Column(_cpu_cell, measured=True),
     "memory": Column(_memory_cell, measured=True),
     "exit": Column(exit_cell, measured=True),
-    "host": Column(lambda view, _now: view.get("host") or "", measured=True),
+    "host": Column(lambda view, _now: view["host"] or "", measured=True),
     "reason": _field("reason"),
 }
 
@@ -154,10 +155,10 @@ class SortKey(NamedTuple):
 
 SORT_KEYS: Final = {
     "duration": SortKey(seconds_run, is_descending=True),
-    "memory": SortKey(lambda view, _now: view.get("memory_max"), is_descending=True),
-    "cpu": SortKey(lambda view, _now: view.get("cpu_seconds"), is_descending=True),
+    "memory": SortKey(lambda view, _now: view["memory_max"], is_descending=True),
+    "cpu": SortKey(lambda view, _now: view["cpu_seconds"], is_descending=True),
     "name": SortKey(lambda view, _now: full_name(view), measured=False),
-    "started": SortKey(lambda view, _now: view.get("started")),
+    "started": SortKey(lambda view, _now: view["started"]),
 }
 
 

@@ -73,9 +73,8 @@ def lane_templates(services: Iterable[str]) -> Exchange[dict[str, str]]:
     names = [*dict.fromkeys(services)]
     for some in portions(names, SERVICES_MAX) if names else ():
         encoded = [*map(encode_text, some)]
-        reply = yield Query(partial(peer.rules, services=encoded))
-        # A broker without this request has no lane templates.
-        rules = [] if reply.kind == peer.ERROR else reply.clauses()
+        reply = yield from checked_reply(Query(partial(peer.rules, services=encoded)))
+        rules = reply.clauses()
         for service, name in zip(some, encoded, strict=True):
             templates[service] = template_of(name, rules)
     return {service: template for service, template in templates.items() if template}
@@ -222,7 +221,7 @@ def failover(*, force: bool = False) -> Exchange[int]:
 
     Raises `Refused` if no standby is ready, unless `force` is set.
     """
-    leader = ((yield from status()).get("health") or {}).get("leader")
+    leader = ((yield from status())["health"] or {}).get("leader")
     if leader is None:
         raise Refused(
             "the broker has no standby: its journal is not in PostgreSQL", Refusal.NO_STANDBY.value

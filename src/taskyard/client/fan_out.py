@@ -66,7 +66,7 @@ def merged_status(found: Mapping[str, View]) -> View:
     merged["health"] = None
     merged["brokers"] = [
         {"broker": endpoint, "counts": view["counts"], "workers": view["workers"]}
-        | {"paused": view["paused"], "accepting": view["accepting"], "health": view.get("health")}
+        | {"paused": view["paused"], "accepting": view["accepting"], "health": view["health"]}
         for endpoint, view in found.items()
     ]
     return merged
@@ -98,8 +98,8 @@ def _merged_rows(lists: Iterable[Sequence[View]]) -> list[View]:
 def _merged_row(one: View, other: View) -> View:
     numbers = {key: value + other[key] for key, value in one.items() if type(value) is int}
     merged = one | numbers | {"counts": _sums((one["counts"], other["counts"]))}
-    oldest = [at for at in (one.get("oldest_ready"), other.get("oldest_ready")) if at is not None]
-    if "oldest_ready" in one:
+    if "oldest_ready" in one:  # a service
+        oldest = [at for at in (one["oldest_ready"], other["oldest_ready"]) if at is not None]
         merged["oldest_ready"] = min(oldest, default=None)
     return merged
 

@@ -107,8 +107,8 @@ class Progress(NamedTuple):
 
     @classmethod
     def of(cls, view: dict[str, Any]) -> Progress:
-        """Return the progress in a task's view. A broker of an older version has none."""
-        return cls(view.get("percent"), view.get("progress", ""))
+        """Return the progress in a task's view."""
+        return cls(view["percent"], view["progress"])
 
 
 @runtime_checkable

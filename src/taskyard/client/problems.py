@@ -14,11 +14,11 @@ def problems_of(stats: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each problem of the broker."""
     if not stats["accepting"]:
         yield "the broker accepts no tasks: the disk is nearly full"
-    if lag := _lag_line(stats.get("compaction_lag", 0)):
+    if lag := _lag_line(stats["compaction_lag"]):
         yield lag
-    if stats.get("refused"):
+    if stats["refused"]:
         yield _refused_line(stats["refused"], stats["refused_last"])
-    if outbox := _outbox_line((stats.get("health") or {}).get("outbox") or {}):
+    if outbox := _outbox_line((stats["health"] or {}).get("outbox") or {}):
         yield outbox
 
 

@@ -87,8 +87,7 @@ class BrokerIdentity(NamedTuple):
 
     #: It never changes. A copy of a state directory has the same.
     journal: bytes
-    #: 0: a broker of an older version.
-    process: int = 0
+    process: int
 
 
 def identity() -> Exchange[BrokerIdentity]:

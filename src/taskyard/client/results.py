@@ -144,8 +144,6 @@ def _failure(name: str, state: TaskState, text: bytes) -> TaskFailed:
         reason = shown(text) or "no reason given"
         return TaskFailed(f"task {name} failed: {reason}", reason)
     before, _, reason = shown(text).partition("\n")
-    if not before:  # from an older broker
-        return TaskBlocked(f"task {name}: blocked behind a failed task (see `taskyard why {name}`)")
     failed = f"task {before} failed: {reason or 'no reason given'}"
     blocked = TaskBlocked(f"task {name}: blocked, because {failed}")
     blocked.__cause__ = TaskFailed(failed, reason)

@@ -277,9 +277,8 @@ class TaskBuffer:
 
     def on_rules(self, reply: Reply) -> None:
         """Keep the lane templates of the requested services."""
-        # A broker without this request has no lane templates.
-        rules = [] if reply.kind == peer.ERROR else reply.clauses()
-        self._lane_templates.update(self._rules_services, rules, self._clock.monotonic_ns())
+        now_ns = self._clock.monotonic_ns()
+        self._lane_templates.update(self._rules_services, reply.clauses(), now_ns)
         self.rules_request = 0
 
     def _assign_lanes(self, tasks: list[PendingTask]) -> list[PendingTask]:

@@ -222,7 +222,7 @@ class LowerBroker:
         """
         slots, amounts = 0, dict[str, float]()
         workers = self._client.workers()
-        own = [one for one in workers if not one.get("forwards")]  # older brokers don't send it
+        own = [one for one in workers if not one["forwards"]]
         for worker in own or sorted(workers, key=itemgetter("slots"))[-1:]:
             slots += worker["slots"]
             for name, amount in worker["resources"].items():

@@ -104,7 +104,7 @@ class ValueAccess:
         with _Connections(self) as connections:
             document = self._described(connections)
             if document is None:
-                raise ValueMissing("values: the broker keeps none (is it of this version?)")
+                raise ValueMissing("values: the broker keeps none")
             if self._direct is not None:
                 return [*map(self._direct.load, names)]
             cache = _cache(document)
@@ -114,11 +114,11 @@ class ValueAccess:
         """Return how the broker keeps values. Asks once."""
         if not self._has_asked:
             reply = connections.get().ask(value_messages.store)
-            # An older broker refuses the request, and one without a disk has no document.
-            with contextlib.suppress(msgspec.DecodeError):
-                if reply.kind != peer.ERROR:
-                    self._document = msgspec.convert(reply.document(), StoreDocument)
-                    self._direct = self._usable_directory(self._document)
+            with contextlib.suppress(
+                msgspec.DecodeError
+            ):  # a broker without a disk has no document
+                self._document = msgspec.convert(reply.document(), StoreDocument)
+                self._direct = self._usable_directory(self._document)
             self._has_asked = True
         return self._document
 

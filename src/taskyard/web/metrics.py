@@ -149,7 +149,7 @@ def exposition(
     if status is not None:
         _add_services(families, status, time.time() if now is None else now)
         _add_workers(families, workers)
-        if status.get("health") is not None:
+        if status["health"] is not None:
             _add_health(families, status["health"], _named(status))
     registry = CollectorRegistry(auto_describe=False)
     registry.register(families)
@@ -193,7 +193,7 @@ def _add_services(families: _Families, status: Mapping[str, Any], now: float) ->
         service = one["name"] if one["name"] in named else OTHER
         for state, count in one["counts"].items():
             tasks[service, state] = tasks.get((service, state), 0) + count
-        since = one.get("oldest_ready")
+        since = one["oldest_ready"]
         age = 0.0 if since is None else max(now - since, 0.0)
         oldest[service] = max(oldest.get(service, 0.0), age)
     for (service, state), count in tasks.items():
@@ -206,7 +206,7 @@ def _add_services(families: _Families, status: Mapping[str, Any], now: float) ->
 
 def _named(status: Mapping[str, Any]) -> dict[str, None]:
     """Return the services with series of their own: first those that the broker counts by name."""
-    counted = (status.get("health") or {}).get("services", ())
+    counted = (status["health"] or {}).get("services", ())
     names = dict.fromkeys(one["name"] for one in (*counted, *status["services"]))
     names.pop(OTHER, None)
     return dict.fromkeys([*names][:SERVICES_MAX])
@@ -275,9 +275,9 @@ def _add_health(families: _Families, health: Mapping[str, Any], named: Container
     for name in ("journal_bytes", "history_bytes", "values_bytes", "disk_free_bytes"):
         if health[name] is not None:
             families.add(name, health[name])
-    for state, count in (health.get("outbox") or {}).items():
+    for state, count in (health["outbox"] or {}).items():
         families.add("outbox_tasks", count, state)
-    if health.get("leader") is not None:
+    if health["leader"] is not None:
         _add_leader(families, health["leader"])
 
 

@@ -249,8 +249,7 @@ class Stats(BrokerSums):
     #: Connections cut since the broker started, by reason: "connections", "memory",
     #: "frames".
     connections_cut: dict[str, int]
-    #: The broker's own health. null: none is running, or it is of an older version. With several
-    #: brokers it is in `brokers`.
+    #: The broker's own health. null: none is running. With several brokers it is in `brokers`.
     health: Health | None
 
 

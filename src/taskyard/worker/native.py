@@ -3,7 +3,7 @@
 Owns the list of held tasks, from the assignment until the broker has acknowledged the report. The
 leases belong to this loop. While it turns, heartbeats renew them, whatever the children do. If it
 hangs, the leases expire. A rule-aware runner gets the broker's rules before the first task, and
-again every few seconds.
+again when they have changed.
 
 One report and one `Steal` are in flight at a time. Tasks that finish meanwhile go into the next
 report, which carries the next `Steal`. It is acknowledged at once and waits for tasks, so a worker
@@ -54,8 +54,8 @@ STEAL_WAIT_NS: Final = 60 * SECOND_NS
 #: refused a request. Otherwise the same task would come back at once.
 REFUSED_RETRY_NS: Final = SECOND_NS
 
-#: How often to refresh the rules of a broker that does not send their version.
-RULES_REFRESH_NS: Final = 2 * SECOND_NS
+#: Delay before the next request for rules, if they have another version than in the last heartbeat.
+RULES_RETRY_NS: Final = 2 * SECOND_NS
 
 #: The shortest interval of heartbeats that a broker may set.
 HEARTBEAT_NS_MIN: Final = SECOND_NS // 100
@@ -100,7 +100,7 @@ class NativeWorkerLoop:
     _seen = 0
     #: The agent error in the last heartbeat. None: there was none so far.
     _sent_agent_error: bytes | None = None
-    #: The version of the rules here, and of those at the broker, if it sends that.
+    #: The version of the rules here, and in the last reply to a heartbeat. None: none came.
     _rules_version = 0
     _rules_version_newest: int | None = None
     #: Calls that wait for other tasks without their slots, and how many others with them.
@@ -300,7 +300,7 @@ class NativeWorkerLoop:
         self._seen = reply.seen
         stopped = [*zip(reply.names, reply.attempts, strict=True)]
         if self.on_ended is not None:
-            states = zip(stopped, reply.states, strict=False)  # an older broker sends none
+            states = zip(stopped, reply.states, strict=True)
             self.on_ended([key for key, state in states if state is TaskState.CANCELLED])
         self._stop(stopped)
         if reply.heartbeat_ns and self.settings.heartbeat_ns == AUTO:
@@ -335,19 +335,13 @@ class NativeWorkerLoop:
 
     def _schedule_rules(self, delay_ns: int) -> None:
         """Schedule the next request for rules: after a delay if the broker has newer ones."""
-        now_ns, newest = self._clock.monotonic_ns(), self._rules_version_newest
-        if newest is None:
-            self._rules_due_ns = min(max(self._rules_due_ns, now_ns), now_ns + RULES_REFRESH_NS)
-        elif newest == self._rules_version:
-            self._rules_due_ns = NEVER_NS
-        else:
-            self._rules_due_ns = now_ns + delay_ns
+        is_newest = self._rules_version_newest in (None, self._rules_version)
+        self._rules_due_ns = NEVER_NS if is_newest else self._clock.monotonic_ns() + delay_ns
 
     def _on_rules(self, reply: Reply) -> None:
-        """Pass the rules to the runner. A broker without rules replies with another kind."""
-        self._rules_request, self._has_rules = 0, True
-        self._rules_due_ns, self._rules_version = NEVER_NS, reply.version
-        self._schedule_rules(RULES_REFRESH_NS)
+        """Pass the rules to the runner, unless the broker refuses the request."""
+        self._rules_request, self._has_rules, self._rules_version = 0, True, reply.version
+        self._schedule_rules(RULES_RETRY_NS)
         if self._rule_runner is None or reply.kind != peer.RULES:
             return
         self._rule_runner.set_rules(reply.clauses())

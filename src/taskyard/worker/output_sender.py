@@ -1,8 +1,8 @@
 """Sends output of running programs, and holds their reports until the broker has all of it.
 
 One message is in flight at a time. The channel resends it, and the broker writes by offset, so that
-a repeated message changes nothing. A broker that does not take output gets head and tail only.
-Lines of agents are sent as progress.
+a repeated message changes nothing. If the broker refuses output, the report has head and tail
+only. Lines of agents are sent as progress.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class OutputSender:
         """Drop output that the broker has. Return the results that may be reported now."""
         chunks, self._chunks, self.request = self._chunks, [], 0
         refused = set(zip(reply.names, reply.attempts, strict=True))
-        if reply.kind == peer.ERROR:  # another process has the name, or an older broker
+        if reply.kind == peer.ERROR:  # another process has the name
             refused = {(chunk.name, chunk.attempt) for chunk in chunks}
         self._spool.acknowledge(chunks, refused)
         waiting, self.held = self.held, []

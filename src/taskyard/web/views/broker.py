@@ -50,7 +50,7 @@ def routes(shown: Site) -> list[BaseRoute]:
             request,
             "brokers.html",
             broker=status,
-            health=status.get("health"),
+            health=status["health"],
             forwarders=forwarders[:FORWARDERS_MAX],
             forwarders_more=max(len(forwarders) - FORWARDERS_MAX, 0),
             uppers=await uppers.confirmed(shown.broker, found),
@@ -58,7 +58,7 @@ def routes(shown: Site) -> list[BaseRoute]:
 
     async def health(request: Request) -> Response:
         status = await shown.broker.ask("status")
-        found = status.get("health")
+        found = status["health"]
         services = [] if found is None else sorted(found["services"], key=_by_attempts)
         return shown.page(
             request,
@@ -71,7 +71,7 @@ def routes(shown: Site) -> list[BaseRoute]:
         )
 
     async def chart(request: Request) -> Response:
-        found = (await shown.broker.ask("status")).get("health")
+        found = (await shown.broker.ask("status"))["health"]
         query = request.query_params
         return JSONResponse(_chart(found, query.get("of", ""), query.get("service")))
 

@@ -35,8 +35,6 @@ def page(request: int, worker: bytes, held: bytes, name: bytes, offset: int) -> 
 
 
 def services(reply: Reply) -> list[bytes]:
-    """Return the service of each task in a reply. b"" from a broker that does not send it."""
+    """Return the service of each task in a reply."""
     assigned = reply.assigned()
-    if not assigned.terms:
-        return [b""] * len(assigned.names)
     return [assigned.terms_of(index).service for index in range(len(assigned.names))]

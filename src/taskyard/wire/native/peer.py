@@ -162,9 +162,9 @@ class Reply:
         return self._query.waiting
 
     @property
-    def rules_version(self) -> int | None:
-        """Heartbeat: the version of the rules. None: not given."""
-        return self._query.rules_version if self._query.HasField("rules_version") else None
+    def rules_version(self) -> int:
+        """Heartbeat: the version of the rules."""
+        return self._query.rules_version
 
     @property
     def version(self) -> int:
