@@ -234,7 +234,7 @@ def test_every_refusal_is_tested_here() -> None:
     elsewhere += [Refusal.NAME_HELD, Refusal.NAME_LOST]  # of workers, not of submissions
     elsewhere += [Refusal.OVERLOADED]  # of queries
     elsewhere += [Refusal.NO_STANDBY]  # of a failover
-    elsewhere += [Refusal.FORBIDDEN, Refusal.SHUTTING_DOWN]  # of dialects
+    elsewhere += [Refusal.FORBIDDEN, Refusal.SHUTTING_DOWN, Refusal.WIRE_FORMAT]  # of dialects
     tested = [expected for expected, _ in MALFORMED] + elsewhere
     assert [one for one in Refusal if one not in tested] == []
 

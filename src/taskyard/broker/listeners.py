@@ -103,9 +103,9 @@ class Listeners:
         self.dwork = NativeServer(
             secrets.randbits(63) | 1, random_bits, plain_lease_ns=plain_lease_ns
         )
-        #: Relays of any dialect whose first message was just received. The transport sets their
-        #: addresses.
-        self.new_relays = self.dwork.new_relays
+        #: Relays of any dialect whose first message was just received, and peers that were refused.
+        #: The transport sets their addresses.
+        self.newcomers = self.dwork.newcomers
         if guard is not None:
             self.dwork.report_cut(guard.cut)
         #: The other dialects, from number 1 on, and the numbers of each by listener.
@@ -169,7 +169,7 @@ class Listeners:
             made = BUILDERS[dialect](first, self._identity, options)
             for one in made:
                 if isinstance(one, RelayedDialect):
-                    one.new_relays = self.new_relays
+                    one.newcomers = self.newcomers
             self._others += made
             self._numbers[name] = [*range(first, first + len(made))]
         return self._numbers[name]

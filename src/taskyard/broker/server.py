@@ -250,7 +250,7 @@ def _run(
         dialect = listeners.dialect()
         authenticator = None if keyring is None else Authenticator(keyring, dialect)
         transport = SocketTransport(dialect, listeners.sockets, host.poller, clock, authenticator)
-        transport.new_relays = listeners.new_relays
+        transport.newcomers = listeners.newcomers
         broker = opened.broker(transport, clock)
         broker.is_reading = transport.is_reading
         broker.enqueue(limits.rules)

@@ -8,6 +8,7 @@ the messages.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from contextlib import suppress
@@ -27,6 +28,8 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.net.accepted import peer_address
 from taskyard.net.unread import COUNTED_BYTES_MIN, Unread
 from taskyard.wire.dialect import DIALECTS_MAX, collecting
+from taskyard.wire.native.development import PEER_TEXT
+from taskyard.wire.seen_relays import RefusedPeer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
     from taskyard.wire.dialect import Dialect, Reply
     from taskyard.wire.roles import AuthenticatedPeer
     from taskyard.wire.seen_relays import SeenRelay
+
+logger = logging.getLogger("taskyard.broker")
 
 
 #: Messages and bytes that one turn receives. They share a commit, but the first waits for the last.
@@ -55,6 +60,9 @@ DECODING_NS_MAX: Final = SECOND_NS // 20
 #: turn, because later ones are ignored. Beyond these bytes, replies are dropped.
 BACKLOG_MAX: Final = MESSAGES_PER_TURN_MAX
 BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024
+
+#: Addresses of refused peers that are logged.
+REFUSED_MAX: Final = 1_000
 
 #: How soon to retry: nothing reports that a peer reads again.
 RETRY_NS: Final = SECOND_NS // 50
@@ -213,8 +221,11 @@ class SocketTransport:
         self.on_registered: Callable[[bytes, str], None] | None = None
         #: Raises if this broker may not answer any more.
         self.check_lease: Callable[[], None] = lambda: None
-        #: Relays whose first message was just received. They get the address of its connection.
-        self.new_relays: list[SeenRelay] = []
+        #: Relays whose first message was just received, and peers that were refused. They get the
+        #: address of the connection.
+        self.newcomers: list[SeenRelay | RefusedPeer] = []
+        #: The addresses of refused peers, without their ports, which are logged once.
+        self._refused: dict[str, None] = {}
         #: A descriptor other than a socket was ready, such as a signal's.
         self.signalled = False
         #: The longest wait, set by the caller between turns. None for no limit.
@@ -289,9 +300,9 @@ class SocketTransport:
 
     def _note_addresses(self, events: list[Event], first: int, wire: ZmqSocket) -> None:
         """Report the address of a worker if the last message, from event `first`, registers it, and
-        that of a relay if the message is its first."""
-        if self.new_relays:
-            self._note_relays(wire)
+        those of newcomers."""
+        if self.newcomers:
+            self._note_newcomers(wire)
         if self.on_registered is None:
             return
         for event in events[first:]:
@@ -299,13 +310,23 @@ class SocketTransport:
                 with suppress(OSError):  # the connection has ended
                     self.on_registered(event.worker, peer_address(wire.connection_of_last()[0]))
 
-    def _note_relays(self, wire: ZmqSocket) -> None:
-        """Set the address of relays that sent the last message, unless the connection has ended."""
+    def _note_newcomers(self, wire: ZmqSocket) -> None:
+        """Set the address of peers that sent the last message, unless the connection has ended. Log
+        those of refused peers."""
         with suppress(OSError):
             address = peer_address(wire.connection_of_last()[0])
-            for relay in self.new_relays:
-                relay.address = address
-        self.new_relays.clear()
+            for one in self.newcomers:
+                one.address = address
+                if isinstance(one, RefusedPeer):
+                    self._log_refused(address)
+        self.newcomers.clear()
+
+    def _log_refused(self, address: str) -> None:
+        """Log a peer of a development version, unless one of its machine was logged."""
+        host = address.rpartition(":")[0] or address
+        if host not in self._refused and len(self._refused) < REFUSED_MAX:
+            self._refused[host] = None
+            logger.warning("peer at %s refused: %s", address, PEER_TEXT)
 
     def _receive_authenticated(
         self, user: str, route: bytes, frames: Sequence[bytes], now_ns: int

@@ -18,7 +18,7 @@ from msgspec import Struct
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Malformed, UserError
 from taskyard.net.options import FRAME_BYTES_MAX
-from taskyard.wire.native import peer
+from taskyard.wire.native import development, peer
 from taskyard.wire.native.peer import Reply
 
 if TYPE_CHECKING:
@@ -156,15 +156,18 @@ class Channel:
         self._ping = 0
 
     def receive(self) -> list[Reply]:
-        """Return the replies that have arrived, each to an open request."""
+        """Return the replies that have arrived, each to an open request.
+
+        Raise `Refused` if the broker is of a development version.
+        """
         arrived: list[Reply] = []
         while (frames := self._transport.receive()) is not None:
             reply = _decoded(frames)
-            if reply is not None and self._take(reply):
+            if reply is not None and self._take(reply, frames[-1]):
                 arrived.append(reply)
         return arrived
 
-    def _take(self, reply: Reply) -> bool:
+    def _take(self, reply: Reply, body: bytes) -> bool:
         """Return whether a reply belongs to an open request other than a ping."""
         self._last_reply_ns = self._clock.monotonic_ns()
         number = reply.request
@@ -172,6 +175,8 @@ class Channel:
         if reply.broker:
             self._on_broker(reply.broker, number)
         if request is None:
+            if not number:
+                development.check_reply(body)
             return False
         if reply.kind == peer.ERROR and reply.code in peer.POSTPONED:
             self._postpone(number, request, reply.reason)
@@ -264,4 +269,5 @@ def _decoded(frames: list[bytes]) -> Reply | None:
     try:
         return Reply(frames[-1])
     except Malformed:
+        development.check_reply(frames[-1])
         return None

@@ -21,6 +21,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, shown
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.native import development
 from taskyard.wire.native.counts import ENVELOPES_MAX, RELAYED_MAX
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.relays import DEPTH_MAX
@@ -281,14 +282,17 @@ class Condenser:
     # Messages from the broker.
 
     def down(self, frames: Sequence[bytes]) -> list[Delivery]:
-        """Return the replies in a message from above."""
+        """Return the replies in a message from above. Raise `Refused` if the broker is of a
+        development version."""
         try:
             query = parse(_Q, frames[-1])
             envelopes = [parse(pb.Envelope, raw) for raw in query.envelope]
         except Malformed:
+            development.check_reply(frames[-1])
             self.malformed += 1
             return []
         if query.type != _Q.Relay:
+            development.check_reply(frames[-1])
             self._note_refusal(query)
             return []
         deliveries = self._confirm(query) if query.HasField("request") else []

@@ -347,7 +347,7 @@ class Envelope(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., message: _Optional[bytes] = ...) -> None: ...
 
 class QueryMsg(_message.Message):
-    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal", "trouble", "rules", "place", "host", "everything", "malformed", "incarnation", "any_campaign", "code", "refused", "check_only", "environment", "changes", "attempt", "stream_number", "offset", "live", "envelope", "gone", "renewed", "changed", "waiting", "rules_version", "calls_waiting", "calls_kept", "held", "value", "data", "epoch", "force")
+    __slots__ = ("type", "task", "name", "n", "location", "batch", "request", "worker", "scope", "reason", "code", "refused", "document", "rules", "broker", "wait_ms", "stream", "seen", "heartbeat_ns", "waiting", "rules_version", "incarnation", "host", "trouble", "malformed", "calls_waiting", "calls_kept", "unknown", "check_only", "environment", "cursor", "journal", "everything", "any_campaign", "place", "changes", "epoch", "force", "attempt", "stream_number", "offset", "live", "held", "value", "data", "gone", "renewed", "envelope", "changed")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Create: _ClassVar[QueryMsg.Type]
@@ -381,7 +381,6 @@ class QueryMsg(_message.Message):
         Rules: _ClassVar[QueryMsg.Type]
         Edit: _ClassVar[QueryMsg.Type]
         Append: _ClassVar[QueryMsg.Type]
-        Relay: _ClassVar[QueryMsg.Type]
         Values: _ClassVar[QueryMsg.Type]
         GetValue: _ClassVar[QueryMsg.Type]
         GetTaskValue: _ClassVar[QueryMsg.Type]
@@ -389,6 +388,7 @@ class QueryMsg(_message.Message):
         Inputs: _ClassVar[QueryMsg.Type]
         InputPage: _ClassVar[QueryMsg.Type]
         Failover: _ClassVar[QueryMsg.Type]
+        Relay: _ClassVar[QueryMsg.Type]
     Create: QueryMsg.Type
     Steal: QueryMsg.Type
     Complete: QueryMsg.Type
@@ -420,7 +420,6 @@ class QueryMsg(_message.Message):
     Rules: QueryMsg.Type
     Edit: QueryMsg.Type
     Append: QueryMsg.Type
-    Relay: QueryMsg.Type
     Values: QueryMsg.Type
     GetValue: QueryMsg.Type
     GetTaskValue: QueryMsg.Type
@@ -428,6 +427,7 @@ class QueryMsg(_message.Message):
     Inputs: QueryMsg.Type
     InputPage: QueryMsg.Type
     Failover: QueryMsg.Type
+    Relay: QueryMsg.Type
     class Unknown(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Refuse: _ClassVar[QueryMsg.Unknown]
@@ -441,97 +441,115 @@ class QueryMsg(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
     LOCATION_FIELD_NUMBER: _ClassVar[int]
-    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
-    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
-    CURSOR_FIELD_NUMBER: _ClassVar[int]
-    BROKER_FIELD_NUMBER: _ClassVar[int]
-    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
-    STREAM_FIELD_NUMBER: _ClassVar[int]
-    HEARTBEAT_NS_FIELD_NUMBER: _ClassVar[int]
-    SEEN_FIELD_NUMBER: _ClassVar[int]
-    JOURNAL_FIELD_NUMBER: _ClassVar[int]
-    TROUBLE_FIELD_NUMBER: _ClassVar[int]
-    RULES_FIELD_NUMBER: _ClassVar[int]
-    PLACE_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    EVERYTHING_FIELD_NUMBER: _ClassVar[int]
-    MALFORMED_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    ANY_CAMPAIGN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_NS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    RULES_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    MALFORMED_FIELD_NUMBER: _ClassVar[int]
+    CALLS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    CALLS_KEPT_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     CHECK_ONLY_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    EVERYTHING_FIELD_NUMBER: _ClassVar[int]
+    ANY_CAMPAIGN_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STREAM_NUMBER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
-    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
-    GONE_FIELD_NUMBER: _ClassVar[int]
-    RENEWED_FIELD_NUMBER: _ClassVar[int]
-    CHANGED_FIELD_NUMBER: _ClassVar[int]
-    WAITING_FIELD_NUMBER: _ClassVar[int]
-    RULES_VERSION_FIELD_NUMBER: _ClassVar[int]
-    CALLS_WAITING_FIELD_NUMBER: _ClassVar[int]
-    CALLS_KEPT_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    FORCE_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
     type: QueryMsg.Type
     task: _containers.RepeatedScalarFieldContainer[bytes]
     name: bytes
     n: int
     location: bytes
-    wait_ms: int
-    reason: bytes
-    request: int
     batch: Batch
+    request: int
     worker: WorkerMsg
-    unknown: QueryMsg.Unknown
     scope: ScopeMsg
-    cursor: int
-    broker: int
-    document: bytes
-    stream: bool
-    heartbeat_ns: int
-    seen: int
-    journal: bytes
-    trouble: bytes
-    rules: RulesMsg
-    place: PlaceMsg
-    host: bytes
-    everything: bool
-    malformed: int
-    incarnation: int
-    any_campaign: bool
+    reason: bytes
     code: bytes
     refused: _containers.RepeatedScalarFieldContainer[bytes]
+    document: bytes
+    rules: RulesMsg
+    broker: int
+    wait_ms: int
+    stream: bool
+    seen: int
+    heartbeat_ns: int
+    waiting: int
+    rules_version: int
+    incarnation: int
+    host: bytes
+    trouble: bytes
+    malformed: int
+    calls_waiting: _containers.RepeatedScalarFieldContainer[int]
+    calls_kept: int
+    unknown: QueryMsg.Unknown
     check_only: bool
     environment: bytes
+    cursor: int
+    journal: bytes
+    everything: bool
+    any_campaign: bool
+    place: PlaceMsg
     changes: Terms
+    epoch: int
+    force: bool
     attempt: int
     stream_number: int
     offset: int
     live: bool
-    envelope: _containers.RepeatedScalarFieldContainer[bytes]
-    gone: _containers.RepeatedScalarFieldContainer[int]
-    renewed: _containers.RepeatedScalarFieldContainer[int]
-    changed: _containers.RepeatedScalarFieldContainer[int]
-    waiting: int
-    rules_version: int
-    calls_waiting: _containers.RepeatedScalarFieldContainer[int]
-    calls_kept: int
     held: bytes
     value: bytes
     data: bytes
-    epoch: int
-    force: bool
-    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., host: _Optional[bytes] = ..., everything: bool = ..., malformed: _Optional[int] = ..., incarnation: _Optional[int] = ..., any_campaign: bool = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., check_only: bool = ..., environment: _Optional[bytes] = ..., changes: _Optional[_Union[Terms, _Mapping]] = ..., attempt: _Optional[int] = ..., stream_number: _Optional[int] = ..., offset: _Optional[int] = ..., live: bool = ..., envelope: _Optional[_Iterable[bytes]] = ..., gone: _Optional[_Iterable[int]] = ..., renewed: _Optional[_Iterable[int]] = ..., changed: _Optional[_Iterable[int]] = ..., waiting: _Optional[int] = ..., rules_version: _Optional[int] = ..., calls_waiting: _Optional[_Iterable[int]] = ..., calls_kept: _Optional[int] = ..., held: _Optional[bytes] = ..., value: _Optional[bytes] = ..., data: _Optional[bytes] = ..., epoch: _Optional[int] = ..., force: bool = ...) -> None: ...
+    gone: _containers.RepeatedScalarFieldContainer[int]
+    renewed: _containers.RepeatedScalarFieldContainer[int]
+    envelope: _containers.RepeatedScalarFieldContainer[bytes]
+    changed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., request: _Optional[int] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., reason: _Optional[bytes] = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., document: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., broker: _Optional[int] = ..., wait_ms: _Optional[int] = ..., stream: bool = ..., seen: _Optional[int] = ..., heartbeat_ns: _Optional[int] = ..., waiting: _Optional[int] = ..., rules_version: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., malformed: _Optional[int] = ..., calls_waiting: _Optional[_Iterable[int]] = ..., calls_kept: _Optional[int] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., check_only: bool = ..., environment: _Optional[bytes] = ..., cursor: _Optional[int] = ..., journal: _Optional[bytes] = ..., everything: bool = ..., any_campaign: bool = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., changes: _Optional[_Union[Terms, _Mapping]] = ..., epoch: _Optional[int] = ..., force: bool = ..., attempt: _Optional[int] = ..., stream_number: _Optional[int] = ..., offset: _Optional[int] = ..., live: bool = ..., held: _Optional[bytes] = ..., value: _Optional[bytes] = ..., data: _Optional[bytes] = ..., gone: _Optional[_Iterable[int]] = ..., renewed: _Optional[_Iterable[int]] = ..., envelope: _Optional[_Iterable[bytes]] = ..., changed: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DevelopmentMsg(_message.Message):
+    __slots__ = ("type", "location", "reason", "request", "broker", "code", "envelope")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    type: int
+    location: bytes
+    reason: bytes
+    request: int
+    broker: int
+    code: bytes
+    envelope: bytes
+    def __init__(self, type: _Optional[int] = ..., location: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., broker: _Optional[int] = ..., code: _Optional[bytes] = ..., envelope: _Optional[bytes] = ...) -> None: ...

@@ -1,4 +1,4 @@
-"""Relays as a broker sees them, for its status.
+"""Relays as a broker sees them, for its status, and refused peers, for its log.
 
 A relay does not register. A dialect recognizes one by its messages: a native relay sends envelopes,
 and a WMP relay adds to the path of each message. The transport fills in the address of its
@@ -43,12 +43,19 @@ class SeenRelay(Struct, eq=False):
         )
 
 
+class RefusedPeer(Struct):
+    """A peer of a development version, whose message was refused."""
+
+    #: Of its connection. Empty: unknown.
+    address: str = ""
+
+
 @runtime_checkable
 class RelayedDialect(Protocol):
     """A dialect that recognizes relays."""
 
-    #: Relays whose first message was just received, for their address.
-    new_relays: list[SeenRelay]
+    #: Relays whose first message was just received, and peers that were refused, for their address.
+    newcomers: list[SeenRelay | RefusedPeer]
 
     def relays(self, now_ns: int) -> Iterable[RelayHealth]:
         """Return the relays for the status, at most some, those with the latest messages."""

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Q = pb.QueryMsg
+
+#: Numbers of fields of a QueryMsg.
+BATCH, WORKER, SCOPE = (
+    Q.DESCRIPTOR.fields_by_name[name].number for name in ("batch", "worker", "scope")
+)
+
 MEGABYTE = 1 << 20
 
 NAMES = st.lists(st.binary(max_size=200), max_size=30) | st.builds(
@@ -80,7 +86,7 @@ def delimited(number: int, body: bytes) -> bytes:
 def batch(columns: bytes, kind: pb.QueryMsg.Type = Q.Complete) -> bytes:
     """Return a request with these encoded columns of a Batch, and one name."""
     query = Q(type=kind, location=b"w", request=7)
-    return query.SerializeToString() + delimited(19, b"\x0a\x01a" + columns)
+    return query.SerializeToString() + delimited(BATCH, b"\x0a\x01a" + columns)
 
 
 @given(QUERIES)
@@ -96,7 +102,7 @@ def test_counts_in_a_task_are_those_of_the_parser(message: pb.TaskMsg) -> None:
 @given(st.lists(BATCHES, max_size=4))
 def test_part_in_several_pieces_is_counted_as_a_whole(pieces: list[pb.Batch]) -> None:
     body = Q(type=Q.Create).SerializeToString()
-    body += b"".join(delimited(19, piece.SerializeToString()) for piece in pieces)
+    body += b"".join(delimited(BATCH, piece.SerializeToString()) for piece in pieces)
     assert counts.count_entries(Q, body) == entries(Q.FromString(body))
 
 
@@ -138,7 +144,7 @@ IGNORE = ("one field again and again", "unknown fields", "pieces of a batch")
 ATTACKS: dict[str, Callable[[int], bytes]] = {
     "packed numbers": lambda size: batch(delimited(8, b"\x01" * size)),
     "packed numbers in three columns": lambda size: batch(
-        b"".join(delimited(number, b"\x01" * (size // 3)) for number in (8, 16, 17))
+        b"".join(delimited(number, b"\x01" * (size // 3)) for number in (8, 18, 19))
     ),
     "unpacked numbers": lambda size: batch(b"\x40\x01" * (size // 2)),
     "empty tasks": lambda size: b"\x08\x00" + b"\x12\x00" * (size // 2),
@@ -150,12 +156,12 @@ ATTACKS: dict[str, Callable[[int], bytes]] = {
     "terms": lambda size: batch(b"\x1a\x00" * (size // 2), Q.Create),
     "services": lambda size: (
         Q(type=Q.Steal, location=b"w").SerializeToString()
-        + delimited(20, b"\x0a\x01s" * (size // 3))
+        + delimited(WORKER, b"\x0a\x01s" * (size // 3))
     ),
-    "states": lambda size: b"\x08\x15" + delimited(22, delimited(4, b"\x00" * size)),
+    "states": lambda size: b"\x08\x15" + delimited(SCOPE, delimited(4, b"\x00" * size)),
     "unknown fields": lambda size: b"\x08\x06" + b"\xf8\x7f\x01" * (size // 3),
     "one field again and again": lambda size: b"\x08\x06" * (size // 2),
-    "pieces of a batch": lambda size: b"\x08\x00" + b"\x9a\x01\x00" * (size // 3),
+    "pieces of a batch": lambda size: b"\x08\x00" + b"\x82\x01\x00" * (size // 3),
     "dependencies of one task": lambda size: (
         b"\x08\x00" + delimited(2, b"\x0a\x01a\x12\x01o" + b"\x22\x03\x0a\x01p" * (size // 5))
     ),
@@ -184,7 +190,7 @@ def test_too_many_entries_are_refused_before_they_cost_memory(name: str, size: i
 def test_refusal_names_the_request_and_the_field(size: int) -> None:
     for body in (
         batch(b"\x40\x01" * (size // 2)),
-        b"\x08\x00" + b"\x12\x00" * size + b"\x90\x01\x07",
+        b"\x08\x00" + b"\x12\x00" * size + b"\x88\x01\x07",
     ):
         answer = Q.FromString(Counter().ask(body))
         assert (answer.type, answer.request, answer.code) == (Q.Error, 7, b"too-many")

@@ -22,7 +22,7 @@ from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native.counts import LIMITS, TooMany
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import NOT_WAITING, RELAYED
-from taskyard.wire.seen_relays import SeenRelay
+from taskyard.wire.seen_relays import RefusedPeer, SeenRelay
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -80,7 +80,7 @@ class Relays:
         #: Renewals in this turn: by request, the relay, its own request, and the peers.
         self._renewals: dict[int, tuple[bytes, int, list[int]]] = {}
         #: See `RelayedDialect`.
-        self.new: list[SeenRelay] = []
+        self.new: list[SeenRelay | RefusedPeer] = []
 
     def summaries(self, now_ns: int) -> list[RelayHealth]:
         """Return the relays for the status, the one with the latest message first."""

@@ -23,6 +23,7 @@ from taskyard.core.model import Refusal
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import roles
+from taskyard.wire.native import development
 from taskyard.wire.native import replies as native_replies
 from taskyard.wire.native import requests as native_requests
 from taskyard.wire.native.counts import TooMany, check_counts, check_lengths, outline
@@ -40,6 +41,7 @@ from taskyard.wire.native.pending import (
 from taskyard.wire.native.plain import PlainRequests, reply_to
 from taskyard.wire.native.relays import Relays
 from taskyard.wire.native.repeats import Repeat, encode_acks, worker_of
+from taskyard.wire.seen_relays import RefusedPeer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +82,7 @@ class NativeServer:
         self._pending = PendingRequests(broker, random_bits, dialect, plain_lease_ns)
         self._relays = Relays()
         #: See `RelayedDialect`.
-        self.new_relays = self._relays.new
+        self.newcomers = self._relays.new
         self._plain = PlainRequests(self._pending)
         #: The event of repeated heartbeats that more of them can join. Any other message ends it,
         #: so that messages of a peer stay in order.
@@ -147,10 +149,7 @@ class NativeServer:
                 return self._receive_relayed(incoming, peer)
             found = native_requests.decode_request(self._pending, incoming)
         except Malformed as malformed:
-            self.malformed += 1
-            is_too_many = isinstance(malformed, TooMany)
-            refusal = Refusal.TOO_MANY if is_too_many else Refusal.MALFORMED
-            return self._refuse(incoming, refusal, str(malformed))
+            return self._refuse_malformed(incoming, frames, malformed)
         if query.type == _Q.Heartbeat:
             self._keep_heartbeat(route, frames[-1], found[-1])
         self._plain.learn(found)
@@ -246,6 +245,8 @@ class NativeServer:
             self._note(incoming, parse(_Q, outline(_Q, body)))
             raise
         query = parse(_Q, body)
+        if not query.request and development.error_for(body) is not None:
+            raise Malformed("of a development version")  # its fields have other meanings
         self._note(incoming, query)
         check_lengths(query, body)
         return query
@@ -256,7 +257,24 @@ class NativeServer:
             map(query.HasField, _EXTENSION_FIELDS)
         )
 
-    def _refuse(self, incoming: Request, refusal: Refusal, reason: str) -> Sequence[events.Event]:
+    def _refuse_malformed(
+        self, incoming: Request, frames: Sequence[bytes], malformed: Malformed
+    ) -> Sequence[events.Event]:
+        """Refuse a malformed request, and one of a development version by an Error of that one."""
+        error = development.error_for(frames[-1] if frames else b"")
+        if error is not None:
+            self.newcomers.append(RefusedPeer())
+            found = self._refuse(incoming, Refusal.WIRE_FORMAT, development.PEER_TEXT)
+            self._pending.errors[found[0].request] = error
+            return found
+        self.malformed += 1
+        is_too_many = isinstance(malformed, TooMany)
+        refusal = Refusal.TOO_MANY if is_too_many else Refusal.MALFORMED
+        return self._refuse(incoming, refusal, str(malformed))
+
+    def _refuse(
+        self, incoming: Request, refusal: Refusal, reason: str
+    ) -> Sequence[events.RequestRejected]:
         number = self._pending.add(incoming)
         return [events.RequestRejected(0, incoming.route, number, refusal, reason)]
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from taskyard.wire.dialect import Reply
     from taskyard.wire.health_views import RelayHealth
-    from taskyard.wire.seen_relays import SeenRelay
+    from taskyard.wire.seen_relays import RefusedPeer, SeenRelay
 
 #: Silence after which a worker is pinged. It has time for two replies before it times out.
 PING_NS: Final = 5 * SECOND_NS
@@ -121,7 +121,7 @@ class Wmp:
         self._behind: dict[bytes, dict[bytes, None]] = {}
         self._relays = PathRelays()
         #: See `RelayedDialect`.
-        self.new_relays: list[SeenRelay] = []
+        self.newcomers: list[SeenRelay | RefusedPeer] = []
         self._pending: dict[int, PendingReply] = {}
         #: Malformed messages, and messages for another manager.
         self.malformed = 0
@@ -505,12 +505,12 @@ class Wmp:
             peer = Peer(sender.route, sender.path, sender.now_ns)
             self._peers[sender.worker] = peer
             self._behind.setdefault(sender.route, {})[sender.worker] = None
-            self.new_relays += self._relays.add(peer, sender.now_ns)
+            self.newcomers += self._relays.add(peer, sender.now_ns)
         elif (peer.route, peer.path) != (sender.route, sender.path):
             self._unlist(sender.worker, peer)
             peer.route, peer.path = sender.route, sender.path
             self._behind.setdefault(sender.route, {})[sender.worker] = None
-            self.new_relays += self._relays.add(peer, sender.now_ns)
+            self.newcomers += self._relays.add(peer, sender.now_ns)
         peer.last_seen_ns = sender.now_ns
         if peer.path:
             self._relays.touch(peer, sender.key)
