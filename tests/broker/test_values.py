@@ -13,7 +13,7 @@ import pytest
 from taskyard.broker import value_references
 from taskyard.broker.turn import Broker
 from taskyard.broker.value_references import ReferenceFile, ValueReferences
-from taskyard.broker.values import SCAN_NS, BrokerValues, StoreDocument, ValueLimits, ValueRetention
+from taskyard.broker.values import SCAN_NS, BrokerValues, ValueLimits, ValueRetention
 from taskyard.core.effects import Refused
 from taskyard.core.events import (
     CancelRequested,
@@ -40,6 +40,7 @@ from taskyard.errors import JournalFailed, UserError
 from taskyard.journal import value_files
 from taskyard.journal.store import MemoryStore
 from taskyard.journal.value_files import name_of
+from taskyard.wire.value_names import StoreDocument
 from tests.worker.runner_harness import SetClock
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from taskyard.journal.value_files import (
     length_of,
     short_name,
 )
+from taskyard.wire.value_names import StoreDocument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -69,18 +70,6 @@ class ValueLimits(Struct, frozen=True):
     keep_ns: int | None = None
     #: How long a value is kept that no task names.
     grace_ns: int = GRACE_NS
-
-
-class StoreDocument(Struct, frozen=True):
-    """How values are kept, for clients and workers."""
-
-    #: The directory on the broker's machine, or on all machines that mount it. Empty: all values
-    #: go through the broker.
-    directory: str
-    identity: str
-    bytes_min: int
-    #: The directory is meant to be mounted by other machines.
-    shared: bool
 
 
 class ValuePlace(NamedTuple):

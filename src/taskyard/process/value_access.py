@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
-from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS, VALUE_PART_BYTES_MAX
 from taskyard.errors import UserError, ValueMissing, ValueNotStored
@@ -28,7 +27,7 @@ from taskyard.net import endpoints
 from taskyard.net.blocking_channel import BlockingChannel
 from taskyard.settings.values import read_size
 from taskyard.wire.native import peer, value_messages
-from taskyard.wire.value_names import BYTES_FLOOR, Holder
+from taskyard.wire.value_names import BYTES_FLOOR, Holder, StoreDocument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,15 +44,6 @@ _CACHE_NS_MIN: Final = 60 * SECOND_NS
 #: How often to ask whether a value is synced. A gigabyte takes seconds.
 _SYNC_SECONDS: Final = 0.02
 _SYNC_SECONDS_MAX: Final = 0.5
-
-
-class StoreDocument(Struct, frozen=True):
-    """The reply to a request for how values are kept."""
-
-    directory: str
-    identity: str
-    bytes_min: int
-    shared: bool = False
 
 
 class ValueAccess:

@@ -1,4 +1,4 @@
-"""Names of values in payloads and results: which values a task needs, and which it has made.
+"""Values in payloads and results: which ones a task needs or has made, and how a broker keeps them.
 
 A pickled call or result that names values begins with a line of JSON. Its other fields are read by
 `pickled`. Here only the names of values matter. So the broker never looks inside a pickle.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 #: The beginning of every such line.
 MARK: Final = b'{"pickle":'
@@ -23,6 +25,18 @@ class Holder(NamedTuple):
     worker: bytes
     task: bytes
     attempt: int
+
+
+class StoreDocument(Struct, frozen=True):
+    """How values are kept, for clients and workers."""
+
+    #: The directory on the broker's machine, or on all machines that mount it. Empty: all values
+    #: go through the broker.
+    directory: str
+    identity: str
+    bytes_min: int
+    #: The directory is meant to be mounted by other machines.
+    shared: bool
 
 
 _NAME: Final = re.compile(rb'"([0-9a-f]{64}-[1-9][0-9]{0,15})"')
