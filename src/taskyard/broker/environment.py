@@ -1,4 +1,4 @@
-"""What a turn learns from its machine: the wall clock, free space, and how late it is.
+"""The machine of a broker: the wall clock, free space, and timers that are late.
 
 Each becomes an event of the scheduler, or delays its timers. Independent of peers and the journal's
 rows.

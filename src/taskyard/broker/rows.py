@@ -38,7 +38,7 @@ REPLY_BYTE_COST: Final = 6
 
 
 class Budget:
-    """What is left of the cost of one turn."""
+    """The cost that one turn may still have."""
 
     def __init__(self) -> None:
         self.left = TURN_COST_MAX
