@@ -38,7 +38,7 @@ class JournalCheckDocument(
 
     state: str
     sound: bool
-    version: Literal[2] = 2
+    version: Literal[1] = 1
 
 
 class JournalExportDocument(
@@ -51,7 +51,7 @@ class JournalExportDocument(
     """`journal export`."""
 
     state: str
-    version: Literal[2] = 2
+    version: Literal[1] = 1
 
 
 class JournalCompactDocument(JournalExportDocument, tag="journal compact"):
