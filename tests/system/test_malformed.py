@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ import zmq
 
 from taskyard.client.client import Client
 from taskyard.core.model import Submission, Terms
+from taskyard.wire import dwork_pb2 as pb
 from tests.system.kit import Broker
 from tests.wire.native.test_malformed import spoilt
 
@@ -19,6 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MESSAGES = 5_000
+
+#: Messages that are sent before the replies are read. A broker drops replies to a peer that reads
+#: none for too long.
+PORTION = 200
+
+#: The number of a request that no other message has.
+NUMBER = 1 << 40
 
 #: A web page can make a browser send this. ZMTP 1.0 would read "P" as a length of 80.
 POST = (
@@ -43,6 +52,24 @@ def frames_of_noise() -> Iterator[list[bytes]]:
     yield [b"", b""]
 
 
+def send_all(noise: zmq.Socket[bytes], messages: Iterator[list[bytes]]) -> int:
+    """Send messages, and return their number after the broker has handled them all."""
+    status = pb.QueryMsg(type=pb.QueryMsg.OK, request=NUMBER).SerializeToString()
+    number = status[2:]  # without the type, as in the reply
+    count = 0
+    while portion := [*islice(messages, PORTION)]:
+        count += len(portion)
+        for frames in portion:
+            noise.send_multipart(frames)
+        # Replies come in order: the last one shows that all messages were handled.
+        noise.send_multipart([b"", status])
+        reply = b""
+        while number not in reply:
+            assert noise.poll(30_000)
+            reply = noise.recv_multipart()[-1]
+    return count
+
+
 def memory_bytes(pid: int) -> int:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * 4096
@@ -52,18 +79,11 @@ def test_malformed_messages_cost_the_sender_and_not_the_broker(tmp_path: Path) -
     options = ("--listen", "dwork=tcp://127.0.0.1:0")
     with Broker(tmp_path, *options) as broker, Client(broker.endpoint) as client:
         before = memory_bytes(broker.pid)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         for endpoint in broker.endpoints:
-            with context.socket(zmq.DEALER) as noise:
+            with zmq.Context() as context, context.socket(zmq.DEALER) as noise:
                 noise.linger = 0
                 noise.connect(endpoint)
-                sent = [noise.send_multipart(frames) for frames in frames_of_noise()]
-                # Replies come in order: the last one shows that all messages were handled.
-                noise.send_multipart([b"", b"\x08\x06\x90\x01\x07"])  # a status, request 7
-                while b"\x90\x01\x07" not in noise.recv_multipart()[-1]:
-                    assert noise.poll(30_000)
-                assert len(sent) > MESSAGES
-        context.term()
+                assert send_all(noise, frames_of_noise()) > MESSAGES
         host, port = urlsplit(broker.endpoints[1]).netloc.split(":")
         for _ in range(20):
             with socket.create_connection((host, int(port))) as raw:
