@@ -79,4 +79,8 @@ def draw_faults(seed: int) -> PairFaults:
         drawn.compact_rows, drawn.stop, of_store.compaction_delay = 2, 0.5, 0.3
         of_store.cut_before = of_store.cut_after = of_store.cut_late = 0.0
         drawn.failover = drawn.cut = 0.0
+        if chance(rng, 0.4):
+            # A late trim comes after later ones only in a long term with quick compactions.
+            drawn.stop, of_store.delay, of_store.compaction_delay = 0.2, 0.0, 0.0
+            of_store.trim_late = 0.5
     return drawn

@@ -42,6 +42,8 @@ class StoreFaults(Struct):
     renewal_delay: float = 0.0
     renewal_delay_ns_max: int = 1
     compaction_delay: float = 0.0
+    #: The connection is lost at a trim, which the server executes later: perhaps after the next.
+    trim_late: float = 0.0
     #: The longest of them, and when a statement is executed whose connection was lost.
     late_ns_max: int = 1
     #: The connection is lost: before the statement, after it, or the server executes it later.
@@ -275,9 +277,7 @@ class SimConnection:
         if kind in WRITES:
             database.on_write(self.process)
         fate = database.rng.random()
-        is_late = fate < faults.cut_late and kind in WRITES
-        if kind in OF_COMPACTION and self._chance(faults.compaction_delay / 2):
-            is_late = True
+        is_late = self._is_late(kind, fate)
         is_cut_before = not is_late and fate < faults.cut_late + faults.cut_before
         is_cut_after = database.rng.random() < faults.cut_after
         is_append = kind == "append"
@@ -306,6 +306,16 @@ class SimConnection:
             for notify in self._notify:
                 notify(SimpleNamespace(severity_nonlocalized="WARNING", sqlstate=state))
         return request
+
+    def _is_late(self, kind: str, fate: float) -> bool:
+        """Return whether the connection is lost and the server executes the statement later."""
+        faults = self.database.faults
+        is_late = fate < faults.cut_late and kind in WRITES
+        if kind in OF_COMPACTION and self._chance(faults.compaction_delay / 2):
+            is_late = True
+        if kind == "trim" and self._chance(faults.trim_late):
+            is_late = True
+        return is_late
 
     def _send(self, request: _Request, delay_ns: int) -> None:
         """Let the server execute a statement, also if this process is killed meanwhile."""
