@@ -25,7 +25,7 @@ export function listenToKeys() {
 }
 
 function isTyping(target) {
-  return target.closest?.("input, textarea, select, dialog, [contenteditable]") !== null;
+  return target.closest?.("input, textarea, select, dialog[open], [contenteditable]") !== null;
 }
 
 function act(event, action) {
