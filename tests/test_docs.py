@@ -147,7 +147,7 @@ def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
         f"`outputs` of a task | {PATHS_MAX:,} |",
         f"result of a function or an agent | {worker_limits.RESULT_BYTES_MAX // MEBIBYTE} MiB |",
         f"output kept of a function or an agent | {worker_limits.OUTPUT_TAIL_BYTES // 1024} KiB,",
-        f"A stream of up to {limits.STREAM_BYTES_MAX // 1024} KiB is in the journal.",
+        f"A stream below {limits.BLOB_BYTES_MIN // 1024} KiB is in the journal.",
         f"{limits.STREAM_END_BYTES // 1024} KiB each",
         f"stops reading at {worker_limits.SPOOL_BYTES_MAX // MEBIBYTE} MiB of unacknowledged",
         f"reason of a failure | {limits.REASON_BYTES_MAX:,} bytes |",

@@ -16,14 +16,15 @@ from pyspark_taskyard.tables import ARROW, View, results_batch, tasks_batch
 from taskyard.client.client import Client, scope_of
 from taskyard.client.record_stream import poll_records
 from taskyard.client.requests import PAGE_TASKS, full_name, portions
-from taskyard.core.model import Result
+from taskyard.core.blobs import Blob, Content
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError
-from taskyard.journal.parquet_file import to_arrow
+from taskyard.journal.history_arrow import to_arrow
 from taskyard.journal.row_file import ColumnBuilder
 
 if TYPE_CHECKING:
     from pyspark_taskyard.options import SourceOptions
+    from taskyard.client.requests import TaskResult
 
 _ENDED: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 
@@ -56,10 +57,14 @@ def results(options: SourceOptions) -> Iterator[pa.RecordBatch]:
             by_name = client.results(names)
             found = [by_name[name] for name in names]
             is_done = [view["state"] == "done" for view in views]
-            kept = [Result(one.text, one.bytes_total) for one in found]
+            kept = [*map(_content, found)]
             yield results_batch(
                 views, [one if done else None for one, done in zip(kept, is_done, strict=True)]
             )
+
+
+def _content(found: TaskResult) -> Content:
+    return Blob(b"", found.bytes_total, found.text) if found.bytes_total else found.text
 
 
 class BrokerResults:
@@ -71,7 +76,7 @@ class BrokerResults:
     def close(self) -> None:
         self._client.close()
 
-    def find(self, ended: list[View]) -> list[Result | None]:
+    def find(self, ended: list[View]) -> list[Content | None]:
         """Return the result of each task that is done and has not run again since.
 
         Sets the columns of a task that are unknown without its submission.
@@ -87,7 +92,7 @@ class BrokerResults:
             if one["state"] == "done" and _is_current(one, now.get(one["task"]))
         ]
         found = self._client.results(current) if current else {}
-        kept = {name: Result(one.text, one.bytes_total) for name, one in found.items()}
+        kept = {name: _content(one) for name, one in found.items()}
         done = dict.fromkeys(current)
         return [
             kept[one["task"]]
@@ -161,7 +166,7 @@ def event_batches(pages: Iterable[list[dict[str, Any]]]) -> Iterator[pa.RecordBa
         for one in page:
             _to_event_rows(one, known, columns)
         if columns.rows:
-            yield to_arrow(columns.take(), ARROW["events"], columns.names)
+            yield to_arrow(columns.take(), "events").cast(ARROW["events"])
 
 
 def edges(options: SourceOptions) -> Iterator[pa.RecordBatch]:
@@ -174,7 +179,7 @@ def edges(options: SourceOptions) -> Iterator[pa.RecordBatch]:
                     if names:
                         columns.add(len(names), {**row, "after": [name.encode() for name in names]})
         if columns.rows:
-            yield to_arrow(columns.take(), ARROW["edges"], columns.names)
+            yield to_arrow(columns.take(), "edges").cast(ARROW["edges"])
 
 
 class _SubmittedTerms:

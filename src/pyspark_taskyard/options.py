@@ -27,7 +27,6 @@ OPTIONS: Final = {
     "unknown": "for a dependency that was not submitted yet: wait or refuse",
     "table": "the table to read: " + ", ".join(TABLES),
     "filters": "true to skip rows by Spark's filters, if the session has them enabled",
-    "after": "the journal row after which to read events and edges of a state",
     "rows_max": "the most events in a batch of a stream",
 }
 
@@ -59,7 +58,6 @@ class SourceOptions(Struct, frozen=True):
     unknown: str | None = None
     table: str = "events"
     filters: bool = False
-    after: int = 0
     rows_max: int = STREAM_ROWS_MAX
     #: Several state directories to read from, or none.
     states: tuple[str, ...] = ()
@@ -102,20 +100,17 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     if states and (values.get("state") or values.get("broker")):
         raise UserError("path: it is a state directory, and excludes the options state and broker")
     named: dict[str, object] = {name: values[name] for name in OPTIONS if name in values}
-    named |= {name: _number(name, values[name]) for name in _LEAST if name in values}
+    if "rows_max" in values:
+        named["rows_max"] = _positive("rows_max", values["rows_max"])
     if "filters" in values:
         named["filters"] = _flag("filters", values["filters"])
     more = {"state": states[0], "states": states} if states else {}
     return convert({**named, **more}, SourceOptions)
 
 
-#: Options that are numbers, with their least values.
-_LEAST: Final = {"after": 0, "rows_max": 1}
-
-
-def _number(name: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < _LEAST[name]:
-        raise UserError(f"option {name}: {text!r} is not a whole number from {_LEAST[name]}")
+def _positive(name: str, text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise UserError(f"option {name}: {text!r} is not a whole number from 1")
     return int(text)
 
 

@@ -20,7 +20,7 @@ from pyspark_taskyard import broker_tables, state_tables
 from pyspark_taskyard.filters import equal_value, expression_of, filtered
 from pyspark_taskyard.record_ranges import shared_file
 from pyspark_taskyard.tables import ARROW, of_broker
-from taskyard.journal import parquet_file
+from taskyard.journal import history_arrow
 
 if TYPE_CHECKING:
     from pyspark_taskyard.options import SourceOptions
@@ -57,7 +57,7 @@ class TableReader(DataSourceReader):
         table, last = self._options.table, 0
         broker = state_tables.broker_of(state)
         if table in state_tables.HISTORY:
-            files, last = state_tables.files(state, table, self._options.after)
+            files, last = state_tables.files(state)
             for file in files:
                 yield TablePartition(str(file), state=str(state), broker=broker)
         yield TablePartition(after=last, state=str(state), broker=broker)
@@ -74,7 +74,7 @@ class TableReader(DataSourceReader):
         if not part.state:
             return _BROKER_TABLES[options.table](options)
         if part.file:
-            batches = parquet_file.batches_where(shared_file(part.file), self._wanted)
+            batches = history_arrow.batches(shared_file(part.file), options.table)
         else:
             batches = state_tables.read_tail(Path(part.state), options.table, part.after)
         return state_tables.only_campaign(batches, options.campaign)

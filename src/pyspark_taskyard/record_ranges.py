@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from taskyard.errors import UnusableFile
-from taskyard.journal import parquet_file
-from taskyard.journal.history import PARQUET
+from taskyard.journal.history_arrow import EVENTS, to_arrow
+from taskyard.journal.row_file import RowFile
 from taskyard.pipeline.arrow_rows import pack, unpack
 
 #: Rows of a partition that the driver has read. A history file has a partition for each block.
@@ -26,8 +26,7 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 def shared_file(file: str) -> Path:
     """Return the path of a history file. Raises UnusableFile if this machine does not have it."""
     path = Path(file)
-    # A row file may be replaced by a Parquet file at any time.
-    if not path.exists() and not path.with_suffix(f".{PARQUET}").exists():
+    if not path.exists():
         raise UnusableFile(
             f"{path}: not found on {socket.gethostname()}, which runs a Spark executor "
             "(give a state that all machines of the cluster share)"
@@ -42,13 +41,14 @@ class RecordRange(InputPartition):
     after: int
     last: int
     file: str = ""
+    #: The place of the block in the file.
     block: int = 0
     rows: bytes = b""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         if self.file:
-            whole = parquet_file.read_block(shared_file(self.file), self.block)
-            rows = within(pa.Table.from_batches([whole]), self.after, self.last)
+            whole = read_block(shared_file(self.file), self.block)
+            rows = within(pa.Table.from_batches([whole], EVENTS), self.after, self.last)
             yield from rows.to_batches()
         else:
             yield from unpack([self.rows]).to_batches()
@@ -76,6 +76,12 @@ class EventLog(Protocol):
     def forget(self, last: int) -> None:
         """Drop rows up to a record that Spark will not request again."""
         ...
+
+
+def read_block(path: Path, place: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+    """Read a block of events, or some of its columns."""
+    with RowFile(path) as file:
+        return to_arrow(file.block(place, "events"), "events", columns)
 
 
 def numbers_of(rows: pa.Table | pa.RecordBatch) -> Numbers:

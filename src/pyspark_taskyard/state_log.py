@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -21,23 +21,31 @@ from pyspark_taskyard.record_ranges import (
     RecordRange,
     numbers_of,
     packed_ranges,
+    read_block,
     within,
 )
-from taskyard.core.apply import apply
-from taskyard.core.ledger import Ledger
 from taskyard.errors import JournalDamaged
-from taskyard.journal import history, history_rows, parquet_file, recovery, snapshot, witness
+from taskyard.journal import history, history_reader, snapshot, witness
 from taskyard.journal.history import HistoryPart
-from taskyard.journal.parquet_file import EVENTS, BlockSpan
+from taskyard.journal.history_arrow import EVENTS, to_arrow
+from taskyard.journal.history_rows import RowFollower
 from taskyard.journal.reader import VerifiedRows
-from taskyard.journal.row_file import ROWS_PER_BLOCK, ColumnBuilder
+from taskyard.journal.row_file import ROWS_PER_BLOCK, ColumnBuilder, RowFile
 from taskyard.journal.state_store import open_reader
-from taskyard.pipeline.sources import history as history_source
 
 _T = TypeVar("_T")
 
-#: A broker that compacts removes rows under a reader. The next try finds them in files.
-_READ_TRIES_MAX: Final = 3
+_RECORD_MAX: Final = 1 << 62
+
+
+class BlockSpan(NamedTuple):
+    """A block of events: its file, its place there, its first and last record, its rows."""
+
+    path: Path
+    place: int
+    first: int
+    last: int
+    rows: int
 
 
 class StateLog:
@@ -59,14 +67,14 @@ class StateLog:
 
     def _end_within(self, after: int, newest: int, rows_max: int) -> int:
         end, covered = BatchEnd(after, rows_max), 0
-        for path, number, span in self._blocks():
+        for span in self._blocks():
             covered = span.last
             if span.last <= after:
                 continue
             if span.first > after and span.last <= newest and span.rows <= end.rows_left:
                 end.add_whole(span.last, span.rows)
                 continue
-            numbers = _block_numbers(path, number)
+            numbers = _block_numbers(span.path, span.place)
             end.add(numbers[(numbers > after) & (numbers <= newest)])
             if end.is_full:
                 return end.record
@@ -81,10 +89,10 @@ class StateLog:
     def _ranges(self, after: int, last: int) -> list[RecordRange]:
         found: list[RecordRange] = []
         covered = 0
-        for path, number, span in self._blocks():
+        for span in self._blocks():
             covered = span.last
             if span.first <= last and span.last > after:
-                found.append(RecordRange(after, last, str(path), number))
+                found.append(RecordRange(after, last, str(span.path), span.place))
         if last > covered:
             found += packed_ranges(self._tail.read(max(after, covered), last), after, last)
         return found
@@ -93,33 +101,33 @@ class StateLog:
         self._tail.forget(last)
 
     def _retried(self, read: Callable[[], _T]) -> _T:
-        for _ in range(_READ_TRIES_MAX - 1):
+        for _ in range(history_reader.READ_TRIES_MAX - 1):
             try:
                 return read()
             except JournalDamaged:
                 self._tail.reset()
         return read()
 
-    def _blocks(self) -> list[tuple[Path, int, BlockSpan]]:
-        """Return the blocks of all history files. Only new files are opened."""
-        whole, _ = history.parts(self._state)
+    def _blocks(self) -> list[BlockSpan]:
+        """Return the blocks of all history files. Only new files are read."""
+        whole = history.parts(self._state)
         if any(part not in self._spans_by_part for part in whole):
-            whole = history_source.parts(self._state)  # raises for gaps and damage
+            whole = history_reader.parts(self._state)  # raises for gaps and damage
         for part in whole:
             if part not in self._spans_by_part:
-                path = part.paths(self._state)["events"]
-                self._spans_by_part[part] = parquet_file.block_spans(path)
-        return [
-            (part.paths(self._state)["events"], number, span)
-            for part in whole
-            for number, span in enumerate(self._spans_by_part[part])
-        ]
+                path = part.path(self._state)
+                with RowFile(path) as file:
+                    self._spans_by_part[part] = [
+                        BlockSpan(path, place, *block.records, block.rows)
+                        for place, block in file.placed_blocks("events")
+                    ]
+        return [span for part in whole for span in self._spans_by_part[part]]
 
 
 @lru_cache(maxsize=1)
-def _block_numbers(path: Path, number: int) -> Numbers:
+def _block_numbers(path: Path, place: int) -> Numbers:
     """Return the records of a block. Small batches share one."""
-    return numbers_of(parquet_file.read_block(path, number, ["record"]))
+    return numbers_of(read_block(path, place, ["record"]))
 
 
 class JournalTail:
@@ -131,9 +139,7 @@ class JournalTail:
 
     def reset(self) -> None:
         """Drop everything that was read."""
-        self._ledger: Ledger | None = None
-        #: The snapshot that the ledger began with, and the last journal row applied to it.
-        self._base = self._sequence = 0
+        self._follower: RowFollower | None = None
         #: Rows are of records after this one.
         self._after = 0
         self._rows = EVENTS.empty_table()
@@ -147,52 +153,47 @@ class JournalTail:
         if witnessed is None:
             raise JournalDamaged(f"{self._state}: no journal", "the newest events are missing")
         with open_reader(self._state, *witnessed) as reader:
-            ledger = self._follower(reader, after)
-            self._extend(reader, ledger, last, rows_max)
+            self._extend(reader, self._at(reader, after), last, rows_max)
         return within(self._rows, after, last)
 
     def forget(self, last: int) -> None:
         if last > self._after:
-            self._rows = within(self._rows, last, 1 << 62)
+            self._rows = within(self._rows, last, _RECORD_MAX)
             self._after = last
 
-    def _follower(self, reader: VerifiedRows, after: int) -> Ledger:
-        """Return the ledger, from a newer snapshot if there is one: it has fewer ended tasks."""
-        is_idle = not self._rows.num_rows
-        newer = is_idle and any(
-            self._base < row <= self._sequence for row in snapshot.sequences(self._state)
-        )
-        is_trimmed = reader.anchor.sequence > self._sequence
-        if self._ledger is None or after < self._after or is_trimmed or newer:
-            self.reset()
-            through = _last_row(reader, after)
-            self._ledger, self._base = recovery.recovery_base(self._state, reader, through)
-            self._sequence, self._after = self._base, after
-        return self._ledger
+    def _at(self, reader: VerifiedRows, after: int) -> RowFollower:
+        """Return the follower, from a newer snapshot if there is one: it has fewer ended tasks."""
+        known = self._follower
+        if known is not None:
+            newer = not self._rows.num_rows and any(
+                known.base < row <= known.sequence for row in snapshot.sequences(self._state)
+            )
+            if not newer and after >= self._after and reader.anchor.sequence <= known.sequence:
+                return known
+        self.reset()
+        self._after = after
+        self._follower = RowFollower(self._state, reader, _last_row(reader, after))
+        return self._follower
 
     def _extend(
-        self, reader: VerifiedRows, ledger: Ledger, last: int, rows_max: int | None
+        self, reader: VerifiedRows, follower: RowFollower, last: int, rows_max: int | None
     ) -> None:
         """Follow the journal, and keep the rows of records after `_after`."""
         events, edges = ColumnBuilder("events"), ColumnBuilder("edges")
         batches = self._rows.to_batches()
         count = self._rows.num_rows
-        for row in reader.rows(self._sequence):
-            if ledger.record >= last or (rows_max is not None and count > rows_max):
-                break
-            before = events.rows
-            for record in recovery.records_of(row, ledger.record):
-                if ledger.record < self._after:
-                    apply(ledger, record)
-                else:
-                    history_rows.write_rows(ledger, row.sequence, record, events, edges)
-            self._sequence = row.sequence
-            count += events.rows - before
-            if events.rows >= ROWS_PER_BLOCK:
-                batches.append(parquet_file.to_arrow(events.take(), EVENTS, events.names))
+        if follower.ledger.record < last and (rows_max is None or count <= rows_max):
+            for _ in follower.follow(reader, events, edges):
+                if events.rows >= ROWS_PER_BLOCK:
+                    count += events.rows
+                    batches.append(to_arrow(events.take(), "events"))
+                edges.take()
+                is_full = rows_max is not None and count + events.rows > rows_max
+                if is_full or follower.ledger.record >= last:
+                    break
         if events.rows:
-            batches.append(parquet_file.to_arrow(events.take(), EVENTS, events.names))
-        self._rows = pa.Table.from_batches(batches, EVENTS)
+            batches.append(to_arrow(events.take(), "events"))
+        self._rows = within(pa.Table.from_batches(batches, EVENTS), self._after, _RECORD_MAX)
 
 
 def _last_row(reader: VerifiedRows, record: int) -> int:

@@ -16,27 +16,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_taskyard.tables import View, results_batch, tasks_batch
-from taskyard.broker.output_store import FOLDER, OutputFiles, StreamKey
 from taskyard.core import effects
+from taskyard.core.blobs import Blob, Content, blob_name
 from taskyard.core.events import ListRequested, Scope
-from taskyard.core.identity import split
-from taskyard.core.model import Result, shown
-from taskyard.core.output import Stream
+from taskyard.core.model import shown
 from taskyard.core.records import Finished
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.errors import JournalDamaged, UserError
-from taskyard.journal import parquet_file, recovery, witness
+from taskyard.errors import UserError
+from taskyard.journal import blobs, history_arrow, history_reader, recovery, state_check, witness
 from taskyard.journal.archive import Archive
+from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.state_store import open_reader
 from taskyard.pipeline.sources import history
 from taskyard.wire import views as wire_views
 
 #: The tables that history files have.
 HISTORY: Final = ("events", "edges")
-
-#: A broker that compacts removes rows under a reader. The next try finds them in files.
-_READ_TRIES_MAX: Final = 3
 
 #: Tasks in one batch.
 _PAGE: Final = 1000
@@ -52,14 +48,14 @@ def broker_of(state: Path) -> str:
 def require_distinct(states: Sequence[Path]) -> None:
     """Raise UserError if one is no state, or if two are of the same broker."""
     for state in states:
-        history.require_state(state)
+        state_check.require_state(state)
     history.require_distinct(states)
 
 
-def files(state: Path, table: str, after: int = 0) -> tuple[list[Path], int]:
-    """Return the history files of journal rows after `after`, and the last row in them."""
-    whole = [part for part in history.parts(state) if part.last > after]
-    return [part.paths(state)[table] for part in whole], whole[-1].last if whole else after
+def files(state: Path) -> tuple[list[Path], int]:
+    """Return the history files, and the last row in them."""
+    whole = history_reader.parts(state)
+    return [part.path(state) for part in whole], whole[-1].last if whole else 0
 
 
 def read_tail(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:
@@ -72,27 +68,14 @@ def read_tail(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:
 def _read_rows(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:
     """Read history files that were added since, and the rows after them."""
     with tempfile.TemporaryDirectory(prefix="taskyard-rows-") as scratch:
-        for file in _read_tail_files(state, table, after, Path(scratch)):
-            yield from parquet_file.batches(file)
-
-
-def _read_tail_files(state: Path, table: str, after: int, scratch: Path) -> list[Path]:
-    for attempt in range(1, _READ_TRIES_MAX + 1):
-        try:
-            whole = history.parts(state)
-            rest = history.export_tail(state, whole, scratch)
-        except JournalDamaged:
-            if attempt == _READ_TRIES_MAX:
-                raise
-        else:
-            newer = [part.paths(state)[table] for part in whole if part.first > after]
-            return newer if rest is None else [*newer, rest.paths(scratch)[table]]
-    raise AssertionError  # the last try raises
+        for part, path in history_reader.find(state, Path(scratch)).items():
+            if part.first > after:
+                yield from history_arrow.batches(path, table)
 
 
 def last_record(state: Path) -> int:
     """Return the number of the newest record of a state's journal."""
-    history.require_state(state)
+    state_check.require_state(state)
     witnessed = witness.read(state)
     return 0 if witnessed is None else witnessed[1].record
 
@@ -136,13 +119,13 @@ class _StateReader:
     """A state as a broker has it in memory."""
 
     def __init__(self, state: Path) -> None:
-        history.require_state(state)
+        state_check.require_state(state)
         witnessed = witness.read(state)
         if witnessed is None:
             raise UserError(f"{state}: no journal, only its history (read the table events)")
         self._reader = open_reader(state, *witnessed)
         self._index = Archive(state)
-        self._outputs = OutputFiles(state / FOLDER)
+        self._blobs = BlobFiles(state / blobs.FOLDER)
         self._ledger = recovery.open_ledger(state, self._reader)
         self._scheduler = Scheduler(self._ledger)
 
@@ -173,19 +156,17 @@ class _StateReader:
         assert isinstance(page, effects.TaskPage)  # noqa: S101  # the reply to this request
         return [{"key": view.name, **_fields(wire_views.task(view))} for view in page.views]
 
-    def result(self, view: View) -> Result | None:
+    def result(self, view: View) -> Content | None:
         kept = recovery.result_of(self._reader, self._index, self._ledger, view["key"])
-        return _with_file(self._outputs, view, kept)
+        return whole(self._blobs, kept)
 
 
-def _with_file(outputs: OutputFiles, view: View, kept: Result | None) -> Result | None:
-    """Return the whole of a result that is in a file, or the result as it is."""
-    if kept is None or not kept.in_file:
+def whole(files: BlobFiles, kept: Content | None) -> Content | None:
+    """Return a result with all of its bytes, if the directory has them."""
+    if not isinstance(kept, Blob) or not kept.digest:
         return kept
-    campaign, attempt = view["campaign"].encode(), view["attempt"]
-    key = StreamKey(campaign, split(view["key"], campaign), attempt, Stream.STDOUT)
-    found = outputs.read(key, 0, kept.bytes_total)
-    return kept if found is None else Result(found[0])
+    found = files.read(blob_name(kept), 0, kept.length)
+    return kept if found is None else found[0]
 
 
 class StateResults:
@@ -195,32 +176,31 @@ class StateResults:
     """
 
     def __init__(self, state: Path) -> None:
-        history.require_state(state)
+        state_check.require_state(state)
         witnessed = witness.read(state)
         self._reader = None if witnessed is None else open_reader(state, *witnessed)
         self._index = Archive(state)
-        self._outputs = OutputFiles(state / FOLDER)
+        self._blobs = BlobFiles(state / blobs.FOLDER)
 
     def close(self) -> None:
         self._index.close()
         if self._reader is not None:
             self._reader.close()
 
-    def find(self, ended: list[View]) -> list[Result | None]:
+    def find(self, ended: list[View]) -> list[Content | None]:
         """Return the result of each task that is done and has not run again since."""
         done = [view for view in ended if view["state"] == "done"]
-        found: dict[tuple[int, str], Result] = {}
+        found: dict[tuple[int, str], Content] = {}
         for number in dict.fromkeys(view["record"] for view in done):
             names = [view["task"] for view in done if view["record"] == number]
             found |= {(number, name): result for name, result in self._results_at(number, names)}
-        results: list[Result | None] = []
+        results: list[Content | None] = []
         for view in ended:
-            keyed = {**view, "key": view["task"].encode()}
             kept = found.get((view["record"], view["task"]))
-            results.append(_with_file(self._outputs, keyed, kept))
+            results.append(whole(self._blobs, kept))
         return results
 
-    def _results_at(self, number: int, names: list[str]) -> Iterator[tuple[str, Result]]:
+    def _results_at(self, number: int, names: list[str]) -> Iterator[tuple[str, Content]]:
         """Yield the results that a record holds of these tasks."""
         row = None if self._reader is None else self._reader.row_of(number)
         if row is not None:
@@ -229,9 +209,9 @@ class StateResults:
             yield from zip(map(shown, keys), recovery.results_in(record, number, keys), strict=True)
             return
         for ended in self._index.find([name.encode() for name in names]):
-            result = self._index.result(ended.name) if ended.record == number else None
-            if result is not None:
-                yield shown(ended.name), result
+            kept = self._index.streams(ended.name) if ended.record == number else None
+            if kept is not None:
+                yield shown(ended.name), kept[0]
 
 
 def _fields(task: wire_views.Task) -> View:

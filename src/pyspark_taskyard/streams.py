@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark_taskyard.options import SourceOptions
     from pyspark_taskyard.record_ranges import EventLog
-    from taskyard.core.model import Result
+    from taskyard.core.blobs import Content
 
 _OFFSET: Final = "record"
 
@@ -129,7 +129,7 @@ class RecordStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class ResultLookup(Protocol):
     """Finds the results of tasks that have ended."""
 
-    def find(self, ended: list[View]) -> list[Result | None]:
+    def find(self, ended: list[View]) -> list[Content | None]:
         """Return the results. May set columns that the events lack."""
         ...
 
@@ -154,7 +154,7 @@ def _ended_views(events: pa.RecordBatch) -> list[View]:
     ]
 
 
-def _found(ended: list[View], lookup: ResultLookup) -> list[Result | None]:
+def _found(ended: list[View], lookup: ResultLookup) -> list[Content | None]:
     """Return the results. A task that is done and has none any more gets a reason."""
     results = lookup.find(ended)
     for view, result in zip(ended, results, strict=True):

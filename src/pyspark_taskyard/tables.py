@@ -12,8 +12,9 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from taskyard.core.model import Result, shown, truncated_result_reason
-from taskyard.journal import parquet_file
+from taskyard.core.blobs import Blob, Content, text_of, truncated_result_reason
+from taskyard.core.model import shown
+from taskyard.journal import history_arrow
 
 #: A task with the fields of `taskyard show`.
 View = dict[str, Any]
@@ -66,8 +67,8 @@ RESULTS: Final = pa.schema(
 
 #: The tables of one broker.
 ARROW: Final = {
-    "events": _nullable(parquet_file.EVENTS),
-    "edges": _nullable(parquet_file.EDGES),
+    "events": _nullable(history_arrow.EVENTS),
+    "edges": _nullable(history_arrow.EDGES),
     "tasks": TASKS,
     "results": RESULTS,
 }
@@ -92,19 +93,19 @@ def tasks_batch(views: Iterable[View]) -> pa.RecordBatch:
     return _batch(list(views), TASKS)
 
 
-def results_batch(views: Iterable[View], results: Iterable[Result | None]) -> pa.RecordBatch:
+def results_batch(views: Iterable[View], results: Iterable[Content | None]) -> pa.RecordBatch:
     """Return ended tasks and their results as rows of the table `results`."""
     rows = [_row(view, result) for view, result in zip(views, results, strict=True)]
     return _batch(rows, RESULTS)
 
 
-def _row(view: View, result: Result | None) -> View:
+def _row(view: View, result: Content | None) -> View:
     """Combine a task and its result. The reason marks a truncated result."""
     if result is None:
         return {**view, "result": None}
-    row = {**view, "result": result.text}
-    if result.bytes_total:
-        row["reason"] = shown(truncated_result_reason(result.text, result.bytes_total))
+    row = {**view, "result": text_of(result)}
+    if isinstance(result, Blob):
+        row["reason"] = shown(truncated_result_reason(result))
     return row
 
 

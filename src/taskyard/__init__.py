@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from taskyard.client.outbox import AsyncOutbox, Outbox
     from taskyard.client.task import Task, task
     from taskyard.errors import (
+        BytesDamaged,
+        BytesMissing,
+        BytesNotStored,
+        BytesTruncated,
         ClientClosed,
         Final,
         NoBroker,
-        OutputRemoved,
-        OutputTruncated,
         Refused,
         TaskBlocked,
         TaskFailed,
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
         TimedOut,
         UnknownName,
         UserError,
-        ValueDamaged,
-        ValueMissing,
-        ValueNotStored,
     )
     from taskyard.spark import register
     from taskyard.wire.inputs import result
@@ -48,6 +47,10 @@ __all__ = [
     "AsyncOutbox",
     "Bundle",
     "BundlePart",
+    "BytesDamaged",
+    "BytesMissing",
+    "BytesNotStored",
+    "BytesTruncated",
     "Campaign",
     "Client",
     "ClientClosed",
@@ -58,8 +61,6 @@ __all__ = [
     "Future",
     "NoBroker",
     "Outbox",
-    "OutputRemoved",
-    "OutputTruncated",
     "Refused",
     "Task",
     "TaskBlocked",
@@ -68,9 +69,6 @@ __all__ = [
     "TimedOut",
     "UnknownName",
     "UserError",
-    "ValueDamaged",
-    "ValueMissing",
-    "ValueNotStored",
     "as_completed",
     "bundle_part",
     "current",

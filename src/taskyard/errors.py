@@ -29,11 +29,10 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     │   ├── Final              raised by a function: another attempt would fail too
     │   └── CallLost           an executor's call has neither a value nor an exception. Defined in
     │                          `client.calls`, for the reason below
-    ├── OutputTruncated        the task is done, but only a part of its output is kept
-    ├── OutputRemoved          the output of the task was removed
-    ├── ValueMissing           a large argument or result was removed
-    ├── ValueDamaged           the file of a large argument or result is damaged
-    ├── ValueNotStored         there is no room for a large argument or result
+    ├── BytesTruncated         the task is done, but only a part of its output is kept
+    ├── BytesMissing           long output, or a large argument or result, was removed
+    ├── BytesDamaged           a large argument, result or output is damaged
+    ├── BytesNotStored         there is no room for a large argument or result
     ├── TimedOut               a timeout passed
     ├── ClientClosed           the client was closed before the answer arrived
     ├── Interrupted            the command was interrupted
@@ -263,10 +262,10 @@ def is_final(error: BaseException) -> bool:
     return isinstance(error, Final)
 
 
-class OutputTruncated(TaskyardError):
+class BytesTruncated(TaskyardError):
     """A task is done, but only a part of its output is kept."""
 
-    code = "output-truncated"
+    code = "bytes-truncated"
     exit_code = ExitCode.TASK_FAILED
 
     def __init__(self, text: str, output: str | bytes = b"", bytes_total: int = 0) -> None:
@@ -277,31 +276,24 @@ class OutputTruncated(TaskyardError):
         self.bytes_total = bytes_total
 
 
-class OutputRemoved(TaskyardError):
-    """The file with the output of a task is missing. `taskyard clean` and age remove files."""
+class BytesDamaged(TaskyardError):
+    """A large argument, result or output differs from what was stored."""
 
-    code = "output-removed"
+    code = "bytes-damaged"
     exit_code = ExitCode.TASK_FAILED
 
 
-class ValueMissing(TaskyardError):
-    """A large argument or result is not among the broker's values. Age and `clean` remove them."""
+class BytesMissing(TaskyardError):
+    """Long output, or a large argument or result, is not at the broker any more."""
 
-    code = "value-missing"
+    code = "bytes-missing"
     exit_code = ExitCode.TASK_FAILED
 
 
-class ValueDamaged(TaskyardError):
-    """The file of a large argument or result differs from what was stored."""
+class BytesNotStored(TaskyardError):
+    """A large argument or result can't be stored: the disk or `blobs.quota` is full."""
 
-    code = "value-damaged"
-    exit_code = ExitCode.TASK_FAILED
-
-
-class ValueNotStored(TaskyardError):
-    """A large argument or result can't be stored: the disk or `values.quota` is full."""
-
-    code = "value-not-stored"
+    code = "bytes-not-stored"
     exit_code = ExitCode.TASK_FAILED
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from taskyard.broker.archive import EndedTasks
 from taskyard.broker.compaction import CompactionLimits, Compactor
 from taskyard.broker.turn import Broker
+from taskyard.core.blobs import Content, text_of
 from taskyard.core.effects import Accepted, Assign, Effect, Settled, TaskDetails
 from taskyard.core.events import (
     Event,
@@ -89,13 +90,13 @@ class Harness:
         assert isinstance(answer, Accepted)
         taken = self.turn(TasksRequested(0, b"w", len(names)))
         [assign] = [effect for effect in taken if isinstance(effect, Assign)]
-        results = [name.upper() for name in assign.names]
+        results: list[Content] = [name.upper() for name in assign.names]
         self.turn(TasksReported(0, b"w", assign.names, assign.attempts, texts=results))
 
     def results(self, *names: bytes) -> list[bytes | None]:
         [replies] = self.turn(ResultsRequested(0, b"c", [*names]))
         assert isinstance(replies, Settled)
-        return replies.texts
+        return [None if one is None else text_of(one) for one in replies.texts]
 
     def found(self, *names: bytes) -> list[bytes]:
         [found] = self.turn(LookupRequested(0, b"c", [*names]))

@@ -56,7 +56,7 @@ class FakeChild:
             return None
         FakeChild.running -= 1
         if FakeChild.failing:
-            return CompactionReport(FakeChild.failing)
+            return CompactionReport(failed=FakeChild.failing)
         return program.run(*self._work, lambda: None)
 
     def kill(self) -> None:

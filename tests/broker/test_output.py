@@ -1,30 +1,28 @@
-"""Output at the broker: files, parts of streams for replies, the quota and removal by age."""
+"""Output at the broker: streams that are sealed, parts for replies, the quota, removal by age."""
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
+import time
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.broker import output_store, results, rows
-from taskyard.broker.database_files import OutputRows
+from taskyard.broker import results, rows
+from taskyard.broker.blob_retention import SCAN_NS, BlobRetention
+from taskyard.broker.blobs import BlobLimits, BrokerBlobs
 from taskyard.broker.environment import DISK_CHECK_BYTES
-from taskyard.broker.output_retention import (
-    AGE_CHECK_NS,
-    FULL_CHECK_NS,
-    OutputLimits,
-    OutputRetention,
-)
-from taskyard.broker.output_store import OutputFiles, OutputMemory, OutputStore, StreamKey
 from taskyard.broker.turn import Broker
+from taskyard.core.blobs import Blob, Content
 from taskyard.core.effects import OutputWritten, Refused, Settled, TaskOutput
 from taskyard.core.events import (
+    CancelRequested,
     Outcome,
     OutputAppended,
     OutputRequested,
+    Scope,
     SubmitRequested,
     TasksReported,
     TasksRequested,
@@ -32,19 +30,21 @@ from taskyard.core.events import (
     WorkerLost,
     WorkerRegistered,
 )
-from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import EndedTask, Refusal, Result, Submission, Terms, WorkerFacts
-from taskyard.core.output import OutputChunk, OutputColumns, Stream
+from taskyard.core.model import EndedTask, Refusal, Submission, Terms, WorkerFacts
+from taskyard.core.output import OutputColumns, Stream
 from taskyard.core.records import Progressed
 from taskyard.core.scheduler import Scheduler
+from taskyard.journal.archive import END, Streams
+from taskyard.journal.blob_files import BlobFiles
+from taskyard.journal.blobs import StreamKey, name_of
 from taskyard.journal.recovery import decode, outputs_in
 from taskyard.journal.store import Head, MemoryStore
-from taskyard.wire.dialect import DIALECTS_MAX, NATIVE_NUMBER, partial_result_reason
+from taskyard.wire.dialect import DIALECTS_MAX, NATIVE_NUMBER, text_and_problem
 from tests.worker.runner_harness import SetClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from taskyard.core.effects import Effect
@@ -52,177 +52,7 @@ if TYPE_CHECKING:
 
 OUT = Stream.STDOUT
 LONG = b"head middle tail"
-KEY = StreamKey(b"c", b"a/b", 2, OUT)
-
-
-def chunk(offset: int, data: bytes, key: StreamKey = KEY) -> OutputChunk:
-    return OutputChunk(key.campaign, key.name, key.attempt, key.stream, offset, data)
-
-
-@pytest.fixture(params=["files", "memory", "rows"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutputStore]:
-    if request.param == "rows":
-        from tests.broker.test_database_files import open_blobs  # noqa: PLC0415  # an extra
-
-        with open_blobs(request.getfixturevalue("cluster").database()) as blobs:
-            yield OutputRows(blobs)
-    else:
-        files = OutputFiles(tmp_path / "outputs")
-        yield files if request.param == "files" else OutputMemory()
-
-
-class TestStore:
-    def test_chunks_are_written_by_offset_and_again_without_effect(
-        self, store: OutputStore
-    ) -> None:
-        for offset, data in ((0, b"abc"), (3, b"def"), (0, b"abc"), (3, b"def")):
-            assert store.write(chunk(offset, data))
-        store.flush()
-        assert store.read(KEY, 0, 100) == (b"abcdef", 6)
-        assert store.read(KEY, 4, 1) == (b"e", 6)
-        assert store.read(KEY._replace(attempt=1), 0, 1) is None
-
-    def test_chunk_behind_a_gap_is_refused(self, store: OutputStore) -> None:
-        assert store.write(chunk(0, b"abc"))
-        assert not store.write(chunk(4, b"x"))
-        store.flush()
-        assert store.read(KEY, 0, 100) == (b"abc", 3)
-
-    def test_end_returns_the_length_and_cuts_bytes_beyond(self, store: OutputStore) -> None:
-        store.write(chunk(0, b"abcdef"))
-        assert store.end(KEY, 4) == 4
-        assert store.end(KEY, 9) == 4
-        assert store.read(KEY, 0, 9) == (b"abcd", 4)
-
-    def test_dropped_stream_is_gone(self, store: OutputStore) -> None:
-        store.write(chunk(0, b"abc"))
-        store.drop(KEY)
-        store.drop(KEY)
-        store.flush()
-        assert store.read(KEY, 0, 1) is None
-
-
-class TestFiles:
-    def test_files_are_private_and_named_by_campaign_task_and_attempt(self, tmp_path: Path) -> None:
-        store = OutputFiles(tmp_path / "outputs")
-        store.write(chunk(0, b"abc"))
-        path = tmp_path / "outputs" / "c" / "a%2Fb" / "2.out"
-        assert path.read_bytes() == b"abc"
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        for directory in (path.parent, path.parent.parent, tmp_path / "outputs"):
-            assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-
-    def test_bytes_are_counted_once(self, tmp_path: Path) -> None:
-        store = OutputFiles(tmp_path)
-        store.write(chunk(0, b"abc"))
-        store.write(chunk(1, b"bcd"))
-        assert store.bytes_used == 4
-        store.drop(KEY)
-        assert store.bytes_used == 0
-        assert list(tmp_path.iterdir()) == []
-
-    def test_many_streams_need_few_descriptors(self, tmp_path: Path) -> None:
-        store = OutputFiles(tmp_path)
-        keys = [KEY._replace(attempt=number) for number in range(output_store.OPEN_FILES_MAX + 9)]
-        for key in (*keys, *keys):
-            assert store.write(chunk(0, b"%d" % key.attempt, key))
-        assert len(store._open) == output_store.OPEN_FILES_MAX  # noqa: SLF001  # not visible elsewhere
-        for key in keys:
-            data = b"%d" % key.attempt
-            assert store.read(key, 0, 9) == (data, len(data))
-        store.close()
-
-    def test_walk_finds_names_that_were_cut(self, tmp_path: Path) -> None:
-        store, name = OutputFiles(tmp_path), b"\xff" * 300
-        for key in (KEY, StreamKey(b"", name, 1, Stream.STDERR)):
-            store.write(chunk(0, b"abc", key))
-        (tmp_path / "c" / "stray").write_text("")
-        found = [
-            (file.campaign, file.name, file.bytes_total) for file in output_store.walk(tmp_path)
-        ]
-        assert found == [(b"", name, 3), (b"c", b"a/b", 3)]
-        for file in output_store.walk(tmp_path):
-            output_store.remove(file)
-        assert [path.name for path in tmp_path.iterdir()] == ["c"]
-
-
-class TestRetention:
-    def retention(
-        self, store: OutputFiles, clock: SetClock, **limits: Any
-    ) -> tuple[OutputRetention, Ledger]:
-        ledger = Ledger()
-        return OutputRetention(store, ledger, clock, lambda: OutputLimits(**limits)), ledger
-
-    def run(self, retention: OutputRetention) -> None:
-        while retention.run_step() == 0:
-            pass
-
-    def test_quota_counts_files_of_former_processes(self, tmp_path: Path) -> None:
-        OutputFiles(tmp_path).write(chunk(0, bytes(1000)))
-        store, clock = OutputFiles(tmp_path), SetClock()
-        retention, _ = self.retention(store, clock, quota_bytes=1500)
-        self.run(retention)
-        assert (store.bytes_used, retention.problem()) == (1000, "")
-        assert retention.run_step() is None
-        store.write(chunk(1000, bytes(500)))
-        assert retention.problem() == (
-            "output: 1,500 bytes in files reach the quota of 1,500 (remove some with `taskyard "
-            "clean`, or raise output.quota)"
-        )
-
-    def test_room_that_another_process_made_is_noticed(self, tmp_path: Path) -> None:
-        store, clock = OutputFiles(tmp_path), SetClock()
-        retention, _ = self.retention(store, clock, quota_bytes=10)
-        store.write(chunk(0, bytes(10)))
-        self.run(retention)
-        assert retention.problem()
-        output_store.remove(next(output_store.walk(tmp_path)))
-        assert retention.run_step() == FULL_CHECK_NS
-        clock.now_ns += FULL_CHECK_NS
-        self.run(retention)
-        assert retention.problem() == ""
-
-    def test_old_output_is_removed_and_new_one_stays(self, tmp_path: Path) -> None:
-        store, clock = OutputFiles(tmp_path), SetClock()
-        new = KEY._replace(attempt=3)
-        for key, age_ns in ((KEY, 60 * SECOND_NS), (new, 0)):
-            store.write(chunk(0, b"abc", key))
-            written_ns = clock.now_ns - age_ns
-            os.utime(store.path(key), ns=(written_ns, written_ns))
-        retention, _ = self.retention(store, clock, keep_ns=30 * SECOND_NS)
-        self.run(retention)
-        assert store.read(KEY, 0, 9) is None
-        assert store.read(new, 0, 9) == (b"abc", 3)
-
-    def test_old_output_of_a_task_that_may_run_stays(
-        self, tmp_path: Path, harness: OutputHarness
-    ) -> None:
-        harness.lease(b"a")
-        harness.append(b"a", 1, 0, b"abc")
-        os.utime(tmp_path / "@" / "a" / "1.out", (0, 0))
-        ledger, clock = harness.broker.scheduler.ledger, SetClock()
-        limits = OutputLimits(keep_ns=SECOND_NS)
-        retention = OutputRetention(harness.outputs, ledger, clock, lambda: limits)
-        self.run(retention)
-        assert harness.page(b"a").text == b"abc"
-        harness.report(b"a", Outcome.FAILED_FINAL, texts=[b"bad"])
-        clock.now_ns += AGE_CHECK_NS
-        self.run(retention)
-        assert harness.page(b"a").text == b""
-
-
-def test_disk_errors_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    store = OutputFiles(tmp_path)
-    store.write(chunk(0, b"abc"))
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match="No space left"):
-        store.write(chunk(3, b"def"))
-    monkeypatch.undo()
-    assert store.write(chunk(3, b"def"))
-    assert store.read(KEY, 0, 9) == (b"abcdef", 6)
+KEY = StreamKey(b"", b"a", 1, OUT)
 
 
 class OutputHarness:
@@ -231,10 +61,14 @@ class OutputHarness:
     def __init__(self, directory: Path) -> None:
         self.sent: list[Effect] = []
         self.store = MemoryStore()
-        self.outputs = OutputFiles(directory)
+        self.clock = SetClock()
+        self.clock.now_ns = time.time_ns()  # files have the system's time
+        self.outputs = BlobFiles(directory / "blobs")
+        self.limits = BlobLimits()
+        self.blobs = BrokerBlobs(self.outputs, "me", lambda: self.limits)
         self.index = HarnessIndex()
         self.broker = Broker(
-            Scheduler(), self, self.store, SetClock(), self.index, outputs=self.outputs
+            Scheduler(), self, self.store, self.clock, self.index, blobs=self.blobs
         )
         self.process(WorkerRegistered(0, b"w", WorkerFacts(slots_total=0)))
 
@@ -276,8 +110,8 @@ class OutputHarness:
         for row in [*self.store.rows(0)]:
             for record in decode(row.body):
                 if isinstance(record, Progressed):
-                    for name, attempt, *streams in outputs_in(record):
-                        self.index.outputs[name, attempt] = streams
+                    for name, attempt, out, err in outputs_in(record):
+                        self.index.outputs[name, attempt] = (out, err)
         self.store.trim(self.store.head.sequence)
         self.broker.completer._rows.clear()  # noqa: SLF001  # as after a restart
 
@@ -288,24 +122,23 @@ class HarnessIndex:
     has_any = False
 
     def __init__(self) -> None:
-        self.outputs: dict[tuple[bytes, int], list[Result]] = {}
+        self.outputs: dict[tuple[bytes, int], Streams] = {}
 
     def find(self, _names: list[bytes]) -> list[EndedTask]:
         return []
 
-    def result(self, _name: bytes) -> Result | None:
-        return Result(b"result")
-
-    def cause(self, _name: bytes) -> bytes | None:
-        return None
-
-    def output(self, name: bytes, attempt: int, stream: Stream) -> Result | None:
-        found = self.outputs.get((name, attempt))
-        return None if found is None else found[stream - 1]
+    def streams(self, name: bytes, attempt: int = END) -> Streams | None:
+        if attempt == END:
+            return b"result", b""
+        return self.outputs.get((name, attempt))
 
 
-def columns(out: Result, err: Result, files: int = 0) -> OutputColumns:
-    return OutputColumns([out.text], [err.text], [out.bytes_total], [err.bytes_total], [files])
+def columns(out: Content = b"", err: Content = b"") -> OutputColumns:
+    return OutputColumns([out], [err])
+
+
+def blob_of(whole: bytes, ends: bytes = b"ends") -> Blob:
+    return Blob(sha256(whole).digest(), len(whole), ends)
 
 
 @pytest.fixture
@@ -327,10 +160,10 @@ class TestPages:
     ) -> None:
         harness.lease(b"a", retry_delays_ns=(0, 0))
         for attempt in (1, 2):
-            output = columns(Result(b"out %d" % attempt), Result(b"err %d" % attempt))
+            output = columns(b"out %d" % attempt, b"err %d" % attempt)
             harness.report(b"a", Outcome.FAILED, texts=[b"bad"], output=output)
             harness.process(TasksRequested(0, b"w", 1, parks=False))
-        output = columns(Result(b""), Result(b"e"))
+        output = columns(err=b"e")
         harness.report(b"a", Outcome.DONE, texts=[b"result"], output=output)
         for _ in range(2):
             texts = [
@@ -345,25 +178,24 @@ class TestPages:
     ) -> None:
         harness.lease(b"a")
         harness.append(b"a", 1, 0, LONG)
-        output = columns(Result(b""), Result(b""), OUT)
-        harness.report(b"a", Outcome.DONE, texts=[b"ends"], result_bytes_total=[16], output=output)
+        harness.report(b"a", Outcome.DONE, texts=[blob_of(LONG)], output=columns())
         page = harness.page(b"a", offset=5)
         assert (page.text, page.text_bytes_total, page.problem) == (b"middle tail", 16, "")
-        harness.outputs.drop(StreamKey(b"", b"a", 1, OUT))
+        assert page.digest == sha256(LONG).digest()
+        harness.outputs.path(name_of(LONG)).unlink()
         assert harness.page(b"a").problem == (
-            "task a, attempt 1: output file outputs/@/a/1.out of 16 bytes is missing "
-            "(`taskyard clean` and output.keep remove files)"
+            "task a, attempt 1: 16 bytes of output are missing "
+            "(`taskyard clean` and blobs.keep remove them)"
         )
 
     def test_file_of_a_short_stream_is_removed_when_the_journal_has_it(
-        self, harness: OutputHarness, tmp_path: Path
+        self, harness: OutputHarness
     ) -> None:
         harness.lease(b"a")
         harness.append(b"a", 1, 0, b"abc")
-        harness.report(
-            b"a", Outcome.DONE, texts=[b"abc"], output=columns(Result(b""), Result(b""), OUT)
-        )
-        assert list(tmp_path.iterdir()) == []
+        appended = blob_of(b"abc", b"abc")
+        harness.report(b"a", Outcome.DONE, texts=[appended], output=columns())
+        assert not [*harness.outputs.walk()]
         assert harness.page(b"a").text == b"abc"
 
     def test_output_of_a_lost_attempt_stays_readable(self, harness: OutputHarness) -> None:
@@ -384,28 +216,27 @@ class TestWholeResults:
         harness.lease(name)
         harness.process(WatchRequested(0, b"client", [name], request=request))
         harness.append(name, 1, 0, result)
-        output = columns(Result(b""), Result(b""), OUT)
-        report = TasksReported(0, b"w", [name], outcomes=[Outcome.DONE], texts=[b"ends"])
-        report.result_bytes_total, report.output = [len(result)], output
+        report = TasksReported(0, b"w", [name], outcomes=[Outcome.DONE], texts=[blob_of(result)])
+        report.output = columns()
         return next(one for one in harness.process(report) if isinstance(one, Settled))
 
     def test_long_result_is_sent_whole_to_all_but_native_clients(
         self, harness: OutputHarness
     ) -> None:
         plain = self.settle(harness, b"a", self.REQUEST, LONG)
-        assert (plain.texts, plain.truncated) == ([LONG], {})
-        assert partial_result_reason(plain) is None
+        assert plain.texts == [LONG]
+        assert text_and_problem(plain) == (LONG, None)
         native = self.settle(harness, b"b", DIALECTS_MAX, LONG)
-        assert (native.texts, native.truncated) == ([b"ends"], {b"b": 16})
+        assert native.texts == [blob_of(LONG)]
 
     def test_result_longer_than_a_payload_is_refused_with_a_hint(
         self, harness: OutputHarness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(results, "PAYLOAD_BYTES_MAX", 15)
         reply = self.settle(harness, b"a", self.REQUEST, LONG)
-        assert reply.texts == [b"ends"]
-        reason = b"result too long: 16 of at most 16777216 bytes (see `taskyard log a`)"
-        assert partial_result_reason(reply) == reason
+        assert reply.texts == [blob_of(LONG)]
+        problem = b"result too long: 16 of at most 16777216 bytes (see `taskyard log a`)"
+        assert text_and_problem(reply) == (b"ends", problem)
 
     def test_replies_beyond_the_room_of_a_turn_follow_in_the_next(
         self, harness: OutputHarness, monkeypatch: pytest.MonkeyPatch
@@ -430,11 +261,11 @@ class TestWholeResults:
 
 
 class TestWriting:
-    def test_stale_attempt_can_not_write(self, harness: OutputHarness, tmp_path: Path) -> None:
+    def test_stale_attempt_can_not_write(self, harness: OutputHarness) -> None:
         harness.lease(b"a")
         effect = harness.append(b"a", 2, 0, b"abc")
         assert effect == OutputWritten(b"w", 9, [], [(b"a", 2)])
-        assert list(tmp_path.iterdir()) == []
+        assert not [*harness.outputs.walk()]
 
     def test_full_disk_delays_the_worker_and_loses_nothing(
         self, harness: OutputHarness, monkeypatch: pytest.MonkeyPatch
@@ -469,29 +300,96 @@ class TestWriting:
         harness.lease(b"a")
         assert harness.append(b"a", 1, 7, b"abc") == OutputWritten(b"w", 9, [], [(b"a", 1)])
 
-    def test_file_is_synced_before_the_commit_that_refers_to_it(
+    def test_blob_is_sealed_before_the_commit_that_refers_to_it(
         self, harness: OutputHarness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         steps: list[str] = []
-        end, commit = harness.outputs.end, harness.store.commit
+        seal, commit = harness.outputs.seal, harness.store.commit
 
-        def noted_end(key: StreamKey, bytes_total: int) -> int:
-            steps.append("sync")
-            return end(key, bytes_total)
+        def noted_seal(key: StreamKey, name: str) -> bool:
+            steps.append("seal")
+            return seal(key, name)
 
         def noted_commit(body: bytes, records: int) -> Head:
             steps.append("commit")
             return commit(body, records)
 
-        monkeypatch.setattr(harness.outputs, "end", noted_end)
+        monkeypatch.setattr(harness.outputs, "seal", noted_seal)
         monkeypatch.setattr(harness.store, "commit", noted_commit)
         harness.lease(b"a")
-        harness.append(b"a", 1, 0, bytes(20))
+        harness.append(b"a", 1, 0, LONG)
         steps.clear()
-        harness.report(
-            *(b"a", Outcome.DONE),
-            texts=[b"ends"],
-            result_bytes_total=[20],
-            output=columns(Result(b""), Result(b""), OUT),
+        harness.report(b"a", Outcome.DONE, texts=[blob_of(LONG)], output=columns())
+        assert steps == ["seal", "commit"]
+        assert [file.id for file in harness.outputs.walk()] == [name_of(LONG)]
+
+    def test_report_that_is_sent_again_finds_its_blob(self, harness: OutputHarness) -> None:
+        """The broker was killed between sealing and its commit."""
+        harness.lease(b"a")
+        harness.append(b"a", 1, 0, LONG)
+        assert harness.outputs.seal(KEY, name_of(LONG))
+        harness.report(b"a", Outcome.DONE, texts=[blob_of(LONG)], output=columns())
+        assert harness.page(b"a").text == LONG
+
+    def test_stream_of_a_backup_is_replaced(self, harness: OutputHarness) -> None:
+        """An older journal was restored beside newer streams of the same attempts."""
+        harness.outputs.append(KEY, 0, b"of another history")
+        harness.lease(b"a")
+        assert harness.append(b"a", 1, 0, LONG[:5]) == OutputWritten(b"w", 9, [], [])
+        harness.append(b"a", 1, 5, LONG[5:])
+        harness.report(b"a", Outcome.DONE, texts=[blob_of(LONG)], output=columns())
+        assert harness.page(b"a").text == LONG
+
+    def test_other_bytes_at_a_known_offset_are_refused(self, harness: OutputHarness) -> None:
+        harness.lease(b"a")
+        harness.append(b"a", 1, 0, LONG)
+        assert harness.append(b"a", 1, 5, b"x") == OutputWritten(b"w", 9, [], [(b"a", 1)])
+
+    def test_other_digest_than_that_of_the_bytes_is_a_loss_that_is_said(
+        self, harness: OutputHarness, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        harness.lease(b"a")
+        harness.append(b"a", 1, 0, LONG)
+        harness.report(b"a", Outcome.DONE, texts=[blob_of(LONG[1:] + b"x")], output=columns())
+        assert "task a, attempt 1: its stdout is lost, but for head and tail" in caplog.text
+        assert "bytes of output are missing" in harness.page(b"a").problem
+
+
+class TestRetention:
+    def scan(self, harness: OutputHarness, seconds: int = 0) -> None:
+        """Run a scan, after some time, and one second after the start of the broker."""
+        broker = harness.broker
+        retention = BlobRetention(
+            *(harness.blobs, broker.scheduler.ledger, harness.clock, harness.store, None),
+            broker.completer.result_of,
         )
-        assert steps == ["sync", "commit"]
+        harness.clock.now_ns += SCAN_NS + seconds * SECOND_NS
+        while retention.run_step() == 0:
+            pass
+
+    def test_quota_counts_bytes_of_former_processes(self, harness: OutputHarness) -> None:
+        BlobFiles(harness.outputs.directory).append(KEY, 0, bytes(1000))
+        harness.limits = BlobLimits(1500)
+        self.scan(harness)
+        assert (harness.outputs.bytes_used, harness.blobs.problem()) == (1000, "")
+        harness.outputs.append(KEY, 1000, bytes(500))
+        assert harness.blobs.problem() == (
+            "blobs: 1,500 bytes reach the quota of 1,500 (remove some with `taskyard clean`, or "
+            "raise blobs.quota)"
+        )
+        harness.outputs.path(KEY).unlink()  # by another process
+        self.scan(harness)
+        assert harness.blobs.problem() == ""
+
+    def test_stream_of_a_lost_attempt_goes_by_age_when_its_task_has_settled(
+        self, harness: OutputHarness
+    ) -> None:
+        harness.limits = BlobLimits(keep_ns=30 * SECOND_NS, grace_ns=0)
+        harness.lease(b"a")
+        harness.append(b"a", 1, 0, b"abc")
+        self.scan(harness, 100)
+        assert harness.page(b"a").text == b"abc"
+        harness.process(WorkerLost(0, b"w"))
+        harness.process(CancelRequested(0, b"c", Scope(names=(b"a",)), 5))
+        self.scan(harness)
+        assert not [*harness.outputs.walk()]

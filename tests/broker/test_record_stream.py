@@ -10,6 +10,7 @@ import pytest
 from taskyard.broker import record_stream, rows
 from taskyard.broker.completer import Completer
 from taskyard.broker.turn import Broker
+from taskyard.core.blobs import Content
 from taskyard.core.effects import Effect, RecordPage
 from taskyard.core.events import (
     CancelRequested,
@@ -189,7 +190,7 @@ def test_follower_without_a_timeout_gets_its_page_in_the_same_turn(harness: Harn
 
 def test_scope_cuts_records_to_its_tasks(harness: Harness) -> None:
     harness.turn(TasksRequested(0, b"w", 3))
-    texts = [b"1", b"2", b"3"]
+    texts: list[Content] = [b"1", b"2", b"3"]
     harness.turn(TasksReported(0, b"w", [b"a/a1", b"b/b1", b"a/a2"], texts=texts))
     harness.turn(
         CancelRequested(0, b"client", Scope(names=(b"b/b1",))), PauseRequested(0, b"client", b"s")

@@ -11,6 +11,7 @@ from taskyard.broker import results as broker_results
 from taskyard.broker import rows
 from taskyard.broker.completer import Completer
 from taskyard.broker.turn import Broker
+from taskyard.core.blobs import Blob, Content
 from taskyard.core.effects import (
     Effect,
     ExplanationReply,
@@ -105,7 +106,7 @@ def results(*names: bytes, request: int = 0) -> ResultsRequested:
 
 
 def replies(*names: bytes, request: int = 0) -> Settled:
-    texts: list[bytes | None] = [b"of " + name for name in names]
+    texts: list[Content | None] = [b"of " + name for name in names]
     return Settled(b"client", request, list(names), [DONE] * len(names), texts)
 
 
@@ -126,11 +127,9 @@ def test_result_of_a_task_that_was_done_in_the_same_turn_is_put_in(harness: Harn
 
 
 def test_truncated_result_is_loaded_with_its_length_also_from_the_index(harness: Harness) -> None:
-    texts, lengths = [b"end", b"whole"], [9, 0]
-    harness.turn(TasksReported(0, b"w", [b"a", b"b"], texts=texts, result_bytes_total=lengths))
-    expected = Settled(
-        b"client", 0, [b"a", b"b"], [DONE] * 2, [b"end", b"whole"], truncated={b"a": 9}
-    )
+    cut = Blob(b"", 9, b"end")
+    harness.turn(TasksReported(0, b"w", [b"a", b"b"], texts=[cut, b"whole"]))
+    expected = Settled(b"client", 0, [b"a", b"b"], [DONE] * 2, [cut, b"whole"])
     assert harness.turn(results(b"a", b"b")) == [expected]
     harness.restart()
     assert harness.turn(results(b"a", b"b")) == [expected]
@@ -496,7 +495,7 @@ def test_cause_of_a_cancelled_task_survives_a_compaction_and_a_restart(cancelled
     cancelled.restart()
     assert b"far" not in cancelled.broker.scheduler.ledger.tasks
     check_causes(cancelled)
-    assert cancelled.index.result(b"far") is None
+    assert cancelled.index.streams(b"far") == (b"a", b"")
 
 
 # Details of a task.

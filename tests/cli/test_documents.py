@@ -110,7 +110,7 @@ def test_output_matches_the_schema(call: Caller, yard: Yard, words: str, code: i
         "config --json",
         "config check --json",
         "journal check --json --state STATE",
-        "journal export --json --state STATE",
+        "journal export --json --state STATE --out STATE/exported",
         "journal compact --json --state STATE",
         "keys new --json --state STATE --role viewer --out STATE/guest.key guest",
         "keys list --json --state STATE",

@@ -206,11 +206,11 @@ def test_failures_are_reported_and_exit_1(call: Caller, tmp_path: Path) -> None:
 
 
 def test_stdout_of_the_last_failed_attempt_is_printed_part_by_part(call: Caller) -> None:
-    script = 'head -c 20000 /dev/zero; echo "try $TASKYARD_ATTEMPT"; exec sleep 600'
+    script = 'head -c 70000 /dev/zero; echo "try $TASKYARD_ATTEMPT"; exec sleep 600'
     limits = ("--time-limit", "0.2s", "--retries", "1", "--backoff", "0s")
     words = ("--", "sh", "-c", script, "{}", ":::", "a\n" + "b" * 70)
     outcome = call("map", "-q", *limits, *words)
-    assert (outcome.code, outcome.out) == (1, "\0" * 20_000 + "try 2\n")
+    assert (outcome.code, outcome.out) == (1, "\0" * 70_000 + "try 2\n")
     row = f"row 1 (a\\n{'b' * 27}…{'b' * 29}): failed: time limit of 0.2 s exceeded"
     assert outcome.err.startswith(f"taskyard: {row}")
     assert outcome.err.count("\n") == 1

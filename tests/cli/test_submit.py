@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core.limits import STREAM_BYTES_MAX
+from taskyard.core.limits import BLOB_BYTES_MIN
 from tests.cli.yard import Caller, Yard
 from tests.kit.processes import TASKYARD
 
@@ -224,7 +224,7 @@ def test_documents_have_name_and_state(call: Caller) -> None:
     assert (failed["state"], "exit status 1" in failed["reason"]) == ("failed", True)
 
 
-@pytest.mark.parametrize("size", [STREAM_BYTES_MAX, STREAM_BYTES_MAX + 1, 1_100_000])
+@pytest.mark.parametrize("size", [BLOB_BYTES_MIN - 1, BLOB_BYTES_MIN, 1_100_000])
 def test_result_of_any_length_is_whole(call: Caller, tmp_path: Path, size: int) -> None:
     made, name = ["head", "-c", str(size), "/dev/zero"], f"long-{size}"
     expected = (0, "\0" * size, "")

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.broker.output_store import FOLDER
 from taskyard.campaign.line_names import line_name
 from taskyard.cli import task_output
 from taskyard.client.client import Client
+from taskyard.journal.blob_files import BlobFiles
+from taskyard.journal.blobs import FOLDER, name_of
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import TASKYARD, Broker, Running, Worker, run_here, until
 
@@ -109,10 +110,10 @@ def test_reader_that_stops_early_is_no_error(call: Caller, yard: Yard, fifo: Pat
 def test_results_of_a_campaign_are_tagged_lines_or_documents(call: Caller) -> None:
     call.submit("text", "printf", "a\nb", campaign="all")
     call.submit("bytes", "printf", r"\377", campaign="all")
-    call.submit("long", "head", "-c", "40000", "/dev/zero", campaign="all")
+    call.submit("long", "head", "-c", "80000", "/dev/zero", campaign="all")
     call.submit("bad", "sh", "-c", "echo part; exit 1", campaign="all")
     call("wait", "--campaign", "all")
-    zeros = "\0" * 40_000
+    zeros = "\0" * 80_000
     outcome = call("results", "--campaign", "all")
     assert outcome.out == f"text\ta\ntext\tb\nbytes\t\udcff\nlong\t{zeros}\nbad\tpart\n"
     assert outcome.code == 1
@@ -129,34 +130,40 @@ def test_results_of_a_campaign_are_tagged_lines_or_documents(call: Caller) -> No
 
 
 def test_clean_removes_output_of_settled_tasks(call: Caller, yard: Yard, fifo: Path) -> None:
-    script = "head -c 20000 /dev/zero"
+    script = 'yes "$0" | head -c 80000'
     for name in ("old", "new"):
-        call.submit(name, "sh", "-c", script, campaign="litter")
+        call.submit(name, "sh", "-c", script, name, campaign="litter")
         call("wait", f"litter/{name}")
-    call.submit("busy", "sh", "-c", f"{script}; read line < {fifo}", campaign="litter")
-    files = yard.state / FOLDER / "litter"
-    until((files / "busy" / "1.out").exists, "output of the running task")
-    os.utime(files / "old" / "1.out", (0, 0))
+    call.submit("busy", "sh", "-c", f"{script}; read line < {fifo}", "busy", campaign="litter")
+    files = BlobFiles(yard.state / FOLDER)
+    running = yard.state / FOLDER / "streams" / "litter" / "busy" / "1.out"
+    until(running.exists, "output of the running task")
+    os.utime(files.path(name_of(b"old\n" * 20_000)), (0, 0))
     assert call("clean").code == 2
-    removed = "1 file of 1 task, 19.5 KiB\n"
+    removed = "1 file of 1 task, 78.1 KiB\n"
     words = ("clean", "--campaign", "litter", "--older-than", "1h")
     note = "1 task may still run: their files stay\n"
     assert call(*words, "--dry-run") == (0, f"would remove {removed}", note)
     assert call(*words) == (0, f"removed {removed}", note)
-    missing = "output file outputs/litter/old/1.out of 20,000 bytes is missing"
-    hint = "(`taskyard clean` and output.keep remove files)"
-    message = f"taskyard: task litter/old, attempt 1: {missing} {hint}\n"
+    missing = "80,000 bytes of output are missing (`taskyard clean` and blobs.keep remove them)"
+    message = f"taskyard: task litter/old, attempt 1: {missing}\n"
     for verb in ("result", "log"):
         assert call(verb, "litter/old") == (1, "", message)
-    assert f"output      {missing} {hint}\n" in call("show", "litter/old").out
-    assert "output      stdout 20 KiB\n" in call("show", "litter/new").out
-    assert len(call("result", "litter/new").out) == 20_000
-    document = call("clean", "--campaign", "litter", "--keep-size", "10K", "--json").document()
-    assert (document["files"], document["bytes"], document["active_tasks"]) == (1, 20_000, 1)
+    assert f"output      {missing}\n" in call("show", "litter/old").out
+    assert "output      stdout 78 KiB\n" in call("show", "litter/new").out
+    assert len(call("result", "litter/new").out) == 80_000
+    keep = ("clean", "--campaign", "litter", "--keep-size", "10K", "--json")
+    assert call(*keep).document()["files"] == 0  # it is in use
+    os.utime(files.path(name_of(b"new\n" * 20_000)), (0, 0))
+    document = call(*keep).document()
+    assert (document["files"], document["bytes"], document["active_tasks"]) == (1, 80_000, 1)
     fifo.write_text("\n")
     call("wait", "litter/busy")
+    busy = files.path(name_of(b"busy\n" * 16_000))
+    assert not running.exists()
+    os.utime(busy, (0, 0))
     assert call("clean", "--campaign", "litter", "--all").out == f"removed {removed}"
-    assert not files.exists()
+    assert not busy.exists()
 
 
 LAYOUT = {"a-1": ("x\n", "err\n"), "a-2": ("y\n", "err\n")}
@@ -241,7 +248,7 @@ def test_run_writes_output_of_every_attempt(tmp_path: Path) -> None:
 
 @pytest.fixture
 def quota_yard(tmp_path: Path) -> Iterator[Yard]:
-    (tmp_path / "taskyard.toml").write_text('[output]\nquota = "30000"\n')
+    (tmp_path / "taskyard.toml").write_text('[blobs]\nquota = "70000"\n')
     with running(tmp_path) as yard:
         yield yard
 
@@ -250,13 +257,13 @@ def test_tasks_are_refused_at_the_quota_and_nothing_is_cut(
     quota_yard: Yard, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     call = Caller(quota_yard.state, capsysbinary)
-    call.submit("long", "head", "-c", "50000", "/dev/zero")
+    call.submit("long", "head", "-c", "80000", "/dev/zero")
     call("wait", "long")
     refused = call("submit", "--name", "more", "--json", "--", "true")
     error = json.loads(refused.err)["error"]
     assert (refused.code, error["code"]) == (2, "full")
-    assert "quota of 30,000 (remove some with `taskyard clean`" in error["text"]
-    assert len(call("result", "long").out) == 50_000
+    assert "quota of 70,000 (remove some with `taskyard clean`" in error["text"]
+    assert len(call("result", "long").out) == 80_000
 
 
 def test_output_is_whole_after_kills_of_the_broker(tmp_path: Path) -> None:
@@ -264,7 +271,7 @@ def test_output_is_whole_after_kills_of_the_broker(tmp_path: Path) -> None:
         yard = stack.enter_context(running(tmp_path))
         with Client(state=yard.state) as client:
             future = client.submit([sys.executable, "-c", WRITER, str(tmp_path / "hash")], name="w")
-            stdout = yard.state / FOLDER / "@" / "w" / "1.out"
+            stdout = yard.state / FOLDER / "streams" / "@" / "w" / "1.out"
             for kill in range(2):
                 until(partial(_has, stdout, 1 + kill * 500_000), "some output")
                 yard.kill_broker()
@@ -272,7 +279,8 @@ def test_output_is_whole_after_kills_of_the_broker(tmp_path: Path) -> None:
             hashes = [hashlib.sha256(future.bytes(60)).hexdigest()]
             hashes.append(hashlib.sha256(client.stream("w", stderr=True)).hexdigest())
         assert hashes == [(tmp_path / f"hash.{one}").read_text() for one in (1, 2)]
-        assert (_size(stdout), _size(stdout.with_suffix(".err"))) == (3_000_000, 6_000_000)
+        files = BlobFiles(yard.state / FOLDER).walk()
+        assert sorted(file.bytes_total for file in files) == [3_000_000, 6_000_000]
 
 
 def _has(path: Path, size: int) -> bool:

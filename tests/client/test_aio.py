@@ -22,7 +22,8 @@ from taskyard.client.async_futures import AsyncFuture
 from taskyard.client.campaigns import AsyncCampaign, Campaign
 from taskyard.client.client import Client, scope_of
 from taskyard.client.futures import Future, as_completed
-from taskyard.core.model import Result, Submission, Terms
+from taskyard.core.blobs import Result
+from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState
 from taskyard.errors import (
     ClientClosed,

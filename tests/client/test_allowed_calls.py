@@ -15,7 +15,7 @@ import taskyard
 from taskyard.client.aio import AsyncClient
 from taskyard.client.client import Client
 from taskyard.client.results import decode_whole_result
-from taskyard.core.model import Result
+from taskyard.core.blobs import Result
 from taskyard.errors import TaskFailed, UserError
 from taskyard.wire.pickled import RemoteTraceback, pickle_call
 from taskyard.wire.plain_pickles import is_plain_call

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,11 @@ from taskyard.campaign.task_spec import check_task
 from taskyard.client import watches
 from taskyard.client.client import Client, scope_of
 from taskyard.client.futures import Future, as_completed, wait
-from taskyard.core.model import Result, Submission, Terms
+from taskyard.core.blobs import Blob, Result
+from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState
 from taskyard.errors import (
+    BytesDamaged,
     ClientClosed,
     NoBroker,
     Refused,
@@ -26,6 +29,8 @@ from taskyard.errors import (
     TimedOut,
     UserError,
 )
+from taskyard.journal.blob_files import BlobFiles
+from taskyard.journal.blobs import name_of
 from tests.cli.yard import Yard, running
 from tests.kit.processes import PATIENCE_SECONDS
 
@@ -56,6 +61,23 @@ def test_result_of_a_command_is_its_output(client: Client) -> None:
     assert value(client.submit(["echo", "hi"])) == "hi\n"
 
 
+def test_flipped_byte_in_a_long_result_is_an_error_that_names_the_task(
+    yard: Yard, client: Client
+) -> None:
+    value(client.submit(["head", "-c", "100000", "/dev/zero"], name="hurt"))
+    path = BlobFiles(yard.state / "blobs").path(name_of(bytes(100_000)))
+    path.write_bytes(bytes(50_000) + b"\1" + bytes(49_999))
+    damaged = "task hurt: its output of 100,000 bytes is damaged"
+    for read in (client.result, client.result_bytes, client.stream):
+        with pytest.raises(BytesDamaged, match=damaged):
+            read("hurt")
+    with pytest.raises(BytesDamaged, match=damaged):
+        value(client.future("hurt"))
+    needs_it = client.submit(["cat", "{result_file:hurt}"], name="reader")
+    with pytest.raises(TaskFailed, match=f"result of hurt: {damaged}"):
+        value(needs_it)
+
+
 def test_binary_output_is_text_with_surrogates_and_exact_bytes(client: Client) -> None:
     future = client.submit(["printf", r"\377a\303\244"])
     assert future.result(PATIENCE_SECONDS) == "\udcffa\u00e4"
@@ -73,7 +95,8 @@ def test_long_output_is_the_result_as_a_whole(client: Client) -> None:
     assert client.result_with_size(future.name) == Result(whole)
     assert client.results([future.name])[future.name].text == whole
     kept = client.kept_result(future.name)
-    assert kept == Result(whole[:8192] + whole[-8192:], len(whole), in_file=True)
+    ends = whole[:8192] + whole[-8192:]
+    assert kept == Result(Blob(sha256(whole).digest(), len(whole), ends))
     assert client.future(future.name).result() == future.result()
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.journal.value_files import BYTES_MIN
+from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.wire.pickled import EXCEPTION_BYTES_MAX
 from tests import test_docs_commands as pages
 
@@ -24,5 +24,5 @@ def test_everything_on_it_is_run() -> None:
 
 def test_limits_are_those_of_the_code() -> None:
     page = (pages.ROOT / PAGE).read_text()
-    assert f"from {BYTES_MIN >> 20} MiB on they are files" in page
+    assert f"from {BLOB_BYTES_MIN >> 10} KiB on they are files" in page
     assert f"more than about {EXCEPTION_BYTES_MAX * 3 // 4 >> 10} KiB" in page

@@ -12,7 +12,7 @@ import pytest
 from taskyard.client.async_futures import AsyncFuture
 from taskyard.client.functions import OutcomeDecoder
 from taskyard.client.futures import Future, FutureOwner, wait
-from taskyard.core.model import Result
+from taskyard.core.blobs import Result
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError
 from taskyard.wire import pickled

@@ -14,9 +14,9 @@ import pytest
 
 import taskyard
 from taskyard import AsyncClient, Client, Executor, Refused, TaskBlocked, TaskFailed, testing
-from taskyard.broker.output_store import FOLDER
 from taskyard.campaign.task_spec import InvalidTask
 from taskyard.errors import UserError
+from taskyard.journal.blobs import FOLDER
 from tests.kit.processes import (
     AT_THE_GATE,
     PATIENCE_SECONDS,
@@ -147,7 +147,7 @@ def test_removed_long_result_is_the_reason_of_the_failure(place: Path, client: C
         if file.is_file():
             file.unlink()
     later = client.submit(values, first)
-    with pytest.raises(TaskFailed, match=r"result of files/gone: .* is missing"):
+    with pytest.raises(TaskFailed, match=r"result of files/gone: .* are missing"):
         later.result()
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from taskyard.core.blobs import Content
 from taskyard.core.effects import (
     Assign,
     HeartbeatAck,
@@ -549,7 +550,8 @@ def test_late_result_is_taken_neither_before_nor_after_the_broker_forgets_the_wo
 
 def test_progress_of_what_a_worker_holds_is_recorded_and_all_else_is_dropped() -> None:
     yard = one_lease()
-    columns = ([b"a", b"a", b"x"], [1, 0, 1], [50, 60, 70], [b"half", b"old", b"unknown"])
+    texts: list[Content] = [b"half", b"old", b"unknown"]
+    columns = ([b"a", b"a", b"x"], [1, 0, 1], [50, 60, 70], texts)
     assert yard.handle(TasksProgressed(0, b"w", *columns)) == []
     assert yard.records == [Progressed(0, b"w", [b"a"], [1], [50], [b"half"])]
     assert yard.handle(TasksProgressed(0, b"w", [b"x"], [1], [1], [b""])) == []

@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from taskyard.core import effects, events, task_pages
+from taskyard.core.blobs import Blob, Content
 from taskyard.core.effects import (
     Assign,
     Explanation,
@@ -599,7 +600,7 @@ def test_results_of_known_tasks_are_sent_at_once_without_a_subscription(yard: Ya
     assert done is not None
     names = [b"c/b failed", b"c/a done", b"c/c leased", b"c/d blocked", b"e cancelled"]
     states = [FAILED, DONE, LEASED, BLOCKED, CANCELLED]
-    texts = [b"oh", None, b"", b"", b""]
+    texts: list[Content | None] = [b"oh", None, b"", b"", b""]
     assert yard.handle(ResultsRequested(0, b"client", [*names, b"nobody"], 2)) == [
         Settled(*(b"client", 2, names, states, texts, [done.record]), printed={b"c/c leased": None})
     ]
@@ -728,24 +729,22 @@ def test_progress_under_an_older_attempt_is_noted_as_missing(yard: Yard) -> None
 def test_progress_keeps_within_its_limits(yard: Yard) -> None:
     yard.submit(b"a", b"b")
     yard.take(b"w", 2)
-    texts = [b"head" + b"x" * OUTPUT_BYTES_MAX, b""]
+    texts: list[Content] = [b"head" + b"x" * OUTPUT_BYTES_MAX, b""]
     yard.handle(TasksProgressed(0, b"w", [b"a", b"b"], None, [-1, 1 << 70], texts))
     (record,) = yard.records
     assert isinstance(record, Progressed)
     assert record.percents == [0, 100]
-    assert record.texts == [b"x" * OUTPUT_BYTES_MAX, b""]
-    assert record.text_bytes_total == [OUTPUT_BYTES_MAX + 4, 0]
+    assert record.texts == [Blob(b"", OUTPUT_BYTES_MAX + 4, b"x" * OUTPUT_BYTES_MAX), b""]
 
 
 def test_progress_that_the_worker_cut_keeps_its_length(yard: Yard) -> None:
     yard.submit(b"a", b"b")
     yard.take(b"w", 2)
-    texts, lengths = [b"end", b"whole"], [5000, 0]
-    event = TasksProgressed(0, b"w", [b"a", b"b"], texts=texts, text_bytes_total=lengths)
-    yard.handle(event)
+    texts: list[Content] = [Blob(b"", 5000, b"end"), b"whole"]
+    yard.handle(TasksProgressed(0, b"w", [b"a", b"b"], texts=texts))
     (record,) = yard.records
     assert isinstance(record, Progressed)
-    assert (record.texts, record.text_bytes_total) == (texts, lengths)
+    assert record.texts == texts
 
 
 def test_progress_of_an_unknown_worker_gets_a_reply(yard: Yard) -> None:

@@ -233,6 +233,7 @@ def test_every_refusal_is_tested_here() -> None:
     elsewhere = [Refusal.TOO_MANY, Refusal.BUSY, Refusal.FULL, Refusal.RETRY_LATER]
     elsewhere += [Refusal.NAME_HELD, Refusal.NAME_LOST]  # of workers, not of submissions
     elsewhere += [Refusal.OVERLOADED]  # of queries
+    elsewhere += [Refusal.BYTES_UNKNOWN]  # of the broker, which has the blobs
     elsewhere += [Refusal.NO_STANDBY]  # of a failover
     elsewhere += [Refusal.FORBIDDEN, Refusal.SHUTTING_DOWN, Refusal.WIRE_FORMAT]  # of dialects
     tested = [expected for expected, _ in MALFORMED] + elsewhere

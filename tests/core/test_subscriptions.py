@@ -93,8 +93,8 @@ def test_watcher_of_a_settled_task_is_notified_at_once(yard: Yard) -> None:
     effects = yard.watch(*names, b"ready", b"unknown")
     done = yard[b"done"].ending
     assert done is not None
-    states, texts = [DONE, FAILED, CANCELLED], [None, b"oh", b""]
-    assert effects == [Settled(b"watcher", 0, names, states, texts, [done.record])]
+    states = [DONE, FAILED, CANCELLED]
+    assert effects == [Settled(b"watcher", 0, names, states, [None, b"oh", b""], [done.record])]
     assert list(yard.scheduler.context.watchers) == [b"ready", b"unknown"]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from taskyard.core import output_paths
+from taskyard.core.blobs import Blob, Content
 from taskyard.core.effects import OutputEnded, OutputWritten, Refused, ReportAck, TaskOutput
 from taskyard.core.events import (
     Outcome,
@@ -14,13 +15,15 @@ from taskyard.core.events import (
     OutputRequested,
     OutputSpaceChanged,
 )
-from taskyard.core.limits import STREAM_BYTES_MAX, STREAM_END_BYTES
 from taskyard.core.model import Refusal
-from taskyard.core.output import OutputChunk, OutputColumns, Stream, kept_of
+from taskyard.core.output import OutputChunk, OutputColumns, Stream
 from taskyard.core.records import Failed, Finished, Progressed
 from tests.core.kit import Yard
 
 OUT, ERR = Stream.STDOUT, Stream.STDERR
+
+DIGEST = bytes(range(32))
+LONG = Blob(DIGEST, 90_000, b"ends")
 
 
 def holding(*names: bytes, **terms: Any) -> Yard:
@@ -31,10 +34,8 @@ def holding(*names: bytes, **terms: Any) -> Yard:
     return yard
 
 
-def printed(  # columns
-    out: bytes = b"", err: bytes = b"", out_total: int = 0, err_total: int = 0, files: int = 0
-) -> OutputColumns:
-    return OutputColumns([out], [err], [out_total], [err_total], [files])
+def printed(out: Content = b"", err: Content = b"") -> OutputColumns:
+    return OutputColumns([out], [err])
 
 
 def test_parts_of_held_attempts_are_written_and_others_are_refused() -> None:
@@ -66,39 +67,55 @@ def test_done_task_keeps_its_stderr_beside_its_result() -> None:
     effects = yard.finish(b"w", b"a", texts=[b"out"], output=printed(err=b"err"), request=4)
     assert effects == [ReportAck(b"w", 4, [])]
     assert yard.records == [
-        Progressed(0, b"w", [b"a"], [1], [0], [b""], None, [b"err"]),
+        Progressed(0, b"w", [b"a"], [1], [0], [b""], [b"err"]),
         Finished(0, b"w", [b"a"], [1], [b"out"]),
     ]
 
 
-def test_long_result_is_in_a_file_and_not_truncated() -> None:
+def test_long_result_is_a_blob_and_not_truncated() -> None:
     yard = holding(b"a", campaign=b"c")
-    columns = {"texts": [b"ends"], "result_bytes_total": [90_000]}
-    ended, _ack = yard.finish(b"w", b"c/a", **columns, output=printed(files=OUT))
-    assert ended == OutputEnded(b"c", b"a", 1, [(OUT, 90_000)], [])
-    (finished,) = yard.records
-    assert isinstance(finished, Finished)
-    assert (finished.result_bytes_total, finished.files) == ([90_000], [OUT])
+    ended, _ack = yard.finish(b"w", b"c/a", texts=[LONG], output=printed())
+    assert ended == OutputEnded(b"c", b"a", 1, [(OUT, LONG)], [])
+    assert yard.records == [Finished(0, b"w", [b"c/a"], [1], [LONG])]
     assert yard.scheduler.ledger.campaigns[b"c"].truncated == 0
 
 
 def test_result_of_which_the_worker_kept_a_part_is_truncated() -> None:
     yard = holding(b"a", campaign=b"c")
-    yard.finish(b"w", b"c/a", texts=[b"end"], result_bytes_total=[90_000])
+    yard.finish(b"w", b"c/a", texts=[Blob(b"", 90_000, b"end")])
     assert yard.scheduler.ledger.campaigns[b"c"].truncated == 1
 
 
-def test_files_of_streams_that_the_journal_has_whole_are_dropped() -> None:
+def test_appended_streams_that_the_journal_has_whole_are_dropped() -> None:
     yard = holding(b"a")
-    output = printed(b"out", b"ends", err_total=70_000, files=OUT | ERR)
+    output = printed(Blob(DIGEST, 3, b"out"), LONG)
     ended, _ack = yard.report(b"w", b"a", Outcome.FAILED, texts=[b"bad"], output=output)
-    assert ended == OutputEnded(b"", b"a", 1, [(ERR, 70_000)], [OUT])
-    assert isinstance(yard.records[-1], Failed)
+    assert ended == OutputEnded(b"", b"a", 1, [(ERR, LONG)], [OUT])
+    progressed, failed = yard.records
+    assert progressed == Progressed(0, b"w", [b"a"], [1], [0], [b"out"], [LONG])
+    assert isinstance(failed, Failed)
+
+
+def test_appended_short_result_is_in_its_record_and_is_dropped() -> None:
+    yard = holding(b"a", b"b")
+    texts = [Blob(DIGEST, 3, b"out"), b"other"]
+    output = OutputColumns([b"", b""], [b"", b""])
+    ended, _ack = yard.finish(b"w", b"a", b"b", texts=texts, output=output)
+    assert ended == OutputEnded(b"", b"a", 1, [], [OUT])
+    assert yard.records == [Finished(0, b"w", [b"a", b"b"], [1, 1], [b"out", b"other"])]
+
+
+def test_refused_stream_is_dropped() -> None:
+    yard = holding(b"a")
+    cut = Blob(b"", 90_000, b"ends")
+    ended, _ack = yard.finish(b"w", b"a", texts=[b"out"], output=printed(err=cut))
+    assert ended == OutputEnded(b"", b"a", 1, [], [ERR])
+    assert yard.records[0] == Progressed(0, b"w", [b"a"], [1], [0], [b""], [cut])
 
 
 def test_output_of_a_stale_report_is_not_kept() -> None:
     yard = holding(b"a")
-    yard.finish(b"w", b"a", attempts=[9], output=printed(b"out", files=OUT))
+    yard.finish(b"w", b"a", attempts=[9], output=printed(LONG))
     assert not any(isinstance(record, Progressed) for record in yard.records)
     assert yard.scheduler.ledger.outputs == {}
 
@@ -114,23 +131,6 @@ def test_records_of_output_are_linked() -> None:
         numbers.append(yard.scheduler.ledger.outputs[b"a"])
         yard.later(1)
         yard.take(b"w")
-
-
-@pytest.mark.parametrize(
-    ("length", "total", "kept", "kept_total"),
-    [
-        (STREAM_BYTES_MAX, 0, STREAM_BYTES_MAX, 0),
-        (STREAM_BYTES_MAX + 1, 0, 2 * STREAM_END_BYTES, STREAM_BYTES_MAX + 1),
-        (STREAM_BYTES_MAX, 90_000, STREAM_BYTES_MAX, 90_000),
-        (50_000, 20, 2 * STREAM_END_BYTES, 50_000),
-        (10, 5, 10, 10),
-    ],
-)
-def test_journal_keeps_short_streams_and_ends_of_long_ones(
-    length: int, total: int, kept: int, kept_total: int
-) -> None:
-    text, bytes_total = kept_of(bytes(length), total)
-    assert (len(text), bytes_total) == (kept, kept_total)
 
 
 def test_request_for_a_stream_names_the_attempt_and_its_record() -> None:

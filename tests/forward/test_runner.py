@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from taskyard import testing
+from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.output import Stream
 from taskyard.forward import runner as runner_module
@@ -265,9 +266,9 @@ def test_lost_bytes_are_counted_without_a_spool() -> None:
     output.add_stdout(b"end")
     output.add_lost(Stream.STDOUT, 5)
     done = output.done(command("true"))
-    assert (done.text, done.result_bytes_total) == (b"end", 8)
+    assert done.content == Blob(b"", 8, b"end")
     failed = output.failed(command("true"), Outcome.FAILED, b"reason")
-    assert (failed.output, failed.output_bytes_total) == (b"end", 8)
+    assert failed.printed == Blob(b"", 8, b"end")
 
 
 def test_capacity_is_passed_on_when_it_changes(

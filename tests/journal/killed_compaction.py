@@ -19,12 +19,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from taskyard.journal import archive, compaction, history
 from taskyard.journal.sqlite import SqliteStore
 
-#: So that the scenario makes several pairs of files.
+#: So that the scenario makes several files.
 EVENTS_A_FILE = 60
 
 #: So that the rows are split into several segments.
@@ -53,16 +51,13 @@ def arm(killer: Killer) -> None:
     os.rename = killer.step(os.rename)
     os.unlink = killer.step(os.unlink)
     archive.ArchiveWriter.commit = killer.step(archive.ArchiveWriter.commit)  # type: ignore[method-assign]
-    write = killer.step(archive.ArchiveWriter.write_columns)
-    archive.ArchiveWriter.write_columns = write  # type: ignore[method-assign]
+    archive.ArchiveWriter.write = killer.step(archive.ArchiveWriter.write)  # type: ignore[method-assign]
     SqliteStore.trim = killer.step(SqliteStore.trim)  # type: ignore[method-assign]
 
 
 def compact(directory: Path) -> None:
-    """Compact a state and replace its row files by Parquet files."""
     with closing(SqliteStore(directory)) as store:
         compaction.compact(directory, store)
-    history.convert(directory)
 
 
 def contents(directory: Path) -> dict[str, object]:
@@ -73,7 +68,7 @@ def contents(directory: Path) -> dict[str, object]:
         for path in sorted((directory / folder).iterdir())
     }
     rows: list[str] = []
-    for name, table in (("finished.sqlite", "finished"), ("journal.sqlite", "journal")):
+    for name, table in (("finished.sqlite", "ended"), ("journal.sqlite", "journal")):
         with closing(sqlite3.connect(directory / name)) as connection:
             rows += map(repr, connection.execute(f"SELECT * FROM {table}"))  # noqa: S608
     return {"files": files, "rows": rows}
@@ -109,8 +104,7 @@ def main(state: Path, parent: Path, group: int, seed: int) -> None:
     compaction.TRIM_ROWS_PER_STEP = 20  # type: ignore[misc]  # final for everybody else
     compaction.TOUCHED_MAX = TOUCHED  # type: ignore[misc]
     history.EVENTS_PER_FILE_MAX = EVENTS_A_FILE  # type: ignore[misc]
-    archive.TASKS_PER_TRANSACTION = 2
-    pa.array([0])  # Arrow imports pandas with its first array: do it here, not in every fork
+    archive.ROWS_PER_TRANSACTION = 2
     first, killed = 1, True
     while killed:
         nth = chance.randrange(first, first + group)

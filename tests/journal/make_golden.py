@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from taskyard.core.blobs import Blob
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
@@ -106,13 +107,17 @@ _FACTS = WorkerFacts(
 )
 _RUNS = RunColumns(b"host", [1_767_225_600_000_000_001], [5], [-9], [6], [7], [b"up to date"])
 
+#: A blob, and a stream of which only the ends are kept.
+_LONG = Blob(bytes(range(32)), 2_000_000, b"ends")
+_CUT = Blob(b"", 300_000, b"err")
+
 #: Every record with every field set, and the shortest forms of those with defaults.
 RECORDS: list[AnyRecord] = [
     Submitted(1, _SUBMISSION, after_done=[[b"z"], []], attempts=[0, 9], by=b"key"),
     Submitted(1, Submission([b"a"])),
     Extended(2, [b"a"], [[b"x"]]),
     Leased(3, b"w", [b"a", b"b"], [1, 2], 15_000_000_000),
-    Finished(4, b"w", [b"a"], [1], [b"ends"], True, [20_000], _RUNS, [1]),  # noqa: FBT003
+    Finished(4, b"w", [b"a", b"b"], [1, 2], [b"whole", _LONG], True, _RUNS),  # noqa: FBT003
     Finished(4, b"w", [b"a"], [1]),
     Failed(5, b"w", [b"a"], [1], [b"reason"], own_fault=False, runs=_RUNS),
     Failed(5, b"w", [b"a"], [1], [b"reason"]),
@@ -127,10 +132,7 @@ RECORDS: list[AnyRecord] = [
     Cancelled(11, [b"a", b"b"], [0], b"key"),
     Cancelled(11, [b"a"], []),
     Retried(12, [b"a"], b"key"),
-    Progressed(
-        *(13, b"w", [b"a", b"b"], [1, 2], [0, 0], [b"out", b""], [20_000, 0]),
-        *([b"", b"err"], [0, 30_000], [1, 2], [0, 7]),
-    ),
+    Progressed(13, b"w", [b"a", b"b"], [1, 2], [0, 0], [_LONG, b"out"], [b"", _CUT], [0, 7]),
     Progressed(13, b"w", [b"a"], [1], [50], [b"half"]),
     StaleReport(14, b"w", [b"a"], [1]),
     WorkerJoined(15, b"w", _FACTS),
@@ -159,11 +161,8 @@ _MORE: list[list[AnyRecord]] = [
     ],
     [
         Leased(BEGIN_NS, b"bundler", [b"long"], [1], SECOND_NS),
-        Progressed(
-            *(BEGIN_NS, b"bundler", [b"long"], [1], [0], [b""], [0]),
-            *([b"err"], [30_000], [0], [0]),
-        ),
-        Finished(BEGIN_NS, b"bundler", [b"long"], [1], [b"end"], result_bytes_total=[2_000_000]),
+        Progressed(BEGIN_NS, b"bundler", [b"long"], [1], [0], [b""], [_CUT], [0]),
+        Finished(BEGIN_NS, b"bundler", [b"long"], [1], [_LONG]),
     ],
 ]
 

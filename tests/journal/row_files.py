@@ -6,7 +6,7 @@ from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs" / "journal.md"
 
-Read = Callable[[Path], Iterator[dict[str, Any]]]
+Read = Callable[[Path, str], Iterator[dict[str, Any]]]
 
 
 def documented_reader() -> Read:

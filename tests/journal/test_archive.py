@@ -9,25 +9,40 @@ from types import SimpleNamespace
 
 import pytest
 
-from taskyard.core.model import EndedTask, Result
+from taskyard.core.blobs import Blob
+from taskyard.core.model import EndedTask
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, JournalFailed, StateError, UnknownFormat
 from taskyard.journal import archive
-from taskyard.journal.archive import Archive, ArchiveRow, ArchiveWriter, Columns
+from taskyard.journal.archive import (
+    Archive,
+    ArchiveWriter,
+    IndexRow,
+    Streams,
+    row_of_end,
+    row_of_output,
+)
+from taskyard.journal.blobs import name_of
 from taskyard.journal.store import Head
 
 IDENTITY = b"sixteen bytes .."
 HEAD = Head(5, 9, b"c" * 32)
 
 
-def done(name: bytes, record: int = 1, result: bytes | None = b"result") -> ArchiveRow:
-    ended = EndedTask(name, TaskState.DONE, b"campaign", b"service", 2, b"digest", record, 1000)
-    return ended, None if result is None else Result(result)
+NONE = b""
 
 
-def add(directory: Path, *some: ArchiveRow, head: Head = HEAD) -> None:
+def ended(name: bytes, record: int = 1) -> EndedTask:
+    return EndedTask(name, TaskState.DONE, b"campaign", b"service", 2, b"digest", record, 1000)
+
+
+def done(name: bytes, record: int = 1, result: bytes = b"result") -> IndexRow:
+    return row_of_end(ended(name, record), result)
+
+
+def add(directory: Path, *some: IndexRow, head: Head = HEAD) -> None:
     with closing(ArchiveWriter(directory, IDENTITY)) as writer:
-        writer.add(some)
+        writer.add([*some])
         writer.commit(head)
 
 
@@ -40,27 +55,38 @@ class TestLookingUp:
     def test_index_without_a_file_is_empty(self, tmp_path: Path) -> None:
         with Archive(tmp_path) as index:
             assert index.covered() is None
-            assert (index.find([b"a"]), index.result(b"a")) == ([], None)
+            assert (index.find([b"a"]), index.streams(b"a")) == ([], None)
             assert (index.count(), index.verify()) == (0, 0)
         assert list(tmp_path.iterdir()) == []
 
     def test_ended_tasks_come_back_as_they_were(self, tmp_path: Path) -> None:
-        cancelled = (EndedTask(b"c", TaskState.CANCELLED, b"", b"default", 0, b"", 7, 8), None)
-        add(tmp_path, done(b"a"), done(b"\xff\0", result=b""), cancelled)
+        cancelled = EndedTask(b"c", TaskState.CANCELLED, b"", b"default", 0, b"", 7, 8)
+        rows = [done(b"a"), done(b"\xff\0", result=b""), row_of_end(cancelled, b"a")]
+        add(tmp_path, *rows)
         with Archive(tmp_path) as index:
             found = index.find([b"a", b"nobody", b"c", b"\xff\0"])
-            assert sorted(found, key=lambda ended: ended.name) == [
-                done(b"a")[0],
-                cancelled[0],
-                done(b"\xff\0")[0],
+            assert sorted(found, key=lambda one: one.name) == [
+                ended(b"a"),
+                cancelled,
+                ended(b"\xff\0"),
             ]
-            assert [index.result(name) for name in (b"a", b"\xff\0", b"c", b"nobody")] == [
-                Result(b"result"),
-                Result(b""),
-                None,
+            assert [index.streams(name) for name in (b"a", b"\xff\0", b"c", b"nobody")] == [
+                (b"result", NONE),
+                (NONE, NONE),
+                (b"a", NONE),
                 None,
             ]
             assert index.count() == index.verify() == 3
+
+    def test_output_of_attempts_is_beside_the_end(self, tmp_path: Path) -> None:
+        streams: Streams = (Blob(bytes(32), 20_000, b"out"), b"err")
+        add(tmp_path, done(b"a"), row_of_output(b"a", 1, 1, streams))
+        with Archive(tmp_path) as index:
+            assert index.streams(b"a") == (b"result", NONE)
+            assert index.streams(b"a", 1) == streams
+            assert index.streams(b"a", 2) is None
+            assert (index.names(None, 9), index.count(), index.verify()) == ([b"a"], 1, 1)
+            assert index.count_stored() == 2
 
     def test_more_names_than_a_statement_takes_are_found(self, tmp_path: Path) -> None:
         names = [b"%d" % number for number in range(1200)]
@@ -72,17 +98,14 @@ class TestLookingUp:
         with Archive(tmp_path) as index:
             assert index.find([b"a"]) == []
             add(tmp_path, done(b"a"))
-            assert index.find([b"a"]) == [done(b"a")[0]]
+            assert index.find([b"a"]) == [ended(b"a")]
 
     def test_truncated_result_keeps_its_length(self, tmp_path: Path) -> None:
-        add(tmp_path, (done(b"a")[0], Result(b"end", 2_000_000)), done(b"b"))
+        add(tmp_path, row_of_end(ended(b"a"), Blob(b"", 2_000_000, b"end")), done(b"b"))
         with Archive(tmp_path) as index:
-            assert index.result(b"a") == Result(b"end", 2_000_000)
-            assert index.result(b"b") == Result(b"result")
+            assert index.streams(b"a") == (Blob(b"", 2_000_000, b"end"), NONE)
+            assert index.streams(b"b") == (b"result", NONE)
             assert index.verify() == 2
-        change(tmp_path, "UPDATE finished SET result_bytes_total = 0 WHERE name = x'61'")
-        with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match="checksum"):
-            index.result(b"a")
 
     def test_covered_row_is_stored(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"))
@@ -95,8 +118,8 @@ class TestAdding:
         add(tmp_path, done(b"a", 1, b"old"), done(b"a", 2, b"new"))
         add(tmp_path, done(b"a", 1, b"old"))  # a repeated compaction
         with Archive(tmp_path) as index:
-            assert [ended.record for ended in index.find([b"a"])] == [2]
-            assert index.result(b"a") == Result(b"new")
+            assert [one.record for one in index.find([b"a"])] == [2]
+            assert index.streams(b"a") == (b"new", NONE)
             assert index.verify() == 1
 
     def test_added_tasks_are_covered_only_after_commit(self, tmp_path: Path) -> None:
@@ -120,15 +143,15 @@ class TestAdding:
 
     def test_no_transaction_is_large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sizes: list[int] = []
-        write = ArchiveWriter.write_columns
+        write = ArchiveWriter.write
 
-        def counted(self: ArchiveWriter, some: list[Columns]) -> None:
+        def counted(self: ArchiveWriter, some: Sequence[IndexRow]) -> None:
             sizes.append(len(some))
             write(self, some)
 
-        monkeypatch.setattr(ArchiveWriter, "write_columns", counted)
-        monkeypatch.setattr(archive, "TASKS_PER_TRANSACTION", 3)
-        monkeypatch.setattr(archive, "SYNC_BYTES", 100)
+        monkeypatch.setattr(ArchiveWriter, "write", counted)
+        monkeypatch.setattr(archive, "ROWS_PER_TRANSACTION", 3)
+        monkeypatch.setattr(archive, "SYNC_BYTES", 130)
         long = [done(b"long %d" % number, result=b"x" * 60) for number in range(4)]
         add(tmp_path, *[done(b"%d" % number) for number in range(7)], *long)
         assert sizes == [3, 3, 3, 2]  # by number, by number, one short and two long ones, the rest
@@ -152,16 +175,17 @@ class TestAdding:
             assert index.names(names[4], 2) == []
 
     def test_tasks_of_a_campaign_are_walked(self, tmp_path: Path) -> None:
-        def ended(campaign: bytes, key: bytes) -> ArchiveRow:
-            return EndedTask(key, TaskState.DONE, campaign, b"exec", 1, b"", 1, 1), Result(b"")
+        def of(campaign: bytes, key: bytes) -> IndexRow:
+            one = EndedTask(key, TaskState.DONE, campaign, b"exec", 1, b"", 1, 1)
+            return row_of_end(one, NONE)
 
         others = [
-            ended(b"", b"c/odd"),
-            ended(b"c0", b"c0/x"),
-            ended(b"c", b"c0"),
-            ended(b"", b"c."),
+            of(b"", b"c/odd"),
+            of(b"c0", b"c0/x"),
+            of(b"c", b"c0"),
+            of(b"", b"c."),
         ]
-        add(tmp_path, ended(b"c", b"c/b"), ended(b"c", b"c/a/0"), *others)
+        add(tmp_path, of(b"c", b"c/b"), of(b"c", b"c/a/0"), *others)
         with Archive(tmp_path) as index:
             walked = {
                 campaign: [one.name for one in index.ended_in(campaign)]
@@ -211,38 +235,38 @@ class TestDamage:
         ("column", "value"),
         [
             ("name", "X'62'"),
-            ("state", "6"),
-            ("state", "99"),
-            ("campaign", "'text'"),
-            ("attempt", "3"),
+            ("record", "3"),
             ("record", "X'00'"),
-            ("checksum", "NULL"),
+            ("head", "X'00'"),
+            ("head", "content"),
+            ("head", "'text'"),
+            ("head", "NULL"),
         ],
     )
     def test_changed_column_is_refused_when_it_is_read(
         self, tmp_path: Path, column: str, value: str
     ) -> None:
         add(tmp_path, done(b"a"))
-        change(tmp_path, f"UPDATE finished SET {column} = {value}")  # noqa: S608 - ours
+        change(tmp_path, f"UPDATE ended SET {column} = {value}")  # noqa: S608 - ours
         with Archive(tmp_path) as index:
             with pytest.raises(JournalDamaged, match="does not match its checksum"):
                 index.find([b"a", b"b"])
             with pytest.raises(JournalDamaged, match="does not match its checksum"):
                 index.verify()
 
-    @pytest.mark.parametrize("value", ["X'00'", "'text'", "NULL"])
+    @pytest.mark.parametrize("value", ["X'00'", "head", "'text'", "NULL"])
     def test_changed_result_is_refused(self, tmp_path: Path, value: str) -> None:
         add(tmp_path, done(b"a"))
-        change(tmp_path, f"UPDATE finished SET result = {value}")  # noqa: S608 - ours
+        change(tmp_path, f"UPDATE ended SET content = {value}")  # noqa: S608 - ours
         with Archive(tmp_path) as index:
             with pytest.raises(JournalDamaged, match="does not match its checksum"):
-                index.result(b"a")
+                index.streams(b"a")
             with pytest.raises(JournalDamaged, match="does not match its checksum"):
                 index.verify()
 
     def test_lost_row_is_noticed_by_a_whole_look(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"), done(b"b"))
-        change(tmp_path, "DELETE FROM finished WHERE name = X'61'")
+        change(tmp_path, "DELETE FROM ended WHERE name = X'61'")
         words = "finished.sqlite has 1 rows, but 2 were written"
         with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
             index.verify()
@@ -304,7 +328,7 @@ class TestDamage:
         add(tmp_path, *some)
         path = tmp_path / archive.FILE_NAME
         content = path.read_bytes()
-        expected = [ended for ended, _ in some]
+        expected = [ended(b"name %d" % number, number + 1) for number in range(40)]
         for place in sample(range(0, len(content), 29)):
             flipped = bytearray(content)
             flipped[place] ^= 0x5A
@@ -321,7 +345,7 @@ def assert_sound_or_refused(directory: Path, expected: list[EndedTask]) -> None:
     try:
         index.covered()
         sound = index.verify() == len(expected)
-        found = index.find([ended.name for ended in expected])
+        found = index.find([one.name for one in expected])
     except StateError:
         return
     finally:
@@ -329,10 +353,27 @@ def assert_sound_or_refused(directory: Path, expected: list[EndedTask]) -> None:
         for suffix in ("-wal", "-shm"):
             Path(f"{directory / archive.FILE_NAME}{suffix}").unlink(missing_ok=True)
     assert sound
-    assert sorted(found, key=lambda ended: ended.record) == expected
+    assert sorted(found, key=lambda one: one.record) == expected
 
 
 def test_index_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / archive.FILE_NAME).write_bytes(os.urandom(8192))
     with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match="can't be read"):
         index.covered()
+
+
+def test_blobs_of_results_and_output_are_listed_with_their_tasks(tmp_path: Path) -> None:
+    names = [name_of(bytes([number])) for number in range(3)]
+    own = Blob(bytes.fromhex(names[0].partition("-")[0]), 1, b"ends")
+    call = b'{"pickle":1,"values":["%s"]}\n' % names[1].encode() + b"rest"
+    add(
+        tmp_path,
+        row_of_end(ended(b"a"), call),
+        row_of_output(b"b", 1, 3, (b"", own)),
+        row_of_output(b"c", 1, 3, (own, Blob(b"", 9, b"cut"))),
+        row_of_end(ended(b"d"), b"x" * 100),
+    )
+    with Archive(tmp_path) as index:
+        assert index.blobs_named(names) == {*names[:2]}
+        expected = [(names[0], b"b"), (names[0], b"c"), (names[1], b"a")]
+        assert sorted(index.all_blobs()) == sorted(expected)

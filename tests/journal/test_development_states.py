@@ -15,7 +15,7 @@ import pytest
 
 from taskyard.cli.entry import run, taskyard
 from taskyard.errors import UnknownFormat
-from taskyard.journal import parquet_file, schema, snapshot, witness
+from taskyard.journal import history_arrow, schema, snapshot, witness
 from taskyard.journal.archive import Archive, ArchiveWriter
 from taskyard.journal.lock import ReadLock, StateLock
 from taskyard.journal.postgres import database
@@ -32,7 +32,7 @@ COMMANDS = (
     ["broker"],
     ["journal", "check"],
     ["journal", "check", "--deep"],
-    ["journal", "export"],
+    ["journal", "export", "--out", "{out}"],
     ["journal", "compact"],
     ["list"],
     ["show", "first/a"],
@@ -53,7 +53,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "the index, without writing": lambda state: covered(ReadonlyIndex(state)),
     "the index, to add tasks": lambda state: ArchiveWriter(state, bytes(16)),
     "a row file": lambda state: RowFile(row_files(state)[0]),
-    "a row file, as Arrow": lambda state: parquet_file.read_table(row_files(state)[0]),
+    "a row file, as Arrow": lambda state: history_arrow.read_table(row_files(state), "events"),
     "the lock": StateLock,
     "the lock of a reader": ReadLock,
 }

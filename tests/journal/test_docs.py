@@ -21,8 +21,8 @@ from taskyard.journal import (
     chain,
     compaction,
     history,
+    history_arrow,
     history_rows,
-    parquet_file,
     recovery,
     row_file,
     schema,
@@ -83,7 +83,9 @@ def test_arrays_are_documented_with_their_fields() -> None:
     assert documented == expected
 
 
-@pytest.mark.parametrize(("table", "columns"), parquet_file.TABLES.items(), ids=parquet_file.TABLES)
+@pytest.mark.parametrize(
+    ("table", "columns"), history_arrow.TABLES.items(), ids=history_arrow.TABLES
+)
 def test_columns_of_the_history_are_documented(table: str, columns: pa.Schema) -> None:
     section = PAGE.split(f"### `{table}`")[1].split("\n#")[0]
     lines = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (yes|no) \| \S", section, re.MULTILINE)

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from taskyard.core.blobs import text_of
 from taskyard.core.fingerprint import ledger_fingerprint
-from taskyard.core.model import Result
-from taskyard.core.output import Stream
 from taskyard.errors import JournalDamaged, LeaderLost
 from taskyard.journal import chain, compaction, history, recovery, snapshot
-from taskyard.journal.archive import Archive
+from taskyard.journal.archive import END, Archive, IndexRow, row_of_output
 from taskyard.journal.postgres import database, exports, leader
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.exports import PublishedIndex
@@ -34,7 +33,7 @@ class Machine:
         self.term: Term = leader.acquire(self.connection, lease_ns)
         self.directory = directory
         self.store = PostgresStore(url, directory, self.term)
-        exports.fetch(self.connection, directory, self.store.identity)
+        exports.run(exports.fetch(self.connection, directory, self.store.identity))
 
     def write(self, story: MemoryStore, last: int) -> None:
         """Copy rows of a story up to row `last`."""
@@ -56,7 +55,8 @@ class Machine:
         self.publish()
         self.store.trim(self.store.head.sequence)
         exports.drop_snapshots(self.connection, self.store.anchor.sequence, self.term)
-        compaction.drop_snapshots(self.directory, self.store.head.sequence)
+        for sequence in snapshot.sequences(self.directory)[1:]:
+            snapshot.remove(self.directory, sequence)
 
     def fingerprint(self) -> object:
         return ledger_fingerprint(recovery.open_ledger(self.directory, self.store))
@@ -100,7 +100,7 @@ def test_another_machine_has_everything_that_was_trimmed(
     with Archive(first.directory) as ours, Archive(second.directory) as theirs:
         assert ours.covered() == theirs.covered()
         for name in first.ended():
-            assert ours.result(name) == theirs.result(name)
+            assert ours.streams(name) == theirs.streams(name)
     assert len([one for one in exports.claims(second.connection) if "snapshot" in one.name]) == 1
     first.close()
     second.close()
@@ -184,8 +184,8 @@ def test_stale_machine_removes_no_upload(url: str, tmp_path: Path, story: Memory
     first.write(story, story.head.sequence)
     first.export()
     second = Machine(url, tmp_path / "second")
-    path = next(iter((tmp_path / "first").rglob("*.snapshot")))
-    exports.upload(second.connection, tmp_path / "first", path, second.term.epoch)
+    part = (f"{second.term.epoch}-ab", 0, b"of an upload under way")
+    second.connection.execute(exports._INSERT_PART, part)  # noqa: SLF001
     with pytest.raises(LeaderLost):
         first.publish()
     assert unclaimed(second) > 0
@@ -224,7 +224,7 @@ def test_damaged_file_in_the_database_is_refused(
     first.compact()
     first.connection.execute("UPDATE taskyard.files SET content = content || 'x'::bytea")
     with pytest.raises(JournalDamaged, match="does not match its digest"):
-        exports.fetch(first.connection, tmp_path / "second", first.store.identity)
+        exports.run(exports.fetch(first.connection, tmp_path / "second", first.store.identity))
     first.close()
 
 
@@ -233,50 +233,49 @@ def test_newest_end_of_a_name_is_kept(url: str, tmp_path: Path) -> None:
     machine = Machine(url, tmp_path)
     index = PublishedIndex(tmp_path, machine.store.identity, machine.connection, machine.term)
 
-    def end(name: bytes, record: int) -> tuple[object, ...]:
-        return (name, 4, b"", b"", 1, None, record, 1, 1, b"r%d" % record, 1, None)
+    def end(name: bytes, record: int, attempt: int = END) -> IndexRow:
+        return IndexRow(name, attempt, record, b"", b"r%d" % record)
 
-    index.write_columns([end(b"a", 1), end(b"b", 2)])
-    index.write_columns([end(b"a", 3), end(b"c", 4)])
-    index.write_columns([end(b"a", 2), end(b"c", 4), end(b"d", 5), end(b"d", 6)])
-    none = Result(b"")
-    index.add_outputs([(b"a", 1, Result(b"x"), none)], 2)
-    index.add_outputs([(b"a", 1, Result(b"y"), none), (b"a", 2, none, none)], 4)
-    index.add_outputs([(b"a", 1, Result(b"x"), none), (b"a", 2, Result(b"z"), none)], 3)
+    index.write([end(b"a", 1), end(b"b", 2)])
+    index.write([end(b"a", 3), end(b"c", 4)])
+    index.write([end(b"a", 2), end(b"c", 4), end(b"d", 5), end(b"d", 6), end(b"a", 6, 1)])
     index.close()
-    found = "SELECT name, record, result FROM taskyard.finished ORDER BY name"
-    assert machine.connection.execute(found).fetchall() == [
-        (b"a", 3, b"r3"),
-        (b"b", 2, b"r2"),
-        (b"c", 4, b"r4"),
-        (b"d", 6, b"r6"),
+    rows = [
+        (b"a", END, 3, b"", b"r3"),
+        (b"a", 1, 6, b"", b"r6"),
+        (b"b", END, 2, b"", b"r2"),
+        (b"c", END, 4, b"", b"r4"),
+        (b"d", END, 6, b"", b"r6"),
     ]
-    outputs = "SELECT attempt, stdout FROM taskyard.outputs ORDER BY attempt"
-    assert machine.connection.execute(outputs).fetchall() == [(1, b"y"), (2, b"")]
+    found = "SELECT * FROM taskyard.ended ORDER BY name, attempt"
+    assert machine.connection.execute(found).fetchall() == rows
+    with Archive(tmp_path) as local:
+        assert [*local.walk()] == rows
+        assert local.count_stored() == 5
     machine.close()
 
 
-def test_fetch_reads_only_new_outputs(url: str, tmp_path: Path) -> None:
+def test_fetch_reads_only_new_rows(url: str, tmp_path: Path) -> None:
     machine, other = Machine(url, tmp_path / "first"), tmp_path / "second"
     identity = machine.store.identity
     index = PublishedIndex(machine.directory, identity, machine.connection, machine.term)
 
     def add(record: int, *attempts: int) -> None:
-        texts = [Result(b"%d of %d" % (one, record)) for one in attempts]
+        texts = [b"%d of %d" % (one, record) for one in attempts]
         rows = zip(attempts, texts, strict=True)
-        index.add_outputs([(b"t", one, text, Result(b"")) for one, text in rows], record)
+        index.write([row_of_output(b"t", one, record, (text, b"")) for one, text in rows])
 
     def fetched(covered: int) -> list[bytes]:
         index.commit(Head(covered, covered, bytes(32)))
-        exports.fetch(machine.connection, other, identity)
+        exports.run(exports.fetch(machine.connection, other, identity))
         with Archive(other) as theirs:
-            found = [theirs.output(b"t", one, Stream.STDOUT) for one in range(1, 6)]
-        return [one.text for one in found if one is not None]
+            found = [theirs.streams(b"t", one) for one in range(1, 6)]
+        return [text_of(one[0]) for one in found if one is not None]
 
     add(10, 1, 2)
     assert fetched(10) == [b"1 of 10", b"2 of 10"]
     # One that should not be read again would show this.
-    machine.connection.execute("UPDATE taskyard.outputs SET stdout = 'x' WHERE attempt = 1")
+    machine.connection.execute("UPDATE taskyard.ended SET content = 'x' WHERE attempt = 1")
     add(15, 2, 3)
     # A stale broker may add a row late: one that was rewritten under the term, and one of later.
     add(12, 2)

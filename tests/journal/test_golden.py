@@ -9,13 +9,12 @@ import msgspec
 import pytest
 
 from taskyard.core import invariants
+from taskyard.core.blobs import Blob, blob_name
 from taskyard.core.fingerprint import ledger_fingerprint
-from taskyard.core.model import Result
-from taskyard.core.output import Stream
 from taskyard.core.records import AnyRecord
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, UnknownFormat
-from taskyard.journal import compaction, history, parquet_file, recovery, snapshot, state_check
+from taskyard.journal import compaction, history, history_arrow, recovery, snapshot, state_check
 from taskyard.journal.archive import Archive
 from taskyard.journal.recovery import JOURNAL_FORMAT, decode, encode
 from taskyard.journal.sqlite import SqliteStore
@@ -122,23 +121,24 @@ class TestStateDirectory:
             assert index.verify() == index.count() > 0
             (ended,) = index.find([b"first/a"])
             assert (ended.state, ended.campaign, ended.digest) == (TaskState.DONE, b"first", b"a")
-            assert index.result(b"first/a") == Result(b"result of a")
-            assert index.result(b"long") == Result(b"end", 2_000_000)
-            streams = [index.output(b"long", 1, stream) for stream in Stream]
-            assert streams == [Result(b""), Result(b"err", 30_000)]
-            assert index.output(b"long", 2, Stream.STDOUT) is None
+            assert index.streams(b"first/a") == (b"result of a", b"")
+            long = Blob(bytes(range(32)), 2_000_000, b"ends")
+            assert index.streams(b"long") == (long, b"")
+            assert [*index.all_blobs()] == [(blob_name(long), b"long")]
+            assert index.streams(b"long", 1) == (b"", Blob(b"", 300_000, b"err"))
+            assert index.streams(b"long", 2) is None
 
     def test_golden_row_files_are_read(self, state: Path, tmp_path: Path) -> None:
         """Compare with the same rows, written by this version: by our reader and by the page's."""
         make_state(tmp_path / "new")
-        (golden,), (written,) = history.parts(state)[0], history.parts(tmp_path / "new")[0]
-        assert golden == written
+        (golden,) = history.parts(state)
+        assert [golden] == history.parts(tmp_path / "new")
         assert history.check_part(state, golden, deep=True) > 30
-        for table, file in golden.paths(state).items():
-            expected = written.paths(tmp_path / "new")[table]
-            rows = parquet_file.read_table(file)
-            assert rows == parquet_file.read_table(expected)
-            assert list(read_rows(file)) == list(read_rows(expected))
+        file, expected = golden.path(state), golden.path(tmp_path / "new")
+        for table in history_arrow.TABLES:
+            rows = history_arrow.read_table([file], table)
+            assert rows == history_arrow.read_table([expected], table)
+            assert list(read_rows(file, table)) == list(read_rows(expected, table))
             assert rows.num_rows > 0
 
     def test_golden_state_is_compacted(self, state: Path) -> None:

@@ -18,11 +18,11 @@ from taskyard.core.records import AnyRecord
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged
-from taskyard.journal import compaction, history, history_rows, parquet_file, row_file
+from taskyard.journal import compaction, history, history_arrow, history_rows, row_file
 from taskyard.journal.history import HistoryPart
-from taskyard.journal.parquet_file import EDGES, EVENTS
+from taskyard.journal.history_arrow import EDGES, EVENTS
 from taskyard.journal.recovery import decode
-from taskyard.journal.row_file import Block, ColumnBuilder, RowFile
+from taskyard.journal.row_file import Block, ColumnBuilder
 from taskyard.journal.store import MemoryStore, Row
 from tests.journal.scenarios import BEGIN_NS, LONG_PAYLOAD, WritingYard, edit, rich_story
 
@@ -41,21 +41,20 @@ def exported(yard: WritingYard, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return directory
 
 
-def paths(directory: Path) -> dict[str, Path]:
-    (part,), _ = history.parts(directory)
-    return part.paths(directory)
+def rows_of(directory: Path, table: str) -> Rows:
+    (part,) = history.parts(directory)
+    rows: Rows = history_arrow.read_table([part.path(directory)], table).to_pylist()
+    return rows
 
 
 @pytest.fixture(scope="module")
 def events(exported: Path) -> Rows:
-    rows: Rows = parquet_file.read_table(paths(exported)["events"]).to_pylist()
-    return rows
+    return rows_of(exported, "events")
 
 
 @pytest.fixture(scope="module")
 def edges(exported: Path) -> Rows:
-    rows: Rows = parquet_file.read_table(paths(exported)["edges"]).to_pylist()
-    return rows
+    return rows_of(exported, "edges")
 
 
 def records_in(yard: WritingYard) -> list[tuple[Row, int, AnyRecord]]:
@@ -78,8 +77,7 @@ def text(name: bytes) -> str:
 
 
 def as_arrow(block: Block, table: str) -> pa.RecordBatch:
-    columns = row_file.TABLES[table]
-    return parquet_file.to_arrow(block, parquet_file.TABLES[table], columns)
+    return history_arrow.to_arrow(block, table)
 
 
 def of_kind(rows: Rows, kind: str, **values: object) -> Rows:
@@ -112,7 +110,7 @@ class TestEvents:
         yard = WritingYard(MemoryStore())
         edit(yard)
         compaction.export(tmp_path, yard.store)
-        found = parquet_file.read_table(paths(tmp_path)["events"]).to_pylist()
+        found = rows_of(tmp_path, "events")
         assert (found[-1]["kind"], found[-1]["task"]) == ("edited", "edited")
 
     def test_ready_rows_are_those_tasks_that_a_record_made_ready(
@@ -217,7 +215,7 @@ class TestEvents:
         story = WritingYard(store)
         story.handle_stale(b"gone")
         compaction.export(tmp_path, store)
-        (row,) = parquet_file.read_table(paths(tmp_path)["events"]).to_pylist()
+        (row,) = rows_of(tmp_path, "events")
         assert (row["kind"], row["task"], row["campaign"], row["lane"]) == (
             "stale",
             "gone",
@@ -247,8 +245,8 @@ class TestEvents:
         yard.take(b"w")
         yard.finish(b"w", b"a", runs=RunColumns(b"h", [1], [1], notes=[b"SECRET"]))
         compaction.export(tmp_path, yard.store)
-        for path in paths(tmp_path).values():
-            assert "SECRET" not in str(parquet_file.read_table(path).to_pylist())
+        for table in history_arrow.TABLES:
+            assert "SECRET" not in str(rows_of(tmp_path, table))
 
     def test_task_that_waits_for_nothing_has_no_edges(self) -> None:
         rows, no_edges = ColumnBuilder("events"), ColumnBuilder("edges")
@@ -290,18 +288,14 @@ def waits_of(record: AnyRecord) -> list[tuple[bytes, list[bytes]]]:
 
 
 class TestFiles:
-    def test_row_files_are_private_and_have_the_columns_of_their_table(
-        self, exported: Path
-    ) -> None:
-        for table, path in paths(exported).items():
-            assert path.stat().st_mode & 0o777 == 0o600
-            with RowFile(path) as file:
-                assert (file.table, tuple(file.columns)) == (table, row_file.TABLES[table])
+    def test_row_files_are_private(self, exported: Path) -> None:
+        (part,) = history.parts(exported)
+        assert part.path(exported).stat().st_mode & 0o777 == 0o600
 
     def test_row_files_and_arrow_have_the_same_columns(self) -> None:
         for table, names in row_file.TABLES.items():
             renamed = [
-                {"due": "due_ns"}.get(name, name) for name in parquet_file.TABLES[table].names
+                {"due": "due_ns"}.get(name, name) for name in history_arrow.TABLES[table].names
             ]
             assert [name for name in renamed if name != "time"] == [*names]
 
@@ -312,25 +306,37 @@ class TestFiles:
             assert {str(field.type) for field in schema} <= plain
 
     def test_unfinished_files_are_hidden_from_spark(self, tmp_path: Path) -> None:
-        writer = history.PartWriter(tmp_path)
+        writer = history.new_file(tmp_path)
         names = [path.name for path in (tmp_path / history.FOLDER).iterdir()]
-        writer.abandon()
+        writer.close()
         assert [name for name in names if not name.startswith(".")] == []
-        assert history.parts(tmp_path) == ([], [])
+        assert history.parts(tmp_path) == []
 
     def test_strange_files_are_no_parts(self, tmp_path: Path) -> None:
         folder = tmp_path / history.FOLDER
         folder.mkdir()
-        for name in ("events.rows", "events-1-2.parquet", "nodes-000000000001-000000000002.rows"):
+        for name in ("a.rows", "1-2.rows", "edges-000000000001-000000000002.rows"):
             (folder / name).touch()
-        assert history.parts(tmp_path) == ([], [])
+        assert history.parts(tmp_path) == []
 
     def test_gaps_and_overlaps_are_reported(self) -> None:
         parts = [HistoryPart(1, 5), HistoryPart(7, 7), HistoryPart(7, 9)]
-        assert history.gaps(parts) == [
-            "rows 6..6 are in no history file",
-            "rows 7..7 are in two history files",
+        gaps, beyond = history.problems(parts, 9, 8)
+        assert gaps.wrong == "rows 6..6 are in no history file; rows 7..7 are in two history files"
+        assert beyond.wrong == "the journal ends at row 8, its history at row 9"
+        assert list(history.problems(parts[:1], 5, 5)) == []
+
+    def test_trimmed_rows_in_no_file_are_reported(self) -> None:
+        parts = [HistoryPart(3, 5), HistoryPart(6, 7)]
+        assert [one.wrong for one in history.losses(parts, 9)] == [
+            "rows 1..2 are trimmed and in no history file",
+            "rows 8..9 are trimmed and in no history file",
         ]
+        assert [one.wrong for one in history.losses(parts, 9, first=3)] == [
+            "rows 8..9 are trimmed and in no history file"
+        ]
+        assert len(list(history.losses([], 9))) == 1
+        assert list(history.losses([], 0)) == list(history.losses(parts, 7, first=3)) == []
 
     @pytest.mark.parametrize(
         ("trimmed", "lost"),
@@ -338,12 +344,12 @@ class TestFiles:
             (
                 10,
                 (
-                    "nothing is lost, rows 11..20 are still in the journal: remove this file and "
-                    "its partner, then export again"
+                    "nothing is lost, rows 11..20 are still in the journal: remove this file, then "
+                    "compact again"
                 ),
             ),
-            (15, "the edges of rows 11..15 are lost: restore the file from a backup"),
-            (30, "the edges of rows 11..20 are lost: restore the file from a backup"),
+            (15, "the events of rows 11..15 are lost: restore the file from a backup"),
+            (30, "the events of rows 11..20 are lost: restore the file from a backup"),
         ],
     )
     def test_loss_by_a_damaged_file_depends_on_the_trimmed_rows(
@@ -353,19 +359,11 @@ class TestFiles:
             history.check_part(tmp_path, HistoryPart(11, 20), trimmed)
         assert caught.value.lost == lost
 
-    def test_file_of_another_schema_is_refused(self, yard: WritingYard, tmp_path: Path) -> None:
-        compaction.export(tmp_path, yard.store)
-        (part,), _ = history.parts(tmp_path)
-        found = paths(tmp_path)
-        found["edges"].write_bytes(found["events"].read_bytes())
-        with pytest.raises(JournalDamaged, match="unexpected columns"):
-            history.check_part(tmp_path, part)
-
     def test_file_of_other_rows_is_refused(self, yard: WritingYard, tmp_path: Path) -> None:
         compaction.export(tmp_path, yard.store)
         other = HistoryPart(1, 99)
-        for table, path in paths(tmp_path).items():
-            path.rename(other.paths(tmp_path, history.ROWS)[table])
+        (part,) = history.parts(tmp_path)
+        part.path(tmp_path).rename(other.path(tmp_path))
         last = yard.store.head.sequence
         with pytest.raises(JournalDamaged, match=rf"-0+99\.rows holds rows 1\.\.{last}: "):
             history.check_part(tmp_path, other)
@@ -433,7 +431,7 @@ def test_measurements_of_a_worker_become_columns(tmp_path: Path) -> None:
     measured = RunColumns(b"host", starts, [5, 0, 6], [3, None, -9], [7, 0, 8], [9, 0, 0])
     yard.finish(b"w", b"a", b"b", b"c", runs=measured)
     compaction.export(tmp_path, yard.store)
-    told_rows: Rows = parquet_file.read_table(paths(tmp_path)["events"]).to_pylist()
+    told_rows = rows_of(tmp_path, "events")
     rows = [row for row in told_rows if row["kind"] == "finished"]
     names = ("host", "started_ns", "run_ns", "exit_status", "signal", "cpu_ns", "memory_max_bytes")
     assert [tuple(row[name] for name in names) for row in rows] == [

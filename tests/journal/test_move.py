@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import LiteralString
@@ -13,23 +14,17 @@ from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.errors import JournalDamaged, StateLocked, UnusableKey, UnusableState, UnusableStore
 from taskyard.journal import compaction, history, recovery, schema, snapshot, sqlite, state_store
 from taskyard.journal.archive import Archive
+from taskyard.journal.blob_files import BlobFiles, StoreTerms
 from taskyard.journal.chain import Row
 from taskyard.journal.lock import StateLock
 from taskyard.journal.postgres import database, exports, key_table, move
-from taskyard.journal.postgres.blobs import (
-    DATABASE,
-    KINDS,
-    Blob,
-    BlobTables,
-    known_place,
-)
+from taskyard.journal.postgres.blobs import DATABASE, KINDS, STREAM, BlobTables, known_place
 from taskyard.journal.postgres.lease import Lease
-from taskyard.journal.postgres.move import Files, LocalBlob
+from taskyard.journal.postgres.move import Files
 from taskyard.journal.postgres.store import PostgresStore
 from taskyard.journal.readonly import ReadonlyStore
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
-from taskyard.journal.value_files import StoreTerms, ValueFiles, name_of
 from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import Role
 from tests.journal.scenarios import rich_story
@@ -38,10 +33,9 @@ from tests.kit.postgres import Cluster
 #: Rows of the story before its compaction. Later rows stay in the journal.
 COMPACTED = 30
 
-OUTPUT = b"a long output"
-OUTPUT_PATH = Path("outputs", "@", "t", "1.out")
-VALUE = b"a large value"
-REFERENCE = b'[true,"%s","t"]\n' % name_of(VALUE).encode()
+OUTPUT = b"output that arrives"
+OUTPUT_PATH = Path("blobs", "streams", "@", "t", "1.out")
+BLOB = b"a large value"
 WRITTEN_NS = 1_000_000_000
 
 
@@ -60,14 +54,13 @@ class Content:
         paths = [path for folder in folders for path in (directory / folder).glob("*")]
         self.files = {path.name: path.read_bytes() for path in paths}
         self.blobs = {
-            (one.kind, one.name): (one.path.read_bytes(), _written_ns(one))
+            (one.kind, one.name): _content(one.kind, [one.path.read_bytes()], one.used_ns)
             for one in StateFiles.walk(directory)
         }
-        self.lines = StateFiles.read_lines(directory)
         self.keys = {path.name: path.read_bytes() for path in (directory / "keys").glob("*")}
         with Archive(directory) as index:
             assert index.verify() > 0
-            self.ended = [*index.walk(), *index.walk("outputs")]
+            self.ended = [*index.walk()]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Content) and vars(self) == vars(other)
@@ -75,14 +68,9 @@ class Content:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _written_ns(one: LocalBlob) -> int:
-    """Return when output was written. Reading a value counts as its use, so 0 for a value."""
-    return one.used_ns if one.kind == "output" else 0
-
-
-def _content(tables: BlobTables, kind: str, blob: Blob) -> tuple[bytes, int]:
-    content = b"".join(tables.contents(kind, blob.name))
-    return content, blob.used_ns if kind == "output" else 0
+def _content(kind: str, contents: Iterable[bytes], used_ns: int) -> tuple[bytes, int]:
+    """Return a blob's content, and when a stream was written. Reading counts as use of others."""
+    return b"".join(contents), used_ns if kind == STREAM else 0
 
 
 def in_sqlite(directory: Path) -> Content:
@@ -94,20 +82,18 @@ def in_database(url: str, directory: Path) -> Content:
     """Open the store as a broker on the machine with a state directory does."""
     with Lease(url) as lease, closing(PostgresStore(url, directory, lease.term)) as store:
         with database.connect(url) as connection:
-            exports.fetch(connection, directory, store.identity)
+            exports.run(exports.fetch(connection, directory, store.identity))
             key_table.copy_to(connection, directory / "keys")
             content, tables = Content(directory, store), BlobTables(connection, lease.term)
             if known_place(connection) == DATABASE:
                 assert content.blobs == {}
                 content.blobs = {
-                    (kind, blob.name): (
-                        b"".join(tables.contents(kind, blob.name)),
-                        blob.used_ns if kind == "output" else 0,
+                    (kind, blob.name): _content(
+                        kind, tables.contents(kind, blob.name), blob.used_ns
                     )
                     for kind in KINDS
                     for blob in tables.walk(kind)
                 }
-                content.lines = tables.lines()
         return content
 
 
@@ -139,10 +125,9 @@ def state(tmp_path: Path) -> Path:
     (directory / OUTPUT_PATH).parent.mkdir(parents=True)
     (directory / OUTPUT_PATH).write_bytes(OUTPUT)
     os.utime(directory / OUTPUT_PATH, ns=(WRITTEN_NS, WRITTEN_NS))
-    values = ValueFiles(directory / "values")
-    values.create(StoreTerms("me"))
-    values.put(VALUE)
-    (directory / "values" / "references").write_bytes(REFERENCE)
+    blobs = BlobFiles(directory / "blobs")
+    blobs.create(StoreTerms("me"))
+    blobs.put(BLOB)
     Keyring(directory).issue("me", Role.WORKER, lambda _: None)
     return directory
 
@@ -209,7 +194,7 @@ def test_files_move_to_another_disk(
     monkeypatch.setattr(Path, "rename", refuse)
     move.to_database(state, url, files)
     assert in_database(url, state) == before
-    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["outputs", "values"]
+    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["blobs"]
     move.to_directory(url, state, files)
     assert in_sqlite(state) == before
     assert list((tmp_path / "files").iterdir()) == []
@@ -274,7 +259,7 @@ def _kill(*_: object) -> None:
         "DELETE FROM taskyard.journal WHERE sequence > 40",
         "UPDATE taskyard.journal SET body = body || body WHERE sequence = 40",
         "UPDATE taskyard.files SET content = substr(content, 2) WHERE part = 0",
-        "DELETE FROM taskyard.finished WHERE name = (SELECT name FROM taskyard.finished LIMIT 1)",
+        "DELETE FROM taskyard.ended WHERE name = (SELECT name FROM taskyard.ended LIMIT 1)",
     ],
 )
 def test_copy_that_differs_is_refused(
@@ -313,12 +298,12 @@ def test_places_in_use_are_refused(
         move.to_directory(url, state, files)
     with pytest.raises(UnusableStore, match="store init"):
         move.to_database(state, cluster.database(with_store=False), files)
-    outputs = tmp_path / "files" / "outputs"
-    outputs.mkdir(parents=True)
-    (outputs / "other").touch()
+    blobs = tmp_path / "files" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "other").touch()
     with pytest.raises(UnusableState, match="in the way"):
         move.to_database(state, url, files)
-    (outputs / "other").unlink()
+    (blobs / "other").unlink()
     other = tmp_path / "other"
     with closing(SqliteStore(other)) as store:
         store.commit(b"x", 1)
@@ -329,7 +314,7 @@ def test_places_in_use_are_refused(
     in_sqlite(state)
 
 
-def test_output_and_values_that_are_elsewhere_are_refused(
+def test_blobs_that_are_elsewhere_are_refused(
     tmp_path: Path, state: Path, url: str, files: Files
 ) -> None:
     nowhere = files._replace(directory=None)
@@ -344,7 +329,7 @@ def test_output_and_values_that_are_elsewhere_are_refused(
     assert (tmp_path / "again" / OUTPUT_PATH).read_bytes() == OUTPUT
 
 
-def test_damaged_copy_of_output_is_refused(
+def test_damaged_copy_of_a_blob_is_refused(
     state: Path, url: str, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = in_sqlite(state)

@@ -33,39 +33,49 @@ EDGES: Rows = [
 ]
 
 
+EVENT = {"sequence": 7, "record": 8, "kind": b"submitted"}
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Write a file of edges with two blocks, and its partner without rows."""
-    writer = history.PartWriter(tmp_path)
+    """Write a file with two blocks of edges, and one of events."""
+    writer = history.new_file(tmp_path)
     edges = writer.edges
     edges.add(2, {"sequence": 7, "record": 8, "task": [b"a", b"b"], "after": b"x"})
     edges.add(1, {"sequence": 8, "record": 9, "task": [b"c\xff"], "after": [b"y"]})
-    writer._files["edges"].write()  # noqa: SLF001  # a block
+    writer.write(edges)
+    writer.events.add(1, EVENT)
     edges.add(1, edge(9, b"d", b"y"))
-    writer.finish(PART)
-    return PART.paths(tmp_path)["edges"]
+    found = PART.path(tmp_path)
+    writer.finish(found, PART.first, PART.last)
+    return found
 
 
 def test_rows_come_back_as_they_were(path: Path) -> None:
-    assert list(read_rows(path)) == EDGES
+    assert list(read_rows(path, "edges")) == EDGES
+    (event,) = read_rows(path, "events")
+    assert {name: value for name, value in event.items() if value is not None} == EVENT
 
 
 def test_trailer_has_the_ranges_and_counts(path: Path) -> None:
     with RowFile(path) as file:
-        assert file.trailer == row_file.Trailer(7, 9, 8, 10, rows=4, blocks=2)
-    with RowFile(path.with_name(path.name.replace("edges", "events"))) as file:
-        assert file.trailer == row_file.Trailer(7, 9, 0, 0, rows=0, blocks=0)
-        assert list(file.blocks()) == []
+        assert file.trailer == row_file.Trailer(7, 9, edges=4, events=1, blocks=3)
+
+
+def test_file_without_rows_is_sound(tmp_path: Path) -> None:
+    history.new_file(tmp_path).finish(PART.path(tmp_path), 7, 9)
+    assert history.check_part(tmp_path, PART, deep=True) == 0
 
 
 def test_header_is_text_that_names_the_columns(path: Path) -> None:
     lines = path.read_bytes().split(b"\n")
     assert lines[:2] == [b"TASKYARD history 1", b"edges sequence record task after"]
+    assert lines[2].startswith(b"events sequence record time_ns kind task ")
 
 
 def test_shared_values_are_stored_once(path: Path) -> None:
     with RowFile(path) as file:
-        first, _ = file.blocks()
+        first, _ = file.blocks("edges")
     assert first.columns == [
         ([7, 8], [2, 1]),
         ([8, 9], [2, 1]),
@@ -80,7 +90,7 @@ def test_columns_without_values_are_nulls() -> None:
     columns.add(1, {"sequence": 2, "record": 2, "worker": b"w"})
     columns.add(1, {"sequence": 2, "record": 2})
     block = columns.take()
-    found = dict(zip(columns.names, block.columns, strict=True))
+    found = dict(zip(row_file.TABLES["events"], block.columns, strict=True))
     assert found["task"] == ([b"a", None, None], [-2, 2])
     assert found["worker"] == ([None, b"w", None], [2, 1, 1])
     assert found["host"] is None
@@ -126,11 +136,11 @@ def test_every_missing_and_inserted_byte_is_found(path: Path) -> None:
 
 def test_swapped_blocks_are_found(path: Path) -> None:
     content = path.read_bytes()
-    start = content.index(b"after\n") + 6
-    middle = start + 12 + int.from_bytes(content[start : start + 8])
+    start = row_file.HEADER_BYTES
+    middle = start + 13 + int.from_bytes(content[start + 1 : start + 9], "big")
     end = len(content) - row_file.TRAILER_BYTES
     swapped = content[:start] + content[middle:end] + content[start:middle] + content[end:]
-    assert "block 0 does not match its checksum" in damaged(path, swapped)
+    assert f"the block at byte {start} does not match its checksum" in damaged(path, swapped)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +148,7 @@ def test_swapped_blocks_are_found(path: Path) -> None:
     [
         (b"", "not a history file"),
         (b"PAR1", "not a history file"),
-        (b"TASKYARD history 1\nedges", "truncated"),
-        (b"TASKYARD history 1\nedges a\n", "truncated"),
+        (b"TASKYARD history 1\nedges", "its header is damaged"),
     ],
 )
 def test_other_files_are_refused(path: Path, content: bytes, problem: str) -> None:
@@ -171,23 +180,24 @@ def test_missing_file_and_directory_are_refused(path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (b"plain", "block 0: "),
-        (zlib.compress(b"\xc1"), "block 0: "),
-        (zlib.compress(msgspec.msgpack.encode((1, []))), "block 0 has incomplete columns"),
+        (b"plain", ": Error"),
+        (zlib.compress(b"\xc1"), ": MessagePack"),
+        (zlib.compress(msgspec.msgpack.encode((1, []))), "has incomplete columns"),
         (
             zlib.compress(msgspec.msgpack.encode(Block(2, [([1], [1])] * 4))),
-            "block 0 has incomplete columns",
+            "has incomplete columns",
         ),
     ],
 )
 def test_block_with_a_right_checksum_and_wrong_content_is_refused(
     path: Path, body: bytes, problem: str
 ) -> None:
-    header = path.read_bytes().partition(b"after\n")[0] + b"after\n"
+    header = path.read_bytes()[: row_file.HEADER_BYTES]
     crc = zlib.crc32(header)
-    checksum = zlib.crc32(body, zlib.crc32(struct.pack(">QQ", 0, len(body)), crc))
-    trailer = struct.pack(">QQQQQQ", 7, 9, 8, 10, 2, 1)
-    content = header + struct.pack(">QI", len(body), checksum) + body
+    covered = struct.pack(">BQQ", 0, len(header), len(body))
+    checksum = zlib.crc32(body, zlib.crc32(covered, crc))
+    trailer = struct.pack(">QQQQQ", 7, 9, 2, 0, 1)
+    content = header + struct.pack(">BQI", 0, len(body), checksum) + body
     content += trailer + struct.pack(">I", zlib.crc32(trailer, crc))
     assert problem in damaged(path, content)
 
@@ -196,19 +206,19 @@ def test_long_file_is_synced_in_portions(tmp_path: Path, monkeypatch: pytest.Mon
     synced: list[int] = []
     monkeypatch.setattr(row_file, "SYNC_BYTES", 1)
     monkeypatch.setattr(os, "fdatasync", synced.append)
-    writer = RowFileWriter(tmp_path / "a", "edges")
+    writer = RowFileWriter(tmp_path / "new")
     for sequence in (1, 2):
-        writer.columns.add(1, edge(sequence, b"a", b"b"))
-        writer.write()
-    writer.finish(1, 2)
+        writer.edges.add(1, edge(sequence, b"a", b"b"))
+        writer.write(writer.edges)
+    writer.finish(tmp_path / "a", 1, 2)
     assert len(synced) == 2
-    assert len(list(read_rows(tmp_path / "a"))) == 2
+    assert len(list(read_rows(tmp_path / "a", "edges"))) == 2
 
 
 def test_abandoned_file_is_overwritten(tmp_path: Path) -> None:
     for _ in range(2):
-        writer = RowFileWriter(tmp_path / "a", "edges")
-        writer.columns.add(1, edge(1, b"a", b"b"))
-        writer.write()
+        writer = RowFileWriter(tmp_path / "a")
+        writer.edges.add(1, edge(1, b"a", b"b"))
+        writer.write(writer.edges)
         writer.close()
     assert (tmp_path / "a").stat().st_size > 0

@@ -14,7 +14,7 @@ from taskyard.core.snapshots.columns import CHUNK_TASKS
 from taskyard.errors import JournalDamaged, JournalFailed, StateError, UnknownFormat
 from taskyard.journal import snapshot
 from taskyard.journal.store import Head, MemoryStore
-from tests.journal.scenarios import WritingYard, rich_story
+from tests.journal.scenarios import WritingYard, rich_story, unfinished
 
 IDENTITY = b"sixteen bytes .."
 
@@ -39,9 +39,10 @@ def test_snapshot_comes_back_as_it_was(ledger: Ledger, head: Head, tmp_path: Pat
     assert path == tmp_path / "snapshots" / "000000000077.snapshot"
     with snapshot.read(tmp_path, 77) as taken:
         assert (taken.identity, taken.head) == (IDENTITY, head)
-        assert taken.rest.tasks == len(ledger.tasks)
         taken.verify()
-        assert ledger_fingerprint(taken.restore()) == ledger_fingerprint(ledger)
+        restored = taken.restore()
+    assert taken.rest.tasks == len(restored.tasks) > 0
+    assert ledger_fingerprint(restored) == unfinished(ledger_fingerprint(ledger))
 
 
 def test_snapshot_is_private(ledger: Ledger, head: Head, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ CLONE_PARENT: Final = 0x8000
 NOT_IMPORTED: Final = (
     *("taskyard.pipeline", "taskyard.spark", "taskyard.cli.pipeline", "taskyard.demo"),
     *(
-        "taskyard.journal.parquet_file",
+        "taskyard.journal.history_arrow",
         "taskyard.journal.postgres",
         "taskyard.joblib",
         "taskyard.web",

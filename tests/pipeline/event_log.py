@@ -7,9 +7,10 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from taskyard.journal import history, parquet_file
+from bench.pipeline import data
+from taskyard.journal import history_arrow
+from taskyard.journal.history import HistoryPart
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,17 +122,20 @@ class EventLog:
 
 def arrow_table(table: str, rows: list[dict[str, object]]) -> pa.Table:
     """Return rows of a table of the history. A missing column is null."""
-    schema = parquet_file.TABLES[table]
+    schema = history_arrow.TABLES[table]
     return pa.table({name: [row.get(name) for row in rows] for name in schema.names}, schema=schema)
 
 
 def write_part(state: Path, first: int, last: int, *logs: EventLog) -> None:
-    """Write a range of journal rows as a pair of history files."""
-    (state / history.FOLDER).mkdir(parents=True, exist_ok=True)
-    rows_of = {"events": [], "edges": []}  # type: dict[str, list[dict[str, object]]]
-    for log in logs:
-        rows_of["events"] += log.events
-        rows_of["edges"] += log.edges
-    for table, path in history.HistoryPart(first, last).paths(state, history.PARQUET).items():
-        rows = [row for row in rows_of[table] if first <= int(str(row["sequence"])) <= last]
-        pq.write_table(arrow_table(table, rows), path)
+    """Write a range of journal rows as a history file."""
+    tables = [
+        arrow_table(
+            name,
+            [row for row in rows if first <= int(str(row["sequence"])) <= last],
+        )
+        for name, rows in (
+            ("events", [row for log in logs for row in log.events]),
+            ("edges", [row for log in logs for row in log.edges]),
+        )
+    ]
+    data.write_part(state, HistoryPart(first, last), *tables)

@@ -14,8 +14,8 @@ from pyspark_taskyard.options import OPTIONS
 from pyspark_taskyard.tables import results_batch
 from taskyard import testing
 from taskyard.client.record_stream import poll_records
-from taskyard.core.model import Result
-from taskyard.journal import compaction, history, parquet_file
+from taskyard.core.blobs import Blob
+from taskyard.journal import compaction, history, history_arrow
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline.sources.history import identity
 from tests.journal.scenarios import WritingYard
@@ -78,10 +78,9 @@ def _write(frame: DataFrame, broker: InMemoryBroker, **options: str) -> None:
 
 def _exported(state: State, table: str) -> list[dict[str, Any]]:
     compaction.export(state.directory, state.store)
-    whole, _ = history.parts(state.directory)
-    files = [part.paths(state.directory)[table] for part in whole]
+    files = [part.path(state.directory) for part in history.parts(state.directory)]
     assert len(files) == 2
-    rows = [row for file in files for row in parquet_file.read_table(file).to_pylist()]
+    rows = history_arrow.read_table(files, table).to_pylist()
     return sorted(rows, key=repr)
 
 
@@ -278,7 +277,7 @@ def test_page_has_every_option() -> None:
 def test_results_have_the_end_of_a_truncated_result_and_a_reason() -> None:
     view = {"campaign": "", "service": "exec", "attempt": 1, "reason": "", "ended": 1.0}
     views = [{"name": name, "state": "done", **view} for name in ("whole", "cut")]
-    batch = results_batch(views, [Result(b"all"), Result(b"end", 9)])
+    batch = results_batch(views, [b"all", Blob(b"", 9, b"end")])
     assert batch["result"].to_pylist() == [b"all", b"end"]
     assert batch["reason"].to_pylist() == [
         "",

@@ -1,4 +1,4 @@
-"""The history of a real state: files, later rows, and their DataFrames."""
+"""The history of a real state: files, later rows, and datasets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, UserError
-from taskyard.journal import compaction, history, parquet_file, recovery
+from taskyard.journal import compaction, history, history_arrow, history_reader, recovery
 from taskyard.journal.audit import AuditCounts, Auditor
+from taskyard.journal.history import HistoryPart
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
 from taskyard.pipeline.datasets import EDGES, EVENTS
@@ -57,15 +58,8 @@ def state(yard: WritingYard, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return state
 
 
-@pytest.fixture(scope="module")
-def frames(
-    small_spark: SparkSession, state: Path, tmp_path_factory: pytest.TempPathFactory
-) -> source.HistoryFrames:
-    return source.read(small_spark, state, tmp_path_factory.mktemp("scratch"))
-
-
 def test_files_and_later_rows_are_one_history(
-    yard: WritingYard, state: Path, frames: source.HistoryFrames, tmp_path: Path
+    yard: WritingYard, state: Path, tmp_path: Path
 ) -> None:
     whole = shutil.copytree(state, tmp_path / "whole")
     shutil.rmtree(whole / "history")
@@ -73,16 +67,15 @@ def test_files_and_later_rows_are_one_history(
     (whole / "finished.sqlite").unlink()
     with closing(SqliteStore(whole)) as store:
         compaction.export(whole, store)
-    ((part,), _) = history.parts(whole)
-    assert part.last == frames.last == yard.store.head.sequence
-    tables = {"events": frames.events, "edges": frames.edges}
-    for table, path in part.paths(whole).items():
-        expected = sorted(map(repr, parquet_file.read_table(path).to_pylist()))
-        rows = tables[table].drop("broker").toArrow()
-        found = rows.cast(parquet_file.TABLES[table]).to_pylist()
+    (part,) = history.parts(whole)
+    assert part.last == yard.store.head.sequence
+    files = source.find(state, tmp_path / "scratch")
+    for table in history_arrow.TABLES:
+        expected = history_arrow.read_table([part.path(whole)], table).to_pylist()
+        found = files.read(table).to_pylist()
         # Events of late reports depend on whether the task is still in memory.
         assert len(found) == len(expected)
-        assert sorted(map(repr, found)) == expected
+        assert sorted(map(repr, found)) == sorted(map(repr, expected))
 
 
 def test_states_equal_those_of_the_scheduler(
@@ -129,32 +122,26 @@ def agrees_with_audit(found: Guarantees, tally: AuditCounts) -> bool:
     return found.is_clean == tally.is_clean
 
 
-def test_fully_exported_state_has_no_later_rows(
-    yard: WritingYard, tmp_path: Path, spark: SparkSession
-) -> None:
+def test_fully_exported_state_has_no_later_rows(yard: WritingYard, tmp_path: Path) -> None:
     rows = write_rows(yard, tmp_path / "state", len(list(yard.store.rows())))
-    found = source.read(spark, tmp_path / "state", tmp_path / "scratch")
-    assert found.last == rows
-    assert not (tmp_path / "scratch" / history.FOLDER).exists()
+    (part,) = history_reader.find(tmp_path / "state", tmp_path / "scratch")
+    assert part == HistoryPart(1, rows)
+    assert not (tmp_path / "scratch").exists()
 
 
-def test_state_without_exports_is_read_from_its_journal(
-    yard: WritingYard, tmp_path: Path, spark: SparkSession
-) -> None:
+def test_state_without_exports_is_read_from_its_journal(yard: WritingYard, tmp_path: Path) -> None:
     rows = write_rows(yard, tmp_path / "state", 0)
-    assert source.read(spark, tmp_path / "state", tmp_path / "read").last == rows
-    assert source.parts(tmp_path / "state") == []
-    copied = source.export_tail(tmp_path / "state", [], tmp_path / "scratch")
-    assert copied == history.HistoryPart(1, rows)
+    part = HistoryPart(1, rows)
+    found = history_reader.find(tmp_path / "state", tmp_path / "scratch")
+    assert found == {part: part.path(tmp_path / "scratch")}
 
 
 def test_reading_takes_no_lock_and_writes_nothing(state: Path, tmp_path: Path) -> None:
     kept = ("journal.sqlite-shm", "journal.sqlite-wal")  # SQLite's own files, created by any reader
     before = {path: path.stat().st_mtime_ns for path in state.rglob("*") if path.name not in kept}
     with closing(SqliteStore(state)) as store:  # as a broker has it open
-        assert source.export_tail(state, source.parts(state), tmp_path) == history.HistoryPart(
-            EXPORTED + 1, store.head.sequence
-        )
+        (_, tail) = history_reader.find(state, tmp_path)
+        assert tail == HistoryPart(EXPORTED + 1, store.head.sequence)
     after = {path: path.stat().st_mtime_ns for path in state.rglob("*") if path.name not in kept}
     assert [path for path in before if path.is_file() and after[path] != before[path]] == []
 
@@ -165,18 +152,18 @@ def test_trimmed_rows_without_a_file_are_refused(yard: WritingYard, tmp_path: Pa
         compaction.compact(tmp_path, store)
     shutil.rmtree(tmp_path / "history")
     with pytest.raises(JournalDamaged, match=f"rows 1..{rows} are trimmed and in no history file"):
-        source.parts(tmp_path)
+        history_reader.parts(tmp_path)
 
 
 def test_directory_without_a_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a state directory, it has no journal"):
-        source.parts(tmp_path)
+        history_reader.parts(tmp_path)
 
 
 def test_datasets_match_the_journals_tables() -> None:
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 
     for dataset in (EVENTS, EDGES):
-        exported = from_arrow_schema(parquet_file.TABLES[dataset.name])
+        exported = from_arrow_schema(history_arrow.TABLES[dataset.name])
         kinds = [(field.name, field.dataType.simpleString()) for field in exported.fields]
         assert [(one.name, one.kind.simpleString()) for one in dataset.columns] == kinds

@@ -22,7 +22,7 @@ from taskyard.core.effects import Accepted
 from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
 from taskyard.core.identity import spelling, split
 from taskyard.core.states import TaskState
-from taskyard.journal import compaction, history, parquet_file, recovery
+from taskyard.journal import compaction, history, history_arrow, recovery
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import (
@@ -309,10 +309,7 @@ class LinkedHistory(Struct):
 
 @pytest.fixture(scope="module")
 def linked_history(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> LinkedHistory:
-    """Return a state and its expected graph, with its tables in `tables`, built in two runs.
-
-    After each run its row files are replaced by Parquet files.
-    """
+    """Return a state and its expected graph, with its tables in `tables`, built in two runs."""
     state = tmp_path_factory.mktemp("linked") / "odd [state] {x} %20"
     state.mkdir()
     snapshots = []
@@ -323,7 +320,6 @@ def linked_history(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
             write_more()
             compaction.export(state, store)
             snapshots.append(snapshot(spark, state, state.parent / "tables"))
-            history.convert(state)
         truth, number = Truth(), 0
         for row in store.rows():
             for record in recovery.records_of(row, number):
@@ -467,20 +463,17 @@ def test_tables_of_two_runs_follow_dependencies_across_campaigns(
     check_paths(tables.read(spark, out, CRITICAL_PATH), linked_history, *names)
 
 
-def test_part_is_added_once_also_after_its_row_files_were_replaced(
-    spark: SparkSession, linked_history: LinkedHistory
-) -> None:
+def test_part_is_added_once(spark: SparkSession, linked_history: LinkedHistory) -> None:
     assert [one.result.parts for one in linked_history.snapshots] == [1, 1]
     state = linked_history.state
-    parts, _ = history.parts(state)
+    parts = history.parts(state)
     assert len(parts) == 2
     first, second = (one.event_files for one in linked_history.snapshots)
     assert first
     assert first.items() <= second.items()
     for dataset in (EVENTS, EDGES):
-        paths = [part.paths(state)[dataset.name] for part in parts]
-        assert {path.suffix for path in paths} == {f".{history.PARQUET}"}
-        expected = [row for path in paths for row in parquet_file.read_table(path).to_pylist()]
+        paths = [part.path(state) for part in parts]
+        expected = history_arrow.read_table(paths, dataset.name).to_pylist()
         found = tables.read(spark, state.parent / "tables", dataset).toArrow().to_pylist()
         numbers = sorted((row["record"], row["task"] or "") for row in expected)
         assert sorted((row["record"], row["task"] or "") for row in found) == numbers

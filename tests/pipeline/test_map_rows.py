@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from taskyard import testing
-from taskyard.core.model import Result
+from taskyard.core.blobs import Blob, Result
 from taskyard.core.states import TaskState
 from taskyard.errors import NoBroker, TaskFailed, UnknownName, UserError
 from taskyard.pipeline.jobs import map_rows as job
@@ -217,7 +217,7 @@ def check_arguments(frame: DataFrame, to: dict[str, Any]) -> None:
 def test_truncated_result_is_replaced_by_a_reason() -> None:
     assert Settled.of(TaskState.DONE, Result(b"all")) == (TaskState.DONE, b"all", b"")
     assert Settled.of(TaskState.FAILED, Result(b"why")) == (TaskState.FAILED, None, b"why")
-    assert Settled.of(TaskState.DONE, Result(b"end", 9)) == (
+    assert Settled.of(TaskState.DONE, Result(Blob(b"", 9, b"end"))) == (
         TaskState.DONE,
         None,
         b"result truncated: only the last 3 of 9 bytes are kept",

@@ -26,7 +26,6 @@ from taskyard.client import task_filters
 from taskyard.client.reason_forms import form_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.output_paths import directory_of
 from taskyard.design import PALETTES
 from taskyard.errors import UserError
 from taskyard.journal import recovery, witness
@@ -41,9 +40,8 @@ from taskyard.pipeline.jobs import report
 from taskyard.pipeline.report import charts, page, summary
 from taskyard.pipeline.report.format import format_bytes, format_duration, shorten_name
 from taskyard.pipeline.report.headline import lower_bound_ns, page_of
-from taskyard.pipeline.report.outputs import last_output, last_outputs
 from taskyard.pipeline.report.page import Page, Section, Table
-from taskyard.pipeline.report.reasons import failure_groups
+from taskyard.pipeline.report.reasons import failure_groups, last_outputs
 from taskyard.pipeline.report.stays import with_work_of
 from taskyard.pipeline.report.summary import BrokerSummary, ReportSummary
 from taskyard.pipeline.sources import history
@@ -262,18 +260,15 @@ def test_tables_are_written_as_parquet_and_csv(out: Path) -> None:
     assert f"{CAMPAIGN}/{HOSTILE}" in tasks.column("task").to_pylist()
 
 
-def test_history_is_found_in_every_kind_of_directory(
-    state: Path, spark: SparkSession, tmp_path: Path
-) -> None:
-    live = history.read(spark, state, tmp_path / "live").events.count()
+def test_history_is_found_in_every_kind_of_directory(state: Path, tmp_path: Path) -> None:
+    live = len(history.find(state, tmp_path / "live").read("events"))
     history_job.export(state)
-    row_files = shutil.copytree(state / "history", tmp_path / "row files")
-    assert run(taskyard, ["journal", "export", "--state", str(state)]) == 0
     copy = shutil.copytree(state / "history", tmp_path / "copied")
-    for place in (state, state / "history", copy, row_files):
-        assert history.read_directory(spark, place, tmp_path / "scratch").events.count() == live
+    for place in (state, state / "history", copy):
+        found = history.find_directory(place, tmp_path / "scratch")
+        assert len(found.read("events")) == live
     with pytest.raises(UserError, match="no history found"):
-        history.read_directory(spark, tmp_path, tmp_path / "scratch")
+        history.find_directory(tmp_path, tmp_path / "scratch")
 
 
 @pytest.mark.parametrize(
@@ -369,21 +364,17 @@ def test_failures_of_one_form_are_one_group() -> None:
     ]
 
 
-def test_output_ends_with_the_last_lines_of_its_file(tmp_path: Path) -> None:
-    place = tmp_path.joinpath("outputs", *directory_of(b"c", b"a/b"))
-    place.mkdir(parents=True)
+def test_output_of_failed_tasks_ends_with_its_last_lines() -> None:
     lines = [f"line {number}\x1b[0m" for number in range(2000)]
-    for name, content in {"1.err": "old", "10.out": "\n".join(lines), "10.err": "\n"}.items():
-        (place / name).write_text(content)
-    (place / "11.err").symlink_to("1.err")
-    printed = pa.table({"task": ["c/a/b", "c/d"], "record": [2, 1], "reason": ["x", "one\ntwo\n"]})
-    tasks = [{"broker": "n", "campaign": "c", "name": name, "task": f"c/{name}"} for name in "d"]
-    found = last_outputs(tasks, printed, {"n": tmp_path})
-    assert found == {"c/a/b": "x", "c/d": "one\ntwo"}
-    assert last_output(tmp_path, "c", "a/b") == ""  # a link is not followed
-    (place / "11.err").unlink()
-    shown = last_output(tmp_path, "c", "a/b").split("\n")
-    assert shown == [line.replace("\x1b", " ") for line in lines[-12:]]
+    texts = {"c/a/b": "\n".join(lines), "c/d": "one\ntwo\n", "c/e": "\n", "c/other": "x"}
+    events = [{"task": task, "record": 2, "reason": text} for task, text in texts.items()]
+    events.append({"task": "c/d", "record": 1, "reason": "of an attempt before"})
+    printed = pa.Table.from_pylist(events)
+    tasks = [{"task": task} for task in ("c/a/b", "c/d", "c/e", "c/nothing")]
+    assert last_outputs(tasks, printed) == {
+        "c/a/b": "\n".join(line.replace("\x1b", " ") for line in lines[-12:]),
+        "c/d": "one\ntwo",
+    }
 
 
 def test_report_of_a_run_needs_a_state(tmp_path: Path) -> None:

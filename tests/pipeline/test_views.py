@@ -9,7 +9,7 @@ import pytest
 
 import taskyard
 from taskyard.errors import UserError
-from taskyard.journal import compaction, history
+from taskyard.journal import compaction
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import ATTEMPTS
 from taskyard.pipeline.jobs.history import HistoryJob
@@ -29,11 +29,10 @@ ODD_NAME = "it's [a] {b}, #5 & d"
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[Yard]:
-    """Return a yard with a Parquet file, a row file, and later rows."""
+    """Return a yard with two history files, and later rows."""
     yard = Yard(tmp_path / ODD_NAME)
     yard.run(b"a", b"b")
     compaction.compact(yard.state, yard.store)
-    history.convert(yard.state)
     yard.run(b"c")
     compaction.compact(yard.state, yard.store)
     yard.run(b"d")
@@ -59,9 +58,6 @@ def test_views_of_a_state_follow_its_broker(small_spark: SparkSession, yard: Yar
     yard.run(b"e")
     compaction.compact(yard.state, yard.store)
     assert finished() == {(f"c/{name}", broker) for name in "abcde"}
-    plan = plan_of(spark.sql("select task from live.events where record > 3"))
-    assert "PushedFilters: [IsNotNull(record), GreaterThan(record,3)]" in plan
-    assert "ReadSchema: struct<record:bigint,task:string>" in plan
 
 
 def test_views_of_tables_are_the_tables(small_spark: SparkSession, yard: Yard) -> None:

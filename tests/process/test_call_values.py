@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from taskyard.errors import PeerError, ValueMissing
-from taskyard.journal.value_files import StoreTerms, ValueFiles
+from taskyard.core.limits import BLOB_BYTES_MIN
+from taskyard.core.task_inputs import blobs_in
+from taskyard.errors import BytesMissing, PeerError
+from taskyard.journal.blob_files import BlobFiles, StoreTerms
 from taskyard.process import call_values
 from taskyard.process.call_values import CallValues
 from taskyard.wire import pickled
 from taskyard.wire.pickled import Origin
-from taskyard.wire.value_names import BYTES_FLOOR, values_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,19 +22,19 @@ if TYPE_CHECKING:
 
     from taskyard.process.value_access import ValueAccess
 
-MIN = 2 * BYTES_FLOOR
+MIN = BLOB_BYTES_MIN
 
 
 class Access:
     """A `ValueAccess` to a directory, which counts."""
 
     def __init__(self, directory: Path) -> None:
-        self.files = ValueFiles(directory / "values")
+        self.files = BlobFiles(directory / "blobs")
         self.files.create(StoreTerms("a"))
         self.puts = self.renewed = 0
 
-    def bytes_min(self) -> int:
-        return MIN
+    def has_store(self) -> bool:
+        return True
 
     def put(self, content: memoryview) -> str:
         self.puts += 1
@@ -76,7 +77,7 @@ def test_buffers_and_long_pickles_are_values(access: Access, values: CallValues)
     call = pickled.decode_pickled_call(payload)
     assert call.call == b""
     assert len(call.origin.values) == 2
-    assert values_in(payload) == [*call.origin.values, call.origin.body]
+    assert blobs_in(payload) == [*call.origin.values, call.origin.body]
     function, (one, other, same), _ = values.load_call(call)
     assert function is max
     assert np.array_equal(one, array)
@@ -99,13 +100,13 @@ def test_result_with_values_needs_them(access: Access, values: CallValues) -> No
     result = values.encode_result(np.zeros(MIN))
     with pytest.raises(PeerError, match="no broker"):
         pickled.unpickle(result)
-    with pytest.raises(ValueMissing, match="no broker"):
+    with pytest.raises(BytesMissing, match="no broker"):
         CallValues(None).load_result(result)
     with pickled.large_results(values.load_result):
         assert pickled.unpickle(result).sum() == 0
     for file in access.files.walk():
-        file.path.unlink()
-    with pytest.raises(ValueMissing, match=r"values.keep remove values"):
+        access.files.path(file.id).unlink()
+    with pytest.raises(BytesMissing, match=r"blobs.keep remove them"):
         values.load_result(result)
 
 
@@ -133,7 +134,7 @@ def test_function_of_a_map_is_stored_once_and_kept(
     call(6)
     assert (access.puts, access.renewed) == (1, 1)
     for file in access.files.walk():  # as a sweep does, much later
-        file.path.unlink()
+        access.files.path(file.id).unlink()
     call(7)
     assert (access.puts, access.renewed) == (2, 2)
     assert [*access.files.walk()]

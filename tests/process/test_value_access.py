@@ -1,4 +1,4 @@
-"""Access to values from real processes: directly, over TCP with keys, through a relay, resumed."""
+"""Access to blobs from real processes: directly, over TCP with keys, through a relay, resumed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.errors import ValueMissing, ValueNotStored
-from taskyard.journal.value_files import STORE_FILE, ValueFiles, name_of
+from taskyard.errors import BytesMissing, BytesNotStored
+from taskyard.journal.blob_files import TERMS_FILE, BlobFiles
+from taskyard.journal.blobs import name_of
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import read_peer_key
 from taskyard.process import value_access
@@ -50,8 +51,8 @@ class Yard:
         return self.broker.endpoints[1]
 
     @property
-    def files(self) -> ValueFiles:
-        return ValueFiles(self.directory / ".taskyard" / "values")
+    def files(self) -> BlobFiles:
+        return BlobFiles(self.directory / ".taskyard" / "blobs")
 
     def restart(self) -> None:
         endpoint = self.endpoint
@@ -78,12 +79,12 @@ def yard(tmp_path: Path, stack: ExitStack) -> Yard:
 
 def test_local_socket_uses_the_files_directly(yard: Yard, tmp_path: Path) -> None:
     local = ValueAccess(yard.broker.endpoint)
-    assert local.bytes_min() == 1 << 20
+    assert local.has_store()
     assert local.put(memoryview(CONTENT)) == NAME
     (found,) = local.load([NAME])
     assert bytes(found) == CONTENT
     yard.broker.kill()
-    assert ValueFiles(yard.files.directory).has(NAME)
+    assert BlobFiles(yard.files.directory).touch(NAME)
     assert bytes(local.load([NAME])[0]) == CONTENT  # without a broker
     assert not [*(tmp_path / "tmp").iterdir()]
 
@@ -95,7 +96,7 @@ def test_value_goes_through_the_broker_once(yard: Yard) -> None:
     assert bytes(viewer.load([NAME])[0]) == CONTENT
     yard.files.path(NAME).unlink()
     assert bytes(yard.access(Role.VIEWER).load([NAME])[0]) == CONTENT  # of the cache
-    with pytest.raises(ValueMissing, match=r"not at the broker \(`taskyard clean`"):
+    with pytest.raises(BytesMissing, match=r"not at the broker \(`taskyard clean`"):
         viewer.load([name_of(b"x" * 99)])
 
 
@@ -105,7 +106,7 @@ def test_altered_file_at_the_broker_is_never_a_value(yard: Yard) -> None:
     with pytest.raises(Exception, match="is damaged"):
         yard.access(Role.VIEWER).load([NAME])
     yard.files.path(NAME).write_bytes(CONTENT[:-1])
-    with pytest.raises(ValueMissing, match="not at the broker"):
+    with pytest.raises(BytesMissing, match="bytes are left"):
         yard.access(Role.VIEWER).load([NAME])
 
 
@@ -127,9 +128,11 @@ def test_upload_goes_on_after_a_restart(yard: Yard, monkeypatch: pytest.MonkeyPa
     sent: list[int] = []
     put_value = value_messages.put_value
 
-    def counting(number: int, value: bytes, offset: int = 0, data: bytes = b"") -> bytes:
+    def counting(
+        number: int, value: bytes, offset: int = 0, data: bytes = b"", location: bytes = b""
+    ) -> bytes:
         sent.append(len(data))
-        return put_value(number, value, offset, data)
+        return put_value(number, value, offset, data, location)
 
     monkeypatch.setattr(value_messages, "put_value", restarting(yard, counting, 4))
     assert yard.access(Role.PRODUCER).put(memoryview(CONTENT)) == NAME
@@ -146,14 +149,14 @@ def test_download_goes_on_after_a_restart(yard: Yard, monkeypatch: pytest.Monkey
 
 def test_keys_permit_what_their_roles_need(yard: Yard) -> None:
     yard.access(Role.PRODUCER).put(memoryview(CONTENT))
-    with pytest.raises(ValueNotStored, match="a viewer may not store values"):
+    with pytest.raises(BytesNotStored, match="a viewer may not store values"):
         yard.access(Role.VIEWER).put(memoryview(CONTENT[1:]))
     worker = yard.access(Role.WORKER)
-    with pytest.raises(ValueMissing, match="a worker may not read values"):
+    with pytest.raises(BytesMissing, match="a worker may not read values"):
         worker.load([NAME])
-    with pytest.raises(ValueMissing, match="does not hold attempt 1 at task t"):
+    with pytest.raises(BytesMissing, match="does not hold attempt 1 at task t"):
         worker.load([NAME], Holder(b"worker", b"t", 1))
-    with pytest.raises(ValueMissing, match="workers must be named worker"):
+    with pytest.raises(BytesMissing, match="workers must be named worker"):
         worker.load([NAME], Holder(b"other", b"t", 1))
     assert worker.put(memoryview(CONTENT[1:])) == name_of(CONTENT[1:])
 
@@ -169,23 +172,23 @@ def test_values_pass_a_relay(yard: Yard, tmp_path: Path) -> None:
 
 
 def test_shared_directory_is_used_over_tcp(tmp_path: Path, stack: ExitStack) -> None:
-    (tmp_path / "taskyard.toml").write_text('[values]\ndirectory = "mounted"\n')
+    (tmp_path / "taskyard.toml").write_text('[blobs]\ndirectory = "mounted"\n')
     yard = Yard(tmp_path, stack)
     viewer = yard.access(Role.VIEWER)  # the directory's owner needs no permission to write
     assert viewer.put(memoryview(CONTENT)) == NAME
-    assert ValueFiles(tmp_path / "mounted").has(NAME)
+    assert BlobFiles(tmp_path / "mounted").touch(NAME)
     assert bytes(viewer.load([NAME])[0]) == CONTENT
     assert not yard.files.directory.exists()
-    (tmp_path / "mounted" / STORE_FILE).write_text('{"identity": "of another broker"}')
-    with pytest.raises(ValueNotStored, match="a viewer may not store values"):
+    (tmp_path / "mounted" / TERMS_FILE).write_text('{"identity": "of another broker"}')
+    with pytest.raises(BytesNotStored, match="a viewer may not store values"):
         yard.access(Role.VIEWER).put(memoryview(CONTENT[1:]))
 
 
 def test_broker_without_values_has_none() -> None:
     with a_broker() as broker:
         access = ValueAccess(broker.endpoint, None, 20)
-        assert access.bytes_min() is None
-        with pytest.raises(ValueMissing, match="the broker keeps none"):
+        assert not access.has_store()
+        with pytest.raises(BytesMissing, match="the broker keeps none"):
             access.load([NAME])
 
 
@@ -200,6 +203,6 @@ def test_cache_keeps_the_values_that_were_used_last(
     viewer = yard.access(Role.VIEWER)
     for name in (*names[:3], names[0], names[3]):
         viewer.load([name])
-    (cache,) = (tmp_path / "tmp").glob("taskyard-values-*/*")
-    kept = [file.name for file in ValueFiles(cache).walk()]
+    (cache,) = (tmp_path / "tmp").glob("taskyard-blobs-*/*")
+    kept = [str(file.id) for file in BlobFiles(cache).walk()]
     assert sorted(kept) == sorted([names[0], names[2], names[3]])

@@ -12,7 +12,7 @@ from simulator.regressions import PAIR_REGRESSIONS
 from simulator.schedule import run
 from simulator.tables import parse
 from simulator.threads import Event, ProcessClock, SimThread, ThreadedProcess, Threads
-from taskyard.journal.postgres import exports, leader, store
+from taskyard.journal.postgres import blobs, exports, leader, store
 
 #: `./yard check --long` runs 20,000.
 SCHEDULES = 24
@@ -56,6 +56,11 @@ def test_every_fenced_statement_is_parsed_with_its_conditions() -> None:
         exports._MOVE: "move",
         leader._RENEW: "renew",
         leader._RELEASE: "release",
+        blobs._APPEND: "append_blobs",
+        blobs._SEAL: "seal_blob",
+        blobs._TOUCH: "touch_blob",
+        blobs._REMOVE: "remove_blobs",
+        blobs._REMOVE_UNCLAIMED: "remove_unclaimed_parts",
     }
     for text, kind in fenced.items():
         statement = parse(text)

@@ -17,7 +17,7 @@ from taskyard.broker.archive import EndedTasks
 from taskyard.cli.entry import main
 from taskyard.journal import compaction, compaction_process, snapshot
 from taskyard.journal.archive import ArchiveWriter
-from taskyard.journal.history import PartWriter
+from taskyard.journal.row_file import RowFileWriter
 from taskyard.journal.sqlite import SqliteStore
 
 CHILD = "beside"
@@ -26,7 +26,7 @@ CHILD = "beside"
 STEPS_BESIDE = {
     "begin": "export",
     "history": "finish",
-    "index": "write_columns",
+    "index": "write",
     "covered": "commit",
     "snapshot": "finish",
     "look": "verify_covered",
@@ -44,7 +44,7 @@ def compact_beside(step: str, words: list[str]) -> None:
         file.write(f"{os.getpid()}\n")
     owners: dict[str, Any] = {
         "begin": compaction,
-        "history": PartWriter,
+        "history": RowFileWriter,
         "index": ArchiveWriter,
         "covered": ArchiveWriter,
         "snapshot": snapshot.SnapshotFile,

@@ -138,14 +138,14 @@ def look_back(broker: Broker, names: list[bytes]) -> None:
 
 
 def history(directory: Path) -> list[Path]:
-    return [*(directory / ".taskyard" / "history").glob("events-*.rows")]
+    return [*(directory / ".taskyard" / "history").glob("*.rows")]
 
 
 def tally(state: Path, names: list[bytes]) -> None:
     """Count the history and the journal."""
     with StateLock(state), closing(SqliteStore(state)) as store:
         compaction.compact(state, store)
-    rows = [row for path in (state / "history").glob("events-*.rows") for row in read_rows(path)]
+    rows = [row for path in (state / "history").glob("*.rows") for row in read_rows(path, "events")]
     submitted = [row["task"] for row in rows if row["kind"] == b"submitted"]
     finished = [row["task"] for row in rows if row["kind"] == b"finished"]
     assert sorted(submitted) == sorted(finished) == sorted(names)

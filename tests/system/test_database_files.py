@@ -1,4 +1,4 @@
-"""Output and values in PostgreSQL while the leader of a pair is replaced."""
+"""Blobs in PostgreSQL while the leader of a pair is replaced."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def start(directory: Path, url: str, port: int) -> Running:
 
 def output_bytes(url: str) -> int:
     with psycopg.connect(url) as connection:
-        query = "SELECT coalesce(sum(bytes), 0)::bigint FROM taskyard.blobs WHERE kind = 'output'"
+        query = "SELECT coalesce(sum(bytes), 0)::bigint FROM taskyard.blobs WHERE kind = 'stream'"
         return int(connection.execute(query).fetchall()[0][0])
 
 

@@ -259,7 +259,7 @@ def test_key_does_not_give_away_where_the_state_is(yard: Yard, role: Role) -> No
     assert str(yard.directory) not in str(document)
     with closing(Peer(yard.broker.endpoint, None)) as near:
         near.line.request(value_messages.store)
-        assert near.answer().document()["directory"] == str(yard.directory / ".taskyard" / "values")
+        assert near.answer().document()["directory"] == str(yard.directory / ".taskyard" / "blobs")
 
 
 def test_peers_without_a_key_are_refused(yard: Yard) -> None:

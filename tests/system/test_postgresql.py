@@ -16,7 +16,7 @@ import pytest
 
 from taskyard.client.client import Client
 from taskyard.demo.postgresql import ROLE
-from taskyard.errors import Refused, TaskyardError
+from taskyard.errors import BytesMissing, Refused
 from taskyard.journal import history, snapshot
 from taskyard.pipeline.jobs import history as history_job
 from taskyard.web.event_feed import EventFeed
@@ -298,7 +298,7 @@ def test_state_moves_to_a_database_and_back(tmp_path: Path, url: str) -> None:
     code, out, errors = run_here(machine.directory, "store", "move", ".taskyard", url)
     assert (code, errors) == (0, "")
     assert "has the journal up to row" in out
-    assert not (machine.state / "values").exists()
+    assert not (machine.state / "blobs").exists()
     moved = check(*machine.options)
     assert moved > events
     code, out, errors = run_here(machine.directory, "store", "move", url, ".taskyard")
@@ -346,11 +346,13 @@ def test_clean_removes_from_the_database(tmp_path: Path, url: str) -> None:
     machine = Machine(tmp_path, "one", url)
     with machine.broker(), Worker(machine.directory), Client(state=machine.state) as client:
         client.submit(["seq", str(LINES)], name="long", campaign="a").result(PATIENCE_SECONDS)
-        client.submit(["seq", str(LINES)], name="long", campaign="b").result(PATIENCE_SECONDS)
+        client.submit(["seq", "2", str(LINES)], name="long", campaign="b").result(PATIENCE_SECONDS)
+        with psycopg.connect(url) as connection:  # they are not in use
+            connection.execute("UPDATE taskyard.blobs SET used_ns = 0")
         code, out, errors = run_here(machine.directory, "clean", "--campaign", "a")
         assert (code, out, errors) == (0, "removed 1 file of 1 task, 1.2 MiB\n", "")
         assert len(client.result("b/long")) > LINES
-        with pytest.raises(TaskyardError, match="is missing"):
+        with pytest.raises(BytesMissing, match="bytes of output are missing"):
             client.result("a/long")
 
 
@@ -370,7 +372,7 @@ def test_move_needs_a_url_and_a_directory(tmp_path: Path, url: str) -> None:
 
 def test_files_of_another_journal_are_refused_and_kept(tmp_path: Path, url: str) -> None:
     machine = Machine(tmp_path, "one", url)
-    kept = machine.state / history.FOLDER / "events-000000000001-000000000022.rows"
+    kept = machine.state / history.FOLDER / "000000000001-000000000022.rows"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"of a journal in SQLite")
     assert "has files of a journal in SQLite" in machine.refused()

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from taskyard import AsyncClient, Client, Executor
-from taskyard.errors import TaskFailed, TaskyardError, ValueMissing, ValueNotStored
-from taskyard.journal.value_files import ValueFiles
+from taskyard.errors import BytesMissing, BytesNotStored, TaskFailed, TaskyardError
+from taskyard.journal.blob_files import UNFINISHED_FOLDER, BlobFiles
+from taskyard.journal.blobs import FOLDER
 from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import Role
 from tests.kit.disks import small_disk
@@ -37,13 +38,17 @@ def array(count: int = COUNT, first: float = 1) -> calls.Array:
     return np.arange(first, first + count, dtype=np.float64)
 
 
+def blobs_of(directory: Path) -> BlobFiles:
+    return BlobFiles(directory / ".taskyard" / FOLDER)
+
+
 class Yard:
     """A broker, and a worker that calls pickled functions."""
 
     def __init__(self, directory: Path, stack: ExitStack, settings: str = "") -> None:
         (directory / "taskyard.toml").write_text(settings)
         self.directory, self._stack = directory, stack
-        self.files = ValueFiles(directory / ".taskyard" / "values")
+        self.files = blobs_of(directory)
         self.start()
         options = ("--allow-pickle", "--slots", "1")
         self.worker = stack.enter_context(Worker(directory, *options))
@@ -58,12 +63,16 @@ class Yard:
         return self._stack.enter_context(Client(self.broker.endpoint))
 
     def age(self) -> None:
-        """Make all values older, so that `clean` does not take them for those in use."""
-        for file in self.files.walk():
-            os.utime(file.path, (0, 0))
+        """Make all blobs older, so that `clean` does not take them for those in use."""
+        for path in self.paths():
+            os.utime(path, (0, 0))
 
-    def kept(self) -> list[str]:
-        return [file.name for file in self.files.walk()]
+    def paths(self) -> list[Path]:
+        return [self.files.path(file.id) for file in self.files.walk()]
+
+    def kept(self) -> list[int]:
+        """Return the sizes of all blobs."""
+        return sorted(file.bytes_total for file in self.files.walk())
 
 
 @pytest.fixture
@@ -142,7 +151,7 @@ def test_clients_of_several_brokers_load_large_results(tmp_path: Path, stack: Ex
     endpoints = [stack.enter_context(Broker(place)).endpoint for place in places]
     brokers = [word for endpoint in endpoints for word in ("--broker", endpoint)]
     stack.enter_context(Worker(tmp_path, "--allow-pickle", *brokers))
-    files = [ValueFiles(place / ".taskyard" / "values") for place in places]
+    files = [*map(blobs_of, places)]
     big, campaigns = array(300_000), list[str]()
     with Client(endpoints) as client:
         # Each campaign goes to one of both, by chance. So their number is not fixed.
@@ -181,36 +190,42 @@ def test_altered_and_removed_values_fail_with_their_reason(
     yard.worker.terminate()
     held = executor.submit(calls.length, os.urandom(2 << 20))
     until(lambda: len(yard.kept()) == 3, "the value of the call")
-    (path,) = [file.path for file in yard.files.walk() if file.bytes_total < 2_200_000]
+    (path,) = [path for path in yard.paths() if path.stat().st_size < 2_200_000]
     content = path.read_bytes()
     path.write_bytes(content[:99] + b"xy" + content[101:])
     stack.enter_context(Worker(tmp_path, "--allow-pickle"))
     with pytest.raises(TaskFailed, match="is damaged"):
         held.result(60)
     with Client(yard.broker.endpoint) as client:
-        for file in yard.files.walk():
-            file.path.unlink()
-        with pytest.raises(ValueMissing, match=r"and values.keep remove"):
+        for path in yard.paths():
+            path.unlink()
+        with pytest.raises(BytesMissing, match=r"and blobs.keep remove"):
             client.result(future.full_name)
 
 
 def test_values_live_as_long_as_their_tasks(tmp_path: Path, stack: ExitStack) -> None:
-    yard = Yard(tmp_path, stack, '[values]\ngrace = "0.2s"\n')
+    yard = Yard(tmp_path, stack, '[blobs]\ngrace = "0.2s"\n')
     client, big = yard.client(), array(300_000)
     assert client.submit(calls.length, bytes(2 << 20), name="length").result(60) == 2 << 20
-    until(lambda: not yard.kept(), "the argument of a task that is done is removed")
     client.submit(calls.double, big, name="double").result(60)
-    until(lambda: len(yard.kept()) == 1, "only the result is left")
     yard.worker.terminate()
     client.submit(calls.length, bytes(3 << 20), name="waits")
     client.close()
+    assert len(yard.kept()) == 4
     yard.broker.kill()
+    assert run_here(tmp_path, "journal", "compact")[0] == 0
     yard.start()
     client = yard.client()
+    # Arguments of ended tasks are removed.
     until(lambda: len(yard.kept()) == 2, "the result and the argument that is needed are left")
     assert np.array_equal(client.result("double"), big * 2)
     stack.enter_context(Worker(tmp_path, "--allow-pickle"))
     assert client.futures(["waits"])[0].result(60) == 3 << 20
+
+
+def inodes(cache: Path) -> set[int]:
+    files = BlobFiles(cache)
+    return {files.path(file.id).stat().st_ino for file in files.walk()}
 
 
 def test_values_pass_between_machines_without_common_files(
@@ -232,26 +247,26 @@ def test_values_pass_between_machines_without_common_files(
     big = array(1_000_000)
     with Client(endpoint, key=away / "producer.key") as client:
         assert np.array_equal(client.submit(calls.double, big).result(60), big * 2)
-        (cache,) = away.glob("taskyard-values-*/*")
-        fetched = {file.path.stat().st_ino for file in ValueFiles(cache).walk()}
+        (cache,) = away.glob("taskyard-blobs-*/*")
+        fetched = inodes(cache)
         assert len(fetched) == 2  # the worker's argument, and the client's result
         assert client.submit(calls.sum_in_place, big).result(60)[0] == float(big.sum())
-        assert fetched == {file.path.stat().st_ino for file in ValueFiles(cache).walk()}
+        assert fetched == inodes(cache)
         first = client.submit(calls.double, big)
         assert np.array_equal(client.submit(calls.double, first).result(60), big * 4)
-    assert len([*ValueFiles(state / ".taskyard" / "values").walk()]) == 3
+    assert len([*blobs_of(state).walk()]) == 3
 
 
 def test_full_disk_stores_no_value_and_leaves_no_part(stack: ExitStack) -> None:
     disk = stack.enter_context(small_disk(DISK_BYTES))
     yard = Yard(disk, stack)
     executor = yard.executor()
-    with pytest.raises(ValueNotStored, match="is nearly full"):
+    with pytest.raises(BytesNotStored, match="is nearly full"):
         executor.submit(calls.length, bytes(DISK_BYTES // 2)).result(60)
     with pytest.raises(TaskyardError, match="is nearly full"):
         executor.submit(bytes, DISK_BYTES // 2).result(60)
     assert not yard.kept()
-    assert not [*yard.files.unfinished()]
+    assert not [*(yard.files.directory / UNFINISHED_FOLDER).iterdir()]
     assert executor.submit(pow, 2, 3).result(60) == 8
 
 
@@ -285,5 +300,5 @@ def test_clean_removes_values_of_settled_tasks(tmp_path: Path, stack: ExitStack)
     code, out, _ = run_here(tmp_path, "clean", "--campaign", "c", *state)
     assert (code, out) == (0, "removed 2 files of 1 task, 4.6 MiB\n")
     assert len(yard.kept()) == 1
-    with pytest.raises(ValueMissing):
+    with pytest.raises(BytesMissing):
         client.result("c/d")

@@ -6,6 +6,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from taskyard.core.blobs import Content
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.worker.agents.runner import AgentRunner, AgentSettings
@@ -98,15 +99,15 @@ def results_of(
         return turns(pool, len(jobs))
 
 
-def done(one: Job, text: bytes, output: bytes = b"") -> JobResult:
+def done(one: Job, text: bytes, output: Content = b"") -> JobResult:
     return JobResult(one, Outcome.DONE, text, output)
 
 
-def failed(one: Job, reason: bytes, output: bytes = b"") -> JobResult:
+def failed(one: Job, reason: bytes, output: Content = b"") -> JobResult:
     return JobResult(one, Outcome.FAILED, reason, output)
 
 
-def crashed(one: Job, reason: bytes, output: bytes = b"") -> JobResult:
+def crashed(one: Job, reason: bytes, output: Content = b"") -> JobResult:
     return JobResult(one, Outcome.CRASHED, reason, output)
 
 

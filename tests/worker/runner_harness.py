@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import structs
 
+from taskyard.core.blobs import Content
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.wire.payloads import CALL, EXEC, encode_call, encode_command
@@ -170,11 +171,11 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - only their number counts
 
 
-def done(job: Job, text: bytes, output: bytes = b"") -> JobResult:
+def done(job: Job, text: bytes, output: Content = b"") -> JobResult:
     return JobResult(job, Outcome.DONE, text, output)
 
 
-def failed(job: Job, reason: bytes, output: bytes = b"") -> JobResult:
+def failed(job: Job, reason: bytes, output: Content = b"") -> JobResult:
     return JobResult(job, Outcome.FAILED, reason, output)
 
 

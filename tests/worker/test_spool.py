@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from taskyard.core.limits import STREAM_BYTES_MAX, STREAM_END_BYTES
-from taskyard.core.model import Result
+from hashlib import sha256
+
+from taskyard.core.blobs import Blob, Content
+from taskyard.core.limits import BLOB_BYTES_MIN, STREAM_END_BYTES
 from taskyard.core.output import Stream
 from taskyard.worker.jobs import Job
 from taskyard.worker.limits import (
@@ -17,6 +19,16 @@ from taskyard.worker.spool import OutputSpool, SpooledStream
 
 JOB = Job(b"a", 1, b"exec", b"")
 BYTES = bytes(range(256)) * 1024
+SHORT = BYTES[: BLOB_BYTES_MIN - 1]
+
+
+def ends_of(whole: bytes) -> bytes:
+    return whole[:STREAM_END_BYTES] + whole[-STREAM_END_BYTES:]
+
+
+def blob_of(whole: bytes, ends: bytes | None = None, digest: bytes | None = None) -> Content:
+    found = sha256(whole).digest() if digest is None else digest
+    return Blob(found, len(whole), ends_of(whole) if ends is None else ends)
 
 
 class SpoolHarness(OutputSpool):
@@ -43,12 +55,21 @@ class SpoolHarness(OutputSpool):
 def test_short_stream_of_a_short_task_is_never_sent() -> None:
     spool = SpoolHarness()
     stream = spool.add_stream()
-    stream.add(BYTES[:STREAM_BYTES_MAX])
+    stream.add(SHORT)
     assert spool.take() == []
     assert spool.wake_at_ns() == 1 + SPOOL_START_NS
     assert not spool.end(JOB.key)
-    assert (stream.kept(), stream.has_file) == (Result(BYTES[:STREAM_BYTES_MAX]), False)
+    assert stream.content() == SHORT
     assert (spool.bytes_kept, spool.wake_at_ns()) == (0, None)
+
+
+def test_stream_is_long_from_the_limit_on() -> None:
+    spool = SpoolHarness()
+    stream = spool.add_stream()
+    stream.add(SHORT)
+    stream.add(b"x")
+    assert spool.end(JOB.key)
+    assert stream.content() == blob_of(SHORT + b"x")
 
 
 def test_output_of_a_running_task_is_sent_after_a_while() -> None:
@@ -63,7 +84,7 @@ def test_output_of_a_running_task_is_sent_after_a_while() -> None:
     assert spool.pump() == 3
     assert spool.received == b"onetwo"
     assert not spool.end(JOB.key)
-    assert (stream.kept(), stream.has_file) == (Result(b"onetwo"), True)
+    assert stream.content() == blob_of(b"onetwo", b"onetwo")
 
 
 def test_long_stream_is_sent_whole_before_the_report() -> None:
@@ -79,9 +100,7 @@ def test_long_stream_is_sent_whole_before_the_report() -> None:
     assert spool.pump() == 3
     assert not spool.is_waiting(JOB.key)
     assert spool.received == BYTES + b"end"
-    whole = BYTES + b"end"
-    ends = whole[:STREAM_END_BYTES] + whole[-STREAM_END_BYTES:]
-    assert stream.kept() == Result(ends, len(whole), in_file=True)
+    assert stream.content() == blob_of(BYTES + b"end")
     assert spool.bytes_kept == 0
 
 
@@ -98,6 +117,7 @@ def test_stream_that_becomes_long_after_it_was_sent_continues_where_it_was() -> 
     while spool.pump():
         pass
     assert spool.received == BYTES
+    assert stream.content() == blob_of(BYTES)
 
 
 def test_full_spool_pauses_pipes_until_half_is_acknowledged() -> None:
@@ -112,13 +132,18 @@ def test_full_spool_pauses_pipes_until_half_is_acknowledged() -> None:
         assert spool.pump() == APPEND_BYTES_MAX
     assert resumed[0] <= SPOOL_BYTES_MAX // 2
     assert not spool.is_full()
+    stream.add(b"more")
+    assert spool.end(JOB.key)
+    while spool.pump():
+        pass
+    assert stream.content() == blob_of(bytes(spool.received))
 
 
 def test_many_short_streams_that_fill_the_spool_are_sent_at_once() -> None:
     spool = SpoolHarness()
     jobs = [Job(b"%d" % number, 1, b"exec", b"") for number in range(SPOOL_BYTES_MAX >> 14)]
     for job in jobs:
-        spool.add_stream(job).add(BYTES[:STREAM_BYTES_MAX])
+        spool.add_stream(job).add(BYTES[: 1 << 14])
     assert spool.is_full()
     assert spool.wake_at_ns() == spool.now_ns
     assert len(spool.take()) == APPEND_BYTES_MAX >> 14
@@ -133,8 +158,7 @@ def test_refused_stream_keeps_its_ends_and_waits_for_nothing() -> None:
     stream.add(BYTES)
     assert (spool.bytes_kept, spool.take(), resumed) == (0, [], [1])
     assert not spool.end(JOB.key)
-    kept = stream.kept()
-    assert (kept.bytes_total, kept.in_file, stream.has_file) == (2 * len(BYTES), False, False)
+    assert stream.content() == blob_of(BYTES * 2, digest=b"")
 
 
 def test_streams_take_turns_in_messages() -> None:
@@ -154,6 +178,5 @@ def test_lost_bytes_count_in_short_and_long_streams() -> None:
     long.add(BYTES)
     for stream in (short, long):
         stream.bytes_lost = 7
-    assert short.kept() == Result(b"short", 12)
-    ends = BYTES[:STREAM_END_BYTES] + BYTES[-STREAM_END_BYTES:]
-    assert long.kept() == Result(ends, len(BYTES) + 7, in_file=True)
+    assert short.content() == Blob(b"", 12, b"short")
+    assert long.content() == Blob(b"", len(BYTES) + 7, ends_of(BYTES))

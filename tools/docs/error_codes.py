@@ -75,6 +75,10 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "A running task can't get more dependencies.",
             "Submit another task that waits for them.",
         ),
+        "bytes-unknown": Explanation(
+            "A large argument of a task is not at the broker any more.",
+            "Submit the task again. After a long outage, raise `blobs.grace`.",
+        ),
         "cancelled": Explanation(
             "A task depends on a task that was cancelled.",
             "Submit the cancelled task again, or leave the dependency out.",
@@ -101,8 +105,8 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "Get a key of another role from the broker's operator: `taskyard keys new`.",
         ),
         "full": Explanation(
-            "The broker has too many unfinished tasks, its disk is nearly full, or compaction lags "
-            "behind.",
+            "The broker has too many unfinished tasks, its disk is nearly full, its blobs have "
+            "reached their quota, or compaction lags behind.",
             "Free some space, or retry when tasks are done. `taskyard status` shows the reason.",
         ),
         "malformed": Explanation(
@@ -239,25 +243,21 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "A task waits behind one that failed.",
             "Retry the failed task. `taskyard why NAME` names it.",
         ),
-        "output-truncated": Explanation(
+        "bytes-truncated": Explanation(
             "A task is done, but only a part of its output is kept.",
             "Let an agent or a WMP worker write large results to a file. See the broker's log.",
         ),
-        "output-removed": Explanation(
-            "The file with the output of a task is missing: `taskyard clean` and age remove files.",
-            "Run the task again, or keep output longer: `output.keep`.",
+        "bytes-missing": Explanation(
+            "Long output or a large value is gone: `taskyard clean` and age remove them.",
+            "Run the task again, or keep them longer: `blobs.keep`.",
         ),
-        "value-missing": Explanation(
-            "A large argument or result is gone: `taskyard clean` and age remove values.",
-            "Submit the task again, or keep values longer: `values.keep`.",
-        ),
-        "value-damaged": Explanation(
-            "The file of a large argument or result differs from what was stored. It is removed.",
+        "bytes-damaged": Explanation(
+            "A large argument, result or output differs from what was stored.",
             "Submit the task again, and check the disk.",
         ),
-        "value-not-stored": Explanation(
+        "bytes-not-stored": Explanation(
             "There is no room for a large argument or result.",
-            "Free some space (`taskyard clean`), or raise `values.quota`.",
+            "Free some space (`taskyard clean`), or raise `blobs.quota`.",
         ),
         "too-many-failures": Explanation(
             "`run` or `map` was stopped, because `--max-failures` tasks have failed.",

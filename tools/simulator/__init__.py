@@ -30,5 +30,10 @@ With `--pair` there are two brokers, each on its own machine (`pair_host`, `pair
 the product's lease, store and exports in simulated threads (`threads`), over a PostgreSQL that
 executes their statements, delays them and cuts connections (`postgres`).
 
+In some schedules programs print, and calls have large arguments and results (`outputs`, `calls`,
+`values`). The blobs are then the product's own files on a disk that loses what was not synced
+(`blob_disk`, `blob_host`), or rows of the database of a pair (`blob_tables`). The product sweeps
+them. `checkers.blobs` knows from the records alone which of them must be there.
+
 Not simulated: hungry agents, which are children of a worker and have no network.
 """

@@ -8,14 +8,16 @@ see `listeners`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from simulator import listeners
+from simulator.blob_host import BlobHost
 from simulator.checkers import Violation
 from simulator.disk import Crashed, SimIndex, SimStore
 from simulator.network import Message
+from simulator.outputs import has_blobs
 from taskyard.broker.connections import Connections
 from taskyard.broker.transport import unsent_events
 from taskyard.broker.turn import Broker
@@ -54,6 +56,8 @@ class BrokerHost:
         self._listeners: DialectRouter = listeners.open_all(world.plan, self._random_bits)
         self._connections = Connections()
         self._idle = False
+        #: The time until the next step of a sweep of blobs.
+        self._sweep_ns: int | None = None
         #: Only the run that was scheduled last counts.
         self._run_number = 0
         self._turns_at_once = 0
@@ -67,6 +71,8 @@ class BrokerHost:
         self._snapshot: tuple[int, bytes] | None = None
         #: Ended tasks that a compaction moved out of the broker's memory.
         self._index = SimIndex()
+        #: The blobs, in schedules that have some.
+        self._blobs = BlobHost(world) if has_blobs(world.plan.seed) else None
         #: The ledger of the latest broker when it crashed.
         self._fingerprint: dict[str, Any] | None = None
 
@@ -156,16 +162,19 @@ class BrokerHost:
         if not self.up:
             self.start()
 
-    def installed(self) -> nullcontext[None]:
-        """Replace nothing in the product."""
-        return nullcontext()
+    def installed(self) -> AbstractContextManager[None]:
+        """Give the product a disk for its blobs, if there are some."""
+        return nullcontext() if self._blobs is None else self._blobs.installed()
 
     def start(self) -> None:
         """Recover the ledger and schedule the first turn."""
         world = self._world
         if self._broker is not None:
             return
-        self.store.reopen(power_cut=world.rng.random() < world.faults.power_cut)
+        power_cut = world.rng.random() < world.faults.power_cut
+        self.store.reopen(power_cut=power_cut)
+        if self._blobs is not None and power_cut:
+            self._blobs.cut_power()
         self._check_damage_refused()
         world.clock.restart(world.rng.randrange(1 << 40))
         ledger = self._recover(self.store)
@@ -173,10 +182,12 @@ class BrokerHost:
         self._compare(ledger)
         self._listeners = listeners.open_all(world.plan, self._random_bits)
         self._connections = Connections()
-        outputs = world.checker.outputs.files
+        blobs = None if self._blobs is None else self._blobs.open(self.store.identity)
         self._broker = Broker(
-            Scheduler(ledger), self, self.store, world.clock, self._index, outputs=outputs
+            Scheduler(ledger), self, self.store, world.clock, self._index, blobs=blobs
         )
+        if self._blobs is not None and blobs is not None:
+            self._blobs.begin(self._broker, blobs, self.store, self._index)
         self._inbox = [self._rules]
         world.trace("broker starts", self.store.head.sequence)
         world.network.broker_came_up()
@@ -199,18 +210,32 @@ class BrokerHost:
             raise Violation("recovery", "the recovered ledger is not the one that crashed")
 
     def _take_snapshot(self, broker: Broker) -> None:
-        """Take a snapshot, and sometimes archive or trim the rows that it covers."""
+        """Take a snapshot of a replay, and sometimes trim the rows that it covers.
+
+        Its ended tasks are in the index. The broker may drop them, too.
+        """
         world = self._world
-        sequence = self.store.head.sequence
         if world.rng.random() < world.faults.archive:
             self._index.archive(broker.scheduler.ledger)
-        ledger = broker.scheduler.ledger
+        sequence = self._snapshot_now()
+        if world.rng.random() < world.faults.trim:
+            self.store.trim(sequence)
+
+    def _snapshot_now(self) -> int:
+        sequence = self.store.head.sequence
+        ledger = self._recover(self.store)
+        self._index.keep_streams(self.store)
+        self._index.archive(ledger)
         encoded = snapshot.encode(self.store.identity, self.store.head, ledger)
         self._snapshot = (sequence, encoded)
-        world.trace("snapshot", sequence)
-        if world.rng.random() < world.faults.trim:
-            self._index.keep_results(self.store.rows())
-            self.store.trim(sequence)
+        self._world.trace("snapshot", sequence)
+        return sequence
+
+    def compact(self) -> None:
+        """Move all ended tasks to the index, and trim all rows."""
+        if self._broker is not None:
+            self._index.archive(self._broker.scheduler.ledger)
+            self.store.trim(self._snapshot_now())
 
     def _check_damage_refused(self) -> None:
         """Damage copies of the disk, and require that recovery refuses them."""
@@ -226,6 +251,12 @@ class BrokerHost:
             else:
                 raise Violation("damage", "a damaged journal was accepted")
 
+    def check_blobs(self) -> None:
+        """Require that nothing is kept which nothing names. Rows that are kept may name more."""
+        records = [record for row in self.store.rows() for record in recovery.decode(row.body)]
+        self._world.checker.blobs.check_all("at the end")
+        self._world.checker.blobs.check_unused(records)
+
     def crash(self, why: str) -> None:
         world = self._world
         if self._broker is None:
@@ -235,6 +266,8 @@ class BrokerHost:
         durable = ledger.record == world.checker.model.records
         self._fingerprint = ledger_fingerprint(ledger, ended=False) if durable else None
         self._broker = None
+        if self._blobs is not None:
+            self._blobs.crash()
         self._inbox = []
         self._idle = False
         self.restarts += 1
@@ -264,6 +297,8 @@ class BrokerHost:
     def _schedule_next_turn(self, broker: Broker) -> bool:
         """Schedule the next turn. Return False if it is to run now."""
         wait_ns = None if self._inbox else self._shortened(broker.wait_ns())
+        if self._sweep_ns is not None and wait_ns != 0:
+            wait_ns = self._sweep_ns if wait_ns is None else min(wait_ns, self._sweep_ns)
         if self._inbox or wait_ns == 0:
             return False
         self._idle = True
@@ -274,7 +309,14 @@ class BrokerHost:
     def _turn(self, broker: Broker) -> None:
         self._check_busy_loop()
         try:
-            broker.process(self.receive(None))
+            if self._blobs is None:
+                broker.process(self.receive(None))
+            else:
+                with self._blobs.busy():
+                    broker.process(self.receive(None))
+                    self._sweep_ns = self._blobs.run_step()
+                if self._sweep_ns == 0:
+                    self._turns_at_once = 0  # a sweep goes on
         except Crashed as crash:
             self.crash(str(crash))
         except JournalFailed as failed:

@@ -21,6 +21,7 @@ from simulator.models import Violation
 from simulator.peers import Peer, RequestReplyPeer
 from simulator.plan import SECOND_NS
 from taskyard.core import effects, events
+from taskyard.core.blobs import text_of
 from taskyard.core.effects import Effect
 from taskyard.core.model import Refusal, Submission
 
@@ -218,7 +219,7 @@ class JobClient(Client):
             return
         text = effect.text.encode() if isinstance(effect, effects.Refused) else b""
         if isinstance(effect, effects.Settled):
-            text = effect.texts[0] or b""
+            text = text_of(effect.texts[0] or b"")
         failed = isinstance(effect, effects.Refused)
         self.world.checker.replies.on_job_result(event.submission.names[0], text, failed=failed)
 

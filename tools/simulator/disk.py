@@ -5,18 +5,22 @@ checkers when it is durable. A crash loses or tears rows that were not synced. T
 written after the commit and not synced, so a power cut may leave an older one.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
 
 import msgspec
 
+from simulator.outputs import heading
 from simulator.plan import Faults, chance
+from taskyard.core.blobs import Blob, Content
 from taskyard.core.ledger import Ledger, to_ended_task
-from taskyard.core.model import EndedTask, Result
-from taskyard.core.output import Stream
+from taskyard.core.model import EndedTask
 from taskyard.core.records import Cancelled, Finished, Progressed
 from taskyard.errors import JournalFailed
 from taskyard.journal import chain
+from taskyard.journal.archive import END, Streams
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.recovery import archivable, causes_in, decode, outputs_in, results_in
 from taskyard.journal.store import DISK_RESERVE_BYTES, MemoryStore, check_row
@@ -40,6 +44,8 @@ class SimStore(MemoryStore):
         self._broken = False
         #: The duration of the latest commit. The host lets that time pass.
         self.commit_ns = 0
+        #: Called in a commit, when its row is durable.
+        self.on_kept: Callable[[], None] = lambda: None
         #: The disk is nearly full: only completions may be written.
         self.full = False
 
@@ -57,6 +63,7 @@ class SimStore(MemoryStore):
                 self._keep(row)
             raise JournalFailed("the simulated sync failed")
         self._keep(row)
+        self.on_kept()
         if rng.random() < faults.crash_in_commit:
             raise Crashed("in the commit: the row is durable, its witness is not")
         self._witness = row.head
@@ -92,7 +99,7 @@ class SimStore(MemoryStore):
         if power_cut:
             self._witness = self._witness_synced
 
-    def damaged(self, covered: int) -> "SimStore | None":
+    def damaged(self, covered: int) -> SimStore | None:
         """Return a copy of this disk with its end lost or a byte flipped, in rows that its
         witness covers and no snapshot does. Recovery must refuse it. None if there is nothing to
         damage."""
@@ -120,37 +127,42 @@ class SimIndex:
 
     def __init__(self) -> None:
         self._ended: dict[bytes, EndedTask] = {}
-        #: Results in trimmed rows.
-        self._results: dict[bytes, Result] = {}
-        self._causes: dict[bytes, bytes] = {}
-        #: stdout and stderr of attempts, in trimmed rows.
-        self._outputs: dict[tuple[bytes, int], tuple[Result, Result]] = {}
+        #: The journal, and the last row that was read.
+        self._covered: tuple[bytes, Head] | None = None
+        #: stdout and stderr of attempts, results and causes, up to that row.
+        self._streams: dict[tuple[bytes, int], Streams] = {}
 
     def find(self, names: list[bytes]) -> list[EndedTask]:
         return [self._ended[name] for name in names if name in self._ended]
 
-    def result(self, name: bytes) -> Result | None:
-        return self._results.get(name)
+    def streams(self, name: bytes, attempt: int = END) -> Streams | None:
+        return self._streams.get((name, attempt))
 
-    def output(self, name: bytes, attempt: int, stream: Stream) -> Result | None:
-        found = self._outputs.get((name, attempt))
-        return None if found is None else found[stream - 1]
+    def covered(self) -> tuple[bytes, Head] | None:
+        return self._covered
 
-    def cause(self, name: bytes) -> bytes | None:
-        return self._causes.get(name)
+    def blobs_named(self, names: Iterable[str]) -> set[str]:
+        """Return those of these blobs that a result or an output names."""
+        contents = (content for both in self._streams.values() for content in both)
+        named = {name for content in contents for name in _named(content)}
+        return named.intersection(names)
 
-    def keep_results(self, rows: Iterable[Row]) -> None:
-        """Keep the results in rows that are about to be trimmed."""
-        for row in rows:
+    def keep_streams(self, store: SimStore) -> None:
+        """Keep the results and outputs in rows that may be trimmed."""
+        self._covered = store.identity, store.head
+        for row in store.rows():
             for record in decode(row.body):
-                if isinstance(record, Finished):
-                    results = results_in(record, 0, record.names)
-                    self._results.update(zip(record.names, results, strict=True))
-                elif isinstance(record, Progressed):
+                if isinstance(record, Progressed):
                     for name, attempt, *streams in outputs_in(record):
-                        self._outputs[name, attempt] = (streams[0], streams[1])
-                elif isinstance(record, Cancelled):
-                    self._causes.update(zip(record.names, causes_in(record), strict=True))
+                        self._streams[name, attempt] = (streams[0], streams[1])
+                elif isinstance(record, Finished | Cancelled):
+                    kept = (
+                        results_in(record, 0, record.names)
+                        if isinstance(record, Finished)
+                        else causes_in(record)
+                    )
+                    for name, result in zip(record.names, kept, strict=True):
+                        self._streams[name, END] = (result, b"")
 
     def archive(self, ledger: Ledger) -> None:
         """Move all ended tasks from the broker's ledger to this index."""
@@ -159,6 +171,12 @@ class SimIndex:
             if task.ending is not None:
                 self._ended[task.name] = to_ended_task(task, task.ending)
         ledger.archive(names)
+
+
+def _named(content: Content) -> list[str]:
+    if isinstance(content, Blob):
+        return [f"{content.digest.hex()}-{content.length}"] if content.digest else []
+    return heading(content).get("values", [])
 
 
 def _flipped(row: Row, rng: Random) -> Row:

@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from simulator.schedule import run
 from taskyard.core.ledger import Ledger
-from taskyard.journal import history_rows, parquet_file, recovery
-from taskyard.journal.history import HistoryPart, PartWriter
+from taskyard.journal import history_arrow, history_rows, recovery
+from taskyard.journal.row_file import RowFileWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,12 +42,11 @@ def history_of(rows: list[Row]) -> History:
     """Return the history of a journal's rows."""
     ledger = Ledger()
     with TemporaryDirectory(prefix="taskyard-simulated-") as directory:
-        writer = PartWriter(Path(directory))
+        path = Path(directory) / "rows"
+        writer = RowFileWriter(path)
         for row in rows:
             for record in recovery.records_of(row, ledger.record):
                 history_rows.write_rows(ledger, row.sequence, record, writer.events, writer.edges)
-        part = HistoryPart(1, rows[-1].sequence)
-        writer.finish(part)
-        paths = part.paths(Path(directory))
-        events, edges = (parquet_file.read_table(paths[name]) for name in ("events", "edges"))
+        writer.finish(path, 1, rows[-1].sequence)
+        events, edges = (history_arrow.read_table([path], name) for name in ("events", "edges"))
     return History(events, edges, ledger)

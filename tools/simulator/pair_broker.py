@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import psycopg
+from msgspec import structs
 
 from simulator import listeners
 from simulator.models import Violation
@@ -21,9 +22,11 @@ from simulator.mutations.registry import no_op
 from simulator.network import Message
 from simulator.plan import MILLISECOND_NS
 from simulator.threads import Event, SimThread, ThreadedProcess
+from taskyard.broker.blob_retention import BlobRetention
+from taskyard.broker.blobs import BlobLimits, BrokerBlobs
 from taskyard.broker.compaction import CompactionLimits, Compactor
 from taskyard.broker.connections import Connections
-from taskyard.broker.database import open_database, open_standby
+from taskyard.broker.database import OpenDatabase, open_database, open_standby
 from taskyard.broker.server import BrokerSettings
 from taskyard.broker.transport import unsent_events
 from taskyard.broker.turn import Broker
@@ -126,6 +129,9 @@ class PairBroker:
         self.lease: Lease | None = None
         self._archive: EndedTasks | None = None
         self._compactor: Compactor | None = None
+        #: How blobs are kept, and what sweeps them. None: the schedule has none.
+        self._drawn = self._world.checker.blobs.plan
+        self._retention: BlobRetention | None = None
         #: It was asked to stop, as by SIGTERM.
         self.is_stopping = False
         #: It waits for messages. All rows that it has decided on are durable.
@@ -172,7 +178,8 @@ class PairBroker:
         settings = BrokerSettings(
             directory,
             store=URL,
-            files=host.directory / "files",
+            # Blobs are in the database, or there are none.
+            files=None if self._drawn else host.directory / "files",
             store_lease_ns=host.faults.lease_ns,
         )
         stack.enter_context(StateLock(directory))
@@ -194,12 +201,23 @@ class PairBroker:
         self.lease, self._archive = opened.lease, archive
         if host.leads(self):
             world.checker.on_recovered(ledger)
-        outputs = world.checker.outputs.files
-        self.broker = Broker(Scheduler(ledger), self, opened.store, clock, archive, outputs=outputs)
+        blobs = self._open_blobs(opened)
+        self.broker = Broker(Scheduler(ledger), self, opened.store, clock, archive, blobs=blobs)
+        if blobs is not None:
+            result_of = self.broker.completer.result_of
+            self._retention = BlobRetention(
+                blobs, ledger, clock, opened.store, archive.index, result_of
+            )
         self.broker.on_commit = self._on_commit
         self.broker.check_lease = opened.lease.check
         self._inbox = [host.rules]
         host.on_serving(self)
+
+    def _open_blobs(self, opened: OpenDatabase) -> BrokerBlobs | None:
+        if self._drawn is None or opened.blobs is None:
+            return None
+        limits = BlobLimits(keep_ns=self._drawn.keep_ns, grace_ns=self._drawn.grace_ns)
+        return BrokerBlobs(opened.blobs, opened.store.identity.hex(), lambda: limits)
 
     def _follow(self, settings: BrokerSettings) -> WarmState | None:
         """Follow the leader until this process leads. Return None if it is stopped before."""
@@ -222,10 +240,12 @@ class PairBroker:
         while self.broker is not None and self.lease is not None and not self.is_stopping:
             self.broker.turn()
             self._after_turn(self.broker)
-            wait_ns = None if self._compactor is None else self._compactor.run_step()
+            steps = [
+                one.run_step() for one in (self._retention, self._compactor) if one is not None
+            ]
             self.lease.check()
             left_ns = max(self.lease.left_ns(), MILLISECOND_NS)
-            self._wait_ns_max = left_ns if wait_ns is None else min(left_ns, wait_ns)
+            self._wait_ns_max = min([left_ns, *(wait for wait in steps if wait is not None)])
 
     def _after_turn(self, broker: Broker) -> None:
         if self._host.leads(self):
@@ -359,11 +379,9 @@ class SimCompactionChild:
     def _run(self, directory: Path, found: tuple[bytes, Head], database: DatabaseTerm) -> None:
         try:
             outcome = exports.compact(database, directory, found, lambda *_: None)
-            self._report = CompactionReport(
-                "", outcome.rows, outcome.events, outcome.ended, outcome.unfinished
-            )
+            self._report = CompactionReport(**structs.asdict(outcome))
         except TaskyardError as error:
-            self._report = CompactionReport(str(error))
+            self._report = CompactionReport(failed=str(error))
 
     def poll(self) -> CompactionReport | None:
         return self._report

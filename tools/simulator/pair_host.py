@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from simulator.checkers.checker import LATE_NS_MAX
 from simulator.models import Violation
 from simulator.mutations.registry import patched
+from simulator.outputs import draw_blobs, has_blobs
 from simulator.pair_broker import WAITING, PairBroker, SimCompactionChild, SimWaker
 from simulator.pair_plan import PairFaults, draw_faults
 from simulator.plan import SECOND_NS
@@ -30,11 +31,11 @@ from simulator.threads import (
     TimeModule,
 )
 from simulator.world import CALM_NS
-from taskyard.broker import compaction, standby
+from taskyard.broker import compaction, database_files, standby
 from taskyard.core.events import RulesSet
 from taskyard.journal.chain import Head
-from taskyard.journal.postgres import database as product_database
 from taskyard.journal.postgres import (
+    blobs,
     exports,
     history_mover,
     leader,
@@ -42,6 +43,8 @@ from taskyard.journal.postgres import (
     shared_directory,
     store,
 )
+from taskyard.journal.postgres import database as product_database
+from taskyard.journal.recovery import decode
 from taskyard.journal.store import DISK_RESERVE_BYTES
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 
     from simulator.network import Message
     from simulator.pair_broker import Turn
+    from simulator.tables import Tables
     from simulator.world import World
     from taskyard.core.ledger import Ledger
     from taskyard.journal.chain import Row
@@ -85,6 +89,19 @@ class PairStore:
         return Head(len(self._database.tables.rows), 0, self._database.head_chain)
 
 
+class PairBlobs:
+    """The blobs in the database. Implements `BlobContents`."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def content(self, name: str) -> bytes | None:
+        return self._tables.blob(name)
+
+    def names(self) -> list[str]:
+        return [name.decode() for kind, name in self._tables.blobs if kind == "sealed"]
+
+
 class PairHost:
     """Both machines and the database. Implements `world.Host` and `pair_broker.Machines`."""
 
@@ -113,9 +130,25 @@ class PairHost:
         ]
         #: The place of each tight connection, by its number.
         self._places: dict[int, int] = {}
+        if has_blobs(world.plan.seed):
+            self._keep_blobs()
         #: Connections to a broker that was replaced already. Its end is no restart of the leader,
         #: which knows all that the peer held.
         self._to_replaced: set[int] = set()
+
+    def _keep_blobs(self) -> None:
+        """Keep blobs in the tables, and let the checker read them there."""
+        world, tables = self.world, self.database.tables
+        world.checker.blobs.store = PairBlobs(tables)
+        world.checker.blobs.plan = draw_blobs(
+            world.plan.seed, jumps=world.plan.faults.clock_jump > 0
+        )
+
+        def on_removed(name: str, used_ns: int) -> None:
+            world.trace("a blob is removed", name)
+            world.checker.blobs.on_removed(name, world.clock.wall_ns() - used_ns)
+
+        tables.on_blob_removed = on_removed
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -131,6 +164,7 @@ class PairHost:
             patched(lease, "threading", ThreadingModule(threads)),
             patched(history_mover, "threading", ThreadingModule(threads)),
             patched(history_mover, "PAUSE_SECONDS", MOVER_SECONDS),
+            self._blobs_installed(modules, secrets),
             patched(standby, "threading", ThreadingModule(threads)),
             patched(standby, "Waker", partial(SimWaker, self)),
             patched(leader, "secrets", secrets),
@@ -150,6 +184,16 @@ class PairHost:
                     process.is_dead = True
                 for process in self._processes:
                     process.kill()
+
+    @contextmanager
+    def _blobs_installed(self, time_module: Any, secrets: Any) -> Iterator[None]:  # noqa: ANN401
+        with (
+            patched(database_files, "time", time_module),
+            patched(database_files, "threading", ThreadingModule(self.threads)),
+            patched(blobs, "time", time_module),
+            patched(blobs, "secrets", secrets),
+        ):
+            yield
 
     def _free_bytes(self, _directory: Path) -> int:
         return DISK_RESERVE_BYTES // 2 if self.store.full else 2 * DISK_RESERVE_BYTES
@@ -210,6 +254,15 @@ class PairHost:
     def _calm(self) -> None:
         """Require from now on that a broker is never late."""
         self.world.checker.late_ns_max = LATE_NS_MAX
+
+    def compact(self) -> None:
+        """Do nothing: the product compacts."""
+
+    def check_blobs(self) -> None:
+        rows = self.database.tables.rows.values()
+        records = [record for row in rows for record in decode(row.body)]
+        self.world.checker.blobs.check_all("at the end")
+        self.world.checker.blobs.check_unused(records)
 
     def crash(self, why: str) -> None:
         """Kill the leader, or a broker that waits."""

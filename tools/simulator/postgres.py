@@ -16,6 +16,7 @@ import psycopg
 from msgspec import Struct
 from psycopg.errors import UniqueViolation
 
+from simulator.blob_tables import UNHELD
 from simulator.plan import MILLISECOND_NS
 from simulator.tables import OF_COMPACTION, OF_LEASE, WRITES, Statement, Tables, parse
 from simulator.threads import Event
@@ -149,6 +150,8 @@ class SimDatabase:
         found = self.tables.execute(statement, values)
         if not found or statement.kind not in WRITES:
             return found
+        if found == UNHELD.get(statement.kind):
+            return found  # it changed nothing
         newest = next(reversed(self.tables.rows.values()), None)
         if statement.kind == "append" and newest is not None and newest.sequence > self._reported:
             self._reported = newest.sequence

@@ -8,14 +8,14 @@ product's own code, so its bugs are findings.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 from zlib import crc32
 
 from simulator.clock import WALL_START_NS
 from simulator.decoders import BY, decode
 from simulator.measurements import measured
 from simulator.models import Violation
-from simulator.outputs import output_of
+from simulator.outputs import CALLS, has_stdout, printed_by
 from simulator.plan import (
     MILLISECOND_NS,
     NAMED_BY_BROKER,
@@ -24,8 +24,8 @@ from simulator.plan import (
     TRUNCATED,
 )
 from taskyard.core import effects, events
+from taskyard.core.blobs import Blob, Content
 from taskyard.core.events import Outcome
-from taskyard.core.model import Result
 from taskyard.core.output import Stream
 from taskyard.core.runs import Run
 from taskyard.worker.agents.rules import AgentRules
@@ -177,13 +177,33 @@ class SimProcess:
         raise NotImplementedError
 
 
+class CallRunner(Protocol):
+    """Reads the arguments of calls, and stores their results."""
+
+    def start(self, job: Job) -> None:
+        """Read the arguments of a job, if it is a call."""
+        ...
+
+    def is_over(self, job: Job) -> bool:
+        """Return whether a job has read and stored everything."""
+        ...
+
+    def end(self, done: JobResult) -> None:
+        """Set the result of a job, if it is a call."""
+        ...
+
+    def drop(self, key: tuple[bytes, int]) -> None:
+        """Forget a job."""
+        ...
+
+
 class SimRunner:
     """A runner that pretends to work. Implements the runner protocols of all loops."""
 
     agent_error = b""
     malformed = 0
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all but three are named
         self,
         program: ProductWorker,
         slots: int,
@@ -191,6 +211,7 @@ class SimRunner:
         *,
         sends_attempts: bool = True,
         spool: OutputSpool | None = None,
+        calls: CallRunner | None = None,
     ) -> None:
         self._program = program
         self._world = program.world
@@ -206,9 +227,11 @@ class SimRunner:
         self._rules = AgentRules()
         #: Takes what jobs print. None: they print nothing.
         self._spool = spool
-        self._streams: dict[tuple[bytes, int], SpooledStream] = {}
+        self._streams: dict[tuple[bytes, int], tuple[SpooledStream, SpooledStream]] = {}
+        #: Reads and stores what calls need. None: there are no calls.
+        self._calls = calls
         #: Called with the output of a task.
-        self.on_output: Callable[[Job, Result], None] | None = None
+        self.on_output: Callable[[Job, Content], None] | None = None
 
     def start(self, job: Job) -> None:
         if job.key in self._seen:
@@ -231,18 +254,25 @@ class SimRunner:
             job = self._waiting.pop(key)
             self._running[key] = job, now_ns + self._work_ns()
             if self._spool is not None:
-                self._streams[key] = self._spool.stream(job, Stream.STDERR)
+                out, err = (self._spool.stream(job, stream) for stream in Stream)
+                self._streams[key] = out, err
                 self._print(job, 0, 1)
-            if self.on_output is not None and self._chance(self._world.faults.progress):
-                self.on_output(job, Result(b"half of " + job.name))
+            if self._calls is not None:
+                self._calls.start(job)
+            is_printed = self._spool is not None and has_stdout(job.name)  # of agents alone
+            if self.on_output is None or is_printed:
+                continue
+            if self._chance(self._world.faults.progress):
+                self.on_output(job, b"half of " + job.name)
 
     def _print(self, job: Job, first: int, last: int) -> None:
         """Print the halves of a job's output from the first to the last."""
-        printed = output_of(job.name, job.attempt)
-        half = len(printed) // 2
-        data = printed[first * half : len(printed) if last > 1 else half]
-        if data:
-            self._streams[job.key].add(data)
+        for stream in self._streams[job.key]:
+            printed = printed_by(self._world.plan.seed, *job.key, stream.stream)
+            half = len(printed) // 2
+            data = printed[first * half : len(printed) if last > 1 else half]
+            if data:
+                stream.add(data)
 
     def _work_ns(self) -> int:
         world = self._world
@@ -255,6 +285,8 @@ class SimRunner:
         self._waiting.pop((name, attempt), None)
         self._running.pop((name, attempt), None)
         self._streams.pop((name, attempt), None)
+        if self._calls is not None:
+            self._calls.drop((name, attempt))
 
     def run_so_far(self, name: bytes, attempt: int) -> Run | None:
         del name, attempt
@@ -264,7 +296,7 @@ class SimRunner:
         now_ns = self._program.clock.monotonic_ns()
         done: list[JobResult] = []
         for key, (job, ends_ns) in [*self._running.items()]:
-            if ends_ns > now_ns:
+            if ends_ns > now_ns or not self._is_over(job):
                 continue
             del self._running[key]
             task = self._program.task_of(job)
@@ -276,15 +308,17 @@ class SimRunner:
         self._fill()
         return done
 
+    def _is_over(self, job: Job) -> bool:
+        return self._calls is None or self._calls.is_over(job)
+
     def _done(self, job: Job, task: bytes) -> JobResult:
-        outcome = self._outcome()
-        text = task + BY + self._program.name
-        done = JobResult(job, outcome, text)
+        done = JobResult(job, self._outcome(), task + BY + self._program.name)
+        text = done.text
         if self._spool is not None:
-            self._print(job, 1, 2)
-            stderr = self._streams.pop(job.key)
-            if stderr.bytes_total:
-                done.streams = (self._spool.stream(job, Stream.STDOUT), stderr)
+            self._add_streams(done)
+        if self._calls is not None:
+            self._calls.end(done)
+        outcome = done.outcome
         if outcome is Outcome.RETRY_AT:
             done.retry_at_ns = self._world.clock.wall_ns() + self._world.rng.randrange(SECOND_NS)
         if outcome is Outcome.REFUSED:
@@ -292,11 +326,22 @@ class SimRunner:
         if self._sends_attempts:
             runs = measured([job.name], [job.attempt], self._world.clock.wall_ns())
             done.run = None if runs is None else runs.at(0)
+        is_call = job.service == CALLS
         # The client of a job would get an error.
-        is_cut = crc32(task) % 4 == 0 and not task.startswith(NAMED_BY_BROKER)
+        is_cut = crc32(task) % 4 == 0 and not task.startswith(NAMED_BY_BROKER) and not is_call
         if outcome is Outcome.DONE and is_cut and self._program.truncates_results:
-            done.text, done.result_bytes_total = TRUNCATED + text, RESULT_BYTES
+            done.content = Blob(b"", RESULT_BYTES, TRUNCATED + text)
         return done
+
+    def _add_streams(self, done: JobResult) -> None:
+        """Add what a job has printed. The result of some is their stdout."""
+        self._print(done.job, 1, 2)
+        streams = self._streams.pop(done.job.key)
+        is_result = done.outcome is Outcome.DONE and has_stdout(done.job.name)
+        if is_result or any(one.bytes_total for one in streams):
+            done.streams = streams
+        if is_result:
+            done.content = b""
 
     def _outcome(self) -> Outcome:
         faults = self._world.faults
@@ -324,7 +369,10 @@ class SimRunner:
         return [job for job, _ in self._running.values()]
 
     def wake_at_ns(self) -> int | None:
-        return min((ends_ns for _, ends_ns in self._running.values()), default=None)
+        now_ns = self._program.clock.monotonic_ns()
+        running = self._running.values()
+        ends = (ends_ns for job, ends_ns in running if ends_ns > now_ns or self._is_over(job))
+        return min(ends, default=None)
 
     # The broker's rules.
 

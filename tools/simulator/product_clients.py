@@ -9,6 +9,7 @@ that is run again. Every task that it submitted must be settled for it.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from simulator.codecs.dialects import DO, JOB
 from simulator.listeners import Listener
-from simulator.models import BLOCKED
+from simulator.models import BLOCKED, Violation
 from simulator.plan import SECOND_NS
 from simulator.processes import SimProcess
 from simulator.sockets import ENDPOINT, Socket
@@ -24,16 +25,17 @@ from taskyard.client import open_requests, pending_tasks, session
 from taskyard.core import effects, events, identity
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, Terms
+from taskyard.errors import BytesDamaged, BytesMissing, Refused
 from taskyard.net.round_robin import RoundRobinLoop
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.round_robin import client as round_robin_client
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from simulator.world import World
+    from taskyard.core.blobs import Result
     from taskyard.core.events import Event
-    from taskyard.core.model import Result
     from taskyard.core.states import TaskState
 
 _Q: Final = pb.QueryMsg
@@ -54,9 +56,9 @@ class SettableFuture:
         return self._is_done
 
     def settle(self, state: TaskState, result: Result) -> None:
-        settled = effects.Settled(b"", 0, [self._name], [state], [result.text])
-        settled.truncated = {self._name: result.bytes_total} if result.bytes_total else None
-        self._client.world.checker.replies.on_client_reply(None, settled)
+        settled = effects.Settled(b"", 0, [self._name], [state], [result.content])
+        with self._noted():
+            self._client.world.checker.replies.on_client_reply(None, settled)
         self._end()
 
     def set_result(self, result: object, /) -> None:
@@ -65,7 +67,20 @@ class SettableFuture:
 
     def set_exception(self, exception: BaseException, /) -> None:
         self._client.world.trace("is refused", str(exception))
+        if isinstance(exception, BytesMissing | BytesDamaged):
+            with self._noted():
+                self._client.world.checker.blobs.on_lost_result(self._name, str(exception))
         self._end()
+        if isinstance(exception, Refused):
+            self._client.on_refused(self._name, exception)
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Note a violation. The session survives whatever a future raises."""
+        try:
+            yield
+        except Violation as violation:
+            self._client.violation = violation
 
     def _end(self) -> None:
         self._is_done = True
@@ -81,15 +96,15 @@ class NativeProductClient(SimProcess):
         self.pending: list[tuple[int, pending_tasks.PendingTask]] = []
         #: Submitted tasks that are not settled for it.
         self.open: dict[bytes, pending_tasks.PendingTask] = {}
+        #: What a future found.
+        self.violation: Violation | None = None
 
     def plan(self, when_ns: int, campaign: bytes, name: bytes, service: bytes) -> None:
         """Submit a task at a time, or as soon as the process runs then."""
         terms = Terms(campaign=campaign, service=service)
         payload = DO + identity.spelling(campaign, name)
-        parcel = pending_tasks.PendingTask(
-            name, payload, terms, b"", (), UnknownPolicy.REFUSE, None
-        )
-        self.pending.append((when_ns, parcel))
+        task = pending_tasks.PendingTask(name, payload, terms, b"", (), UnknownPolicy.REFUSE, None)
+        self.pending.append((when_ns, task))
 
     def build(self) -> None:
         self._session = session.Session(ENDPOINT, _LIMITS, report=_ignore, clock=self.clock)
@@ -99,22 +114,24 @@ class NativeProductClient(SimProcess):
         self._session.use(self._socket)
         self.open = {}
         now_ns = self.world.timeline.now_ns
-        for when_ns, parcel in self.pending:
-            submit = partial(self._submit, self.process, parcel)
+        for when_ns, task in self.pending:
+            submit = partial(self._submit, self.process, task)
             self.world.timeline.at(max(when_ns, now_ns), submit)
 
-    def _submit(self, process: int, parcel: pending_tasks.PendingTask) -> None:
+    def _submit(self, process: int, task: pending_tasks.PendingTask) -> None:
         if process != self.process or not self.alive:
             return
-        full_name = _full_name(parcel)
+        full_name = full_name_of(task)
         if full_name not in self.world.names:
             self.world.names.append(full_name)
-        self.open[full_name] = parcel
-        self._session.submit(replace(parcel, future=SettableFuture(self, full_name)))
+        self.open[full_name] = task
+        self._session.submit(replace(task, future=SettableFuture(self, full_name)))
         self.wake()
 
     def turn(self) -> None:
         self._session.turn()
+        if self.violation is not None:
+            raise self.violation
 
     def wake_at_ns(self) -> int | None:
         return self._session.wake_at_ns()
@@ -128,13 +145,18 @@ class NativeProductClient(SimProcess):
         if query.type != _Q.Create:
             return ()
         names = query.batch.name[:]
-        parcels = [parcel for _, parcel in self.pending if parcel.name in names]
+        sent_tasks = [task for _, task in self.pending if task.name in names]
         asked = Submission(
-            [*map(_full_name, parcels)],
-            [one.payload for one in parcels],
-            [one.terms for one in parcels],
-            terms_at=[*range(len(parcels))],
+            [*map(full_name_of, sent_tasks)],
+            [one.payload for one in sent_tasks],
+            [one.terms for one in sent_tasks],
+            terms_at=[*range(len(sent_tasks))],
         )
+        if any(one.after for one in sent_tasks):
+            asked.after = [
+                [identity.spelling(one.terms.campaign, before) for before in one.after]
+                for one in sent_tasks
+            ]
         sent = events.SubmitRequested(0, b"", asked, query.request)
         self.world.trace("peer sends", sent, frames)
         return (sent,)
@@ -143,6 +165,9 @@ class NativeProductClient(SimProcess):
         """Return the tasks without settlement so far that wait for nothing else."""
         tasks = self.world.checker.model.tasks
         return [name for name in self.open if name not in tasks or tasks[name].state is not BLOCKED]
+
+    def on_refused(self, name: bytes, error: Refused) -> None:
+        """Handle the refusal of a task."""
 
 
 class RoundRobinProductClient(SimProcess):
@@ -208,8 +233,9 @@ class RoundRobinProductClient(SimProcess):
         self._socket.close()
 
 
-def _full_name(parcel: pending_tasks.PendingTask) -> bytes:
-    return identity.spelling(parcel.terms.campaign, parcel.name)
+def full_name_of(task: pending_tasks.PendingTask) -> bytes:
+    """Return the name of a task with its campaign."""
+    return identity.spelling(task.terms.campaign, task.name)
 
 
 def _ignore(_text: str) -> None:

@@ -16,11 +16,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
+from simulator.calls import Calls
 from simulator.codecs.dialects import DO
 from simulator.decoders import BY, decode
 from simulator.listeners import DEFAULT, Listener
 from simulator.network import Network
-from simulator.outputs import prints_output
+from simulator.outputs import CALLS, has_blobs
 from simulator.processes import ProductWorker, SimProcess, SimRunner
 from simulator.sockets import ENDPOINT, Socket
 from taskyard.core import effects, events
@@ -109,9 +110,10 @@ class NativeWorker(ProductWorker):
         )
         strange = (*UNUSUAL_OUTCOMES, Outcome.REFUSED)
         spool = None
-        if prints_output(self.world.plan.seed):
+        if has_blobs(self.world.plan.seed):
             spool = OutputSpool(self.clock.monotonic_ns)
-        runner = SimRunner(self, self.slots, strange, spool=spool)
+        self._calls = Calls(self) if CALLS in self.services else None
+        runner = SimRunner(self, self.slots, strange, spool=spool, calls=self._calls)
         self._socket = Socket(
             self._network(),
             self,
@@ -135,6 +137,8 @@ class NativeWorker(ProductWorker):
         return ways[crc32(b"%d ways of %s" % (self.world.plan.seed, self.name)) % len(ways)]
 
     def turn(self) -> None:
+        if self._calls is not None:
+            self._calls.channel.turn()
         self._loop.turn()
         if not self.alive:
             return
@@ -149,10 +153,14 @@ class NativeWorker(ProductWorker):
             self.over()
 
     def wake_at_ns(self) -> int:
-        return self._loop.wake_at_ns()
+        wake_at_ns = self._loop.wake_at_ns()
+        calls_ns = None if self._calls is None else self._calls.channel.wake_at_ns()
+        return wake_at_ns if calls_ns is None else min(wake_at_ns, calls_ns)
 
     def close(self) -> None:
         self._socket.close()
+        if self._calls is not None:
+            self._calls.channel.close()
 
     def shut_down(self) -> None:
         self._worker.shut_down()

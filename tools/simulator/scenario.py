@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from zlib import crc32
 
 from simulator import processes, product_workers
+from simulator.calls import CallClient
 from simulator.clients import CLIENTS, Client, JobClient, RequestMaker
 from simulator.codecs.dialects import DO
 from simulator.models import ENDED, LEASED, READY
+from simulator.outputs import CALLS, draw_blobs, has_blobs
 from simulator.plan import (
     KINDS_WITH_RESOURCES,
     MILLISECOND_NS,
@@ -58,6 +60,7 @@ _STEALING_SCHEDULES: Final = 3
 
 _FAULT_SEED_OFFSET: Final = 1 << 41
 _EDIT_SEED_OFFSET: Final = 1 << 42
+_CALL_SEED_OFFSET: Final = 1 << 45
 
 #: Campaigns of product clients.
 CAMPAIGNS: Final = (b"", b"k0")
@@ -74,6 +77,8 @@ class Scenario:
         self.rng = world.rng
         self.plan = world.plan
         self.services = [*world.plan.services]
+        #: The services of all workers.
+        self._served = [*self.services]
         self.clients: list[Client] = []
         self.workers: list[AnyWorker] = []
         #: Relays between workers and the broker.
@@ -116,6 +121,8 @@ class Scenario:
             stealing = KINDS["stealing"](self.world, b"s0", self.plan.services, 2)
             self.workers.append(stealing)
             stealing.start()
+        if has_blobs(self.plan.seed):
+            self._add_calls()
         self.world.timeline.after(SECOND_NS // 4, self._inject_faults)
 
     def _add_relay(self, name: bytes) -> None:
@@ -184,6 +191,29 @@ class Scenario:
         """Return the tasks that are not settled for product clients."""
         clients = [one for one in self.programs if isinstance(one, NativeProductClient)]
         return [name for client in clients for name in client.unsettled()]
+
+    def _add_calls(self) -> None:
+        """Add a client of calls with large arguments, and workers that can run these."""
+        rng = Random(self.plan.seed + _CALL_SEED_OFFSET)
+        drawn = draw_blobs(self.plan.seed, jumps=self.plan.faults.clock_jump > 0)
+        client = CallClient(self.world, b"vc")
+        names: list[tuple[bytes, bytes]] = []
+        times_ns = sorted(rng.randrange(self.plan.size.faulty_ns) for _ in range(drawn.calls))
+        for number, when_ns in enumerate(times_ns):
+            campaign, name = rng.choice(CAMPAIGNS), b"%s%d" % (CALLS, number)
+            needed: list[bytes] = []
+            if names and chance(rng, 0.5):
+                other = rng.choice(names)
+                needed = [other[1] if other[0] == campaign else identity.spelling(*other)]
+            names.append((campaign, name))
+            client.plan_call(1 + when_ns, campaign, name, needed)
+        self.programs.append(client)
+        client.start()
+        for number in range(drawn.workers):
+            worker = KINDS["native"](self.world, b"v%d" % number, (CALLS,), rng.choice((1, 2)))
+            self.workers.append(worker)
+            self.world.timeline.after(rng.randrange(SECOND_NS), worker.start)
+        self._served.append(CALLS)
 
     def _add_worker(self, kind: str, name: bytes) -> None:
         count = self.rng.randrange(len(self.services)) + 1
@@ -592,9 +622,9 @@ class Scenario:
             if not worker.retired:
                 worker.start()
                 worker.on_free()
-        for number, service in enumerate(self.services):
+        for number, service in enumerate(self._served):
             kinds = ("native", "called") if number else ("native", "standing", "called")
-            kind = self.rng.choice(kinds)
+            kind = "native" if service == CALLS else self.rng.choice(kinds)
             fresh = KINDS[kind](self.world, b"h%d" % number, (service,), 4)
             self.workers.append(fresh)
             fresh.start()
@@ -652,7 +682,7 @@ class Scenario:
         if not self.unserved():
             return
         self._rounds += 1
-        for service in self.services:
+        for service in self._served:
             workers = [one for one in self.workers if one.alive and service in one.services]
             count = sum(min(4, worker.slots or 1) for worker in workers)
             names = [b"y%d-%d-%s" % (self._rounds, at, service) for at in range(count + 1)]

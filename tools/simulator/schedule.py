@@ -16,11 +16,13 @@ from simulator.checkers.demands import compared_choices
 from simulator.clients import PingPongModelClient
 from simulator.models import Violation
 from simulator.mutations.registry import (
+    BLOB_MUTATIONS,
     INVARIANT_MUTATIONS,
     PAIR_MUTATIONS,
     WORKER_KINDS_OF,
     patched,
 )
+from simulator.outputs import has_blobs, limits_of, stress
 from simulator.pair_host import PairHost
 from simulator.plan import MILLISECOND_NS, SECOND_NS
 from simulator.scenario import Scenario
@@ -45,6 +47,9 @@ DRAIN_NS_MAX: Final = 400 * SECOND_NS
 #: Without faults every worker gets a task within this, and the time for which its dialect lets it
 #: be silent.
 SERVED_NS_MAX: Final = 15 * SECOND_NS
+
+#: Unused blobs are gone within this, and three times their grace.
+SWEPT_NS: Final = 2 * SECOND_NS
 
 _SILENT: Final = logging.NullHandler()
 
@@ -91,6 +96,8 @@ def run(  # noqa: PLR0913  # all but one are named
     `on_row` gets each row of the journal when it is durable.
     """
     drawn = plan.draw(seed, kinds)
+    if has_blobs(seed):
+        stress(drawn)
     if say is not None:
         for line in drawn.lines():
             say(line)
@@ -100,7 +107,7 @@ def run(  # noqa: PLR0913  # all but one are named
     world = World(drawn, make_host, invariants=invariants, say=say, on_row=on_row)
     checker, text = "", ""
     try:
-        with compared_choices(), _short_intervals(), world.host.installed():
+        with compared_choices(), _short_intervals(), limits_of(seed), world.host.installed():
             _run_faulty_phase(world)
     except Violation as violation:
         checker, text = violation.checker, str(violation)
@@ -132,6 +139,8 @@ def find_killing_seed(mutation: Mutation, seeds: Iterable[int]) -> ScheduleResul
         pair=mutation in PAIR_MUTATIONS,
     )
     for seed in seeds:
+        if mutation in BLOB_MUTATIONS and not has_blobs(seed):
+            continue
         with mutation():
             result = run_one(seed)
         if not result.good and run_one(seed).good:
@@ -180,6 +189,17 @@ def _play(world: World, scenario: Scenario) -> None:
     while not world.host.is_between_turns:
         timeline.run_until(timeline.now_ns + MILLISECOND_NS)
     world.checker.check_end(world.host.ledger, world.poisoned)
+    if has_blobs(world.plan.seed):
+        _check_blobs(world)
+
+
+def _check_blobs(world: World) -> None:
+    """Require that blobs are gone which nothing names, soon after they may be."""
+    drawn = world.checker.blobs.plan
+    if drawn is not None:
+        world.host.compact()
+        world.timeline.run_until(world.timeline.now_ns + 3 * drawn.grace_ns + SWEPT_NS)
+        world.host.check_blobs()
 
 
 def _check_all_served(world: World, scenario: Scenario) -> None:

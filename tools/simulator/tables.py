@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from psycopg.errors import UniqueViolation
 
+from simulator import blob_tables
 from simulator.models import Violation
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row
@@ -50,6 +51,7 @@ class Statement(Struct):
 _KINDS: Final = {
     follower._POLL: "poll",  # noqa: SLF001  # executed as it is
     follower._SNAPSHOT: "snapshot",  # noqa: SLF001
+    **blob_tables.KINDS,
     "UPDATE taskyard.claims SET moved = true": "move",
     "INSERT INTO taskyard.journal ": "append",
     "DELETE FROM taskyard.journal ": "trim",
@@ -67,12 +69,9 @@ _KINDS: Final = {
     "DELETE FROM taskyard.files WHERE upload NOT LIKE": "remove_unclaimed",
     "INSERT INTO taskyard.files ": "insert_part",
     "SELECT content FROM taskyard.files ": "read_part",
-    "INSERT INTO taskyard.finished ": "upsert_finished",
-    "INSERT INTO taskyard.outputs ": "upsert_output",
-    "COPY taskyard.finished ": "copy_finished",
-    "COPY taskyard.outputs ": "copy_outputs",
-    "SELECT * FROM taskyard.finished ": "read_finished",
-    "SELECT * FROM taskyard.outputs": "read_outputs",
+    "INSERT INTO taskyard.ended ": "upsert_ended",
+    "COPY taskyard.ended ": "copy_ended",
+    "SELECT * FROM taskyard.ended ": "read_ended",
     "FROM taskyard.claims ORDER BY name": "read_claims",
     "SELECT value FROM taskyard.meta WHERE key = ": "read_meta",
     "SELECT name, content FROM taskyard.keys": "read_keys",
@@ -102,11 +101,12 @@ def parse(text: str) -> Statement:
     return Statement(kind, key[1] if key else "", is_new_term, keeps_greatest, conditions)
 
 
-class Tables:
+class Tables(blob_tables.BlobTables):
     """The tables as of one moment. Methods without a docstring execute the statement of their name,
     and return its rows, or as many as it changed."""
 
     def __init__(self, identity: bytes) -> None:
+        super().__init__()
         self.leader = LeaderRow(0, "", 0, 0)
         #: Where the leader listens.
         self.place: tuple[str, list[str]] = ("", [])
@@ -117,8 +117,7 @@ class Tables:
         }
         self.claims: dict[str, tuple[Any, ...]] = {}
         self.files: dict[tuple[str, int], bytes] = {}
-        self.finished: dict[bytes, tuple[Any, ...]] = {}
-        self.outputs: dict[tuple[bytes, int], tuple[Any, ...]] = {}
+        self.ended: dict[tuple[bytes, int], tuple[Any, ...]] = {}
         self.standbys: dict[str, tuple[Any, ...]] = {}
 
     def copied(self) -> Tables:
@@ -131,7 +130,7 @@ class Tables:
     def execute(self, statement: Statement, values: Values) -> Rows:
         """Execute a statement, if the leader's row is as it requires."""
         if not self._meets(statement.conditions, values):
-            return []
+            return [*blob_tables.UNHELD.get(statement.kind, ())]
         if statement.kind == "read_meta":
             return self.read_meta(values, statement.key)
         before = dict(self.meta) if statement.keeps_greatest else {}
@@ -187,12 +186,11 @@ class Tables:
 
     def claim(self, values: Mapping[str, Any]) -> Rows:
         self._check_term(values, "claim")
-        columns = (values[name] for name in ("names", "uploads", "sizes", "digests"))
-        found = [*zip(*columns, strict=True)]
-        if any(claim[0] in self.claims for claim in found):
+        claim = tuple(values[name] for name in ("name", "upload", "bytes_total", "digest"))
+        if claim[0] in self.claims:
             raise UniqueViolation("a file is claimed")
-        self.claims.update({claim[0]: (*claim, False) for claim in found})
-        return found
+        self.claims[claim[0]] = (*claim, False)
+        return [()]
 
     def move(self, values: Mapping[str, Any]) -> Rows:
         self._check_term(values, "move of a history file")
@@ -261,28 +259,17 @@ class Tables:
         self.files[values[0], values[1]] = values[2]
         return [()]
 
-    def upsert_finished(self, values: Sequence[Any]) -> Rows:
-        known = self.finished.get(values[0])
-        if known is None or values[6] > known[6]:
-            self.finished[values[0]] = tuple(values)
+    def upsert_ended(self, values: Sequence[Any]) -> Rows:
+        known = self.ended.get((values[0], values[1]))
+        if known is None or values[2] >= known[2]:
+            self.ended[values[0], values[1]] = tuple(values)
         return [()]
 
-    def upsert_output(self, values: Sequence[Any]) -> Rows:
-        known = self.outputs.get((values[0], values[1]))
-        if known is None or values[-1] >= known[-1]:
-            self.outputs[values[0], values[1]] = tuple(values)
-        return [()]
-
-    def copy_finished(self, rows: Sequence[Any]) -> Rows:
-        if any(row[0] in self.finished for row in rows):
+    def copy_ended(self, rows: Sequence[Any]) -> Rows:
+        found = {(row[0], row[1]): tuple(row) for row in rows}
+        if len(found) < len(rows) or not self.ended.keys().isdisjoint(found):
             raise UniqueViolation("a name exists")
-        self.finished.update({row[0]: tuple(row) for row in rows})
-        return [()] * len(rows)
-
-    def copy_outputs(self, rows: Sequence[Any]) -> Rows:
-        if any((row[0], row[1]) in self.outputs for row in rows):
-            raise UniqueViolation("an attempt exists")
-        self.outputs.update({(row[0], row[1]): tuple(row) for row in rows})
+        self.ended.update(found)
         return [()] * len(rows)
 
     def report_standby(self, values: Mapping[str, Any]) -> Rows:
@@ -371,18 +358,15 @@ class Tables:
         found = self.files.get((values[0], values[1]))
         return [] if found is None else [(found,)]
 
-    def read_finished(self, values: Sequence[Any]) -> Rows:
-        return [row for row in self.finished.values() if row[6] > values[0]]
-
-    def read_outputs(self, values: Sequence[Any]) -> Rows:
-        return [row for row in self.outputs.values() if row[-1] > values[0]]
+    def read_ended(self, values: Sequence[Any]) -> Rows:
+        return [row for row in self.ended.values() if row[2] > values[0]]
 
 
 WRITES: Final = (
+    *blob_tables.UNHELD,
     *("append", "trim", "claim", "cover", "unclaim", "take", "renew", "release"),
     *("show", "set_files", "report_standby", "remove_standby"),
-    *("remove_unclaimed", "insert_part", "upsert_finished", "upsert_output"),
-    *("copy_finished", "copy_outputs", "move"),
+    *("remove_unclaimed", "insert_part", "upsert_ended", "copy_ended", "move"),
 )
 
 

@@ -278,8 +278,14 @@ class ThreadingModule:
     def Event(self) -> Event:  # noqa: N802  # as in `threading`
         return Event(self._threads)
 
-    def Thread(self, *, target: Callable[[], object], **_named: Any) -> SimThread:  # noqa: N802, ANN401
-        return SimThread(self._threads.running().process, target)
+    def Thread(  # noqa: N802  # as in `threading`
+        self,
+        *,
+        target: Callable[..., object],
+        args: tuple[Any, ...] = (),
+        **_named: Any,  # noqa: ANN401
+    ) -> SimThread:
+        return SimThread(self._threads.running().process, partial(target, *args))
 
 
 class TimeModule:
@@ -290,6 +296,9 @@ class TimeModule:
 
     def clock_gettime_ns(self, _clock: int) -> int:
         return self._process.clock.boottime_ns()
+
+    def time_ns(self) -> int:
+        return self._process.clock.wall_ns()
 
     def monotonic(self) -> float:
         return self._process.clock.boottime_ns() / _SECOND_NS

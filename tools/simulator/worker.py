@@ -19,8 +19,9 @@ from simulator.plan import (
     SECOND_NS,
 )
 from taskyard.core import effects, events
+from taskyard.core.blobs import Content, text_of
 from taskyard.core.events import Outcome
-from taskyard.core.model import Refusal, Result, WorkerFacts
+from taskyard.core.model import Refusal, WorkerFacts
 
 if TYPE_CHECKING:
     from simulator.world import World
@@ -234,9 +235,9 @@ class Worker(Peer):
             report.runs = measured(names, report.attempts, self.world.clock.wall_ns())
         outcomes = [self.outcome(name) for name in names]
         results = [self.result(name) for name in names]
-        report.texts = [one.text for one in results]
-        if any(one.bytes_total for one in results):
-            report.result_bytes_total = [one.bytes_total for one in results]
+        report.texts = [
+            text_of(one) if outcome else one for one, outcome in zip(results, outcomes, strict=True)
+        ]
         if any(outcomes):
             report.outcomes = outcomes
             report.random_bits = self.rng.randrange(1 << 32)
@@ -258,9 +259,9 @@ class Worker(Peer):
         self.world.checker.replies.on_reporting(self.name, names, attempts, done)
         self.report_until_acked(report)
 
-    def result(self, name: bytes) -> Result:
+    def result(self, name: bytes) -> Content:
         """Return the result of a task, or the reason of its failure."""
-        return Result(b"%s by %s" % (name, self.name))
+        return b"%s by %s" % (name, self.name)
 
     def outcome(self, name: bytes) -> Outcome:
         if name in self.world.poisoned:

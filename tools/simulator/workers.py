@@ -39,8 +39,9 @@ from simulator.plan import (
 )
 from simulator.worker import REPLY_TIMEOUT_NS, Worker
 from taskyard.core import effects, events
+from taskyard.core.blobs import Blob, Content, text_of
 from taskyard.core.events import Outcome
-from taskyard.core.model import Result, WorkerFacts
+from taskyard.core.model import WorkerFacts
 from taskyard.wire import dialect as wire_dialect
 from taskyard.wire.ping_pong import backend as ping_pong_backend
 from taskyard.wire.round_robin import leases as round_robin_leases
@@ -67,12 +68,12 @@ class PullWorker(Worker):
     kind = "pull"
     sends_incarnation = True
 
-    def result(self, name: bytes) -> Result:
+    def result(self, name: bytes) -> Content:
         """Truncate the result of every fourth task. The client of a job would get an error."""
         whole = super().result(name)
         if crc32(name) % 4 or name.startswith(NAMED_BY_BROKER):
             return whole
-        return Result(TRUNCATED + whole.text, RESULT_BYTES)
+        return Blob(b"", RESULT_BYTES, TRUNCATED + text_of(whole))
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name, services, slots)

@@ -238,13 +238,14 @@ class AuditLine:
 def journal_lines(place: Layout, history: History) -> list[AuditLine]:
     """Compare the exported history of a stopped broker with the output of `watch`."""
     checked = maintain(place, "journal", "check")
-    exported = maintain(place, "journal", "export")
+    out = place.state / "export"
+    exported = maintain(place, "journal", "export", "--out", str(out))
     sound = [] if checked and checked["sound"] else ["`journal check` finds damage"]
     lines = [AuditLine("journal is sound", "`journal check`", sound)]
     if exported is None:
         return [*lines, AuditLine("history", "`journal export`", ["it fails"])]
     finished: Counter[str] = Counter()
-    for path in sorted((place.state / "history").glob("events-*.parquet")):
+    for path in sorted((out / "events").glob("*.parquet")):
         table = pq.read_table(path, columns=["kind", "task"])
         rows = zip(table["kind"].to_pylist(), table["task"].to_pylist(), strict=True)
         finished.update(task for kind, task in rows if kind.lower() == "finished")

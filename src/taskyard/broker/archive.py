@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core.records import AnyRecord, Cancelled, Finished
-from taskyard.journal.archive import Archive
+from taskyard.journal.archive import END, Archive
 from taskyard.journal.recovery import archivable, archivable_among, open_ledger
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import EndedTask, Result
-    from taskyard.core.output import Stream
+    from taskyard.core.model import EndedTask
+    from taskyard.journal.archive import Streams
     from taskyard.journal.store import StoreReader
 
 #: Tasks dropped, or names read, in one step: a millisecond or two.
@@ -123,14 +123,8 @@ class EndedTasks:
             self.recalled_count += len(found)
         return found
 
-    def result(self, name: bytes) -> Result | None:
-        return self.index.result(name)
-
-    def cause(self, name: bytes) -> bytes | None:
-        return self.index.cause(name)
-
-    def output(self, name: bytes, attempt: int, stream: Stream) -> Result | None:
-        return self.index.output(name, attempt, stream)
+    def streams(self, name: bytes, attempt: int = END) -> Streams | None:
+        return self.index.streams(name, attempt)
 
     def forget(self, sequence: int, record: int) -> Iterator[None]:
         """Drop the tasks that ended up to row `sequence`, which the index covers, in steps."""

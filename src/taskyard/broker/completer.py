@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskyard.broker.output_pages import OutputPages
-from taskyard.broker.output_store import OutputMemory, OutputStore
 from taskyard.broker.output_writer import OutputWriter
 from taskyard.broker.record_stream import RecordStreams
 from taskyard.broker.results import ResultLoader
@@ -31,13 +30,16 @@ from taskyard.core.effects import (
     TaskPage,
 )
 from taskyard.core.values import StoreReply, ValuePart, ValueReceived
+from taskyard.journal.blobs import BlobMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.broker.values import BrokerValues
+    from taskyard.broker.blobs import BrokerBlobs
+    from taskyard.core.blobs import Content
     from taskyard.core.ledger import Ledger
     from taskyard.core.records import AnyRecord
+    from taskyard.journal.blobs import BlobStore
     from taskyard.journal.recovery import EndedTaskIndex
     from taskyard.journal.store import StoreReader
 
@@ -49,23 +51,26 @@ class Completer:
 
     def __init__(  # noqa: PLR0913  # everything that replies may need
         self,
-        store: StoreReader,
+        rows: StoreReader,
         ledger: Ledger,
         index: EndedTaskIndex | None = None,
         is_reading: Callable[[bytes], bool] = lambda _client: True,
         *,
-        outputs: OutputStore | None = None,
-        values: BrokerValues | None = None,
+        blobs: BrokerBlobs | None = None,
+        blob_store: BlobStore | None = None,
     ) -> None:
-        """`is_reading` returns whether a client reads its replies. `outputs` has long streams."""
+        """`is_reading` returns whether a client reads its replies.
+
+        `blobs` are those of a broker. One that only replies has a store of them.
+        """
         self._is_reading = is_reading
-        self._rows = rows = DecodedRows(store)
-        outputs = OutputMemory() if outputs is None else outputs
-        self._results = results = ResultLoader(rows, index, ledger, outputs)
-        self._pages = OutputPages(results, outputs)
-        self._streams = RecordStreams(rows, ledger, index)
-        self._writer = OutputWriter(outputs)
-        self._values = values
+        self._rows = decoded = DecodedRows(rows)
+        kept = blob_store or (BlobMemory() if blobs is None else blobs.store)
+        self._results = results = ResultLoader(decoded, index, ledger, kept)
+        self._pages = OutputPages(results, kept)
+        self._streams = RecordStreams(decoded, ledger, index)
+        self._writer = OutputWriter(kept)
+        self._blobs, self._ledger = blobs, ledger
         #: Replies that wait for the budget of a later turn, or for their client to read, and
         #: whether a part of each was sent.
         self._queue: deque[tuple[Settled | RecordPage, bool]] = deque()
@@ -85,9 +90,8 @@ class Completer:
             OutputWritten: lambda effect: (self._writer.write(effect),),
             OutputEnded: self._output_ended,
         }
-        if values is not None:
-            of_values = (StoreReply, ValuePart, ValueReceived)
-            self._by_type |= dict.fromkeys(of_values, lambda effect: (values.fill(effect),))
+        if blobs is not None:
+            self._by_type |= dict.fromkeys((StoreReply, ValuePart, ValueReceived), self._of_blobs)
         self._kinds = frozenset(self._by_type)
 
     def has_pending(self) -> bool:
@@ -137,11 +141,15 @@ class Completer:
         self._rows.trim()
         return completed
 
+    def result_of(self, key: bytes) -> Content | None:
+        """Return the result of a task. None: it is not done."""
+        return self._results.result_of(key, self._budget)
+
     def take_bytes_written(self) -> int:
         """Return the bytes that were written to files since the last call."""
         total = self._writer.bytes_written
-        if self._values is not None:
-            total += self._values.bytes_written
+        if self._blobs is not None:
+            total += self._blobs.bytes_written
         written, self._bytes_written = total - self._bytes_written, total
         return written
 
@@ -168,6 +176,12 @@ class Completer:
     def _filled(self, fill: Callable[[_Reply, Budget], None], effect: _Reply) -> Sequence[_Reply]:
         fill(effect, self._budget)
         return (effect,)
+
+    def _of_blobs(self, effect: StoreReply | ValuePart | ValueReceived) -> Sequence[Effect]:
+        assert self._blobs is not None  # noqa: S101  # else it is not entered
+        self._writer.is_dirty = True
+
+        return (self._blobs.fill(effect, self._ledger, self.result_of),)
 
     def _output_ended(self, effect: OutputEnded) -> Sequence[Effect]:
         self._writer.drop(effect)

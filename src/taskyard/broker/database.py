@@ -1,19 +1,17 @@
-"""Open the state of a broker on PostgreSQL: lease, journal, local copies, output and values.
+"""Open the state of a broker on PostgreSQL: lease, journal, local copies, blobs.
 
 Imports the extra `postgres` only when such a state is opened. The state directory keeps the lock,
-the socket, the witness and copies of what the tables hold. Output and values are in the database,
-or in a directory that outlives this machine. The state directory has links to that.
+the socket, the witness and copies of what the tables hold. Blobs are in the database, or in a
+directory that outlives this machine. The state directory has a link to that.
 """
 
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from taskyard.broker import output_store
 from taskyard.broker.archive import recover
-from taskyard.broker.values import ValuePlace
 from taskyard.errors import (
     JournalDamaged,
     LeaderLost,
@@ -21,7 +19,8 @@ from taskyard.errors import (
     UnusableState,
     UnusableStore,
 )
-from taskyard.journal import history, schema, state_check, value_files
+from taskyard.journal import blobs, history, schema, state_check
+from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.compaction import DatabaseTerm
 from taskyard.journal.files import link_directory, make_private_directory, replace_private
 from taskyard.net import endpoints
@@ -33,13 +32,10 @@ if TYPE_CHECKING:
 
     from taskyard.broker.archive import EndedTasks
     from taskyard.broker.outbox_feed import OutboxFeed
-    from taskyard.broker.output_store import CountedStore
     from taskyard.broker.standby import Standby, WarmState
+    from taskyard.journal.blobs import BlobStore
     from taskyard.journal.postgres.lease import Lease
     from taskyard.journal.postgres.store import PostgresStore
-
-#: Directories of output and values in a state directory.
-FOLDERS: Final = (output_store.FOLDER, value_files.FOLDER)
 
 
 class OpenDatabase(NamedTuple):
@@ -51,9 +47,8 @@ class OpenDatabase(NamedTuple):
     term: DatabaseTerm
     #: Has the ledger, too.
     archive: EndedTasks
-    #: None: they are in the directories of the state.
-    outputs: CountedStore | None = None
-    values: ValuePlace | None = None
+    #: None: they are in a directory.
+    blobs: BlobStore | None = None
 
 
 class DatabaseSettings(Protocol):
@@ -136,7 +131,7 @@ def _take_over(
         lease.on_lost = store.interrupt
         with database.open_database(url) as connection:
             if warm is None:
-                exports.fetch_base(connection, state, store.identity)
+                exports.run(exports.fetch_base(connection, state, store.identity))
             lacks_files = bool(exports.remove_others(connection, state))
         if warm is None:
             archive = recover(state, store)
@@ -152,7 +147,7 @@ def _take_over(
 
 
 def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDatabase) -> OpenDatabase:
-    """Copy the keys from now on, and open output and values if they are in the database."""
+    """Copy the keys from now on, and open the blobs if they are in the database."""
     from taskyard.broker import database_files, key_store  # noqa: PLC0415  # an extra
     from taskyard.journal.postgres import database  # noqa: PLC0415
     from taskyard.journal.postgres.history_mover import HistoryMover  # noqa: PLC0415
@@ -162,22 +157,19 @@ def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDataba
     with database.open_database(url) as connection:
         copy.poll(connection)
     lease.on_renewed = copy.poll
-    blobs = database_files.open_blobs(url, settings.files, lease.term, store.reconnect_seconds_max)
+    tables = database_files.open_blobs(url, settings.files, lease.term, store.reconnect_seconds_max)
     if settings.files is not None:
         stack.enter_context(HistoryMover(url, lease.term, settings.files.absolute()))
-    if blobs is None:
+    if tables is None:
         return opened
-    stack.enter_context(blobs)
+    stack.enter_context(tables)
 
     def interrupt() -> None:
         store.interrupt()
-        blobs.interrupt()
+        tables.interrupt()
 
     lease.on_lost = interrupt
-    return opened._replace(
-        outputs=database_files.OutputRows(blobs),
-        values=database_files.value_place(state / value_files.FOLDER, blobs),
-    )
+    return opened._replace(blobs=database_files.BlobRows(tables))
 
 
 @contextmanager
@@ -208,15 +200,14 @@ def _check_state(state: Path) -> None:
 
 
 def _prepare(settings: DatabaseSettings) -> None:
-    """Check the directories, link those of output and values, and create that of history."""
+    """Check the directories, link that of blobs, and create that of history."""
     state, files = settings.state, settings.files
     _check_state(state)
     with _needs_extra():
         from taskyard.broker import database_files  # noqa: PLC0415  # an extra
     database_files.check_place(settings.store, state, files)
     if files is not None:
-        for name in FOLDERS:
-            link_directory(state / name, files.absolute() / name)
+        link_directory(state / blobs.FOLDER, files.absolute() / blobs.FOLDER)
         make_private_directory(files.absolute() / history.FOLDER)
 
 
@@ -227,25 +218,17 @@ def outbox_feed(settings: DatabaseSettings, lease: Lease) -> OutboxFeed:
     return OutboxFeed(settings.store, lease.term, endpoints.native_endpoint(settings.state))
 
 
-class DatabaseFiles(NamedTuple):
-    """Output and values in the database of a state directory."""
+def open_blobs(state: Path, directory: Path | None = None) -> BlobStore:
+    """Open the blobs of a state beside its broker, or without one.
 
-    outputs: CountedStore
-    values: ValuePlace
-
-
-def open_files(state: Path) -> DatabaseFiles | None:
-    """Open output and values beside a broker, or without one. None: they are in files.
-
-    Removals count only while the broker that runs now has its term.
+    `directory` is that of the settings. Removals in a database count only while the broker that
+    runs now has its term.
     """
     url = schema.database_url(state)
-    if not url:
-        return None
-    with _needs_extra():
-        from taskyard.broker import database_files  # noqa: PLC0415  # an extra
-    blobs = database_files.open_beside(url)
-    if blobs is None:
-        return None
-    place = database_files.value_place(state / value_files.FOLDER, blobs)
-    return DatabaseFiles(database_files.OutputRows(blobs), place)
+    if url and directory is None:
+        with _needs_extra():
+            from taskyard.broker import database_files  # noqa: PLC0415  # an extra
+        tables = database_files.open_beside(url)
+        if tables is not None:
+            return database_files.BlobRows(tables)
+    return BlobFiles(directory or state / blobs.FOLDER)

@@ -70,7 +70,7 @@ class HealthReporter:
             self._guard.connections(),
             self._listeners.malformed_by_dialect(),
             self._listeners.relays(now_ns),
-            0 if broker.values is None else broker.values.bytes_used,
+            0 if broker.blobs is None else broker.blobs.store.bytes_used,
             self._outbox(),
             None if self._lease is None else self._leader(self._lease),
         )

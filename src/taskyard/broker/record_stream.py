@@ -156,7 +156,6 @@ _T = TypeVar("_T")
 _COLUMNS: Final = (
     *("names", "attempts", "results", "reasons"),
     *("due_ns", "percents", "texts", "after"),
-    *("result_bytes_total", "text_bytes_total"),
 )
 
 

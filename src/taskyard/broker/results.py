@@ -11,8 +11,8 @@ from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Final
 
-from taskyard.broker.output_store import OutputStore, StreamKey
 from taskyard.broker.rows import Budget, DecodedRows
+from taskyard.core.blobs import Blob, Content, blob_name, text_of
 from taskyard.core.effects import (
     ExplanationReply,
     Reason,
@@ -22,14 +22,15 @@ from taskyard.core.effects import (
     TaskView,
 )
 from taskyard.core.explain import cancelled, done
-from taskyard.core.identity import split
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
-from taskyard.core.model import Result
 from taskyard.core.output import Stream
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
 from taskyard.core.runs import Attempt
+from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged
+from taskyard.journal.archive import END
+from taskyard.journal.blobs import BlobStore
 from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.recovery import EndedTaskIndex, causes_in, output_in, records_of, results_in
 from taskyard.wire.dialect import is_native
@@ -46,18 +47,19 @@ class ResultLoader:
         rows: DecodedRows,
         index: EndedTaskIndex | None,
         ledger: Ledger,
-        outputs: OutputStore,
+        store: BlobStore,
     ) -> None:
         """Take the rows, the index of ended tasks if there is one, and long results."""
         self._rows = rows
         self._index = index
         self._ledger = ledger
-        self._outputs = outputs
+        self._store = store
 
     @staticmethod
     def is_due(reply: Settled) -> bool:
         """Return whether a reply misses something."""
-        return bool(reply.records or (reply.in_files and not is_native(reply.request)))
+        has_blobs = Blob in {*map(type, reply.texts)}
+        return bool(reply.records or (has_blobs and not is_native(reply.request)))
 
     def fill(self, reply: Settled, budget: Budget) -> None:
         """Load the missing results of a reply, as far as the budget goes.
@@ -67,7 +69,7 @@ class ResultLoader:
         """
         if reply.records:
             self._fill_results(reply, budget)
-        if reply.in_files and not reply.records and not is_native(reply.request):
+        if not reply.records and not is_native(reply.request):
             self._fill_long(reply, budget)
 
     def fill_details(self, effect: TaskDetails, budget: Budget) -> None:
@@ -97,21 +99,33 @@ class ResultLoader:
             index = record.names.index(effect.name)
             effect.explanation = done(record.attempts[index], record.runs.notes[index])
 
-    def text(self, number: int, name: bytes, budget: Budget) -> Result:
+    def text(self, number: int, name: bytes, budget: Budget) -> Content:
         """Return a task's output, empty if its row is trimmed. The history still has it then."""
         record = self.record(number, budget)
-        return Result(b"") if record is None else output_in(record, number, name)
+        return b"" if record is None else output_in(record, number, name)
 
-    def finished(self, number: int, name: bytes, budget: Budget) -> Result:
+    def finished(self, number: int, name: bytes, budget: Budget) -> Content:
         """Return the result that a record holds."""
         record = self.record(number, budget)
         if record is None:
             return self._archived(number, name, budget)
         return results_in(record, number, [name])[0]
 
-    def archived(self, name: bytes, attempt: int, stream: Stream) -> Result | None:
+    def result_of(self, key: bytes, budget: Budget) -> Content | None:
+        """Return the result of a task. None: it is not done."""
+        task = self._ledger.tasks.get(key)
+        if task is None:
+            ended = [] if self._index is None else self._index.find([key])
+            is_done = bool(ended) and ended[0].state is TaskState.DONE
+            return self.archived(key, END, Stream.STDOUT) if is_done else None
+        if task.state is not TaskState.DONE or task.ending is None:
+            return None
+        return self.finished(task.ending.record, key, budget)
+
+    def archived(self, name: bytes, attempt: int, stream: Stream) -> Content | None:
         """Return a stream from the index, or None if it is not there."""
-        return None if self._index is None else self._index.output(name, attempt, stream)
+        kept = None if self._index is None else self._index.streams(name, attempt)
+        return None if kept is None else kept[stream - 1]
 
     def record(self, number: int, budget: Budget) -> AnyRecord | None:
         """Return a record of the journal, or None if its row is trimmed."""
@@ -155,7 +169,8 @@ class ResultLoader:
         """Return why a record cancelled a task."""
         if isinstance(record, Cancelled) and name in record.names:
             return causes_in(record)[record.names.index(name)]
-        return None if self._index is None else self._index.cause(name)
+        kept = None if self._index is None else self._index.streams(name)
+        return None if kept is None else text_of(kept[0])
 
     def _fill_results(self, reply: Settled, budget: Budget) -> None:
         """Add results to a reply, at least one."""
@@ -163,22 +178,17 @@ class ResultLoader:
         owed = [*zip(reply.records, places, strict=True)]
         put = 0
         for place, result in self._results(reply.names, sorted(owed), budget):
-            size = len(result.text)
+            size = len(text_of(result))
             if put and (put + size > REPLY_BYTES_MAX or not budget.has_room(size)):
                 break
-            name = reply.names[place]
-            reply.texts[place] = result.text
-            if result.in_file:
-                reply.in_files = {**(reply.in_files or {}), name: None}
-            if result.bytes_total:
-                reply.truncated = {**(reply.truncated or {}), name: result.bytes_total}
+            reply.texts[place] = result
             put += size
             budget.note_reply(size)
         reply.records = [number for number, place in owed if reply.texts[place] is None]
 
     def _results(
         self, names: list[bytes], owed: list[tuple[int, int]], budget: Budget
-    ) -> Iterator[tuple[int, Result]]:
+    ) -> Iterator[tuple[int, Content]]:
         """Yield results with their places, record by record, up to the turn's budget."""
         for number, group in groupby(owed, key=itemgetter(0)):
             if budget.is_spent:
@@ -192,38 +202,26 @@ class ResultLoader:
                 wanted = [names[place] for place in places]
                 yield from zip(places, results_in(record, number, wanted), strict=True)
 
-    def _archived(self, number: int, name: bytes, budget: Budget) -> Result:
+    def _archived(self, number: int, name: bytes, budget: Budget) -> Content:
         budget.note_read()
-        result = None if self._index is None else self._index.result(name)
-        if result is None:
+        kept = None if self._index is None else self._index.streams(name)
+        if kept is None:
             wrong = f"record {number}, which ended {name!r}, is trimmed and not in the index"
             raise JournalDamaged(wrong, RESTORE_HINT)
-        return result
+        return kept[0]
 
     # Long results.
 
     def _fill_long(self, reply: Settled, budget: Budget) -> None:
         """Insert long results as a whole. Those above `PAYLOAD_BYTES_MAX` stay head and tail."""
-        totals = dict(reply.truncated or {})
-        for place, name in enumerate(reply.names):
-            if name not in (reply.in_files or ()):
+        for place, content in enumerate(reply.texts):
+            if not isinstance(content, Blob) or not content.digest:
                 continue
-            whole = self._read_long(name, totals.get(name, 0))
-            if whole is not None:
-                reply.texts[place] = whole
-                totals.pop(name, None)
-                budget.note_reply(len(whole))
-        reply.truncated = totals
-
-    def _read_long(self, key: bytes, bytes_total: int) -> bytes | None:
-        """Return a result, or None if it is too long or its file is gone."""
-        task = self._ledger.tasks.get(key)
-        if task is None or bytes_total > PAYLOAD_BYTES_MAX:
-            return None
-        campaign = task.terms.campaign
-        stream = StreamKey(campaign, split(key, campaign), task.attempt, Stream.STDOUT)
-        found = self._outputs.read(stream, 0, bytes_total)
-        return None if found is None or len(found[0]) < bytes_total else found[0]
+            if content.length <= PAYLOAD_BYTES_MAX:
+                found = self._store.read(blob_name(content), 0, content.length)
+                if found is not None:
+                    reply.texts[place] = found[0]
+                    budget.note_reply(content.length)
 
 
 def _payload(record: AnyRecord, view: TaskView) -> bytes | None:

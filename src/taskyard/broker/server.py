@@ -16,14 +16,15 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
 
-from taskyard.broker import compaction, output_store
+from taskyard.broker import compaction
 from taskyard.broker.archive import EndedTasks, recover
 from taskyard.broker.auth import Authenticator, keyring_for
+from taskyard.broker.blob_retention import BlobRetention
+from taskyard.broker.blobs import BlobLimits, BrokerBlobs
 from taskyard.broker.compaction import Compactor, SizedStore
 from taskyard.broker.database import (
     OpenDatabase,
@@ -36,18 +37,16 @@ from taskyard.broker.failover import Handover
 from taskyard.broker.health import HealthReporter
 from taskyard.broker.listeners import NATIVE, Listeners, Reservations
 from taskyard.broker.membership_log import MembershipLog, both
-from taskyard.broker.output_retention import OutputLimits, OutputRetention
-from taskyard.broker.output_store import CountedStore, OutputFiles
 from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
-from taskyard.broker.values import BrokerValues, ValueLimits, ValuePlace, ValueRetention
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import LEASED
 from taskyard.errors import LeaderLost, StateLocked, UnusableStore, UserError
-from taskyard.journal import recovery, starts, value_files
+from taskyard.journal import blob_files, blobs, recovery, starts
+from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import LEASE_NS, MemoryStore, Store
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskyard.broker.standby import Standby, WarmState
+    from taskyard.journal.blobs import BlobStore
     from taskyard.journal.postgres.lease import Lease
     from taskyard.net.keyring import Keyring
     from taskyard.net.protocols import Clock
@@ -106,15 +106,13 @@ class BrokerSettings(Struct, frozen=True):
     rules: RulesSet = field(default_factory=lambda: RulesSet(0))
     #: When the journal is compacted.
     compact: compaction.CompactionLimits = compaction.CompactionLimits()
-    #: How much output is kept, unless a `SettingsReloader` provides it.
-    output: OutputLimits = OutputLimits()
-    #: How large arguments and results are kept, unless a `SettingsReloader` provides it.
-    values: ValueLimits = ValueLimits()
-    #: Where, if that is a directory which other machines mount.
-    values_directory: Path | None = None
+    #: How many bytes of blobs are kept, and how long, unless a `SettingsReloader` provides it.
+    blobs: BlobLimits = BlobLimits()
+    #: Where, if not in the state directory.
+    blobs_directory: Path | None = None
     #: The URL of a journal in PostgreSQL. Empty: in SQLite, in the state directory.
     store: str = ""
-    #: The directory of output and values beside a journal in PostgreSQL. None: in the database.
+    #: The directory of blobs beside a journal in PostgreSQL. None: in the database.
     files: Path | None = None
     #: How long a broker of that journal may be silent before another takes over.
     store_lease_ns: int = LEASE_NS
@@ -149,7 +147,7 @@ class SettingsReloader:
         """`read` returns new settings or raises `InvalidSettings`."""
         self._settings = settings
         self._read = read
-        self.output, self.values = _output_limits(settings), value_limits(settings)
+        self.blobs = _blob_limits(settings)
 
     @property
     def rules(self) -> RulesSet:
@@ -164,19 +162,13 @@ class SettingsReloader:
             return None
         logger.warning("settings reloaded: %s", changes.diff(self._settings, found).sentence())
         self._settings = found
-        self.output, self.values = _output_limits(found), value_limits(found)
+        self.blobs = _blob_limits(found)
         return self.rules
 
 
-def _output_limits(settings: Settings) -> OutputLimits:
-    return OutputLimits(settings.output.quota_bytes, settings.output.keep_ns)
-
-
-def value_limits(settings: Settings) -> ValueLimits:
-    """Return how large arguments and results are kept by these settings."""
-    values = settings.values
-    limits = (values.minimum_bytes, values.quota_bytes, values.keep_ns, values.grace_ns)
-    return ValueLimits(*limits)
+def _blob_limits(settings: Settings) -> BlobLimits:
+    found = settings.blobs
+    return BlobLimits(found.quota_bytes, found.keep_ns, found.grace_ns)
 
 
 def serve(
@@ -270,7 +262,7 @@ def _run(
             reporter.add_leader(opened.lease)
         listeners.dwork.report_health(reporter.measures)
         logs = _logs(broker, transport, listeners)
-        housekeeping = _Housekeeping(logs, opened, broker, limits)
+        housekeeping = _Housekeeping(logs, opened, broker)
         if housekeeping.handover is not None:
             listeners.dwork.set_handover(housekeeping.handover)
         _run_until_stopped(
@@ -321,8 +313,7 @@ class _OpenState(Struct):
 
     store: Store
     ledger: Ledger
-    outputs: CountedStore
-    values: BrokerValues
+    blobs: BrokerBlobs
     archive: EndedTasks | None = None
     compactor: Compactor | None = None
     #: Of a journal in PostgreSQL.
@@ -330,23 +321,17 @@ class _OpenState(Struct):
 
     def broker(self, transport: SocketTransport, clock: Clock) -> Broker:
         scheduler = Scheduler(self.ledger)
-        files: Any = {"outputs": self.outputs, "values": self.values}
-        broker = Broker(scheduler, transport, self.store, clock, self.archive, **files)
+        broker = Broker(scheduler, transport, self.store, clock, self.archive, blobs=self.blobs)
         broker.on_commit = None if self.archive is None else self.archive.on_commit
         if self.lease is not None:
             broker.check_lease = transport.check_lease = self.lease.check
         return broker
 
-    def retention(self, clock: Clock, limits: BrokerSettings | SettingsReloader) -> OutputRetention:
-        return OutputRetention(self.outputs, self.ledger, clock, lambda: limits.output)
-
-    def value_retention(
-        self, clock: Clock, limits: BrokerSettings | SettingsReloader
-    ) -> ValueRetention:
-        archive = self.archive
-        return ValueRetention(
-            *(self.values, self.ledger, clock, lambda: limits.values),
-            lambda name: archive is not None and bool(archive.index.find([name])),
+    def retention(self, broker: Broker) -> BlobRetention:
+        index = None if self.archive is None else self.archive.index
+        return BlobRetention(
+            *(self.blobs, self.ledger, broker.clock, self.store, index),
+            broker.completer.result_of,
         )
 
 
@@ -358,13 +343,9 @@ def _open(
     warm: WarmState | None = None,
 ) -> _OpenState:
     state = settings.state
-    outputs: CountedStore
     if settings.in_memory:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="taskyard-outputs-")))
-        outputs = stack.enter_context(closing(OutputFiles(folder)))
         memory = MemoryStore()
-        values = _open_values(settings, limits, memory.identity, stack)
-        return _OpenState(memory, Ledger(), outputs, values)
+        return _OpenState(memory, Ledger(), _open_blobs(settings, limits, memory.identity, stack))
     opened: OpenDatabase | None = None
     store: SizedStore
     if settings.store:
@@ -372,18 +353,14 @@ def _open(
         store = opened.store
     else:
         store = stack.enter_context(closing(SqliteStore(state)))
-    outputs = OutputFiles(state / output_store.FOLDER)
-    if opened is not None and opened.outputs is not None:
-        outputs = opened.outputs
-    stack.enter_context(closing(outputs))
     archive = recover(state, store) if opened is None else opened.archive
     stack.enter_context(archive.index)
     ledger = archive.ledger
     compactor = Compactor(state, store, archive, clock, settings.compact)
     stack.enter_context(closing(compactor))
-    place = None if opened is None else opened.values
-    values = _open_values(settings, limits, store.identity, stack, place)
-    made = _OpenState(store, ledger, outputs, values, archive, compactor)
+    rows = None if opened is None else opened.blobs
+    kept = _open_blobs(settings, limits, store.identity, stack, rows)
+    made = _OpenState(store, ledger, kept, archive, compactor)
     if opened is not None:
         compactor.database, made.lease = opened.term, opened.lease
     return made
@@ -430,25 +407,28 @@ def _open_standby(
             return None
 
 
-def _open_values(
+def _open_blobs(
     settings: BrokerSettings,
     limits: BrokerSettings | SettingsReloader,
     identity: bytes,
     stack: ExitStack,
-    place: ValuePlace | None = None,
-) -> BrokerValues:
-    """Open the directory of values. Those of a state in memory end with it."""
-    directory = settings.values_directory or settings.state / value_files.FOLDER
+    rows: BlobStore | None = None,
+) -> BrokerBlobs:
+    """Open the blobs. Those of a state in memory end with it. `rows` are those of a database."""
+    directory, is_durable = settings.blobs_directory, not settings.in_memory
     if settings.in_memory:
-        directory = settings.state / value_files.VOLATILE_FOLDER
+        directory = settings.state / blob_files.VOLATILE_FOLDER
         shutil.rmtree(directory, ignore_errors=True)  # of a broker that was killed
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-    options: Any = {
-        "durable": not settings.in_memory,
-        "shared": settings.values_directory is not None and not settings.in_memory,
-    }
-    where = directory if place is None or settings.values_directory else place
-    return BrokerValues(where, identity.hex(), lambda: limits.values, **options)
+    store = rows
+    if store is None or directory is not None:
+        store = BlobFiles(directory or settings.state / blobs.FOLDER, durable=is_durable)
+    stack.enter_context(closing(store))
+    return BrokerBlobs(
+        *(store, identity.hex(), lambda: limits.blobs),
+        durable=is_durable,
+        shared=settings.blobs_directory is not None and is_durable,
+    )
 
 
 def _listen(listeners: Listeners, settings: BrokerSettings, keyring: Keyring | None) -> None:
@@ -488,12 +468,10 @@ class _Housekeeping:
         logs: tuple[CountLog | MembershipLog, ...],
         opened: _OpenState,
         broker: Broker,
-        limits: BrokerSettings | SettingsReloader,
     ) -> None:
         self._logs = logs
         self._compactor = opened.compactor
-        self._retention = opened.retention(broker.clock, limits)
-        self._value_retention = opened.value_retention(broker.clock, limits)
+        self._blobs, self._retention = opened.blobs, opened.retention(broker)
         self._broker = broker
         self._lease = opened.lease
         self.handover = None if opened.lease is None else Handover(opened.lease)
@@ -507,8 +485,8 @@ class _Housekeeping:
         """Run one step and return the time until the next, or None."""
         for log in self._logs:
             log.log_if_due()
-        waits = [self._retention.run_step(), self._value_retention.run_step()]
-        problem = self._retention.problem()
+        waits = [self._retention.run_step()]
+        problem = self._blobs.problem()
         self._broker.enqueue(self._broker.environment.output_space_changed(problem))
         if self._compactor is not None:
             waits.append(self._compactor.run_step())

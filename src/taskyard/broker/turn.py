@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from taskyard.broker.backpressure import Backpressure
+from taskyard.broker.blobs import BrokerBlobs
 from taskyard.broker.completer import Completer
 from taskyard.broker.environment import CatchUp, Environment
-from taskyard.broker.output_store import OutputStore
 from taskyard.broker.requests import Requests
-from taskyard.broker.values import BrokerValues
 from taskyard.core.counters import turn_histogram
 from taskyard.core.effects import Effect
-from taskyard.core.events import Event, TimePassed
+from taskyard.core.events import Event, SubmitRequested, TimePassed
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.recovery import EndedTaskIndex, encode, recall_for_event
@@ -46,10 +45,9 @@ class Broker:
         clock: Clock,
         index: EndedTaskIndex | None = None,
         *,
-        outputs: OutputStore | None = None,
-        values: BrokerValues | None = None,
+        blobs: BrokerBlobs | None = None,
     ) -> None:
-        """`index` has ended tasks that are no longer in memory, `outputs` long streams."""
+        """`index` has ended tasks that are no longer in memory, `blobs` what records refer to."""
         self.scheduler = scheduler
         self.transport = transport
         self.store = store
@@ -61,12 +59,9 @@ class Broker:
         self.check_lease: Callable[[], None] = lambda: None
         #: Returns whether a client reads its replies. Set by the owner of the sockets.
         self.is_reading: Callable[[bytes], bool] = lambda _client: True
-        #: Large arguments and results. None: there are none.
-        self.values = values
+        self.blobs = blobs
         ledger = scheduler.ledger
-        self.completer = Completer(
-            store, ledger, index, self._is_reading, outputs=outputs, values=values
-        )
+        self.completer = Completer(store, ledger, index, self._is_reading, blobs=blobs)
         self.requests = Requests(ledger, self._is_reading)
         #: How long turns and commits took since the start.
         self.turn_times, self.sync_times = turn_histogram(), turn_histogram()
@@ -103,8 +98,8 @@ class Broker:
 
     def _commit(self, records: Sequence[AnyRecord]) -> int:
         """Make the records of a turn durable. Return the bytes of their row."""
-        if self.values is not None:
-            self.values.note(records, self.scheduler.ledger)
+        if self.blobs is not None:
+            self.blobs.note(records)
         body = encode([*records])
         since_ns = self.clock.monotonic_ns()
         head = self.store.commit(body, len(records))
@@ -136,6 +131,10 @@ class Broker:
             event.now_ns = now_ns
             if self.index is not None:
                 recall_for_event(self.scheduler.ledger, self.index, event)
+            if type(event) is SubmitRequested and self.blobs is not None:
+                refused = self.blobs.missing_in(event)
+                if refused is not None:
+                    return [refused]
             return self.scheduler.handle(event)
 
         changes = self.environment.events(now_ns)

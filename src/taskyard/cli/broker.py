@@ -119,7 +119,7 @@ def _serve(cli_context: CliContext, options: BrokerSettings) -> None:
         options,
         tables=found.listeners,
         store_lease_ns=found.lease.store_ns,
-        values_directory=found.values.directory,
+        blobs_directory=found.blobs.directory,
         plain_lease_ns=found.lease.plain_ns,
     )
     reloading = SettingsReloader(found, cli_context.reload_settings)

@@ -1,7 +1,7 @@
-"""`taskyard clean`: remove output files and large values of settled tasks.
+"""`taskyard clean`: remove long output, large arguments and large results of settled tasks.
 
-Works on the files of a state directory, with or without a broker, or on the tables of its database.
-The journal keeps the results of short commands, and head and tail of long output.
+Works on the blobs of a state directory, with or without a broker, or on the tables of its database.
+The journal keeps short output and results, and head and tail of long output.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
@@ -24,23 +23,22 @@ from taskyard.cli.scopes import OnceOption, check_campaign
 from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
+from taskyard.core.states import TaskState
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-    from taskyard.broker.output_store import CountedStore
-    from taskyard.broker.values import ValuePlace
-    from taskyard.cli.connection import ReadOnlyClient
+    from taskyard.core.blobs import Content
+    from taskyard.core.ledger import Ledger
+    from taskyard.journal.blobs import BlobStore
 
-#: Names in one request.
-_NAMES_PER_REQUEST: Final = 1000
+_SETTLED_STATES: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 
-_SETTLED_STATES: Final = ("done", "failed", "cancelled")
-
-#: Values that were used more recently stay. A client may be about to submit a task that names one,
+#: Blobs that were used more recently stay. A client may be about to submit a task that names one,
 #: and looks for it up to 10 s before.
-_VALUE_USED_NS: Final = 60 * SECOND_NS
+_USED_NS: Final = 60 * SECOND_NS
 
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _UNIT: Final = 1024
@@ -91,101 +89,87 @@ def clean(  # noqa: PLR0913  # one per option
     everything: bool,
     dry_run: bool,
 ) -> None:
-    """Remove output files and large values of settled tasks.
+    """Remove long output, large arguments and large results of settled tasks.
 
-    Long output, and large arguments and results of Python calls, are kept in files of the state
-    directory. This command removes those that match every option. At least one option is required.
-    Tasks that may still run are skipped. Results of up to 16 KiB stay, and head and tail of longer
-    output.
+    Bytes from 64 KiB on are kept in files of the state directory. This command removes those that
+    match every option. At least one option is required. Tasks that may still run are skipped. Head
+    and tail of long output stay.
     """
     if older_than is None and campaign is None and keep_size is None and not everything:
         raise UserError("clean: give --older-than, --campaign, --keep-size or --all")
-    place = _place(cli_context)
-    with closing(place.outputs):
-        files = [*_output_files(place), *_values(place)]
-        if campaign is not None:
-            files = [file for file in files if {found for found, _ in file.tasks} == {campaign}]
+    from taskyard.broker import database  # noqa: PLC0415  # not for `taskyard --help`
+
+    state = local_state(cli_context)
+    if campaign is not None:
         with connect_read_only(cli_context) as broker:
             check_campaign(broker, campaign)
-            active = _active(broker, files)
-        settled = [file for file in files if active.isdisjoint(name for _, name in file.tasks)]
-        chosen = settled if older_than is None else _older(settled, older_than)
+    with closing(database.open_blobs(state, cli_context.settings().blobs.directory)) as store:
+        files, active = _found(store, state)
+        if campaign is not None:
+            files = [file for file in files if {found for found, _ in file.tasks} == {campaign}]
+            active = {name for name in active if _campaign_of(name) == campaign}
+        chosen = files if older_than is None else _older(files, older_than)
         if keep_size is not None:
             chosen = _beyond(chosen, keep_size)
         if not dry_run:
             for file in chosen:
                 file.remove()
+            store.flush()
     _report(cli_context, chosen, len(active), dry_run=dry_run)
 
 
-class _Place(NamedTuple):
-    """Where output and values are."""
+def _found(store: BlobStore, state: Path) -> tuple[list[_File], set[str]]:
+    """Return what settled tasks name, and the tasks that may still run and need something.
 
-    outputs: CountedStore
-    values: ValuePlace
+    The broker removes what no task names.
+    """
+    from taskyard.journal import recovery, witness  # noqa: PLC0415  # not for `taskyard --help`
+    from taskyard.journal.archive import Archive  # noqa: PLC0415  # as above
+    from taskyard.journal.blob_names import blobs_needed, tasks_by_blob  # noqa: PLC0415
+    from taskyard.journal.state_store import open_reader  # noqa: PLC0415
+
+    witnessed = witness.read(state)
+    if witnessed is None:
+        return [], set()
+    with open_reader(state, *witnessed) as rows, Archive(state) as index:
+        ledger = recovery.open_ledger(state, rows)
+        tasks = tasks_by_blob(rows, index)
+
+        def result_of(name: bytes) -> Content | None:
+            return recovery.result_of(rows, index, ledger, name)
+
+        needed: set[str] = set()
+        active: set[str] = set()
+        for task in ledger.tasks.values():
+            if task.state not in _SETTLED_STATES:
+                found = blobs_needed(task, result_of)
+                needed |= found
+                if found:
+                    active.add(shown(task.name))
+    since_ns, files = time.time_ns() - _USED_NS, []
+    for file in store.walk():
+        if isinstance(file.id, str):
+            names = tasks.get(file.id, set()) if file.id not in needed else set()
+        else:
+            names = set() if file.id.is_upload else {spelling(file.id.campaign, file.id.name)}
+            running = {shown(name) for name in names if _may_run(ledger, name)}
+            active |= running
+            names = set() if running else names
+        if names and file.used_ns <= since_ns:
+            shown_names = frozenset((_campaign_of(name), name) for name in map(shown, names))
+            remove = partial(store.remove, file.id, file.used_ns)
+            files.append(_File(shown_names, file.bytes_total, file.used_ns, remove))
+    return files, active
 
 
-def _place(cli_context: CliContext) -> _Place:
-    """Return the directories of the local state, or the tables of its database."""
-    from taskyard.broker import (  # noqa: PLC0415  # not for `taskyard --help`
-        database,
-        output_store,
-        value_references,
-        values,
-    )
-    from taskyard.journal import value_files  # noqa: PLC0415  # as above
-
-    state, given = local_state(cli_context), cli_context.settings().values.directory
-    files = value_files.ValueFiles(given or state / value_files.FOLDER)
-    log = value_references.ReferenceFile(files.directory / value_references.LOG_FILE, repairs=False)
-    place = _Place(
-        output_store.OutputFiles(state / output_store.FOLDER), values.ValuePlace(files, log)
-    )
-    tables = database.open_files(state)
-    if tables is None:
-        return place
-    return place._replace(
-        outputs=tables.outputs, values=tables.values if given is None else place.values
-    )
-
-
-def _output_files(place: _Place) -> Iterator[_File]:
-    """Yield the files with output."""
-    for file in place.outputs.walk():
-        task = (shown(file.campaign), shown(spelling(file.campaign, file.name)))
-        remove = partial(place.outputs.remove, file)
-        yield _File(frozenset([task]), file.bytes_total, file.written_ns, remove)
-
-
-def _values(place: _Place) -> Iterator[_File]:
-    """Yield large values that tasks name, but those in use. The broker removes others."""
-    from taskyard.broker.value_references import ValueReferences  # noqa: PLC0415  # as above
-
-    references = ValueReferences(place.values.log)
-    since_ns = time.time_ns() - _VALUE_USED_NS
-    for file in place.values.files.walk():
-        if file.used_ns > since_ns:
-            continue
-        names = map(shown, references.tasks(file.name))
-        tasks = frozenset((_campaign_of(name), name) for name in names)
-        if tasks:
-            remove = partial(place.values.files.remove, file.name, file.used_ns)
-            yield _File(tasks, file.bytes_total, file.used_ns, remove)
+def _may_run(ledger: Ledger, name: bytes) -> bool:
+    task = ledger.tasks.get(name)
+    return task is not None and task.state not in _SETTLED_STATES
 
 
 def _campaign_of(full_name: str) -> str:
     campaign, slash, _ = full_name.partition("/")
     return campaign if slash else ""
-
-
-def _active(broker: ReadOnlyClient, files: list[_File]) -> set[str]:
-    """Return the full names of tasks that may still run."""
-    names = iter(dict.fromkeys(name for file in files for _, name in file.tasks))
-    active: set[str] = set()
-    while some := list(islice(names, _NAMES_PER_REQUEST)):
-        found = broker.existing(some)
-        active |= {name for name in found if found[name]["state"] not in _SETTLED_STATES}
-    return active
 
 
 def _older(files: list[_File], age_ns: int) -> list[_File]:

@@ -183,7 +183,8 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "keys": LazyCommand("taskyard.cli.keys:keys", "Create, list and revoke access keys."),
     "clean": LazyCommand(
-        "taskyard.cli.clean:clean", "Remove output files and large values of settled tasks."
+        "taskyard.cli.clean:clean",
+        "Remove long output, large arguments and large results of settled tasks.",
     ),
     "journal": LazyCommand(
         "taskyard.cli.journal:journal", "Check, export or compact a state directory."

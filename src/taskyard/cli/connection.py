@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from taskyard.cli.options import CliContext
     from taskyard.client.client import Client
     from taskyard.client.discovery import BrokerLocation
+    from taskyard.core.blobs import Result
     from taskyard.core.events import Scope
-    from taskyard.core.model import Result
     from taskyard.wire.native.streams import OutputPage
 
 #: The timeout of the first reply. With the start of the process it makes about 5 s.
@@ -315,15 +315,16 @@ def closed_with_own_broker(cli_context: CliContext, client: Client) -> Iterator[
 def stream_parts(
     broker: ReadOnlyClient, name: str, attempt: int | None = None, *, stderr: bool = False
 ) -> Iterator[bytes]:
-    """Yield a stream part by part. Raises `OutputTruncated` at its end if bytes are missing."""
-    from taskyard.client.results import check_complete, is_last  # noqa: PLC0415  # not for `--help`
+    """Yield a stream part by part.
 
-    offset = 0
+    Raises `BytesTruncated` or `BytesDamaged` at its end if bytes are missing or others.
+    """
+    from taskyard.wire.native.streams import StreamPages  # noqa: PLC0415  # not for `--help`
+
+    pages = StreamPages(name)
     while True:
-        page = broker.output_page(name, offset, stderr=stderr, attempt=attempt)
-        offset += len(page.data)
+        page = broker.output_page(name, pages.offset, stderr=stderr, attempt=attempt)
         yield page.data
-        if is_last(page, offset):
-            check_complete(name, page, offset)
+        if pages.add(page):
             return
         attempt = page.attempt

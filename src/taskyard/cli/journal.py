@@ -3,11 +3,9 @@
 Owns the output and the documents. The work is done by `taskyard.journal`.
 """
 
-import contextlib
 import logging
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import click
 import msgspec
@@ -16,11 +14,10 @@ from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, json_option, quiet_option, state_option, verbose_option
 from taskyard.cli.output import print_document
 from taskyard.cli.progress import ProgressBar
-from taskyard.errors import ExitCode, JournalDamaged, StateLocked, UnusableState
-from taskyard.journal import compaction, history, schema, state_check, state_store
+from taskyard.errors import ExitCode, NotInstalled, StateLocked
+from taskyard.journal import schema, state_check, state_store
 from taskyard.journal.compaction import CompactionResult
 from taskyard.journal.lock import ReadLock, StateLock
-from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.state_check import StateReport
 
 #: A copy of a live journal may be torn. The next copy is torn elsewhere.
@@ -42,7 +39,7 @@ class JournalCheckDocument(
 
 
 class JournalExportDocument(
-    CompactionResult,
+    msgspec.Struct,
     kw_only=True,
     forbid_unknown_fields=True,
     tag_field="document",
@@ -51,11 +48,28 @@ class JournalExportDocument(
     """`journal export`."""
 
     state: str
+    #: The directory with the files.
+    out: str
+    #: The last journal row in the files.
+    sequence: int
+    #: What was added: events and edges, and the files with them.
+    events: int
+    edges: int
+    files: list[str]
     version: Literal[1] = 1
 
 
-class JournalCompactDocument(JournalExportDocument, tag="journal compact"):
+class JournalCompactDocument(
+    CompactionResult,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="document",
+    tag="journal compact",
+):
     """`journal compact`."""
+
+    state: str
+    version: Literal[1] = 1
 
 
 def _example(line: str) -> str:
@@ -95,7 +109,7 @@ def check(state: Path, *, as_json: bool, deep: bool, live: bool) -> ExitCode:
 
     A journal in PostgreSQL is always checked on a copy as of one moment, also beside its broker.
     """
-    _require_state(state)
+    state_check.require_state(state)
     logging.getLogger("taskyard.journal").setLevel(
         logging.ERROR
     )  # the report below is more precise
@@ -112,28 +126,48 @@ def check(state: Path, *, as_json: bool, deep: bool, live: bool) -> ExitCode:
     return ExitCode.STATE_DAMAGED if findings.wrong else ExitCode.OK
 
 
-@journal.command(epilog=_example("export --state ./.taskyard"))
+@journal.command(epilog=_example("export --state ./.taskyard --out ./history"))
 @state_option
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    required=True,
+    help="Directory for the Parquet files.",
+)
 @json_option
 @verbose_option
 @quiet_option
 @click.pass_obj
-def export(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
-    """Export the history of all rows to Parquet files.
+def export(cli_context: CliContext, state: Path, out: Path, *, as_json: bool) -> None:
+    """Write the history as Parquet files, for any tool that reads them.
 
-    Replaces the row files in STATE/history/ by Parquet files, takes a snapshot and updates the
-    index of finished tasks. No row is removed from the journal. Running it again changes no Parquet
-    file. Safe to interrupt and run again. The broker must be stopped (exit 2 if not). For a journal
-    in PostgreSQL use `taskyard pipeline history`.
+    Writes DIR/events and DIR/edges, a file in each for some journal rows. Another run adds the rows
+    since. Files never change. The state is only read, so a broker may be running.
 
     Needs the extra: pip install 'taskyard[history]'.
     """
-    history.parquet_support()
-    outcome = _run(_export_parquet, cli_context, state)
+    try:
+        from taskyard.journal import history_arrow  # noqa: PLC0415  # pyarrow is in an extra
+    except ModuleNotFoundError as error:
+        raise NotInstalled(
+            f"Parquet files need {error.name} (pip install 'taskyard[history]')"
+        ) from error
+    state_check.require_state(state)
+    with state_store.in_sqlite(state) as place, CompactionProgress(cli_context) as progress:
+        made = history_arrow.export(
+            place, out, lambda done, total: progress("writing Parquet", done, total)
+        )
     if as_json:
-        print_document(JournalExportDocument(state=str(state), **msgspec.structs.asdict(outcome)))
+        fields = msgspec.structs.asdict(made)
+        print_document(JournalExportDocument(state=str(state), out=str(out), **fields))
+    elif made.files:
+        click.echo(
+            f"wrote {format_count(made.events, 'event')} and {format_count(made.edges, 'edge')} up "
+            f"to row {made.sequence} to {format_count(len(made.files), 'new file')}"
+        )
     else:
-        click.echo(_format_result(outcome))
+        click.echo(f"nothing to export: written up to row {made.sequence}")
 
 
 @journal.command(epilog=_example("compact --state ./.taskyard"))
@@ -143,13 +177,16 @@ def export(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
 @quiet_option
 @click.pass_obj
 def compact(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
-    """Export, then remove the exported rows.
+    """Move the rows of the journal to the history.
 
-    Frees space inside journal.sqlite for new rows (the file does not shrink) and makes the next
-    start fast. The history stays complete. Safe to interrupt and run again. The broker must be
-    stopped (exit 2 if not).
+    Writes history, snapshot and index of finished tasks, then removes the rows. Frees space inside
+    journal.sqlite for new rows (the file does not shrink) and makes the next start fast. The
+    history stays complete. Safe to interrupt and run again. The broker must be stopped (exit 2 if
+    not).
     """
-    outcome = _run(_compact, cli_context, state)
+    state_check.require_state(state)
+    with _locked(state), CompactionProgress(cli_context) as progress:
+        outcome = state_store.compact_stopped(state, progress)
     if as_json:
         print_document(JournalCompactDocument(state=str(state), **msgspec.structs.asdict(outcome)))
     else:
@@ -157,25 +194,6 @@ def compact(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
         click.echo(
             f"trimmed {format_count(outcome.rows_trimmed, 'row')}, removed "
             f"{format_count(outcome.snapshots_removed, 'older snapshot')}"
-        )
-
-
-def _export_parquet(state: Path, progress: compaction.Progress) -> CompactionResult:
-    """Export all rows, then replace row files by Parquet files."""
-    schema.check_in_sqlite(state)
-    with _open_journal(state) as store:
-        outcome = compaction.export(state, store, progress)
-    written = history.convert(state, lambda done, total: progress("writing Parquet", done, total))
-    outcome.files = [path.name for path in written]
-    return outcome
-
-
-def _require_state(state: Path) -> None:
-    if not state.is_dir():
-        raise UnusableState(f"no state directory {state} (give the broker's with --state)")
-    if not state_check.has_journal(state):
-        raise UnusableState(
-            f"{state}: not a state directory, it has no journal (give the broker's with --state)"
         )
 
 
@@ -193,37 +211,11 @@ def _check_live(state: Path, *, deep: bool) -> StateReport:
     return findings
 
 
-def _run(step: Any, cli_context: CliContext, state: Path) -> CompactionResult:  # noqa: ANN401  # export or compact
-    _require_state(state)
-    with _locked(state), CompactionProgress(cli_context) as steps:
-        outcome: CompactionResult = step(state, steps)
-        return outcome
-
-
-def _compact(state: Path, progress: compaction.Progress) -> CompactionResult:
-    if schema.database_url(state):
-        return state_store.export_stopped(state, progress, trims=True)
-    with _open_journal(state) as store:
-        return compaction.compact(state, store, progress)
-
-
 def _locked(state: Path) -> StateLock:
     try:
         return StateLock(state)
     except StateLocked as error:
         raise StateLocked(f"{error}, a running broker compacts its journal on its own") from error
-
-
-@contextlib.contextmanager
-def _open_journal(state: Path) -> Iterator[SqliteStore]:
-    """Open the existing journal. Creating one would make the state look empty."""
-    if not (state / schema.FILE_NAME).exists():
-        raise JournalDamaged(
-            f"{schema.FILE_NAME} is missing in {state}",
-            "rows that no snapshot covers are lost (restore the file from a backup)",
-        )
-    with contextlib.closing(SqliteStore(state)) as store:
-        yield store
 
 
 class CompactionProgress(ProgressBar):
@@ -239,22 +231,16 @@ class CompactionProgress(ProgressBar):
 
 
 def _format_result(outcome: CompactionResult) -> str:
-    if not outcome.rows and outcome.files:
-        return f"wrote the history up to row {outcome.sequence} to {_new_files(outcome)}"
     if not outcome.rows:
-        return f"nothing to export: covered up to row {outcome.sequence}"
+        return f"nothing to add: covered up to row {outcome.sequence}"
     return (
-        f"exported {format_count(outcome.rows, 'row')}: {format_count(outcome.events, 'event')} "
-        f"and {format_count(outcome.edges, 'edge')} "
-        f"in {_new_files(outcome)}\n"
+        f"added {format_count(outcome.rows, 'row')} to the history: "
+        f"{format_count(outcome.events, 'event')} and {format_count(outcome.edges, 'edge')} "
+        f"in {format_count(len(outcome.files), 'new file')}\n"
         f"covered up to row {outcome.sequence}: "
         f"{format_count(outcome.unfinished, 'task')} in the snapshot, "
         f"{outcome.ended} more in the index of finished tasks"
     )
-
-
-def _new_files(outcome: CompactionResult) -> str:
-    return format_count(len(outcome.files), "new file")
 
 
 def _format_report(state: Path, findings: StateReport) -> str:
@@ -283,10 +269,10 @@ def _contents(findings: StateReport) -> list[str]:
         tasks = format_count(findings.snapshot_tasks, "task")
         snapshots = f"at row {at}, {tasks} in the newest readable one"
     exported = "none"
-    if findings.history_parts:
+    if findings.history_files:
         exported = (
             f"rows {findings.history_first}..{findings.history_last} in "
-            f"{format_count(2 * findings.history_parts, 'file')}, "
+            f"{format_count(findings.history_files, 'file')}, "
             f"{format_count(findings.events, 'event')}"
         )
     ended = f"{format_count(findings.finished_tasks, 'task')}, up to row {findings.finished_covers}"

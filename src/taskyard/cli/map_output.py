@@ -22,11 +22,12 @@ from taskyard.cli.format import escape_line, shorten_middle
 from taskyard.cli.output import encode_json, text_or_base64, write_bytes, write_lines
 from taskyard.cli.progress import ProgressBar, format_counts
 from taskyard.cli.run_policy import RunSummary, StoppedEarly
-from taskyard.core.model import Result
+from taskyard.core.blobs import Result
 from taskyard.errors import (
+    BytesDamaged,
+    BytesMissing,
+    BytesTruncated,
     ExitCode,
-    OutputRemoved,
-    OutputTruncated,
     TaskBlocked,
     TaskFailed,
     TaskyardError,
@@ -217,7 +218,7 @@ class MapOutput:
         if error is None:
             is_long = isinstance(future.result(), Result)
             return "done", self._parts(future.full_name) if is_long else (future.bytes(),), ""
-        if isinstance(error, OutputTruncated):
+        if isinstance(error, BytesTruncated):
             kept = error.output
             end = kept.encode(errors="surrogateescape") if isinstance(kept, str) else kept
             return "done", (end,), str(error)
@@ -232,7 +233,7 @@ class MapOutput:
         """Yield what is kept of a stream of a task's last attempt, and report the rest."""
         try:
             yield from self._parts(name, stderr=stderr)
-        except (OutputRemoved, OutputTruncated) as error:
+        except (BytesDamaged, BytesMissing, BytesTruncated) as error:
             self._report(str(error))
 
     def _write_result(self, name: str, parts: Iterable[bytes]) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from taskyard.broker import database
 from taskyard.broker.completer import Completer
-from taskyard.broker.output_store import FOLDER, OutputFiles
 from taskyard.client.client import Client
 from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from taskyard.broker.output_store import CountedStore
     from taskyard.client.exchanges import Query
     from taskyard.core.events import Event, RulesSet
     from taskyard.journal.reader import RowReader
@@ -73,12 +71,12 @@ class OfflineClient(Client):
                 locked.close()
                 store = self._open.enter_context(JournalReader(place, store.identity, store.head))
                 index = self._open.enter_context(Archive(place))
-            outputs = self._open.enter_context(closing(_open_outputs(state)))
+            kept = self._open.enter_context(closing(database.open_blobs(state)))
         except BaseException:
             self._open.close()
             raise
         self._index = index if index.covered() is not None else None
-        self._completer = Completer(store, ledger, self._index, outputs=outputs)
+        self._completer = Completer(store, ledger, self._index, blob_store=kept)
         self._scheduler = Scheduler(ledger)
         self._dialect = NativeServer(1, lambda: 0)
         self._clock = SystemClock()
@@ -134,8 +132,3 @@ class OfflineClient(Client):
         self._raise_offline()
 
     map = submit_all = future = submit
-
-
-def _open_outputs(state: Path) -> CountedStore:
-    tables = database.open_files(state)
-    return OutputFiles(state / FOLDER) if tables is None else tables.outputs

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from msgspec import Struct
 
-    from taskyard.core.model import Result
+    from taskyard.core.blobs import Result
 
 #: Longer tables are written as plain lines even on a terminal, because drawing takes time and
 #: memory. In a pipe these rows determine the widths of the columns.
@@ -102,12 +102,12 @@ def _tagged(parts: Iterable[bytes], tag: bytes) -> Iterator[bytes]:
 
 def result_fields(result: Result) -> dict[str, Any]:
     """Return the JSON fields of a result."""
-    return {**text_or_base64("result", result.text), "truncated": bool(result.bytes_total)}
+    return {**text_or_base64("result", result.text), "truncated": result.is_truncated}
 
 
 def warn_if_truncated(name: str, result: Result) -> ExitCode:
     """Warn on stderr if a result is truncated. Return the exit code."""
-    if not result.bytes_total:
+    if not result.is_truncated:
         return ExitCode.OK
     from taskyard.client.results import truncation_text  # noqa: PLC0415  # not for `taskyard --help`
 

@@ -15,7 +15,7 @@ from taskyard.cli.connection import stream_parts
 from taskyard.cli.format import full_name
 from taskyard.core.output import Stream
 from taskyard.core.output_paths import directory_of, file_name
-from taskyard.errors import OutputRemoved, OutputTruncated, UnusableFile
+from taskyard.errors import BytesDamaged, BytesMissing, BytesTruncated, UnusableFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +93,7 @@ class OutputDirectory:
             try:
                 for part in stream_parts(self._broker, full_name(view), attempt, stderr=stderr):
                     length += file.write(part)
-            except (OutputRemoved, OutputTruncated) as error:
+            except (BytesDamaged, BytesMissing, BytesTruncated) as error:
                 self._cli_context.warn(str(error))
         return length
 

@@ -136,11 +136,12 @@ def _wait(cli_context: CliContext, client: Client, own_name: str, campaign: str)
     cli_context.interrupt_message = f"interrupted; task {name} continues: `taskyard wait {name}`"
     state = client.wait_names([name])[name]
     result = client.kept_result(name) if state is TaskState.DONE else None
-    if result is not None and result.in_file and not cli_context.as_json:
+    is_long = result is not None and result.blob is not None
+    if is_long and not cli_context.as_json:
         for part in stream_parts(client, name):
             write_bytes(part)
         return ExitCode.OK
-    if result is not None and result.in_file:
+    if is_long:
         result = client.result_with_size(name)
     if cli_context.as_json:
         fields: dict[str, Any] = {"reason": client.why(name)}

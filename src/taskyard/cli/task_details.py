@@ -27,7 +27,7 @@ from taskyard.cli.format import (
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import WIDE_COLUMNS, example, moment_cell, print_document, print_table
 from taskyard.cli.task_list import exit_cell
-from taskyard.errors import OutputRemoved
+from taskyard.errors import BytesMissing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +77,7 @@ def _output_sizes(broker: ReadOnlyClient, name: str, view: dict[str, Any]) -> st
         return ""
     try:
         pages = [broker.output_page(name, stderr=stderr, count=1) for stderr in (False, True)]
-    except OutputRemoved as removed:
+    except BytesMissing as removed:
         return str(removed).rpartition(": ")[2]
     sizes = [page.bytes_total for page in pages]
     streams = zip(sizes, ("stdout", "stderr"), strict=True)

@@ -37,10 +37,11 @@ from taskyard.cli.output import (
 )
 from taskyard.cli.scopes import OnceOption
 from taskyard.errors import (
+    BytesDamaged,
+    BytesMissing,
+    BytesTruncated,
     ClientClosed,
     ExitCode,
-    OutputRemoved,
-    OutputTruncated,
     TaskFailed,
     UnknownName,
     UserError,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from taskyard.cli.connection import ReadOnlyClient
-    from taskyard.core.model import Result
+    from taskyard.core.blobs import Result
 
 #: How often `log --follow` asks for more.
 POLL_SECONDS: Final = 0.25
@@ -93,7 +94,7 @@ def result(cli_context: CliContext, name: str, output: str | None) -> ExitCode:
                 write(value.text)
             names = task_name_fields(broker.show(name))
             print_document(ResultDocument(**names, **result_fields(value)))
-        elif value.in_file:
+        elif value.blob is not None:
             for part in stream_parts(broker, name):
                 (write_bytes if write is write_result else write)(part)
             return ExitCode.OK
@@ -182,7 +183,7 @@ def _result(
         yield from _failed_stdout(cli_context, broker, view)
         return
     value = broker.kept_result(name)
-    if value.in_file:
+    if value.blob is not None:
         yield from stream_parts(broker, name)
     else:
         yield value.text
@@ -197,7 +198,7 @@ def _failed_stdout(
         return
     try:
         yield from stream_parts(broker, full_name(view))
-    except (OutputRemoved, OutputTruncated) as error:
+    except (BytesDamaged, BytesMissing, BytesTruncated) as error:
         sys.stdout.flush()
         cli_context.warn(str(error))
 
@@ -320,7 +321,7 @@ class _LogPrinter:
         try:
             for part in parts:
                 self._write(part)
-        except OutputTruncated as error:
+        except BytesTruncated as error:
             sys.stdout.flush()
             self._cli_context.warn(str(error))
 
@@ -342,7 +343,7 @@ class _LogPrinter:
         self._warn_if_cut(printed)
 
     def _warn_if_cut(self, printed: Result) -> None:
-        if printed.bytes_total and not self._cli_context.quiet:
+        if printed.is_truncated and not self._cli_context.quiet:
             warn_if_truncated(self._name, printed)
 
     def print_document(self, view: dict[str, Any], attempt: int | None) -> None:

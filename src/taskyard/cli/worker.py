@@ -411,9 +411,9 @@ def _task_variables(cli_context: CliContext, found: Sequence[str]) -> list[dict[
     if not keys and cli_context.invitation_file is not None:
         keys = [cli_context.invitation_file] * len(found)
     files = discovery.key_files_for(found, keys, cli_context.settings())
-    cache = str(cli_context.settings().values.cache_bytes)
+    cache = str(cli_context.settings().blobs.cache_bytes)
     return [
-        {**current_task.broker_variables(one, file), variable_of("values", "cache"): cache}
+        {**current_task.broker_variables(one, file), variable_of("blobs", "cache"): cache}
         for one, file in zip(found, files, strict=True)
     ]
 

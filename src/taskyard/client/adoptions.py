@@ -88,7 +88,7 @@ class Adoptions:
         unsettled: _Tasks = {}
         for name, state, result in zip(reply.names, reply.states, reply.results, strict=True):
             some = tasks.pop(name, [])
-            if state is TaskState.DONE and not result.in_file:
+            if state is TaskState.DONE and result.blob is None:
                 for future in _futures(some):
                     settle_future(future.settle, state, result)
             elif state is TaskState.FAILED:

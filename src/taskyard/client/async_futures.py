@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from taskyard.client.exchanges import Awaited
     from taskyard.client.functions import OutcomeDecoder
-    from taskyard.core.model import Result
+    from taskyard.core.blobs import Result
     from taskyard.core.states import TaskState
 
     _T = TypeVar("_T", default=Any)

@@ -33,15 +33,15 @@ from taskyard.core.identity import spelling
 from taskyard.core.model import Terms
 from taskyard.core.states import TaskState
 from taskyard.errors import (
+    BytesDamaged,
+    BytesMissing,
+    BytesNotStored,
     ClientClosed,
     ExitCode,
     NoBroker,
     TaskFailed,
     TaskyardError,
     UserError,
-    ValueDamaged,
-    ValueMissing,
-    ValueNotStored,
 )
 from taskyard.process import call_setup, current_task
 from taskyard.process.call_setup import InitializerFailed
@@ -289,7 +289,7 @@ class ExecutorCore:
             self._pending[name] = future
         try:
             call = self.origins.encode(function, args, kwargs)
-        except (UserError, ValueNotStored) as error:  # raised by the future, as in a pool
+        except (UserError, BytesNotStored) as error:  # raised by the future, as in a pool
             self._settle(future, partial(future.settle_exception, error))
             return future
         except BaseException:  # a user's class raised an exit: no call was made
@@ -502,7 +502,7 @@ class ExecutorCore:
             return
         try:
             value, error = self._outcome(future.full_name, task)
-        except (ValueMissing, ValueDamaged, NoBroker) as lost:
+        except (BytesMissing, BytesDamaged, NoBroker) as lost:
             value, error = None, lost
         except BaseException as unpickling:  # noqa: BLE001  # see above
             value, error = None, unpickle_error(future.full_name, unpickling, CallLost)

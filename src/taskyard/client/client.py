@@ -253,7 +253,7 @@ class Client(BlockingRunner):
     def result(self, name: str) -> Any:  # noqa: ANN401  # a task's own value
         """Return the result of a task that is done. That of a pickled function is unpickled.
 
-        Raises `TaskFailed` if there is none, and `OutputTruncated` if only its end is kept.
+        Raises `TaskFailed` if there is none, and `BytesTruncated` if only its end is kept.
         """
         found = self.decoded_result(name)
         if not found.is_pickled:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct, field
 
-from taskyard.client.results import SettableFuture, check_complete, is_last, settle_future
-from taskyard.core.model import Result, shown
+from taskyard.client.results import SettableFuture, settle_future
+from taskyard.core.blobs import Result
+from taskyard.core.model import shown
 from taskyard.core.output import Stream
-from taskyard.errors import OutputRemoved, OutputTruncated
+from taskyard.errors import BytesDamaged, BytesMissing, BytesTruncated
 from taskyard.wire.native import peer, streams
 
 if TYPE_CHECKING:
@@ -36,9 +37,8 @@ class Fetch(Struct):
     name: bytes
     state: TaskState
     future: SettableFuture
+    pages: streams.StreamPages
     parts: list[bytes] = field(default_factory=list)
-    bytes_fetched: int = 0
-    attempt: int | None = None
 
 
 class OutputFetch(NamedTuple):
@@ -63,7 +63,7 @@ class Fetches:
 
     def start(self, name: bytes, state: TaskState, future: SettableFuture) -> None:
         """Fetch the result of a task, and settle its future then."""
-        self._waiting.append(Fetch(name, state, future))
+        self._waiting.append(Fetch(name, state, future, streams.StreamPages(shown(name))))
         self._next()
 
     def start_output(self, name: bytes, result: Result, future: OutputFuture) -> None:
@@ -76,12 +76,12 @@ class Fetches:
         fetch = self.open.pop(reply.request)
         if isinstance(fetch, OutputFetch):
             self._outputs_open -= 1
-            outputs = reply.outputs_with_size if reply.kind == peer.OUTPUT else []
-            output = outputs[0].text if outputs else b""  # the failure has its reason without it
+            outputs = reply.outputs if reply.kind == peer.OUTPUT else []
+            output = outputs[0] if outputs else b""  # the failure has its reason without it
             settle_future(fetch.future.settle_failed, fetch.result, output)
         elif reply.kind != peer.OUTPUT:
             text = reply.reason or f"task {shown(fetch.name)}: its output is gone"
-            settle_future(fetch.future.set_exception, OutputRemoved(text))
+            settle_future(fetch.future.set_exception, BytesMissing(text))
         else:
             self._add(fetch, reply)
         self._next()
@@ -89,17 +89,15 @@ class Fetches:
     def _add(self, fetch: Fetch, reply: Reply) -> None:
         page = reply.page
         fetch.parts.append(page.data)
-        fetch.bytes_fetched += len(page.data)
-        fetch.attempt = page.attempt
-        if not is_last(page, fetch.bytes_fetched):
-            self._request(fetch)
-            return
         try:
-            check_complete(shown(fetch.name), page, fetch.bytes_fetched)
-        except OutputTruncated as error:
+            is_last = fetch.pages.add(page)
+        except (BytesDamaged, BytesTruncated) as error:
             settle_future(fetch.future.set_exception, error)
-        else:
+            return
+        if is_last:
             settle_future(fetch.future.settle, fetch.state, Result(b"".join(fetch.parts)))
+        else:
+            self._request(fetch)
 
     def take_futures(self) -> list[SettableFuture]:
         """Drop all fetches. Return their futures."""
@@ -122,7 +120,7 @@ class Fetches:
         self._outputs_open += 1
 
     def _request(self, fetch: Fetch) -> None:
-        name, offset, attempt = fetch.name, fetch.bytes_fetched, fetch.attempt
+        name, offset, attempt = fetch.name, fetch.pages.offset, fetch.pages.attempt
         number = self.channel.request(
             lambda number: streams.output(number, name, Stream.STDOUT, offset, attempt=attempt)
         )

@@ -18,12 +18,12 @@ from msgspec import Struct, structs
 
 from taskyard.client.origins import CallOrigins
 from taskyard.errors import (
+    BytesDamaged,
+    BytesMissing,
     NoBroker,
     TaskFailed,
     TaskyardError,
     UserError,
-    ValueDamaged,
-    ValueMissing,
 )
 from taskyard.wire import payloads, pickled, plain_pickles
 
@@ -133,7 +133,7 @@ def value_of(full_name: str, result: bytes, values: CallValues | None) -> Any:  
     """
     try:
         return pickled.unpickle(result) if values is None else values.load_result(result)
-    except (ValueMissing, ValueDamaged, NoBroker):
+    except (BytesMissing, BytesDamaged, NoBroker):
         raise
     except BaseException as error:  # noqa: BLE001  # see above
         raise unpickle_error(full_name, error) from None

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from taskyard.client.functions import OutcomeDecoder
     from taskyard.client.session import Session
     from taskyard.client.stalls import Stalls
-    from taskyard.core.model import Result
+    from taskyard.core.blobs import Result
     from taskyard.core.states import TaskState
 
     _T = TypeVar("_T", default=Any)

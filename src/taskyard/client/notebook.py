@@ -19,7 +19,7 @@ from taskyard.client.exchanges import Deadline, request_and_wait, run_exchange
 from taskyard.client.progress_rate import Rate
 from taskyard.core.states import TaskState
 from taskyard.design import PALETTES
-from taskyard.errors import OutputTruncated, TaskyardError, TimedOut
+from taskyard.errors import BytesTruncated, TaskyardError, TimedOut
 from taskyard.process.page_file import page_address
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _ended_lines(future: SettledFuture) -> list[str]:
         return [_state("cancelled")]
     error = future.exception()
     if error is not None:
-        state = "done" if isinstance(error, OutputTruncated) else "failed"
+        state = "done" if isinstance(error, BytesTruncated) else "failed"
         return [_state(state), _line(str(error))]
     return [_state("done"), _line(f"result: {_result(future.result())}")]
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import structs
 
+from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.process import call_setup
 from taskyard.wire import pickled
 from taskyard.wire.main_globals import shared_globals
 from taskyard.wire.pickled import Origin
 from taskyard.wire.repeated_functions import RepeatedFunctions
-from taskyard.wire.value_names import BYTES_FLOOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -85,7 +85,7 @@ class CallOrigins:
         origin = self._origin_with_main if body.needs_main else self._origin
         if body.results:
             origin = structs.replace(origin, results=body.results)
-        if values is not None and (body.buffers or len(body.pickle) >= BYTES_FLOOR):
+        if values is not None and (body.buffers or len(body.pickle) >= BLOB_BYTES_MIN):
             return body.pickle, values.encode(body, origin), body.results
         if origin is self._origin:
             return body.pickle, self._header + body.pickle, ()

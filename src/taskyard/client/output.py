@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from taskyard.campaign.batches import encode_text
 from taskyard.client.exchanges import Query, checked_reply
-from taskyard.client.results import check_complete, is_last
-from taskyard.core.model import Result
+from taskyard.core.blobs import Result
 from taskyard.core.output import Stream
-from taskyard.errors import OutputRemoved, UnknownName
+from taskyard.errors import BytesMissing, UnknownName
 from taskyard.wire.native import peer, streams
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 def whole_result(name: str, kept: Result) -> Exchange[Result]:
     """Return a result as a whole. A long one is in a file of the broker."""
-    if not kept.in_file:
+    if kept.blob is None:
         return kept
     return Result((yield from stream(name)))
 
@@ -32,16 +31,15 @@ def whole_result(name: str, kept: Result) -> Exchange[Result]:
 def stream(name: str, *, stderr: bool = False, attempt: int | None = None) -> Exchange[bytes]:
     """Return stdout or stderr of an attempt, by default the latest, as far as it is there.
 
-    Raises `OutputRemoved` if it was removed, and `OutputTruncated` if only a part is kept.
+    Raises `BytesMissing` if it was removed, `BytesTruncated` if only a part is kept, and
+    `BytesDamaged` if it is not what the worker sent.
     """
     parts: list[bytes] = []
-    offset = 0
+    pages = streams.StreamPages(name)
     while True:
-        page = yield from output_page(name, offset, stderr=stderr, attempt=attempt)
+        page = yield from output_page(name, pages.offset, stderr=stderr, attempt=attempt)
         parts.append(page.data)
-        offset += len(page.data)
-        if is_last(page, offset):
-            check_complete(name, page, offset)
+        if pages.add(page):
             return b"".join(parts)
         attempt = page.attempt
 
@@ -56,7 +54,7 @@ def output_page(
 ) -> Exchange[OutputPage]:
     """Return a part of stdout or stderr of an attempt: from `offset` on, at most `count` bytes.
 
-    Raises `OutputRemoved` if the output was removed.
+    Raises `BytesMissing` if the output was removed.
     """
     number = Stream.STDERR if stderr else Stream.STDOUT
     where: Any = {"offset": offset, "attempt": attempt, "count": count}
@@ -65,5 +63,5 @@ def output_page(
     if reply.kind != peer.NOT_FOUND:
         return reply.page
     if reply.reason:
-        raise OutputRemoved(reply.reason)
+        raise BytesMissing(reply.reason)
     raise UnknownName(f"unknown task {name!r} (see `taskyard list`)")

@@ -18,6 +18,7 @@ from taskyard.client import content
 from taskyard.client import output as output_requests
 from taskyard.client.exchanges import Deadline, Query, checked_reply
 from taskyard.client.results import check_not_truncated, decode_whole_result
+from taskyard.core.blobs import Result, length_of
 from taskyard.core.events import Scope
 from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from taskyard.client.exchanges import Exchange
-    from taskyard.core.model import Result
 
 _T = TypeVar("_T")
 
@@ -337,7 +337,7 @@ class DecodedResult(NamedTuple):
 def decoded_result(name: str) -> Exchange[DecodedResult]:
     """Return the result of a task that is done, and whether it is to be unpickled.
 
-    Raises `TaskFailed` if there is none, and `OutputTruncated` if only its end is kept.
+    Raises `TaskFailed` if there is none, and `BytesTruncated` if only its end is kept.
     """
     view = yield from show(name)
     service, kept = view["service"].encode(), (yield from result_with_size(name))
@@ -351,7 +351,7 @@ def decoded_result(name: str) -> Exchange[DecodedResult]:
 def result_bytes(name: str) -> Exchange[bytes]:
     """Return the result of a task as the worker sent it.
 
-    Raises `TaskFailed` if there is none, and `OutputTruncated` if only its end is kept.
+    Raises `TaskFailed` if there is none, and `BytesTruncated` if only its end is kept.
     """
     kept = yield from result_with_size(name)
     check_not_truncated(name, kept, kept.text)
@@ -397,7 +397,8 @@ def results(names: Sequence[str]) -> Exchange[dict[str, TaskResult]]:
             reply = yield from checked_reply(Query(partial(peer.results, names=encoded)))
             for name, state, kept in zip(reply.names, reply.states, reply.results, strict=True):
                 whole = yield from output_requests.whole_result(shown(name), kept)
-                found[shown(name)] = TaskResult(state, whole.text, whole.bytes_total)
+                bytes_total = length_of(whole.content) if whole.is_truncated else 0
+                found[shown(name)] = TaskResult(state, whole.text, bytes_total)
             # Results that did not fit one message are requested again.
             left = [name for name in left if name not in found] if reply.count else []
     return found
@@ -414,8 +415,8 @@ def output_with_size(name: str) -> Exchange[Result]:
     reply = yield from checked_reply(Query(build))
     if reply.kind == peer.NOT_FOUND:
         raise (yield from _unknown_task_error(name))
-    (outputs_with_size,) = reply.outputs_with_size
-    return outputs_with_size
+    (content,) = reply.contents
+    return Result(content)
 
 
 # Waiting.

@@ -10,18 +10,18 @@ import logging
 from concurrent.futures import CancelledError, InvalidStateError
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
 
+from taskyard.core.blobs import length_of
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
 from taskyard.core.states import TaskState
-from taskyard.errors import OutputTruncated, TaskBlocked, TaskFailed, UserError
+from taskyard.errors import BytesTruncated, TaskBlocked, TaskFailed, UserError
 from taskyard.wire import payloads, plain_pickles
 from taskyard.wire.plain_pickles import NotPlain, PlainLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.core.model import Result
-    from taskyard.wire.native.streams import OutputPage
+    from taskyard.core.blobs import Result
 
 logger = logging.getLogger("taskyard.client")
 
@@ -74,14 +74,15 @@ def result_or_error(
 
     The value of a long result that was not fetched is a `Result` with its head and tail.
     """
-    if state is TaskState.DONE and service not in _DECODED and not result.bytes_total:
-        return (result if result.in_file else result.text), None
+    content = result.content
+    if state is TaskState.DONE and service not in _DECODED and isinstance(content, bytes):
+        return content, None
     full_name = shown(spelling(campaign, name))
     if state is TaskState.CANCELLED:
         return None, CancelledError(f"task {full_name} was cancelled")
     if state is not TaskState.DONE:
         return None, _failure(full_name, state, result.text)
-    if result.in_file:  # this client reads long results part by part
+    if result.blob is not None:  # this client reads long results part by part
         return result, None
     try:
         return decode_whole_result(full_name, service, result), None
@@ -92,7 +93,7 @@ def result_or_error(
 def decode_whole_result(name: str, service: bytes, result: Result) -> Any:  # noqa: ANN401  # a task's own
     """Return a result as Python sees it: text of a program, value of a function, or bytes.
 
-    Bytes that are not UTF-8 become surrogates, as in file names. Raises `OutputTruncated`.
+    Bytes that are not UTF-8 become surrogates, as in file names. Raises `BytesTruncated`.
     """
     text = result.text
     if service == payloads.EXEC:
@@ -120,14 +121,15 @@ _plain_results: Final = PlainLoader(_find_nothing)
 
 
 def check_not_truncated(name: str, result: Result, output: str | bytes) -> None:
-    """Raise `OutputTruncated` with this output if the result is truncated."""
-    if result.bytes_total:
-        raise OutputTruncated(truncation_text(name, result), output, result.bytes_total)
+    """Raise `BytesTruncated` with this output if the result is truncated."""
+    if result.is_truncated:
+        bytes_total = length_of(result.content)
+        raise BytesTruncated(truncation_text(name, result), output, bytes_total)
 
 
 def truncation_text(name: str, result: Result) -> str:
     """Return the message on a truncated result."""
-    kept, total = len(result.text), result.bytes_total
+    kept, total = len(result.text), length_of(result.content)
     return (
         f"task {name}: output truncated: only the last {kept:,} of {total:,} bytes are kept; "
         "write large output to a file"
@@ -148,15 +150,3 @@ def _failure(name: str, state: TaskState, text: bytes) -> TaskFailed:
     blocked = TaskBlocked(f"task {name}: blocked, because {failed}")
     blocked.__cause__ = TaskFailed(failed, reason)
     return blocked
-
-
-def is_last(page: OutputPage, offset: int) -> bool:
-    """Return whether nothing follows a page that ends at `offset`, for now."""
-    return not page.data or (offset >= page.bytes_total and not page.live)
-
-
-def check_complete(name: str, page: OutputPage, offset: int) -> None:
-    """Raise `OutputTruncated` if a stream ends at `offset`, but should be longer."""
-    if offset < page.bytes_total and not page.live:
-        text = f"task {name}: only {offset:,} of {page.bytes_total:,} bytes of its output are kept"
-        raise OutputTruncated(text, b"", page.bytes_total)

@@ -12,6 +12,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from taskyard.client.results import SettableFuture, settle_future, wants_output
+from taskyard.core.blobs import Blob
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.wire.native import peer
@@ -124,7 +125,7 @@ class Watches:
             future = futures.pop(name, None)
             if future is None:
                 continue
-            if result.in_file and self.fetches_long:
+            if isinstance(result.content, Blob) and result.content.digest and self.fetches_long:
                 self.fetches.start(name, state, future)
             elif state is TaskState.FAILED and wants_output(future):
                 self.fetches.start_output(name, result, future)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import structs
 
 from taskyard.core import graph, lane_queues, records
+from taskyard.core.blobs import Blob, is_truncated
 from taskyard.core.entities import Lease, Task, Worker
 from taskyard.core.lane_queues import lane_counts, lower_lane_needs, one_lane, whole_lease
 from taskyard.core.limits import (
@@ -23,7 +24,6 @@ from taskyard.core.limits import (
     REPLACED_TASKS_MAX,
 )
 from taskyard.core.model import NO_EXTRAS, Ending, Replaced, TaskExtras, Terms
-from taskyard.core.output import Stream
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK, ReturnReason
 from taskyard.core.rules import OPEN_LANE
 from taskyard.core.runs import Attempt
@@ -243,11 +243,10 @@ def _finished(ledger: Ledger, record: records.Finished, tasks: Tasks) -> None:
     ledger.release(tasks, counts)
     ledger.move(tasks, Cause.COMPLETED)
     ledger.end(tasks, Ending(ledger.record, record.at_ns), counts)
-    if record.result_bytes_total is not None:
-        files = record.files or repeat(0)
-        for task, bytes_total, kept in zip(tasks, record.result_bytes_total, files, strict=False):
-            is_cut = bytes_total > 0 and not kept & Stream.STDOUT
-            ledger.campaigns[task.terms.campaign].truncated += is_cut
+    results = record.results
+    if results is not None and [one for one in results if one.__class__ is Blob]:
+        for task, content in zip(tasks, results, strict=True):
+            ledger.campaigns[task.terms.campaign].truncated += is_truncated(content)
     released = graph.released_by(tasks)
     if released:
         _release(ledger, released, record.at_ns)

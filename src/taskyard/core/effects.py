@@ -10,6 +10,7 @@ from enum import Enum
 
 from msgspec import Struct, field
 
+from taskyard.core.blobs import Blob, Content
 from taskyard.core.counters import Counters
 from taskyard.core.events import Scope
 from taskyard.core.model import HeartbeatMark, Refusal, RefusedTask, Terms, WorkerFacts
@@ -115,14 +116,9 @@ class Settled(Effect):
     states: list[TaskState]
     #: Results of DONE tasks, reasons of FAILED ones. None: a result that is only in the journal.
     #: The broker inserts it before this is sent.
-    texts: list[bytes | None]
+    texts: list[Content | None]
     #: The record of the result, for each None among the texts.
     records: list[int] = field(default_factory=list)
-    #: Results whose text is only a part: the name and the length. None: all are whole. May have
-    #: other tasks.
-    truncated: dict[bytes, int] | None = None
-    #: Those of them that are in files as a whole. None: none of them.
-    in_files: dict[bytes, None] | None = None
     #: Tasks with output besides their result. None: none of them.
     printed: dict[bytes, None] | None = None
     #: The requested name by key, for tasks requested by another name. None: all by their keys.
@@ -395,9 +391,9 @@ class OutputEnded(Effect):
     #: The name in its campaign.
     name: bytes
     attempt: int
-    #: The streams whose files stay, with their lengths.
-    kept: list[tuple[Stream, int]]
-    #: The streams that the journal has as a whole. Their files are removed.
+    #: The streams whose files stay.
+    kept: list[tuple[Stream, Blob]]
+    #: The streams of which the journal has all that is kept. Their files are removed.
     dropped: list[Stream]
 
 
@@ -414,6 +410,8 @@ class TaskOutput(Effect):
     text: bytes = b""
     #: Length of the text before it was truncated. 0: it is whole. Of a stream, its length so far.
     text_bytes_total: int = 0
+    #: The SHA-256 of the whole stream. b"": unknown, or not all of it is kept.
+    digest: bytes = b""
     #: The requested part of a stream. None: the latest text of both streams.
     stream: Stream | None = None
     attempt: int = 0

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
+from taskyard.core.blobs import Content
 from taskyard.core.entities import Task
 from taskyard.core.limits import OUTPUT_PAGE_BYTES_MAX
 from taskyard.core.model import HeartbeatMark, Refusal, Submission, TermsChanges, WorkerFacts
@@ -125,16 +126,14 @@ class TasksReported(Event):
     attempts: list[int] | None = None
     #: None: all are DONE.
     outcomes: list[Outcome] | None = None
-    #: Results of DONE tasks, reasons of the others. None: all empty.
-    texts: list[bytes] | None = None
+    #: Results of DONE tasks, reasons of the others, which are bytes. None: all empty.
+    texts: list[Content] | None = None
     #: For RETRY_AT, by the wall clock.
     retry_at_ns: list[int] | None = None
     request: int = 0
     keeps_slots: bool = False
     #: For the jitter of the retry schedule, from 0 to 2**32.
     random_bits: int = 0
-    #: Length of each result before the worker truncated it, 0 if it is whole. None: all are whole.
-    result_bytes_total: list[int] | None = None
     #: Which process of that name it is. None: its dialect has no incarnations.
     incarnation: int | None = None
     #: Measurements of the attempts. None: the worker does not measure.
@@ -166,11 +165,9 @@ class TasksProgressed(Event):
     #: None: no progress is given.
     percents: list[int] | None = None
     #: The end of each task's output. None: no output.
-    texts: list[bytes] | None = None
+    texts: list[Content] | None = None
     #: 0: no reply is expected.
     request: int = 0
-    #: Length of each output before the worker truncated it, 0 if it is whole. None: all are whole.
-    text_bytes_total: list[int] | None = None
     #: Which process of that name it is. None: its dialect has no incarnations.
     incarnation: int | None = None
 

@@ -79,9 +79,10 @@ PROGRESS_BYTES_MAX: Final = 200
 #: Every update of a task's output goes through the journal, so only the tail is kept.
 OUTPUT_BYTES_MAX: Final = 65_536
 
-#: A stream up to this length is in the journal as a whole. A longer one is in a file. Then the
-#: journal keeps this much of its head and of its tail.
-STREAM_BYTES_MAX: Final = 16 * 1024
+#: From this length on bytes are a blob, outside the record. Below it the journal is quicker.
+BLOB_BYTES_MIN: Final = 64 * 1024
+
+#: Bytes that a record keeps of the head of a blob, and of its tail.
 STREAM_END_BYTES: Final = 8 * 1024
 
 #: Bytes of a stream in one reply.

@@ -166,6 +166,7 @@ class Refusal(Enum):
     CONFLICT = "conflict"  #: the name has another payload, or is the full name of another task
     UNKNOWN = "unknown"  #: no such task or campaign
     CYCLE = "cycle"
+    BYTES_UNKNOWN = "bytes-unknown"  #: a task names bytes that the broker does not have
     BUSY = "busy"  #: a leased task can't get more predecessors
     CANCELLED = "cancelled"  #: would wait for a cancelled task
     FULL = "full"  #: the broker accepts no tasks now
@@ -300,18 +301,6 @@ class EndedTask(Struct, array_like=True, gc=False):
     at_ns: int
 
 
-class Result(NamedTuple):
-    """A task's result or output, possibly truncated."""
-
-    text: bytes
-    #: Its length if the text is only a part of it. 0: it is whole.
-    bytes_total: int = 0
-    #: The text is head and tail, and a file of the broker has all of it.
-    in_file: bool = False
-    #: The task has output besides its result.
-    has_stderr: bool = False
-
-
 class Digests:
     """Computes digests and caches the last one.
 
@@ -375,11 +364,6 @@ def truncate_reason(reason: bytes) -> bytes:
     if len(reason) <= REASON_BYTES_MAX:
         return reason
     return _CUT + reason[len(_CUT) - REASON_BYTES_MAX :]
-
-
-def truncated_result_reason(kept: bytes, bytes_total: int) -> bytes:
-    """Return the reason for refusing a truncated result."""
-    return b"result truncated: only the last %d of %d bytes are kept" % (len(kept), bytes_total)
 
 
 class TaskProgress(Struct, gc=False):

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
+from taskyard.core.blobs import Content
 from taskyard.core.model import Submission, TermsChanges, WorkerFacts
 from taskyard.core.runs import RunColumns
 
@@ -79,16 +80,11 @@ class Finished(Record, tag=4):
     names: list[bytes]
     attempts: list[int]
     #: One for each task. None: all are empty.
-    results: list[bytes] | None = None
+    results: list[Content] | None = None
     #: The worker's slots stay taken until `SlotsFreed`.
     keeps_slots: bool = False
-    #: Length of each result before it was truncated, 0 if it is whole. None: all are whole.
-    result_bytes_total: list[int] | None = None
     #: How the attempts ran. None: not measured.
     runs: RunColumns | None = None
-    #: The streams of each attempt that are in files, as a sum of `Stream`s. A result whose stdout
-    #: is in a file is not truncated. None: no streams are.
-    files: list[int] | None = None
 
 
 class Failed(Record, tag=5):
@@ -178,15 +174,10 @@ class Progressed(Record, tag=13):
     names: list[bytes]
     attempts: list[int]
     percents: list[int]
-    texts: list[bytes]
-    #: Length of each text before it was truncated, 0 if it is whole. None: all are whole.
-    text_bytes_total: list[int] | None = None
+    texts: list[Content]
     #: stderr of each attempt. Then `texts` are stdout alone, empty for tasks that are done. None:
     #: `texts` are both streams together.
-    stderrs: list[bytes] | None = None
-    stderr_bytes_total: list[int] | None = None
-    #: The streams of each attempt that are in files, as a sum of `Stream`s. None: no streams are.
-    files: list[int] | None = None
+    stderrs: list[Content] | None = None
     #: The record with the output of each task's attempt before, 0 if there is none.
     previous: list[int] | None = None
 

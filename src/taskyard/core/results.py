@@ -19,6 +19,7 @@ from taskyard.core import (
     task_output,
     worker_names,
 )
+from taskyard.core.blobs import Blob, length_of, text_of, texts_of
 from taskyard.core.effects import Refused, ReportAck
 from taskyard.core.entities import SLOTS_UNLIMITED, Worker
 from taskyard.core.events import Outcome
@@ -30,7 +31,6 @@ from taskyard.core.limits import (
     TASKS_PER_MESSAGE_MAX,
 )
 from taskyard.core.model import Refusal, truncate_reason
-from taskyard.core.output import Stream
 from taskyard.core.records import (
     Finished,
     Postponed,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.core import events
+    from taskyard.core.blobs import Content
     from taskyard.core.context import Context
     from taskyard.core.entities import Lease, Task
     from taskyard.core.runs import RunColumns
@@ -67,8 +68,7 @@ _RANDOM_MAX: Final = 1 << 32
 
 def tasks_reported(context: Context, event: events.TasksReported) -> None:
     columns = (event.attempts, event.outcomes, event.texts, event.retry_at_ns)
-    more = (event.result_bytes_total, event.runs, event.output)
-    if not columns_match(event.names, *columns, *more):
+    if not columns_match(event.names, *columns, event.runs, event.output):
         context.send(Refused(event.worker, event.request, Refusal.MALFORMED, BAD_COLUMNS))
         return
     if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
@@ -163,20 +163,8 @@ def _finish(
     results = _column(event.texts, kept)
     record = Finished(context.at_ns, event.worker, names, attempts, results, event.keeps_slots)
     record.runs = _runs_of(context, event, tasks, range(len(tasks)) if kept is None else kept)
-    lengths = _column(event.result_bytes_total, kept)
-    truncated = in_files = None
-    if lengths is not None and any(lengths):
-        record.result_bytes_total = lengths
-        truncated = {name: length for name, length in zip(names, lengths, strict=True) if length}
-        files = None if event.output is None else _column(event.output.files, kept)
-        if files is not None and any(files):
-            record.files = files
-            in_files = dict.fromkeys(
-                name for name, file in zip(names, files, strict=True) if file & Stream.STDOUT
-            )
     context.emit(record, tasks)
-    texts = repeat(b"") if results is None else results
-    subscriptions.notify_settled(context, tasks, texts, truncated, in_files)
+    subscriptions.notify_settled(context, tasks, repeat(b"") if results is None else results)
 
 
 def _runs_of(
@@ -204,10 +192,11 @@ def _settle(
         group[0].append(task)
         group[1].append(place)
     for outcome, (some, where) in sorted(by_outcome.items(), key=_order_of_outcome):
-        texts = _column(event.texts, where) or [b""] * len(some)
         if outcome is Outcome.DONE:
             _finish(context, event, some, where)
-        elif outcome is Outcome.FAILED_FINAL:
+            continue
+        texts = texts_of(_column(event.texts, where) or [b""] * len(some))
+        if outcome is Outcome.FAILED_FINAL:
             ran = _runs_of(context, event, some, where)
             membership.fail_tasks(context, worker.name, some, texts, runs=ran)
         elif outcome in (Outcome.FAILED, Outcome.DEFER_ALL, Outcome.CRASHED):
@@ -407,8 +396,7 @@ def tasks_progressed(context: Context, event: events.TasksProgressed) -> None:
     if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
     holder = context.touch_worker(event.worker)
-    columns = (event.attempts, event.percents, event.texts, event.text_bytes_total)
-    if not columns_match(event.names, *columns):
+    if not columns_match(event.names, event.attempts, event.percents, event.texts):
         if event.request:
             context.send(Refused(event.worker, event.request, Refusal.MALFORMED, BAD_COLUMNS))
         return
@@ -431,21 +419,23 @@ def _progress(context: Context, event: events.TasksProgressed, held: list[bool])
     """Return the record of progress for the tasks that the worker holds."""
     names = list(compress(event.names, held))
     percents = compress(event.percents or [0] * len(held), held)
-    texts = [*compress(event.texts or [b""] * len(held), held)]
-    reported = compress(event.text_bytes_total or [0] * len(held), held)
-    lengths = [
-        max(length, len(text)) if length or len(text) > OUTPUT_BYTES_MAX else 0
-        for length, text in zip(reported, texts, strict=True)
-    ]
+    texts = compress(event.texts or [b""] * len(held), held)
     return Progressed(
         context.at_ns,
         event.worker,
         names,
         [context.ledger.tasks[name].attempt for name in names],
         [min(max(percent, 0), 100) for percent in percents],
-        [text[-OUTPUT_BYTES_MAX:] for text in texts],
-        lengths if any(lengths) else None,
+        [_end_of(text) for text in texts],
     )
+
+
+def _end_of(output: Content) -> Content:
+    """Return the end of an output, as much as the journal keeps."""
+    text = text_of(output)
+    if len(text) <= OUTPUT_BYTES_MAX:
+        return output
+    return Blob(b"", max(length_of(output), len(text)), text[-OUTPUT_BYTES_MAX:])
 
 
 def _note_progress(context: Context, event: events.TasksProgressed, held: list[bool]) -> None:
@@ -455,7 +445,7 @@ def _note_progress(context: Context, event: events.TasksProgressed, held: list[b
     for name, percent, text in compress(zip(event.names, percents, texts, strict=True), held):
         lease = context.ledger.tasks[name].lease
         if lease is not None:
-            lease.note_progress(name, percent, text)
+            lease.note_progress(name, percent, text_of(text))
 
 
 def slot_freed(context: Context, event: events.SlotFreed) -> None:

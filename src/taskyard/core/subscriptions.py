@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskyard.core import events
+    from taskyard.core.blobs import Content
     from taskyard.core.context import Context
     from taskyard.core.entities import Task, Worker
     from taskyard.core.ledger import Ledger
@@ -86,9 +87,7 @@ def _forget_campaigns(context: Context, is_over: Callable[[_Subscription], bool]
 def notify_settled(
     context: Context,
     tasks: list[Task],
-    texts: Iterable[bytes] | None = None,
-    truncated: dict[bytes, int] | None = None,
-    in_files: dict[bytes, None] | None = None,
+    texts: Iterable[Content] | None = None,
 ) -> None:
     """Notify the subscribers of these tasks and their campaigns.
 
@@ -100,8 +99,7 @@ def notify_settled(
             for watcher in context.watchers.pop(task.name, ()):
                 one = notices.get(watcher)
                 if one is None:
-                    one = notices[watcher] = Settled(*watcher, [], [], [], truncated=truncated)
-                    one.in_files = in_files
+                    one = notices[watcher] = Settled(*watcher, [], [], [])
                 add_settled(one, context.ledger, task, text)
         for watcher, one in notices.items():
             _remove_watched(context, watcher, one.names)
@@ -119,7 +117,7 @@ def _remove_watched(context: Context, watcher: _Subscription, names: list[bytes]
         del context.watched[watcher]
 
 
-def add_settled(notice: Settled, ledger: Ledger, task: Task, text: bytes | None = None) -> None:
+def add_settled(notice: Settled, ledger: Ledger, task: Task, text: Content | None = None) -> None:
     """Add one task to a notice. Without a text it refers to the record with the result."""
     notice.names.append(task.name)
     notice.states.append(task.state)

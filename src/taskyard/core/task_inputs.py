@@ -1,17 +1,20 @@
-"""Decides which results a worker may read: those that a task which it holds needs.
+"""Decides what a worker may read for a task that it holds: results and blobs that the task needs.
 
-The first line of a payload of a command or a call may name other tasks in `results`. The rest of
-it, and of the payload, is not looked at. The names mean what they mean in `after` of the task.
+The first line of a payload of a command or a call may name other tasks in `results`. That of a
+pickled call or result may name blobs. The rest of it, and of the payload, is not looked at. The
+names of tasks mean what they mean in `after` of the task.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
 
 from taskyard.core import identity, membership
+from taskyard.core.blobs import NAME, Blob, blob_name
 from taskyard.core.effects import Refused
 from taskyard.core.model import Refusal, shown
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.core import events
+    from taskyard.core.blobs import Content
     from taskyard.core.context import Context
 
 
@@ -26,8 +30,13 @@ class _FirstLine(Struct):
     results: list[str] = []
 
 
+#: Payloads and results of pickled calls begin so.
+PICKLE_MARK: Final = b'{"pickle":'
+
+_BLOB: Final = re.compile(f'"({NAME})"'.encode())
+
 #: Payloads of commands and calls begin so. Users' own payloads may have any keys.
-_STARTS: Final = (b'{"argv":', b'{"call":', b'{"pickle":')
+_STARTS: Final = (b'{"argv":', b'{"call":', PICKLE_MARK)
 
 _first_lines = msgspec.json.Decoder(_FirstLine)
 
@@ -40,6 +49,21 @@ def needed(payload: bytes) -> list[str]:
         return _first_lines.decode(payload.partition(b"\n")[0]).results
     except (msgspec.MsgspecError, RecursionError, ValueError):  # bytes of another kind
         return []
+
+
+def blobs_in(text: bytes) -> list[str]:
+    """Return the blobs that the first line of a payload or result names, each once."""
+    if not text.startswith(PICKLE_MARK):
+        return []
+    found = _BLOB.findall(text, 0, text.find(b"\n") + 1 or len(text))
+    return [name.decode() for name in dict.fromkeys(found)]
+
+
+def blobs_of(content: Content) -> Sequence[str]:
+    """Return the blobs that a result or stream names: its own, or those of a pickled call."""
+    if isinstance(content, Blob):
+        return (blob_name(content),) if content.digest else ()
+    return blobs_in(content)
 
 
 def keys(

@@ -9,14 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskyard.core import deadlines, identity, membership, worker_names
+from taskyard.core.blobs import Blob, inlined, kept_of
 from taskyard.core.effects import OutputEnded, OutputWritten, Refused
+from taskyard.core.events import Outcome
 from taskyard.core.model import Refusal
-from taskyard.core.output import OutputChunk, Stream, kept_columns
+from taskyard.core.output import OutputChunk, Stream
 from taskyard.core.records import Progressed
 from taskyard.core.shape import BAD_COLUMNS, columns_match
 
 if TYPE_CHECKING:
     from taskyard.core import events
+    from taskyard.core.blobs import Content
     from taskyard.core.context import Context
     from taskyard.core.entities import Task
     from taskyard.core.output import OutputColumns
@@ -54,52 +57,43 @@ def keep_output(
     tasks: list[Task],
     kept: list[int] | None,
 ) -> None:
-    """Record the streams of reported attempts, and end their files."""
+    """Record the streams of reported attempts, and end those that were appended.
+
+    Reduces the results in the event to what the record keeps of them.
+    """
     places = range(len(tasks)) if kept is None else kept
-    stdouts, stdout_totals = kept_columns(output.stdouts, output.stdout_bytes_total)
-    stderrs, stderr_totals = kept_columns(output.stderrs, output.stderr_bytes_total)
-    printed = [
-        (task, place)
-        for task, place in zip(tasks, places, strict=True)
-        if stdouts[place] or stderrs[place]
-    ]
+    reported = list(zip(tasks, places, strict=True))
+    outcomes = event.outcomes or [Outcome.DONE] * len(event.names)
+    texts = event.texts or output.stdouts
+    for task, place in reported:
+        stdout = (texts if outcomes[place] is Outcome.DONE else output.stdouts)[place]
+        _end(context, task, {Stream.STDOUT: stdout, Stream.STDERR: output.stderrs[place]})
+    if event.texts is not None:
+        event.texts = [*map(inlined, texts)]
+    stdouts, stderrs = [*map(kept_of, output.stdouts)], [*map(kept_of, output.stderrs)]
+    printed = [(task, place) for task, place in reported if stdouts[place] or stderrs[place]]
     if printed:
-        where = [place for _, place in printed]
         known = context.ledger.outputs
+        previous = [known.get(task.name, 0) for task, _ in printed]
         record = Progressed(
             context.at_ns,
             event.worker,
             [task.name for task, _ in printed],
             [task.attempt for task, _ in printed],
             [0] * len(printed),
-            [stdouts[place] for place in where],
-            _present([stdout_totals[place] for place in where]),
-            [stderrs[place] for place in where],
-            _present([stderr_totals[place] for place in where]),
-            _present([output.files[place] for place in where]),
-            _present([known.get(task.name, 0) for task, _ in printed]),
+            [stdouts[place] for _, place in printed],
+            [stderrs[place] for _, place in printed],
+            previous if any(previous) else None,
         )
         context.emit(record)
-    results = event.result_bytes_total or [0] * len(event.names)
-    for task, place in zip(tasks, places, strict=True):
-        if output.files[place]:
-            stdout_total = stdout_totals[place] or results[place]
-            lengths = {Stream.STDOUT: stdout_total, Stream.STDERR: stderr_totals[place]}
-            context.send(_ended_output(task, output.files[place], lengths))
 
 
-def _ended_output(task: Task, files: int, lengths: dict[Stream, int]) -> OutputEnded:
-    """Return the effect that ends the files of an attempt. A length of 0: it is in the journal."""
-    campaign = task.terms.campaign
-    streams = [stream for stream in Stream if files & stream]
-    return OutputEnded(
-        campaign,
-        identity.split(task.name, campaign),
-        task.attempt,
-        [(stream, lengths[stream]) for stream in streams if lengths[stream]],
-        [stream for stream in streams if not lengths[stream]],
-    )
-
-
-def _present(column: list[int]) -> list[int] | None:
-    return column if any(column) else None
+def _end(context: Context, task: Task, streams: dict[Stream, Content]) -> None:
+    """End the streams of an attempt that were appended: those whose worker made a blob of them."""
+    blobs = [(stream, one) for stream, one in streams.items() if isinstance(one, Blob)]
+    kept = [(stream, blob) for stream, blob in blobs if blob.digest and inlined(blob) is blob]
+    if blobs:
+        dropped = [stream for stream, blob in blobs if (stream, blob) not in kept]
+        campaign = task.terms.campaign
+        name = identity.split(task.name, campaign)
+        context.send(OutputEnded(campaign, name, task.attempt, kept, dropped))

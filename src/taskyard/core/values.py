@@ -49,6 +49,8 @@ class ValueSent(Event):
     offset: int
     data: bytes
     request: int = 0
+    #: The worker that sends a result of its task. b"": a client.
+    worker: bytes = b""
 
 
 class StoreReply(Effect):
@@ -69,9 +71,8 @@ class ValuePart(Effect):
     value: bytes
     offset: int
     count: int
-    #: The first line of the payload that must name the value, itself or by a result. None: any
-    #: value may be read.
-    header: bytes | None = None
+    #: The task that a worker holds, which must need it. b"": a client, which may read any.
+    held: bytes = b""
     data: bytes = b""
     #: Why it can't be returned. Empty: it can.
     problem: str = ""
@@ -85,10 +86,10 @@ class ValueReceived(Effect):
     value: bytes
     offset: int
     data: bytes = b""
-    #: Bytes that are there.
+    #: It belongs to a running task, which the quota does not stop.
+    of_worker: bool = False
+    #: Bytes that are there. If that is all of them, they are synced.
     received: int = 0
-    #: All bytes are there, and are being synced to the disk.
-    syncing: bool = False
 
 
 def store_requested(context: Context, event: StoreRequested) -> None:
@@ -105,10 +106,10 @@ def value_requested(context: Context, event: ValueRequested) -> None:
             text = f"worker {shown(event.worker)}: does not hold {about}"
             context.send(Refused(event.client, event.request, Refusal.UNKNOWN, text))
             return
-        part.header = task.payload.partition(b"\n")[0]
+        part.held = event.name
     context.send(part)
 
 
 def value_sent(context: Context, event: ValueSent) -> None:
     fields = (event.client, event.request, event.value, event.offset, event.data)
-    context.send(ValueReceived(*fields))
+    context.send(ValueReceived(*fields, event.worker in context.ledger.workers))

@@ -18,20 +18,21 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-from taskyard.client.results import is_last
 from taskyard.core.identity import spelling, split
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS
 from taskyard.core.model import Submission, Terms, shown
 from taskyard.core.resources import MEMORY, UNIT
 from taskyard.core.runs import Run
+from taskyard.errors import BytesTruncated
 from taskyard.net import endpoints
+from taskyard.wire.native.streams import StreamPages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
-    from taskyard.core.model import Result
+    from taskyard.core.blobs import Result
     from taskyard.core.resources import Resources
     from taskyard.worker.jobs import Job
 
@@ -194,18 +195,19 @@ class LowerBroker:
     def output(self, job: Job, *, stderr: bool) -> Iterator[tuple[bytes, int]]:
         """Yield stdout or stderr of a task's latest attempt, part by part.
 
-        The last part may have a number of bytes that were not kept. Raises `OutputRemoved`.
+        The last part may have a number of bytes that were not kept. Raises `BytesMissing`.
         """
-        name, offset, attempt = self.task_of(job).full_name, 0, None
-        while True:
+        name = self.task_of(job).full_name
+        pages, is_end = StreamPages(name), False
+        while not is_end:
+            lost, offset, attempt = 0, pages.offset, pages.attempt
             page = self._client.output_page(name, offset, stderr=stderr, attempt=attempt)
-            offset, attempt = offset + len(page.data), page.attempt
-            is_end = is_last(page, offset)
-            lost = max(0, page.bytes_total - offset) if is_end else 0
+            try:
+                is_end = pages.add(page)
+            except BytesTruncated as error:
+                is_end, lost = True, error.bytes_total - pages.offset
             if page.data or lost:
                 yield page.data, lost
-            if is_end:
-                return
 
     def run(self, job: Job) -> Run | None:
         """Return the measurements of a task's latest attempt. None: there are none."""

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from taskyard.core.blobs import Blob, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.output import Stream
+from taskyard.core.task_inputs import blobs_in
 from taskyard.errors import (
+    BytesMissing,
     ClientClosed,
     NoBroker,
-    OutputRemoved,
     Refused,
     TaskFailed,
     TaskyardError,
@@ -35,7 +37,6 @@ from taskyard.errors import (
 from taskyard.net.signals import Waker
 from taskyard.wire.payloads import CALL, EXEC
 from taskyard.wire.plain_pickles import looks_pickled
-from taskyard.wire.value_names import values_in
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.programs import ProgramOutput, SpooledOutput
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future as AnyFuture
     from typing import Any
 
+    from taskyard.core.blobs import Content
     from taskyard.core.runs import Run
     from taskyard.forward.lower import Capacity, LowerBroker
     from taskyard.worker.spool import OutputSpool
@@ -79,10 +81,8 @@ class Settled(Struct):
     job: Job
     outcome: Outcome
     #: The result or the reason. None: it is the output.
-    text: bytes | None
+    text: Content | None
     run: Run | None = None
-    #: The length of a result of which the text is only a part. 0: it is whole.
-    bytes_total: int = 0
 
 
 class ForwardRunner:
@@ -211,11 +211,11 @@ class ForwardRunner:
     def _result(self, settled: Settled) -> JobResult:
         job, output = self._jobs.pop(settled.job.key)
         if settled.outcome is not Outcome.DONE:
-            done = output.failed(job, settled.outcome, cut_reason(settled.text or b""))
+            done = output.failed(job, settled.outcome, cut_reason(text_of(settled.text or b"")))
         else:
             done = output.done(job)
             if settled.text is not None:
-                done.text, done.result_bytes_total = settled.text, settled.bytes_total
+                done.content = settled.text
         done.run = settled.run
         return done
 
@@ -292,7 +292,7 @@ class ForwardRunner:
 
         The lower broker does not have them.
         """
-        if not job.inputs and not values_in(job.payload):
+        if not job.inputs and not blobs_in(job.payload):
             return False
         what = f"result of {job.inputs[0].name}" if job.inputs else "large arguments"
         text = f"{what}: not available at {self._lower.endpoint}, where it was forwarded"
@@ -330,28 +330,28 @@ class ForwardRunner:
                     self._pass_on(Settled(job, Outcome.REFUSED, text.encode(errors="replace")))
 
     def _fetch_result(self, job: Job, future: AnyFuture[Any]) -> None:
-        outcome, text = _outcome(future, self._lower.endpoint)
-        bytes_total = 0
+        outcome, reason = _outcome(future, self._lower.endpoint)
+        text: Content | None = reason
         streams = [*Stream]
         kept = self._lower.result(job) if outcome is Outcome.DONE else None
-        if kept is not None and not kept.in_file:  # stdout may be there, too, with stderr
-            text, bytes_total = kept.text, kept.bytes_total
+        if kept is not None and kept.blob is None:  # stdout may be there, too, with stderr
+            text = kept.content
             streams = [Stream.STDERR] if job.service == EXEC or kept.has_stderr else []
-            is_other = job.service not in (EXEC, CALL) or looks_pickled(text)
-            if is_other and values_in(text):
-                outcome, reason = Outcome.FAILED_FINAL, "large result: not forwarded, available at"
-                text = f"{reason} {self._lower.endpoint}".encode(errors="replace")
+            is_other = job.service not in (EXEC, CALL) or looks_pickled(kept.text)
+            if is_other and blobs_in(kept.text):
+                outcome, where = Outcome.FAILED_FINAL, self._lower.endpoint
+                text = f"large result: not forwarded, available at {where}".encode(errors="replace")
         try:
             for stream in streams:
                 self._fetch_output(job, stream)
-        except OutputRemoved:
+        except BytesMissing:
             if kept is not None:  # head and tail are left
-                text, bytes_total = kept.text, kept.bytes_total
-        run = self._lower.run(job)
-        self._pass_on(Settled(job, outcome, text, run, bytes_total))
+                blob = kept.blob
+                text = kept.content if blob is None else Blob(b"", blob.length, blob.ends)
+        self._pass_on(Settled(job, outcome, text, self._lower.run(job)))
 
     def _fetch_output(self, job: Job, stream: Stream) -> None:
-        """Pass on a stream of a task. Raises `OutputRemoved`."""
+        """Pass on a stream of a task. Raises `BytesMissing`."""
         for data, lost in self._lower.output(job, stderr=stream is Stream.STDERR):
             self._pass_on(OutputPart(job, stream, data, lost))
 

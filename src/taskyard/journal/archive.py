@@ -1,27 +1,30 @@
 """The index of ended tasks, which survives when the journal's rows are trimmed.
 
-One SQLite table in `finished.sqlite` maps a name to its `EndedTask`, enough to recognize a repeated
-submission, and to its result. Another has the output of attempts, of any task. A compaction adds
-rows and then sets `covered`, the journal row up to which the index is complete. A name that ended
-twice keeps its newest end.
+A table in `finished.sqlite` has a row for each name that ended, enough to recognize a repeated
+submission, with its result or the cause of its cancellation. Further rows have the output of
+attempts, of any task. A compaction adds rows and then sets `covered`, the journal row up to which
+the index is complete. A name that ended twice keeps its newest end. A store in PostgreSQL has the
+same rows.
 
 SQLite does not detect a flipped byte, so every row carries checksums that are verified on reading.
 `verify` compares the number of rows with the stored count, which reveals a missing row.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 from zlib import crc32
 
 import msgspec
 
+from taskyard.core.blobs import DIGEST_BYTES, Content
 from taskyard.core.identity import SEPARATOR, prefix
-from taskyard.core.model import EndedTask, Result
-from taskyard.core.output import Stream
+from taskyard.core.model import EndedTask
 from taskyard.core.states import TaskState
+from taskyard.core.task_inputs import blobs_of
 from taskyard.errors import JournalDamaged
 from taskyard.journal import schema
 from taskyard.journal.chain import Head, origin, seal, unseal
@@ -41,36 +44,33 @@ LOG_NAME: Final = f"{FILE_NAME}-wal"
 #: The format's version. A change needs a new number, the old reader and a golden file.
 FORMAT: Final = b"1"
 
-#: `result_bytes_total`: the length of a result of which a part is stored. 0 or NULL: it is whole.
-#: Negative: the whole is in a file. Lengths in `outputs` are like it.
+#: `attempt`: 0 in the row of an end. `record`: the one that ended the task, or had the output.
+#: `head`: the `EndedTask`, empty in rows of output. `content`: stdout and stderr, or the result, or
+#: the cause of a cancellation. Both begin with a checksum.
 TABLES: Final = {
     "meta": "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID",
-    "finished": "CREATE TABLE finished(name BLOB PRIMARY KEY, state INTEGER, campaign BLOB, "
-    "service BLOB, attempt INTEGER, digest BLOB, record INTEGER, at_ns INTEGER, checksum INTEGER, "
-    "result BLOB, result_checksum INTEGER, result_bytes_total INTEGER) WITHOUT ROWID",
-    "outputs": "CREATE TABLE outputs(name BLOB, attempt INTEGER, stdout BLOB, "
-    "stdout_bytes_total INTEGER, stderr BLOB, stderr_bytes_total INTEGER, checksum INTEGER, "
-    "PRIMARY KEY (name, attempt)) WITHOUT ROWID",
+    "ended": "CREATE TABLE ended(name BLOB, attempt INTEGER, record INTEGER, head BLOB, "
+    "content BLOB, PRIMARY KEY (name, attempt)) WITHOUT ROWID",
+    # Follows from `ended`, for sweeps.
+    "blobs": "CREATE TABLE blobs(blob TEXT, name BLOB, PRIMARY KEY (blob, name)) WITHOUT ROWID",
 }
+
+#: The attempt in the row of an end. Attempts count from 1.
+END: Final = 0
 
 #: An older end never replaces a newer one, so a repeated compaction changes nothing.
 _UPSERT = (
-    "INSERT INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
-    "SET state = excluded.state, campaign = excluded.campaign, service = excluded.service, "
-    "attempt = excluded.attempt, digest = excluded.digest, record = excluded.record, "
-    "at_ns = excluded.at_ns, checksum = excluded.checksum, result = excluded.result, "
-    "result_checksum = excluded.result_checksum, "
-    "result_bytes_total = excluded.result_bytes_total WHERE excluded.record > record"
+    "INSERT INTO ended VALUES (?, ?, ?, ?, ?) ON CONFLICT (name, attempt) DO UPDATE SET "
+    "record = excluded.record, head = excluded.head, content = excluded.content "
+    "WHERE excluded.record >= record"
 )
-_INSERT_NEW = "INSERT OR IGNORE INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_INSERT_OUTPUT = "INSERT OR REPLACE INTO outputs VALUES (?, ?, ?, ?, ?, ?, ?)"
+_INSERT_NEW = "INSERT OR IGNORE INTO ended VALUES (?, ?, ?, ?, ?)"
+_INSERT_BLOB = "INSERT OR IGNORE INTO blobs VALUES (?, ?)"
 _COUNT = "SELECT value FROM meta WHERE key = 'count'"
-_ENDED = "name, state, campaign, service, attempt, digest, record, at_ns, checksum"
-_ENDED_COLUMNS: Final = _ENDED.count(",") + 1
-_RESULT = "result, result_checksum, result_bytes_total"
+_SELECT_ENDS = "SELECT name, attempt, record, head FROM ended WHERE attempt = 0"
 
-#: Ended tasks in one transaction, fewer if their results are long: about one sync's worth.
-TASKS_PER_TRANSACTION = 5_000
+#: Rows in one transaction, fewer if they are long: about one sync's worth.
+ROWS_PER_TRANSACTION = 5_000
 
 #: The next byte after the separator of campaign and name: the end of a campaign's keys.
 _AFTER_SEPARATOR: Final = bytes([SEPARATOR[0] + 1])
@@ -84,16 +84,80 @@ _SETTINGS = ("synchronous=FULL", "fullfsync=ON", "cell_size_check=ON", "trusted_
 #: A compaction in another process locks the file only briefly.
 _BUSY_TIMEOUT_SECONDS = 5.0
 
-#: An ended task with its result, or with the cause of a cancellation (`recovery.causes_in`).
-ArchiveRow = tuple[EndedTask, Result | None]
+#: stdout and stderr.
+Streams = tuple[Content, Content]
 
-#: A row of a table.
-Columns = tuple[Any, ...]
+_CHECKSUM_BYTES: Final = 4
 
-#: A task's name, an attempt, its stdout and its stderr.
-OutputRow = tuple[bytes, int, Result, Result]
+#: Shorter contents name no blob.
+_SHORT_BYTES: Final = DIGEST_BYTES
+
+_HEAD, _CONTENT = b"head", b"content"
 
 _encode = msgspec.msgpack.Encoder().encode
+_decode_head = msgspec.msgpack.Decoder(tuple[TaskState, bytes, bytes, int, bytes, int]).decode
+_decode_content = msgspec.msgpack.Decoder(list[Content]).decode
+
+
+class IndexRow(NamedTuple):
+    """A row as it is stored, by its columns."""
+
+    name: bytes
+    attempt: int
+    record: int
+    head: bytes
+    content: bytes
+
+
+def row_of_end(ended: EndedTask, kept: Content) -> IndexRow:
+    """Return the row of an ended task with its result, or with the cause of a cancellation."""
+    state, campaign, service = ended.state, ended.campaign, ended.service
+    head = _encode((state, campaign, service, ended.attempt, ended.digest, ended.at_ns))
+    return _row(ended.name, END, ended.record, head, (kept, b""))
+
+
+def row_of_output(name: bytes, attempt: int, record: int, streams: Streams) -> IndexRow:
+    """Return the row of an attempt's output, from a record."""
+    return _row(name, attempt, record, b"", streams)
+
+
+def _row(name: bytes, attempt: int, record: int, head: bytes, streams: Streams) -> IndexRow:
+    key = _encode((name, attempt, record))
+    content = _encode([] if streams == (b"", b"") else streams)
+    head, content = _checked(head, key, _HEAD), _checked(content, key, _CONTENT)
+    return IndexRow(name, attempt, record, head, content)
+
+
+def _checked(body: bytes, key: bytes, column: bytes) -> bytes:
+    """Return a body of a row with the checksum of its key, its column and itself."""
+    return crc32(body, crc32(column, crc32(key))).to_bytes(_CHECKSUM_BYTES, "big") + body
+
+
+def _body(column: bytes, name: bytes, attempt: int, record: int, checked: bytes) -> bytes:
+    """Return a body of a row, verified."""
+    try:
+        body = checked[_CHECKSUM_BYTES:]
+        is_sound = _checked(body, _encode((name, attempt, record)), column) == checked
+    except (TypeError, OverflowError):  # a flipped byte changes types, too
+        body, is_sound = b"", False
+    if not is_sound:
+        raise JournalDamaged(
+            f"the row of {name!r} in {FILE_NAME} does not match its checksum",
+            f"how that task ended, and its result, are unknown ({RESTORE_HINT})",
+        )
+    return body
+
+
+def _ended(name: bytes, attempt: int, record: int, head: bytes) -> EndedTask:
+    state, campaign, service, last, digest, at_ns = _decode_head(
+        _body(_HEAD, name, attempt, record, head)
+    )
+    return EndedTask(name, state, campaign, service, last, digest, record, at_ns)
+
+
+def _streams(name: bytes, attempt: int, record: int, content: bytes) -> Streams:
+    stdout, stderr = _decode_content(_body(_CONTENT, name, attempt, record, content)) or (b"", b"")
+    return stdout, stderr
 
 
 class Archive:
@@ -128,22 +192,20 @@ class Archive:
         return sealed
 
     def count(self) -> int:
-        found = self._fetch("SELECT count(*) FROM finished")
+        """Return the number of ended tasks."""
+        found = self._fetch("SELECT count(*) FROM ended WHERE attempt = 0")
         return int(found[0][0]) if found else 0
 
     def count_stored(self) -> int:
-        """Return the stored count of rows, without scanning the table."""
+        """Return the stored count of rows, also of output, without scanning the table."""
         found = self._fetch(_COUNT)
         return int(found[0][0]) if found and isinstance(found[0][0], int) else 0
 
     def names(self, after: bytes | None, count: int) -> list[bytes]:
         """Return the next `count` names in order, after `after` or from the start."""
-        if after is None:
-            found = self._fetch("SELECT name FROM finished ORDER BY name LIMIT ?", [count])
-        else:
-            query = "SELECT name FROM finished WHERE name > ? ORDER BY name LIMIT ?"
-            found = self._fetch(query, [after, count])
-        return [name for (name,) in found]
+        where, values = ("", [count]) if after is None else (" AND name > ?", [after, count])
+        query = f"SELECT name FROM ended WHERE attempt = 0{where} ORDER BY name LIMIT ?"  # noqa: S608 - no input
+        return [name for (name,) in self._fetch(query, values)]
 
     def find(self, names: list[bytes]) -> list[EndedTask]:
         """Return the ended tasks among these names, in no order."""
@@ -151,60 +213,71 @@ class Archive:
         for start in range(0, len(names), _NAMES_PER_QUERY):
             some = names[start : start + _NAMES_PER_QUERY]
             marks = ",".join("?" * len(some))
-            query = f"SELECT {_ENDED} FROM finished WHERE name IN ({marks})"  # noqa: S608 - marks
-            found += map(_ended, self._fetch(query, some))
+            found += [
+                _ended(*row) for row in self._fetch(f"{_SELECT_ENDS} AND name IN ({marks})", some)
+            ]
         return found
 
-    def result(self, name: bytes) -> Result | None:
-        """Return the result of a DONE task, or None if this name has no such end."""
-        return self._text(name, TaskState.DONE)
+    def streams(self, name: bytes, attempt: int = END) -> Streams | None:
+        """Return stdout and stderr of an attempt, or None if they are not kept here.
 
-    def cause(self, name: bytes) -> bytes | None:
-        """Return why a task was cancelled, or None if it was not or the cause is unknown."""
-        found = self._text(name, TaskState.CANCELLED)
-        return None if found is None else found.text
-
-    def output(self, name: bytes, attempt: int, stream: Stream) -> Result | None:
-        """Return a stream of an attempt, or None if there is no output of it."""
-        query = "SELECT * FROM outputs WHERE name = ? AND attempt = ?"
+        Without an attempt, stdout is the result of the task's end, or the cause of a cancellation.
+        """
+        query = "SELECT name, attempt, record, content FROM ended WHERE name = ? AND attempt = ?"
         found = self._fetch(query, [name, attempt])
-        return _output(found[0])[1 + stream] if found else None  # type: ignore[return-value]
+        return _streams(*found[0]) if found else None
 
-    def _text(self, name: bytes, state: TaskState) -> Result | None:
-        query = f"SELECT {_RESULT} FROM finished WHERE name = ? AND state = ?"  # noqa: S608 - no input
-        found = self._fetch(query, [name, int(state)])
-        return _result(name, *found[0]) if found else None
+    def blobs_named(self, blobs: list[str]) -> set[str]:
+        """Return those of these blobs that a result or an output names."""
+        found: set[str] = set()
+        for start in range(0, len(blobs), _NAMES_PER_QUERY):
+            some = blobs[start : start + _NAMES_PER_QUERY]
+            marks = ",".join("?" * len(some))
+            query = f"SELECT DISTINCT blob FROM blobs WHERE blob IN ({marks})"  # noqa: S608 - marks
+            found.update(blob for (blob,) in self._fetch(query, some))
+        return found
+
+    def all_blobs(self) -> Iterator[tuple[str, bytes]]:
+        """Yield each blob that a result or an output names, with each of its tasks."""
+        yield from self._rows("SELECT blob, name FROM blobs")
 
     def verify(self) -> int:
-        """Read all rows and return their number. Raises JournalDamaged at the first damaged row."""
+        """Read all rows and return the number of ended tasks.
+
+        Raises JournalDamaged at the first damaged row.
+        """
         findings = self._fetch("PRAGMA quick_check(1)")
         if findings and findings != [("ok",)]:
             raise JournalDamaged(f"{FILE_NAME} is damaged ({findings[0][0]})", _LOST)
-        count = 0
+        count = ends = 0
         for row in self.walk():
-            _result(_ended(row[:_ENDED_COLUMNS]).name, *row[_ENDED_COLUMNS:])
+            key = row.name, row.attempt, row.record
+            _streams(*key, row.content)
+            if row.attempt == END:
+                _ended(*key, row.head)
+                ends += 1
             count += 1
-        for row in self.walk("outputs"):
-            _output(row)
         written = self._fetch(_COUNT)
         if written and written[0][0] != count:
             wrong = f"{FILE_NAME} has {count} rows, but {written[0][0]} were written"
             raise JournalDamaged(wrong, _LOST)
-        return count
+        return ends
 
     def ended_in(self, campaign: bytes) -> Iterator[EndedTask]:
         """Yield the ended tasks of a campaign by name, one at a time."""
-        query = f"SELECT {_ENDED} FROM finished WHERE campaign = ?"  # noqa: S608 - no input
-        values = [campaign]
+        query, values = _SELECT_ENDS, []
         if campaign:  # its keys begin with it
-            query += " AND name >= ? AND name < ?"
             first = prefix(campaign)
-            values += [first, first[:-1] + _AFTER_SEPARATOR]
-        yield from map(_ended, self._rows(query, values))
+            query += " AND name >= ? AND name < ?"
+            values = [first, first[:-1] + _AFTER_SEPARATOR]
+        for row in self._rows(query, values):
+            ended = _ended(*row)
+            if ended.campaign == campaign:
+                yield ended
 
-    def walk(self, table: str = "finished") -> Iterator[Columns]:
-        """Yield the rows of a table as they are stored."""
-        return self._rows(f"SELECT * FROM {table}")  # noqa: S608 - no input
+    def walk(self) -> Iterator[IndexRow]:
+        """Yield all rows as they are stored."""
+        return map(IndexRow._make, self._rows("SELECT * FROM ended"))
 
     def _rows(self, query: str, values: Iterable[object] = ()) -> Iterator[tuple[Any, ...]]:
         connection = self._open()
@@ -238,9 +311,9 @@ class Archive:
 
 
 class ArchiveWriter:
-    """Adds ended tasks in batches, then sets the row up to which they are complete.
+    """Adds rows in batches, then sets the journal row up to which they are complete.
 
-    Tasks added before `commit` do no harm: their journal rows are still kept.
+    Rows added before `commit` do no harm: their journal rows are still kept.
     """
 
     def __init__(self, directory: Path, identity: bytes) -> None:
@@ -255,16 +328,16 @@ class ArchiveWriter:
         except DiskErrors as error:
             raise self._failed(error) from error
 
-    def add(self, finished: Iterable[ArchiveRow]) -> None:
-        """Add ended tasks. Repeated names must be in the order in which they ended.
+    def add(self, rows: list[IndexRow]) -> None:
+        """Add rows. Those of one name and attempt must be in the order of their records.
 
-        Rows are sorted by name, so each page of a large index is written once.
+        They are sorted by name, so each page of a large index is written once.
         """
-        for some in _batches(sorted(finished, key=_name_of)):
-            self.write_columns(list(map(_columns, some)))
+        for some in _batches(sorted(rows, key=itemgetter(0))):
+            self.write(some)
 
-    def write_columns(self, rows: list[Columns]) -> None:
-        """Write rows as they are stored, and checkpoint them. So syncs and the log are short."""
+    def write(self, rows: Sequence[IndexRow]) -> None:
+        """Write rows, and checkpoint them. So syncs and the log are short."""
         connection, execute = self._connection, self._connection.execute
         try:
             execute("BEGIN IMMEDIATE")
@@ -273,25 +346,8 @@ class ArchiveWriter:
             new = connection.total_changes - before
             if new < len(rows):  # rare: a name ended before, or a run was killed
                 connection.executemany(_UPSERT, rows)
+            connection.executemany(_INSERT_BLOB, _blobs_named(rows))
             execute("UPDATE meta SET value = value + ? WHERE key = 'count'", (new,))
-            execute("COMMIT")
-            execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        except DiskErrors as error:
-            raise self._failed(error) from error
-
-    def add_outputs(self, outputs: list[OutputRow], record: int) -> None:  # noqa: ARG002 - see there
-        """Add streams of attempts, in one transaction.
-
-        `record` is at or after all of theirs. `PublishedIndex` keeps it.
-        """
-        self.write_output_columns(list(map(output_columns, outputs)))
-
-    def write_output_columns(self, rows: list[Columns]) -> None:
-        """Write streams as they are stored, in one transaction."""
-        execute = self._connection.execute
-        try:
-            execute("BEGIN IMMEDIATE")
-            self._connection.executemany(_INSERT_OUTPUT, rows)
             execute("COMMIT")
             execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except DiskErrors as error:
@@ -315,15 +371,24 @@ class ArchiveWriter:
         return schema.write_error(error, "adding to the index of finished tasks", self._path)
 
 
-def _batches(finished: list[ArchiveRow]) -> Iterator[list[ArchiveRow]]:
+def _blobs_named(rows: Sequence[IndexRow]) -> Iterator[tuple[str, bytes]]:
+    """Yield the blobs in results and output, with their tasks."""
+    for row in rows:
+        if len(row.content) > _SHORT_BYTES:
+            for content in _decode_content(row.content[_CHECKSUM_BYTES:]):
+                for blob in blobs_of(content):
+                    yield blob, row.name
+
+
+def _batches(rows: list[IndexRow]) -> Iterator[list[IndexRow]]:
     start = size = 0
-    for place, (_, result) in enumerate(finished, 1):
-        size += 0 if result is None else len(result.text)
-        if place - start == TASKS_PER_TRANSACTION or size > SYNC_BYTES:
-            yield finished[start:place]
+    for place, row in enumerate(rows, 1):
+        size += len(row.content)
+        if place - start == ROWS_PER_TRANSACTION or size > SYNC_BYTES:
+            yield rows[start:place]
             start, size = place, 0
-    if start < len(finished):
-        yield finished[start:]
+    if start < len(rows):
+        yield rows[start:]
 
 
 #: The consequence of an unreadable index.
@@ -374,95 +439,6 @@ def _check_format(connection: sqlite3.Connection) -> None:
     tables = connection.execute("SELECT name, sql FROM sqlite_schema").fetchall()
     if tables != list(TABLES.items()):
         raise JournalDamaged(f"the list of tables in {FILE_NAME} is damaged", _LOST)
-
-
-def _name_of(finishing: ArchiveRow) -> bytes:
-    return finishing[0].name
-
-
-def _columns(finishing: ArchiveRow) -> Columns:
-    ended, result = finishing
-    text, bytes_total = (None, None) if result is None else (result.text, _signed_total(result))
-    return (
-        ended.name,
-        int(ended.state),
-        ended.campaign,
-        ended.service,
-        ended.attempt,
-        ended.digest,
-        ended.record,
-        ended.at_ns,
-        crc32(_encode(ended)),
-        text,
-        _checksum(text, bytes_total),
-        bytes_total,
-    )
-
-
-def _ended(columns: Iterable[Any]) -> EndedTask:
-    *plain, checksum = columns
-    try:
-        name, state, *rest = plain
-        ended = EndedTask(name, TaskState(state), *rest)
-        sound = crc32(_encode(ended)) == checksum
-    except (TypeError, ValueError, OverflowError) as error:  # a flipped byte changes types, too
-        raise _damaged_row(plain[0]) from error
-    if not sound:
-        raise _damaged_row(plain[0])
-    return ended
-
-
-def _checksum(text: bytes | None, bytes_total: int | None) -> int:
-    checksum = crc32(text or b"")
-    return crc32(b"%d" % bytes_total, checksum) if bytes_total else checksum
-
-
-def _result(name: bytes, text: object, checksum: object, bytes_total: object) -> Result | None:
-    if not isinstance(text, bytes | None) or not isinstance(bytes_total, int | None):
-        raise _damaged_row(name)
-    if _checksum(text, bytes_total) != checksum:
-        raise _damaged_row(name)
-    return None if text is None else _with_total(text, bytes_total or 0)
-
-
-def _signed_total(result: Result) -> int:
-    return -result.bytes_total if result.in_file else result.bytes_total
-
-
-def _with_total(text: bytes, signed_total: int) -> Result:
-    return Result(text, abs(signed_total), signed_total < 0)
-
-
-def output_columns(output: OutputRow) -> Columns:
-    """Return the columns of streams as they are stored."""
-    name, attempt, stdout, stderr = output
-    plain = (name, attempt, stdout.text, _signed_total(stdout), stderr.text, _signed_total(stderr))
-    return *plain, crc32(_encode(plain))
-
-
-def _output(columns: tuple[Any, ...]) -> OutputRow:
-    *plain, checksum = columns
-    try:
-        name, attempt, stdout, stdout_total, stderr, stderr_total = plain
-        sound = crc32(_encode((*plain,))) == checksum
-        output = (
-            name,
-            attempt,
-            _with_total(stdout, stdout_total),
-            _with_total(stderr, stderr_total),
-        )
-    except (TypeError, ValueError, OverflowError) as error:  # a flipped byte changes types, too
-        raise _damaged_row(plain[0]) from error
-    if not sound:
-        raise _damaged_row(plain[0])
-    return output
-
-
-def _damaged_row(name: object) -> JournalDamaged:
-    return JournalDamaged(
-        f"the row of {name!r} in {FILE_NAME} does not match its checksum",
-        f"how that task ended, and its result, are unknown ({RESTORE_HINT})",
-    )
 
 
 def _read_error(error: Exception) -> Exception:

@@ -28,15 +28,22 @@ from typing import Final
 import msgspec
 
 from taskyard.core.apply import apply
+from taskyard.core.blobs import Content
 from taskyard.core.ledger import Ledger, to_ended_task
-from taskyard.core.model import Ending, Result
+from taskyard.core.model import Ending
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed, Submitted
 from taskyard.core.snapshots.cold_ledger import ColdLedger
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import history, history_rows, recovery, schema, snapshot
-from taskyard.journal.archive import Archive, ArchiveRow, ArchiveWriter, OutputRow
-from taskyard.journal.files import RESTORE_HINT, SYNC_BYTES
-from taskyard.journal.history import HistoryPart, PartWriter
+from taskyard.journal.archive import (
+    Archive,
+    ArchiveWriter,
+    IndexRow,
+    row_of_end,
+    row_of_output,
+)
+from taskyard.journal.history import HistoryPart
+from taskyard.journal.row_file import RowFileWriter
 from taskyard.journal.snapshot import SnapshotFile, SnapshotReader
 from taskyard.journal.store import Head, Row, Store, StoreReader
 
@@ -46,10 +53,12 @@ TRIM_ROWS_PER_STEP: Final = 256
 #: Tasks that a replay holds in memory, approximately: some 200 MB with everything derived.
 TOUCHED_MAX: Final = 250_000
 
+#: Results and output that are collected before they are written to the index, sorted by name.
+INDEX_BYTES_MAX: Final = 16 * 1024 * 1024
+
 #: Called with the step, the rows done and the rows in total.
 Progress = Callable[[str, int, int], None]
 
-_EMPTY: Final = Result(b"")
 
 logger = logging.getLogger("taskyard.journal")
 
@@ -127,13 +136,27 @@ def compact(directory: Path, store: Store, progress: Progress = no_progress) -> 
     """Run `export`, then trim the covered rows and remove older snapshots."""
     outcome = export(directory, store, progress)
     head = recovery.head_at(store, outcome.sequence) if outcome.sequence else store.anchor
-    before = store.anchor.sequence
     verify_covered(directory, store, head)
-    for trimmed in trim(store, head.sequence):
-        progress("trimming rows", trimmed - before, head.sequence - before)
-    outcome.rows_trimmed = store.anchor.sequence - before
-    outcome.snapshots_removed = drop_snapshots(directory, head.sequence)
+    trim_covered(directory, store, outcome, progress)
     return outcome
+
+
+def trim_covered(
+    directory: Path, store: Store, outcome: CompactionResult, progress: Progress
+) -> None:
+    """Trim the rows of a compaction, and remove older snapshots."""
+    before, through = store.anchor.sequence, outcome.sequence
+    while store.anchor.sequence < through:
+        store.trim(min(store.anchor.sequence + TRIM_ROWS_PER_STEP, through))
+        progress("trimming rows", store.anchor.sequence - before, through - before)
+    outcome.rows_trimmed = store.anchor.sequence - before
+    older = [sequence for sequence in snapshot.sequences(directory) if sequence < through]
+    try:
+        for sequence in older:
+            snapshot.remove(directory, sequence)
+    except OSError as error:
+        raise _failed(directory, error) from error
+    outcome.snapshots_removed = len(older)
 
 
 def verify_covered(directory: Path, store: StoreReader, head: Head) -> None:
@@ -148,7 +171,7 @@ def verify_covered(directory: Path, store: StoreReader, head: Head) -> None:
             raise JournalDamaged(
                 f"{index.path.name} does not cover row {head.sequence}", _RETRY_HINT
             )
-    whole, _ = history.parts(directory)
+    whole = history.parts(directory)
     for part in whole:
         if part.last > store.anchor.sequence:
             history.check_part(directory, part, store.anchor.sequence, deep=True)
@@ -160,53 +183,17 @@ def verify_covered(directory: Path, store: StoreReader, head: Head) -> None:
 _RETRY_HINT = "no row was trimmed and nothing is lost: stop other writers, then compact again"
 
 
-def trim(store: Store, through: int) -> Iterator[int]:
-    """Trim rows step by step. Yields the last trimmed row after each step."""
-    while store.anchor.sequence < through:
-        store.trim(min(store.anchor.sequence + TRIM_ROWS_PER_STEP, through))
-        yield store.anchor.sequence
-
-
-def drop_snapshots(directory: Path, newest: int) -> int:
-    """Remove snapshots older than `newest`: the rows after them are gone."""
-    older = [sequence for sequence in snapshot.sequences(directory) if sequence < newest]
-    try:
-        for sequence in older:
-            snapshot.remove(directory, sequence)
-    except OSError as error:
-        raise _failed(directory, error) from error
-    return len(older)
-
-
 def _failed(directory: Path, error: Exception) -> JournalFailed:
     return schema.write_error(error, "compacting the journal", directory)
 
 
 def _history_end(directory: Path, store: StoreReader) -> int:
-    """Return the last row of the history, after removing what a killed compaction left behind.
-
-    Raises JournalDamaged if its files have gaps.
-    """
-    whole, broken = history.parts(directory)
-    for part in broken:
-        if part.last <= store.anchor.sequence:
-            raise JournalDamaged(
-                f"{directory / history.FOLDER / history.missing_file(directory, part)} is missing",
-                f"rows {part.first}..{part.last} are trimmed: restore the file from a backup, "
-                "or move its partner away",
-            )
-        history.remove(directory, part)
-    wrong = history.gaps(whole, store.anchor.sequence)
-    if wrong:
-        gap_hint = history.gap_hint(whole, store.anchor.sequence)
-        raise JournalDamaged(f"{directory / history.FOLDER}: {'; '.join(wrong)}", gap_hint)
-    reached = whole[-1].last if whole else 0
-    if reached > store.head.sequence:
-        raise JournalDamaged(
-            f"the journal ends at row {store.head.sequence}, but its history at row {reached}",
-            f"rows {store.head.sequence + 1}..{reached} are lost: {RESTORE_HINT}",
-        )
-    return reached
+    """Return the last row of the history. Raises JournalDamaged if its files have gaps."""
+    whole = history.parts(directory)
+    for problem in history.problems(whole, store.anchor.sequence, store.head.sequence):
+        wrong = f"{directory / history.FOLDER}: {problem.wrong}"
+        raise JournalDamaged(wrong, problem.lost)
+    return whole[-1].last if whole else 0
 
 
 def _base(directory: Path, store: StoreReader, reached: int, covered: int) -> tuple[int, int]:
@@ -290,12 +277,13 @@ class _Replay:
         self._head = segment.head
         #: The last row in the history.
         self._reached = reached
-        self._whole = dict.fromkeys(part.last for part in history.parts(directory)[0])
-        self._writer: PartWriter | None = None
+        self._whole = dict.fromkeys(part.last for part in history.parts(directory))
+        self._writer: RowFileWriter | None = None
         self._first = 0
-        self._ended: list[ArchiveRow] = []
-        self._outputs: list[OutputRow] = []
-        self._output_bytes = 0
+        #: For the index, and how long they are.
+        self._index_rows: list[IndexRow] = []
+        self._index_bytes = 0
+        self._ended: list[bytes] = []
         self._outcome = outcome
         self._file = SnapshotFile(directory, store.identity, segment.head)
         self._touched = segment.touched
@@ -313,12 +301,12 @@ class _Replay:
             for row in self._store.rows(base):
                 self._replay(row)
                 if self._is_full(row.sequence, self._head):
-                    self._close_part(row.sequence, index)
+                    self._close_part(row.sequence)
                 self._outcome.rows += 1
                 progress("exporting rows", self._outcome.rows, total)
                 if row.sequence == self._head.sequence:
                     break
-            self._archive(index)
+            self._archive()
             index.commit(self._head)
             edges = () if old is None else old.edges()
             rest = self._cold.finish(edges, self._file.writer.add_edges)
@@ -347,7 +335,7 @@ class _Replay:
     def _replay(self, row: Row) -> None:
         is_new = row.sequence > self._reached
         if is_new and self._writer is None:
-            self._writer, self._first = PartWriter(self._directory), row.sequence
+            self._writer, self._first = history.new_file(self._directory), row.sequence
         for record in recovery.records_of(row, self._ledger.record):
             if isinstance(record, Submitted) and self._cold.enter(record):
                 self._write_submission(row.sequence, record)
@@ -356,11 +344,16 @@ class _Replay:
             else:
                 self._write_rows(self._writer, row.sequence, record)
             if isinstance(record, Finished | Cancelled):
-                self._ended += archive_rows(self._ledger, record)
+                self._ended += record.names
+                self._keep(_ended_rows(self._ledger, record))
             elif isinstance(record, Progressed):
-                self._add_outputs(recovery.outputs_in(record))
+                number = self._ledger.record
+                self._keep(
+                    row_of_output(name, attempt, number, (out, err))
+                    for name, attempt, out, err in recovery.outputs_in(record)
+                )
 
-    def _write_rows(self, writer: PartWriter, sequence: int, record: AnyRecord) -> None:
+    def _write_rows(self, writer: RowFileWriter, sequence: int, record: AnyRecord) -> None:
         history_rows.write_rows(self._ledger, sequence, record, writer.events, writer.edges)
         writer.flush_if_full()
 
@@ -376,50 +369,47 @@ class _Replay:
             return sequence in self._whole
         return self._writer.events_total >= history.EVENTS_PER_FILE_MAX or sequence == head.sequence
 
-    def _close_part(self, sequence: int, index: ArchiveWriter) -> None:
+    def _close_part(self, sequence: int) -> None:
         """Close a part and archive ended tasks, so that memory holds those of one part only."""
         if self._writer is not None:
             part = HistoryPart(self._first, sequence)
             self._outcome.events += self._writer.events_total
             self._outcome.edges += self._writer.edges_total
-            self._writer.finish(part)
+            self._writer.finish(part.path(self._directory), self._first, sequence)
             self._writer = None
-            self._outcome.files += [path.name for path in part.paths(self._directory).values()]
-        self._archive(index)
+            self._outcome.files.append(part.name)
+        self._archive()
 
-    def _add_outputs(self, outputs: list[OutputRow]) -> None:
-        """Keep the output of attempts for the index, a bounded number of bytes."""
-        self._outputs += outputs
-        self._output_bytes += sum(len(out.text) + len(err.text) for _, _, out, err in outputs)
-        if self._output_bytes > SYNC_BYTES:
-            self._flush_outputs()
+    def _keep(self, rows: Iterable[IndexRow]) -> None:
+        """Keep rows for the index, a bounded number of bytes."""
+        for row in rows:
+            self._index_rows.append(row)
+            self._index_bytes += len(row.content)
+        if self._index_bytes > INDEX_BYTES_MAX:
+            self._flush()
 
-    def _flush_outputs(self) -> None:
-        if self._outputs:
-            self._index.add_outputs(self._outputs, self._ledger.record)
-        self._outputs, self._output_bytes = [], 0
+    def _flush(self) -> None:
+        self._index.add(self._index_rows)
+        self._index_rows, self._index_bytes = [], 0
 
-    def _archive(self, index: ArchiveWriter) -> None:
-        self._flush_outputs()
-        index.add(self._ended)
-        self._ledger.archive([ended.name for ended, _ in self._ended])
+    def _archive(self) -> None:
+        self._flush()
+        self._ledger.archive(self._ended)
         self._outcome.ended += len(self._ended)
         self._ended = []
 
     def _abandon(self) -> None:
         if self._writer is not None:
-            self._writer.abandon()
+            self._writer.close()
 
 
-def archive_rows(ledger: Ledger, record: Finished | Cancelled) -> list[ArchiveRow]:
-    """Return the index rows of the tasks that a record ended, with results or causes."""
-    results: Iterable[Result]
+def _ended_rows(ledger: Ledger, record: Finished | Cancelled) -> Iterator[IndexRow]:
+    """Yield the index rows of the tasks that a record ended, with results or causes."""
+    results: Iterable[Content]
     if isinstance(record, Cancelled):
-        results = [Result(cause) for cause in recovery.causes_in(record)]
-    elif record.results is None and record.result_bytes_total is None:
-        results = repeat(_EMPTY)  # the usual case for plain peers
+        results = recovery.causes_in(record)
     else:
-        results = recovery.results_in(record, ledger.record, record.names)
+        results = record.results or repeat(b"")
     ending = Ending(ledger.record, record.at_ns)
-    ended = [to_ended_task(task, ending) for task in ledger.named(record.names)]
-    return list(zip(ended, results, strict=False))
+    ended = (to_ended_task(task, ending) for task in ledger.named(record.names))
+    return map(row_of_end, ended, results)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import asdict
 
 from taskyard.errors import JournalFailed, TaskyardError
 from taskyard.journal import chain, compaction
@@ -44,16 +45,11 @@ COMPACTION_COMMAND: tuple[str, ...] = (
 DATABASE_VARIABLE: Final = "TASKYARD_COMPACTION_DATABASE"
 
 
-class CompactionReport(msgspec.Struct, omit_defaults=True):
+class CompactionReport(CompactionResult, omit_defaults=True):
     """The result of the child's part of a compaction."""
 
     #: Why it failed. Empty if everything was written and read back.
     failed: str = ""
-    rows: int = 0
-    events: int = 0
-    #: Tasks that ended in these rows, and tasks in the snapshot.
-    ended: int = 0
-    unfinished: int = 0
 
 
 _decode = msgspec.json.Decoder(CompactionReport).decode
@@ -92,7 +88,7 @@ class CompactionChild:
         except msgspec.MsgspecError:
             status = self._process.returncode
             how = f"killed by signal {-status}" if status < 0 else f"exited with status {status}"
-            return CompactionReport(f"child process {how}")
+            return CompactionReport(failed=f"child process {how}")
 
     def kill(self) -> None:
         """Kill the child. The next one continues from whatever it left."""
@@ -128,18 +124,14 @@ def run(directory: Path, sealed: bytes, check_abort: Callable[[], None]) -> Comp
 
             term = msgspec.json.decode(described, type=DatabaseTerm)
             outcome = exports.compact(term, directory, found, progress)
-            return _report(outcome)
+            return CompactionReport(**asdict(outcome))
         with JournalReader(directory, *found) as reader:
             outcome = compaction.export(directory, reader, progress)
             check_abort()
             compaction.verify_covered(directory, reader, reader.head)
-        return _report(outcome)
+        return CompactionReport(**asdict(outcome))
     except TaskyardError as error:
         return CompactionReport(failed=str(error))
-
-
-def _report(outcome: CompactionResult) -> CompactionReport:
-    return CompactionReport("", outcome.rows, outcome.events, outcome.ended, outcome.unfinished)
 
 
 class AbortCheck:

@@ -6,17 +6,22 @@ priority come from the task, so `write_rows` applies each record to a ledger whi
 `apply` does not depend on this module.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from taskyard.core import records
 from taskyard.core.apply import apply
+from taskyard.core.blobs import length_of, texts_of
 from taskyard.core.entities import Task
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Submission
+from taskyard.core.model import Submission, Terms
 from taskyard.core.records import AnyRecord
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
+from taskyard.journal import recovery
+from taskyard.journal.chain import Row
+from taskyard.journal.reader import VerifiedRows
 
 #: Columns by name. A list holds a value for each row. Any other value is shared by all rows.
 Values = dict[str, object]
@@ -83,6 +88,9 @@ _READY_BY: Final[dict[type, bytes]] = {
     records.Retried: b"retried",
 }
 
+#: The columns of a task that are its terms.
+_TASK_TERMS: Final = ("campaign", "service", "priority")
+
 #: These may name unknown tasks.
 _UNVERIFIED = (records.StaleReport, records.Progressed)
 
@@ -91,6 +99,28 @@ class RowSink(Protocol):
     """Receives rows."""
 
     def add(self, count: int, values: Mapping[str, object]) -> None: ...
+
+
+class RowFollower:
+    """Follows a journal, and makes rows of its records. Holds the ledger as of the last row."""
+
+    def __init__(self, state: Path, reader: VerifiedRows, sequence: int) -> None:
+        """Load the ledger as of a row. Raises JournalDamaged if rows before it are trimmed."""
+        self.ledger, self.base = recovery.recovery_base(state, reader, sequence)
+        self.sequence = self.base
+        for row in reader.rows(self.base) if self.base < sequence else ():
+            recovery.apply_row(self.ledger, row)
+            self.sequence = row.sequence
+            if row.sequence == sequence:
+                break
+
+    def follow(self, reader: VerifiedRows, events: RowSink, edges: RowSink) -> Iterator[Row]:
+        """Write the rows of each row of the journal, and yield it then."""
+        for row in reader.rows(self.sequence):
+            for record in recovery.records_of(row, self.ledger.record):
+                write_rows(self.ledger, row.sequence, record, events, edges)
+            self.sequence = row.sequence
+            yield row
 
 
 def write_rows(
@@ -147,17 +177,21 @@ def _shared(number: int, sequence: int, record: AnyRecord) -> Values:
 
 def _of_names(submission: Submission) -> Values:
     """Return the task columns of a submission."""
-    values: Values = {"task": submission.names, "lane": submission.lanes or b""}
-    if submission.terms_at is None:
-        terms = submission.terms[0]
-        own: Values = {"campaign": terms.campaign, "service": terms.service}
-        return values | own | {"priority": terms.priority}
-    each = [submission.terms[place] for place in submission.terms_at]
-    return values | {
-        "campaign": [terms.campaign for terms in each],
-        "service": [terms.service for terms in each],
-        "priority": [terms.priority for terms in each],
-    }
+    own = _of_terms(_terms_of(submission), *_TASK_TERMS)
+    return {"task": submission.names, "lane": submission.lanes or b"", **own}
+
+
+def _terms_of(submission: Submission) -> list[Terms]:
+    """Return the terms of each task, or those that all share."""
+    places = submission.terms_at
+    return submission.terms[:1] if places is None else [submission.terms[place] for place in places]
+
+
+def _of_terms(terms: list[Terms], *names: str) -> Values:
+    """Return fields of the terms of tasks as columns. Terms that all share are given once."""
+    if len(terms) == 1:
+        return {name: getattr(terms[0], name) for name in names}
+    return {name: [getattr(one, name) for one in terms] for name in names}
 
 
 def _ready_at_once(submission: Submission, at_ns: int) -> list[int] | None:
@@ -224,65 +258,40 @@ def _task_columns(tasks: list[Task]) -> Values:
     """Return the columns of these tasks. Most batches share their terms and their lane."""
     terms = [task.terms for task in tasks]
     lanes = [task.lane for task in tasks]
-    first = terms[0]
-    values: Values = {"task": [task.name for task in tasks]}
-    if terms.count(first) == len(terms):
-        values |= {
-            "campaign": first.campaign,
-            "service": first.service,
-            "priority": first.priority,
-        }
-    else:
-        values |= {
-            "campaign": [one.campaign for one in terms],
-            "service": [one.service for one in terms],
-            "priority": [one.priority for one in terms],
-        }
+    shared = terms[:1] if terms.count(terms[0]) == len(terms) else terms
     one_lane = lanes.count(lanes[0]) == len(lanes)
-    values["lane"] = lanes[0].name if one_lane else [lane.name for lane in lanes]
-    return values
+    return {
+        "task": [task.name for task in tasks],
+        **_of_terms(shared, *_TASK_TERMS),
+        "lane": lanes[0].name if one_lane else [lane.name for lane in lanes],
+    }
 
 
 def _unverified_columns(ledger: Ledger, record: records.StaleReport | records.Progressed) -> Values:
     tasks = [ledger.tasks.get(name) for name in record.names]
+    terms = [None if task is None else task.terms for task in tasks]
     return {
         "task": record.names,
         "attempt": record.attempts,
-        "campaign": [None if task is None else task.terms.campaign for task in tasks],
-        "service": [None if task is None else task.terms.service for task in tasks],
-        "priority": [None if task is None else task.terms.priority for task in tasks],
+        **{name: [getattr(one, name, None) for one in terms] for name in _TASK_TERMS},
         "lane": [None if task is None else task.lane.name for task in tasks],
     }
 
 
 def _submission_columns(record: records.Submitted) -> Values:
-    submission = record.submission
-    count = len(submission.names)
-    payloads = submission.payloads
-    one_payload = len(payloads) == 1
-    values: Values = {
+    terms, payloads = _terms_of(record.submission), record.submission.payloads
+    due_ns = [one.due_ns or None for one in terms]
+    return {
         "attempt": 0 if record.attempts is None else record.attempts,
         **_by_columns(record),
-        "payload_bytes": len(payloads[0]) if one_payload else [*map(len, payloads)],
-    }
-    if submission.terms_at is None:
-        terms = submission.terms[0]
-        own: Values = {
-            "dialect": terms.dialect,
-            "slots": terms.slots,
-            "due_ns": terms.due_ns or None,
-        }
-        return values | own
-    each = [submission.terms_of(index) for index in range(count)]
-    return values | {
-        "dialect": [terms.dialect for terms in each],
-        "slots": [terms.slots for terms in each],
-        "due_ns": [terms.due_ns or None for terms in each],
+        "payload_bytes": len(payloads[0]) if len(payloads) == 1 else [*map(len, payloads)],
+        **_of_terms(terms, "dialect", "slots"),
+        "due_ns": due_ns[0] if len(due_ns) == 1 else due_ns,
     }
 
 
 def _finish_columns(record: records.Finished) -> Values:
-    sizes = 0 if record.results is None else [*map(len, record.results)]
+    sizes = 0 if record.results is None else [*map(length_of, record.results)]
     return {"result_bytes": sizes, **_run_columns(record.runs)}
 
 
@@ -332,9 +341,9 @@ def _return_columns(record: records.Returned) -> Values:
 
 
 def _progress_columns(record: records.Progressed) -> Values:
-    texts = record.texts
+    texts = texts_of(record.texts)
     if record.stderrs is not None:  # stdout, then stderr
-        texts = [out + err for out, err in zip(texts, record.stderrs, strict=True)]
+        texts = [out + err for out, err in zip(texts, texts_of(record.stderrs), strict=True)]
     return {"percent": record.percents, "reason": texts}
 
 

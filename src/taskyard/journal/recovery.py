@@ -3,7 +3,7 @@
 Owns the encoding of records into row bodies and the choice of the snapshot. A damaged snapshot is
 skipped with a warning if an older one, or the rows alone, still give the complete state. Otherwise
 recovery raises. Also finds ended tasks that a compaction moved out of memory: `recall_for` loads
-those that an event names, `result_of` finds a result, `output_at` a task's output.
+those that an event names, `result_of` finds a result, `output_in` a task's output.
 
 Decides nothing and writes nothing. A row's body is one byte of format version and the turn's
 records as MessagePack. A new format needs a new version number with its writer, the old reader and
@@ -22,15 +22,16 @@ import msgspec
 
 from taskyard.core import events, identity
 from taskyard.core.apply import apply
+from taskyard.core.blobs import Blob, Content, length_of, text_of
 from taskyard.core.entities import Task
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import EndedTask, Result
+from taskyard.core.model import EndedTask
 from taskyard.core.output import Stream
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged
 from taskyard.journal import chain, snapshot
-from taskyard.journal.archive import Archive
+from taskyard.journal.archive import END, Archive, Streams
 from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.snapshot import SnapshotReader
 from taskyard.journal.store import Head, Row, StoreReader
@@ -230,16 +231,12 @@ class EndedTaskIndex(Protocol):
         """Return the ended tasks among these names, in no order."""
         ...
 
-    def result(self, name: bytes) -> Result | None:
-        """Return the result of a DONE task, or None if this name has no such end."""
-        ...
+    def streams(self, name: bytes, attempt: int = END) -> Streams | None:
+        """Return stdout and stderr of an attempt, or None if they are not kept here.
 
-    def cause(self, name: bytes) -> bytes | None:
-        """Return the cause of a CANCELLED task, as in `causes_in`."""
-        ...
-
-    def output(self, name: bytes, attempt: int, stream: Stream) -> Result | None:
-        """Return a stream of an attempt, or None if it is not kept here."""
+        Without an attempt, stdout is the result of a DONE task, or the cause of a CANCELLED one as
+        in `causes_in`.
+        """
         ...
 
 
@@ -336,28 +333,27 @@ def _ended_by(tasks: Iterable[Task], record: int) -> list[bytes]:
     return [task.name for task in tasks if task.ending is not None and task.ending.record <= record]
 
 
-def result_of(store: StoreReader, index: Archive, ledger: Ledger, name: bytes) -> Result | None:
-    """Return the result of a DONE task from its row or the index. None if it is not DONE."""
+def result_of(store: StoreReader, index: Archive, ledger: Ledger, name: bytes) -> Content | None:
+    """Return the result of a DONE task from its row or the index. None if it is not DONE.
+
+    Archived tasks are recalled first.
+    """
     task = ledger.tasks.get(name)
-    if task is None:
-        return index.result(name)
-    if task.state is not TaskState.DONE or task.ending is None:
+    if task is None or task.state is not TaskState.DONE or task.ending is None:
         return None
     row = store.row_of(task.ending.record)
     if row is None:
-        return index.result(name)
+        kept = index.streams(name)
+        return None if kept is None else kept[0]
     record = records_of(row, row.record_first - 1)[task.ending.record - row.record_first]
     return results_in(record, task.ending.record, [name])[0]
 
 
-def results_in(record: AnyRecord, number: int, names: list[bytes]) -> list[Result]:
+def results_in(record: AnyRecord, number: int, names: list[bytes]) -> list[Content]:
     """Return the results of these tasks, which the given record must have finished."""
-    results: dict[bytes, Result] = {}
+    results: dict[bytes, Content] = {}
     if isinstance(record, Finished):
-        in_files = [bool(files & Stream.STDOUT) for files in record.files or ()]
-        columns = (record.results or repeat(b""), record.result_bytes_total or repeat(0))
-        kept = map(Result, *columns, in_files or repeat(False))  # noqa: FBT003
-        results = dict(zip(record.names, kept, strict=False))
+        results = dict(zip(record.names, record.results or repeat(b""), strict=False))
     for name in names:
         if name not in results:
             raise JournalDamaged(f"record {number} has no result of {name!r}", RESTORE_HINT)
@@ -373,50 +369,29 @@ def causes_in(record: Cancelled) -> list[bytes]:
     return [*[b""] * asked, *(record.names[place] for place in record.causes)]
 
 
-def output_at(store: StoreReader, number: int, name: bytes) -> Result | None:
-    """Return the kept output of a task as of that record. None if its row is trimmed."""
-    row = store.row_of(number)
-    if row is None:
-        return None
-    return output_in(records_of(row, row.record_first - 1)[number - row.record_first], number, name)
-
-
-def outputs_in(record: Progressed) -> list[tuple[bytes, int, Result, Result]]:
+def outputs_in(record: Progressed) -> list[tuple[bytes, int, Content, Content]]:
     """Return each task in a record of output, with its attempt, its stdout and its stderr.
 
     Both streams together count as stdout. Tasks without output are left out.
     """
-    found: list[tuple[bytes, int, Result, Result]] = []
-    for index, (name, attempt) in enumerate(zip(record.names, record.attempts, strict=True)):
-        out = stream_in(record, index, Stream.STDOUT)
-        err = stream_in(record, index, Stream.STDERR)
-        if out.text or err.text:
-            found.append((name, attempt, out, err))
-    return found
+    stderrs = record.stderrs or [b""] * len(record.names)
+    columns = zip(record.names, record.attempts, record.texts, stderrs, strict=True)
+    return [found for found in columns if found[2] or found[3]]
 
 
-def stream_in(record: Progressed, index: int, stream: Stream) -> Result:
+def stream_in(record: Progressed, index: int, stream: Stream) -> Content:
     """Return a stream of an attempt from a record. Both streams together count as stdout."""
-    texts, totals = record.texts, record.text_bytes_total
-    if stream is Stream.STDERR:
-        texts, totals = record.stderrs or [b""] * len(texts), record.stderr_bytes_total
-    total = 0 if totals is None else totals[index]
-    files = 0 if record.files is None else record.files[index]
-    return Result(texts[index], total, bool(total and files & stream))
+    if stream is Stream.STDOUT:
+        return record.texts[index]
+    return b"" if record.stderrs is None else record.stderrs[index]
 
 
-def output_in(record: AnyRecord, number: int, name: bytes) -> Result:
-    """Return the kept output of a task from a decoded record."""
-    texts: list[Result] = []
-    if isinstance(record, Progressed):
-        totals = [*(record.text_bytes_total or [0] * len(record.names))]
-        printed = record.texts
-        if record.stderrs is not None:  # stdout, then stderr
-            more = record.stderr_bytes_total or repeat(0)
-            totals = [a + b if a or b else 0 for a, b in zip(totals, more, strict=False)]
-            printed = [out + err for out, err in zip(printed, record.stderrs, strict=True)]
-        columns = zip(record.names, map(Result, printed, totals), strict=True)
-        texts = [kept for own, kept in columns if own == name and kept.text]
+def output_in(record: AnyRecord, number: int, name: bytes) -> Content:
+    """Return the kept output of a task from a decoded record: stdout, then stderr."""
+    found = outputs_in(record) if isinstance(record, Progressed) else []
+    texts = [(out, err) for own, _, out, err in found if own == name]
     if not texts:
         raise JournalDamaged(f"record {number} has no output of {name!r}", RESTORE_HINT)
-    return texts[-1]
+    text = b"".join(map(text_of, texts[-1]))
+    bytes_total = sum(map(length_of, texts[-1]))
+    return Blob(b"", bytes_total, text) if bytes_total > len(text) else text

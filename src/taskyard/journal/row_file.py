@@ -2,14 +2,14 @@
 
 A row file has these parts, described byte by byte in `docs/journal.md`:
 
-    header     two lines of text: the format, then the table and its columns
-    blocks     length, CRC-32, body: zlib over MessagePack
+    header     lines of text: the format, then each table and its columns
+    blocks     table, length, CRC-32, body: zlib over MessagePack
     trailer    the range of journal rows, the counts of rows and blocks, a CRC-32
 
-A block holds up to `ROWS_PER_BLOCK` rows by column. A column is a list of values and a list of
-counts. A count n > 0 repeats one value n times, and a count -n takes n values, one for each row. So
-a value that a whole record shares is stored once. Each CRC-32 also covers the header, and that of a
-block its number. A file is never changed, so its trailer is the last thing written.
+A block holds up to `ROWS_PER_BLOCK` rows of a table by column. A column is a list of values and a
+list of counts. A count n > 0 repeats one value n times, and a count -n takes n values, one for each
+row. So a value that a whole record shares is stored once. Each CRC-32 also covers the header, and
+that of a block its place. A file is never changed, so its trailer is the last thing written.
 
 Knows the columns of the tables, but not their meaning or their types.
 """
@@ -27,7 +27,7 @@ import msgspec
 
 from taskyard.errors import JournalDamaged
 from taskyard.journal import chain, schema
-from taskyard.journal.files import PRIVATE_FILE, SYNC_BYTES
+from taskyard.journal.files import PRIVATE_FILE, SYNC_BYTES, sync_directory
 
 FORMAT: Final = 1
 MAGIC: Final = b"TASKYARD history "
@@ -35,7 +35,7 @@ MAGIC: Final = b"TASKYARD history "
 #: In files of the versions before the first release, which are refused.
 _MAGIC_DEVELOPMENT: Final = b"taskyard history "
 
-#: Columns by table, in the order in which the files of a pair are renamed.
+#: Columns by table. A block has the number of its table in this order.
 TABLES: Final = {
     "edges": ("sequence", "record", "task", "after"),
     "events": (
@@ -76,12 +76,20 @@ ROWS_PER_BLOCK: Final = 128 * 1024
 #: Level 1 takes half the time of level 6 and 10 % more bytes.
 _COMPRESSION_LEVEL: Final = 1
 
-#: The header is far shorter. A file without two lines in this many bytes is something else.
-_HEADER_BYTES_MAX: Final = 4096
+_HEADER: Final = b"%s%d\n" % (MAGIC, FORMAT) + b"".join(
+    b"%s\n" % " ".join([table, *columns]).encode() for table, columns in TABLES.items()
+)
+HEADER_BYTES: Final = len(_HEADER)
+_HEADER_CRC: Final = crc32(_HEADER)
 
-_BLOCK: Final = struct.Struct(">QI")
-_BLOCK_COVERED: Final = struct.Struct(">QQ")
-_TRAILER_COVERED: Final = struct.Struct(">QQQQQQ")
+#: The column of records, in every table.
+_RECORD: Final = 1
+
+_NUMBERS: Final = {table: number for number, table in enumerate(TABLES)}
+
+_BLOCK: Final = struct.Struct(">BQI")
+_BLOCK_COVERED: Final = struct.Struct(">BQQ")
+_TRAILER_COVERED: Final = struct.Struct(">QQQQQ")
 _CHECKSUM: Final = struct.Struct(">I")
 TRAILER_BYTES: Final = _TRAILER_COVERED.size + _CHECKSUM.size
 
@@ -138,6 +146,13 @@ class Block(msgspec.Struct, array_like=True, frozen=True):
     rows: int
     columns: list[ColumnRuns]
 
+    @property
+    def records(self) -> tuple[int, int]:
+        """The first and the last record of these rows, of which there are some."""
+        runs = self.columns[_RECORD]
+        assert runs is not None  # noqa: S101  # every row has one
+        return runs[0][0], runs[0][-1]
+
     def check(self) -> bool:
         """Return whether every column has a value for each row."""
         return all(column is None or self._fits(*column) for column in self.columns)
@@ -151,12 +166,12 @@ class ColumnBuilder:
     """Rows of one table, collected by column. A value shared by a record's rows is kept once."""
 
     def __init__(self, table: str) -> None:
-        self.names = TABLES[table]
+        self.table = table
         self._begin()
 
     def _begin(self) -> None:
         self.rows = 0
-        self._columns = {name: Column() for name in self.names}
+        self._columns = {name: Column() for name in TABLES[self.table]}
 
     def add(self, count: int, values: Mapping[str, object]) -> None:
         """Add `count` rows of one record.
@@ -189,46 +204,48 @@ class Trailer(msgspec.Struct, frozen=True):
     #: The journal rows that the file covers.
     first: int
     last: int
-    #: The first and the last record in the file, 0 if it has no rows.
-    record_first: int
-    record_last: int
-    rows: int
+    edges: int
+    events: int
     blocks: int
 
 
 class RowFileWriter:
-    """An unfinished row file. `finish` syncs it, the caller renames it."""
+    """An unfinished row file, which `finish` renames into place."""
 
-    def __init__(self, path: Path, table: str) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.columns = ColumnBuilder(table)
-        self._written = self._blocks = self._unsynced_bytes = 0
-        self._record_first = self._record_last = 0
+        self.events, self.edges = ColumnBuilder("events"), ColumnBuilder("edges")
+        self._rows = dict.fromkeys(TABLES, 0)
+        self._blocks = self._unsynced_bytes = 0
         path.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.fdopen(os.open(path, flags, PRIVATE_FILE), "wb")
-        header = b"%s%d\n%s\n" % (MAGIC, FORMAT, " ".join([table, *self.columns.names]).encode())
-        self._header_crc = crc32(header)
-        self._file.write(header)
+        self._bytes = self._file.write(_HEADER)
 
     @property
-    def rows(self) -> int:
-        return self._written + self.columns.rows
+    def events_total(self) -> int:
+        return self._rows["events"] + self.events.rows
 
-    def write(self) -> None:
-        """Write the collected rows as a block."""
-        block = self.columns.take()
-        records = block.columns[self.columns.names.index("record")]
-        assert records is not None  # noqa: S101  # every row has one
-        self._record_first = self._record_first or records[0][0]
-        self._record_last = records[0][-1]
+    @property
+    def edges_total(self) -> int:
+        return self._rows["edges"] + self.edges.rows
+
+    def flush_if_full(self) -> None:
+        """Write a block if enough rows are collected."""
+        for columns in (self.edges, self.events):
+            if columns.rows >= ROWS_PER_BLOCK:
+                self.write(columns)
+
+    def write(self, columns: ColumnBuilder) -> None:
+        """Write the collected rows of a table as a block."""
+        block, number = columns.take(), _NUMBERS[columns.table]
         body = zlib.compress(_encode(block), _COMPRESSION_LEVEL)
-        covered = _BLOCK_COVERED.pack(self._blocks, len(body))
-        checksum = crc32(body, crc32(covered, self._header_crc))
-        self._file.write(_BLOCK.pack(len(body), checksum))
+        checksum = _checksum(number, self._bytes, body)
+        self._file.write(_BLOCK.pack(number, len(body), checksum))
         self._file.write(body)
-        self._written += block.rows
+        self._rows[columns.table] += block.rows
         self._blocks += 1
+        self._bytes += _BLOCK.size + len(body)
         self._sync_if_long(_BLOCK.size + len(body))
 
     def _sync_if_long(self, size: int) -> None:
@@ -239,16 +256,21 @@ class RowFileWriter:
             os.fdatasync(self._file.fileno())
             self._unsynced_bytes = 0
 
-    def finish(self, first: int, last: int) -> None:
-        """Write the rest and the trailer, with the range of journal rows, and sync the file."""
-        if self.columns.rows:
-            self.write()
-        records = (self._record_first, self._record_last)
-        covered = _TRAILER_COVERED.pack(first, last, *records, self._written, self._blocks)
-        self._file.write(covered + _CHECKSUM.pack(crc32(covered, self._header_crc)))
+    def finish(self, target: Path, first: int, last: int) -> None:
+        """Write the rest and the trailer, with the range of journal rows, and rename the file.
+
+        It is durable on return.
+        """
+        for columns in (self.edges, self.events):
+            if columns.rows:
+                self.write(columns)
+        covered = _TRAILER_COVERED.pack(first, last, *self._rows.values(), self._blocks)
+        self._file.write(covered + _CHECKSUM.pack(crc32(covered, _HEADER_CRC)))
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+        self.path.rename(target)
+        sync_directory(target.parent)
 
     def close(self) -> None:
         """Close an abandoned file, which the next one overwrites. Its write errors don't matter."""
@@ -269,7 +291,7 @@ class RowFile:
         except OSError as error:
             raise self._damaged(error.strerror or str(error)) from error
         try:
-            self.table, self.columns = self._header()
+            self._check_header()
             self.trailer = self._trailer()
         except OSError as error:
             self.close()
@@ -290,82 +312,86 @@ class RowFile:
     def _damaged(self, problem: str) -> JournalDamaged:
         return JournalDamaged(f"{self._name} can't be read ({problem})")
 
-    def _header(self) -> tuple[str, list[str]]:
-        start = self._file.read(_HEADER_BYTES_MAX)
-        magic, _, rest = start.partition(b"\n")
-        line, ends, _ = rest.partition(b"\n")
+    def _check_header(self) -> None:
+        header = self._file.read(HEADER_BYTES)
+        magic, _, _ = header.partition(b"\n")
         if magic.startswith(_MAGIC_DEVELOPMENT):
             raise chain.development_format(self._name)
         if not magic.startswith(MAGIC):
             raise self._damaged("not a history file")
         schema.check_format(self._name, magic.removeprefix(MAGIC), b"%d" % FORMAT, "")
-        if not ends:
-            raise self._damaged("truncated")
-        self._header_bytes = len(magic) + len(line) + 2
-        self._header_crc = crc32(start[: self._header_bytes])
-        table, *columns = line.decode(errors="replace").split(" ")
-        return table, columns
+        if header != _HEADER:
+            raise self._damaged("its header is damaged")
 
     def _trailer(self) -> Trailer:
         self._end = self._file.seek(0, os.SEEK_END) - TRAILER_BYTES
-        if self._end < self._header_bytes:
+        if self._end < HEADER_BYTES:
             raise self._damaged("truncated")
         self._file.seek(self._end)
         covered = self._file.read(_TRAILER_COVERED.size)
-        if _CHECKSUM.pack(crc32(covered, self._header_crc)) != self._file.read():
+        if _CHECKSUM.pack(crc32(covered, _HEADER_CRC)) != self._file.read():
             raise self._damaged("its end does not match its checksum")
         return Trailer(*_TRAILER_COVERED.unpack(covered))
 
-    def blocks(self) -> Iterator[Block]:
-        """Read all rows. Every byte is verified by the end."""
-        self._file.seek(self._header_bytes)
-        left, rows = self._end - self._header_bytes, 0
-        for number in range(self.trailer.blocks):
-            body = self._body(number, left)
-            left -= _BLOCK.size + len(body)
-            block = self._decoded(number, body)
-            rows += block.rows
+    def blocks(self, table: str) -> Iterator[Block]:
+        """Read all rows of a table. They are verified by the end."""
+        for _, block in self.placed_blocks(table):
             yield block
-        if left or rows != self.trailer.rows:
-            raise self._damaged(f"it has {rows} rows and {left} more bytes")
 
-    def block(self, number: int) -> Block:
-        """Read one block, by its number from 0 on. Those before it are skipped unverified."""
-        self._file.seek(self._header_bytes)
-        left = self._end - self._header_bytes
-        for _ in range(number):
-            length, _ = _BLOCK.unpack(self._file.read(_BLOCK.size))
-            left -= _BLOCK.size + length
-            if left < _BLOCK.size:
-                raise self._damaged(f"block {number} is missing")
-            self._file.seek(length, os.SEEK_CUR)
-        return self._decoded(number, self._body(number, left))
+    def placed_blocks(self, table: str) -> Iterator[tuple[int, Block]]:
+        """Like `blocks`, with the place of each block in the file."""
+        place, blocks, rows = HEADER_BYTES, 0, 0
+        while place < self._end:
+            number, length, _ = self._block_header(place)
+            if number == _NUMBERS[table]:
+                block = self.block(place, table)
+                rows += block.rows
+                yield place, block
+            place += _BLOCK.size + length
+            blocks += 1
+        if (blocks, rows) != (self.trailer.blocks, getattr(self.trailer, table)):
+            raise self._damaged(f"it has {rows} {table} in {blocks} blocks")
 
-    def _body(self, number: int, left: int) -> bytes:
-        if left < _BLOCK.size:
-            raise self._damaged(f"block {number} is missing")
-        length, checksum = _BLOCK.unpack(self._file.read(_BLOCK.size))
-        if length > left - _BLOCK.size:
-            raise self._damaged(f"block {number} has a wrong length")
+    def _block_header(self, place: int) -> tuple[int, int, int]:
+        """Return the table, the length and the checksum of a block."""
+        self._file.seek(place)
+        left = self._end - place - _BLOCK.size
+        if left < 0:
+            raise self._damaged(f"the block at byte {place} is truncated")
+        number, length, checksum = _BLOCK.unpack(self._file.read(_BLOCK.size))
+        if length > left or number >= len(TABLES):
+            raise self._damaged(f"the block at byte {place} has a wrong header")
+        return number, length, checksum
+
+    def block(self, place: int, table: str) -> Block:
+        """Read one block of a table, by its place."""
+        number, length, checksum = self._block_header(place)
         body = self._file.read(length)
-        covered = _BLOCK_COVERED.pack(number, length)
-        if crc32(body, crc32(covered, self._header_crc)) != checksum:
-            raise self._damaged(f"block {number} does not match its checksum")
-        return body
-
-    def _decoded(self, number: int, body: bytes) -> Block:
+        if _checksum(number, place, body) != checksum:
+            raise self._damaged(f"the block at byte {place} does not match its checksum")
         try:
             block = _decode(zlib.decompress(body))
         except (zlib.error, msgspec.MsgspecError) as error:
-            raise self._damaged(f"block {number}: {error}") from error
-        if len(block.columns) != len(self.columns) or not block.check():
-            raise self._damaged(f"block {number} has incomplete columns")
+            raise self._damaged(f"the block at byte {place}: {error}") from error
+        if len(block.columns) != len(TABLES[table]) or not block.check():
+            raise self._damaged(f"the block at byte {place} has incomplete columns")
         return block
+
+    def check_rows(self, first: int, last: int) -> None:
+        """Raise unless the file holds these journal rows."""
+        found = self.trailer
+        if (found.first, found.last) != (first, last):
+            raise JournalDamaged(f"{self._name} holds rows {found.first}..{found.last}")
 
     def verify(self) -> None:
         """Read everything, block by block."""
-        for _ in self.blocks():
-            pass
+        for table in TABLES:
+            for _ in self.blocks(table):
+                pass
+
+
+def _checksum(number: int, place: int, body: bytes) -> int:
+    return crc32(body, crc32(_BLOCK_COVERED.pack(number, place, len(body)), _HEADER_CRC))
 
 
 _decode = msgspec.msgpack.Decoder(Block).decode

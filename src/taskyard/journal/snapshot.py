@@ -316,7 +316,7 @@ def remove(directory: Path, sequence: int) -> None:
 
 
 def encode(identity: bytes, head: Head, ledger: Ledger) -> bytes:
-    """Return the content of a snapshot's file."""
+    """Return the content of a snapshot's file, without the ended tasks of a ledger."""
     file = io.BytesIO()
     writer = SnapshotWriter(file, identity, head)
     writer.finish(_write_ledger(writer, ledger))

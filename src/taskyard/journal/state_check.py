@@ -16,7 +16,7 @@ import msgspec
 
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
-from taskyard.errors import JournalDamaged, StateError
+from taskyard.errors import JournalDamaged, StateError, UnusableState
 from taskyard.journal import (
     archive,
     history,
@@ -67,8 +67,8 @@ class StateReport(msgspec.Struct):
     snapshots: list[int] = []
     #: Tasks in the newest sound snapshot.
     snapshot_tasks: int = 0
-    #: Pairs of history files, their rows and events.
-    history_parts: int = 0
+    #: History files, their rows and events.
+    history_files: int = 0
     history_first: int = 0
     history_last: int = 0
     events: int = 0
@@ -93,6 +93,14 @@ class StateReport(msgspec.Struct):
 def has_journal(directory: Path) -> bool:
     """Return whether the directory has, or had, a journal."""
     return any((directory / name).exists() for name in _JOURNAL_FILES)
+
+
+def require_state(directory: Path) -> None:
+    """Raise UnusableState unless the directory has, or had, a journal."""
+    if not directory.is_dir() or not has_journal(directory):
+        raise UnusableState(
+            f"{directory}: not a state directory, it has no journal (use --state DIR, the broker's)"
+        )
 
 
 def check(directory: Path, *, deep: bool = False) -> StateReport:
@@ -170,8 +178,8 @@ def _check_one_snapshot(directory: Path, sequence: int, findings: StateReport) -
 
 
 def _check_history(directory: Path, report: JournalReport, findings: StateReport) -> None:
-    whole, broken = history.parts(directory)
-    findings.history_parts = len(whole)
+    whole = history.parts(directory)
+    findings.history_files = len(whole)
     if whole:
         findings.history_first, findings.history_last = whole[0].first, whole[-1].last
     # The rows of a damaged journal may be missing.
@@ -179,53 +187,11 @@ def _check_history(directory: Path, report: JournalReport, findings: StateReport
     for part in whole:
         only_here = part.last if trimmed is None else trimmed
         _guarded(findings, partial(_check_part, directory, part, only_here, findings))
-    _check_ranges(directory, whole, broken, trimmed, findings)
-    head = report.head
-    if head and not report.wrong and findings.history_last > head.sequence:
-        last = findings.history_last
-        findings.wrong.append(f"the journal ends at row {head.sequence}, its history at row {last}")
-        findings.lost.append(f"rows {head.sequence + 1}..{last} are lost")
-
-
-def _check_ranges(
-    directory: Path,
-    whole: list[HistoryPart],
-    broken: list[HistoryPart],
-    known: int | None,
-    findings: StateReport,
-) -> None:
-    """Check that the history has all trimmed rows.
-
-    An incomplete pair of kept rows is unfinished. One of trimmed rows has lost a file, and only
-    that file is reported.
-    """
-    trimmed = findings.trimmed
-    halves = [part for part in broken if part.last <= trimmed]
-    for part in halves:
-        name = history.missing_file(directory, part)
-        findings.wrong.append(f"{history.FOLDER}/{name} is missing")
-        table = name.partition("-")[0]
-        findings.lost.append(
-            f"the {table} of rows {part.first}..{part.last} are lost: "
-            "restore the file from a backup"
-        )
-    ranges = sorted(whole + halves)
-    wrong = history.gaps(ranges, known)
-    if wrong:
-        findings.wrong += wrong
-        only_here = ranges[-1].last if known is None else known
-        findings.lost.append(history.gap_hint(ranges, only_here))
-    first, last = (ranges[0].first, ranges[-1].last) if ranges else (trimmed + 1, trimmed)
-    _report_missing_rows(1, min(first - 1, trimmed), findings)
-    _report_missing_rows(last + 1, trimmed, findings)
-
-
-def _report_missing_rows(first: int, last: int, findings: StateReport) -> None:
-    if first <= last:
-        findings.wrong.append(f"rows {first}..{last} are trimmed and in no history file")
-        findings.lost.append(
-            "their events are lost, the state of the tasks is not: restore the files from a backup"
-        )
+    head = report.head.sequence if report.head else 0
+    for problem in history.problems(whole, trimmed, head):
+        findings.note(problem)
+    for loss in history.losses(whole, findings.trimmed):
+        findings.note(loss)
 
 
 def _check_part(directory: Path, part: HistoryPart, trimmed: int, findings: StateReport) -> None:

@@ -1,14 +1,15 @@
 """The store of a state directory: in SQLite, or in PostgreSQL, which is an extra."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from taskyard.errors import NotInstalled
-from taskyard.journal import schema
+from taskyard.errors import JournalDamaged, NotInstalled
+from taskyard.journal import compaction, schema
 from taskyard.journal.chain import Head
 from taskyard.journal.compaction import CompactionResult, Progress, no_progress
 from taskyard.journal.reader import JournalReader, VerifiedRows
+from taskyard.journal.sqlite import SqliteStore
 
 
 def open_reader(directory: Path, identity: bytes, head: Head) -> VerifiedRows:
@@ -38,17 +39,25 @@ def in_sqlite(directory: Path) -> Iterator[Path]:
         yield copy
 
 
-def export_stopped(
-    directory: Path, progress: Progress = no_progress, *, trims: bool = False
+def compact_stopped(
+    directory: Path, progress: Progress = no_progress, *, trims: bool = True
 ) -> CompactionResult:
-    """Export the journal of a state directory in PostgreSQL, and trim it if wanted.
+    """Compact the journal of a state directory without a broker. Without `trims`, keep all rows.
 
     The caller has locked the directory. Raises `StoreInUse` if a broker elsewhere uses the store.
     """
-    with _needs_extra(directory):
-        from taskyard.journal.postgres import exports  # noqa: PLC0415  # an extra
     url = schema.database_url(directory)
-    return exports.export_stopped(url, directory, progress, trims=trims)
+    if url:
+        with _needs_extra(directory):
+            from taskyard.journal.postgres import exports  # noqa: PLC0415  # an extra
+        return exports.compact_stopped(url, directory, progress, trims=trims)
+    if not (directory / schema.FILE_NAME).exists():  # a new one would make the state look empty
+        raise JournalDamaged(
+            f"{schema.FILE_NAME} is missing in {directory}",
+            "rows that no snapshot covers are lost (restore the file from a backup)",
+        )
+    with closing(SqliteStore(directory)) as store:
+        return (compaction.compact if trims else compaction.export)(directory, store, progress)
 
 
 @contextmanager

@@ -60,6 +60,10 @@ def cores_of(spark: SparkSession) -> int:
     return int(last["partition"]) + 1
 
 
+#: Row files, and those of tables.
+_HISTORY_SUFFIXES: Final = (".rows", ".parquet")
+
+
 class SharedPaths(NamedTuple):
     """Paths that all machines must see."""
 
@@ -98,7 +102,8 @@ def _some_files(histories: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for directory in histories:
         own = directory / FOLDER
-        files = sorted((own if own.is_dir() else directory).rglob("*.parquet"))
+        place = own if own.is_dir() else directory
+        files = sorted(path for path in place.rglob("*") if path.suffix in _HISTORY_SUFFIXES)
         found += [*files[:1], *files[1:][-1:]]
     return found
 

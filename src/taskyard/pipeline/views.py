@@ -3,7 +3,7 @@
 A temporary view can't be in a database, and a view of a database can't read a DataFrame. So the
 files of each table are a table of Spark's catalog, in a database of its own, with the view upon it.
 Spark's Parquet reader reads them, with its filters and only the columns that a query needs. Events
-that are in no Parquet file come from the data source, when a query runs.
+and edges of a state come from the data source, when a query runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from taskyard.errors import UserError
-from taskyard.journal import history
+from taskyard.journal import state_check
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import (
     ATTEMPTS,
@@ -65,7 +65,7 @@ class Views(msgspec.Struct, frozen=True):
         if not _NAME.fullmatch(self.database):
             raise UserError(f"database {self.database!r}: not a plain name (use letters and _)")
         for state in states:
-            source.require_state(state)
+            state_check.require_state(state)
         source.require_distinct(states)
         for out in outs:
             tables.read(self.spark, out, ATTEMPTS)  # raises if there are none
@@ -105,21 +105,15 @@ class Views(msgspec.Struct, frozen=True):
         return " union all ".join(queries)
 
     def _live(self, dataset: Dataset, states: Sequence[Path]) -> str:
-        """Return the query of a history: its leading Parquet files, and everything after them."""
+        """Return the query of the histories of states."""
         table = f"{self.files}.{dataset.name}_live"
         self.spark.sql(f"drop table if exists {table}")
         self.spark.sql(f"create table {table} using taskyard options (table '{dataset.name}')")
         queries: list[str] = []
-        for number, state in enumerate(states):
-            files, last = _parquet_files(state, dataset.name)
-            if files:
-                named = self._file_table(f"{dataset.name}_state_{number}", dataset.schema, files)
-                broker = f"{_text(source.broker_of(state))} as {BROKER.name}"
-                queries.append(_select(dataset, broker, named))
+        for state in states:
             options = {
                 "state": str(state.absolute()),
                 "table": dataset.name,
-                "after": str(last),
                 "filters": self.spark.conf.get(_FILTERS, "false") or "false",
             }
             given = ", ".join(f"{_text(key)} = {_text(value)}" for key, value in options.items())
@@ -136,19 +130,6 @@ class Views(msgspec.Struct, frozen=True):
             f"options (path {_text(_pattern(files))})"
         )
         return table
-
-
-def _parquet_files(state: Path, table: str) -> tuple[list[str], int]:
-    """Return the URIs of the Parquet files that a history begins with, and their last row."""
-    files: list[str] = []
-    last = 0
-    for part in source.parts(state):
-        path = part.paths(state)[table]
-        if path.suffix != f".{history.PARQUET}":
-            break
-        files.append(path.absolute().as_uri())
-        last = part.last
-    return files, last
 
 
 def _pattern(uris: Sequence[str]) -> str:

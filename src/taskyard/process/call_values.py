@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import structs
 
-from taskyard.errors import ValueMissing
+from taskyard.core.limits import BLOB_BYTES_MIN
+from taskyard.errors import BytesMissing
 from taskyard.wire import pickled
 from taskyard.wire.pickled import Origin
-from taskyard.wire.value_names import BYTES_FLOOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,23 +54,22 @@ class CallValues:
 
     def is_large(self, size_bytes: int) -> bool:
         """Return whether a buffer or a pickle of this size is a value."""
-        if size_bytes < BYTES_FLOOR or self._find_access is None:
+        if size_bytes < BLOB_BYTES_MIN or self._find_access is None:
             return False
-        bytes_min = self._access().bytes_min()
-        return bytes_min is not None and size_bytes >= bytes_min
+        return self._access().has_store()
 
     def _access(self) -> ValueAccess:
         if self._find_access is None:
-            raise ValueMissing("large values: this process has no broker")
+            raise BytesMissing("large values: this process has no broker")
         return self._find_access()
 
     def encode(self, body: CallBody, origin: Origin) -> bytes:
-        """Store the large parts of a call, and return its payload. Raises `ValueNotStored`."""
+        """Store the large parts of a call, and return its payload. Raises `BytesNotStored`."""
         named, pickle = self._stored(body, origin)
         return pickled.encode_pickled_call(pickle, named)
 
     def encode_result(self, value: object) -> bytes:
-        """Store the large parts of a result, and return the rest. Raises `ValueNotStored`."""
+        """Store the large parts of a result, and return the rest. Raises `BytesNotStored`."""
         body = pickled.pickle_value(value, self.is_large)
         named, pickle = self._stored(body, _RESULT)
         return pickle if named is _RESULT else pickled.encode_pickled_call(pickle, named)
@@ -100,7 +99,7 @@ class CallValues:
         return known.name
 
     def load_call(self, call: Pickled, holder: Holder | None = None) -> Any:  # noqa: ANN401  # a function and its arguments
-        """Unpickle a call. Raises `ValueMissing`, `ValueDamaged`, and what unpickling raises."""
+        """Unpickle a call. Raises `BytesMissing`, `BytesDamaged`, and what unpickling raises."""
         origin = call.origin
         if not origin.values and not origin.body:
             return pickled.unpickle(call.call)
@@ -109,7 +108,7 @@ class CallValues:
         return pickled.unpickle(views.pop() if origin.body else call.call, views)
 
     def load_result(self, result: bytes, holder: Holder | None = None) -> Any:  # noqa: ANN401  # any value of a user
-        """Unpickle a result. Raises `ValueMissing`, `ValueDamaged`, and what unpickling raises."""
+        """Unpickle a result. Raises `BytesMissing`, `BytesDamaged`, and what unpickling raises."""
         if not pickled.is_pickled(result):
             return pickled.unpickle(result)
         return self.load_call(pickled.decode_pickled_call(result), holder)
@@ -124,13 +123,13 @@ class SetValues(CallValues):
 
     def load_call(self, call: Pickled, holder: Holder | None = None) -> Any:  # noqa: ANN401  # as of the base
         """Unpickle a call by the first broker that has its large parts."""
-        missing: ValueMissing | None = None
+        missing: BytesMissing | None = None
         for member in self._members:
             try:
                 return member.load_call(call, holder)
-            except ValueMissing as error:
+            except BytesMissing as error:
                 missing = missing or error
-        raise missing or ValueMissing("large values: this process has no broker")
+        raise missing or BytesMissing("large values: this process has no broker")
 
 
 _RESULT: Final = Origin()

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 NAMED_MAX: Final = 8
 
 #: Keys of the table that a broker applies without a restart.
-_APPLIED_LIVE: Final = (
-    *("broker.workers_max", "output.quota", "output.keep"),
-    *("values.minimum", "values.quota", "values.keep", "values.grace"),
-)
+_APPLIED_LIVE: Final = (*("broker.workers_max", "blobs.quota", "blobs.keep", "blobs.grace"),)
 
 #: Keys for clients and the page, which a broker ignores.
 _OF_CLIENTS: Final = ("broker.url", "broker.key", "broker.invite", "broker.page")

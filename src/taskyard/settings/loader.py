@@ -28,17 +28,16 @@ from taskyard.settings.keys import (
     service_keys,
 )
 from taskyard.settings.sections import (
+    BlobsSection,
     BrokerSection,
     LeaseSection,
     ListenSection,
     LogSection,
     Origin,
-    OutputSection,
     ServiceSection,
     Setting,
     Settings,
     Source,
-    ValuesSection,
     WorkerSection,
 )
 from taskyard.settings.values import InvalidValue, read_name
@@ -390,8 +389,7 @@ def _build_settings(
         listen={name: value for name, value in listen.items() if value is not None},
         listeners=sections,
         lease=LeaseSection(**fields("lease")),
-        output=OutputSection(**fields("output")),
-        values=ValuesSection(**fields("values")),
+        blobs=BlobsSection(**fields("blobs")),
         log=LogSection(**fields("log")),
         worker=WorkerSection(**fields("worker")),
         defaults=ServiceSection(**fields(DEFAULTS)),

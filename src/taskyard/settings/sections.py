@@ -99,15 +99,7 @@ class LeaseSection(Struct, frozen=True):
     store_ns: int
 
 
-class OutputSection(Struct, frozen=True):
-    #: 0 for no limit.
-    quota_bytes: int
-    #: None for ever.
-    keep_ns: int | None
-
-
-class ValuesSection(Struct, frozen=True):
-    minimum_bytes: int
+class BlobsSection(Struct, frozen=True):
     #: 0 for no limit.
     quota_bytes: int
     #: None for ever.
@@ -183,8 +175,7 @@ class Settings(Struct, frozen=True):
     #: The tables of listeners, by name.
     listeners: dict[str, ListenSection]
     lease: LeaseSection
-    output: OutputSection
-    values: ValuesSection
+    blobs: BlobsSection
     log: LogSection
     worker: WorkerSection
     defaults: ServiceSection

@@ -10,7 +10,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import RichLog, Static
 
 from taskyard.client.task_filters import Filter
-from taskyard.errors import OutputRemoved
+from taskyard.errors import BytesMissing
 from taskyard.tui import text
 from taskyard.tui.actions import Place, Target
 from taskyard.tui.panes import Pane, Session, places_of
@@ -144,7 +144,7 @@ class OutputPane(Pane):
                 await self._read_function(name, is_over=is_over)
             elif view["attempt"]:
                 await self._read_streams(name, view)
-        except OutputRemoved as removed:
+        except BytesMissing as removed:
             self._note(text.one_line(str(removed)))
             is_over = True
         self._is_read = is_over and name == self._opened

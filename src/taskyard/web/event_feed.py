@@ -10,13 +10,13 @@ ledger from the snapshot. So it may fall behind as far as it likes.
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from taskyard.errors import JournalDamaged, NotInstalled, UnusableState
-from taskyard.journal import history, history_rows, recovery, schema, state_check, witness
+from taskyard.errors import JournalDamaged
+from taskyard.journal import history, recovery, schema, state_check, witness
+from taskyard.journal.history_rows import RowFollower
 from taskyard.journal.reader import VerifiedRows
 from taskyard.journal.row_file import TABLES, Block, ColumnBuilder, RowFile
 from taskyard.journal.state_store import open_reader
@@ -24,8 +24,6 @@ from taskyard.journal.state_store import open_reader
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
-
-    import pyarrow as pa
 
     from taskyard.core.ledger import Ledger
     from taskyard.journal.history import HistoryPart
@@ -54,11 +52,10 @@ class EventFeed:
 
     def __init__(self, state: Path) -> None:
         """Open a state directory. Raises UnusableState if it has no journal."""
-        if not state.is_dir() or not state_check.has_journal(state):
-            raise UnusableState(f"{state}: not a state directory, it has no journal")
+        state_check.require_state(state)
         self._state = state
-        #: As of the last row that was read. None while it has to be loaded.
-        self._ledger: Ledger | None = None
+        #: At the last row that was read. None while its ledger has to be loaded.
+        self._follower: RowFollower | None = None
         #: The last row whose events were read.
         self._sequence = 0
         #: The last record up to which ended tasks are archived.
@@ -93,18 +90,18 @@ class EventFeed:
         if head.sequence <= self._sequence:
             return
         with open_reader(self._state, identity, head) as reader:
-            if self._ledger is None or self._sequence < reader.anchor.sequence:
+            if self._follower is None or self._sequence < reader.anchor.sequence:
                 if self._awaits_files(reader.anchor):
                     return
-                self._ledger = None
+                self._follower = None
                 yield from self._read_files(reader.anchor)
-                self._ledger = self._load_ledger(reader)
-                yield _states_of(self._ledger.tasks, self._ledger)
-            yield from self._read_rows(reader, self._ledger)
+                self._follower = RowFollower(self._state, reader, self._sequence)
+                yield _states_of(self._follower.ledger.tasks, self._follower.ledger)
+            yield from self._read_rows(reader, self._follower)
 
     def _awaits_files(self, anchor: Head) -> bool:
         """Return whether a broker still fetches history from its database."""
-        whole, _ = history.parts(self._state)
+        whole = history.parts(self._state)
         reached = whole[-1].last if whole else 0
         return reached < anchor.sequence and bool(schema.database_url(self._state))
 
@@ -113,7 +110,7 @@ class EventFeed:
 
         Rows of files that were removed are skipped and counted.
         """
-        whole, _ = history.parts(self._state)
+        whole = history.parts(self._state)
         for part in whole:
             if part.last > self._sequence:
                 self.rows_missing += max(part.first - self._sequence - 1, 0)
@@ -123,32 +120,19 @@ class EventFeed:
         self._sequence = max(self._sequence, anchor.sequence)
 
     def _read_part(self, part: HistoryPart) -> Iterator[Batch]:
-        """Read a pair of files, without rows that were read from the journal already.
+        """Read a file, without rows that were read from the journal already."""
+        with RowFile(part.path(self._state)) as file:
+            for block in file.blocks("events"):
+                yield Batch(rows_after(block, self._sequence), _NO_ROWS)
+            for block in file.blocks("edges"):
+                yield Batch(_NO_ROWS, rows_after(block, self._sequence))
 
-        Both files are opened first. Then nothing fails if they are replaced meanwhile.
-        """
-        events, edges = (_opened(part.paths(self._state)[name]) for name in ("events", "edges"))
-        for block in events:
-            yield Batch(rows_after(block, self._sequence), _NO_ROWS)
-        for block in edges:
-            yield Batch(_NO_ROWS, rows_after(block, self._sequence))
-
-    def _load_ledger(self, reader: VerifiedRows) -> Ledger:
-        """Load the ledger as of the last row that was read, from a snapshot and the rows after."""
-        ledger, sequence = recovery.recovery_base(self._state, reader, self._sequence)
-        for row in reader.rows(sequence):
-            if row.sequence > self._sequence:
-                break
-            recovery.apply_row(ledger, row)
-        return ledger
-
-    def _read_rows(self, reader: VerifiedRows, ledger: Ledger) -> Iterator[Batch]:
+    def _read_rows(self, reader: VerifiedRows, follower: RowFollower) -> Iterator[Batch]:
+        ledger = follower.ledger
         self._archive(ledger, reader.anchor)
         events, edges = ColumnBuilder("events"), ColumnBuilder("edges")
         try:
-            for row in reader.rows(self._sequence):
-                for record in recovery.records_of(row, ledger.record):
-                    history_rows.write_rows(ledger, row.sequence, record, events, edges)
+            for row in follower.follow(reader, events, edges):
                 self._sequence = row.sequence
                 if events.rows >= _EVENTS_PER_BLOCK or row.sequence == reader.head.sequence:
                     yield _batch(events, edges, ledger)
@@ -184,47 +168,6 @@ def _states_of(names: Iterable[bytes], ledger: Ledger) -> Batch:
     known = [task for name in names if (task := ledger.tasks.get(name)) is not None]
     states = [int(task.state) for task in known]
     return Batch(_NO_ROWS, _NO_ROWS, [task.name for task in known], states)
-
-
-def _blocks(path: Path) -> Iterator[Block]:
-    """Read a history file of either kind."""
-    if path.suffix == f".{history.PARQUET}":
-        try:
-            from taskyard.journal import parquet_file  # noqa: PLC0415  # it needs an extra
-        except ImportError as error:
-            raise NotInstalled(
-                f"{path.name} is a Parquet file: `pip install 'taskyard[history]'` to read it"
-            ) from error
-        for batch in parquet_file.batches(path):
-            yield block_of(batch)
-        return
-    with RowFile(path) as file:
-        yield from file.blocks()
-
-
-def _opened(path: Path) -> Iterator[Block]:
-    """Open a history file now, and read its blocks later."""
-    blocks = _blocks(path)
-    first = next(blocks, None)
-    return blocks if first is None else chain([first], blocks)
-
-
-def block_of(batch: pa.RecordBatch) -> Block:
-    """Return a batch of Arrow as a block of rows."""
-    table = "events" if "kind" in batch.schema.names else "edges"
-    columns: list[ColumnRuns] = []
-    for name in TABLES[table]:
-        if name == "due_ns":
-            found = batch.column("due").cast("int64").to_pylist()
-            values = [None if value is None else value * 1000 for value in found]
-        else:
-            values = [_as_bytes(value) for value in batch.column(name).to_pylist()]
-        columns.append((values, [-len(values)]) if values else None)
-    return Block(batch.num_rows, columns)
-
-
-def _as_bytes(value: object) -> object:
-    return value.encode() if isinstance(value, str) else value
 
 
 def rows_after(block: Block, sequence: int) -> Block:

@@ -112,7 +112,7 @@ DEFINITIONS: Final = {
         ),
         _define(_GAUGE, "journal_bytes", "The journal on the disk."),
         _define(_GAUGE, "history_bytes", "The history files on the disk."),
-        _define(_GAUGE, "values_bytes", "Large arguments and results on the disk."),
+        _define(_GAUGE, "blob_bytes", "Long output, large arguments and results on the disk."),
         _define(_GAUGE, "disk_free_bytes", "Free space of the disk of the state directory."),
         _define(_GAUGE, "outbox_tasks", "Tasks in the outbox in PostgreSQL.", "state"),
         _define(_GAUGE, "leader_epoch", "The term of a broker whose journal is in PostgreSQL."),
@@ -272,7 +272,7 @@ def _add_health(families: _Families, health: Mapping[str, Any], named: Container
         families.add(f"{name}_total", health[name])
     for dialect, count in health["malformed"].items():
         families.add("malformed_inputs_total", count, dialect)
-    for name in ("journal_bytes", "history_bytes", "values_bytes", "disk_free_bytes"):
+    for name in ("journal_bytes", "history_bytes", "blob_bytes", "disk_free_bytes"):
         if health[name] is not None:
             families.add(name, health[name])
     for state, count in (health["outbox"] or {}).items():

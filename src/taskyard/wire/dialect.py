@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
+from taskyard.core.blobs import Blob, truncated_result_reason
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
-from taskyard.core.model import Terms, truncated_result_reason
+from taskyard.core.model import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -160,16 +161,15 @@ def request_numbers(dialect: int) -> Iterator[int]:
     return count(DIALECTS_MAX + dialect, DIALECTS_MAX)
 
 
-def partial_result_reason(reply: Settled) -> bytes | None:
-    """Return why the result of a reply about one task can't be sent. None: it is whole."""
-    name = reply.names[0]
-    bytes_total = (reply.truncated or {}).get(name)
-    if bytes_total is None:
-        return None
-    if name not in (reply.in_files or ()):
-        return truncated_result_reason(reply.texts[0] or b"", bytes_total)
-    return b"result too long: %d of at most %d bytes (see `taskyard log %s`)" % (
-        bytes_total,
+def text_and_problem(reply: Settled) -> tuple[bytes, bytes | None]:
+    """Return the text of a reply about one task, and why its result can't be sent. None: it can."""
+    content = reply.texts[0] or b""
+    if not isinstance(content, Blob):
+        return content, None
+    if not content.digest:
+        return content.ends, truncated_result_reason(content)
+    return content.ends, b"result too long: %d of at most %d bytes (see `taskyard log %s`)" % (
+        content.length,
         PAYLOAD_BYTES_MAX,
-        name,
+        reply.names[0],
     )

@@ -44,7 +44,7 @@ GivenUp: Standing
 Cancelled: Standing
 
 class TaskMsg(_message.Message):
-    __slots__ = ("name", "origin", "pred", "succ", "log", "payload", "terms", "lane", "attempt", "outcome", "text", "retry_at_ns", "output", "percent", "result_bytes_total", "output_bytes_total", "files", "stdout", "stdout_bytes_total", "stderr", "stderr_bytes_total", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes")
+    __slots__ = ("name", "origin", "pred", "succ", "log", "payload", "terms", "lane", "attempt", "outcome", "text", "retry_at_ns", "output", "percent", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Pending: _ClassVar[TaskMsg.State]
@@ -91,13 +91,6 @@ class TaskMsg(_message.Message):
     RETRY_AT_NS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     PERCENT_FIELD_NUMBER: _ClassVar[int]
-    RESULT_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
-    OUTPUT_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
-    FILES_FIELD_NUMBER: _ClassVar[int]
-    STDOUT_FIELD_NUMBER: _ClassVar[int]
-    STDOUT_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
-    STDERR_FIELD_NUMBER: _ClassVar[int]
-    STDERR_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     STARTED_NS_FIELD_NUMBER: _ClassVar[int]
     RUN_NS_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
@@ -117,19 +110,12 @@ class TaskMsg(_message.Message):
     retry_at_ns: int
     output: bytes
     percent: int
-    result_bytes_total: int
-    output_bytes_total: int
-    files: int
-    stdout: bytes
-    stdout_bytes_total: int
-    stderr: bytes
-    stderr_bytes_total: int
     started_ns: int
     run_ns: int
     exit: int
     cpu_ns: int
     memory_max_bytes: int
-    def __init__(self, name: _Optional[bytes] = ..., origin: _Optional[bytes] = ..., pred: _Optional[_Iterable[bytes]] = ..., succ: _Optional[_Iterable[bytes]] = ..., log: _Optional[_Iterable[bytes]] = ..., payload: _Optional[bytes] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., lane: _Optional[bytes] = ..., attempt: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., text: _Optional[bytes] = ..., retry_at_ns: _Optional[int] = ..., output: _Optional[bytes] = ..., percent: _Optional[int] = ..., result_bytes_total: _Optional[int] = ..., output_bytes_total: _Optional[int] = ..., files: _Optional[int] = ..., stdout: _Optional[bytes] = ..., stdout_bytes_total: _Optional[int] = ..., stderr: _Optional[bytes] = ..., stderr_bytes_total: _Optional[int] = ..., started_ns: _Optional[int] = ..., run_ns: _Optional[int] = ..., exit: _Optional[int] = ..., cpu_ns: _Optional[int] = ..., memory_max_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[bytes] = ..., origin: _Optional[bytes] = ..., pred: _Optional[_Iterable[bytes]] = ..., succ: _Optional[_Iterable[bytes]] = ..., log: _Optional[_Iterable[bytes]] = ..., payload: _Optional[bytes] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., lane: _Optional[bytes] = ..., attempt: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., text: _Optional[bytes] = ..., retry_at_ns: _Optional[int] = ..., output: _Optional[bytes] = ..., percent: _Optional[int] = ..., started_ns: _Optional[int] = ..., run_ns: _Optional[int] = ..., exit: _Optional[int] = ..., cpu_ns: _Optional[int] = ..., memory_max_bytes: _Optional[int] = ...) -> None: ...
 
 class Terms(_message.Message):
     __slots__ = ("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns", "retry", "lease_ns", "time_limit_ns", "slots", "crashes_max", "origin", "environment", "resources")
@@ -177,7 +163,7 @@ class Resource(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., amount: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("name", "payload", "terms", "terms_at", "lane", "after", "after_count", "attempt", "outcome", "text", "retry_at_ns", "standing", "percent", "output", "after_campaign", "result_bytes_total", "output_bytes_total", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes", "note", "restart", "submitted_ns", "files", "stdout", "stdout_bytes_total", "stderr", "stderr_bytes_total", "stream", "offset")
+    __slots__ = ("name", "payload", "terms", "terms_at", "lane", "after", "after_count", "attempt", "outcome", "text", "retry_at_ns", "standing", "percent", "output", "after_campaign", "text_bytes_total", "text_digest", "output_bytes_total", "output_digest", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes", "note", "restart", "submitted_ns", "stdout", "stdout_bytes_total", "stdout_digest", "stderr", "stderr_bytes_total", "stderr_digest", "has_stderr", "stream", "offset")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
@@ -193,8 +179,10 @@ class Batch(_message.Message):
     PERCENT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     AFTER_CAMPAIGN_FIELD_NUMBER: _ClassVar[int]
-    RESULT_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     STARTED_NS_FIELD_NUMBER: _ClassVar[int]
     RUN_NS_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
@@ -203,11 +191,13 @@ class Batch(_message.Message):
     NOTE_FIELD_NUMBER: _ClassVar[int]
     RESTART_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_NS_FIELD_NUMBER: _ClassVar[int]
-    FILES_FIELD_NUMBER: _ClassVar[int]
     STDOUT_FIELD_NUMBER: _ClassVar[int]
     STDOUT_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    STDOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     STDERR_FIELD_NUMBER: _ClassVar[int]
     STDERR_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    STDERR_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HAS_STDERR_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     name: _containers.RepeatedScalarFieldContainer[bytes]
@@ -225,8 +215,10 @@ class Batch(_message.Message):
     percent: _containers.RepeatedScalarFieldContainer[int]
     output: _containers.RepeatedScalarFieldContainer[bytes]
     after_campaign: _containers.RepeatedScalarFieldContainer[bytes]
-    result_bytes_total: _containers.RepeatedScalarFieldContainer[int]
+    text_bytes_total: _containers.RepeatedScalarFieldContainer[int]
+    text_digest: _containers.RepeatedScalarFieldContainer[bytes]
     output_bytes_total: _containers.RepeatedScalarFieldContainer[int]
+    output_digest: _containers.RepeatedScalarFieldContainer[bytes]
     started_ns: _containers.RepeatedScalarFieldContainer[int]
     run_ns: _containers.RepeatedScalarFieldContainer[int]
     exit: _containers.RepeatedScalarFieldContainer[int]
@@ -235,14 +227,16 @@ class Batch(_message.Message):
     note: _containers.RepeatedScalarFieldContainer[bytes]
     restart: bool
     submitted_ns: _containers.RepeatedScalarFieldContainer[int]
-    files: _containers.RepeatedScalarFieldContainer[int]
     stdout: _containers.RepeatedScalarFieldContainer[bytes]
     stdout_bytes_total: _containers.RepeatedScalarFieldContainer[int]
+    stdout_digest: _containers.RepeatedScalarFieldContainer[bytes]
     stderr: _containers.RepeatedScalarFieldContainer[bytes]
     stderr_bytes_total: _containers.RepeatedScalarFieldContainer[int]
+    stderr_digest: _containers.RepeatedScalarFieldContainer[bytes]
+    has_stderr: _containers.RepeatedScalarFieldContainer[bool]
     stream: _containers.RepeatedScalarFieldContainer[int]
     offset: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ..., terms: _Optional[_Iterable[bytes]] = ..., terms_at: _Optional[_Iterable[int]] = ..., lane: _Optional[_Iterable[bytes]] = ..., after: _Optional[_Iterable[bytes]] = ..., after_count: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[Outcome, str]]] = ..., text: _Optional[_Iterable[bytes]] = ..., retry_at_ns: _Optional[_Iterable[int]] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., percent: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[bytes]] = ..., after_campaign: _Optional[_Iterable[bytes]] = ..., result_bytes_total: _Optional[_Iterable[int]] = ..., output_bytes_total: _Optional[_Iterable[int]] = ..., started_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[_Iterable[int]] = ..., exit: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., memory_max_bytes: _Optional[_Iterable[int]] = ..., note: _Optional[_Iterable[bytes]] = ..., restart: bool = ..., submitted_ns: _Optional[_Iterable[int]] = ..., files: _Optional[_Iterable[int]] = ..., stdout: _Optional[_Iterable[bytes]] = ..., stdout_bytes_total: _Optional[_Iterable[int]] = ..., stderr: _Optional[_Iterable[bytes]] = ..., stderr_bytes_total: _Optional[_Iterable[int]] = ..., stream: _Optional[_Iterable[int]] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, name: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ..., terms: _Optional[_Iterable[bytes]] = ..., terms_at: _Optional[_Iterable[int]] = ..., lane: _Optional[_Iterable[bytes]] = ..., after: _Optional[_Iterable[bytes]] = ..., after_count: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[Outcome, str]]] = ..., text: _Optional[_Iterable[bytes]] = ..., retry_at_ns: _Optional[_Iterable[int]] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., percent: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[bytes]] = ..., after_campaign: _Optional[_Iterable[bytes]] = ..., text_bytes_total: _Optional[_Iterable[int]] = ..., text_digest: _Optional[_Iterable[bytes]] = ..., output_bytes_total: _Optional[_Iterable[int]] = ..., output_digest: _Optional[_Iterable[bytes]] = ..., started_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[_Iterable[int]] = ..., exit: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., memory_max_bytes: _Optional[_Iterable[int]] = ..., note: _Optional[_Iterable[bytes]] = ..., restart: bool = ..., submitted_ns: _Optional[_Iterable[int]] = ..., stdout: _Optional[_Iterable[bytes]] = ..., stdout_bytes_total: _Optional[_Iterable[int]] = ..., stdout_digest: _Optional[_Iterable[bytes]] = ..., stderr: _Optional[_Iterable[bytes]] = ..., stderr_bytes_total: _Optional[_Iterable[int]] = ..., stderr_digest: _Optional[_Iterable[bytes]] = ..., has_stderr: _Optional[_Iterable[bool]] = ..., stream: _Optional[_Iterable[int]] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerMsg(_message.Message):
     __slots__ = ("service", "slots", "silence_ns", "incarnation", "ahead", "host", "pid", "replaces", "heartbeat_ns", "resources", "forwards", "forwards_to")

@@ -121,7 +121,7 @@ class Health(HealthPart):
     journal_rows: int
     history_bytes: int
     #: Large arguments and results, as of the last count.
-    values_bytes: int
+    blob_bytes: int
     #: null: the journal is in memory.
     disk_free_bytes: int | None
     #: Open connections. null: not counted on this system.
@@ -156,7 +156,7 @@ class BrokerMeasures(Struct):
     connections: int | None = None
     malformed: dict[str, int] = field(default_factory=dict)
     relays: list[RelayHealth] = field(default_factory=list)
-    values_bytes: int = 0
+    blob_bytes: int = 0
     outbox: OutboxHealth | None = None
     leader: LeaderHealth | None = None
 
@@ -172,7 +172,7 @@ def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:
         journal_bytes=measures.journal_bytes,
         journal_rows=measures.journal_rows,
         history_bytes=measures.history_bytes,
-        values_bytes=measures.values_bytes,
+        blob_bytes=measures.blob_bytes,
         disk_free_bytes=measures.disk_free_bytes,
         connections=measures.connections,
         malformed=measures.malformed,

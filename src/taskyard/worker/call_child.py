@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
-from taskyard.errors import NotEncodable, UserError, ValueDamaged, ValueMissing, is_final
+from taskyard.errors import BytesDamaged, BytesMissing, NotEncodable, UserError, is_final
 from taskyard.process import current_task
 from taskyard.wire import pickled
 from taskyard.wire.inputs import Input, available, fill
@@ -265,7 +265,7 @@ class CallRunner:
             function, args, kwargs = (
                 self._load(call) if self._loader is None else self._load_plain(call, self._loader)
             )
-        except (UserError, ValueMissing, ValueDamaged) as error:
+        except (UserError, BytesMissing, BytesDamaged) as error:
             raise _CallRefused(str(error)) from error
         except BaseException as error:  # even an exit: the function was not called
             raise _CallRefused(_unpickle_error(call, error)) from error

@@ -24,6 +24,7 @@ from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import Final, NamedTuple
 
+from taskyard.core.blobs import Blob, Content
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
@@ -328,8 +329,8 @@ class CallProcess(SupervisedProcess):
             is_short = run is not None and run.run_ns < _SHORT_CALL_NS and not printed
             self._short_count = self._short_count + 1 if is_short else 0
             done = self._done(self.job, outcome, text)
-            done.output += output_end
-            done.output_bytes_total += len(output_end) if done.output_bytes_total else 0
+            if output_end:
+                done.printed = _appended(done.printed, output_end)
             done.run = run
             self._clear_job()
             self._context.report(done)
@@ -382,8 +383,13 @@ class CallProcess(SupervisedProcess):
         return done
 
     def _done(self, job: Job, outcome: Outcome, text: bytes) -> JobResult:
-        output, bytes_total = self._output.with_size()
-        return JobResult(job, outcome, text, output, output_bytes_total=bytes_total)
+        return JobResult(job, outcome, text, self._output.content())
+
+
+def _appended(output: Content, end: bytes) -> Content:
+    if isinstance(output, Blob):
+        return Blob(b"", output.length + len(end), output.ends + end)
+    return output + end
 
 
 def _frame(job: Job, gpus: Shares | None = None) -> memoryview:

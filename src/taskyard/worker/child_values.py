@@ -46,5 +46,5 @@ class ChildValues:
 
             uses_key = self._key_file and _TCP in self._endpoint
             key = read_peer_key(Path(self._key_file)) if uses_key else None
-            self._access = ValueAccess(self._endpoint, key)
+            self._access = ValueAccess(self._endpoint, key, worker=self._worker)
         return self._access

@@ -7,6 +7,7 @@ does not run. Starts no processes.
 from msgspec import structs
 
 from taskyard.campaign.file_times import TaskFiles
+from taskyard.core.blobs import Blob, length_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import NOTE_BYTES_MAX
 from taskyard.wire.payloads import Command
@@ -85,11 +86,8 @@ def _reason(problem: str, path: str) -> bytes:
 
 def _failed(done: JobResult, reason: bytes) -> JobResult:
     """Return the failure of a command that succeeded. Its result was stdout, and is output now."""
-    output, bytes_total = done.output, done.output_bytes_total
-    if not output:
-        output, bytes_total = done.text[-OUTPUT_TAIL_BYTES:], done.result_bytes_total
-        if len(output) < len(done.text):
-            bytes_total = bytes_total or len(done.text)
-    failed = JobResult(done.job, Outcome.FAILED, reason, output, output_bytes_total=bytes_total)
-    failed.run = done.run
-    return failed
+    printed = done.printed
+    if not printed and done.streams is None:
+        end, bytes_total = done.text[-OUTPUT_TAIL_BYTES:], length_of(done.content)
+        printed = Blob(b"", bytes_total, end) if len(end) < bytes_total else end
+    return JobResult(done.job, Outcome.FAILED, reason, printed, run=done.run, streams=done.streams)

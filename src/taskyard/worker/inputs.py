@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
 
+from taskyard.core.blobs import Result
 from taskyard.core.events import Outcome
-from taskyard.core.model import Result
 from taskyard.core.states import TaskState
 from taskyard.core.task_inputs import needed
+from taskyard.errors import BytesDamaged, BytesTruncated
 from taskyard.wire.inputs import FILE_MARK, Input
 from taskyard.wire.native import input_messages, peer
+from taskyard.wire.native.streams import StreamPages
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 
 if TYPE_CHECKING:
@@ -46,9 +48,7 @@ class _Waiting(Struct):
     needs_files: bool = False
     inputs: list[Input] = field(default_factory=list)
     #: Long results that are fetched part by part.
-    long: list[Input] = field(default_factory=list)
-    #: Bytes that the file of the first of them has.
-    bytes_fetched: int = 0
+    long: list[tuple[Input, StreamPages]] = field(default_factory=list)
 
 
 class _Failed(Exception):
@@ -138,7 +138,8 @@ class InputFetcher:
             def build(number: int) -> bytes:
                 return input_messages.results(number, worker, held, names)
         else:
-            name, offset = waiting.long[0].name.encode(), waiting.bytes_fetched
+            first, pages = waiting.long[0]
+            name, offset = first.name.encode(), pages.offset
 
             def build(number: int) -> bytes:
                 return input_messages.page(number, worker, held, name, offset)
@@ -154,9 +155,10 @@ class InputFetcher:
             shown = name.decode(errors="replace")
             _check(shown, state, result)
             asked.pop(shown, None)
-            path = self._path(waiting) if result.in_file or waiting.needs_files else ""
-            if result.in_file:
-                waiting.long.append(Input(shown, service, path=path))
+            is_long = result.blob is not None
+            path = self._path(waiting) if is_long or waiting.needs_files else ""
+            if is_long:
+                waiting.long.append((Input(shown, service, path=path), StreamPages(shown)))
                 continue
             if path:
                 Path(path).write_bytes(result.text)
@@ -166,19 +168,19 @@ class InputFetcher:
         waiting.names = [*asked]
 
     def _add_page(self, waiting: _Waiting, reply: Reply) -> None:
-        first = waiting.long[0]
+        first, pages = waiting.long[0]
         if reply.kind != peer.OUTPUT:
             raise _Failed(f"result of {first.name}: {reply.reason or 'its file is gone'}")
         page = reply.page
         with Path(first.path).open("ab") as file:
             file.write(page.data)
-        waiting.bytes_fetched += len(page.data)
-        if not page.data and waiting.bytes_fetched < page.bytes_total:
-            total = f"{waiting.bytes_fetched:,} of {page.bytes_total:,} bytes"
-            raise _Failed(f"result of {first.name}: only {total} are kept")
-        if waiting.bytes_fetched >= page.bytes_total:
-            waiting.inputs.append(waiting.long.pop(0))
-            waiting.bytes_fetched = 0
+        try:
+            is_last = pages.add(page)
+        except (BytesDamaged, BytesTruncated) as error:
+            raise _Failed(f"result of {first.name}: {error}") from error
+        if is_last:
+            waiting.inputs.append(first)
+            del waiting.long[0]
 
     def _path(self, waiting: _Waiting) -> str:
         """Return the path of a new file for a long result."""
@@ -202,5 +204,5 @@ def _check(name: str, state: TaskState, result: Result) -> None:
     if state is not TaskState.DONE:
         # It was retried or submitted again since. It may be done at the next attempt.
         raise _Failed(f"result of {name}: the task is {state.name.lower()}", Outcome.FAILED)
-    if result.bytes_total and not result.in_file:
+    if result.is_truncated:
         raise _Failed(f"result of {name}: only the last {len(result.text):,} bytes are kept")

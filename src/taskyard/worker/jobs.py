@@ -8,9 +8,9 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
+from taskyard.core.blobs import Blob, Content, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX
-from taskyard.core.model import Result
 from taskyard.core.resources import MEMORY, Resources
 from taskyard.core.rules import Rule
 from taskyard.core.runs import Run
@@ -58,12 +58,10 @@ class Job(Struct, frozen=True):
 class OutputStream(Protocol):
     """A stream of an ended attempt."""
 
-    @property
-    def has_file(self) -> bool:
-        """Return whether the broker has it in a file."""
+    bytes_total: int
 
-    def kept(self) -> Result:
-        """Return the whole stream, or head and tail with its length."""
+    def content(self) -> Content:
+        """Return the whole stream, or a blob with its head and tail."""
 
 
 class JobResult(Struct):
@@ -73,21 +71,27 @@ class JobResult(Struct):
     #: DONE, FAILED, FAILED_FINAL (another attempt would fail too), or REFUSED (this worker can't
     #: run it now). Agents report other outcomes too.
     outcome: Outcome
-    #: The result if DONE, otherwise the reason.
-    text: bytes = b""
+    #: The result if DONE, otherwise the reason. b"" if `streams` has the result.
+    content: Content = b""
     #: The end of the output. b"" if it would repeat the result.
-    output: bytes = b""
+    printed: Content = b""
     #: For RETRY_AT, by the wall clock.
     retry_at_ns: int = 0
     #: For REFUSED: this worker can take other tasks at once.
     healthy: bool = False
-    #: Lengths of result and output before they were cut. 0: not cut.
-    result_bytes_total: int = 0
-    output_bytes_total: int = 0
     #: The run's measurements. None: it did not start, or was not measured.
     run: Run | None = None
     #: stdout and stderr. None: the text has all of them, or `output` has their end.
     streams: tuple[OutputStream, OutputStream] | None = None
+
+    @property
+    def text(self) -> bytes:
+        """The result or the reason, as far as it is here."""
+        return text_of(self.content)
+
+    @property
+    def output(self) -> bytes:
+        return text_of(self.printed)
 
 
 class Runner(Protocol):
@@ -162,9 +166,10 @@ class Tail:
     def value(self) -> bytes:
         return bytes(self._kept[-self.bytes_max :])
 
-    def with_size(self) -> tuple[bytes, int]:
-        """Return the kept bytes, and the full length if bytes were cut."""
-        return self.value(), self.bytes_total if self.is_cut() else 0
+    def content(self) -> Content:
+        """Return all bytes, or a blob of which these are left."""
+        value = self.value()
+        return Blob(b"", self.bytes_total, value) if self.is_cut() else value
 
     def clear(self) -> None:
         self.bytes_total = 0

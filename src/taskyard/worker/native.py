@@ -17,9 +17,10 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core import heartbeats
+from taskyard.core.blobs import Content
 from taskyard.core.events import Outcome
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS
-from taskyard.core.model import Result, counted
+from taskyard.core.model import counted
 from taskyard.core.states import TaskState
 from taskyard.net.channel import OVERDUE_NS, PING_NS, Channel
 from taskyard.wire.native import peer
@@ -238,7 +239,7 @@ class NativeWorkerLoop:
             lambda number: peer.leave(number, name, incarnation)
         )
 
-    def set_progress(self, job: Job, printed: Result) -> None:
+    def set_progress(self, job: Job, printed: Content) -> None:
         """Send a running task's newest output to the broker, at a limited rate."""
         if job.key in self._held:
             self._progress.printed[job.key] = printed

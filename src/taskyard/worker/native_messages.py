@@ -9,14 +9,17 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import runs
+from taskyard.core.events import Outcome
 from taskyard.core.identity import split
-from taskyard.core.limits import STREAM_BYTES_MAX
+from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.wire.native import peer
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.spool import stream_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from taskyard.core.blobs import Content
 
 #: Results and output in one report. The rest follows in the next.
 REPORT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -50,7 +53,7 @@ def report_size(results: Sequence[JobResult]) -> int:
     count = room = 0
     for done in results:
         room += len(done.text) + len(done.output)
-        room += 0 if done.streams is None else 2 * STREAM_BYTES_MAX
+        room += sum(min(one.bytes_total, BLOB_BYTES_MIN) for one in done.streams or ())
         if room > REPORT_BYTES_MAX and count:
             break
         count += 1
@@ -71,13 +74,18 @@ def report_columns(done: Sequence[JobResult], host: bytes) -> peer.ReportColumns
         names=[one.job.name for one in done],
         attempts=[one.job.attempt for one in done],
         outcomes=[one.outcome for one in done],
-        texts=[one.text for one in done],
-        outputs=[one.output for one in done],
+        texts=[one.content if one.streams is None else _result(one) for one in done],
+        outputs=[one.printed for one in done],
         retry_at_ns=[one.retry_at_ns for one in done],
-        result_bytes_total=[one.result_bytes_total for one in done],
-        output_bytes_total=[one.output_bytes_total for one in done],
         runs=runs.run_columns([one.run for one in done], host),
     )
     if any(one.streams is not None for one in done):
         reports.streams = stream_columns(done)
     return reports
+
+
+def _result(done: JobResult) -> Content:
+    """Return the result or the reason of a program. A long result is in its stdout."""
+    if done.content or done.streams is None or done.outcome is not Outcome.DONE:
+        return done.content
+    return done.streams[0].content()

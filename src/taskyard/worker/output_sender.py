@@ -15,7 +15,7 @@ from taskyard.wire.native import peer, streams
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from taskyard.core.model import Result
+    from taskyard.core.blobs import Content
     from taskyard.net.channel import Channel
     from taskyard.wire.native.peer import Reply
     from taskyard.wire.native.streams import StreamChunk
@@ -90,7 +90,7 @@ class ProgressSender:
         self._channel = channel
         self._settings = settings
         #: Output that was not sent yet, by task and attempt.
-        self.printed: dict[tuple[bytes, int], Result] = {}
+        self.printed: dict[tuple[bytes, int], Content] = {}
         #: The message in flight, and when the next may be sent.
         self.request = self._due_ns = 0
 

@@ -85,9 +85,8 @@ class PingPongWorkerLoop:
         for done in self._runner.turn():
             self._run_actions(
                 worker.done(
-                    *(done.job.name, done.outcome, done.text),
+                    *(done.job.name, done.outcome, done.content),
                     clock.monotonic_ns(),
-                    done.result_bytes_total,
                 )
             )
         if not worker.has_exited:

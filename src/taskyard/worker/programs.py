@@ -66,16 +66,14 @@ class ProgramOutput:
 
     def done(self, job: Job) -> JobResult:
         """Return the result of a program that succeeded."""
-        text, bytes_total = self.result.with_size()
-        done = JobResult(job, Outcome.DONE, text, result_bytes_total=bytes_total)
+        done = JobResult(job, Outcome.DONE, self.result.content())
         if not self.treat_output_as_result():
-            done.output, done.output_bytes_total = self.output.with_size()
+            done.printed = self.output.content()
         return done
 
     def failed(self, job: Job, outcome: Outcome, reason: bytes) -> JobResult:
         """Return the result of a program that failed."""
-        output, bytes_total = self.output.with_size()
-        return JobResult(job, outcome, reason, output, output_bytes_total=bytes_total)
+        return JobResult(job, outcome, reason, self.output.content())
 
     def last_line(self) -> bytes:
         """Return the last line of the output, for a reason."""
@@ -96,9 +94,10 @@ class SpooledOutput:
 
     def done(self, job: Job) -> JobResult:
         """Return the result of a program that succeeded."""
-        kept = self._stdout.kept()
-        done = JobResult(job, Outcome.DONE, kept.text, result_bytes_total=kept.bytes_total)
-        if self._stderr.bytes_total or self._stdout.needs_file:
+        if self._stdout.is_appended:
+            return JobResult(job, Outcome.DONE, streams=(self._stdout, self._stderr))
+        done = JobResult(job, Outcome.DONE, self._stdout.content())
+        if self._stderr.bytes_total:
             done.streams = (self._stdout, self._stderr)
         return done
 

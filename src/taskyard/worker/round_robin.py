@@ -12,6 +12,7 @@ import secrets
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.round_robin import RoundRobinLoop
@@ -104,8 +105,8 @@ class RoundRobinWorkerLoop(RoundRobinLoop):
     def finish(self, number: int, done: JobResult) -> None:
         """Send the result of a program. One that had to be cut is an error."""
         failure = "" if done.outcome is Outcome.DONE else done.text.decode(errors="replace")
-        if not failure and done.result_bytes_total:
-            failure = f"result of {done.result_bytes_total} bytes: limit is {RESULT_BYTES_MAX}"
+        if not failure and isinstance(done.content, Blob):
+            failure = f"result of {done.content.length} bytes: limit is {RESULT_BYTES_MAX}"
         self.run_actions(self.worker.finish(number, done.text, failure))
 
     def register(self) -> None:

@@ -7,11 +7,12 @@ makes the pipes pause. Has no pipes and no messages: the loop sends what `take` 
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
+from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
-from taskyard.core.limits import STREAM_BYTES_MAX, STREAM_END_BYTES
-from taskyard.core.model import Result
+from taskyard.core.limits import BLOB_BYTES_MIN, STREAM_END_BYTES
 from taskyard.core.output import OutputColumns, Stream
 from taskyard.wire.native.streams import StreamChunk
 from taskyard.worker.jobs import Tail
@@ -26,12 +27,16 @@ from taskyard.worker.limits import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from taskyard.core.blobs import Content
     from taskyard.worker.jobs import Job, JobResult
 
 _STREAMS: Final = tuple(Stream)
 
 #: The bytes of a stream without output. Never changed.
 _NOTHING: Final = bytearray()
+
+#: The digest of a stream that is not long. Never updated.
+_NO_DIGEST: Final = sha256()
 
 #: Paused pipes read again when this much is left.
 _RESUME_BYTES: Final = SPOOL_BYTES_MAX // 2
@@ -41,8 +46,8 @@ class SpooledStream:
     """A stream of one attempt: its head and tail, and the bytes that are not sent yet."""
 
     __slots__ = (
-        *("_head", "_spool", "_tail", "_unacked", "bytes_acked", "bytes_lost", "bytes_sent"),
-        *("bytes_total", "due_ns", "ended", "job", "refused", "stream"),
+        *("_digest", "_head", "_spool", "_tail", "_unacked", "bytes_acked", "bytes_lost"),
+        *("bytes_sent", "bytes_total", "due_ns", "ended", "job", "refused", "stream"),
     )
 
     def __init__(self, spool: OutputSpool, job: Job, stream: Stream) -> None:
@@ -63,6 +68,8 @@ class SpooledStream:
         #: The whole of a short stream, the head of a long one.
         self._head = _NOTHING
         self._tail: Tail | None = None
+        #: Of a long stream: the SHA-256 of its bytes so far.
+        self._digest = _NO_DIGEST
         #: Bytes of a long stream from `bytes_acked` on.
         self._unacked = _NOTHING
 
@@ -75,12 +82,7 @@ class SpooledStream:
         return 0 if self.refused else self.bytes_total - self.bytes_sent
 
     @property
-    def has_file(self) -> bool:
-        """Return whether the broker has written bytes of it."""
-        return self.bytes_sent > 0 and not self.refused
-
-    @property
-    def needs_file(self) -> bool:
+    def is_appended(self) -> bool:
         """Return whether the broker must have all bytes: some were sent, or they are too many."""
         return (self.is_long or self.bytes_sent > 0) and not self.refused
 
@@ -94,15 +96,17 @@ class SpooledStream:
             self._spool.bytes_kept += len(chunk)
         if self._tail is None:
             self._head += chunk
-            if self.bytes_total > STREAM_BYTES_MAX:
+            if self.bytes_total >= BLOB_BYTES_MIN:
                 self._become_long()
             return
         self._tail.add(chunk)
+        self._digest.update(chunk)
         if not self.refused:
             self._unacked += chunk
 
     def _become_long(self) -> None:
         self._tail = Tail(STREAM_END_BYTES)
+        self._digest = sha256(self._head)
         self._tail.add(bytes(self._head[STREAM_END_BYTES:]))
         self._unacked = bytearray() if self.refused else self._head[self.bytes_acked :]
         del self._head[STREAM_END_BYTES:]
@@ -128,13 +132,20 @@ class SpooledStream:
         self.refused = True
         self._unacked = bytearray()
 
-    def kept(self) -> Result:
-        """Return the whole stream, or head and tail with its length."""
-        if self._tail is None:
-            bytes_whole = self.bytes_total + self.bytes_lost if self.bytes_lost else 0
-            return Result(bytes(self._head), bytes_whole)
-        text = bytes(self._head) + self._tail.value()
-        return Result(text, self.bytes_total + self.bytes_lost, not self.refused)
+    def content(self) -> Content:
+        """Return the whole stream, or a blob with its head and tail.
+
+        A short stream of which bytes were sent is a blob, too, with all of its bytes: then the
+        broker keeps these, and drops what was sent.
+        """
+        text, length = bytes(self._head), self.bytes_total + self.bytes_lost
+        if self._tail is not None:
+            text += self._tail.value()
+        elif not (self.is_appended or self.bytes_lost):
+            return text
+        if self.refused or self.bytes_lost:
+            return Blob(b"", length, text)
+        return Blob((sha256(text) if self._tail is None else self._digest).digest(), length, text)
 
     def end_text(self) -> bytes:
         """Return the end of the stream."""
@@ -179,7 +190,7 @@ class OutputSpool:
             if found is None:
                 continue
             found.ended = True
-            if not found.needs_file or found.bytes_acked == found.bytes_total:
+            if not found.is_appended or found.bytes_acked == found.bytes_total:
                 self._remove(found)
             else:
                 waits = True
@@ -216,7 +227,7 @@ class OutputSpool:
         return chunks
 
     def _is_due(self, stream: SpooledStream, now_ns: int) -> bool:
-        if stream.ended and stream.needs_file:
+        if stream.ended and stream.is_appended:
             return True
         is_much = stream.is_long and stream.bytes_unsent >= SPOOL_BYTES_DUE
         return is_much or stream.due_ns <= now_ns or self.is_full()
@@ -256,19 +267,14 @@ class OutputSpool:
 
 def stream_columns(done: Sequence[JobResult]) -> OutputColumns:
     """Return the streams of ended attempts for a report. The stdout of a done task is its text."""
-    columns = OutputColumns([], [], [], [], [])
+    columns = OutputColumns([], [])
     for one in done:
-        stdout = stderr = Result(b"")
-        files = 0
+        stdout: Content = b""
+        stderr: Content = b""
         if one.streams is not None:
-            stderr = one.streams[1].kept()
+            stderr = one.streams[1].content()
             if one.outcome is not Outcome.DONE:
-                stdout = one.streams[0].kept()
-            pairs = zip(_STREAMS, one.streams, strict=True)
-            files = sum(number for number, stream in pairs if stream.has_file)
-        columns.stdouts.append(stdout.text)
-        columns.stdout_bytes_total.append(stdout.bytes_total)
-        columns.stderrs.append(stderr.text)
-        columns.stderr_bytes_total.append(stderr.bytes_total)
-        columns.files.append(files)
+                stdout = one.streams[0].content()
+        columns.stdouts.append(stdout)
+        columns.stderrs.append(stderr)
     return columns

@@ -12,6 +12,7 @@ import logging
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
+from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, shown
@@ -162,7 +163,8 @@ class WmpWorkerLoop:
         if done.output:
             printed = done.output.decode(errors="replace")
             self._run_actions(self.worker.progressed(done.job.key, text=printed))
-        self._finish(done.job, STATUSES[done.outcome], done.text, done.result_bytes_total)
+        bytes_total = done.content.length if isinstance(done.content, Blob) else 0
+        self._finish(done.job, STATUSES[done.outcome], done.text, bytes_total)
 
     def _return_tasks(self, jobs: Iterable[Job]) -> None:
         for job in jobs:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
-from taskyard.journal.history import FOLDER, PARQUET, HistoryPart
-from taskyard.journal.parquet_file import EDGES, EVENTS
+from bench.pipeline import data
+from taskyard.journal.history import HistoryPart
+from taskyard.journal.history_arrow import EDGES, EVENTS
 from taskyard.pipeline.history import memory
 from taskyard.pipeline.jobs import history as job_module
 from taskyard.pipeline.jobs.history import HistoryJob
@@ -42,14 +42,13 @@ Rows = list[dict[str, Any]]
 
 def write_part(state: Path, whole: RandomHistory, first: int, last: int) -> None:
     """Write the history of some journal rows, as the broker exports it."""
-    part = HistoryPart(first, last)
-    (state / FOLDER).mkdir(parents=True, exist_ok=True)
-    for table, schema in (("events", EVENTS), ("edges", EDGES)):
-        rows = getattr(whole, table)
+    parts = []
+    for rows, schema in ((whole.events, EVENTS), (whole.edges, EDGES)):
         is_mine = pc.and_(
             pc.greater_equal(rows["sequence"], first), pc.less_equal(rows["sequence"], last)
         )
-        pq.write_table(rows.filter(is_mine).cast(schema), part.paths(state, PARQUET)[table])
+        parts.append(rows.filter(is_mine).cast(schema))
+    data.write_part(state, HistoryPart(first, last), *parts)
 
 
 def run(state: Path, out: Path | str, table_format: str | None = None) -> None:

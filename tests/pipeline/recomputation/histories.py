@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-import pyarrow.parquet as pq
-
+from bench.pipeline import data
 from simulator.histories import history
-from taskyard.journal.history import FOLDER, PARQUET, HistoryPart
+from taskyard.journal.history import HistoryPart, parts
+from taskyard.journal.history_arrow import read_table
 from tests.pipeline.event_log import EventLog, arrow_table, measured
 
 if TYPE_CHECKING:
@@ -48,19 +48,15 @@ class HistoryRows(NamedTuple):
 
 def read_rows(state: Path) -> HistoryRows:
     """Return the exported history of a state."""
-    found = HistoryRows([], [])
-    for name, rows in found._asdict().items():
-        for path in sorted((state / FOLDER).glob(f"{name}-*.{PARQUET}")):
-            rows.extend(pq.read_table(path).to_pylist())
-    return found
+    paths = [part.path(state) for part in parts(state)]
+    return HistoryRows(*(read_table(paths, name).to_pylist() for name in HistoryRows._fields))
 
 
 def write_rows(state: Path, first: int, last: int, rows: HistoryRows) -> None:
-    """Write some rows of the journal as a pair of history files."""
-    (state / FOLDER).mkdir(parents=True, exist_ok=True)
+    """Write some rows of the journal as a history file."""
     part = rows.part(first, last)
-    for table, path in HistoryPart(first, last).paths(state, PARQUET).items():
-        pq.write_table(arrow_table(table, getattr(part, table)), path)
+    tables = [arrow_table(name, found) for name, found in part._asdict().items()]
+    data.write_part(state, HistoryPart(first, last), *tables)
 
 
 def united(live: HistoryRows) -> HistoryRows:

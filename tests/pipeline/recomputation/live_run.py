@@ -64,7 +64,7 @@ def make_state(directory: Path) -> Path:
         run.submit_again()
         run.leave_open()
         yard.broker.kill()
-    code, _, err = processes.run_here(directory, "journal", "export")
+    code, _, err = processes.run_here(directory, "journal", "compact")
     assert code == 0, err
     return directory / ".taskyard"
 

@@ -37,7 +37,6 @@ messages = st.builds(
     attempt=st.sampled_from([None, 0, 7]),
     outcome=st.sampled_from([None, pb.Failed]),
     output=st.sampled_from([None, b"printed"]),
-    stdout=st.sampled_from([None, b"out"]),
     started_ns=st.sampled_from([None, 5]),
     lane=st.sampled_from([None, b"l"]),
     payload=st.sampled_from([None, b"p"]),

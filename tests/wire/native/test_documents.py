@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from taskyard.core.blobs import Blob, Result
 from taskyard.core.events import Outcome, Scope, WorkerRegistered
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Result, WorkerFacts
+from taskyard.core.model import WorkerFacts
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
@@ -108,16 +109,16 @@ def test_truncated_result_is_sent_with_its_length(*, stream: bool) -> None:
     watch = peer.watch(6, [b"a", b"b"], wait_ns=SECOND_NS, stream=stream)
     counter.frames([b"", watch], b"client")
     reports = peer.ReportColumns(
-        *([b"a", b"b"], [1, 1], [Outcome.DONE] * 2, [b"whole", b"end"], [b"", b"out"]),
-        result_bytes_total=[0, 9],
-        output_bytes_total=[0, 5],
+        *([b"a", b"b"], [1, 1], [Outcome.DONE] * 2),
+        texts=[b"whole", Blob(b"", 9, b"end")],
+        outputs=[b"", Blob(b"", 5, b"out")],
     )
     counter.frames([b"", peer.complete(7, b"w", reports)], b"w")
     (replies,) = [Reply(body) for route, body in counter.sent if route == b"client"]
-    assert replies.results == [Result(b"whole"), Result(b"end", 9, has_stderr=True)]
+    assert replies.results == [Result(b"whole"), Result(Blob(b"", 9, b"end"), has_stderr=True)]
     records = counter.scheduler.take_records()
     (progressed,) = [one for one in records if isinstance(one, Progressed)]
-    assert progressed.text_bytes_total == [0, 5]
+    assert progressed.texts == [b"", Blob(b"", 5, b"out")]
 
 
 def test_retry_pause_resume_and_drain() -> None:

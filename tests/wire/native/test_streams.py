@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import pytest
 
+from taskyard.core.blobs import Blob, Content, Result
 from taskyard.core.effects import TaskOutput
-from taskyard.core.events import OutputAppended, OutputRequested, TasksReported
+from taskyard.core.events import Outcome, OutputAppended, OutputRequested, TasksReported
 from taskyard.core.limits import OUTPUT_PAGE_BYTES_MAX
-from taskyard.core.model import Result, Submission, Terms, WorkerFacts
+from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.output import OutputColumns, Stream
+from taskyard.errors import BytesDamaged, BytesTruncated
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer, streams
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.native.streams import OutputPage, StreamChunk
+from taskyard.wire.native.streams import OutputPage, StreamChunk, StreamPages
 from tests.wire.kit import Counter
 
 Q = pb.QueryMsg
 OUT, ERR = Stream.STDOUT, Stream.STDERR
+
+DIGEST = bytes(range(32))
+LONG = Blob(DIGEST, 90_000, b"ends")
 
 
 def decoded(body: bytes) -> Any:
@@ -81,27 +87,35 @@ def test_reply_has_the_part_of_the_stream() -> None:
     (event,) = server.receive(b"peer", [b"", streams.output(3, b"a", OUT, 2)], 0)
     effect = TaskOutput(b"peer", event.request, b"a", found=True, record=0)  # type: ignore[attr-defined]
     effect.stream, effect.text, effect.text_bytes_total = OUT, b"cd", 9
-    effect.attempt, effect.live = 4, True
+    effect.attempt, effect.live, effect.digest = 4, True, DIGEST
     ((_, frames),) = server.reply(effect)
-    assert peer.Reply(frames[-1]).page == OutputPage(b"cd", 9, 4, live=True)
+    assert peer.Reply(frames[-1]).page == OutputPage(b"cd", 9, 4, live=True, digest=DIGEST)
 
 
 def test_streams_of_a_report_arrive_as_columns() -> None:
-    output = OutputColumns([b"", b"o"], [b"e", b""], [0, 70_000], [0, 0], [0, 1])
-    reports = peer.ReportColumns(names=[b"a", b"b"], attempts=[1, 1], streams=output)
+    output = OutputColumns([b"", LONG], [b"e", Blob(b"", 9, b"end")])
+    texts: list[Content] = [LONG, b"reason"]
+    reports = peer.ReportColumns([b"a", b"b"], [1, 1], [Outcome.DONE, Outcome.FAILED], texts)
+    reports.streams = output
     event = decoded(peer.complete(3, b"w", reports))
     assert isinstance(event, TasksReported)
-    assert event.output == output
+    assert (event.texts, event.output) == (texts, output)
 
 
-def test_streams_of_single_tasks_arrive_too() -> None:
-    task = pb.TaskMsg(name=b"a", origin=b"", stderr=b"e", files=2, outcome="Failed")
-    query = Q(type=Q.Complete, request=1, location=b"w", task=[task.SerializeToString()])
-    event = decoded(query.SerializeToString())
-    assert event.output == OutputColumns([b""], [b"e"], [0], [0], [2])
-
-
-@pytest.mark.parametrize("columns", [{"files": [4]}, {"stderr": [b"", b""]}])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"stderr": [b"", b""]},
+        {"text": [b"", b""], "text_bytes_total": [1, 1]},
+        {"text": [b"x"], "text_bytes_total": [1, 1]},
+        {"text": [b"x"], "text_bytes_total": [1 << 63]},
+        {"text": [b"x"], "text_bytes_total": [9], "text_digest": [b"short"]},
+        {"text": [b"x"], "text_bytes_total": [9], "text_digest": [b"", b""]},
+        {"text": [b"x"], "text_bytes_total": [9], "outcome": ["Failed"]},
+        {"output": [b"x"], "output_bytes_total": [1, 1]},
+        {"stdout": [b"x"], "stdout_bytes_total": [9], "stdout_digest": [b"short"]},
+    ],
+)
 def test_malformed_streams_of_a_report_are_refused(columns: dict[str, Any]) -> None:
     batch = {"name": [b"a"], "attempt": [1], **columns}
     query = Q(type=Q.Complete, request=1, location=b"w", batch=batch)
@@ -109,14 +123,45 @@ def test_malformed_streams_of_a_report_are_refused(columns: dict[str, Any]) -> N
     assert (reply.kind, reply.code) == (peer.ERROR, "malformed")
 
 
-def test_long_result_is_marked_in_the_reply_to_a_watch() -> None:
+def test_long_result_is_a_blob_in_the_reply_to_a_watch() -> None:
     counter = holding()
-    output = OutputColumns([b""], [b""], [0], [0], [OUT])
-    reports = peer.ReportColumns(
-        names=[b"a"], attempts=[1], texts=[b"ends"], result_bytes_total=[90_000], streams=output
-    )
+    reports = peer.ReportColumns(names=[b"a"], attempts=[1], texts=[LONG])
     watch = peer.watch(5, [b"a"], wait_ns=10**9)
     assert counter.frames([b"", watch], b"client") == []
     counter.ask(peer.complete(6, b"w", reports))
     (body,) = [body for route, body in counter.sent if route == b"client"]
-    assert peer.Reply(body).results == [Result(b"ends", 90_000, in_file=True)]
+    assert peer.Reply(body).results == [Result(LONG)]
+
+
+class TestPages:
+    DATA = (b"first ", b"second")
+    WHOLE = b"".join(DATA)
+
+    def pages(self, *data: bytes, total: int = len(WHOLE), digest: bytes = b"") -> StreamPages:
+        """Return pages to which parts were added."""
+        found = StreamPages("c/a")
+        for part in data:
+            assert found.add(OutputPage(part, total, 2, live=False, digest=digest)) == (
+                found.offset == total
+            )
+        return found
+
+    def test_last_page_ends_the_stream(self) -> None:
+        pages = self.pages(*self.DATA, digest=sha256(self.WHOLE).digest())
+        assert (pages.offset, pages.attempt) == (len(self.WHOLE), 2)
+
+    def test_running_stream_may_go_on_after_all_that_is_there(self) -> None:
+        pages = StreamPages("c/a")
+        assert not pages.add(OutputPage(b"x", 1, 1, live=True))
+        assert pages.add(OutputPage(b"", 1, 1, live=True))
+        assert pages.add(OutputPage(b"y", 2, 1, live=False, digest=sha256(b"xy").digest()))
+
+    def test_flipped_byte_is_an_error_that_names_the_task(self) -> None:
+        with pytest.raises(BytesDamaged, match="task c/a: its output of 12 bytes is damaged"):
+            self.pages(b"first ", b"sfcond", digest=sha256(self.WHOLE).digest())
+
+    def test_missing_bytes_are_an_error_with_the_length(self) -> None:
+        pages = self.pages(b"first ")
+        with pytest.raises(BytesTruncated, match="task c/a: only 6 of 12 bytes") as raised:
+            pages.add(OutputPage(b"", 12, 2, live=False))
+        assert raised.value.bytes_total == 12

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from taskyard.core.events import TimePassed
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Result, WorkerFacts
+from taskyard.core.model import WorkerFacts
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
@@ -41,7 +41,7 @@ def test_every_request_of_a_newcomer_is_refused_with_a_code() -> None:
         peer.heartbeat(2, b"w", newcomer, [], SECOND_NS),
         peer.complete(3, b"w", REPORTS, newcomer),
         peer.complete(4, b"w", REPORTS, newcomer, 1),
-        peer.progress(5, b"w", [(b"a", 1)], [Result(b"output")], 2),
+        peer.progress(5, b"w", [(b"a", 1)], [b"output"], 2),
         peer.leave(6, b"w", 2),
     ]
     for number, request in enumerate(requests, 1):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskyard.core.blobs import Blob
 from taskyard.core.events import DrainRequested, Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
@@ -293,6 +294,6 @@ def test_ping_may_be_dropped_and_other_messages_may_not() -> None:
     assert worker.take([b"", b"PONG"], 1) == []
     assert worker.time_passed(SECOND_NS) == [peer.Send([b"", b"PING", b"1"], is_droppable=True)]
     assert worker.take([b"", b"job"], SECOND_NS) == [peer.Start(b"ping-pong-1", b"job")]
-    truncated = worker.done(b"ping-pong-1", Outcome.DONE, b"begin", SECOND_NS, bytes_total=9)
+    truncated = worker.done(b"ping-pong-1", Outcome.DONE, Blob(b"", 9, b"begin"), SECOND_NS)
     assert [action.frames[1] for action in truncated if isinstance(action, peer.Send)] == [b"ERROR"]
     assert worker.done(b"ping-pong-1", Outcome.DONE, b"again", SECOND_NS) == []

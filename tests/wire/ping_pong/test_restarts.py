@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskyard.core import events
+from taskyard.core.blobs import Blob
 from taskyard.core.events import CancelRequested, Scope
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import Finished
@@ -188,7 +189,7 @@ def test_truncated_result_of_another_worker_is_an_error_to_the_client() -> None:
     harness.handle(
         [events.WorkerRegistered(0, b"w", WorkerFacts()), events.TasksRequested(0, b"w")]
     )
-    harness.handle([events.TasksReported(0, b"w", [name], texts=[b"end"], result_bytes_total=[9])])
+    harness.handle([events.TasksReported(0, b"w", [name], texts=[Blob(b"", 9, b"end")])])
     reason = b"result truncated: only the last 3 of 9 bytes are kept"
     assert harness.to_client(b"c") == [[ERROR, reason]]
 

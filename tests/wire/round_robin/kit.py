@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from taskyard.broker.transport import DialectRouter, unsent_events
 from taskyard.core import invariants
+from taskyard.core.blobs import texts_of
 from taskyard.core.effects import Settled
 from taskyard.core.events import ClockSet, TimePassed
 from taskyard.core.limits import SECOND_NS
@@ -90,7 +91,8 @@ class Harness:
                 invariants.check(self.scheduler)
             for record in decode(encode(self.scheduler.take_records())):
                 if isinstance(record, Finished):
-                    self.results.update(zip(record.names, record.results or [], strict=False))
+                    results = texts_of(record.results or ())
+                    self.results.update(zip(record.names, results, strict=False))
             events = []
             for effect in effects:
                 if isinstance(effect, Settled):  # there is no journal to read the result from

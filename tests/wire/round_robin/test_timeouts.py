@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from taskyard.core import events
+from taskyard.core.blobs import Blob
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.states import CANCELLED, DONE, LEASED, READY
@@ -306,7 +307,7 @@ def test_truncated_result_of_another_worker_is_an_error(harness: Harness) -> Non
     harness.handle(
         [events.WorkerRegistered(0, b"w", WorkerFacts()), events.TasksRequested(0, b"w")]
     )
-    harness.handle([events.TasksReported(0, b"w", [name], texts=[b"end"], result_bytes_total=[9])])
+    harness.handle([events.TasksReported(0, b"w", [name], texts=[Blob(b"", 9, b"end")])])
     ((*_, error, _, _),) = harness.received(C1)
     assert error.endswith(b"result truncated: only the last 3 of 9 bytes are kept")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from taskyard.core.blobs import Blob
 from taskyard.core.events import CancelRequested, Scope, WorkerReconnected, WorkerRegistered
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import WorkerFacts
@@ -316,7 +317,7 @@ def test_truncated_result_is_recorded_with_its_length() -> None:
     headers = {"worker": "w", "task": "a", "attempt": 1, "status": "ok", "bytes_total": 9}
     manager.take(frames("DONE", headers, b"end"), b"w")
     (record,) = [one for one in manager.scheduler.take_records() if isinstance(one, Finished)]
-    assert (record.results, record.result_bytes_total) == ([b"end"], [9])
+    assert record.results == [Blob(b"", 9, b"end")]
 
 
 def test_several_payload_frames_are_one_result() -> None:

@@ -8,11 +8,10 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
+from taskyard.core.blobs import Blob, Content, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Result
 from taskyard.errors import UserError
 from taskyard.wire.hungry.frames import LINE_BYTES_MAX
 from taskyard.worker.agents.pipes import StdinPipe
@@ -113,7 +112,7 @@ def test_agent_that_is_silent_for_too_long_with_a_task_is_ended(tmp_path: Path) 
 def test_comment_counts_as_activity(gate: Gate) -> None:
     clock, one = StillClock(), job()
     works = shell(f"read _ < {gate.path}; echo '# still at it'; read _ < {gate.path}; report r ok")
-    heard: list[Result] = []
+    heard: list[Content] = []
     with a_pool(works, clock=clock, hunger_ns_max=60 * SECOND_NS) as pool:
         pool.on_output = lambda _, printed: heard.append(printed)
         pool.start(one)
@@ -196,7 +195,7 @@ def test_malformed_lines_are_logged_counted_and_shown_in_the_output(
     one, shown = job(), []
     reasons = [f"'{word}': neither a report nor a comment" for word in ("hello", "you")]
     with a_pool(shell("echo hello; echo you; report r ok")) as pool:
-        pool.on_output = lambda _, printed: shown.append(printed.text)
+        pool.on_output = lambda _, printed: shown.append(text_of(printed))
         pool.start(one)
         (found,) = turns(pool)
         assert pool.malformed == 2
@@ -238,8 +237,7 @@ def test_gigabyte_without_a_newline_is_not_kept(where: str, size: int) -> None:
         reason = b"the agent wrote a line of more than %d bytes" % LINE_BYTES_MAX
         assert found == crashed(one, reason)
     else:
-        whole = done(one, b"r", bytes(OUTPUT_TAIL_BYTES))
-        assert found == structs.replace(whole, output_bytes_total=size)
+        assert found == done(one, b"r", Blob(b"", size, bytes(OUTPUT_TAIL_BYTES)))
 
 
 def test_log_lines_per_second_are_limited(caplog: pytest.LogCaptureFixture) -> None:

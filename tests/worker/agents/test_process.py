@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from taskyard.core.blobs import Blob, Content, length_of, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Result
 from taskyard.errors import UserError
 from taskyard.worker.agents.runner import (
     AgentRunner,
@@ -140,8 +140,8 @@ id = input().split('\t')[0]
 print(f'{{id}}\t{{"x" * {size}}}\tok')
 """
     (found,) = results_of((sys.executable, "-c", code), job())
-    assert (found.outcome, found.text) == (Outcome.DONE, b"x" * RESULT_BYTES_MAX)
-    assert (found.result_bytes_total, found.output, found.output_bytes_total) == (size, b"", 0)
+    assert found.content == Blob(b"", size, b"x" * RESULT_BYTES_MAX)
+    assert (found.outcome, found.printed) == (Outcome.DONE, b"")
 
 
 @pytest.mark.parametrize(
@@ -185,25 +185,25 @@ def test_output_before_a_task_does_not_belong_to_it() -> None:
 
 
 def test_comment_is_sent_as_progress() -> None:
-    heard: list[tuple[Job, Result]] = []
+    heard: list[tuple[Job, Content]] = []
     one = job()
     with a_pool(shell("echo '# a quarter'; echo '# half'; report r ok")) as pool:
         pool.on_output = lambda about, printed: heard.append((about, printed))
         pool.start(one)
         turns(pool)
-    assert heard == [(one, Result(b"a quarter\n")), (one, Result(b"a quarter\nhalf\n"))]
+    assert heard == [(one, b"a quarter\n"), (one, b"a quarter\nhalf\n")]
 
 
 def test_progress_is_the_end_of_the_output() -> None:
-    heard: list[Result] = []
+    heard: list[Content] = []
     with a_pool(shell('for n in $(seq 1000); do echo "# step $n"; done; report r ok')) as pool:
         pool.on_output = lambda _, printed: heard.append(printed)
         pool.start(job())
         turns(pool)
-    assert heard[-1].text.endswith(b"step 999\nstep 1000\n")
-    assert max(len(printed.text) for printed in heard) == PROGRESS_BYTES_MAX
+    assert text_of(heard[-1]).endswith(b"step 999\nstep 1000\n")
+    assert max(len(text_of(printed)) for printed in heard) == PROGRESS_BYTES_MAX
     printed_bytes = sum(len(f"step {number}\n") for number in range(1, 1001))
-    assert (heard[0].bytes_total, heard[-1].bytes_total) == (0, printed_bytes)
+    assert (heard[0], length_of(heard[-1])) == (b"# step 1\n"[2:], printed_bytes)
 
 
 def test_agents_get_basic_variables_and_those_of_env_options(

@@ -13,7 +13,6 @@ import pytest
 from taskyard.client.client import Client
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Result
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
 from taskyard.wire.native import peer
@@ -101,12 +100,12 @@ def test_newest_progress_is_sent_at_a_limited_rate() -> None:
     harness.create(b"a", b"b")
     harness.turn()
     first, second = harness.runner.jobs
-    harness.loop.set_progress(first, Result(b"one\n"))
+    harness.loop.set_progress(first, b"one\n")
     harness.turn()
     assert harness.sent_kinds.count(peer.PROGRESS) == 1
-    harness.loop.set_progress(first, Result(b"one\ntwo\n"))
-    harness.loop.set_progress(first, Result(b"one\ntwo\nthree\n"))
-    harness.loop.set_progress(second, Result(b"x\n"))
+    harness.loop.set_progress(first, b"one\ntwo\n")
+    harness.loop.set_progress(first, b"one\ntwo\nthree\n")
+    harness.loop.set_progress(second, b"x\n")
     harness.turn()
     assert harness.sent_kinds.count(peer.PROGRESS) == 1
     harness.pass_time(SECOND_NS)
@@ -124,12 +123,12 @@ def test_no_progress_is_sent_for_finished_tasks() -> None:
     harness.create(b"a")
     harness.turn()
     (one,) = harness.runner.jobs
-    harness.loop.set_progress(one, Result(b"first\n"))
+    harness.loop.set_progress(one, b"first\n")
     harness.turn()
-    harness.loop.set_progress(one, Result(b"more\n"))
+    harness.loop.set_progress(one, b"more\n")
     harness.runner.finish()
     harness.turn()
-    harness.loop.set_progress(one, Result(b"late\n"))
+    harness.loop.set_progress(one, b"late\n")
     harness.pass_time(SECOND_NS)
     harness.turn()
     assert harness.sent_kinds.count(peer.PROGRESS) == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from taskyard.core.blobs import length_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.worker import call_process
@@ -109,7 +110,7 @@ def test_more_output_than_a_pipe_holds_is_read_from_a_call_with_others_behind_it
         start_all(runner, jobs)
         results = turns(runner, 6)
     assert [one.job for one in results] == jobs
-    assert results[0].output_bytes_total == 300_000
+    assert length_of(results[0].printed) == 300_000
     assert [one.output for one in results[1:]] == [b""] * 5
 
 

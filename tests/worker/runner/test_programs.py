@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS
 from taskyard.worker.limits import (
@@ -269,17 +270,15 @@ def test_long_result_is_cut_and_reported_with_its_length() -> None:
     job = script(f"import os, sys; sys.stdout.write('x' * {size - 4} + 'end\\n')")
     found = result_of(job)
     assert found.outcome == Outcome.DONE
-    assert found.text == b"x" * (RESULT_BYTES_MAX - 4) + b"end\n"
-    assert found.output == b"x" * (OUTPUT_TAIL_BYTES - 4) + b"end\n"
-    assert (found.result_bytes_total, found.output_bytes_total) == (size, size)
+    assert found.content == Blob(b"", size, b"x" * (RESULT_BYTES_MAX - 4) + b"end\n")
+    assert found.printed == Blob(b"", size, b"x" * (OUTPUT_TAIL_BYTES - 4) + b"end\n")
 
 
 def test_long_output_of_a_failure_is_reported_with_its_length() -> None:
     size = OUTPUT_TAIL_BYTES + 10
     found = result_of(script(f"import sys; sys.stderr.write('x' * {size}); sys.exit(1)"))
     assert found.text == b"exit status 1: [...] " + b"x" * LAST_LINE_BYTES_MAX
-    assert (len(found.output), found.output_bytes_total) == (OUTPUT_TAIL_BYTES, size)
-    assert found.result_bytes_total == 0
+    assert found.printed == Blob(b"", size, b"x" * OUTPUT_TAIL_BYTES)
 
 
 def test_result_at_the_limit_is_whole() -> None:

@@ -10,10 +10,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
-from taskyard.core.output import Stream
+from taskyard.core.output import OutputColumns, Stream
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import DRAIN_BYTES_MAX, READ_BYTES_MAX, SPOOL_BYTES_MAX
+from taskyard.worker.native_messages import report_columns
 from taskyard.worker.runner import ProcessRunner
 from taskyard.worker.spool import OutputSpool, stream_columns
 from tests.worker.runner_harness import RealClock, command, script, turns, wait
@@ -67,10 +69,12 @@ def test_program_waits_while_the_spool_is_full_and_loses_nothing() -> None:
         spool.end(job.key)
         while spool.is_waiting(job.key):
             _pump(spool, received)
-    assert len(received[Stream.STDOUT]) == done[0].result_bytes_total == 6_000_000
-    columns = stream_columns(done)
-    assert columns.files == [Stream.STDOUT]
-    assert columns.stderrs == [hashlib.sha256(received[Stream.STDOUT]).hexdigest().encode()]
+    assert len(received[Stream.STDOUT]) == 6_000_000
+    reports, digest = report_columns(done, b""), hashlib.sha256(received[Stream.STDOUT])
+    (result,), output = reports.texts, reports.streams
+    assert isinstance(result, Blob)
+    assert (result.digest, result.length) == (digest.digest(), 6_000_000)
+    assert output == OutputColumns([b""], [digest.hexdigest().encode()])
 
 
 def _pump(spool: OutputSpool, received: dict[Stream, bytes]) -> None:
@@ -83,9 +87,8 @@ def _pump(spool: OutputSpool, received: dict[Stream, bytes]) -> None:
 
 def test_short_output_travels_with_the_report() -> None:
     done = result_of(command("sh", "-c", r"printf 'a\0'; printf '\377' >&2"))
-    assert (done.outcome, done.text, done.result_bytes_total) == (Outcome.DONE, b"a\0", 0)
-    columns = stream_columns([done])
-    assert (columns.stdouts, columns.stderrs, columns.files) == ([b""], [b"\xff"], [0])
+    assert (done.outcome, done.content) == (Outcome.DONE, b"a\0")
+    assert stream_columns([done]) == OutputColumns([b""], [b"\xff"])
 
 
 def test_program_without_stderr_needs_no_streams() -> None:

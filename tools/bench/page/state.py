@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from taskyard.core.blobs import Content
 from taskyard.core.effects import Assign
 from taskyard.core.events import (
     ClockSet,
@@ -149,7 +150,7 @@ class _State:
             [choose.randrange(1 << 24, 1 << 31) for _ in range(count)],
         )
         outcomes = [Outcome.FAILED_FINAL if failed else Outcome.DONE for failed in fails]
-        texts = [choose.choice(_REASONS) if failed else b"" for failed in fails]
+        texts: list[Content] = [choose.choice(_REASONS) if failed else b"" for failed in fails]
         self.handle(
             TasksReported(
                 self.now_ns,

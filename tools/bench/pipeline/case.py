@@ -24,7 +24,7 @@ from bench.pipeline.cost import Cost, CostMeter
 from bench.processes import BrokerBench
 from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
-from taskyard.journal.history import FOLDER
+from taskyard.journal import history_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,7 +114,9 @@ class Speed(msgspec.Struct):
 
 
 def duckdb_attempts(state: str) -> Cost:
-    names = {"files": f"{state}/{FOLDER}/events-*.parquet", "out": f"{state}/duckdb.parquet"}
+    exported = Path(state) / "exported"
+    history_arrow.export(Path(state), exported)
+    names = {"files": f"{exported}/events/*.parquet", "out": f"{state}/duckdb.parquet"}
     with CostMeter() as took:
         import duckdb  # noqa: PLC0415  # a peer: the other cases do without
 

@@ -1,6 +1,6 @@
 """A synthetic history for the pipeline's benchmark: tasks that wait, run and finish, and edges.
 
-Written in the format of the journal's export, much faster than a broker would.
+Written as the row files of a compaction, much faster than a broker would.
 """
 
 from pathlib import Path
@@ -9,11 +9,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from taskyard.journal.history import FOLDER, PARQUET, HistoryPart, parts
-from taskyard.journal.parquet_file import EDGES, EVENTS
-from taskyard.journal.row_file import ROWS_PER_BLOCK
+from taskyard.journal.history import HistoryPart, new_file, parts
+from taskyard.journal.history_arrow import EDGES, EVENTS
+from taskyard.journal.row_file import ROWS_PER_BLOCK, TABLES, ColumnBuilder
 
 #: Submitted, ready, leased, finished.
 EVENTS_PER_TASK: Final = 4
@@ -32,23 +31,47 @@ def write(state: Path, tasks: int, *, after: int = 0, seed: int = 1) -> None:
 
     `after` is the number of tasks that were written before. New tasks wait for some of them.
     """
-    (state / FOLDER).mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    before, _ = parts(state)
+    before = parts(state)
     first = before[-1].last + 1 if before else 1
     for start in range(after, after + tasks, _TASKS_PER_PART):
         ids = np.arange(start, min(start + _TASKS_PER_PART, after + tasks))
         records_a_kind = len(ids) // _TASKS_PER_RECORD + 1
         part = HistoryPart(first, first + EVENTS_PER_TASK * records_a_kind - 1)
-        paths = part.paths(state, PARQUET)
         tables = [
             _events(ids, kind, first + number * records_a_kind, rng)
             for number, kind in enumerate(("submitted", "ready", "leased", "finished"))
         ]
-        events = pa.concat_tables(tables)
-        pq.write_table(events, paths["events"], compression="zstd", row_group_size=ROWS_PER_BLOCK)
-        pq.write_table(_edges(ids, first, after, rng), paths["edges"], compression="zstd")
+        write_part(state, part, pa.concat_tables(tables), _edges(ids, first, after, rng))
         first = part.last + 1
+
+
+def write_part(state: Path, part: HistoryPart, events: pa.Table, edges: pa.Table) -> None:
+    """Write rows to a history file."""
+    file = new_file(state)
+    for columns, rows in ((file.edges, edges), (file.events, events)):
+        for batch in rows.to_batches(ROWS_PER_BLOCK):
+            _add(columns, batch)
+            file.flush_if_full()
+    file.finish(part.path(state), part.first, part.last)
+
+
+def _add(columns: ColumnBuilder, batch: pa.RecordBatch) -> None:
+    """Add rows of Arrow. A column with one value is shared."""
+    values: dict[str, object] = {}
+    for name in TABLES[columns.table]:
+        column = batch.column("due" if name == "due_ns" else name)
+        if name == "due_ns":
+            column = pc.multiply(column.cast(pa.int64()), 1000)
+        elif column.type == pa.string():
+            column = column.cast(pa.binary())
+        elif column.type == EVENTS.field("services").type:
+            column = column.cast(pa.list_(pa.binary()))
+        if column.null_count < len(column):
+            listed = column.to_pylist()
+            is_shared = all(one == listed[0] for one in listed) and type(listed[0]) is not list
+            values[name] = listed[0] if is_shared else listed
+    columns.add(batch.num_rows, values)
 
 
 def _events(ids: np.ndarray, kind: str, record: int, rng: np.random.Generator) -> pa.Table:

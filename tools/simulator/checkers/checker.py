@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from simulator.checkers.blobs import BlobChecker
 from simulator.checkers.connections import ConnectionChecker, kept_ns
 from simulator.checkers.ledger import compare
 from simulator.checkers.messages import MessageChecker
@@ -24,7 +25,6 @@ from simulator.models import (
     Violation,
 )
 from simulator.network import Message
-from simulator.outputs import OutputChecker
 from simulator.plan import SECOND_NS
 from simulator.reference_model import ReferenceModel
 from taskyard.core import events
@@ -82,7 +82,6 @@ _HEARTBEAT_EVENTS: Final = (
     events.SlotFreed,
 )
 
-
 _ENDS_OF_ATTEMPTS: Final = (r.Finished, r.Failed, r.Postponed, r.Returned, r.LeaseExpired)
 
 #: When the third heartbeat is due, two have been missed for certain.
@@ -120,8 +119,8 @@ class Checker:
         self.model = ReferenceModel(plan)
         self.submissions = SubmissionChecker(self.model)
         self.messages = MessageChecker(self.model, self.submissions)
-        self.replies = ReplyChecker(self.model, self.submissions)
-        self.outputs = OutputChecker()
+        self.blobs = BlobChecker(plan, self.model, timeline)
+        self.replies = ReplyChecker(self.model, self.submissions, self.blobs)
         self.connections = ConnectionChecker(self.model)
         #: When the last message of each worker, or process by name and incarnation, was received.
         self._last_seen_by_worker: dict[bytes, int] = {}
@@ -288,6 +287,7 @@ class Checker:
         self._recovered_records = self.model.records
         for worker_model in self.model.workers.values():
             worker_model.kept_before = len(worker_model.slots_kept)
+        self.blobs.check_all("recovered")
         compare(ledger, self.model, self._replaced, "recovered")
 
     # The journal.
@@ -318,7 +318,7 @@ class Checker:
 
     def _after(self, record: r.AnyRecord) -> None:
         self.replies.store_outputs(record)
-        self.outputs.on_durable(record)
+        self.blobs.on_durable(record)
         if isinstance(record, _ENDS_OF_ATTEMPTS):
             for name, attempt in zip(record.names, record.attempts, strict=True):
                 self.replies.on_end(name, attempt, record)
@@ -583,12 +583,11 @@ class Checker:
         compare(ledger, self.model, self._replaced, "at the end")
         wall_ns = self._clock.wall_ns()
         for task_model in self.model.tasks.values():
-            terms = task_model.terms
             waits = task_model.state in WAITING and not task_model.retried_after_failure
-            if waits and 0 < terms.expires_hard_ns < wall_ns - 2 * SECOND_NS:
+            if waits and 0 < task_model.terms.expires_hard_ns < wall_ns - 2 * SECOND_NS:
                 self.model.require(False, "expiry", "has expired and waits", task_model)  # noqa: FBT003
-            if task_model.name in poisoned and task_model.state is DONE:
-                self.model.require(False, "poison", "is poisoned and DONE", task_model)  # noqa: FBT003
+            is_good = task_model.name not in poisoned or task_model.state is not DONE
+            self.model.require(is_good, "poison", "is poisoned and DONE", task_model)
         for name in self.replies.accepted:
             if name not in self.model.tasks:
                 raise Violation("lost", f"{name!r} was accepted and is missing")

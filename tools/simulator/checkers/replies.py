@@ -9,9 +9,11 @@ from simulator.models import BLOCKED, CANCELLED, DONE, FAILED, Violation
 from simulator.plan import TRUNCATED
 from taskyard.core import effects, events
 from taskyard.core import records as r
+from taskyard.core.blobs import Content, is_truncated, length_of, text_of
 from taskyard.core.events import DuplicatePolicy, Outcome
 
 if TYPE_CHECKING:
+    from simulator.checkers.blobs import BlobChecker
     from simulator.checkers.submissions import SubmissionChecker
     from simulator.reference_model import ReferenceModel
     from taskyard.core.effects import Effect
@@ -37,8 +39,11 @@ ANY_ATTEMPT: Final = 0
 class ReplyChecker:
     """Compares replies and reports of workers with the journal."""
 
-    def __init__(self, model: ReferenceModel, submissions: SubmissionChecker) -> None:
+    def __init__(
+        self, model: ReferenceModel, submissions: SubmissionChecker, blobs: BlobChecker
+    ) -> None:
         self._model = model
+        self._blobs = blobs
         self._submissions = submissions
         #: Whether the disk was ever full: then submissions may be refused.
         self.was_full = False
@@ -76,7 +81,7 @@ class ReplyChecker:
             for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
                 self._check_settled(name, state)
                 if state is DONE:
-                    self._check_result(name, text or b"", (effect.truncated or {}).get(name, 0))
+                    self._check_result(name, text or b"")
         elif isinstance(effect, effects.TaskDetails | effects.TaskPage):
             for view in effect.views:
                 self._check_view(view)
@@ -99,14 +104,14 @@ class ReplyChecker:
             if name not in waiting and name not in self._model.tasks:
                 raise Violation("lost", f"{name!r} is valid and was refused with others")
 
-    def _check_result(self, name: bytes, text: bytes, bytes_total: int) -> None:
+    def _check_result(self, name: bytes, content: Content) -> None:
         """Require that a result is durable, and marked as truncated if it is."""
-        if text not in self._results.get(name, {}):
-            raise Violation("reply", f"{text!r} was never the result of {name!r}")
-        if bool(bytes_total) != text.startswith(TRUNCATED):
-            raise Violation(
-                "truncated", f"{text!r} of {name!r} was sent as one of {bytes_total} bytes"
-            )
+        if text_of(content) not in self._results.get(name, {}):
+            raise Violation("reply", f"{content!r} was never the result of {name!r}")
+        is_cut = text_of(content).startswith(TRUNCATED)
+        if is_truncated(content) != is_cut and not self._blobs.is_torn(name):
+            length = length_of(content)
+            raise Violation("truncated", f"{content!r} of {name!r} was sent with {length} bytes")
 
     def _check_view(self, view: effects.TaskView) -> None:
         self._check_settled(view.name, view.state)
@@ -179,9 +184,12 @@ class ReplyChecker:
     def store_outputs(self, record: r.AnyRecord) -> None:
         """Note results and outputs that clients may receive from now on."""
         if isinstance(record, r.Finished):
-            for name, result in zip(record.names, record.results or repeat(b""), strict=False):
-                self._results.setdefault(name, {})[result] = None
+            results = record.results or repeat(b"")
+            for name, attempt, result in zip(record.names, record.attempts, results, strict=False):
+                known = self._results.setdefault(name, {})
+                known[text_of(result)] = None
+                known[self._blobs.whole_result(name, attempt, result)] = None
         elif isinstance(record, r.Progressed):
             errors = record.stderrs or repeat(b"")
             for name, text, error in zip(record.names, record.texts, errors, strict=False):
-                self._outputs.setdefault(name, {})[text + error] = None
+                self._outputs.setdefault(name, {})[text_of(text) + text_of(error)] = None

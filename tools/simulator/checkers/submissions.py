@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import structs
 
 from simulator.models import DONE, Violation
+from simulator.outputs import CALL, heading
 from simulator.plan import NAMED_BY_BROKER
 from taskyard.core import events, identity
 from taskyard.core.events import DuplicatePolicy, UnknownPolicy
@@ -99,6 +100,8 @@ class SubmissionChecker:
 
     def task_name(self, name: bytes) -> bytes:
         """Return the name of a task that peers identify by its payload."""
+        if heading(name):  # a call that was moved to a worker that gets its payload alone
+            name = name.rpartition(CALL)[2]
         return self._job_names.get(name, name)
 
     def awaits_unknown(self, job: bytes) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 
 from simulator.models import Violation
 from taskyard.core import effects, events
+from taskyard.core.blobs import text_of, texts_of
 from taskyard.core.events import Outcome
 from taskyard.core.model import Refusal
 from taskyard.wire import dwork_pb2 as pb
@@ -121,7 +122,7 @@ class PingPongWorkerCodec:
     def encode(self, sent_events: Sequence[Event]) -> list[bytes]:
         event = sent_events[-1]
         if isinstance(event, events.TasksReported):
-            text = event.texts[0] if event.texts else b""
+            text = text_of(event.texts[0]) if event.texts else b""
             done = event.outcomes is None or event.outcomes[0] is Outcome.DONE
             return [b"", text] if done else [b"", b"ERROR", text]
         if isinstance(event, events.TasksRequested):
@@ -294,12 +295,12 @@ class WmpWorkerCodec:
             outcome = Outcome.DONE if event.outcomes is None else event.outcomes[0]
             headers |= {"task": event.names[0].decode(), "status": _STATUSES[outcome]}
             headers["attempt"] = (event.attempts or [0])[0]
-            payload = event.texts or []
+            payload = texts_of(event.texts or ())
             command = _DONE
         elif isinstance(event, events.TasksProgressed):
             headers |= {"task": event.names[0].decode(), "attempt": (event.attempts or [0])[0]}
             headers |= {"percent": (event.percents or [0])[0]}
-            headers |= {"text": (event.texts or [b""])[0].decode()}
+            headers |= {"text": texts_of(event.texts or [b""])[0].decode()}
             command = _STATUS
         elif isinstance(event, events.WorkerHeartbeat):
             headers["held"] = [(name.decode(), attempt) for name, attempt in event.held or ()]

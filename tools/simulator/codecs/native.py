@@ -13,11 +13,13 @@ from msgspec import structs
 
 from simulator.models import Violation
 from taskyard.core import effects, events, identity
+from taskyard.core.blobs import texts_of
 from taskyard.core.model import Refusal
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.wire.native import runs as native_runs
+from taskyard.wire.native import streams as native_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -180,7 +182,7 @@ class NativeCodec:
         query.batch.name.extend(event.names)
         query.batch.attempt.extend(event.attempts or ())
         query.batch.percent.extend(event.percents or ())
-        query.batch.output.extend(event.texts or ())
+        query.batch.output.extend(texts_of(event.texts or ()))
         return query.SerializeToString()
 
     def _leave(self, event: events.WorkerExited, _said: Sequence[Event]) -> bytes:
@@ -290,9 +292,9 @@ def _report(event: events.TasksReported, request: int) -> pb.QueryMsg:
     batch.name.extend(event.names)
     batch.attempt.extend(event.attempts or ())
     batch.outcome.extend(event.outcomes or ())  # type: ignore[arg-type]  # the same numbers
-    batch.text.extend(event.texts or ())
+    for field, texts in native_streams.encode_contents("text", event.texts or ()).items():
+        getattr(batch, field).extend(texts)
     batch.retry_at_ns.extend(event.retry_at_ns or ())
-    batch.result_bytes_total.extend(event.result_bytes_total or ())
     if event.runs is not None:
         query.host = event.runs.host
         for field, column in native_runs.encode_runs(event.runs).items():
@@ -325,9 +327,8 @@ def _settled_of(answer: pb.QueryMsg) -> list[Effect]:
     is up."""
     batch = answer.batch
     states = [TaskState(value) for value in batch.standing]
-    told = effects.Settled(b"", answer.request, batch.name[:], states, [*batch.text])
-    lengths = zip(batch.name, batch.result_bytes_total, strict=False)
-    told.truncated = {name: length for name, length in lengths if length}
+    texts = native_streams.decode_contents(batch, "text")
+    told = effects.Settled(b"", answer.request, batch.name[:], states, [*texts])
     if answer.type == peer.WATCH and answer.n and not told.names:
         return [] if streams(answer.request) else [effects.ReplyDue(b"", answer.request)]
     return [told]

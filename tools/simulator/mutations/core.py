@@ -36,10 +36,10 @@ from taskyard.core import (
     submission,
     timers,
 )
+from taskyard.core.blobs import Content, texts_of
 from taskyard.core.context import Context
 from taskyard.core.entities import Lane, Lease, Task, Worker
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Result
 from taskyard.core.states import TaskState
 from taskyard.journal import recovery
 
@@ -172,7 +172,7 @@ def truncation_not_recorded() -> Iterator[None]:
     sound = results.tasks_reported
 
     def tasks_reported(self: Context, event: events.TasksReported) -> None:
-        event.result_bytes_total = None
+        event.texts = None if event.texts is None else [*texts_of(event.texts)]
         sound(self, event)
 
     with patched_item(DECIDERS, events.TasksReported, tasks_reported):
@@ -184,8 +184,8 @@ def truncation_lost_in_the_journal() -> Iterator[None]:
     """Send a truncated result that is read from the journal as a whole one."""
     sound = recovery.results_in
 
-    def results_in(record: records.AnyRecord, number: int, names: list[bytes]) -> list[Result]:
-        return [Result(one.text) for one in sound(record, number, names)]
+    def results_in(record: records.AnyRecord, number: int, names: list[bytes]) -> list[Content]:
+        return [*texts_of(sound(record, number, names))]
 
     with patched(result_loader, "results_in", results_in):
         yield

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: Locks the leader's row, whatever its term is.
-_UNCHECKED: Final = "WITH held AS (SELECT epoch FROM taskyard.leader FOR SHARE)"
+UNCHECKED: Final = "WITH held AS (SELECT epoch FROM taskyard.leader FOR SHARE)"
 
 #: The condition of statements that change the leader's row.
 _TERM: Final = " WHERE epoch = %(epoch)s AND holder = %(holder)s"
@@ -27,7 +27,7 @@ _SEEN: Final = " WHERE epoch = %s AND holder = %s AND renewal = %s"
 
 
 @contextmanager
-def _unfenced(module: Any, name: str, condition: str, replacement: str) -> Iterator[None]:
+def unfenced(module: Any, name: str, condition: str, replacement: str) -> Iterator[None]:
     """Remove a condition from a statement of the product."""
     sound = getattr(module, name)
     broken = sound.replace(condition, replacement)
@@ -43,84 +43,84 @@ def _unfenced(module: Any, name: str, condition: str, replacement: str) -> Itera
 @mutation_for_pair
 def append_unfenced() -> Iterator[None]:
     """Append a row without a check of the epoch."""
-    with _unfenced(store, "_INSERT", leader.HELD, _UNCHECKED):
+    with unfenced(store, "_INSERT", leader.HELD, UNCHECKED):
         yield
 
 
 @mutation_for_pair
 def trim_unfenced() -> Iterator[None]:
     """Trim rows without a check of the epoch."""
-    with _unfenced(store, "_TRIM", leader.HELD, _UNCHECKED):
+    with unfenced(store, "_TRIM", leader.HELD, UNCHECKED):
         yield
 
 
 @mutation_for_pair
 def claim_unfenced() -> Iterator[None]:
     """Claim files without a check of the epoch."""
-    with _unfenced(exports, "_CLAIM", leader.HELD, _UNCHECKED):
+    with unfenced(exports, "_CLAIM", leader.HELD, UNCHECKED):
         yield
 
 
 @mutation_for_pair
 def cover_unfenced() -> Iterator[None]:
     """Write the row that the index covers without a check of the epoch."""
-    with _unfenced(exports, "_COVER", leader.HELD, _UNCHECKED):
+    with unfenced(exports, "_COVER", leader.HELD, UNCHECKED):
         yield
 
 
 @mutation_for_pair
 def unclaim_unfenced() -> Iterator[None]:
     """Remove claims of snapshots without a check of the epoch."""
-    with _unfenced(exports, "_UNCLAIM", leader.HELD, _UNCHECKED):
+    with unfenced(exports, "_UNCLAIM", leader.HELD, UNCHECKED):
         yield
 
 
 @mutation_for_pair
 def removal_unfenced() -> Iterator[None]:
     """Remove files that are not claimed without a check of the epoch."""
-    with _unfenced(exports, "_REMOVE_UNCLAIMED", leader.HELD, _UNCHECKED):
+    with unfenced(exports, "_REMOVE_UNCLAIMED", leader.HELD, UNCHECKED):
         yield
 
 
 @mutation_for_pair
 def relocation_unfenced() -> Iterator[None]:
     """Move a history file out of the database without a check of the epoch."""
-    with _unfenced(exports, "_MOVE", leader.HELD, _UNCHECKED):
+    with unfenced(exports, "_MOVE", leader.HELD, UNCHECKED):
         yield
 
 
 @mutation_for_pair
 def renewal_unfenced() -> Iterator[None]:
     """Renew a term that may be over."""
-    with _unfenced(leader, "_RENEW", _TERM, ""):
+    with unfenced(leader, "_RENEW", _TERM, ""):
         yield
 
 
 @mutation_for_pair
 def release_unfenced() -> Iterator[None]:
     """Release a term that may be another broker's."""
-    with _unfenced(leader, "_RELEASE", _TERM, ""):
+    with unfenced(leader, "_RELEASE", _TERM, ""):
         yield
 
 
 @mutation_for_pair
 def take_without_comparison() -> Iterator[None]:
     """Take over although the row has changed since it was read."""
-    with _unfenced(leader, "_TAKE", _SEEN, ""):
+    with unfenced(leader, "_TAKE", _SEEN, ""):
         yield
 
 
 @mutation_for_pair
 def epoch_stays() -> Iterator[None]:
     """Begin a term with the epoch of the one before."""
-    with _unfenced(leader, "_TAKE", "epoch = epoch + 1", "epoch = epoch"):
+    with unfenced(leader, "_TAKE", "epoch = epoch + 1", "epoch = epoch"):
         yield
 
 
 @mutation_for_pair
 def anchor_goes_back() -> Iterator[None]:
     """Let a statement that is executed late set the anchor to a row that was trimmed before."""
-    with _unfenced(store, "_TRIM", "greatest(value, %(anchor)b)", "%(anchor)b"):
+    with unfenced(store, "_TRIM", "greatest(value, %(anchor)b)", "%(anchor)b"):
         yield
 
 
@@ -212,7 +212,7 @@ def compaction_unpublished() -> Iterator[None]:
 @mutation_for_pair
 def exports_not_fetched() -> Iterator[None]:
     """Take over with the files of this machine alone."""
-    with patched(exports, "fetch_base", no_op):
+    with patched(exports, "fetch_base", lambda *_: iter(())):
         yield
 
 

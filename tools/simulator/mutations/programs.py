@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.mutations.registry import mutation, mutation_for_kinds, patched
 from taskyard.broker.connections import Connections
-from taskyard.broker.output_store import OutputMemory, key_of
 from taskyard.client.watches import Watches
 from taskyard.core import membership
 from taskyard.core.events import Outcome
@@ -31,7 +30,6 @@ from taskyard.worker.output_sender import OutputSender
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskyard.core.output import OutputChunk
     from taskyard.worker.jobs import JobResult
 
 
@@ -46,18 +44,6 @@ def _no_op(*_arguments: Any, **_named: Any) -> None:
 def native_reconnect_not_noticed() -> Iterator[None]:
     """Resend a request that was lost with its connection only when it is overdue."""
     with patched(Channel, "_check_reconnected", _no_op):
-        yield
-
-
-@mutation_for_kinds("native")
-def output_written_without_offset() -> Iterator[None]:
-    """Append a chunk of output to its file, wherever it belongs."""
-
-    def write(self: OutputMemory, chunk: OutputChunk) -> bool:
-        self.streams.setdefault(key_of(chunk), bytearray()).extend(chunk.data)
-        return True
-
-    with patched(OutputMemory, "write", write):
         yield
 
 

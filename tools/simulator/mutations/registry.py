@@ -21,6 +21,10 @@ INVARIANT_MUTATIONS: Final[list[Mutation]] = []
 PAIR_MUTATIONS: Final[list[Mutation]] = []
 
 
+#: Bugs that only schedules with blobs can show.
+BLOB_MUTATIONS: Final[list[Mutation]] = []
+
+
 #: Kinds of workers to hunt with, if only these can have the bug.
 WORKER_KINDS_OF: Final[dict[Mutation, tuple[str, ...]]] = {}
 
@@ -66,6 +70,20 @@ def mutation_for_kinds(*kinds: str) -> Callable[[Callable[[], Iterator[None]]], 
         return planted
 
     return planted_in
+
+
+def mutation_for_blobs(function: Callable[[], Iterator[None]]) -> Mutation:
+    """Register a bug that only a broker with blobs can have."""
+    planted = mutation_for_kinds("native")(function)
+    BLOB_MUTATIONS.append(planted)
+    return planted
+
+
+def mutation_for_blobs_of_pair(function: Callable[[], Iterator[None]]) -> Mutation:
+    """Register a bug that only two brokers with blobs in their database can have."""
+    planted = mutation_for_blobs(function)
+    PAIR_MUTATIONS.append(planted)
+    return planted
 
 
 @contextmanager

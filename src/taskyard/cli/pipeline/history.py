@@ -28,6 +28,7 @@ from taskyard.cli.pipeline.documents import (
 from taskyard.cli.pipeline.group import SparkCommand, master_option, states_option
 from taskyard.cli.pipeline.progress import StageProgress, starting_text
 from taskyard.errors import UserError
+from taskyard.journal import state_check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +103,7 @@ def history(  # noqa: PLR0913  # one for each option
     if out is not None and len(states) > 1:
         raise UserError(f"--out: one directory for {len(states)} states (omit it)")
     for state in states:
-        source.require_state(state)
+        state_check.require_state(state)
     source.require_distinct(states)
     are_complete = [job.export(state) for state in states]
     places = [out or str(state / FOLDER) for state in states]

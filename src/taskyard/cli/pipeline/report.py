@@ -35,6 +35,7 @@ from taskyard.cli.pipeline.group import (
 from taskyard.cli.pipeline.progress import StageProgress, starting_text
 from taskyard.cli.scopes import OnceOption
 from taskyard.errors import ExitCode, UserError
+from taskyard.journal import state_check
 from taskyard.web.address import page_address
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def history_location(
         raise UserError("--state and --history exclude each other")
     directories = histories or states or (Path(cli_context.settings().value("broker.state")),)
     for state in () if histories else directories:
-        history.require_state(state)
+        state_check.require_state(state)
     history.require_distinct(directories)
     return HistoryLocation(directories, are_states=not histories)
 

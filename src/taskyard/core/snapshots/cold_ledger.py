@@ -153,7 +153,7 @@ class ColdLedger:
         numbers = dict.fromkeys(self._numbers_touched(columns.names))
         self._touched_places |= dict.fromkeys(first + number for number in numbers)
         numbers |= dict.fromkeys(place - first for place in _between(self._sorted, first, end))
-        return sorted(numbers | dict.fromkeys(columns.endings))
+        return sorted(numbers)
 
     def _read_run(
         self, chunk: _Chunk, run: tuple[int, int, int, int], begin: int, lane: Lane, place: int
@@ -187,7 +187,7 @@ class ColdLedger:
         self.ledger.tasks[task.name] = task
         place = chunk.first + number
         self._hot[place] = task
-        lane.tasks += task.ending is None
+        lane.tasks += 1
         if state is READY and place not in self._apart:
             lane.queue(terms.priority).items.append(task)
             lane.ready += 1
@@ -328,7 +328,7 @@ class ColdLedger:
     def _in_order(self) -> tuple[list[Task], list[tuple[Task, int]]]:
         """Return the hot tasks in the order of the queues, to write them, and those that queue
         before cold tasks, each with the place behind which it queues."""
-        tasks = list(self.ledger.tasks.values())
+        tasks = [task for task in self.ledger.tasks.values() if task.ending is None]
         numbers = {id(task): number for number, task in enumerate(tasks)}
         moved: list[tuple[Task, int]] = []
         late: dict[int, Task] = {}

@@ -59,8 +59,6 @@ class TaskColumns(Struct, array_like=True, gc=False):
     #: Attempts, failures and excused attempts of tasks that have been leased.
     attempts: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     due_ns: dict[int, int] = field(default_factory=dict)
-    #: Record and time of the end of ended tasks.
-    endings: dict[int, tuple[int, int]] = field(default_factory=dict)
     #: Which payload each task has. None: its own, or the one that all share.
     payload_at: list[int] | None = None
 
@@ -204,7 +202,6 @@ class ChunkBuilder:
         self._waits: list[int] = []
         self._attempts: dict[int, tuple[int, int, int]] = {}
         self._due_ns: dict[int, int] = {}
-        self._endings: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         """Return how many tasks are in the current chunk."""
@@ -255,8 +252,6 @@ class ChunkBuilder:
             self._attempts[number] = (task.attempt, task.failures, task.losses_excused)
         if task.due_ns:
             self._due_ns[number] = task.due_ns
-        if task.ending is not None:
-            self._endings[number] = (task.ending.record, task.ending.at_ns)
 
     def add_attempts(self, number: int, counts: tuple[int, int, int]) -> None:
         """Set the attempts of a task in the current chunk. Ignore -1."""
@@ -296,7 +291,6 @@ class ChunkBuilder:
             waits=self._waits if any(self._waits) else None,
             attempts=self._attempts,
             due_ns=self._due_ns,
-            endings=self._endings,
             payload_at=payload_at,
         )
         self._begin()

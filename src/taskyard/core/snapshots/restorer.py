@@ -15,7 +15,7 @@ from taskyard.core.entities import Lease, Task, Worker
 from taskyard.core.graph import link
 from taskyard.core.lane_queues import add_suspect, lane_counts
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Ending, restored_extras
+from taskyard.core.model import restored_extras
 from taskyard.core.states import DELAYED, READY, TaskState
 
 if TYPE_CHECKING:
@@ -68,10 +68,8 @@ class Restorer:
             self._queue_runs(zip(counts, lanes, states, strict=True), made)
         self.tasks += made
         self.ledger.tasks.update(zip(columns.names, made, strict=True))
-        for number in {**columns.attempts, **columns.due_ns, **columns.endings}:
+        for number in {**columns.attempts, **columns.due_ns}:
             set_details(columns, number, made[number])
-        for number in columns.endings:
-            made[number].lane.tasks -= 1
         self._plan(columns, terms, made)
 
     def _interned(self, terms: Terms) -> Terms:
@@ -109,12 +107,12 @@ class Restorer:
         if DELAYED in (run[3] for run in columns.runs):
             ledger.schedule_due([task for task in tasks if task.state is DELAYED])
         if any(one.expires_ns or one.expires_hard_ns for one in terms):
-            ledger.schedule_expiry([task for task in tasks if task.ending is None])
+            ledger.schedule_expiry(tasks)
         if not any(one.report_ns for one in terms):
             return
         together: dict[int, list[bytes]] = defaultdict(list)
         for task in tasks:
-            if task.terms.report_ns and task.ending is None and task.name not in ledger.reported:
+            if task.terms.report_ns and task.name not in ledger.reported:
                 together[task.terms.report_ns].append(task.name)
         for late_ns, names in together.items():
             ledger.due_heap.push_late(late_ns, names)
@@ -192,8 +190,6 @@ def set_details(columns: TaskColumns, number: int, task: Task) -> None:
     """Set the optional fields of a task from its chunk."""
     task.attempt, failures, losses_excused = columns.attempts.get(number, (0, 0, 0))
     task.extras = restored_extras(failures, losses_excused, columns.due_ns.get(number, 0))
-    if number in columns.endings:
-        task.lease_or_ending = Ending(*columns.endings[number])
 
 
 def _restore_moved(rest: Rest, tasks: list[Task]) -> None:

@@ -1,6 +1,6 @@
-"""Long output and large values in tables, for brokers without a directory that outlives them.
+"""Blobs and streams in tables, for brokers without a directory that outlives them.
 
-A blob counts while it has a row in `blobs`. Its bytes are rows of `parts`, each with the offset of
+Either counts while it has a row in `blobs`. Its bytes are rows of `parts`, each with the offset of
 its first byte. Rows of `blobs` are written and removed under the term, so a broker that lost its
 term adds and removes nothing. All statements may be repeated, so a lost connection is made again.
 The first of two may be executed later than statements that follow, and must not undo them. Knows
@@ -27,12 +27,12 @@ PART_BYTES: Final = 1024 * 1024
 #: Rows of `blobs` that are read at once.
 PAGE_ROWS: Final = 500
 
-#: Kinds of blobs.
-OUTPUT: Final = "output"
-VALUE: Final = "value"
-KINDS: Final = (OUTPUT, VALUE)
+#: Kinds of rows: bytes that arrive, and those that are named by their content.
+STREAM: Final = "stream"
+SEALED: Final = "sealed"
+KINDS: Final = (STREAM, SEALED)
 
-#: Where output and values of a store are.
+#: Where the blobs of a store are.
 DATABASE: Final = "database"
 DIRECTORY: Final = "directory"
 
@@ -44,22 +44,28 @@ _APPEND: Final = leader.HELD + (  # noqa: S608  # no input
     "grown AS (INSERT INTO taskyard.blobs SELECT %(kind)s::text, name, min(new), "
     "max(start + octet_length(content)), %(used_ns)s, min(epoch) FROM given, held GROUP BY name "
     "ON CONFLICT (kind, name) DO UPDATE SET used_ns = excluded.used_ns, "
-    "bytes = CASE WHEN blobs.sealed THEN blobs.bytes "
-    "ELSE greatest(blobs.bytes, excluded.bytes) END RETURNING name, upload), "
+    "bytes = greatest(blobs.bytes, excluded.bytes) RETURNING name, upload), "
     # A part that is sent again overwrites the first one, which may be longer.
     "written AS (INSERT INTO taskyard.parts SELECT upload, start, content FROM given "
     "JOIN grown USING (name) ON CONFLICT (upload, start) DO UPDATE SET content = "
     "excluded.content || substr(parts.content, octet_length(excluded.content) + 1))" + _HELD_COUNT
 )
+#: The stream gets the name of its content, unless that is there: then it is removed.
 _SEAL: Final = leader.HELD + (  # noqa: S608  # no input
-    ", sealed AS (UPDATE taskyard.blobs SET sealed = true, bytes = least(blobs.bytes, %(bytes)s) "
-    "FROM taskyard.blobs AS before WHERE blobs.kind = %(kind)s AND blobs.name = %(name)b "
-    "AND before.kind = blobs.kind AND before.name = blobs.name AND EXISTS (SELECT FROM held) "
-    "RETURNING before.bytes)" + _HELD_COUNT + ", (SELECT bytes FROM sealed)"
+    ", known AS (UPDATE taskyard.blobs SET used_ns = %(used_ns)s WHERE kind = 'sealed' "
+    "AND name = %(new)b AND EXISTS (SELECT FROM held) RETURNING name), "
+    "moved AS (UPDATE taskyard.blobs SET kind = 'sealed', name = %(new)b, used_ns = %(used_ns)s, "
+    "bytes = %(bytes)s "
+    "WHERE kind = 'stream' AND name = %(name)b AND EXISTS (SELECT FROM held) "
+    "AND NOT EXISTS (SELECT FROM known) RETURNING name), "
+    "gone AS (DELETE FROM taskyard.blobs WHERE kind = 'stream' AND name = %(name)b "
+    "AND EXISTS (SELECT FROM known) RETURNING upload), "
+    "parts_gone AS (DELETE FROM taskyard.parts USING gone WHERE parts.upload = gone.upload)"
+    + _HELD_COUNT
 )
 _CLAIM: Final = leader.HELD + (  # noqa: S608  # no input
     ", claimed AS (INSERT INTO taskyard.blobs SELECT %(kind)s::text, %(name)b::bytea, "
-    "%(upload)s::text, %(bytes)s, %(used_ns)s, epoch, true FROM held "
+    "%(upload)s::text, %(bytes)s, %(used_ns)s, epoch FROM held "
     "ON CONFLICT (kind, name) DO UPDATE SET used_ns = excluded.used_ns)" + _HELD_COUNT
 )
 _TOUCH: Final = leader.HELD + (  # noqa: S608  # no input
@@ -95,22 +101,6 @@ _PAGE: Final = (
     "ORDER BY name LIMIT %(count)s"
 )
 
-_ADD_LINES: Final = leader.HELD + (  # noqa: S608  # no input
-    ", added AS (INSERT INTO taskyard.value_references SELECT line FROM held, "
-    "unnest(%(lines)s::bytea[]) AS line)" + _HELD_COUNT
-)
-#: Replacements are counted, and one that is not the newest removes no line.
-_REPLACE_LINES: Final = leader.HELD + (  # noqa: S608  # no input
-    ", newest AS (INSERT INTO taskyard.meta SELECT 'references', %(number)b FROM held "
-    "ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE meta.value < excluded.value "
-    "RETURNING key), "
-    "gone AS (DELETE FROM taskyard.value_references WHERE EXISTS (SELECT FROM newest)), "
-    "added AS (INSERT INTO taskyard.value_references SELECT line FROM newest, "
-    "unnest(%(lines)s::bytea[]) AS line)" + _HELD_COUNT
-)
-_REPLACEMENTS: Final = "SELECT value FROM taskyard.meta WHERE key = 'references'"
-_LINES: Final = "SELECT line FROM taskyard.value_references"
-
 _NOTE_PLACE: Final = leader.HELD + (  # noqa: S608  # no input
     " INSERT INTO taskyard.meta SELECT 'files', %(place)b FROM held "
     "ON CONFLICT (key) DO UPDATE SET value = excluded.value"
@@ -129,8 +119,8 @@ class Part(NamedTuple):
     content: bytes
 
 
-class Blob(NamedTuple):
-    """A blob that counts."""
+class StoredBlob(NamedTuple):
+    """A row of `blobs`."""
 
     name: bytes
     bytes_total: int
@@ -165,10 +155,10 @@ class BlobTables:
         }
         self._write(_APPEND, values)
 
-    def seal(self, kind: str, name: bytes, bytes_total: int) -> int:
-        """Cut a blob that grows no more. Return its length before, 0 if it is not there."""
-        values = {"kind": kind, "name": name, "bytes": bytes_total}
-        return int(self._write(_SEAL, values)[1] or 0)
+    def seal(self, name: bytes, new: bytes, bytes_total: int, used_ns: int) -> None:
+        """Give a stream the name of its content, which has so many bytes."""
+        values = {"name": name, "new": new, "bytes": bytes_total, "used_ns": used_ns}
+        self._write(_SEAL, values)
 
     def put(self, kind: str, name: bytes, contents: Iterable[bytes], used_ns: int) -> None:
         """Write a blob as a whole, in parts. It counts when all of it is there."""
@@ -241,33 +231,16 @@ class BlobTables:
             yield found[0]
             offset += len(found[0])
 
-    def walk(self, kind: str) -> Iterator[Blob]:
+    def walk(self, kind: str) -> Iterator[StoredBlob]:
         """Yield all blobs of a kind. Reads some rows at a time."""
         after = b""
         while True:
             values = {"kind": kind, "after": after, "count": PAGE_ROWS}
-            rows = [Blob(*columns) for columns in self._execute(_PAGE, values)]
+            rows = [StoredBlob(*columns) for columns in self._execute(_PAGE, values)]
             if not rows:
                 return
             yield from rows
             after = rows[-1].name
-
-    # The references to values.
-
-    def add_lines(self, lines: Sequence[bytes]) -> None:
-        """Append lines to the references."""
-        self._write(_ADD_LINES, {"lines": [*lines]})
-
-    def replace_lines(self, lines: Iterable[bytes]) -> None:
-        """Replace all lines of the references."""
-        found = self._execute(_REPLACEMENTS)
-        number = 1 + (int.from_bytes(found[0][0]) if found else 0)
-        values = {"lines": [*lines], "number": number.to_bytes(8)}
-        self._write(_REPLACE_LINES, values)
-
-    def lines(self) -> list[bytes]:
-        """Return all lines of the references."""
-        return [line for (line,) in self._execute(_LINES)]
 
     def _write(self, statement: LiteralString, values: Mapping[str, object]) -> tuple[Any, ...]:
         """Run a statement under the term, and return its row."""
@@ -286,7 +259,7 @@ class BlobTables:
     def _lost(self) -> LeaderLost:
         return LeaderLost(
             f"the term of epoch {self._term.epoch} has ended, so this broker answers nothing more "
-            "and keeps no more output and values"
+            "and keeps no more blobs"
         )
 
 
@@ -343,7 +316,7 @@ class Blobs(BlobTables):
             if self._is_interrupted:
                 raise self._lost() from error
             if not database.is_in_doubt(self._connection, error):
-                raise database.failed(self._url, "keeping output and values", error) from error
+                raise database.failed(self._url, "keeping blobs", error) from error
             self._connection.close()
             return False
         if not is_held:
@@ -352,8 +325,8 @@ class Blobs(BlobTables):
             return False
         if self._warnings:
             raise JournalFailed(
-                f"{database.describe(self._url)}: a standby did not confirm the last output or "
-                "value, nothing more is acknowledged (see the log of PostgreSQL)"
+                f"{database.describe(self._url)}: a standby did not confirm the last "
+                "bytes, nothing more is acknowledged (see the log of PostgreSQL)"
             )
         return True
 
@@ -372,7 +345,7 @@ class Blobs(BlobTables):
                     raise self._lost() from error
                 is_over = time.monotonic() > give_up
                 if is_over or not database.is_in_doubt(self._connection, error):
-                    raise database.failed(self._url, "keeping output and values", error) from error
+                    raise database.failed(self._url, "keeping blobs", error) from error
                 self._connection.close()
                 time.sleep(RECONNECT_SECONDS)
 
@@ -387,14 +360,14 @@ class Blobs(BlobTables):
 
 
 def known_place(connection: Connection) -> str:
-    """Return where output and values of a store are, as a broker noted it. Empty: not known."""
+    """Return where the blobs of a store are, as a broker noted it. Empty: not known."""
     for (place,) in connection.execute(_PLACE, binary=True):
         return bytes(place).decode()
     return ""
 
 
 def note_place(connection: Connection, term: Term, place: str) -> None:
-    """Note where output and values are."""
+    """Note where the blobs are."""
     connection.execute(_NOTE_PLACE, {**term._asdict(), "place": place.encode()})
 
 

@@ -53,30 +53,13 @@ TABLES: Final[tuple[LiteralString, ...]] = (
         "PRIMARY KEY (upload, part))"
     ),
     "ALTER TABLE taskyard.files ALTER content SET STORAGE EXTERNAL",
-    # As in finished.sqlite.
+    # As in finished.sqlite. Rows are added in the order of their records, so ranges of pages are
+    # enough to find those that a standby lacks.
     (
-        "CREATE TABLE taskyard.finished (name bytea PRIMARY KEY, state integer NOT NULL, "
-        "campaign bytea NOT NULL, service bytea NOT NULL, attempt bigint NOT NULL, "
-        "digest bytea, record bigint NOT NULL, at_ns bigint NOT NULL, "
-        "checksum bigint NOT NULL, result bytea, result_checksum bigint NOT NULL, "
-        "result_bytes_total bigint)"
+        "CREATE TABLE taskyard.ended (name bytea, attempt bigint, record bigint NOT NULL, "
+        "head bytea NOT NULL, content bytea NOT NULL, PRIMARY KEY (name, attempt))"
     ),
-    # `record`: one at or after that of the output, so that a standby reads only what is new.
-    (
-        "CREATE TABLE taskyard.outputs (name bytea, attempt bigint, stdout bytea NOT NULL, "
-        "stdout_bytes_total bigint NOT NULL, stderr bytea NOT NULL, "
-        "stderr_bytes_total bigint NOT NULL, checksum bigint NOT NULL, "
-        "record bigint NOT NULL, PRIMARY KEY (name, attempt))"
-    ),
-    # Rows are added in the order of their records, so ranges of pages are enough.
-    (
-        "CREATE INDEX finished_record ON taskyard.finished USING brin (record) "
-        "WITH (autosummarize = on)"
-    ),
-    (
-        "CREATE INDEX outputs_record ON taskyard.outputs USING brin (record) "
-        "WITH (autosummarize = on)"
-    ),
+    ("CREATE INDEX ended_record ON taskyard.ended USING brin (record) WITH (autosummarize = on)"),
     *outbox_schema.STATEMENTS,
     # Of interest to users only: see `standbys`.
     (
@@ -84,18 +67,17 @@ TABLES: Final[tuple[LiteralString, ...]] = (
         "endpoints text[] NOT NULL, sequence bigint NOT NULL, behind_ns bigint NOT NULL, "
         "renewal bigint NOT NULL)"
     ),
-    # Long output and large values, unless a directory has them. See `blobs`.
+    # Blobs and streams, unless a directory has them. See `blobs`.
     (
         "CREATE TABLE taskyard.blobs (kind text, name bytea, upload text NOT NULL UNIQUE, "
         "bytes bigint NOT NULL, used_ns bigint NOT NULL, epoch bigint NOT NULL, "
-        "sealed boolean NOT NULL DEFAULT false, PRIMARY KEY (kind, name))"
+        "PRIMARY KEY (kind, name))"
     ),
     (
         "CREATE TABLE taskyard.parts (upload text, start bigint, content bytea NOT NULL, "
         "PRIMARY KEY (upload, start))"
     ),
     "ALTER TABLE taskyard.parts ALTER content SET STORAGE EXTERNAL",
-    "CREATE TABLE taskyard.value_references (line bytea NOT NULL)",
     "CREATE TABLE taskyard.keys (name text PRIMARY KEY, content bytea NOT NULL)",
 )
 
@@ -108,16 +90,14 @@ _INSERT_META: Final = "INSERT INTO taskyard.meta VALUES (%s, %b)"
 _UPDATE_META: Final = "UPDATE taskyard.meta SET value = %b WHERE key = %s"
 
 _CLEAR: Final[tuple[LiteralString, ...]] = (
-    "DELETE FROM taskyard.meta WHERE key IN ('covered', 'files', 'references')",
+    "DELETE FROM taskyard.meta WHERE key IN ('covered', 'files')",
     "DELETE FROM taskyard.journal",
     "DELETE FROM taskyard.claims",
     "DELETE FROM taskyard.files",
-    "DELETE FROM taskyard.finished",
-    "DELETE FROM taskyard.outputs",
+    "DELETE FROM taskyard.ended",
     "DELETE FROM taskyard.standbys",
     "DELETE FROM taskyard.blobs",
     "DELETE FROM taskyard.parts",
-    "DELETE FROM taskyard.value_references",
 )
 
 #: Statement and types of the columns, by table.
@@ -126,13 +106,9 @@ _COPIES: Final[dict[str, tuple[LiteralString, str]]] = {
         "COPY taskyard.journal FROM STDIN (FORMAT BINARY)",
         "int8 int8 int8 int8 bytea bytea",
     ),
-    "finished": (
-        "COPY taskyard.finished FROM STDIN (FORMAT BINARY)",
-        "bytea int4 bytea bytea int8 bytea int8 int8 int8 bytea int8 int8",
-    ),
-    "outputs": (
-        "COPY taskyard.outputs FROM STDIN (FORMAT BINARY)",
-        "bytea int8 bytea int8 bytea int8 int8 int8",
+    "ended": (
+        "COPY taskyard.ended FROM STDIN (FORMAT BINARY)",
+        "bytea int8 int8 bytea bytea",
     ),
 }
 

@@ -15,7 +15,7 @@ index is complete is written under the term, too.
 
 import hashlib
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from psycopg.errors import UniqueViolation
 
 from taskyard.errors import JournalDamaged, LeaderLost, UnusableStore
 from taskyard.journal import chain, compaction, history, snapshot
-from taskyard.journal.archive import Archive, ArchiveWriter, Columns, OutputRow, output_columns
+from taskyard.journal.archive import Archive, ArchiveWriter, IndexRow
 from taskyard.journal.chain import Head
 from taskyard.journal.compaction import CompactionResult, DatabaseTerm
 from taskyard.journal.files import create_private, make_private_directory, sync_directory
@@ -42,10 +42,9 @@ PART_BYTES: Final = 4 * 1024 * 1024
 #: Rows of the index that are read at once: some milliseconds, or 64 MB of output at the worst.
 _ROWS: Final = 1_000
 
-#: All files of a compaction at once: half of a pair of history files is of no use.
-_CLAIM: Final = leader.HELD + (  # noqa: S608  # no input
-    " INSERT INTO taskyard.claims SELECT found.*, epoch FROM held, unnest(%(names)s::text[], "
-    "%(uploads)s::text[], %(sizes)s::bigint[], %(digests)s::bytea[]) AS found"
+_CLAIM: Final = leader.HELD + (  # no input
+    " INSERT INTO taskyard.claims SELECT %(name)s, %(upload)s, %(bytes_total)s, %(digest)b, epoch "
+    "FROM held"
 )
 #: The covered row never goes back: as with the anchor, a statement may be executed late.
 _COVER: Final = leader.HELD + (  # noqa: S608  # no input
@@ -75,20 +74,9 @@ _READ_PART: Final = "SELECT content FROM taskyard.files WHERE upload = %s AND pa
 
 #: As in finished.sqlite: an older end never replaces a newer one.
 _UPSERT: Final = (
-    "INSERT INTO taskyard.finished VALUES (%b, %s, %b, %b, %s, %b, %s, %s, %s, %b, %s, %s) "
-    "ON CONFLICT (name) DO UPDATE SET state = excluded.state, campaign = excluded.campaign, "
-    "service = excluded.service, attempt = excluded.attempt, digest = excluded.digest, "
-    "record = excluded.record, at_ns = excluded.at_ns, checksum = excluded.checksum, "
-    "result = excluded.result, result_checksum = excluded.result_checksum, "
-    "result_bytes_total = excluded.result_bytes_total "
-    "WHERE excluded.record > finished.record"
-)
-_UPSERT_OUTPUT: Final = (
-    "INSERT INTO taskyard.outputs VALUES (%b, %s, %b, %s, %b, %s, %s, %s) "
-    "ON CONFLICT (name, attempt) DO UPDATE SET stdout = excluded.stdout, "
-    "stdout_bytes_total = excluded.stdout_bytes_total, stderr = excluded.stderr, "
-    "stderr_bytes_total = excluded.stderr_bytes_total, checksum = excluded.checksum, "
-    "record = excluded.record WHERE excluded.record >= outputs.record"
+    "INSERT INTO taskyard.ended VALUES (%b, %s, %s, %b, %b) ON CONFLICT (name, attempt) DO UPDATE "
+    "SET record = excluded.record, head = excluded.head, content = excluded.content "
+    "WHERE excluded.record >= ended.record"
 )
 
 _LOST: Final = "restore the database from a backup"
@@ -120,30 +108,22 @@ class PublishedIndex(ArchiveWriter):
         self._database = connection
         self._term = term
 
-    def write_columns(self, rows: list[Columns]) -> None:
-        self._insert("finished", _UPSERT, rows)
-        super().write_columns(rows)
-
-    def add_outputs(self, outputs: list[OutputRow], record: int) -> None:
-        rows: list[Columns] = [(*output_columns(one), record) for one in outputs]
-        self._insert("outputs", _UPSERT_OUTPUT, rows)
-        super().add_outputs(outputs, record)
-
-    def commit(self, head: Head) -> None:
-        values = {"covered": chain.seal(self._identity, head)}
-        _run_held(self._database, _COVER, self._term, values)
-        super().commit(head)
-
-    def _insert(self, table: str, upsert: LiteralString, rows: list[Columns]) -> None:
+    def write(self, rows: Sequence[IndexRow]) -> None:
         """Add rows by COPY, or one by one if a name is there, which takes several times as long.
 
         That is rare: a name ended before, or a run was killed.
         """
         try:
-            database.copy_rows(self._database, table, rows)
+            database.copy_rows(self._database, "ended", rows)
         except UniqueViolation:
             with self._database.transaction(), self._database.cursor() as cursor:
-                cursor.executemany(upsert, rows)
+                cursor.executemany(_UPSERT, rows)
+        super().write(rows)
+
+    def commit(self, head: Head) -> None:
+        values = {"covered": chain.seal(self._identity, head)}
+        _run_held(self._database, _COVER, self._term, values)
+        super().commit(head)
 
 
 def publish(
@@ -152,15 +132,11 @@ def publish(
     """Copy what a compaction up to `head` wrote, and check that it covers all rows up to there."""
     claimed = {claim.name for claim in claims(connection)}
     connection.execute(_REMOVE_UNCLAIMED, {**term._asdict(), "own": f"{term.epoch}-%"})
-    whole, _ = history.parts(directory)
-    paths = [path for part in whole for path in part.paths(directory).values()]
+    whole = history.parts(directory)
     newest = snapshot.path_of(directory, head.sequence)
-    missing = [path for path in (*paths, newest) if _name_of(directory, path) not in claimed]
-    made = [upload(connection, directory, path, term.epoch) for path in missing]
-    if made:
-        names, uploads, sizes, digests, _ = map(list, zip(*made, strict=True))
-        values = {"names": names, "uploads": uploads, "sizes": sizes, "digests": digests}
-        _run_held(connection, _CLAIM, term, values, len(made))
+    for path in (*(part.path(directory) for part in whole), newest):
+        if _name_of(directory, path) not in claimed:
+            upload(connection, directory, path, term)
     covered = read_covered(connection)
     is_covered = covered is not None and covered == (identity, head)
     if not is_covered or not whole or whole[-1].last < head.sequence:
@@ -195,19 +171,11 @@ def drop_snapshots(connection: Connection, before: int, term: Term) -> None:
 
 def fetch(
     connection: Connection, directory: Path, identity: bytes, files: Path | None = None
-) -> None:
-    """Make the files of a state directory equal to the tables.
+) -> Iterator[None]:
+    """Make the files of a state directory equal to the tables, with a pause after each part.
 
     `files` is the directory of `--files`, by default the one that the state directory has links to.
     """
-    for _ in fetch_parts(connection, directory, identity, files):
-        pass
-
-
-def fetch_parts(
-    connection: Connection, directory: Path, identity: bytes, files: Path | None = None
-) -> Iterator[None]:
-    """Like `fetch`, with a pause after each part."""
     yield from index_parts(connection, directory, identity)
     found = files or shared_directory.linked(directory)
     while missing := remove_others(connection, directory):
@@ -215,20 +183,18 @@ def fetch_parts(
             yield from _download(connection, directory, claim, found)
 
 
-def fetch_base(connection: Connection, directory: Path, identity: bytes) -> None:
+def fetch_base(connection: Connection, directory: Path, identity: bytes) -> Iterator[None]:
     """Fetch what a broker needs to start: index and snapshots."""
     for claim in remove_others(connection, directory):
         if snapshot.sequence_of(Path(claim.name)) is not None:
-            for _ in _download(connection, directory, claim):
-                pass
-    for _ in index_parts(connection, directory, identity):
-        pass
+            yield from _download(connection, directory, claim)
+    yield from index_parts(connection, directory, identity)
 
 
 def remove_others(connection: Connection, directory: Path) -> list[Claim]:
     """Remove files of a state directory that do not count, and return the missing ones."""
     wanted = {claim.name: claim for claim in claims(connection)}
-    for path in _local_files(directory):
+    for path in local_files(directory):
         claim = wanted.pop(_name_of(directory, path), None)
         if claim is None or path.stat().st_size != claim.bytes_total:
             path.unlink()
@@ -278,7 +244,7 @@ def compact(
             database.open_database(url) as connection,
         ):
             if described.lacks_files:
-                for _ in fetch_parts(connection, directory, identity):
+                for _ in fetch(connection, directory, identity):
                     progress("fetching files", 0, 1)
             index = partial(PublishedIndex, connection=connection, term=term)
             outcome = compaction.export(directory, reader, progress, index)
@@ -290,10 +256,10 @@ def compact(
     return outcome
 
 
-def export_stopped(
+def compact_stopped(
     url: str, directory: Path, progress: compaction.Progress, *, trims: bool
 ) -> CompactionResult:
-    """Export a store without a broker, and trim it if wanted. It is in use meanwhile, as by one.
+    """Compact a store without a broker. It is in use meanwhile, as by one.
 
     Raises `StoreInUse` if a broker uses it.
     """
@@ -303,16 +269,12 @@ def export_stopped(
         database.open_database(url) as connection,
     ):
         lease.on_lost = store.interrupt
-        fetch(connection, directory, store.identity)
+        run(fetch(connection, directory, store.identity))
         term = DatabaseTerm(url, *lease.term)
         outcome = compact(term, directory, (store.identity, store.head), progress)
         if trims:
-            before, through = store.anchor.sequence, outcome.sequence
-            for trimmed in compaction.trim(store, through):
-                progress("trimming rows", trimmed - before, through - before)
-            drop_snapshots(connection, through, lease.term)
-            outcome.rows_trimmed = through - before
-            outcome.snapshots_removed = compaction.drop_snapshots(directory, through)
+            compaction.trim_covered(directory, store, outcome, progress)
+            drop_snapshots(connection, outcome.sequence, lease.term)
     return outcome
 
 
@@ -338,23 +300,23 @@ def _name_of(directory: Path, path: Path) -> str:
     return path.relative_to(directory).as_posix()
 
 
-def _local_files(directory: Path) -> Iterator[Path]:
-    """Yield the snapshots and history files, also those of an unfinished pair."""
-    for part in (*history.parts(directory)[0], *history.parts(directory)[1]):
-        yield from (path for path in part.paths(directory).values() if path.exists())
+def local_files(directory: Path) -> Iterator[Path]:
+    """Yield the snapshots and history files."""
+    yield from (part.path(directory) for part in history.parts(directory))
     for sequence in snapshot.sequences(directory):
         yield snapshot.path_of(directory, sequence)
 
 
-def upload(connection: Connection, directory: Path, path: Path, epoch: int) -> Claim:
+def upload(connection: Connection, directory: Path, path: Path, term: Term) -> None:
     """Copy a file of a state directory. It counts when its claim is inserted."""
-    name, digest, size, number = f"{epoch}-{secrets.token_hex(8)}", hashlib.sha256(), 0, 0
+    name, digest, size, number = f"{term.epoch}-{secrets.token_hex(8)}", hashlib.sha256(), 0, 0
     with path.open("rb") as file:
         while content := file.read(PART_BYTES):
             connection.execute(_INSERT_PART, (name, number, content))
             digest.update(content)
             size, number = size + len(content), number + 1
-    return Claim(_name_of(directory, path), name, size, digest.digest())
+    claim = Claim(_name_of(directory, path), name, size, digest.digest())
+    _run_held(connection, _CLAIM, term, claim._asdict())
 
 
 def _download(
@@ -423,44 +385,37 @@ def _fetch_index(
     connection: Connection, directory: Path, covered: tuple[bytes, Head], after: int
 ) -> Iterator[None]:
     """Add the rows that the local index lacks, then the row up to which it is complete."""
-    writer = ArchiveWriter(directory, covered[0])
-    try:
-        query = "SELECT * FROM taskyard.finished WHERE record > %s"
-        for rows in _portions(connection, query, (after,)):
-            writer.write_columns(rows)
-            yield
-        query = "SELECT * FROM taskyard.outputs WHERE record > %s"
-        for rows in _portions(connection, query, (after,)):
-            writer.write_output_columns([row[:-1] for row in rows])
+    with closing(ArchiveWriter(directory, covered[0])) as writer:
+        for rows in _portions(connection, after):
+            writer.write(rows)
             yield
         writer.commit(covered[1])
-    finally:
-        writer.close()
 
 
-def _portions(
-    connection: Connection, query: LiteralString, values: tuple[int, ...]
-) -> Iterator[list[Columns]]:
-    """Yield the rows of one moment. Other statements may use the connection in between.
+def _portions(connection: Connection, after: int) -> Iterator[list[IndexRow]]:
+    """Yield the index rows of later records, as of one moment.
 
-    Without a transaction the server keeps a copy of them, and no old rows of other tables.
+    Other statements may use the connection in between. Without a transaction the server keeps a
+    copy of the rows, and no old rows of other tables.
     """
     made = connection.cursor("index", withhold=True, binary=True)
     with closing(made), made as cursor:  # twice, because a lost connection fails the first one
-        cursor.execute(query, values)
+        cursor.execute("SELECT * FROM taskyard.ended WHERE record > %s", (after,))
         while rows := cursor.fetchmany(_ROWS):
-            yield rows
+            yield list(map(IndexRow._make, rows))
 
 
 def _run_held(
-    connection: Connection,
-    statement: LiteralString,
-    term: Term,
-    values: Mapping[str, object],
-    count: int = 1,
+    connection: Connection, statement: LiteralString, term: Term, values: Mapping[str, object]
 ) -> None:
-    """Run a statement that begins with `leader.HELD`. Raises unless it changed `count` rows."""
-    if connection.execute(statement, {**term._asdict(), **values}).rowcount != count:
+    """Run a statement that begins with `leader.HELD`. Raises unless it changed one row."""
+    if connection.execute(statement, {**term._asdict(), **values}).rowcount != 1:
         raise LeaderLost(
             f"another broker has taken over since epoch {term.epoch}, so a compaction stops"
         )
+
+
+def run(parts: Iterator[None]) -> None:
+    """Run all parts without a pause."""
+    for _ in parts:
+        pass

@@ -117,7 +117,7 @@ class Follower(WitnessedRows):
     def _load(self, use: Callable[[], _T]) -> _T:
         self._close_witness()
         self._open(self._directory)
-        exports.fetch_base(self._connection, self._directory, self._identity)
+        exports.run(exports.fetch_base(self._connection, self._directory, self._identity))
         return use()
 
     def _at_one_moment(self, read: Callable[[], _T]) -> _T:

@@ -43,7 +43,7 @@ def write(
     `files` is the directory of `--files`, if there is one.
     """
     identity, anchor = database.read_anchor(connection)
-    exports.fetch(connection, directory, identity, files)
+    exports.run(exports.fetch(connection, directory, identity, files))
     sqlite.write_copy(
         directory, identity, anchor, chain.verify(rows(connection, anchor), anchor, seen)
     )

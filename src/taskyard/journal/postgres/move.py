@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol
 import psycopg
 
 from taskyard.errors import JournalDamaged, StoreInUse, UnusableState, UnusableStore
-from taskyard.journal import chain, history, schema, snapshot, sqlite, state_check, witness
+from taskyard.journal import chain, schema, sqlite, state_check, witness
 from taskyard.journal.archive import Archive
 from taskyard.journal.chain import Head
 from taskyard.journal.files import (
@@ -39,7 +39,7 @@ from taskyard.journal.postgres import (
     outbox,
     shared_directory,
 )
-from taskyard.journal.postgres.blobs import Blob, BlobTables
+from taskyard.journal.postgres.blobs import BlobTables, StoredBlob
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.readonly import ReadonlyStore
@@ -53,17 +53,14 @@ _CHAIN: Final = "SELECT chain FROM taskyard.journal WHERE sequence = %s"
 _IS_EMPTY: Final = (
     "SELECT NOT EXISTS (SELECT FROM taskyard.journal) AND NOT EXISTS (SELECT FROM taskyard.claims)"
 )
-_COUNTS: Final = (
-    "SELECT (SELECT count(*) FROM taskyard.finished), (SELECT count(*) FROM taskyard.outputs)"
-)
-_CLAIM: Final = "INSERT INTO taskyard.claims VALUES (%s, %s, %s, %b, %s)"
+_COUNT: Final = "SELECT count(*) FROM taskyard.ended"
 _COVER: Final = "INSERT INTO taskyard.meta VALUES ('covered', %b)"
 
 _RUN_AGAIN: Final = "nothing was changed at the source"
 
 
 class LocalBlob(NamedTuple):
-    """A file of output or a value in a state directory."""
+    """A blob or a stream in a state directory."""
 
     kind: str
     name: bytes
@@ -72,7 +69,7 @@ class LocalBlob(NamedTuple):
 
 
 class LocalFiles(Protocol):
-    """Output and values in a state directory."""
+    """Blobs in a state directory."""
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -85,18 +82,12 @@ class LocalFiles(Protocol):
     def walk(self, state: Path) -> Iterator[LocalBlob]:
         """Yield all files."""
 
-    def write(self, state: Path, kind: str, blob: Blob, contents: Iterable[bytes]) -> None:
+    def write(self, state: Path, kind: str, blob: StoredBlob, contents: Iterable[bytes]) -> None:
         """Write a file."""
-
-    def read_lines(self, state: Path) -> list[bytes]:
-        """Return the references to values."""
-
-    def write_lines(self, state: Path, lines: list[bytes]) -> None:
-        """Write the references to values."""
 
 
 class Files(NamedTuple):
-    """Where a store in PostgreSQL has output and values, and how a state directory has them."""
+    """Where a store in PostgreSQL has blobs, and how a state directory has them."""
 
     #: None: in the database.
     directory: Path | None
@@ -260,20 +251,13 @@ def _fill(connection: Connection, state: Path, source: ReadonlyStore, term: Term
         for row in source.rows()
     )
     database.copy_rows(connection, "journal", rows)
-    whole, _ = history.parts(state)
-    paths = [path for part in whole for path in part.paths(state).values()]
-    paths += [snapshot.path_of(state, sequence) for sequence in snapshot.sequences(state)]
-    for path in paths:
-        connection.execute(
-            _CLAIM, (*exports.upload(connection, state, path, term.epoch)[:4], term.epoch)
-        )
+    for path in exports.local_files(state):
+        exports.upload(connection, state, path, term)
     with Archive(state) as index:
         covered = index.covered()
         if covered is not None:
             connection.execute(_COVER, (chain.seal(*covered),))
-            database.copy_rows(connection, "finished", index.walk())
-            outputs = ((*row, covered[1].record) for row in index.walk("outputs"))
-            database.copy_rows(connection, "outputs", outputs)
+            database.copy_rows(connection, "ended", index.walk())
 
 
 def _verify(connection: Connection, state: Path, source: ReadonlyStore) -> None:
@@ -286,8 +270,8 @@ def _verify(connection: Connection, state: Path, source: ReadonlyStore) -> None:
         for _ in exports.read(connection, claim):
             pass
     with Archive(state) as index:
-        counts = tuple(sum(1 for _ in index.walk(table)) for table in ("finished", "outputs"))
-    if (head, counts) != (source.head, connection.execute(_COUNTS).fetchall()[0]):
+        count = sum(1 for _ in index.walk())
+    if (head, [(count,)]) != (source.head, connection.execute(_COUNT).fetchall()):
         raise JournalDamaged("the copy in the database differs from its source", _RUN_AGAIN)
 
 
@@ -300,14 +284,14 @@ def _fetch(connection: Connection, url: str, state: Path, files: Files) -> None:
 
 
 def _check_place(connection: Connection, files: Files) -> None:
-    """Refuse another place of output and values than that of the store."""
+    """Refuse another place of blobs than that of the store."""
     if blobs.known_place(connection) not in ("", files.place):
         hint = "give their directory with" if files.directory is None else "leave out"
-        raise UnusableStore(f"output and values of the store are elsewhere ({hint} --files)")
+        raise UnusableStore(f"blobs of the store are elsewhere ({hint} --files)")
 
 
 def _fill_blobs(connection: Connection, state: Path, local: LocalFiles, term: Term) -> None:
-    """Copy output and values, and compare the copies."""
+    """Copy blobs, and compare the copies."""
     tables = BlobTables(connection, term)
     for kind, name, path, used_ns in local.walk(state):
         written, found = hashlib.sha256(), hashlib.sha256()
@@ -318,9 +302,6 @@ def _fill_blobs(connection: Connection, state: Path, local: LocalFiles, term: Te
             found.update(content)
         if found.digest() != written.digest():
             raise JournalDamaged(f"{path}: its copy in the database differs", _RUN_AGAIN)
-    lines = local.read_lines(state)
-    if lines:
-        tables.add_lines(lines)
 
 
 def _digested(contents: Iterable[bytes], digest: "hashlib._Hash") -> Iterator[bytes]:
@@ -330,14 +311,11 @@ def _digested(contents: Iterable[bytes], digest: "hashlib._Hash") -> Iterator[by
 
 
 def _fetch_blobs(connection: Connection, state: Path, local: LocalFiles) -> None:
-    """Write output and values to a state directory."""
+    """Write blobs to a state directory."""
     tables = BlobTables(connection, Term(0, ""))
     for kind in blobs.KINDS:
         for blob in tables.walk(kind):
             local.write(state, kind, blob, tables.contents(kind, blob.name))
-    lines = tables.lines()
-    if lines:
-        local.write_lines(state, lines)
 
 
 def _check_free(source: Path, target: Path) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from taskyard.journal import history, value_files
+from taskyard.journal import blobs, history
 from taskyard.journal.files import create_private_of, free_bytes, sync_directory
 from taskyard.journal.store import DISK_RESERVE_BYTES
 
@@ -35,7 +35,7 @@ def write(files: Path, upload: str, contents: Iterable[bytes], bytes_total: int)
     path = path_of(files, upload)
     for killed in path.parent.glob(f"{upload}.*.{_UNFINISHED}"):
         killed.unlink(missing_ok=True)
-    # Output and values need the rest of the disk.
+    # Blobs need the rest of the disk.
     if free_bytes(path.parent) - bytes_total < DISK_RESERVE_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     unfinished = path.with_name(f"{upload}.{secrets.token_hex(4)}.{_UNFINISHED}")
@@ -60,5 +60,5 @@ def clear(files: Path) -> None:
 
 def linked(state: Path) -> Path | None:
     """Return the directory of `--files` that a state directory has links to, if any."""
-    link = state / value_files.FOLDER
+    link = state / blobs.FOLDER
     return link.readlink().parent if link.is_symlink() else None

@@ -6,7 +6,6 @@ are divided once: a scratch file with a part for each share.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from taskyard.journal import parquet_file
-from taskyard.journal.history import PARQUET, HistoryPart
+from taskyard.journal import history_arrow
+from taskyard.journal.history import HistoryPart
 from taskyard.pipeline.fold.share import GENERATIONS, share_numbers
 from taskyard.pipeline.history.memory import STEPS, Files, Memory
 from taskyard.pipeline.history.scratch import ScratchFile, write_scratch
-from taskyard.pipeline.store.data_file import DataFile, copy_data_file
+from taskyard.pipeline.store.data_file import DataFile, write_batches
 from taskyard.pipeline.store.location import Location
 
 #: The columns that identify the generations of a name.
@@ -37,24 +36,19 @@ class CopiedPart(Struct, frozen=True):
 
 
 class PartCopy(Struct, frozen=True):
-    """Copies one pair of history files. Row files become Parquet files."""
+    """Copies a history file to files of the tables."""
 
     state: Path
     part: HistoryPart
     out: Location
 
     def __call__(self) -> CopiedPart:
-        paths = self.part.paths(self.state)
-        return CopiedPart(**{table: self._copy(table, path) for table, path in paths.items()})
+        return CopiedPart(*map(self._copy, CopiedPart.__struct_fields__))
 
-    def _copy(self, table: str, path: Path) -> DataFile:
+    def _copy(self, table: str) -> DataFile:
+        found = history_arrow.batches(self.part.path(self.state), table)
         prefix = f"{table}-{self.part.first:012}-{self.part.last:012}"
-        if path.suffix == f".{PARQUET}":
-            return copy_data_file(path, self.out.child(table), prefix)
-        with tempfile.TemporaryDirectory(prefix="taskyard-") as directory:
-            copy = Path(directory) / path.with_suffix(f".{PARQUET}").name
-            parquet_file.write(path, copy)
-            return copy_data_file(copy, self.out.child(table), prefix)
+        return write_batches(self.out.child(table), history_arrow.TABLES[table], found, prefix)
 
 
 class StepsSplit(Struct, frozen=True):

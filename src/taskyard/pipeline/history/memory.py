@@ -19,7 +19,7 @@ from typing import Final
 import pyarrow as pa
 from msgspec import Struct
 
-from taskyard.journal.parquet_file import EDGES, EVENTS
+from taskyard.journal.history_arrow import EDGES, EVENTS
 from taskyard.pipeline.fold import schemas
 from taskyard.pipeline.fold.columns import CODED_TYPE, Ints
 from taskyard.pipeline.fold.places import EDGE

@@ -36,7 +36,6 @@ from taskyard.pipeline.fold.columns import constant, plain
 from taskyard.pipeline.fold.whole import fold_whole
 from taskyard.pipeline.jobs.history import HistoryJob
 from taskyard.pipeline.share_progress import StageCallback
-from taskyard.pipeline.sources import history
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -61,9 +60,8 @@ class BrokerTables(Struct):
     files: HistoryFiles
     #: Rows by table, also of events and edges.
     rows: dict[str, pa.Table] | None = None
-    #: The directory of the tables if there are no rows, and the frames of events and edges.
+    #: The directory of the tables if there are no rows.
     directory: Path | None = None
-    frames: dict[str, DataFrame] = {}
 
     @property
     def broker(self) -> str:
@@ -73,8 +71,6 @@ class BrokerTables(Struct):
         """Return a table as a frame."""
         if self.rows is not None:
             return frame_of_rows(spark, self.rows[dataset.name])
-        if dataset.name in self.frames:
-            return of_broker(self.frames[dataset.name], self.broker)
         assert self.directory is not None  # noqa: S101  # one of both
         return of_broker(tables.read(spark, self.directory, dataset), self.broker)
 
@@ -104,8 +100,7 @@ def make_tables(
         directory = out or scratch / "tables"
         with closing(HistoryJob(state, directory)) as job:
             job.run(spark, on_stage)
-    found = history.frames_of(spark, files, scratch)
-    return BrokerTables(files, None, directory, {"events": found.events, "edges": found.edges})
+    return BrokerTables(files, None, directory)
 
 
 def fold_files(files: HistoryFiles) -> BrokerTables:
@@ -133,7 +128,7 @@ def linked_state(files: HistoryFiles, scratch: Path) -> Path:
     """Make a directory that has exactly these files as its history, by links."""
     state = scratch / "state"
     (state / FOLDER).mkdir(parents=True)
-    for path in (*files.events, *files.edges):
+    for path in files.paths:
         (state / FOLDER / path.name).symlink_to(path.absolute())
     return state
 

@@ -23,10 +23,15 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from taskyard.errors import StateLocked, UnusableFile, UserError
-from taskyard.journal import compaction, parquet_file, schema, state_store
+from taskyard.journal import (
+    history_arrow,
+    history_reader,
+    schema,
+    state_check,
+    state_store,
+)
 from taskyard.journal.history import HistoryPart, check_part
 from taskyard.journal.lock import StateLock
-from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline.fold import schemas
 from taskyard.pipeline.history.finish import Finish, FinishedFiles
 from taskyard.pipeline.history.fold_files import EventsFold, FoldedFiles
@@ -65,7 +70,7 @@ _BROKER: Final = pa.field("broker", pa.string())
 #: Tables of the history files, with their schemas. Their files have no column `broker`.
 _COPIED: Final = {
     name: pa.schema([_BROKER, *(field.with_nullable(nullable=True) for field in table)])
-    for name, table in parquet_file.TABLES.items()
+    for name, table in history_arrow.TABLES.items()
 }
 _DERIVED: Final = {
     "attempts": schemas.ATTEMPTS,
@@ -88,7 +93,7 @@ class HistoryResult(msgspec.Struct):
 
     #: The last journal row in the tables.
     last: int
-    #: Pairs of history files that were new.
+    #: History files that were new.
     parts: int
     #: Campaigns with new events.
     campaigns: int
@@ -120,17 +125,12 @@ def export(state: Path) -> bool:
 
     Returns False if a broker runs on the state: it exports by its own schedule.
     """
-    source.require_state(state)
-    is_elsewhere = bool(schema.database_url(state))
-    if not is_elsewhere and not (state / schema.FILE_NAME).exists():
+    state_check.require_state(state)
+    if not schema.database_url(state) and not (state / schema.FILE_NAME).exists():
         return True
     try:
         with StateLock(state):
-            if is_elsewhere:
-                state_store.export_stopped(state)
-                return True
-            with contextlib.closing(SqliteStore(state)) as store:
-                compaction.export(state, store)
+            state_store.compact_stopped(state, trims=False)
     except StateLocked:
         return False
     return True
@@ -151,7 +151,7 @@ class HistoryJob:
         self._state, self._on_step, self._keep = state.absolute(), on_step, keep
         self._on_stage: StageCallback | None = None
         self._out = Location.parse(out)
-        self._whole = source.parts(state)
+        self._whole = history_reader.parts(state)
         self._broker = source.broker_of(state)
         self._lock = _lock(self._out)
         try:

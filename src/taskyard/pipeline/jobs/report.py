@@ -43,8 +43,12 @@ from taskyard.pipeline.report.comparison import Comparison
 from taskyard.pipeline.report.format import shorten_name
 from taskyard.pipeline.report.headline import page_of
 from taskyard.pipeline.report.links import PageLinks
-from taskyard.pipeline.report.outputs import last_outputs
-from taskyard.pipeline.report.reasons import failed_rows, failure_groups, setbacks_by_form
+from taskyard.pipeline.report.reasons import (
+    failed_rows,
+    failure_groups,
+    last_outputs,
+    setbacks_by_form,
+)
 from taskyard.pipeline.report.stays import ATTEMPT_COLUMNS, with_work_of
 from taskyard.pipeline.report.summary import (
     BrokerSummary,
@@ -269,9 +273,8 @@ def summarize(found: ReportDatasets, address: str = "") -> ReportSummary:
     )
     failed = [row for group in summary.failures for row in group.tasks]
     if failed:
-        states = {one.broker: Path(one.files.directory) for one in found.own_tables}
         printed = _printed(found, [row["task"] for row in failed])
-        summary.outputs = last_outputs(failed, printed, states)
+        summary.outputs = last_outputs(failed, printed)
     width_ns = interval_width(summary.makespan_ns)
     are_shown = len(stays.column("worker").unique()) <= WORKERS_SHOWN_MAX
     task_steps = summaries.steps(found.frame(EVENTS, _STEP_COLUMNS))

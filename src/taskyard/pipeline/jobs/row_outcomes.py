@@ -19,9 +19,10 @@ from taskyard.campaign.batches import encode_text
 from taskyard.client import discovery
 from taskyard.client.client import Client, scope_of
 from taskyard.client.requests import full_name, portions
-from taskyard.core.model import Result, shown, truncated_result_reason
+from taskyard.core.blobs import Blob, Result, truncated_result_reason
+from taskyard.core.model import shown
 from taskyard.core.states import TaskState
-from taskyard.errors import OutputRemoved, OutputTruncated, UnknownName, UserError
+from taskyard.errors import BytesDamaged, BytesMissing, BytesTruncated, UnknownName, UserError
 from taskyard.pipeline.submit import CONNECT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
@@ -179,9 +180,9 @@ class Settled(NamedTuple):
     def of(cls, state: TaskState, result: Result) -> Settled:
         if state is not TaskState.DONE:
             return cls(state, None, result.text)
-        if result.bytes_total:
-            return cls(state, None, truncated_result_reason(result.text, result.bytes_total))
-        return cls(state, result.text, b"")
+        if isinstance(result.content, Blob):
+            return cls(state, None, truncated_result_reason(result.content))
+        return cls(state, result.content, b"")
 
 
 def _outcome(settled: Settled, view: dict[str, Any]) -> dict[str, Any]:
@@ -265,7 +266,7 @@ class _Watch:
         self._queue.put((self._name, result))
 
     def set_exception(self, exception: BaseException) -> None:
-        is_own = isinstance(exception, OutputRemoved | OutputTruncated)
+        is_own = isinstance(exception, BytesDamaged | BytesMissing | BytesTruncated)
         reason = str(exception).encode()
         self.set_result(Settled(TaskState.DONE, None, reason) if is_own else exception)
 

@@ -1,9 +1,12 @@
-"""Failures grouped by the form of their reason, as on the page. Works on a few collected rows."""
+"""Failures grouped by the form of their reason, and the last lines that failed tasks printed.
+
+Works on a few collected rows.
+"""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,8 +15,15 @@ from msgspec import Struct
 from taskyard.client.reason_forms import form_of
 from taskyard.pipeline.transforms.summaries import EXAMPLES_MAX, LISTED, NO_REASON
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 #: Groups that the report shows.
 GROUPS_MAX: Final = 12
+
+#: Lines of output in the report, and the characters of them.
+_LINES_MAX: Final = 12
+_CHARACTERS_MAX: Final = 4096
 
 
 class FailureGroup(Struct):
@@ -63,3 +73,27 @@ def setbacks_by_form(setbacks: pa.Table) -> pa.Table:
     every = pc.add(pc.add(added["retried"], added["failed"]), added["lost"])
     order = [("attempts", "descending"), ("reason", "ascending")]
     return added.append_column("attempts", every).sort_by(order).slice(0, GROUPS_MAX)
+
+
+def last_outputs(tasks: Iterable[dict[str, Any]], printed: pa.Table) -> dict[str, str]:
+    """Return the last lines of some tasks by full name, without those that printed nothing.
+
+    `printed` are their `progressed` events.
+    """
+    wanted = {row["task"] for row in tasks}
+    found = {
+        event["task"]: _last_lines(event["reason"])
+        for event in printed.sort_by("record").to_pylist()
+        if event["reason"] and event["task"] in wanted
+    }
+    return {task: text for task, text in found.items() if text}
+
+
+def _last_lines(text: str) -> str:
+    """Cut a text to its last lines. Control characters become spaces."""
+    lines = text[-_CHARACTERS_MAX:].rstrip().splitlines()[-_LINES_MAX:]
+    return "\n".join(map(_printable, lines)).strip("\n")
+
+
+def _printable(line: str) -> str:
+    return "".join(one if one.isprintable() or one == "\t" else " " for one in line).rstrip()

@@ -2,13 +2,12 @@
 
 import datetime as dt
 import uuid
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from taskyard.errors import UnusableFile
 from taskyard.pipeline.store.location import Location
@@ -44,26 +43,36 @@ def write_data_file(
     directory: Location, rows: pa.Table, prefix: str, name: str | None = None
 ) -> DataFile:
     """Write rows to a new file. A given name must be one of `new_name`."""
+    encodings = _encodings(rows.schema)
+    return write_batches(directory, rows.schema, [rows], prefix, name, **encodings)
+
+
+def write_batches(
+    directory: Location,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch | pa.Table],
+    prefix: str,
+    name: str | None = None,
+    **encodings: Any,  # noqa: ANN401  # of pyarrow
+) -> DataFile:
+    """Like `write_data_file`, a batch at a time. Small ones share no row group."""
     system, path = directory.open()
     name = name or new_name(prefix)
     metadata: list[pq.FileMetaData] = []
+    options = {"compression": "zstd", "store_schema": False, "metadata_collector": metadata}
+    rows = 0
     try:
         if directory.is_local:
             system.create_dir(path)
         with system.open_output_stream(f"{path}/{name}") as sink:
-            pq.write_table(
-                rows,
-                sink,
-                row_group_size=ROWS_PER_GROUP,
-                compression="zstd",
-                store_schema=False,
-                metadata_collector=metadata,
-                **_encodings(rows.schema),
-            )
+            with pq.ParquetWriter(sink, schema, **options, **encodings) as writer:
+                for batch in batches:
+                    writer.write(batch, row_group_size=ROWS_PER_GROUP)
+                    rows += batch.num_rows
             size_bytes = sink.tell()
     except OSError as error:
         raise UnusableFile(f"{directory}: {error}") from error
-    return DataFile(name, size_bytes, rows.num_rows, _delta_stats(metadata[0]))
+    return DataFile(name, size_bytes, rows, _delta_stats(metadata[0]))
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
@@ -82,22 +91,6 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
         "use_dictionary": coded,
         "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
     }
-
-
-def copy_data_file(source: Path, directory: Location, prefix: str) -> DataFile:
-    """Copy a Parquet file as it is."""
-    system, path = directory.open()
-    name = new_name(prefix)
-    try:
-        if directory.is_local:
-            system.create_dir(path)
-        fs.copy_files(
-            str(source), f"{path}/{name}", fs.LocalFileSystem(), system, use_threads=False
-        )
-    except OSError as error:
-        raise UnusableFile(f"{directory}: {error}") from error
-    metadata = pq.read_metadata(source)
-    return DataFile(name, source.stat().st_size, metadata.num_rows, _delta_stats(metadata))
 
 
 def _delta_stats(metadata: pq.FileMetaData) -> str:

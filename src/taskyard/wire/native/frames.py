@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 from msgspec import Struct, structs
 
+from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import (
     AFTER_MAX,
@@ -42,6 +43,7 @@ from taskyard.wire.native.counts import LOGS_MAX, TooMany, check_counts, check_l
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from taskyard.core.blobs import Content
     from taskyard.core.output import OutputColumns
     from taskyard.core.resources import Resources
     from taskyard.core.runs import RunColumns
@@ -85,14 +87,11 @@ class Report(Struct):
     names: list[bytes]
     attempts: list[int] | None = None
     outcomes: list[Outcome] | None = None
-    texts: list[bytes] | None = None
+    texts: list[Content] | None = None
     retry_at_ns: list[int] | None = None
     #: The end of each task's output, or the log that a plain worker sent.
-    outputs: list[bytes] | None = None
+    outputs: list[Content] | None = None
     percents: list[int] | None = None
-    #: Lengths of results and outputs before they were truncated, 0 for whole ones.
-    result_bytes_total: list[int] | None = None
-    output_bytes_total: list[int] | None = None
     #: How the attempts ran.
     runs: RunColumns | None = None
     #: stdout and stderr of the attempts.
@@ -100,10 +99,7 @@ class Report(Struct):
 
 
 #: The columns of a report beside its names, in the order of the fields.
-_REPORT_COLUMNS: Final = (
-    *("attempts", "outcomes", "texts", "retry_at_ns", "outputs", "percents"),
-    *("result_bytes_total", "output_bytes_total"),
-)
+_REPORT_COLUMNS: Final = (*("attempts", "outcomes", "texts", "retry_at_ns", "outputs", "percents"),)
 
 
 def parse(kind: type[_M], raw: bytes) -> _M:
@@ -454,24 +450,30 @@ def report_of(query: pb.QueryMsg) -> Report:
         report = _report_of_messages(query)
     check_text([query.host], "a host")
     columns = (report.attempts, report.outcomes, report.texts, report.retry_at_ns)
-    lengths = (report.result_bytes_total, report.output_bytes_total)
-    for column in (*columns, report.outputs, report.percents, *lengths):
+    for column in (*columns, report.outputs, report.percents):
         if column is not None and len(column) != len(report.names):
-            raise Malformed("columns of a batch: must have one length, or be absent")
+            raise Malformed(native_streams.BAD_LENGTHS)
+    if report.streams is not None and report.outcomes is not None:
+        _check_reasons(report.outcomes, report.texts or ())
     if report.attempts is not None and max(report.attempts) > NUMBER_MAX:
         raise Malformed(f"an attempt must be at most {NUMBER_MAX}")
-    if any(column is not None and max(column) > NUMBER_MAX for column in lengths):
-        raise Malformed(f"a length must be at most {NUMBER_MAX}")
     if report.percents is not None and max(report.percents) > PERCENT_MAX:
         raise Malformed(f"progress: must be 0 to {PERCENT_MAX} percent")
     return report
+
+
+def _check_reasons(outcomes: list[Outcome], texts: Iterable[Content]) -> None:
+    """Raise `Malformed` if a reason is not whole. Only results may be long."""
+    for outcome, text in zip(outcomes, texts, strict=False):
+        if outcome is not Outcome.DONE and isinstance(text, Blob):
+            raise Malformed("a reason must be complete")
 
 
 def _report_of_messages(query: pb.QueryMsg) -> Report:
     names = _alike(query)
     if names is not None:
         one = _report_in_messages(_tasks(query.task[:1]), query.host)
-        if one.names == names[:1] and one.streams is None and one.runs is None:
+        if one.names == names[:1] and one.runs is None:
             return _repeated(one, names)
     return _report_in_messages(_tasks(query.task), query.host)
 
@@ -491,12 +493,10 @@ def _report_in_columns(batch: pb.Batch) -> Report:
         names=names,
         attempts=batch.attempt[:] or None,
         outcomes=[_OUTCOMES[value] for value in outcomes] if any(outcomes) else None,
-        texts=batch.text[:] or None,
+        texts=native_streams.decode_contents(batch, "text") or None,
         retry_at_ns=batch.retry_at_ns[:] or None,
-        outputs=batch.output[:] or None,
+        outputs=native_streams.decode_contents(batch, "output") or None,
         percents=batch.percent[:] or None,
-        result_bytes_total=batch.result_bytes_total[:] or None,
-        output_bytes_total=batch.output_bytes_total[:] or None,
     )
 
 
@@ -514,10 +514,7 @@ def _report_in_messages(tasks: list[pb.TaskMsg], host: bytes) -> Report:
         retry_at_ns=_present([task.retry_at_ns for task in tasks]),
         outputs=_present([task.output or _log(task) for task in tasks]),
         percents=_present([task.percent for task in tasks]),
-        result_bytes_total=_present([task.result_bytes_total for task in tasks]),
-        output_bytes_total=_present([task.output_bytes_total for task in tasks]),
         runs=native_runs.decode_messages(tasks, host),
-        streams=native_streams.decode_messages(tasks),
     )
 
 

@@ -5,15 +5,15 @@ Pure functions of bytes and values. `net/channel.py` numbers, sends and repeats 
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct
 
+from taskyard.core.blobs import Result
 from taskyard.core.events import Outcome, Scope, UnknownPolicy
-from taskyard.core.model import Refusal, Result, shown
-from taskyard.core.output import OutputColumns, Stream
+from taskyard.core.model import Refusal, shown
+from taskyard.core.output import OutputColumns
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
@@ -26,6 +26,7 @@ from taskyard.wire.payloads import is_command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskyard.core.blobs import Content
     from taskyard.core.model import Submission, Terms, TermsChanges, WorkerFacts
     from taskyard.core.rules import Rule
 
@@ -209,20 +210,15 @@ class Reply:
 
     @property
     def results(self) -> list[Result]:
-        """The results, each with its length before it was truncated."""
+        """The results and reasons. Of a long result, its ends."""
         batch = self._query.batch
-        totals = batch.result_bytes_total or repeat(0)
-        if not batch.files:
-            return [*map(Result, batch.text, totals)]
-        in_files = [bool(files & Stream.STDOUT) for files in batch.files]
-        printed = [bool(files & Stream.STDERR) for files in batch.files]
-        return [*map(Result, batch.text, totals, in_files, printed)]
+        columns = (streams.decode_contents(batch, "text"), batch.has_stderr)
+        return [*map(Result, *columns)] if batch.has_stderr else [*map(Result, columns[0])]
 
     @property
-    def outputs_with_size(self) -> list[Result]:
-        """The outputs, each with its length before it was truncated."""
-        batch = self._query.batch
-        return [*map(Result, batch.output, batch.output_bytes_total or repeat(0))]
+    def contents(self) -> list[Content]:
+        """The outputs, each as far as it is kept."""
+        return streams.decode_contents(self._query.batch, "output")
 
     @property
     def value(self) -> value_messages.ValueReply:
@@ -325,13 +321,10 @@ class ReportColumns(Struct):
     names: list[bytes] = []  # msgspec copies it
     attempts: list[int] = []
     outcomes: list[Outcome] = []
-    texts: list[bytes] = []
-    outputs: list[bytes] = []
+    texts: list[Content] = []
+    outputs: list[Content] = []
     #: Of RETRY_AT.
     retry_at_ns: list[int] = []
-    #: Lengths of results and outputs before they were truncated, 0 for whole ones.
-    result_bytes_total: list[int] = []
-    output_bytes_total: list[int] = []
     #: stdout and stderr of the attempts. Columns of empty values are not sent.
     streams: OutputColumns | None = None
     #: Measurements of the attempts. None: not measured.
@@ -351,14 +344,13 @@ def complete(  # noqa: PLR0913  # one a field
     for them as a Steal does, and OK acknowledges the report if there are none at once."""
     given: tasks.Columns = {
         "outcome": reports.outcomes,
-        "text": reports.texts,
-        "output": reports.outputs,
+        **streams.encode_contents("text", reports.texts),
+        **streams.encode_contents("output", reports.outputs),
         "retry_at_ns": reports.retry_at_ns,
-        "result_bytes_total": reports.result_bytes_total,
-        "output_bytes_total": reports.output_bytes_total,
     }
     if reports.streams is not None:
-        given |= streams.encode_columns(reports.streams)
+        given |= streams.encode_contents("stdout", reports.streams.stdouts)
+        given |= streams.encode_contents("stderr", reports.streams.stderrs)
     columns: tasks.Columns = {"name": reports.names, "attempt": reports.attempts}
     columns |= {field: column for field, column in given.items() if any(column)}
     if reports.runs is not None:
@@ -417,18 +409,16 @@ def progress(
     request: int,
     location: bytes,
     held: Sequence[tuple[bytes, int]],
-    outputs: Sequence[Result],
+    outputs: Sequence[Content],
     incarnation: int | None = None,
 ) -> bytes:
     """Encode a Progress with the output of tasks so far."""
-    query = _Q(type=PROGRESS, request=request, location=location)
+    names, attempts = [name for name, _ in held], [attempt for _, attempt in held]
+    columns: tasks.Columns = {"name": names, "attempt": attempts}
+    columns |= streams.encode_contents("output", outputs)
+    query = _Q(type=PROGRESS, request=request, location=location, batch=columns)
     if incarnation is not None:
         query.incarnation = incarnation
-    query.batch.name.extend(name for name, _ in held)
-    query.batch.attempt.extend(attempt for _, attempt in held)
-    query.batch.output.extend(output.text for output in outputs)
-    if any(output.bytes_total for output in outputs):
-        query.batch.output_bytes_total.extend(output.bytes_total for output in outputs)
     return query.SerializeToString()
 
 

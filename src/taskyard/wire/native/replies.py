@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core import effects, values
+from taskyard.core.blobs import Blob
 from taskyard.core.model import Refusal
-from taskyard.core.output import Stream
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import health_views, views
 from taskyard.wire.native import frames as tasks
+from taskyard.wire.native import streams
 from taskyard.wire.native.rules import encode_rule
 from taskyard.wire.record_views import record_document
 
@@ -295,6 +296,8 @@ def _task_output(pending: PendingRequests, effect: effects.TaskOutput) -> list[R
     batch = pb.Batch(name=[effect.name], output=[effect.text])
     if effect.text_bytes_total:
         batch.output_bytes_total.append(effect.text_bytes_total)
+    if effect.digest:
+        batch.output_digest.append(effect.digest)
     if effect.stream is None:
         return pending.answer(effect.request, _Q.Output, batch=batch)
     more = {"attempt": effect.attempt, "offset": effect.offset, "live": effect.live}
@@ -320,8 +323,7 @@ def _value_part(pending: PendingRequests, effect: values.ValuePart) -> list[Repl
 
 
 def _value_received(pending: PendingRequests, effect: values.ValueReceived) -> list[Reply]:
-    more = {"offset": effect.received, "live": effect.syncing}
-    return pending.answer(effect.request, _Q.PutValue, **more)
+    return pending.answer(effect.request, _Q.PutValue, offset=effect.received)
 
 
 _REPLIES: Final[dict[type[effects.Effect], Callable[[PendingRequests, Any], list[Reply]]]] = {
@@ -435,20 +437,17 @@ def _collect(entry: PendingRequest, effect: effects.Settled) -> None:
     notice = entry.notice
     if not isinstance(notice, _CollectedSettled):
         notice = entry.notice = _CollectedSettled(effect.client, effect.request, [], [], [])
-    if effect.truncated:
-        notice.truncated = {**(notice.truncated or {}), **effect.truncated}
-    if effect.in_files:
-        notice.in_files = {**(notice.in_files or {}), **effect.in_files}
     if effect.printed:
         notice.printed = {**(notice.printed or {}), **effect.printed}
     if effect.aliases:
         notice.aliases = {**(notice.aliases or {}), **effect.aliases}
     notice.services = effect.services
     for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
-        if text is None or (notice.names and notice.text_bytes + len(text) > TEXT_BYTES_MAX):
+        size = len(text.ends if isinstance(text, Blob) else text or b"")
+        if text is None or (notice.names and notice.text_bytes + size > TEXT_BYTES_MAX):
             notice.left_out += 1
             continue
-        notice.text_bytes += len(text)
+        notice.text_bytes += size
         notice.names.append(name)
         notice.states.append(state)
         notice.texts.append(text)
@@ -459,8 +458,8 @@ def _take_ready(effect: effects.Settled) -> effects.Settled:
     """Take the results that are available out of an effect. The others remain in it."""
     if not effect.records:
         return effect
-    ready = effects.Settled(effect.client, effect.request, [], [], [], truncated=effect.truncated)
-    ready.aliases, ready.in_files, ready.printed = effect.aliases, effect.in_files, effect.printed
+    ready = effects.Settled(effect.client, effect.request, [], [], [])
+    ready.aliases, ready.printed = effect.aliases, effect.printed
     rest = effects.Settled(effect.client, effect.request, [], [], [])
     for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
         part = rest if text is None else ready
@@ -472,19 +471,13 @@ def _take_ready(effect: effects.Settled) -> effects.Settled:
 
 
 def _settled_columns(notice: effects.Settled) -> tasks.Columns:
-    texts = [text or b"" for text in notice.texts]
     names = notice.names
     if notice.aliases:
         names = [notice.aliases.get(name, name) for name in names]
-    columns: tasks.Columns = {"name": names, "standing": notice.states, "text": texts}
-    if notice.truncated:
-        columns["result_bytes_total"] = [notice.truncated.get(name, 0) for name in notice.names]
-    if notice.in_files or notice.printed:
-        in_files, printed = notice.in_files or {}, notice.printed or {}
-        columns["files"] = [
-            Stream.STDOUT * (name in in_files) + Stream.STDERR * (name in printed)
-            for name in notice.names
-        ]
+    columns: tasks.Columns = {"name": names, "standing": notice.states}
+    columns |= streams.encode_contents("text", notice.texts)  # type: ignore[arg-type]  # all are there
+    if notice.printed:
+        columns["has_stderr"] = [name in notice.printed for name in notice.names]
     if notice.services is not None:
         services = [notice.services[name] for name in notice.names]
         places = {service: place for place, service in enumerate(dict.fromkeys(services))}
@@ -498,10 +491,11 @@ def _parts(notice: effects.Settled) -> list[effects.Settled]:
     parts: list[effects.Settled] = []
     start = room = 0
     for index, text in enumerate(notice.texts):
-        room += len(text or b"")
+        size = len(text.ends if isinstance(text, Blob) else text or b"")
+        room += size
         if room > TEXT_BYTES_MAX and index > start:
             parts.append(_part(notice, start, index))
-            start, room = index, len(text or b"")
+            start, room = index, size
     return [*parts, _part(notice, start, len(notice.names))]
 
 
@@ -509,8 +503,6 @@ def _part(notice: effects.Settled, start: int, end: int) -> effects.Settled:
     columns = (notice.names[start:end], notice.states[start:end], notice.texts[start:end])
     return effects.Settled(
         *(notice.client, notice.request, *columns),
-        truncated=notice.truncated,
-        in_files=notice.in_files,
         printed=notice.printed,
         aliases=notice.aliases,
     )

@@ -189,7 +189,6 @@ def _reported(
         *(0, query.location, report.names, report.attempts, report.outcomes),
         *(report.texts, report.retry_at_ns, number),
         random_bits=0 if report.outcomes is None else pending.random_bits(),
-        result_bytes_total=report.result_bytes_total,
         incarnation=_incarnation(query),
         runs=report.runs,
         output=report.streams,
@@ -562,7 +561,6 @@ def _printed(query: pb.QueryMsg, report: tasks.Report) -> events.TasksProgressed
     columns = (report.names, report.attempts, report.percents, report.outputs)
     return events.TasksProgressed(
         *(0, query.location, *columns),
-        text_bytes_total=report.output_bytes_total,
         incarnation=_incarnation(query),
     )
 

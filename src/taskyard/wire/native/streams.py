@@ -1,4 +1,4 @@
-"""Output of attempts in native messages: the streams in a Complete, Append, and Output.
+"""Results and output in native messages: contents in columns, Append, and Output.
 
 Decoders are total: they return a value or raise `Malformed`. Owns the meaning of these fields, not
 the requests around them.
@@ -6,19 +6,31 @@ the requests around them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from taskyard.core.blobs import DIGEST_BYTES, Blob, texts_of
 from taskyard.core.limits import NUMBER_MAX
 from taskyard.core.output import OutputColumns, Stream
-from taskyard.errors import Malformed
+from taskyard.errors import BytesDamaged, BytesTruncated, Malformed
 from taskyard.wire import dwork_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskyard.core.blobs import Content
+
+    #: Fields of a Batch.
+    Columns = dict[str, Sequence[bytes] | Sequence[int]]
+
 _Q: Final = pb.QueryMsg
+
+BAD_LENGTHS: Final = "columns of a batch: must have one length, or be absent"
+
+#: Stands for bytes among blobs: no length and no digest.
+_WHOLE: Final = Blob(b"", 0)
 
 
 class StreamChunk(Struct, frozen=True):
@@ -41,54 +53,81 @@ class OutputPage(Struct, frozen=True):
     attempt: int
     #: The attempt runs, so more may follow.
     live: bool
+    #: The SHA-256 of the whole stream. b"": unknown.
+    digest: bytes = b""
 
 
-# Complete.
+class StreamPages:
+    """The parts of a stream as they arrive. Checks that they are the whole stream."""
 
-#: Columns of a Batch and fields of a TaskMsg with the streams of an attempt, and their defaults.
-_STREAM_FIELDS: Final[dict[str, Any]] = {
-    "stdout": b"",
-    "stderr": b"",
-    "stdout_bytes_total": 0,
-    "stderr_bytes_total": 0,
-    "files": 0,
-}
-_FILES_MAX: Final = sum(Stream)
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.offset = 0
+        #: The attempt that the stream is of. None: the latest, and no part has arrived.
+        self.attempt: int | None = None
+        self._digest = sha256()
+
+    def add(self, page: OutputPage) -> bool:
+        """Add the next part. Return whether it is the last one, for now.
+
+        Raises `BytesTruncated` and `BytesDamaged` at the end.
+        """
+        self.offset += len(page.data)
+        self.attempt = page.attempt
+        self._digest.update(page.data)
+        if page.data and (self.offset < page.bytes_total or page.live):
+            return False
+        if self.offset < page.bytes_total and not page.live:
+            kept = f"only {self.offset:,} of {page.bytes_total:,} bytes of its output are kept"
+            raise BytesTruncated(f"task {self._name}: {kept}", b"", page.bytes_total)
+        if page.digest and self._digest.digest() != page.digest:
+            text = f"task {self._name}: its output of {page.bytes_total:,} bytes is damaged"
+            raise BytesDamaged(f"{text} (restore it from a backup, or run the task again)")
+        return True
+
+
+# Results and streams: bytes or the ends of a blob, with its length and digest in columns beside.
+
+
+def encode_contents(field: str, contents: Sequence[Content]) -> Columns:
+    """Encode a column of contents as fields of a Batch. Only blobs have a length and a digest."""
+    if Blob not in {*map(type, contents)}:  # nearly always
+        return {field: contents}  # type: ignore[dict-item]  # all are bytes
+    blobs = [one if isinstance(one, Blob) else _WHOLE for one in contents]
+    columns: Columns = {
+        field: texts_of(contents),
+        f"{field}_bytes_total": [one.length for one in blobs],
+    }
+    if any(one.digest for one in blobs):
+        columns[f"{field}_digest"] = [one.digest for one in blobs]
+    return columns
+
+
+def decode_contents(batch: pb.Batch, field: str) -> list[Content]:
+    """Decode a column of contents, and those beside it unless all are bytes. Raise Malformed."""
+    texts, bytes_total = getattr(batch, field)[:], getattr(batch, f"{field}_bytes_total")
+    if not bytes_total:
+        return texts  # type: ignore[no-any-return]  # nearly always
+    digests = getattr(batch, f"{field}_digest") or [b""] * len(texts)
+    if not len(texts) == len(bytes_total) == len(digests):
+        raise Malformed(BAD_LENGTHS)
+    if max(bytes_total) > NUMBER_MAX:
+        raise Malformed(f"a length must be at most {NUMBER_MAX}")
+    if any(digest and len(digest) != DIGEST_BYTES for digest in digests):
+        raise Malformed(f"a digest must have {DIGEST_BYTES} bytes")
+    columns = zip(texts, bytes_total, digests, strict=True)
+    return [Blob(digest, total, text) if total else text for text, total, digest in columns]
 
 
 def decode_columns(batch: pb.Batch, count: int) -> OutputColumns | None:
     """Decode the streams of `count` attempts in a Complete. None: it has none."""
-    if not (batch.stderr or batch.stdout or batch.files):
+    if not (batch.stderr or batch.stdout or batch.text_bytes_total):
         return None  # nearly always
-    return _decode([getattr(batch, field)[:] for field in _STREAM_FIELDS], count)
-
-
-def decode_messages(messages: list[pb.TaskMsg]) -> OutputColumns | None:
-    """Decode the streams of attempts that are sent one by one. None: there are none."""
-    columns = [[getattr(one, field) for one in messages] for field in _STREAM_FIELDS]
-    return _decode([column if any(column) else [] for column in columns], len(messages))
-
-
-def encode_columns(output: OutputColumns) -> dict[str, Sequence[bytes] | Sequence[int]]:
-    """Encode the streams of attempts as columns of a Batch."""
-    columns = (output.stdouts, output.stderrs, output.stdout_bytes_total, output.stderr_bytes_total)
-    return dict(zip(_STREAM_FIELDS, (*columns, output.files), strict=True))
-
-
-def _decode(columns: list[list[Any]], count: int) -> OutputColumns | None:
-    """Return the streams of attempts. Absent columns have their defaults."""
-    if not any(columns):
-        return None
-    defaults = _STREAM_FIELDS.values()
-    whole = [column or [value] * count for column, value in zip(columns, defaults, strict=True)]
-    if any(len(column) != count for column in whole):
-        raise Malformed("columns of a batch: must have one length, or be absent")
-    output = OutputColumns(*whole)
-    if max(output.files) > _FILES_MAX:
-        raise Malformed(f"files must be at most {_FILES_MAX}")
-    if max(*output.stdout_bytes_total, *output.stderr_bytes_total) > NUMBER_MAX:
-        raise Malformed(f"a length must be at most {NUMBER_MAX}")
-    return output
+    stdouts = decode_contents(batch, "stdout") or [b""] * count
+    stderrs = decode_contents(batch, "stderr") or [b""] * count
+    if not len(stdouts) == len(stderrs) == count:
+        raise Malformed(BAD_LENGTHS)
+    return OutputColumns(stdouts, stderrs)
 
 
 # Append and Output.
@@ -123,7 +162,8 @@ def decode_stream(number: int) -> Stream:
 def decode_page(query: pb.QueryMsg) -> OutputPage:
     """Decode the reply to an Output of a stream."""
     (data,) = query.batch.output
-    return OutputPage(data, sum(query.batch.output_bytes_total), query.attempt, live=query.live)
+    total, digest = sum(query.batch.output_bytes_total), b"".join(query.batch.output_digest)
+    return OutputPage(data, total, query.attempt, query.live, digest)
 
 
 def append(

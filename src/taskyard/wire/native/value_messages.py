@@ -30,10 +30,8 @@ class ValueReply(Struct, frozen=True):
     """The reply to a GetValue, a GetTaskValue or a PutValue."""
 
     data: bytes
-    #: PutValue: bytes that the broker has.
+    #: PutValue: bytes that the broker has. If that is all of them, they are synced.
     received: int
-    #: PutValue: it has all of them, and syncs them to the disk.
-    syncing: bool
 
 
 def decode(query: pb.QueryMsg, client: bytes, number: Callable[[], int]) -> Event:
@@ -48,7 +46,7 @@ def decode(query: pb.QueryMsg, client: bytes, number: Callable[[], int]) -> Even
     if query.type == _Q.PutValue:
         if len(query.data) > VALUE_PART_BYTES_MAX:
             raise Malformed(f"a part of a value must have at most {VALUE_PART_BYTES_MAX} bytes")
-        return values.ValueSent(0, client, value, offset, query.data, number())
+        return values.ValueSent(0, client, value, offset, query.data, number(), query.location)
     count = query.n if query.HasField("n") else VALUE_PART_BYTES_MAX
     if count < 1:
         raise Malformed(f"n must be 1 or more, not {count}")
@@ -62,7 +60,7 @@ def decode(query: pb.QueryMsg, client: bytes, number: Callable[[], int]) -> Even
 
 
 def decode_reply(query: pb.QueryMsg) -> ValueReply:
-    return ValueReply(query.data, query.offset, syncing=query.live)
+    return ValueReply(query.data, query.offset)
 
 
 def store(request: int) -> bytes:
@@ -92,9 +90,16 @@ def get_task_value(  # noqa: PLR0913  # one a field
     return query.SerializeToString()
 
 
-def put_value(request: int, value: bytes, offset: int = 0, data: bytes = b"") -> bytes:
-    """Encode a PutValue: a part of a value. Without data: a question how much is there."""
+def put_value(
+    request: int, value: bytes, offset: int = 0, data: bytes = b"", location: bytes = b""
+) -> bytes:
+    """Encode a PutValue: a part of a value. Without data: a question how much is there.
+
+    `location` is the worker that sends a result of its task.
+    """
     query = _Q(type=_Q.PutValue, request=request, value=value, offset=offset)
+    if location:
+        query.location = location
     if data:
         query.data = data
     return query.SerializeToString()

@@ -275,7 +275,8 @@ class Backend:
             return [] if self._is_ignored(peer) else [self._pong(peer)]
         was_owing = peer.standing is OWING
         report = events.TasksReported(
-            *(0, peer.name, [peer.task], [peer.attempt], None, [text]),
+            *(0, peer.name, [peer.task], [peer.attempt]),
+            texts=[text],
             request=self._number((peer.route, [b"", PONG])),
         )
         if outcome is not Outcome.DONE:

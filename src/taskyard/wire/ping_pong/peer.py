@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 
+from taskyard.core.blobs import Blob, Content, text_of, truncated_result_reason
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import shown, truncated_result_reason
+from taskyard.core.model import shown
 from taskyard.wire.ping_pong.frames import (
     DISCONNECT,
     ERROR,
@@ -138,13 +139,11 @@ class Worker:
             self._on_frames(frames, now_ns)
         return self._taken()
 
-    def done(
-        self, name: bytes, outcome: Outcome, text: bytes, now_ns: int, bytes_total: int = 0
-    ) -> list[Action]:
-        """Report a job, unless it was stopped. `bytes_total` is above 0 for a truncated result."""
+    def done(self, name: bytes, outcome: Outcome, text: Content, now_ns: int) -> list[Action]:
+        """Report a job, unless it was stopped."""
         if name in self._held:
             self._held.remove(name)
-            self._report(outcome, text, now_ns, bytes_total)
+            self._report(outcome, text, now_ns)
         return self._taken()
 
     def stop_running(self) -> list[Action]:
@@ -216,14 +215,15 @@ class Worker:
 
     # Messages to the broker.
 
-    def _report(self, outcome: Outcome, text: bytes, now_ns: int, bytes_total: int) -> None:
+    def _report(self, outcome: Outcome, content: Content, now_ns: int) -> None:
         """Send a result, or ERROR. A job that this machine can't start returns by DISCONNECT."""
+        text = text_of(content)
         if outcome is Outcome.REFUSED:
             self._back_off(text, now_ns)
         elif outcome is not Outcome.DONE:
             self._send(ERROR, text)
-        elif bytes_total:
-            self._send(ERROR, truncated_result_reason(text, bytes_total))
+        elif isinstance(content, Blob):
+            self._send(ERROR, truncated_result_reason(content))
         elif is_word(text):
             self._send(ERROR, b"result is %s, a word of the protocol" % text)
         else:

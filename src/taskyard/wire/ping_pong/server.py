@@ -20,7 +20,7 @@ from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.core.model import Refusal, Submission
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.wire import roles
-from taskyard.wire.dialect import is_probe, partial_result_reason, request_numbers
+from taskyard.wire.dialect import is_probe, request_numbers, text_and_problem
 from taskyard.wire.ping_pong.backend import Backend
 from taskyard.wire.ping_pong.frames import DIALECT, ERROR, FRAMES, FULL, RESERVED_JOBS, Settings
 
@@ -196,10 +196,9 @@ class Frontend:
 
 def _outcome(effect: effects.Settled) -> list[bytes]:
     """Encode the outcome of a job."""
-    state, text = effect.states[0], effect.texts[0] or b""
-    reason = partial_result_reason(effect)
-    if reason is not None:
-        return [b"", ERROR, reason]
+    state, (text, problem) = effect.states[0], text_and_problem(effect)
+    if problem is not None:
+        return [b"", ERROR, problem]
     if state is DONE:
         return [b"", text]
     return [b"", ERROR, text or (b"it was cancelled" if state is CANCELLED else b"it failed")]

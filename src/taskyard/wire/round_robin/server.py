@@ -21,7 +21,7 @@ from taskyard.core.model import Refusal, Submission
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.errors import Malformed
 from taskyard.wire import roles
-from taskyard.wire.dialect import is_probe, partial_result_reason, request_numbers
+from taskyard.wire.dialect import is_probe, request_numbers, text_and_problem
 from taskyard.wire.round_robin import frames as lmq
 from taskyard.wire.round_robin.frames import Message, Settings
 from taskyard.wire.round_robin.leases import Lease, Peer
@@ -356,14 +356,13 @@ class RoundRobin:
         if pending is None or pending.message.command != lmq.TRACKEXEC:
             return []
         lmq.log_message("response passed back to %s", pending.route[1:])
-        state, text = effect.states[0], effect.texts[0] or b""
+        state, (text, problem) = effect.states[0], text_and_problem(effect)
         responded = self._answers.get((effect.names[0], text))
         if state is not DONE:
             text = text or (b"it was cancelled" if state is CANCELLED else b"it failed")
             return self._sent([_reply(pending, [lmq.ERROR + text])])
-        reason = partial_result_reason(effect)
-        if reason is not None:
-            return self._sent([_reply(pending, [lmq.ERROR + reason])])
+        if problem is not None:
+            return self._sent([_reply(pending, [lmq.ERROR + problem])])
         if responded is None:
             return self._sent([_reply(pending, [text] if text else [])])
         return self._sent([_reply(pending, responded.arguments, responded.worker)])

@@ -200,7 +200,7 @@ class WorkerTable:
         earlier attempt does not affect a later one."""
         result = lmq.pack(message.arguments)
         report = events.TasksReported(
-            *(0, peer.name, [lease.name], [lease.attempt], None, [result]), request=request
+            *(0, peer.name, [lease.name], [lease.attempt]), texts=[result], request=request
         )
         if peer.leases.get(lease.name) is not lease:
             peer.returned.pop(lease.name, None)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from msgspec import Struct, structs
 
 from taskyard.core import effects, events
+from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, WorkerFacts
@@ -229,12 +230,12 @@ class Wmp:
         return [*result, requested]
 
     def _done(self, sender: Sender, message: wmp.Done, payload: bytes) -> list[events.Event]:
+        is_cut = message.status == "ok" and message.bytes_total > 0
         report = events.TasksReported(
             *(0, sender.worker, [name_of(message.task)], [message.attempt]),
             outcomes=None if message.status == "ok" else [_OUTCOMES[message.status]],
-            texts=[payload],
+            texts=[Blob(b"", message.bytes_total, payload) if is_cut else payload],
             random_bits=self._random_bits(),
-            result_bytes_total=[message.bytes_total] if message.bytes_total else None,
             incarnation=sender.incarnation,
         )
         self._note_route(sender)

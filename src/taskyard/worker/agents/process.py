@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct, structs
 
+from taskyard.core.blobs import Blob, Content, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Result
 from taskyard.core.runs import Run
 from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.wire.hungry.frames import (
@@ -62,7 +62,7 @@ class AgentContext(Struct, frozen=True):
     #: For retry times in reports.
     wall_ns: Callable[[], int]
     #: Called with the end of a running task's output.
-    on_output: Callable[[Job, Result], None]
+    on_output: Callable[[Job, Content], None]
 
 
 class AgentPipes(Struct, frozen=True):
@@ -288,7 +288,8 @@ class Agent(SupervisedProcess):
             printed = self._printed.value()[-PROGRESS_BYTES_MAX:]
             bytes_total = self._printed.bytes_total
             is_cut = bytes_total > len(printed)
-            self._agent_context.on_output(oldest, Result(printed, bytes_total if is_cut else 0))
+            content = Blob(b"", bytes_total, printed) if is_cut else printed
+            self._agent_context.on_output(oldest, content)
 
     def _on_malformed(self, reason: str) -> None:
         self._malformed_in_row += 1
@@ -318,24 +319,20 @@ class Agent(SupervisedProcess):
     def _done(self, job: Job, report: Report) -> JobResult:
         is_done = report.outcome is Outcome.DONE
         self._printed.add(report.text if is_done else report.detail)
-        output, output_bytes_total = self._printed.with_size()
+        output = self._printed.content()
         if is_done:
             detail, spool = report.detail, self._context.spool
             if len(detail) > RESULT_BYTES_MAX and spool is not None:
                 streams = SpooledOutput(spool, job)
                 streams.add_stdout(detail)
-                streams.add_stderr(output)
+                streams.add_stderr(text_of(output))
                 return streams.done(job)
-            done = JobResult(job, report.outcome, detail[-RESULT_BYTES_MAX:], output)
-            done.result_bytes_total = len(detail) if len(detail) > RESULT_BYTES_MAX else 0
-        else:
-            text = report.text or last_line(report.detail) or b"the agent gave no reason"
-            retry_ns = report.retry_ns + (
-                self._agent_context.wall_ns() if report.is_from_now else 0
-            )
-            done = JobResult(job, report.outcome, cut_reason(text), output, retry_ns)
-        done.output_bytes_total = output_bytes_total
-        return done
+            end = detail[-RESULT_BYTES_MAX:]
+            result = end if end == detail else Blob(b"", len(detail), end)
+            return JobResult(job, report.outcome, result, output)
+        text = report.text or last_line(report.detail) or b"the agent gave no reason"
+        retry_ns = report.retry_ns + (self._agent_context.wall_ns() if report.is_from_now else 0)
+        return JobResult(job, report.outcome, cut_reason(text), output, retry_ns)
 
     def _log_state(self) -> None:
         """Log its state if it has changed."""
@@ -440,8 +437,7 @@ class Agent(SupervisedProcess):
                 self.has_eaten = True
                 outcome = Outcome.FAILED if job.key == self._overdue else Outcome.CRASHED
                 reason = cut_reason(self.exit_reason)
-                output, bytes_total = self._printed.with_size()
-                done = JobResult(job, outcome, reason, output, output_bytes_total=bytes_total)
+                done = JobResult(job, outcome, reason, self._printed.content())
                 done.run = self._measured(job.key, None if status == STATUS_UNKNOWN else status)
                 self._context.report(done)
         self._jobs.clear()

@@ -34,7 +34,7 @@ from taskyard.worker.program_paths import find_program
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from taskyard.core.model import Result
+    from taskyard.core.blobs import Content
     from taskyard.core.rules import Rule
     from taskyard.net.protocols import Clock
     from taskyard.worker.agents.rules import LaneKey
@@ -171,7 +171,7 @@ class AgentRunner(runner.ProcessRunner):
         self._agent_context = AgentContext(runner_context, clock.wall_ns, self._forward_output)
         self._rules = AgentRules(program=program)
         #: Called with the output of a running task.
-        self.on_output: Callable[[Job, Result], None] = _ignore_output
+        self.on_output: Callable[[Job, Content], None] = _ignore_output
         #: Start delays by command, with its placeholders filled in.
         self._backoffs: dict[tuple[str, ...], StartBackoff] = {}
         #: By command, the tasks that need one more agent.
@@ -186,7 +186,7 @@ class AgentRunner(runner.ProcessRunner):
         #: Malformed lines of agents that have ended.
         self._malformed_of_ended = 0
 
-    def _forward_output(self, job: Job, printed: Result) -> None:
+    def _forward_output(self, job: Job, printed: Content) -> None:
         self.on_output(job, printed)
 
     # Rules from the broker, and facts for it.
@@ -559,5 +559,5 @@ class AgentRunner(runner.ProcessRunner):
             pidfds -= set(ended)
 
 
-def _ignore_output(_job: Job, _printed: Result) -> None:
+def _ignore_output(_job: Job, _printed: Content) -> None:
     """Ignore output until the worker's loop is set up."""

@@ -1,4 +1,4 @@
-"""Values at the broker: parts, uploads that resume, references, and the removal of unused ones."""
+"""Blobs at the broker: parts, uploads that resume, and the removal of unused ones."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from taskyard.broker import value_references
+from taskyard.broker.blob_retention import SCAN_NS, BlobRetention
+from taskyard.broker.blobs import BlobLimits, BrokerBlobs
 from taskyard.broker.turn import Broker
-from taskyard.broker.value_references import ReferenceFile, ValueReferences
-from taskyard.broker.values import SCAN_NS, BrokerValues, ValueLimits, ValueRetention
 from taskyard.core.effects import Refused
 from taskyard.core.events import (
     CancelRequested,
@@ -26,7 +25,7 @@ from taskyard.core.events import (
     WorkerRegistered,
 )
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Refusal, Submission, WorkerFacts
+from taskyard.core.model import Refusal, Submission, Terms, WorkerFacts
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.values import (
     StoreReply,
@@ -36,10 +35,12 @@ from taskyard.core.values import (
     ValueRequested,
     ValueSent,
 )
-from taskyard.errors import JournalFailed, UserError
-from taskyard.journal import value_files
+from taskyard.errors import UserError
+from taskyard.journal import blob_files
+from taskyard.journal.blob_files import BlobFiles
+from taskyard.journal.blob_names import blobs_needed
+from taskyard.journal.blobs import name_of, upload_of
 from taskyard.journal.store import MemoryStore
-from taskyard.journal.value_files import name_of
 from taskyard.wire.value_names import StoreDocument
 from tests.worker.runner_harness import SetClock
 
@@ -58,7 +59,7 @@ GRACE_NS = 100 * SECOND_NS
 
 def header(*values: str, results: Sequence[str] = ()) -> bytes:
     """Return a payload or a result that names values."""
-    fields = {"pickle": 1, "values": values, "results": results}
+    fields = {"pickle": 1, "blobs": values, "results": results}
     return msgspec.json.encode(fields) + b"\n\x80 no pickle"
 
 
@@ -80,21 +81,25 @@ class Yard:
     def __init__(
         self, directory: Path, store: MemoryStore | None = None, *, shared: bool = False
     ) -> None:
-        self.limits = ValueLimits(grace_ns=GRACE_NS)
-        self.values = BrokerValues(directory, "me", lambda: self.limits, shared=shared)
-        self.files = self.values.files
+        self.limits = BlobLimits(grace_ns=GRACE_NS)
+        self.files = BlobFiles(directory)
+        self.blobs = BrokerBlobs(self.files, "me", lambda: self.limits, shared=shared)
+        self.store = store or MemoryStore()
         self.clock = SetClock()
         self.clock.now_ns = time.time_ns()  # files have the system's time
         self.scheduler = Scheduler()
         self.transport = _Transport()
         self.broker = Broker(
-            *(self.scheduler, self.transport, store or MemoryStore(), self.clock),
-            values=self.values,
+            *(self.scheduler, self.transport, self.store, self.clock), blobs=self.blobs
         )
-        self.retention = ValueRetention(
-            *(self.values, self.scheduler.ledger, self.clock, lambda: self.limits)
-        )
+        self.retention = self.new_retention()
         self.process(WorkerRegistered(0, b"w", WorkerFacts(slots_total=9)))
+
+    def new_retention(self) -> BlobRetention:
+        return BlobRetention(
+            *(self.blobs, self.scheduler.ledger, self.clock, self.store, None),
+            self.broker.completer.result_of,
+        )
 
     def process(self, *events: Event) -> list[Effect]:
         self.transport.sent = []
@@ -105,11 +110,9 @@ class Yard:
         sent = ValueSent(0, b"c", (name or name_of(content)).encode(), offset, content, 5)
         return self.process(sent)[0]
 
-    def store(self, content: bytes = CONTENT) -> str:
-        """Store a value, all of it, and wait until it is synced."""
+    def put_all(self, content: bytes = CONTENT) -> str:
+        """Store a blob, all of it."""
         self.put(content)
-        while getattr(self.put(b"", name_of(content)), "syncing", False):
-            pass
         return name_of(content)
 
     def get(self, value: str = NAME, **more: Any) -> Effect:
@@ -128,7 +131,7 @@ class Yard:
         self.clock.now_ns += SCAN_NS
         while self.retention.run_step() == 0:
             pass
-        return [file.name for file in self.files.walk()]
+        return [str(file.id) for file in self.files.walk()]
 
     def age(self, seconds: int) -> None:
         """Make all files older, and the broker with them."""
@@ -137,7 +140,7 @@ class Yard:
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Yard:
-    return Yard(tmp_path / "values")
+    return Yard(tmp_path / "blobs")
 
 
 # Parts.
@@ -147,10 +150,9 @@ def test_value_arrives_in_parts_and_is_read_in_parts(yard: Yard) -> None:
     assert yard.put(b"", NAME) == ValueReceived(b"c", 5, NAME.encode(), 0, received=0)
     first = yard.put(CONTENT[:1000], NAME)
     assert first == ValueReceived(b"c", 5, NAME.encode(), 0, received=1000)
-    assert not [*yard.files.walk()]
+    assert [file.id for file in yard.files.walk()] == [upload_of(NAME)]
     last = yard.put(CONTENT[1000:], NAME, 1000)
-    assert last == ValueReceived(b"c", 5, NAME.encode(), 1000, received=2048, syncing=True)
-    yard.store()
+    assert last == ValueReceived(b"c", 5, NAME.encode(), 1000, received=2048)
     assert yard.get() == ValuePart(b"c", 6, NAME.encode(), 0, 1 << 20, data=CONTENT)
     part = yard.get(offset=2000, count=9)
     assert isinstance(part, ValuePart)
@@ -160,7 +162,7 @@ def test_value_arrives_in_parts_and_is_read_in_parts(yard: Yard) -> None:
 
 def test_upload_goes_on_at_another_broker_of_the_same_state(yard: Yard, tmp_path: Path) -> None:
     yard.put(CONTENT[:1000], NAME)
-    second = Yard(tmp_path / "values")
+    second = Yard(tmp_path / "blobs")
     there = second.put(b"", NAME)
     assert there == ValueReceived(b"c", 5, NAME.encode(), 0, received=1000)
     again = second.put(CONTENT[:1000], NAME)  # a message that was sent twice
@@ -168,26 +170,24 @@ def test_upload_goes_on_at_another_broker_of_the_same_state(yard: Yard, tmp_path
     skipped = second.put(CONTENT[1500:], NAME, 1500)
     assert skipped == ValueReceived(b"c", 5, NAME.encode(), 1500, received=1000)
     second.put(CONTENT[1000:], NAME, 1000)
-    second.store()
     assert bytes(second.files.load(NAME)) == CONTENT
 
 
 def test_upload_that_was_complete_is_checked_after_a_restart(yard: Yard, tmp_path: Path) -> None:
-    yard.files.unfinished_path(f"{NAME}.part").write_bytes(CONTENT)
-    Yard(tmp_path / "values").store(CONTENT)
-    assert bytes(yard.files.load(NAME)) == CONTENT
+    yard.files.append(upload_of(NAME), 0, CONTENT)
+    second = Yard(tmp_path / "blobs")
+    there = second.put(b"", NAME)
+    assert there == ValueReceived(b"c", 5, NAME.encode(), 0, received=2048)
+    assert bytes(second.files.load(NAME)) == CONTENT
 
 
 def test_content_of_another_name_is_refused_and_can_be_sent_again(yard: Yard) -> None:
     reply = yard.put(CONTENT[1:] + b"x", NAME)
-    while isinstance(reply, ValueReceived):
-        reply = yard.put(b"", NAME)
     assert isinstance(reply, Refused)
     assert reply.refusal is Refusal.CONFLICT
     assert "its content is another one" in reply.text
     assert not [*yard.files.walk()]
-    assert not [*yard.files.unfinished()]
-    yard.store()
+    yard.put_all()
     assert bytes(yard.files.load(NAME)) == CONTENT
 
 
@@ -196,7 +196,7 @@ def test_names_of_no_value_are_refused(yard: Yard, name: str) -> None:
     assert isinstance(yard.put(b"x", name), Refused)
     part = yard.get(name)
     assert isinstance(part, ValuePart)
-    assert part.problem == "value: not the name of a value"
+    assert part.problem == "not the name of a blob"
 
 
 def test_full_disk_refuses_a_part_and_keeps_those_before(
@@ -217,18 +217,22 @@ def test_full_disk_refuses_a_part_and_keeps_those_before(
     assert refused.refusal is Refusal.FULL
     assert refused.text.endswith("of 2,048 bytes: No space left on device")
     there = yard.put(b"", NAME)
-    assert there == ValueReceived(b"c", 5, NAME.encode(), 0, received=1000)
+    assert there == ValueReceived(b"c", 5, NAME.encode(), 0, received=1005)
+    yard.put(CONTENT[1005:], NAME, 1005)
+    assert bytes(yard.files.load(NAME)) == CONTENT
 
 
 def test_quota_refuses_more(yard: Yard) -> None:
-    yard.store()
-    yard.limits = ValueLimits(quota_bytes=3000, grace_ns=GRACE_NS)
+    yard.put_all()
+    yard.limits = BlobLimits(quota_bytes=3000, grace_ns=GRACE_NS)
     assert yard.sweep() == [NAME]
     refused = yard.put(b"x" * 1000)
     assert isinstance(refused, Refused)
-    assert "values.quota leaves 952 (raise it" in refused.text
+    assert "blobs.quota leaves 952 (raise it" in refused.text
+    of_worker = yard.process(ValueSent(0, b"c", NAME.encode(), 0, CONTENT[:1], 5, b"w"))[0]
+    assert isinstance(of_worker, ValueReceived)
     assert isinstance(yard.put(b"x" * 900), ValueReceived)
-    yard.limits = ValueLimits(quota_bytes=2000, grace_ns=GRACE_NS)
+    yard.limits = BlobLimits(quota_bytes=2000, grace_ns=GRACE_NS)
     yard.sweep()
     refused = yard.put(b"y" * 10)
     assert isinstance(refused, Refused)
@@ -239,31 +243,19 @@ def test_quota_refuses_more(yard: Yard) -> None:
 
 
 def test_full_disk_stops_no_sweep_for_good(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    yard.store()
-    yard.limits = ValueLimits(quota_bytes=3000, grace_ns=GRACE_NS)
+    yard.put_all()
+    yard.limits = BlobLimits(quota_bytes=3000, grace_ns=GRACE_NS)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(value_files, "create_private", full)
+        patch.setattr(blob_files, "create_private", full)
         assert yard.sweep() == [NAME]
     assert yard.sweep() == [NAME]
     terms = yard.files.terms()
     assert terms is not None
     assert terms.bytes_left == 952
-
-
-def test_directory_is_created_with_the_first_request(yard: Yard, tmp_path: Path) -> None:
-    assert not (tmp_path / "values").exists()
-    assert yard.retention.run_step() is None
-    (reply,) = yard.process(StoreRequested(0, b"c", 7))
-    assert isinstance(reply, StoreReply)
-    found = msgspec.json.decode(reply.document, type=StoreDocument)
-    assert found == StoreDocument(str(tmp_path / "values"), "me", 1 << 20, shared=False)
-    terms = yard.files.terms()
-    assert terms is not None
-    assert terms.identity == "me"
 
 
 @pytest.mark.parametrize(
@@ -273,26 +265,26 @@ def test_directory_is_created_with_the_first_request(yard: Yard, tmp_path: Path)
 def test_peer_with_a_key_gets_no_path_but_a_shared_one(
     tmp_path: Path, *, shared: bool, with_key: bool, is_named: bool
 ) -> None:
-    yard = Yard(tmp_path / "values", shared=shared)
+    yard = Yard(tmp_path / "blobs", shared=shared)
     (reply,) = yard.process(StoreRequested(0, b"c", 7, with_key))
     assert isinstance(reply, StoreReply)
     found = msgspec.json.decode(reply.document, type=StoreDocument)
-    assert found.directory == (str(tmp_path / "values") if is_named else "")
-    assert (found.identity, found.bytes_min) == ("me", 1 << 20)
+    assert found.directory == (str(tmp_path / "blobs") if is_named else "")
+    assert found.identity == "me"
 
 
 def test_directory_of_another_broker_is_refused(yard: Yard, tmp_path: Path) -> None:
-    yard.store()
-    with pytest.raises(UserError, match="has the values of another broker"):
-        BrokerValues(tmp_path / "values", "you", ValueLimits)
+    yard.put_all()
+    with pytest.raises(UserError, match="has the blobs of another broker"):
+        BrokerBlobs(BlobFiles(tmp_path / "blobs"), "you", BlobLimits)
 
 
 # Workers.
 
 
 def test_worker_reads_values_of_the_tasks_that_it_holds_and_no_others(yard: Yard) -> None:
-    yard.store()
-    yard.store(CONTENT[1:])
+    yard.put_all()
+    yard.put_all(CONTENT[1:])
     yard.submit(b"t", header(NAME))
     asked: dict[str, Any] = {"worker": b"w", "name": b"t", "attempt": 1}
     refused = yard.get(**asked)
@@ -305,13 +297,13 @@ def test_worker_reads_values_of_the_tasks_that_it_holds_and_no_others(yard: Yard
     other = yard.get(OTHER, **asked)
     assert isinstance(other, ValuePart)
     assert not other.data
-    assert other.problem.endswith("not one of this task")
+    assert other.problem.endswith("not of this task")
     for wrong in ({"worker": b"x"}, {"attempt": 2}, {"name": b"u"}):
         assert isinstance(yard.get(**{**asked, **wrong}), Refused)
 
 
 def test_worker_reads_values_of_results_that_its_task_needs(yard: Yard) -> None:
-    yard.store()
+    yard.put_all()
     yard.submit(b"first", b"")
     yard.finish(b"first", header(NAME))
     yard.submit(b"second", header(results=["first"]))
@@ -325,21 +317,30 @@ def test_worker_reads_values_of_results_that_its_task_needs(yard: Yard) -> None:
     assert part.problem
 
 
+def test_result_of_a_task_that_is_not_in_memory_is_found_outside_the_campaign(yard: Yard) -> None:
+    terms = [Terms(campaign=b"k")]
+    payload = header(results=["first"])
+    yard.process(SubmitRequested(0, b"c", Submission([b"second"], [payload], terms), 3))
+    task = yard.scheduler.ledger.tasks[b"k/second"]
+    assert blobs_needed(task, {b"first": header(NAME)}.get) == {NAME}
+    assert blobs_needed(task, {b"first": header(NAME), b"k/first": header(OTHER)}.get) == {OTHER}
+
+
 @pytest.mark.parametrize(
     "line",
     [b'{"pickle":1,"results":["\xff"]}', b'{"pickle":1,"results":["a"],"x":' + b"[" * 200_000],
 )
 def test_first_line_of_another_kind_names_no_results(yard: Yard, line: bytes) -> None:
-    yard.store()
+    yard.put_all()
     yard.submit(b"t", line + b"\n")
     yard.process(TasksRequested(0, b"w", 9, request=4))
     part = yard.get(worker=b"w", name=b"t", attempt=1)
     assert isinstance(part, ValuePart)
-    assert part.problem.endswith("not one of this task")
+    assert part.problem.endswith("not of this task")
 
 
 def test_file_that_can_not_be_read_is_a_problem_of_its_reader(yard: Yard) -> None:
-    yard.store()
+    yard.put_all()
     path = yard.files.path(NAME)
     path.unlink()
     path.symlink_to("/etc/passwd")
@@ -350,7 +351,9 @@ def test_file_that_can_not_be_read_is_a_problem_of_its_reader(yard: Yard) -> Non
 
 
 def test_part_that_is_a_link_is_refused(yard: Yard, tmp_path: Path) -> None:
-    yard.files.unfinished_path(f"{NAME}.part").symlink_to(tmp_path / "other")
+    path = yard.files.path(upload_of(NAME))
+    path.parent.mkdir(parents=True)
+    path.symlink_to(tmp_path / "other")
     refused = yard.put(CONTENT)
     assert isinstance(refused, Refused)
     assert not (tmp_path / "other").exists()
@@ -360,7 +363,7 @@ def test_part_that_is_a_link_is_refused(yard: Yard, tmp_path: Path) -> None:
 
 
 def test_unused_value_is_removed_after_its_grace(yard: Yard) -> None:
-    yard.store()
+    yard.put_all()
     yard.age(50)
     assert yard.sweep() == [NAME]
     yard.age(100)
@@ -368,55 +371,61 @@ def test_unused_value_is_removed_after_its_grace(yard: Yard) -> None:
 
 
 def test_value_is_kept_while_its_task_may_run(yard: Yard) -> None:
-    yard.store()
+    yard.put_all()
     yard.submit(b"t", header(NAME))
     yard.age(1000)
+    assert yard.sweep() == [NAME]
+    yard.store.trim(yard.store.head.sequence)
     assert yard.sweep() == [NAME]
     yard.process(CancelRequested(0, b"c", Scope(names=(b"t",)), 5))
     assert yard.sweep() == []
 
 
-def test_argument_is_removed_when_its_task_is_done_and_the_result_stays(yard: Yard) -> None:
-    yard.store()
-    yard.store(CONTENT[1:])
+def test_argument_and_result_are_kept_by_the_records_that_name_them(yard: Yard) -> None:
+    """No compaction has covered these records. It forgets arguments of ended tasks."""
+    yard.put_all()
+    yard.put_all(CONTENT[1:])
     yard.submit(b"t", header(NAME))
     yard.finish(b"t", header(OTHER))
     yard.age(1000)
-    assert yard.sweep() == [OTHER]
-    yard.limits = ValueLimits(grace_ns=GRACE_NS, keep_ns=2000 * SECOND_NS)
-    assert yard.sweep() == [OTHER]
+    assert {*yard.sweep()} == {NAME, OTHER}
+    yard.store.trim(yard.store.head.sequence)
+    assert yard.sweep() == []
+
+
+def test_age_removes_what_ended_tasks_name(yard: Yard) -> None:
+    yard.put_all()
+    yard.submit(b"t", b"")
+    yard.finish(b"t", header(NAME))
+    yard.limits = BlobLimits(grace_ns=GRACE_NS, keep_ns=2000 * SECOND_NS)
+    yard.age(1000)
+    assert yard.sweep() == [NAME]
     yard.age(2000)
     assert yard.sweep() == []
 
 
 @pytest.mark.parametrize("is_done_first", [True, False])
 def test_result_is_kept_while_a_task_that_needs_it_may_run(
-    yard: Yard, tmp_path: Path, *, is_done_first: bool
+    yard: Yard, *, is_done_first: bool
 ) -> None:
-    yard.limits = ValueLimits(grace_ns=GRACE_NS, keep_ns=2000 * SECOND_NS)
-    yard.submit(b"first", b"")  # before there is a directory of values
+    yard.limits = BlobLimits(grace_ns=GRACE_NS, keep_ns=2000 * SECOND_NS)
+    yard.put_all()
+    yard.submit(b"first", b"")
     if is_done_first:
-        yard.store()
         yard.finish(b"first", header(NAME))
         yard.submit(b"second", header(results=["first"]))
     else:
         yard.submit(b"second", header(results=["first"]), after=[[b"first"]])
-        yard.store()
         yard.finish(b"first", header(NAME))
     yard.age(4000)
     assert yard.sweep() == [NAME]
-    second = Yard(tmp_path / "values")
-    second.limits = yard.limits
-    second.scheduler.ledger.tasks.update(yard.scheduler.ledger.tasks)
-    second.age(4000)
-    assert second.sweep() == [NAME]
-    del second.scheduler.ledger.tasks[b"second"]
-    assert second.sweep() == []
+    yard.process(CancelRequested(0, b"c", Scope(names=(b"second",)), 5))
+    assert yard.sweep() == []
 
 
 def test_result_is_kept_for_a_task_that_waits_for_a_name_to_come(yard: Yard) -> None:
-    yard.limits = ValueLimits(grace_ns=GRACE_NS, keep_ns=2000 * SECOND_NS)
-    yard.store()
+    yard.limits = BlobLimits(grace_ns=GRACE_NS, keep_ns=2000 * SECOND_NS)
+    yard.put_all()
     waits = Submission([b"second"], [header(results=["first"])], after=[[b"first"]])
     yard.process(SubmitRequested(0, b"c", waits, 3, unknown=UnknownPolicy.WAIT))
     yard.submit(b"first", b"")
@@ -425,84 +434,66 @@ def test_result_is_kept_for_a_task_that_waits_for_a_name_to_come(yard: Yard) -> 
     assert yard.sweep() == [NAME]
 
 
-def test_references_outlive_the_broker(yard: Yard, tmp_path: Path) -> None:
-    yard.store()
-    yard.submit(b"a/\xff \n", header(NAME))
-    second = Yard(tmp_path / "values")
-    second.scheduler.ledger.tasks.update(yard.scheduler.ledger.tasks)
-    second.age(1000)
-    assert second.sweep() == [NAME]
-    second.scheduler.ledger.tasks.clear()
-    assert second.sweep() == []
+def test_blob_that_is_named_again_meanwhile_is_not_removed(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task names it when the sweep has already seen all tasks."""
+    yard.put_all()
+    yard.age(1000)
+    remove = yard.files.remove
+
+    def late(name: str, unused_since_ns: int) -> bool:
+        used_ns = yard.clock.now_ns
+        os.utime(yard.files.path(name), ns=(used_ns, used_ns))
+        return remove(name, unused_since_ns)
+
+    monkeypatch.setattr(yard.files, "remove", late)
+    assert yard.sweep() == [NAME]
 
 
 def test_nothing_is_removed_soon_after_a_start(yard: Yard, tmp_path: Path) -> None:
-    yard.store()
-    second = Yard(tmp_path / "values")
+    yard.put_all()
+    second = Yard(tmp_path / "blobs")
     second.clock.now_ns += 10_000 * SECOND_NS
-    second.retention = ValueRetention(
-        *(second.values, second.scheduler.ledger, second.clock, lambda: second.limits)
-    )
+    second.retention = second.new_retention()
     assert second.sweep() == [NAME]
     second.age(100)
     assert second.sweep() == []
 
 
-def test_reference_is_durable_before_its_record(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    yard.store()
-
-    def full(_descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fdatasync", full)
-    head = yard.broker.store.head
-    with pytest.raises(JournalFailed, match="references to values: No space"):
-        yard.submit(b"t", header(NAME))
-    assert yard.broker.store.head == head
-
-
-def test_cut_line_of_the_log_is_dropped_and_a_damaged_one_stops_removal(
-    yard: Yard, tmp_path: Path
-) -> None:
-    yard.store()
-    yard.submit(b"t", header(NAME))
-    log = tmp_path / "values" / value_references.LOG_FILE
-    whole = log.read_bytes()
-    log.write_bytes(whole + b'[true,"x')
-    references = ValueReferences(ReferenceFile(log))
-    assert NAME in references
-    assert not references.is_damaged
-    assert log.read_bytes() == whole
-    log.write_bytes(b"{}\n" + whole)
-    second = Yard(tmp_path / "values")
-    second.age(1000)
-    assert second.sweep() == [NAME]
-
-
-def test_log_is_written_again_without_ended_tasks(
-    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(value_references, "REWRITE_LINES_MIN", 4)
-    yard.store()
-    names = [b"%d" % number for number in range(10)]
-    yard.process(SubmitRequested(0, b"c", Submission(names, [header(NAME)]), 3))
-    log = tmp_path / "values" / value_references.LOG_FILE
-    assert log.read_bytes().count(b"\n") == 10
-    yard.process(CancelRequested(0, b"c", Scope(names=tuple(names[1:])), 5))
-    yard.age(1000)
-    assert yard.sweep() == [NAME]
-    assert log.read_bytes().count(b"\n") <= 10
-    yard.process(CancelRequested(0, b"c", Scope(names=(names[0],)), 5))
-    assert yard.sweep() == []
-    assert log.read_bytes().count(b"\n") < 4
-
-
-def test_unfinished_files_are_removed_after_the_grace(yard: Yard) -> None:
+def test_unfinished_uploads_are_removed_after_the_grace(yard: Yard) -> None:
     yard.put(CONTENT[:10], NAME)
-    yard.sweep()
-    assert [*yard.files.unfinished()]
+    assert len(yard.sweep()) == 1
     yard.age(1000)
+    assert yard.sweep() == []
+
+
+def test_directory_that_is_not_mounted_any_more_is_not_created(yard: Yard, tmp_path: Path) -> None:
+    yard.put_all()
+    (tmp_path / "blobs").rename(tmp_path / "away")
+    (tmp_path / "blobs").mkdir()
+    refused = yard.put(CONTENT[1:])
+    assert isinstance(refused, Refused)
+    assert refused.refusal is Refusal.FULL
+    assert not [*(tmp_path / "blobs").iterdir()]
     yard.sweep()
-    assert not [*yard.files.unfinished()]
+    (tmp_path / "blobs").rmdir()
+    (tmp_path / "away").rename(tmp_path / "blobs")
+    yard.put_all(CONTENT[1:])
+    assert {*yard.sweep()} == {NAME, OTHER}
+
+
+def test_submission_that_names_missing_bytes_is_refused_and_changes_nothing(yard: Yard) -> None:
+    yard.put_all()
+    names, head = [b"a", b"b", b"c"], yard.store.head
+    payloads = [header(NAME), header(NAME, OTHER), b""]
+    event = SubmitRequested(0, b"c", Submission(names, payloads), 3)
+    (refused,) = yard.process(event)
+    assert isinstance(refused, Refused)
+    assert refused.refusal is Refusal.BYTES_UNKNOWN
+    assert [(one.index, one.name) for one in refused.tasks] == [(1, b"b")]
+    assert refused.text.startswith("task b: names bytes that are not at the broker: ")
+    assert yard.store.head == head
+    yard.put_all(CONTENT[1:])
+    yard.process(SubmitRequested(0, b"c", Submission(names, payloads), 4))
+    assert yard.store.head != head

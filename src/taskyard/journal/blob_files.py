@@ -1,0 +1,522 @@
+"""Blobs in a directory: of a state, or one that several machines mount.
+
+Owns the layout of the directory. A blob appears under its name when all of it is on disk, and never
+changes. So any number of processes may store and read blobs at once: the broker, and its clients
+and workers of the same user. Every process that maps a blob checks its content once. Streams belong
+to the broker alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import mmap
+import os
+import re
+import secrets
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Struct
+
+from taskyard.core.output_paths import (
+    NO_CAMPAIGN,
+    SUFFIXES,
+    decode_name,
+    directory_of,
+    file_name,
+)
+from taskyard.errors import BytesDamaged, BytesMissing, BytesNotStored
+from taskyard.journal.blobs import (
+    BlobFile,
+    BlobId,
+    BytesDiffer,
+    StreamHashes,
+    StreamKey,
+    is_name,
+    length_of,
+    name_of,
+    short_name,
+)
+from taskyard.journal.files import (
+    PRIVATE_DIRECTORY,
+    create_private,
+    free_bytes,
+    make_private_directory,
+    open_regular,
+    sync_directory,
+)
+from taskyard.journal.store import DISK_RESERVE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+#: The same for a broker without a journal. It is removed with the broker.
+VOLATILE_FOLDER: Final = "blobs-in-memory"
+
+#: The file that describes a directory of blobs.
+TERMS_FILE: Final = "store.json"
+
+#: Streams that arrive: a directory for each campaign and task, a file for each attempt.
+STREAMS_FOLDER: Final = "streams"
+
+#: Unfinished files of local processes. One that died leaves some behind.
+UNFINISHED_FOLDER: Final = "unfinished"
+
+#: The file with the name of a task or campaign whose directory's name is cut.
+FULL_NAME_FILE: Final = "name"
+
+#: Streams kept open. Opening one costs as much as writing a chunk.
+OPEN_STREAMS_MAX: Final = 64
+
+#: Bytes written between two syncs. A broker's own sync waits for the one that is under way, and a
+#: stream has little left to sync when it is sealed.
+SYNC_BYTES: Final = 16 << 20
+
+_FOLDER_NAME: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
+_FOLDER_CHARACTERS: Final = 2
+_STREAMS: Final = {suffix: stream for stream, suffix in SUFFIXES.items()}
+
+#: A sweep may hide a file for a moment, until it has seen that the file is in use.
+_HIDDEN_SECONDS: Final = 0.05
+
+REMOVED_HINT: Final = "`taskyard clean` and blobs.keep remove them"
+
+
+class StoreTerms(Struct, frozen=True):
+    """How a directory of blobs is used. Its broker writes them."""
+
+    #: Identifies the directory, which may be mounted by several machines.
+    identity: str
+    #: Blobs outlive the broker's process.
+    durable: bool = True
+    #: Why nothing can be stored. Empty: it can.
+    problem: str = ""
+    #: Bytes that may be stored, as of the last count. None: no limit.
+    bytes_left: int | None = None
+
+
+class _OpenStream:
+    """An open stream."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+        self.bytes_total = os.fstat(self.descriptor).st_size
+        self.bytes_unsynced = 0
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+#: Files whose content this process has checked: device, inode, length and time of writing.
+_checked: set[tuple[int, int, int, int]] = set()
+
+
+class BlobFiles:
+    """Implements `BlobStore` in a directory, which is created with the first bytes."""
+
+    def __init__(self, directory: Path, *, durable: bool = True) -> None:
+        self.directory = directory
+        self.bytes_used = 0
+        self._durable = durable
+        self._open: OrderedDict[StreamKey, _OpenStream] = OrderedDict()
+        self._hashes = StreamHashes()
+        #: Folders that this process has synced. A killed one may have left names in others.
+        self._synced: set[str] = set()
+        #: This process has created it. If it is gone, it is not mounted, and not created again.
+        self._is_created = False
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def path(self, blob: BlobId) -> Path:
+        """Return the path of a blob or stream. Raise ValueError for what is no name."""
+        if isinstance(blob, StreamKey):
+            parts = directory_of(blob.campaign, blob.name)
+            return self.directory.joinpath(
+                STREAMS_FOLDER, *parts, file_name(blob.attempt, blob.stream)
+            )
+        if not is_name(blob):
+            raise ValueError(f"not the name of a blob: {blob!r}")
+        return self.directory / blob[:_FOLDER_CHARACTERS] / blob
+
+    # The terms.
+
+    def create(self, terms: StoreTerms) -> None:
+        """Create the directory, or write other terms. Raise OSError."""
+        self._check_mounted()
+        make_private_directory(self.directory)
+        unfinished = self._unfinished_path(f"{TERMS_FILE}.{secrets.token_hex(8)}")
+        create_private(unfinished, msgspec.json.encode(terms))
+        unfinished.rename(self.directory / TERMS_FILE)
+        self._is_created = True
+
+    def _check_mounted(self) -> None:
+        """Raise OSError if the directory was there and is not any more.
+
+        Files below the mount point of a directory that is not mounted would be lost.
+        """
+        if self._is_created and not (self.directory / TERMS_FILE).exists():
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.directory))
+
+    def terms(self) -> StoreTerms | None:
+        """Return the terms. None: the directory is not there, or is none of blobs."""
+        try:
+            content = (self.directory / TERMS_FILE).read_bytes()
+            return msgspec.json.decode(content, type=StoreTerms)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    # Streams, of the broker.
+
+    def append(self, key: StreamKey, offset: int, data: bytes) -> int:
+        stream = self._stream(key)
+        if offset > stream.bytes_total:
+            return stream.bytes_total
+        new = memoryview(data)
+        known = min(stream.bytes_total - offset, len(new))
+        if known:
+            if os.pread(stream.descriptor, known, offset) != new[:known]:
+                raise BytesDiffer(f"bytes from {offset:,} on differ from those that are there")
+            new = new[known:]
+        while new:
+            count = os.pwrite(stream.descriptor, new, stream.bytes_total)
+            self._hashes.add(key, stream.bytes_total, new[:count])
+            stream.bytes_total += count
+            self.bytes_used += count
+            stream.bytes_unsynced += count
+            new = new[count:]
+        if stream.bytes_unsynced >= SYNC_BYTES:
+            self._sync(key, stream)
+        return stream.bytes_total
+
+    def flush(self) -> None:
+        """Do nothing: the writes of `append` are complete."""
+
+    def seal(self, key: StreamKey, name: str) -> bool:
+        if not self.path(key).exists():
+            return False
+        stream, length = self._stream(key), length_of(name)
+        descriptor = stream.descriptor
+        if stream.bytes_total > length:  # of another history of this state
+            os.ftruncate(descriptor, length)
+            self.bytes_used -= stream.bytes_total - length
+            stream.bytes_total = length
+            self._hashes.forget(key)
+        digest = self._hashes.digest(
+            key, stream.bytes_total, lambda at, count: os.pread(descriptor, count, at)
+        )
+        if stream.bytes_total != length or not name.startswith(digest.hex()) or not digest:
+            self.drop(key)
+            return False
+        self._sync(key, stream)
+        if self.touch(name):
+            self.drop(key)
+            return True
+        source = self.path(key)
+        self._publish(source, name)
+        self._forget(key)
+        _remove_empty(source.parent)
+        return True
+
+    def _sync(self, key: StreamKey, stream: _OpenStream) -> None:
+        """Sync a stream, or drop it: after a failure the next sync would miss its bytes."""
+        if self._durable:
+            try:
+                os.fsync(stream.descriptor)
+            except OSError:
+                self.drop(key)
+                raise
+        stream.bytes_unsynced = 0
+
+    def length(self, key: StreamKey) -> int:
+        stream = self._open.get(key)
+        if stream is not None:
+            return stream.bytes_total
+        try:
+            return self.path(key).stat().st_size
+        except OSError:
+            return 0
+
+    def drop(self, key: StreamKey) -> None:
+        self._forget(key)
+        path = self.path(key)
+        with contextlib.suppress(OSError):  # a file that is left is harmless
+            self.bytes_used -= path.stat().st_size
+            path.unlink()
+            _remove_empty(path.parent)
+
+    def _stream(self, key: StreamKey) -> _OpenStream:
+        """Return an open stream, created with its directories if it is missing."""
+        stream = self._open.get(key)
+        if stream is not None:
+            self._open.move_to_end(key)
+            return stream
+        path = self.path(key)
+        if not path.parent.is_dir():
+            self._check_mounted()
+            _make_directory(path.parent, key)
+        stream = self._open[key] = _OpenStream(path)
+        if len(self._open) > OPEN_STREAMS_MAX:
+            self._open.popitem(last=False)[1].close()
+        return stream
+
+    def _forget(self, key: StreamKey) -> None:
+        self._hashes.forget(key)
+        stream = self._open.pop(key, None)
+        if stream is not None:
+            stream.close()
+
+    # Storing and mapping, of any process.
+
+    def put(self, content: bytes | bytearray | memoryview, *, has_quota: bool = True) -> str:
+        """Store a content unless it is there, and return its name. Raise BytesNotStored."""
+        name = name_of(content)
+        if self.touch(name):
+            return name
+        terms = self.terms()
+        self.check_room(length_of(name), terms, has_quota=has_quota)
+        with self.unfinished(name) as (path, descriptor):
+            for start in range(0, length_of(name), SYNC_BYTES):
+                piece = memoryview(content).cast("B")[start : start + SYNC_BYTES]
+                while piece:
+                    piece = piece[os.write(descriptor, piece) :]
+                if terms is None or terms.durable:
+                    os.fdatasync(descriptor)
+            self._publish(path, name)
+        return name
+
+    @contextlib.contextmanager
+    def unfinished(self, name: str) -> Iterator[tuple[Path, int]]:
+        """Open a new file, whose content will be that of a name. Raise BytesNotStored.
+
+        The file is removed at the end unless it was published.
+        """
+        path = self._unfinished_path(f"{name}.{secrets.token_hex(8)}")
+        try:
+            descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            try:
+                yield path, descriptor
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            text = f"{length_of(name):,} bytes in {self.directory}: {error.strerror}"
+            raise BytesNotStored(f"{text} (free some space, or see `taskyard clean`)") from error
+        finally:
+            path.unlink(missing_ok=True)
+
+    def publish(self, path: Path, name: str) -> None:
+        """Give a complete file the name of its content. Raise OSError."""
+        self._publish(path, name)
+
+    def check_room(
+        self, bytes_more: int, terms: StoreTerms | None, *, has_quota: bool = True
+    ) -> None:
+        """Raise BytesNotStored if there is no room for so many bytes.
+
+        The quota stops no results of running tasks.
+        """
+        about = f"{bytes_more:,} bytes"
+        if terms is None:
+            raise BytesNotStored(f"{self.directory}: no directory of blobs")
+        if has_quota and terms.problem:
+            raise BytesNotStored(f"{about}: {terms.problem}")
+        if has_quota and terms.bytes_left is not None and bytes_more > terms.bytes_left:
+            text = f"{about}: blobs.quota leaves {terms.bytes_left:,}"
+            raise BytesNotStored(f"{text} (raise it, or remove some with `taskyard clean`)")
+        if free_bytes(self.directory) - bytes_more < DISK_RESERVE_BYTES:
+            text = f"{about}: the disk of {self.directory} is nearly full"
+            raise BytesNotStored(f"{text} (free some space, or see `taskyard clean`)")
+
+    def load(self, name: str) -> memoryview:
+        """Map a blob into memory, without a copy. Raise BytesMissing or BytesDamaged.
+
+        Writing to the memory changes this process's pages alone, never the file.
+        """
+        path = self.path(name)
+        descriptor = self._open_blob(path)
+        try:
+            _check(descriptor, path)
+            return memoryview(mmap.mmap(descriptor, length_of(name), access=mmap.ACCESS_COPY))
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def _open_blob(path: Path) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return open_regular(path, os.O_RDONLY)
+        time.sleep(_HIDDEN_SECONDS)
+        try:
+            return open_regular(path, os.O_RDONLY)
+        except FileNotFoundError:
+            text = f"{short_name(path.name)}: not in {path.parent.parent}"
+            raise BytesMissing(f"{text} ({REMOVED_HINT})") from None
+
+    def read(self, blob: BlobId, offset: int, count: int) -> tuple[bytes, int] | None:
+        try:
+            descriptor = open_regular(self.path(blob), os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            size = os.fstat(descriptor).st_size
+            if isinstance(blob, str) and size != length_of(blob):
+                raise OSError(errno.EIO, f"{size:,} bytes are left", str(self.path(blob)))
+            return os.pread(descriptor, count, offset), size
+        finally:
+            os.close(descriptor)
+
+    def touch(self, name: str) -> bool:
+        """Note that a blob is used. The time of writing stays, which tells changed files."""
+        path = self.path(name)
+        try:
+            found = path.stat()
+            os.utime(path, ns=(time.time_ns(), found.st_mtime_ns))
+            if self._durable and path.parent.name not in self._synced:
+                self._sync_folder(path.parent)
+        except OSError:
+            return False
+        return found.st_size == length_of(name)
+
+    def _publish(self, source: Path, name: str) -> None:
+        path = self.path(name)
+        if not path.parent.is_dir():
+            path.parent.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+            if self._durable:
+                sync_directory(self.directory)
+        os.utime(source)
+        source.rename(path)
+        if self._durable:
+            self._sync_folder(path.parent)
+
+    def _sync_folder(self, folder: Path) -> None:
+        sync_directory(folder)
+        self._synced.add(folder.name)
+
+    def _unfinished_path(self, name: str) -> Path:
+        folder = self.directory / UNFINISHED_FOLDER
+        make_private_directory(folder)
+        return folder / name
+
+    # Removing.
+
+    def walk(self) -> Iterator[BlobFile]:
+        for folder in _entries(self.directory):
+            if _FOLDER_NAME.fullmatch(folder.name):
+                for path in _entries(folder):
+                    if is_name(path.name):
+                        yield from _found(path.name, path)
+        for campaign in _entries(self.directory / STREAMS_FOLDER):
+            is_none = campaign.name == NO_CAMPAIGN
+            campaign_name = b"" if is_none else _full_name(campaign)
+            for task in _entries(campaign):
+                name = _full_name(task)
+                for path in _entries(task):
+                    stream = _STREAMS.get(path.suffix)
+                    if stream and path.stem.isdecimal() and None not in (name, campaign_name):
+                        attempt = int(path.stem)
+                        yield from _found(
+                            StreamKey(campaign_name or b"", name or b"", attempt, stream), path
+                        )
+
+    def remove(self, blob: BlobId, unused_since_ns: int) -> bool:
+        """Remove a blob or stream unless it was used since then.
+
+        A blob is hidden first. A process that would have stored it stores it again then, and one
+        that touched it before is seen here.
+        """
+        if isinstance(blob, StreamKey):
+            self.drop(blob)
+            return True
+        path, hidden = self.path(blob), self._unfinished_path(f"{blob}.removed")
+        try:
+            path.rename(hidden)
+            found = hidden.stat()
+            if _used_ns(found) > unused_since_ns:
+                hidden.rename(path)
+                return False
+            hidden.unlink()
+        except FileNotFoundError:
+            return False
+        self.bytes_used -= found.st_size
+        return True
+
+    def remove_unfinished(self, unused_since_ns: int) -> int:
+        """Remove what processes left behind that died. Return the bytes of the rest."""
+        bytes_left = 0
+        for path in _entries(self.directory / UNFINISHED_FOLDER):
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                if _used_ns(found) > unused_since_ns:
+                    bytes_left += found.st_size
+                else:
+                    path.unlink()
+        return bytes_left
+
+
+def _check(descriptor: int, path: Path) -> None:
+    """Compare a file with its name, once. Remove one that is damaged."""
+    found, name = os.fstat(descriptor), path.name
+    key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    if key in _checked:
+        return
+    with os.fdopen(os.dup(descriptor), "rb", buffering=0) as file:
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if found.st_size == length_of(name) and name.startswith(digest):
+        _checked.add(key)
+        return
+    with contextlib.suppress(OSError):  # it can be stored again then
+        path.unlink()
+    text = f"{short_name(name)}: its file {path} is damaged"
+    raise BytesDamaged(f"{text} (it was removed: submit the task again)")
+
+
+def _found(blob: BlobId, path: Path) -> Iterator[BlobFile]:
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        is_stream = isinstance(blob, StreamKey)  # reading it is no use
+        yield BlobFile(blob, found.st_size, found.st_mtime_ns if is_stream else _used_ns(found))
+
+
+def _used_ns(found: os.stat_result) -> int:
+    return max(found.st_atime_ns, found.st_mtime_ns)
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _make_directory(directory: Path, key: StreamKey) -> None:
+    """Create a task's directory. One whose name is cut gets a file with the whole name."""
+    make_private_directory(directory.parent.parent)
+    directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+    directory.parent.chmod(PRIVATE_DIRECTORY)  # `mkdir` gives parents the default mode
+    for path, name in ((directory, key.name), (directory.parent, key.campaign)):
+        if decode_name(path.name) is None:
+            (path / FULL_NAME_FILE).write_bytes(name)
+
+
+def _full_name(directory: Path) -> bytes | None:
+    """Return the name of a campaign's or a task's directory. None: it is unknown."""
+    name = decode_name(directory.name)
+    if name is None:
+        with contextlib.suppress(OSError):
+            return (directory / FULL_NAME_FILE).read_bytes()
+    return name
+
+
+def _remove_empty(directory: Path) -> None:
+    """Remove a task's directory if no stream is left, and that of its campaign."""
+    with contextlib.suppress(OSError):  # there are other streams
+        for path in (directory, directory.parent):
+            if [entry.name for entry in path.iterdir()] == [FULL_NAME_FILE]:
+                (path / FULL_NAME_FILE).unlink()
+            path.rmdir()

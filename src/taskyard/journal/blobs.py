@@ -1,0 +1,233 @@
+"""Blobs: bytes that are larger than a record holds, and the interface of what keeps them.
+
+A blob that is complete is named by its content and never changes. Equal contents are stored once.
+Bytes that still arrive are a stream with an id of its own: that of an attempt's stdout or stderr,
+or that of an upload. A stream is written by offset. Sealing gives it the name of its content.
+Knows neither tasks' states nor messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from taskyard.core import blobs
+from taskyard.core.blobs import NAME
+from taskyard.core.output import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: The directory in a state directory.
+FOLDER: Final = "blobs"
+
+_NAME: Final = re.compile(NAME, re.ASCII)
+
+#: Characters of a name in errors.
+_SHOWN_CHARACTERS: Final = 12
+
+#: Attempts begin at 1. An upload is of none.
+_NO_ATTEMPT: Final = 0
+
+#: Streams whose hash is in memory. Those of others are read again when they are sealed.
+HASHES_MAX: Final = 10_000
+
+#: Bytes that are read at once to be hashed.
+HASHED_BYTES: Final = 1 << 20
+
+
+class BytesDiffer(Exception):
+    """A stream has other bytes at the same place."""
+
+
+class StreamKey(NamedTuple):
+    """The id of bytes that arrive."""
+
+    #: b"": none.
+    campaign: bytes
+    #: The name in its campaign. Of an upload, the name of its content.
+    name: bytes
+    attempt: int
+    stream: Stream
+
+    @property
+    def is_upload(self) -> bool:
+        return self.attempt == _NO_ATTEMPT
+
+
+#: The name of a blob, or the id of a stream.
+BlobId = str | StreamKey
+
+
+class BlobFile(NamedTuple):
+    """A blob or a stream as a walk finds it."""
+
+    id: BlobId
+    bytes_total: int
+    #: When it was written, or found again by a process that would have stored it.
+    used_ns: int
+
+
+class BlobStore(Protocol):
+    """Keeps blobs and streams: in a directory, in a database, or in memory for simulations."""
+
+    #: Bytes of everything, as of the last count. The owner sets it, and writes add to it.
+    bytes_used: int
+
+    def append(self, key: StreamKey, offset: int, data: bytes) -> int:
+        """Write bytes of a stream, and return how many it has then.
+
+        Nothing is written behind a gap. Bytes that are there are compared. Raises `OSError`, or
+        `BytesDiffer`.
+        """
+
+    def flush(self) -> None:
+        """Complete the writes and removals of a turn, before their senders get a reply."""
+
+    def seal(self, key: StreamKey, name: str) -> bool:
+        """Make a stream the blob of this name, durably. Raises `OSError`.
+
+        Bytes beyond the length are cut. Return False if it has another content, or is missing.
+        Another content is dropped.
+        """
+
+    def length(self, key: StreamKey) -> int:
+        """Return the bytes of a stream, 0 for one that is missing."""
+
+    def drop(self, key: StreamKey) -> None:
+        """Remove a stream."""
+
+    def read(self, blob: BlobId, offset: int, count: int) -> tuple[bytes, int] | None:
+        """Return some bytes, unchecked, and the length. None: it is missing. Raises `OSError`."""
+
+    def touch(self, name: str) -> bool:
+        """Note that a blob is used, so that no sweep removes it for some time.
+
+        Return whether it is there.
+        """
+
+    def remove(self, blob: BlobId, unused_since_ns: int) -> bool:
+        """Remove a blob or stream unless it was used since then. Return whether it was removed."""
+
+    def walk(self) -> Iterator[BlobFile]:
+        """Yield all blobs and streams. Those that disappear meanwhile are skipped."""
+
+    def close(self) -> None:
+        """Close what is open."""
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text is the name of a blob."""
+    return _NAME.fullmatch(text) is not None
+
+
+def name_of(content: bytes | bytearray | memoryview) -> str:
+    """Return the name of a content."""
+    return blobs.name_of(hashlib.sha256(content).hexdigest(), memoryview(content).nbytes)
+
+
+def length_of(name: str) -> int:
+    """Return the length of a blob, which its name contains."""
+    return int(name.rpartition("-")[2])
+
+
+def short_name(name: str) -> str:
+    """Return a name for errors and logs."""
+    return f"{name[:_SHOWN_CHARACTERS]}… of {length_of(name):,} bytes"
+
+
+def upload_of(name: str) -> StreamKey:
+    """Return the id of the stream in which a blob of this name arrives."""
+    return StreamKey(b"", name.encode(), _NO_ATTEMPT, Stream.STDOUT)
+
+
+class StreamHashes:
+    """The SHA-256 of streams as far as they were written in order."""
+
+    def __init__(self) -> None:
+        self._known: dict[StreamKey, tuple[hashlib._Hash, int]] = {}
+
+    def add(self, key: StreamKey, offset: int, data: bytes | memoryview) -> None:
+        """Note bytes that were written at the end of a stream."""
+        found = self._known.pop(key, None)
+        if found is None and offset == 0:
+            found = hashlib.sha256(), 0
+        if found is None or found[1] != offset:
+            return
+        found[0].update(data)
+        self._known[key] = found[0], offset + len(data)
+        if len(self._known) > HASHES_MAX:
+            self.forget(next(iter(self._known)))
+
+    def digest(self, key: StreamKey, length: int, read: Callable[[int, int], bytes]) -> bytes:
+        """Return the digest of a whole stream. `read` takes an offset and a count."""
+        made, at = self._known.get(key) or (hashlib.sha256(), 0)
+        while at < length:
+            data = read(at, min(HASHED_BYTES, length - at))
+            if not data:
+                return b""
+            made.update(data)
+            at += len(data)
+        self._known[key] = made, at
+        return made.digest()
+
+    def forget(self, key: StreamKey) -> None:
+        self._known.pop(key, None)
+
+
+class BlobMemory:
+    """Implements `BlobStore` in memory, for brokers without a disk."""
+
+    def __init__(self) -> None:
+        self.streams: dict[StreamKey, bytearray] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.bytes_used = 0
+
+    def append(self, key: StreamKey, offset: int, data: bytes) -> int:
+        stream = self.streams.get(key)
+        if stream is None:
+            stream = self.streams[key] = bytearray()
+        if offset <= len(stream):
+            known = min(len(stream) - offset, len(data))
+            if stream[offset : offset + known] != data[:known]:
+                raise BytesDiffer(f"other bytes at {offset}")
+            stream += data[known:]
+        return len(stream)
+
+    def flush(self) -> None:
+        """Do nothing: writes are complete."""
+
+    def seal(self, key: StreamKey, name: str) -> bool:
+        content = bytes(self.streams.pop(key, b""))[: length_of(name)]
+        if not content or name_of(content) != name:
+            return False
+        self.blobs[name] = content
+        return True
+
+    def length(self, key: StreamKey) -> int:
+        return len(self.streams.get(key, b""))
+
+    def drop(self, key: StreamKey) -> None:
+        self.streams.pop(key, None)
+
+    def read(self, blob: BlobId, offset: int, count: int) -> tuple[bytes, int] | None:
+        found = self.blobs.get(blob) if isinstance(blob, str) else self.streams.get(blob)
+        return None if found is None else (bytes(found[offset : offset + count]), len(found))
+
+    def touch(self, name: str) -> bool:
+        return name in self.blobs
+
+    def remove(self, blob: BlobId, unused_since_ns: int) -> bool:  # noqa: ARG002  # it has no times
+        if isinstance(blob, str):
+            return self.blobs.pop(blob, None) is not None
+        return self.streams.pop(blob, None) is not None
+
+    def walk(self) -> Iterator[BlobFile]:
+        for name, content in [*self.blobs.items()]:
+            yield BlobFile(name, len(content), 0)
+        for key, stream in [*self.streams.items()]:
+            yield BlobFile(key, len(stream), 0)
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""

@@ -1,0 +1,256 @@
+r"""The history as Arrow: schemas of the tables, batches of row files, and the export as Parquet.
+
+Needs pyarrow, which the extra `history` installs. No other module of this package imports it.
+
+Columns have plain types (strings, UTC times), so that Spark reads them directly. Names are bytes in
+row files: bytes that are not UTF-8 become \xNN. Numbers are clamped to 64 bits.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from taskyard.errors import UnusableFile
+from taskyard.journal import history_reader, row_file, witness
+from taskyard.journal.files import PRIVATE_FILE, make_private_directory, sync_directory
+from taskyard.journal.row_file import Block, ColumnRuns, RowFile
+
+_TIME = pa.timestamp("us", tz="UTC")
+_STRINGS = pa.list_(pa.field("element", pa.string()))
+
+EVENTS: Final = pa.schema(
+    [
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("record", pa.int64(), nullable=False),
+        pa.field("time", _TIME, nullable=False),
+        pa.field("time_ns", pa.int64(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("task", pa.string()),
+        pa.field("attempt", pa.int64()),
+        pa.field("worker", pa.string()),
+        pa.field("dialect", pa.string()),
+        pa.field("campaign", pa.string()),
+        pa.field("service", pa.string()),
+        pa.field("lane", pa.string()),
+        pa.field("priority", pa.int64()),
+        pa.field("due", _TIME),
+        pa.field("reason", pa.string()),
+        pa.field("payload_bytes", pa.int64()),
+        pa.field("result_bytes", pa.int64()),
+        pa.field("slots", pa.int64()),
+        pa.field("own_fault", pa.bool_()),
+        pa.field("percent", pa.int64()),
+        pa.field("incarnation", pa.int64()),
+        pa.field("services", _STRINGS),
+        pa.field("host", pa.string()),
+        pa.field("started_ns", pa.int64()),
+        pa.field("run_ns", pa.int64()),
+        pa.field("exit_status", pa.int64()),
+        pa.field("signal", pa.int64()),
+        pa.field("cpu_ns", pa.int64()),
+        pa.field("memory_max_bytes", pa.int64()),
+    ]
+)
+
+EDGES: Final = pa.schema(
+    [
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("record", pa.int64(), nullable=False),
+        pa.field("task", pa.string(), nullable=False),
+        pa.field("after", pa.string(), nullable=False),
+    ]
+)
+
+TABLES: Final = {"edges": EDGES, "events": EVENTS}
+
+#: Columns that row files have in nanoseconds.
+_ROW_COLUMNS: Final = {"time": "time_ns", "due": "due_ns"}
+
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+_MICROSECOND_NS = 1000
+
+
+def batches(
+    path: Path, table: str, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Read a table of a row file, or some of its columns."""
+    with RowFile(path) as file:
+        for block in file.blocks(table):
+            yield to_arrow(block, table, columns)
+
+
+def read_table(paths: Iterable[Path], table: str) -> pa.Table:
+    """Read a table of row files."""
+    found = [batch for path in paths for batch in batches(path, table)]
+    return pa.Table.from_batches(found, TABLES[table])
+
+
+def to_arrow(block: Block, table: str, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+    """Convert a block of a table, or some of its columns."""
+    schema = TABLES[table]
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns])
+    found = dict(zip(row_file.TABLES[table], block.columns, strict=True))
+    arrays = [
+        _array(found.get(_ROW_COLUMNS.get(field.name, field.name)), field.type, block.rows)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(runs: ColumnRuns, kind: pa.DataType, rows: int) -> pa.Array:
+    if runs is None:
+        return pa.nulls(rows, kind)
+    stored, counts = runs
+    values = _ARRAY_BUILDERS[kind](stored)
+    if len(stored) == rows:
+        return values
+    ends: list[int] = []
+    end = 0
+    for count in counts:
+        if count > 0:
+            end += count
+            ends.append(end)
+        else:
+            ends += range(end + 1, end - count + 1)
+            end -= count
+    return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(pa.array(ends, pa.int32()), values))
+
+
+def _strings(values: list[Any]) -> pa.Array:
+    """Decode bytes to strings, in one go where all are UTF-8."""
+    try:
+        return pa.array(values, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([_text(value) for value in values], pa.string())
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="backslashreplace")
+
+
+def _string_lists(values: list[Any]) -> pa.Array:
+    texts = [None if names is None else [_text(name) for name in names] for names in values]
+    return pa.array(texts, _STRINGS)
+
+
+def _integers(values: list[Any]) -> pa.Array:
+    """Clamp numbers to the column's range: a peer may send larger ones."""
+    try:
+        return pa.array(values, pa.int64())
+    except (OverflowError, pa.ArrowInvalid):
+        return pa.array([_clamped(value) for value in values], pa.int64())
+
+
+def _clamped(value: int | None) -> int | None:
+    return None if value is None else min(max(value, _INT64_MIN), _INT64_MAX)
+
+
+def _times(values: list[Any]) -> pa.Array:
+    return pc.divide(_integers(values), _MICROSECOND_NS).cast(_TIME)
+
+
+def _booleans(values: list[Any]) -> pa.Array:
+    return pa.array(values, pa.bool_())
+
+
+_ARRAY_BUILDERS: dict[pa.DataType, Callable[[list[Any]], pa.Array]] = {
+    pa.string(): _strings,
+    _STRINGS: _string_lists,
+    pa.int64(): _integers,
+    _TIME: _times,
+    pa.bool_(): _booleans,
+}
+
+
+# The export as Parquet.
+
+
+#: The metadata of a file: the journal's identity.
+_JOURNAL: Final = b"TASKYARD journal"
+
+#: A file of the export, in the folder of its table.
+_NAME = re.compile(r"(\d{12,})-(\d{12,})\.parquet")
+
+
+class Exported(msgspec.Struct):
+    """The result of one export."""
+
+    #: The last journal row in the files.
+    sequence: int
+    events: int = 0
+    edges: int = 0
+    #: The files that were written.
+    files: list[str] = []
+
+
+#: Called with the number of row files done and in total.
+ExportProgress = Callable[[int, int], None]
+
+
+def export(state: Path, out: Path, progress: ExportProgress = lambda *_: None) -> Exported:
+    """Write the events and edges of a state to Parquet files, from the end of the last export on.
+
+    Files are `OUT/TABLE/FIRST-LAST.parquet`, by journal rows. They have their names when they are
+    complete, and never change. The state is only read, so a broker may run.
+    """
+    seen = witness.read(state)
+    journal = b"" if seen is None else seen[0].hex().encode()
+    result = Exported(_exported_end(out, journal))
+    with tempfile.TemporaryDirectory(prefix="taskyard-export-") as scratch:
+        found = history_reader.find(state, Path(scratch))
+        new = {part: path for part, path in found.items() if part.last > result.sequence}
+        for number, (part, path) in enumerate(new.items(), start=1):
+            first = max(result.sequence + 1, part.first)
+            if result.sequence and first > result.sequence + 1:
+                raise UnusableFile(
+                    f"{out}: rows {result.sequence + 1}..{first - 1} are in no history file "
+                    "(use another --out)"
+                )
+            name = f"{first:012}-{part.last:012}.parquet"
+            result.edges += _write(path, "edges", first, out / "edges" / name, journal)
+            result.events += _write(path, "events", first, out / "events" / name, journal)
+            result.files += [f"edges/{name}", f"events/{name}"]
+            result.sequence = part.last
+            progress(number, len(new))
+    return result
+
+
+def _exported_end(out: Path, journal: bytes) -> int:
+    """Return the last row of the export. Events are written last."""
+    end = 0
+    for path in (out / "events").glob("*"):
+        if named := _NAME.fullmatch(path.name):
+            if (pq.read_schema(path).metadata or {}).get(_JOURNAL) != journal:
+                raise UnusableFile(f"{path}: of another state (use another --out)")
+            end = max(end, int(named[2]))
+    return end
+
+
+def _write(source: Path, table: str, first: int, target: Path, journal: bytes) -> int:
+    """Write the rows from journal row `first` on. Return their number. Durable on return."""
+    make_private_directory(target.parent)
+    unfinished = target.with_name(f".{target.name}.new")  # which Spark does not see
+    unfinished.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    count = 0
+    with os.fdopen(os.open(unfinished, flags, PRIVATE_FILE), "wb") as file:
+        schema = TABLES[table].with_metadata({_JOURNAL: journal})
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for batch in batches(source, table):
+                kept = batch.filter(pc.greater_equal(batch["sequence"], first))
+                writer.write_batch(kept)
+                count += kept.num_rows
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(target)
+    sync_directory(target.parent)
+    return count

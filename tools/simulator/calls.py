@@ -1,0 +1,174 @@
+"""Calls with large arguments and results: the client that submits them, and the workers' part.
+
+Both store and read blobs over connections of their own, as the product's processes of calls do.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from simulator.models import Violation
+from simulator.outputs import CALL, CALLS, arguments_of, headed, heading, name_of, result_of
+from simulator.plan import SECOND_NS
+from simulator.product_clients import NativeProductClient, full_name_of
+from simulator.values import ValueChannel
+from taskyard.client import pending_tasks
+from taskyard.core import identity
+from taskyard.core.events import Outcome, UnknownPolicy
+from taskyard.core.model import Refusal, Terms
+
+if TYPE_CHECKING:
+    from simulator.processes import ProductWorker
+    from taskyard.errors import Refused
+    from taskyard.worker.jobs import Job, JobResult
+
+
+class _Call(Struct):
+    """A call that a worker runs."""
+
+    job: Job
+    #: Blobs to read.
+    reads: int
+    #: Why it failed. Empty: it did not.
+    problem: str = ""
+    #: The upload of its result: begun, and complete.
+    stores: bool = False
+    is_stored: bool = False
+
+
+class Calls:
+    """The calls of one worker: each reads its arguments, and stores its result."""
+
+    def __init__(self, worker: ProductWorker) -> None:
+        self._worker = worker
+        self._checker = worker.world.checker.blobs
+        self.channel = ValueChannel(worker, worker.core_name())
+        self._calls: dict[tuple[bytes, int], _Call] = {}
+
+    def start(self, job: Job) -> None:
+        """Read what a call needs."""
+        if not heading(job.payload):
+            return
+        names = self._checker.values_of(job.name)
+        call = self._calls[job.key] = _Call(job, len(names))
+        for name in names:
+            self.channel.get(name, job.key, partial(self._on_read, call, name))
+
+    def _on_read(self, call: _Call, name: str, found: bytes | str) -> None:
+        call.reads -= 1
+        if isinstance(found, str):
+            self._checker.on_refused(self._worker.core_name(), call.job.key, name, found)
+            call.problem = found
+        elif name_of(found) != name:
+            raise Violation("blobs", f"{call.job.name!r} reads other bytes for {name[:16]}")
+        self._worker.wake()
+
+    def is_over(self, job: Job) -> bool:
+        """Return whether a job has read and stored everything. Begins to store its result."""
+        call = self._calls.get(job.key)
+        if call is None or call.problem:
+            return True
+        if call.reads:
+            return False
+        content = result_of(job.name)
+        if content and not call.stores:
+            call.stores = True
+            self.channel.put(content, partial(self._on_stored, call))
+        return call.is_stored or not content
+
+    def _on_stored(self, call: _Call) -> None:
+        call.is_stored = True
+        self._worker.wake()
+
+    def end(self, done: JobResult) -> None:
+        """Set the result of a job, if it is a call."""
+        job = done.job
+        call = self._calls.pop(job.key, None)
+        if call is None:
+            return
+        if call.problem:
+            done.outcome, done.content = Outcome.FAILED, call.problem.encode()
+        elif done.outcome is Outcome.DONE:
+            content = result_of(job.name)
+            done.content = headed([name_of(content)] if content else [], [], b"done " + job.name)
+
+    def drop(self, key: tuple[bytes, int]) -> None:
+        self._calls.pop(key, None)
+
+
+def payload_of(name: bytes, needed: list[str]) -> bytes:
+    """Return the payload of a call."""
+    return headed([name_of(one) for one in arguments_of(name)], needed, CALL + name)
+
+
+class CallClient(NativeProductClient):
+    """A Python client whose calls have large arguments, which it stores before it submits."""
+
+    def plan_call(self, when_ns: int, campaign: bytes, name: bytes, needed: list[bytes]) -> None:
+        """Submit a call at a time. It needs the results of others, by their names for it."""
+        terms = Terms(campaign=campaign, service=CALLS)
+        payload = payload_of(identity.spelling(campaign, name), [one.decode() for one in needed])
+        task = pending_tasks.PendingTask(
+            name, payload, terms, b"", tuple(needed), UnknownPolicy.REFUSE, None
+        )
+        self.pending.append((when_ns, task))
+
+    def build(self) -> None:
+        self._values = ValueChannel(self)
+        #: Calls whose arguments are on their way.
+        self._storing: dict[bytes, None] = {}
+        super().build()
+        self._values.put(b"of no call, " * 500, lambda: None)
+
+    def _submit(self, process: int, task: pending_tasks.PendingTask) -> None:
+        """Store the arguments of a call, and submit it then."""
+        if process != self.process or not self.alive:
+            return
+        full_name = full_name_of(task)
+        self._storing[full_name] = None
+        contents = arguments_of(full_name)
+        left = [len(contents)]
+        submit = super()._submit
+
+        def on_stored() -> None:
+            left[0] -= 1
+            if not left[0]:
+                self._storing.pop(full_name, None)
+                submit(process, task)
+
+        for content in contents:
+            self._values.put(content, on_stored)
+        self.wake()
+
+    def on_refused(self, name: bytes, error: Refused) -> None:
+        """Submit a call again: its arguments were swept, or the call that it needs is late."""
+        task = next(one for _, one in self.pending if full_name_of(one) == name)
+        coming = [*self._storing, *self.open, *self.world.checker.model.tasks]
+        is_late = error.code == Refusal.UNKNOWN.value and all(
+            any(one.endswith(before) for one in coming) for before in task.after
+        )
+        if error.code != Refusal.BYTES_UNKNOWN.value and not is_late:
+            return
+        if error.code == Refusal.BYTES_UNKNOWN.value and self.world.is_calm:
+            self.world.checker.blobs.on_refused_arguments(name)
+        self._storing[name] = None
+        again = partial(self._submit, self.process, task)
+        self.world.timeline.after(SECOND_NS // 2, again)
+
+    def turn(self) -> None:
+        self._values.turn()
+        super().turn()
+
+    def wake_at_ns(self) -> int | None:
+        waits = (super().wake_at_ns(), self._values.wake_at_ns())
+        return min((one for one in waits if one is not None), default=None)
+
+    def close(self) -> None:
+        self._values.close()
+        super().close()
+
+    def unsettled(self) -> list[bytes]:
+        return [*super().unsettled(), *self._storing]

@@ -1,0 +1,276 @@
+"""The checker of blobs: what durable records name is kept, whole, and what nothing names goes.
+
+Reads the records, and the contents of the store by a way of its own. Shares no code with the
+broker's retention: neither the rules, nor the parser of payloads.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final, Protocol
+
+from simulator.models import DONE, ENDED, LEASED, Violation
+from simulator.outputs import PRINTED, heading, printed_by
+from simulator.plan import SECOND_NS
+from taskyard.core import identity
+from taskyard.core import records as r
+from taskyard.core.blobs import Blob, Content, length_of, text_of
+from taskyard.core.output import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from simulator.clock import Timeline
+    from simulator.outputs import BlobPlan
+    from simulator.plan import Plan
+    from simulator.reference_model import ReferenceModel
+
+#: A name and an attempt, and a stream of that.
+Attempt = tuple[bytes, int]
+StreamId = tuple[bytes, int, int]
+
+#: Arguments can be stored, and their call submitted, within this.
+CALM_GRACE_NS: Final = 3 * SECOND_NS
+
+#: Names in error messages.
+_SHOWN: Final = 16
+
+
+class BlobContents(Protocol):
+    """The store, as the checker reads it."""
+
+    def content(self, name: str) -> bytes | None:
+        """Return the bytes of a blob. None: it is not there."""
+        ...
+
+    def names(self) -> list[str]:
+        """Return the names of all blobs."""
+        ...
+
+
+class BlobChecker:
+    """Knows which blobs must be there, and compares the output in records with what was printed."""
+
+    def __init__(self, plan: Plan, model: ReferenceModel, timeline: Timeline) -> None:
+        self._seed = plan.seed
+        self._model = model
+        self._timeline = timeline
+        #: The store, and how blobs are kept. None: the schedule has none.
+        self.store: BlobContents | None = None
+        self.plan: BlobPlan | None = None
+        #: The wall clock jumps, so that a blob may seem to be old.
+        self._jumps = plan.faults.clock_jump > 0
+        #: Blobs that arguments of tasks name, and the tasks whose results these need.
+        self._arguments: dict[bytes, tuple[list[str], list[bytes]]] = {}
+        #: Blobs of results, and of the output of attempts.
+        self._results: dict[bytes, list[str]] = {}
+        self._outputs: dict[Attempt, list[str]] = {}
+        #: Attempts of which a record has no stdout, although they printed some.
+        self._silent: dict[Attempt, None] = {}
+        #: When a durable record last named a blob.
+        self._named_ns: dict[str, int] = {}
+        #: Blobs that were removed while nothing needed them, or are lost with unsynced bytes.
+        self.gone: dict[str, None] = {}
+        #: Streams that lost bytes in a power cut. Their workers can't send them again.
+        self.torn: dict[StreamId, None] = {}
+
+    # Records.
+
+    def on_durable(self, record: r.AnyRecord) -> None:
+        """Note what a record names. All of it must be there."""
+        if isinstance(record, r.Submitted):
+            self._submitted(record)
+        elif isinstance(record, r.Finished):
+            for index, key in enumerate(zip(record.names, record.attempts, strict=True)):
+                self._finished(key, b"" if record.results is None else record.results[index])
+        elif isinstance(record, r.Failed | r.Postponed):
+            for key in zip(record.names, record.attempts, strict=True):
+                if key in self._silent:
+                    raise Violation("output", f"{key} failed, and what it printed is lost")
+        elif isinstance(record, r.Progressed) and record.stderrs is not None:
+            columns = (record.names, record.attempts, record.texts, record.stderrs)
+            for name, attempt, stdout, stderr in zip(*columns, strict=True):
+                self._printed((name, attempt), (stdout, stderr))
+
+    def _finished(self, key: Attempt, content: Content) -> None:
+        name, attempt = key
+        self._results[name] = found = self._named(content)
+        self._check_named(found, f"result of {name!r}", (name, attempt, Stream.STDOUT))
+        if text_of(content).startswith(PRINTED):
+            self._check_printed(name, attempt, Stream.STDOUT, content)
+        self._silent.pop(key, None)
+
+    def _printed(self, key: Attempt, streams: tuple[Content, Content]) -> None:
+        if not streams[0] and printed_by(self._seed, *key, Stream.STDOUT):
+            self._silent[key] = None  # it is the result of a task that is done
+        for stream, content in zip(Stream, streams, strict=True):
+            if content or stream is Stream.STDERR:
+                self._check_printed(*key, stream, content)
+            self._check_named(self._named(content), f"output of {key}", (*key, stream))
+        self._outputs[key] = [name for one in streams for name in self._named(one)]
+
+    def _submitted(self, record: r.Submitted) -> None:
+        submission = record.submission
+        for index, name in enumerate(submission.names):
+            first = heading(submission.payload_of(index))
+            campaign = submission.terms_of(index).campaign
+            needed = [self._meant(campaign, one.encode()) for one in first.get("results", ())]
+            values = first.get("values", [])
+            self._arguments[name] = values, needed
+            self._check_named(values, f"argument of {name!r}", None)
+
+    def _meant(self, campaign: bytes, name: bytes) -> bytes:
+        """Return the task that a call needs: in its own campaign, if there is one."""
+        own = identity.spelling(campaign, name)
+        return own if own in self._arguments else name
+
+    @staticmethod
+    def _named(content: Content) -> list[str]:
+        if isinstance(content, Blob):
+            return [f"{content.digest.hex()}-{content.length}"] if content.digest else []
+        return heading(content).get("values", [])
+
+    def _check_named(self, names: Iterable[str], about: str, stream: StreamId | None) -> None:
+        """Require that the blobs of a new record are there. An argument is never excused."""
+        if self.store is None:
+            return
+        for name in names:
+            self._named_ns[name] = self._timeline.now_ns
+            content = self.store.content(name)
+            if content is None and (name in self.gone or stream in self.torn) and stream:
+                self.gone[name] = None
+                continue
+            self._check(name, content, about)
+            self.gone.pop(name, None)
+
+    def _check(self, name: str, content: bytes | None, about: str) -> None:
+        if content is None:
+            raise Violation("blobs", f"{about}: {name[:_SHOWN]} is not there")
+        if f"{sha256(content).hexdigest()}-{len(content)}" != name:
+            raise Violation("blobs", f"{about}: {name[:_SHOWN]} has {len(content)} other bytes")
+
+    def _check_printed(self, name: bytes, attempt: int, stream: Stream, content: Content) -> None:
+        """Require that the output of an attempt is what it printed."""
+        printed = printed_by(self._seed, name, attempt, stream)
+        whole, kept = length_of(content), text_of(content)
+        is_whole = isinstance(content, Blob) and content.digest == sha256(printed).digest()
+        if not is_whole and kept != printed and not self._may_be_cut(name, attempt, content):
+            text = f"{name!r}, attempt {attempt}: printed {len(printed)} bytes to {stream.name}"
+            raise Violation("output", f"{text}, and {len(kept)} of {whole} are kept")
+
+    def _may_be_cut(self, name: bytes, attempt: int, content: Content) -> bool:
+        """Return whether only the ends of a stream are kept, because a power cut took others."""
+        is_cut = isinstance(content, Blob) and not content.digest
+        return is_cut and any(key[:2] == (name, attempt) for key in self.torn)
+
+    def whole_result(self, name: bytes, attempt: int, content: Content) -> bytes:
+        """Return all of a result that is a blob, as its client gets it."""
+        printed = printed_by(self._seed, name, attempt, Stream.STDOUT)
+        if isinstance(content, Blob) and content.digest == sha256(printed).digest():
+            return printed
+        return text_of(content)
+
+    # What must be there.
+
+    def _needed(self) -> Iterator[tuple[str, str]]:
+        """Yield the blobs of tasks that may still run, each with its use."""
+        for name, (values, others) in self._arguments.items():
+            if self._model.tasks[name].state in ENDED:
+                continue
+            yield from ((value, f"argument of {name!r}") for value in values)
+            for other in others:
+                task_model = self._model.tasks.get(other)
+                if task_model is not None and task_model.state is DONE:
+                    for value in self._results.get(other, ()):
+                        yield value, f"result of {other!r}, which {name!r} needs"
+
+    def _kept(self) -> Iterator[tuple[str, str]]:
+        """Yield the blobs of results and outputs, which an age may remove."""
+        for name, values in self._results.items():
+            if self._model.tasks[name].state is DONE:
+                yield from ((value, f"result of {name!r}") for value in values)
+        for key, values in self._outputs.items():
+            yield from ((value, f"output of {key}") for value in values)
+
+    def _required(self) -> Iterator[tuple[str, str]]:
+        yield from self._needed()
+        yield from self._kept()
+
+    def check_all(self, when: str) -> None:
+        """Require that everything that must be there is there, with the right bytes."""
+        if self.store is None:
+            return
+        for name, about in dict(self._required()).items():
+            if name not in self.gone:
+                self._check(name, self.store.content(name), f"{when}: {about}")
+
+    def on_removed(self, name: str, unused_ns: int) -> None:
+        """Require that a removed blob was not needed, and not used for some time."""
+        if self.plan is None:
+            return
+        needed, kept = dict(self._needed()), dict(self._kept())
+        if name in needed and name not in self.gone:
+            raise Violation("blobs", f"{needed[name]}: {name[:_SHOWN]} was removed")
+        if name in kept and name not in self.gone:
+            age_ns = self._timeline.now_ns - self._named_ns[name]
+            if self.plan.keep_ns is None or age_ns < self.plan.keep_ns:
+                raise Violation("blobs", f"{kept[name]}: {name[:_SHOWN]} was removed")
+        if unused_ns < self.plan.grace_ns and not self._jumps:
+            raise Violation("grace", f"{name[:_SHOWN]} was used {unused_ns} ns ago and removed")
+        self.gone[name] = None
+
+    def check_unused(self, in_rows: Sequence[r.AnyRecord]) -> None:
+        """Require that everything else is gone. Records of rows that are kept may name more."""
+        if self.store is None or self.plan is None:
+            return
+        known = {name for name, _ in self._required()}
+        for record in in_rows:
+            known.update(self._names_in(record))
+        unused = [name for name in self.store.names() if name not in known]
+        if unused:
+            raise Violation("unused", f"{unused[0]} is kept, and nothing names it")
+
+    def _names_in(self, record: r.AnyRecord) -> Iterator[str]:
+        if isinstance(record, r.Submitted):
+            for index in range(len(record.submission.names)):
+                yield from heading(record.submission.payload_of(index)).get("values", ())
+        elif isinstance(record, r.Finished):
+            for content in record.results or ():
+                yield from self._named(content)
+        elif isinstance(record, r.Progressed):
+            for content in (*record.texts, *(record.stderrs or ())):
+                yield from self._named(content)
+
+    # Peers.
+
+    def values_of(self, name: bytes) -> list[str]:
+        """Return the blobs that a worker of a task reads: its arguments, and results it needs."""
+        values, others = self._arguments[name]
+        return [*values, *(one for other in others for one in self._results.get(other, ()))]
+
+    def on_refused(self, worker: bytes, key: Attempt, name: str, why: str) -> None:
+        """Require that a worker which holds a task can read what the task needs."""
+        task_model = self._model.tasks[key[0]]
+        holds = (task_model.state, task_model.attempt, task_model.worker) == (
+            LEASED,
+            key[1],
+            worker,
+        )
+        if holds and name not in self.gone:
+            raise Violation(
+                "blobs", f"{worker!r} holds {key} and can't read {name[:_SHOWN]}: {why}"
+            )
+
+    def on_refused_arguments(self, name: bytes) -> None:
+        """Require that arguments are not swept soon after they were stored."""
+        if self.plan is not None and self.plan.grace_ns >= CALM_GRACE_NS and not self._jumps:
+            raise Violation("blobs", f"the arguments of {name!r} were swept before it was there")
+
+    def on_lost_result(self, name: bytes, why: str) -> None:
+        """Require that a client can fetch a long result."""
+        if not any(value in self.gone for value in self._results.get(name, ())):
+            raise Violation("blobs", f"the result of {name!r} can't be fetched: {why}")
+
+    def is_torn(self, name: bytes) -> bool:
+        """Return whether a stream of a task lost bytes in a power cut."""
+        return any(key[0] == name for key in self.torn)
