@@ -102,15 +102,23 @@ def test_every_event_is_read_once_whatever_is_trimmed(seed: int, tmp_path: Path)
 
 def assert_equal_tables(one: View, other: View) -> None:
     count = other.tasks.count
-    assert one.tasks.names.names == other.tasks.names.names
-    assert (one.tasks.state[:count] == other.tasks.state[:count]).all()
+    # A stale report of an archived task may name it before a row that has its facts.
+    place_of = {name: place for place, name in enumerate(one.tasks.names.names)}
+    assert sorted(place_of) == sorted(other.tasks.names.names)
+    places = [place_of[name] for name in other.tasks.names.names]
+    assert (one.tasks.state[places] == other.tasks.state[:count]).all()
     for name, numbers in other.tasks.numbers.items():
-        assert (one.tasks.numbers[name][:count] == numbers[:count]).all(), name
+        assert (one.tasks.numbers[name][places] == numbers[:count]).all(), name
     for name, codes in other.tasks.codes.items():
         names, other_names = one.catalog[name].names, other.catalog[name].names
-        mine = [names[code] for code in one.tasks.codes[name][:count]]
+        mine = [names[code] for code in one.tasks.codes[name][places]]
         assert mine == [other_names[code] for code in codes[:count]], name
-    for name in ("task", "leased_ns", "ended_ns", "run_ns"):
+    ran, other_ran = (
+        [view.tasks.names.names[place] for place in view.tasks.attempts.column("task")]
+        for view in (one, other)
+    )
+    assert ran == other_ran
+    for name in ("leased_ns", "ended_ns", "run_ns"):
         assert (one.tasks.attempts.column(name) == other.tasks.attempts.column(name)).all(), name
     assert np.array_equal(one.series._moved, other.series._moved)  # noqa: SLF001
     assert np.array_equal(one.series._change, other.series._change)  # noqa: SLF001
