@@ -49,8 +49,9 @@ from taskyard.net.signals import Waker
 from taskyard.process.call_setup import Setups
 from taskyard.process.child import status_text
 from taskyard.wire import inputs, payloads, pickled
-from taskyard.wire.native import input_messages, peer
+from taskyard.wire.native import peer, reads
 from taskyard.wire.native.server import NativeServer
+from taskyard.wire.value_names import Holder
 from taskyard.worker.allow_list import AllowList
 from taskyard.worker.jobs import cut_reason, last_line
 
@@ -255,9 +256,9 @@ class _Worker:
 
     def _result(self, held: bytes, name: str) -> tuple[bytes, bytes]:
         """Return the service and the result of a task that a held task needs."""
-        worker, names = self._name, [name.encode()]
-        reply = self._request(lambda number: input_messages.results(number, worker, held, names))
-        return input_messages.services(reply)[0], reply.texts[0]
+        holder, names = Holder(self._name, held), [name.encode()]
+        reply = self._request(lambda number: reads.results(number, names, holder))
+        return reply.services[0], reply.texts[0]
 
     def _outcome(self, service: bytes, payload: bytes) -> tuple[Outcome, bytes, bytes]:
         """Run a task. Return its outcome, its result or reason, and its output."""

@@ -13,10 +13,11 @@ import pytest
 from taskyard.broker.blob_retention import SCAN_NS, BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs
 from taskyard.broker.turn import Broker
-from taskyard.core.effects import Refused
+from taskyard.core.effects import Accepted, Part, Refused
 from taskyard.core.events import (
     CancelRequested,
     Outcome,
+    PartRequested,
     Scope,
     SubmitRequested,
     TasksReported,
@@ -30,9 +31,7 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.core.values import (
     StoreReply,
     StoreRequested,
-    ValuePart,
     ValueReceived,
-    ValueRequested,
     ValueSent,
 )
 from taskyard.errors import UserError
@@ -115,9 +114,15 @@ class Yard:
         self.put(content)
         return name_of(content)
 
-    def get(self, value: str = NAME, **more: Any) -> Effect:
-        options = {"offset": 0, "count": 1 << 20, "request": 6, **more}
-        return self.process(ValueRequested(0, b"c", value.encode(), **options))[0]
+    def get(self, value: str = NAME, *, task: bytes = b"t", **more: Any) -> Effect:
+        options = {"count": 1 << 20, "request": 6, **more}
+        return self.process(PartRequested(0, b"c", task, blob=value.encode(), **options))[0]
+
+    def read(self, value: str = NAME, **more: Any) -> Part:
+        """Return the reply to a request that is not refused."""
+        part = self.get(value, **more)
+        assert isinstance(part, Part)
+        return part
 
     def submit(self, name: bytes, payload: bytes, after: list[list[bytes]] | None = None) -> None:
         self.process(SubmitRequested(0, b"c", Submission([name], [payload], after=after), 3))
@@ -153,10 +158,10 @@ def test_value_arrives_in_parts_and_is_read_in_parts(yard: Yard) -> None:
     assert [file.id for file in yard.files.walk()] == [upload_of(NAME)]
     last = yard.put(CONTENT[1000:], NAME, 1000)
     assert last == ValueReceived(b"c", 5, NAME.encode(), 1000, received=2048)
-    assert yard.get() == ValuePart(b"c", 6, NAME.encode(), 0, 1 << 20, data=CONTENT)
-    part = yard.get(offset=2000, count=9)
-    assert isinstance(part, ValuePart)
-    assert part.data == CONTENT[2000:2009]
+    yard.submit(b"t", header(NAME))
+    part = yard.read()
+    assert (part.data, part.bytes_total, part.problem) == (CONTENT, 2048, "")
+    assert yard.read(offset=2000, count=9).data == CONTENT[2000:2009]
     assert yard.put(CONTENT) == ValueReceived(b"c", 5, NAME.encode(), 0, received=2048)
 
 
@@ -194,9 +199,8 @@ def test_content_of_another_name_is_refused_and_can_be_sent_again(yard: Yard) ->
 @pytest.mark.parametrize("name", ["x", "../../x", f"{NAME}0000000000000000", "é"])
 def test_names_of_no_value_are_refused(yard: Yard, name: str) -> None:
     assert isinstance(yard.put(b"x", name), Refused)
-    part = yard.get(name)
-    assert isinstance(part, ValuePart)
-    assert part.problem == "not the name of a blob"
+    yard.submit(b"t", b"")
+    assert yard.read(name).problem == "not the name of a blob"
 
 
 def test_full_disk_refuses_a_part_and_keeps_those_before(
@@ -259,14 +263,14 @@ def test_full_disk_stops_no_sweep_for_good(yard: Yard, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("shared", "with_key", "is_named"),
-    [(False, False, True), (False, True, False), (True, False, True), (True, True, True)],
+    ("shared", "key", "is_named"),
+    [(False, b"", True), (False, b"k", False), (True, b"", True), (True, b"k", True)],
 )
 def test_peer_with_a_key_gets_no_path_but_a_shared_one(
-    tmp_path: Path, *, shared: bool, with_key: bool, is_named: bool
+    tmp_path: Path, key: bytes, *, shared: bool, is_named: bool
 ) -> None:
     yard = Yard(tmp_path / "blobs", shared=shared)
-    (reply,) = yard.process(StoreRequested(0, b"c", 7, with_key))
+    (reply,) = yard.process(StoreRequested(0, b"c", 7, key))
     assert isinstance(reply, StoreReply)
     found = msgspec.json.decode(reply.document, type=StoreDocument)
     assert found.directory == (str(tmp_path / "blobs") if is_named else "")
@@ -286,19 +290,15 @@ def test_worker_reads_values_of_the_tasks_that_it_holds_and_no_others(yard: Yard
     yard.put_all()
     yard.put_all(CONTENT[1:])
     yard.submit(b"t", header(NAME))
-    asked: dict[str, Any] = {"worker": b"w", "name": b"t", "attempt": 1}
+    asked: dict[str, Any] = {"worker": b"w", "held": b"t"}
     refused = yard.get(**asked)
     assert isinstance(refused, Refused)
-    assert refused.text == "worker w: does not hold attempt 1 at task t"
+    assert refused.text == "worker w does not hold task t"
     yard.process(TasksRequested(0, b"w", 9, request=4))
-    part = yard.get(**asked)
-    assert isinstance(part, ValuePart)
-    assert part.data == CONTENT
-    other = yard.get(OTHER, **asked)
-    assert isinstance(other, ValuePart)
-    assert not other.data
-    assert other.problem.endswith("not of this task")
-    for wrong in ({"worker": b"x"}, {"attempt": 2}, {"name": b"u"}):
+    assert yard.read(**asked).data == CONTENT
+    other = yard.read(OTHER, **asked)
+    assert (other.data, other.problem[-15:]) == (b"", ": not of task t")
+    for wrong in ({"worker": b"x"}, {"held": b"u"}):
         assert isinstance(yard.get(**{**asked, **wrong}), Refused)
 
 
@@ -309,12 +309,54 @@ def test_worker_reads_values_of_results_that_its_task_needs(yard: Yard) -> None:
     yard.submit(b"second", header(results=["first"]))
     yard.submit(b"third", header(results=["other"]))
     yard.process(TasksRequested(0, b"w", 9, request=4))
-    part = yard.get(worker=b"w", name=b"second", attempt=1)
-    assert isinstance(part, ValuePart)
-    assert part.data == CONTENT
-    part = yard.get(worker=b"w", name=b"third", attempt=1)
-    assert isinstance(part, ValuePart)
-    assert part.problem
+    assert yard.read(worker=b"w", held=b"second").data == CONTENT
+    assert yard.read(worker=b"w", held=b"third").problem
+
+
+def test_client_reads_values_of_arguments_and_results_and_no_others(yard: Yard) -> None:
+    yard.put_all()
+    yard.put_all(CONTENT[1:])
+    yard.submit(b"t", header(NAME))
+    assert yard.read().data == CONTENT
+    assert yard.read(OTHER).problem.endswith("not of task t")
+    yard.finish(b"t", header(OTHER))
+    assert yard.read(OTHER).data == CONTENT[1:]
+    unknown = yard.read(task=b"nobody")
+    assert (unknown.found, unknown.data) == (False, b"")
+
+
+def test_key_has_to_send_what_no_task_names(tmp_path: Path) -> None:
+    yard = Yard(tmp_path / "blobs")
+    yard.put_all()  # of a client without a key
+
+    def create(name: bytes) -> Effect:
+        asked = SubmitRequested(0, b"c", Submission([name], [header(NAME)]), 3, by=b"key")
+        return yard.process(asked)[0]
+
+    def send(data: bytes, offset: int = 0, by: bytes = b"key") -> int:
+        sent = ValueSent(0, b"c", NAME.encode(), offset, data, 5, by=by)
+        (reply,) = yard.process(sent)
+        assert isinstance(reply, ValueReceived)
+        return reply.received
+
+    refused = create(b"a")
+    assert isinstance(refused, Refused)
+    assert refused.refusal is Refusal.BYTES_UNKNOWN
+    assert send(b"") == 0
+    assert send(CONTENT[:1000]) == 1000
+    assert send(CONTENT[1000:], 1000, b"other") == 0  # the end alone proves nothing
+    assert isinstance(create(b"a"), Refused)
+    assert send(CONTENT[1000:], 1000) == len(CONTENT)
+    assert [file.id for file in yard.files.walk()] == [NAME]
+    assert isinstance(create(b"a"), Accepted)
+    assert send(b"", by=b"third") == len(CONTENT)  # a task names it
+
+
+def test_key_need_not_prove_what_a_shared_directory_shows(tmp_path: Path) -> None:
+    yard = Yard(tmp_path / "blobs", shared=True)
+    yard.put_all()
+    asked = SubmitRequested(0, b"c", Submission([b"a"], [header(NAME)]), 3, by=b"key")
+    assert isinstance(yard.process(asked)[0], Accepted)
 
 
 def test_result_of_a_task_that_is_not_in_memory_is_found_outside_the_campaign(yard: Yard) -> None:
@@ -334,18 +376,16 @@ def test_first_line_of_another_kind_names_no_results(yard: Yard, line: bytes) ->
     yard.put_all()
     yard.submit(b"t", line + b"\n")
     yard.process(TasksRequested(0, b"w", 9, request=4))
-    part = yard.get(worker=b"w", name=b"t", attempt=1)
-    assert isinstance(part, ValuePart)
-    assert part.problem.endswith("not of this task")
+    assert yard.read(worker=b"w", held=b"t").problem.endswith("not of task t")
 
 
 def test_file_that_can_not_be_read_is_a_problem_of_its_reader(yard: Yard) -> None:
     yard.put_all()
+    yard.submit(b"t", header(NAME))
     path = yard.files.path(NAME)
     path.unlink()
     path.symlink_to("/etc/passwd")
-    part = yard.get()
-    assert isinstance(part, ValuePart)
+    part = yard.read()
     assert "a symbolic link" in part.problem
     assert not part.data
 

@@ -16,12 +16,12 @@ from taskyard.broker.blobs import BlobLimits, BrokerBlobs
 from taskyard.broker.environment import DISK_CHECK_BYTES
 from taskyard.broker.turn import Broker
 from taskyard.core.blobs import Blob, Content
-from taskyard.core.effects import OutputWritten, Refused, Settled, TaskOutput
+from taskyard.core.effects import OutputWritten, Part, Refused, Settled
 from taskyard.core.events import (
     CancelRequested,
     Outcome,
     OutputAppended,
-    OutputRequested,
+    PartRequested,
     Scope,
     SubmitRequested,
     TasksReported,
@@ -99,10 +99,10 @@ class OutputHarness:
 
     def page(
         self, name: bytes, stream: Stream = OUT, attempt: int | None = None, offset: int = 0
-    ) -> TaskOutput:
-        event = OutputRequested(0, b"client", name, 1, stream, attempt, offset)
+    ) -> Part:
+        event = PartRequested(0, b"client", name, 1, stream, attempt, offset=offset)
         (effect,) = self.process(event)
-        assert isinstance(effect, TaskOutput)
+        assert isinstance(effect, Part)
         return effect
 
     def trim(self) -> None:
@@ -150,10 +150,10 @@ class TestPages:
     def test_output_is_read_while_the_attempt_runs(self, harness: OutputHarness) -> None:
         harness.lease(b"a")
         empty = harness.page(b"a")
-        assert (empty.text, empty.text_bytes_total, empty.live) == (b"", 0, True)
+        assert (empty.data, empty.bytes_total, empty.live) == (b"", 0, True)
         harness.append(b"a", 1, 0, b"abc")
         page = harness.page(b"a", offset=1)
-        assert (page.text, page.text_bytes_total, page.attempt, page.live) == (b"bc", 3, 1, True)
+        assert (page.data, page.bytes_total, page.attempt, page.live) == (b"bc", 3, 1, True)
 
     def test_output_of_every_attempt_is_found_also_after_trimming(
         self, harness: OutputHarness
@@ -167,7 +167,7 @@ class TestPages:
         harness.report(b"a", Outcome.DONE, texts=[b"result"], output=output)
         for _ in range(2):
             texts = [
-                [harness.page(b"a", stream, attempt).text for stream in Stream]
+                [harness.page(b"a", stream, attempt).data for stream in Stream]
                 for attempt in (1, 2, 3)
             ]
             assert texts == [[b"out 1", b"err 1"], [b"out 2", b"err 2"], [b"result", b"e"]]
@@ -180,7 +180,7 @@ class TestPages:
         harness.append(b"a", 1, 0, LONG)
         harness.report(b"a", Outcome.DONE, texts=[blob_of(LONG)], output=columns())
         page = harness.page(b"a", offset=5)
-        assert (page.text, page.text_bytes_total, page.problem) == (b"middle tail", 16, "")
+        assert (page.data, page.bytes_total, page.problem) == (b"middle tail", 16, "")
         assert page.digest == sha256(LONG).digest()
         harness.outputs.path(name_of(LONG)).unlink()
         assert harness.page(b"a").problem == (
@@ -196,14 +196,14 @@ class TestPages:
         appended = blob_of(b"abc", b"abc")
         harness.report(b"a", Outcome.DONE, texts=[appended], output=columns())
         assert not [*harness.outputs.walk()]
-        assert harness.page(b"a").text == b"abc"
+        assert harness.page(b"a").data == b"abc"
 
     def test_output_of_a_lost_attempt_stays_readable(self, harness: OutputHarness) -> None:
         harness.lease(b"a")
         harness.append(b"a", 1, 0, b"so far")
         harness.process(WorkerLost(0, b"w"))
         page = harness.page(b"a", attempt=1)
-        assert (page.text, page.live) == (b"so far", False)
+        assert (page.data, page.live) == (b"so far", False)
 
 
 class TestWholeResults:
@@ -280,7 +280,7 @@ class TestWriting:
             refused = Refused(b"w", 9, Refusal.RETRY_LATER, text)
             assert harness.append(b"a", 1, 0, b"abc") == refused
         assert harness.append(b"a", 1, 0, b"abc") == OutputWritten(b"w", 9, [], [])
-        assert harness.page(b"a").text == b"abc"
+        assert harness.page(b"a").data == b"abc"
 
     def test_output_leaves_the_reserve_of_the_disk_to_the_journal(
         self, harness: OutputHarness, monkeypatch: pytest.MonkeyPatch
@@ -292,7 +292,7 @@ class TestWriting:
             refused = harness.append(b"a", 1, DISK_CHECK_BYTES, b"x")
             assert isinstance(refused, Refused)
             assert refused.refusal is Refusal.RETRY_LATER
-            assert harness.page(b"a", offset=DISK_CHECK_BYTES).text == b""
+            assert harness.page(b"a", offset=DISK_CHECK_BYTES).data == b""
             harness.report(b"a", Outcome.FAILED, texts=[b"bad"])
         assert harness.broker.scheduler.ledger.tasks[b"a"].state.name == "FAILED"
 
@@ -329,7 +329,7 @@ class TestWriting:
         harness.append(b"a", 1, 0, LONG)
         assert harness.outputs.seal(KEY, name_of(LONG))
         harness.report(b"a", Outcome.DONE, texts=[blob_of(LONG)], output=columns())
-        assert harness.page(b"a").text == LONG
+        assert harness.page(b"a").data == LONG
 
     def test_stream_of_a_backup_is_replaced(self, harness: OutputHarness) -> None:
         """An older journal was restored beside newer streams of the same attempts."""
@@ -338,7 +338,7 @@ class TestWriting:
         assert harness.append(b"a", 1, 0, LONG[:5]) == OutputWritten(b"w", 9, [], [])
         harness.append(b"a", 1, 5, LONG[5:])
         harness.report(b"a", Outcome.DONE, texts=[blob_of(LONG)], output=columns())
-        assert harness.page(b"a").text == LONG
+        assert harness.page(b"a").data == LONG
 
     def test_other_bytes_at_a_known_offset_are_refused(self, harness: OutputHarness) -> None:
         harness.lease(b"a")
@@ -388,7 +388,7 @@ class TestRetention:
         harness.lease(b"a")
         harness.append(b"a", 1, 0, b"abc")
         self.scan(harness, 100)
-        assert harness.page(b"a").text == b"abc"
+        assert harness.page(b"a").data == b"abc"
         harness.process(WorkerLost(0, b"w"))
         harness.process(CancelRequested(0, b"c", Scope(names=(b"a",)), 5))
         self.scan(harness)

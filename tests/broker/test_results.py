@@ -11,14 +11,15 @@ from taskyard.broker import results as broker_results
 from taskyard.broker import rows
 from taskyard.broker.completer import Completer
 from taskyard.broker.turn import Broker
+from taskyard.core import output as output_streams
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.effects import (
     Effect,
     ExplanationReply,
+    Part,
     ReportAck,
     Settled,
     TaskDetails,
-    TaskOutput,
     TaskPage,
     TaskView,
 )
@@ -30,7 +31,7 @@ from taskyard.core.events import (
     ExplainRequested,
     ListRequested,
     LookupRequested,
-    OutputRequested,
+    PartRequested,
     ResultsRequested,
     Scope,
     SubmitRequested,
@@ -69,7 +70,7 @@ class Harness(TurnHarness):
 
     @property
     def sent(self) -> list[Effect]:
-        kinds = Settled | TaskOutput | ExplanationReply
+        kinds = Settled | Part | ExplanationReply
         return [effect for effect in self.effects if isinstance(effect, kinds)]
 
     def turn(self, *events: Event) -> list[Effect]:
@@ -103,6 +104,15 @@ def finish(*names: bytes) -> TasksReported:
 
 def results(*names: bytes, request: int = 0) -> ResultsRequested:
     return ResultsRequested(0, b"client", list(names), request)
+
+
+def stdout(name: bytes, request: int = 0) -> PartRequested:
+    return PartRequested(0, b"client", name, request, output_streams.Stream.STDOUT)
+
+
+def printed(effect: Effect) -> bytes:
+    assert isinstance(effect, Part)
+    return effect.data
 
 
 def replies(*names: bytes, request: int = 0) -> Settled:
@@ -222,10 +232,8 @@ def test_row_that_is_too_large_is_not_kept(
 
 
 def test_turn_in_which_nothing_is_owed_reads_nothing(harness: Harness) -> None:
-    harness.turn(
-        WatchRequested(0, b"client", [b"a"]), finish(b"a"), OutputRequested(0, b"client", b"a")
-    )
-    assert harness.sent == [replies(b"a"), TaskOutput(b"client", 0, b"a", found=True, record=0)]
+    harness.turn(WatchRequested(0, b"client", [b"a"]), finish(b"a"))
+    assert harness.sent == [replies(b"a")]
     assert harness.store.read == []
 
 
@@ -410,25 +418,21 @@ def test_page_with_attempts_ends_where_the_budget_of_a_turn_ends(
 
 def test_output_is_put_in(harness: Harness) -> None:
     harness.turn(TasksProgressed(0, b"w", [b"a", b"b"], texts=[b"1", b"2"]))
-    record = harness.broker.scheduler.ledger.record
-    (effect,) = harness.turn(OutputRequested(0, b"client", b"b", 3))
-    assert effect == TaskOutput(b"client", 3, b"b", found=True, record=record, text=b"2")
+    (effect,) = harness.turn(stdout(b"b", 3))
+    assert printed(effect) == b"2"
 
 
 def test_output_of_the_same_turn_is_put_in(harness: Harness) -> None:
     progressed = TasksProgressed(0, b"w", [b"a"], texts=[b"1"])
-    (effect,) = harness.turn(progressed, OutputRequested(0, b"client", b"a"))
-    assert isinstance(effect, TaskOutput)
-    assert effect.text == b"1"
+    (effect,) = harness.turn(progressed, stdout(b"a"))
+    assert printed(effect) == b"1"
 
 
-def test_output_whose_row_is_trimmed_is_empty(harness: Harness) -> None:
+def test_output_whose_row_is_trimmed_is_in_the_index(harness: Harness) -> None:
     harness.turn(TasksProgressed(0, b"w", [b"a"], texts=[b"1"]))
-    record = harness.broker.scheduler.ledger.record
     harness.restart()
-    assert harness.turn(OutputRequested(0, b"client", b"a")) == [
-        TaskOutput(b"client", 0, b"a", found=True, record=record)
-    ]
+    (effect,) = harness.turn(stdout(b"a"))
+    assert printed(effect) == b"1"
 
 
 # Damage.

@@ -127,7 +127,7 @@ def test_long_output_is_whole_also_after_compaction(tmp_path: Path) -> None:
     assert (code, json.loads(out)["truncated"]) == (0, 0)
     with OfflineClient(tmp_path / ".taskyard") as stopped:
         assert stopped.result("f/long") == "\0" * 1_100_000
-        assert stopped.stream("f/long", stderr=True) == b"err"
+        assert stopped.output("f/long", "stderr") == b"err"
 
 
 def test_failure_is_reported_with_its_dependents_and_retried(tmp_path: Path) -> None:

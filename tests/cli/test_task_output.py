@@ -277,7 +277,7 @@ def test_output_is_whole_after_kills_of_the_broker(tmp_path: Path) -> None:
                 yard.kill_broker()
                 yard.start_broker()
             hashes = [hashlib.sha256(future.bytes(60)).hexdigest()]
-            hashes.append(hashlib.sha256(client.stream("w", stderr=True)).hexdigest())
+            hashes.append(hashlib.sha256(client.output("w", "stderr")).hexdigest())
         assert hashes == [(tmp_path / f"hash.{one}").read_text() for one in (1, 2)]
         files = BlobFiles(yard.state / FOLDER).walk()
         assert sorted(file.bytes_total for file in files) == [3_000_000, 6_000_000]

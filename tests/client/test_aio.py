@@ -404,9 +404,11 @@ def test_inspecting_methods_are_awaited(yard: Yard) -> None:
         assert await client.result("seen") == "out\n"
         assert await client.result_bytes("seen") == b"out\n"
         assert await client.submit(["printf", r"\377"]).bytes() == b"\xff"
-        assert await client.result_with_size("seen") == Result(b"out\n", has_stderr=True)
-        assert await client.output_with_size("seen") == Result(await client.output("seen"))
-        assert b"err" in await client.output("seen")
+        assert await client.kept_result("seen") == Result(b"out\n", has_stderr=True)
+        assert await client.output("seen") == b"out\nerr\n"
+        assert await client.output("seen", "stderr", offset=1, count=2) == b"rr"
+        with await client.open_output("seen") as file:
+            assert await asyncio.to_thread(file.read) == b"out\n"
         assert await client.why("seen") == (await client.explain("seen"))["sentence"]
         assert list(await client.existing(["seen", "no-such"])) == ["seen"]
         assert (await client.views(["seen"]))["seen"]["attempt"] == 1

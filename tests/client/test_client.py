@@ -68,7 +68,7 @@ def test_flipped_byte_in_a_long_result_is_an_error_that_names_the_task(
     path = BlobFiles(yard.state / "blobs").path(name_of(bytes(100_000)))
     path.write_bytes(bytes(50_000) + b"\1" + bytes(49_999))
     damaged = "task hurt: its output of 100,000 bytes is damaged"
-    for read in (client.result, client.result_bytes, client.stream):
+    for read in (client.result, client.result_bytes, client.output):
         with pytest.raises(BytesDamaged, match=damaged):
             read("hurt")
     with pytest.raises(BytesDamaged, match=damaged):
@@ -91,8 +91,16 @@ def test_long_output_is_the_result_as_a_whole(client: Client) -> None:
     whole = bytes(2_100_000) + b"\xff"
     assert future.result() == whole.decode(errors="surrogateescape")
     assert future.bytes() == client.result_bytes(future.name) == whole
-    assert client.stream(future.name) == whole
-    assert client.result_with_size(future.name) == Result(whole)
+    assert client.output(future.name) == whole
+    with client.open_output(future.name) as file:
+        assert file.seek(-3, 2) == len(whole) - 3
+        assert file.read() == whole[-3:]
+        file.seek(5)
+        assert (file.read(2), file.tell()) == (b"\0\0", 7)
+    some = {"offset": len(whole) - 2, "count": 9}
+    assert client.output(future.name, "stdout", **some) == whole[-2:]
+    assert client.result_bytes(future.name, **some) == whole[-2:]
+    assert client.result_bytes(future.name, 5, 1_500_000) == whole[5:1_500_005]
     assert client.results([future.name])[future.name].text == whole
     kept = client.kept_result(future.name)
     ends = whole[:8192] + whole[-8192:]

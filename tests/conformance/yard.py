@@ -97,8 +97,10 @@ class BrokerControl:
 
     def output(self, name: str) -> bytes:
         """Return the output or progress of a task."""
-        answer = self.requests.must(Q.Output, Q.NotFound, type=Q.Output, name=name.encode())
-        return b"".join(answer.batch.output)
+        answer = self.requests.must(
+            Q.Read, Q.NotFound, type=Q.Read, name=name.encode(), stream_number=1
+        )
+        return bytes(answer.data)
 
     def cancel_all(self) -> None:
         scope = pb.ScopeMsg(standing=[pb.Blocked, pb.Delayed, pb.ReadyToGo, pb.Leased])

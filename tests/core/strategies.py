@@ -22,7 +22,7 @@ from taskyard.core.events import (
     LookupRequested,
     MoveRequested,
     Outcome,
-    OutputRequested,
+    PartRequested,
     PauseRequested,
     RequestRejected,
     ResultsRequested,
@@ -51,6 +51,7 @@ from taskyard.core.events import (
 )
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, Submission, Terms, TermsChanges, WorkerFacts
+from taskyard.core.output import Stream
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard
@@ -279,7 +280,7 @@ def _ask_everything(yard: Yard, names: list[bytes]) -> list[Any]:
         RulesRequested(0, b"client", services=(b"default",)),
         WorkersRequested(0, b"client"),
         ResultsRequested(0, b"client", names),
-        OutputRequested(0, b"client", names[0]),
+        PartRequested(0, b"client", names[0], stream=Stream.STDOUT),
     ]
     replies: list[Any] = []
     for question in questions:

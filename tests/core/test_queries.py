@@ -18,6 +18,7 @@ from taskyard.core.effects import (
     HeartbeatAck,
     HeldTasks,
     NoWork,
+    Part,
     Reason,
     Refused,
     ReportAck,
@@ -25,7 +26,6 @@ from taskyard.core.effects import (
     Stats,
     StatsReply,
     TaskDetails,
-    TaskOutput,
     TaskPage,
     TaskView,
     UnknownWorker,
@@ -43,7 +43,7 @@ from taskyard.core.events import (
     ListRequested,
     LookupRequested,
     Outcome,
-    OutputRequested,
+    PartRequested,
     PauseRequested,
     RequestRejected,
     ResultsRequested,
@@ -68,6 +68,7 @@ from taskyard.core.limits import (
     TASKS_PER_MESSAGE_MAX,
 )
 from taskyard.core.model import HeartbeatMark, Refusal
+from taskyard.core.output import Stream
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState, WorkerState
 from tests.core.kit import Yard, assigned
@@ -124,8 +125,8 @@ QUESTIONS: list[Event] = [
     WorkersRequested(0, b"client"),
     HeldTasksRequested(0, b"client", b""),
     ResultsRequested(0, b"client", [b"c/a done", b"nobody"]),
-    OutputRequested(0, b"client", b"c/c leased"),
-    OutputRequested(0, b"client", b"nobody"),
+    PartRequested(0, b"client", b"c/c leased", stream=Stream.STDOUT),
+    PartRequested(0, b"client", b"nobody", blob=b"x"),
     WatchEnded(0, b"client", 1),
     WaitEnded(0, b"w"),
     WaitEnded(0, b"nobody"),
@@ -636,9 +637,9 @@ def test_watcher_of_a_done_task_gets_the_record_of_its_result(yard: Yard) -> Non
 
 
 def printed(yard: Yard, name: bytes) -> tuple[bool, int]:
-    (effect,) = yard.handle(OutputRequested(0, b"client", name, 3))
-    assert isinstance(effect, TaskOutput)
-    assert effect == TaskOutput(b"client", 3, name, effect.found, effect.record, b"")
+    (effect,) = yard.handle(PartRequested(0, b"client", name, 3, Stream.STDOUT))
+    assert isinstance(effect, Part)
+    assert not effect.data
     return effect.found, effect.record
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from taskyard.core import output_paths
 from taskyard.core.blobs import Blob, Content
-from taskyard.core.effects import OutputEnded, OutputWritten, Refused, ReportAck, TaskOutput
+from taskyard.core.effects import OutputEnded, OutputWritten, Part, Refused, ReportAck
 from taskyard.core.events import (
     Outcome,
     OutputAppended,
-    OutputRequested,
     OutputSpaceChanged,
+    PartRequested,
 )
 from taskyard.core.model import Refusal
 from taskyard.core.output import OutputChunk, OutputColumns, Stream
@@ -136,16 +136,16 @@ def test_records_of_output_are_linked() -> None:
 def test_request_for_a_stream_names_the_attempt_and_its_record() -> None:
     yard = holding(b"a", b"b")
     yard.finish(b"w", b"a", texts=[b"out"])
-    asked = OutputRequested(0, b"client", b"a", 5, OUT, offset=3, count=4)
+    asked = PartRequested(0, b"client", b"a", 5, OUT, offset=3, count=4)
     (reply,) = yard.handle(asked)
-    assert isinstance(reply, TaskOutput)
+    assert isinstance(reply, Part)
     assert (reply.attempt, reply.live, reply.offset, reply.count) == (1, False, 3, 4)
     assert reply.finished_record == yard.scheduler.ledger.record
-    (running,) = yard.handle(OutputRequested(0, b"client", b"b", 5, ERR))
-    assert isinstance(running, TaskOutput)
+    (running,) = yard.handle(PartRequested(0, b"client", b"b", 5, ERR))
+    assert isinstance(running, Part)
     assert (running.attempt, running.live, running.finished_record) == (1, True, 0)
-    (earlier,) = yard.handle(OutputRequested(0, b"client", b"b", 5, ERR, attempt=0))
-    assert isinstance(earlier, TaskOutput)
+    (earlier,) = yard.handle(PartRequested(0, b"client", b"b", 5, ERR, attempt=0))
+    assert isinstance(earlier, Part)
     assert not earlier.live
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -44,7 +45,7 @@ class Access:
         self.renewed += 1
         return self.files.touch(name)
 
-    def load(self, names: Sequence[str], _holder: object) -> list[memoryview]:
+    def load(self, names: Sequence[str], _task: str) -> list[memoryview]:
         return [*map(self.files.load, names)]
 
 
@@ -78,20 +79,20 @@ def test_buffers_and_long_pickles_are_values(access: Access, values: CallValues)
     assert call.call == b""
     assert len(call.origin.values) == 2
     assert blobs_in(payload) == [*call.origin.values, call.origin.body]
-    function, (one, other, same), _ = values.load_call(call)
+    function, (one, other, same), _ = values.load_call(call, "t")
     assert function is max
     assert np.array_equal(one, array)
     assert np.array_equal(other, array + 1)
     assert same == text
     one[0] = 7
-    assert values.load_call(call)[1][0][0] == 0
+    assert values.load_call(call, "t")[1][0][0] == 0
     assert access.puts == 3
 
 
 def test_array_that_can_not_be_changed_stays_so(values: CallValues) -> None:
     array = np.zeros(MIN)
     array.setflags(write=False)
-    found = values.load_result(values.encode_result([array, np.zeros((MIN, 2))[:, 1]]))
+    found = values.load_result(values.encode_result([array, np.zeros((MIN, 2))[:, 1]]), "t")
     assert [one.flags.writeable for one in found] == [False, True]
     assert [one.sum() for one in found] == [0, 0]
 
@@ -101,13 +102,13 @@ def test_result_with_values_needs_them(access: Access, values: CallValues) -> No
     with pytest.raises(PeerError, match="no broker"):
         pickled.unpickle(result)
     with pytest.raises(BytesMissing, match="no broker"):
-        CallValues(None).load_result(result)
-    with pickled.large_results(values.load_result):
+        CallValues(None).load_result(result, "t")
+    with pickled.large_results(partial(values.load_result, task="t")):
         assert pickled.unpickle(result).sum() == 0
     for file in access.files.walk():
         access.files.path(file.id).unlink()
     with pytest.raises(BytesMissing, match=r"blobs.keep remove them"):
-        values.load_result(result)
+        values.load_result(result, "t")
 
 
 def test_without_a_broker_nothing_is_large() -> None:
@@ -127,7 +128,7 @@ def test_function_of_a_map_is_stored_once_and_kept(
 
     payloads = [call(number) for number in range(5)]
     assert access.puts == 1
-    function, args, _ = values.load_call(pickled.decode_pickled_call(payloads[3]))
+    function, args, _ = values.load_call(pickled.decode_pickled_call(payloads[3]), "t")
     assert function(*args) == (3, MIN)
     assert max(map(len, payloads)) < 1000
     monkeypatch.setattr(call_values, "_RENEWED_SECONDS", 0)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+from taskyard.core.model import Submission
 from taskyard.errors import BytesMissing, BytesNotStored
 from taskyard.journal.blob_files import TERMS_FILE, BlobFiles
 from taskyard.journal.blobs import name_of
+from taskyard.net.blocking_channel import BlockingChannel
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import read_peer_key
 from taskyard.process import value_access
 from taskyard.process.value_access import CACHE_VARIABLE, ValueAccess
 from taskyard.testing import broker as a_broker
-from taskyard.wire.native import value_messages
+from taskyard.wire.native import peer, reads, value_messages
 from taskyard.wire.roles import Role
-from taskyard.wire.value_names import Holder
 from tests.kit.processes import Broker, Running
 
 if TYPE_CHECKING:
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 #: Three parts and a bit.
 CONTENT = bytes(range(251)) * 13_000
 NAME = name_of(CONTENT)
+
+#: A task that names values, and never runs.
+TASK = "t"
 
 
 class Yard:
@@ -59,9 +65,17 @@ class Yard:
         self.broker.kill()
         self.start(endpoint)
 
-    def access(self, role: Role) -> ValueAccess:
+    def access(self, role: Role, worker: bytes = b"") -> ValueAccess:
         key = read_peer_key(self.directory / f"{role}.key")
-        return ValueAccess(self.endpoint, key, 20)
+        return ValueAccess(self.endpoint, key, 20, worker)
+
+    def name(self, *values: str) -> None:
+        """Submit the task that names values."""
+        payload = b'{"pickle":1,"values":%b}' % msgspec.json.encode(values)
+        submission = Submission([TASK.encode()], [payload])
+        with BlockingChannel(self.broker.endpoint, None, 20) as channel:
+            reply = channel.ask(partial(peer.create, submission=submission))
+        assert reply.kind == peer.OK, reply.reason
 
 
 @pytest.fixture
@@ -81,11 +95,11 @@ def test_local_socket_uses_the_files_directly(yard: Yard, tmp_path: Path) -> Non
     local = ValueAccess(yard.broker.endpoint)
     assert local.has_store()
     assert local.put(memoryview(CONTENT)) == NAME
-    (found,) = local.load([NAME])
+    (found,) = local.load([NAME], TASK)
     assert bytes(found) == CONTENT
     yard.broker.kill()
     assert BlobFiles(yard.files.directory).touch(NAME)
-    assert bytes(local.load([NAME])[0]) == CONTENT  # without a broker
+    assert bytes(local.load([NAME], TASK)[0]) == CONTENT  # without a broker
     assert not [*(tmp_path / "tmp").iterdir()]
 
 
@@ -93,21 +107,27 @@ def test_value_goes_through_the_broker_once(yard: Yard) -> None:
     producer, viewer = yard.access(Role.PRODUCER), yard.access(Role.VIEWER)
     assert producer.put(memoryview(CONTENT)) == NAME
     assert bytes(yard.files.load(NAME)) == CONTENT
-    assert bytes(viewer.load([NAME])[0]) == CONTENT
-    yard.files.path(NAME).unlink()
-    assert bytes(yard.access(Role.VIEWER).load([NAME])[0]) == CONTENT  # of the cache
-    with pytest.raises(BytesMissing, match=r"not at the broker \(`taskyard clean`"):
-        viewer.load([name_of(b"x" * 99)])
+    with pytest.raises(BytesMissing, match="its task is gone"):
+        viewer.load([NAME], TASK)
+    other = producer.put(memoryview(CONTENT[1:]))
+    yard.name(NAME, other)
+    assert bytes(viewer.load([NAME], TASK)[0]) == CONTENT
+    for name in (NAME, other):
+        yard.files.path(name).unlink()
+    assert bytes(yard.access(Role.VIEWER).load([NAME], TASK)[0]) == CONTENT  # of the cache
+    with pytest.raises(BytesMissing, match=r"bytes are missing \(`taskyard clean`"):
+        viewer.load([other], TASK)
 
 
 def test_altered_file_at_the_broker_is_never_a_value(yard: Yard) -> None:
     yard.access(Role.PRODUCER).put(memoryview(CONTENT))
+    yard.name(NAME)
     yard.files.path(NAME).write_bytes(b"x" + CONTENT[1:])
     with pytest.raises(Exception, match="is damaged"):
-        yard.access(Role.VIEWER).load([NAME])
+        yard.access(Role.VIEWER).load([NAME], TASK)
     yard.files.path(NAME).write_bytes(CONTENT[:-1])
     with pytest.raises(BytesMissing, match="bytes are left"):
-        yard.access(Role.VIEWER).load([NAME])
+        yard.access(Role.VIEWER).load([NAME], TASK)
 
 
 def restarting(yard: Yard, build: Callable[..., bytes], count: int) -> Callable[..., bytes]:
@@ -142,22 +162,23 @@ def test_upload_goes_on_after_a_restart(yard: Yard, monkeypatch: pytest.MonkeyPa
 
 def test_download_goes_on_after_a_restart(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     yard.access(Role.PRODUCER).put(memoryview(CONTENT))
-    get_value = restarting(yard, value_messages.get_value, 3)
-    monkeypatch.setattr(value_messages, "get_value", get_value)
-    assert bytes(yard.access(Role.VIEWER).load([NAME])[0]) == CONTENT
+    yard.name(NAME)
+    monkeypatch.setattr(reads, "blob_part", restarting(yard, reads.blob_part, 3))
+    assert bytes(yard.access(Role.VIEWER).load([NAME], TASK)[0]) == CONTENT
 
 
 def test_keys_permit_what_their_roles_need(yard: Yard) -> None:
     yard.access(Role.PRODUCER).put(memoryview(CONTENT))
     with pytest.raises(BytesNotStored, match="a viewer may not store values"):
         yard.access(Role.VIEWER).put(memoryview(CONTENT[1:]))
+    yard.name(NAME)
     worker = yard.access(Role.WORKER)
-    with pytest.raises(BytesMissing, match="a worker may not read values"):
-        worker.load([NAME])
-    with pytest.raises(BytesMissing, match="does not hold attempt 1 at task t"):
-        worker.load([NAME], Holder(b"worker", b"t", 1))
+    with pytest.raises(BytesMissing, match="a worker may not read results and output"):
+        worker.load([NAME], TASK)
+    with pytest.raises(BytesMissing, match="worker worker does not hold task t"):
+        yard.access(Role.WORKER, b"worker").load([NAME], TASK)
     with pytest.raises(BytesMissing, match="workers must be named worker"):
-        worker.load([NAME], Holder(b"other", b"t", 1))
+        yard.access(Role.WORKER, b"other").load([NAME], TASK)
     assert worker.put(memoryview(CONTENT[1:])) == name_of(CONTENT[1:])
 
 
@@ -167,7 +188,8 @@ def test_values_pass_a_relay(yard: Yard, tmp_path: Path) -> None:
     with Running(tmp_path, *words) as relay:
         relayed = ValueAccess(relay.line().split()[2], None, 20)
         assert relayed.put(memoryview(CONTENT)) == NAME
-        assert bytes(relayed.load([NAME])[0]) == CONTENT
+        yard.name(NAME)
+        assert bytes(relayed.load([NAME], TASK)[0]) == CONTENT
     assert bytes(yard.files.load(NAME)) == CONTENT
 
 
@@ -177,7 +199,7 @@ def test_shared_directory_is_used_over_tcp(tmp_path: Path, stack: ExitStack) -> 
     viewer = yard.access(Role.VIEWER)  # the directory's owner needs no permission to write
     assert viewer.put(memoryview(CONTENT)) == NAME
     assert BlobFiles(tmp_path / "mounted").touch(NAME)
-    assert bytes(viewer.load([NAME])[0]) == CONTENT
+    assert bytes(viewer.load([NAME], TASK)[0]) == CONTENT
     assert not yard.files.directory.exists()
     (tmp_path / "mounted" / TERMS_FILE).write_text('{"identity": "of another broker"}')
     with pytest.raises(BytesNotStored, match="a viewer may not store values"):
@@ -189,7 +211,7 @@ def test_broker_without_values_has_none() -> None:
         access = ValueAccess(broker.endpoint, None, 20)
         assert not access.has_store()
         with pytest.raises(BytesMissing, match="the broker keeps none"):
-            access.load([NAME])
+            access.load([NAME], TASK)
 
 
 def test_cache_keeps_the_values_that_were_used_last(
@@ -201,8 +223,9 @@ def test_cache_keeps_the_values_that_were_used_last(
     local = ValueAccess(yard.broker.endpoint)
     names = [local.put(memoryview(content)) for content in contents]
     viewer = yard.access(Role.VIEWER)
+    yard.name(*names)
     for name in (*names[:3], names[0], names[3]):
-        viewer.load([name])
+        viewer.load([name], TASK)
     (cache,) = (tmp_path / "tmp").glob("taskyard-blobs-*/*")
     kept = [str(file.id) for file in BlobFiles(cache).walk()]
     assert sorted(kept) == sorted([names[0], names[2], names[3]])

@@ -64,7 +64,7 @@ def test_forwarder_and_lower_broker_are_killed_and_every_task_runs_once(tmp_path
                 assert "exit status 1: err 7" in str(future.exception(100))
                 continue
             assert future.result(100) == f"out {one}\n"
-            assert client.stream(f"c/t{one}", stderr=True) == f"err {one}\n".encode()
+            assert client.output(f"c/t{one}", "stderr") == f"err {one}\n".encode()
         shown = client.show("c/t0")
         assert shown["attempts"][-1]["exit_status"] == 0
         assert "forwarded to ipc://" in client.why("c/t0")

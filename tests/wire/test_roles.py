@@ -21,6 +21,7 @@ from taskyard.wire.native.streams import StreamChunk
 from taskyard.wire.roles import (
     DWORK,
     PERMISSIONS,
+    READ_FOR_TASK,
     UNKNOWN_PEER,
     AuthenticatedPeer,
     Role,
@@ -49,14 +50,10 @@ TABLE: Final = {
     "Lanes": "vp-a",
     "Watch": "vp-a",
     "Follow": "vp-a",
-    "Results": "vp-a",
-    "Output": "vp-a",
+    "Read": "vp-a",
+    "Read for a task": "--wa",
     "Values": "vpwa",
-    "GetValue": "vp-a",
-    "GetTaskValue": "--wa",
     "PutValue": "-pwa",
-    "Inputs": "--wa",
-    "InputPage": "--wa",
     "Rules": "-pwa",
     "Create": "-p-a",
     "Cancel": "-p-a",
@@ -106,16 +103,10 @@ def requests(location: bytes = WORKER) -> dict[str, bytes]:
         "Lanes": asked("Lanes"),
         "Watch": asked("Watch", batch=one),
         "Follow": asked("Follow"),
-        "Results": asked("Results", batch=one),
-        "Output": asked("Output", name=b"ready"),
+        "Read": asked("Read", batch=one),
+        "Read for a task": asked("Read", location=location, held=b"held", name=b"held", value=b"x"),
         "Values": asked("Values"),
-        "GetValue": asked("GetValue", value=b"x"),
-        "GetTaskValue": asked(
-            "GetTaskValue", location=location, name=b"held", attempt=1, value=b"x"
-        ),
         "PutValue": asked("PutValue", value=b"x"),
-        "Inputs": asked("Inputs", location=location, held=b"held", batch=one),
-        "InputPage": asked("InputPage", location=location, held=b"held", name=b"ready"),
         "Rules": asked("Rules", worker=pb.WorkerMsg(service=[b"default"])),
         "Create": peer.create(7, Submission([b"new"], [b""], [Terms()])),
         "Cancel": asked("Cancel", batch=one),
@@ -185,10 +176,10 @@ def test_each_role_may_send_the_requests_of_its_row_and_no_others(
 
 
 def test_every_request_has_a_row_here_and_in_the_table() -> None:
-    decoded = [*native_requests._DECODERS, Q.Relay]  # noqa: SLF001
-    understood = sorted(map(Q.Type.Name, decoded))
-    assert sorted(TABLE) == sorted(requests()) == understood
-    assert sorted(PERMISSIONS[DWORK], key=int) == sorted(decoded)
+    decoded = [*map(Q.Type.Name, native_requests._DECODERS), "Relay", READ_FOR_TASK]  # noqa: SLF001
+    assert sorted(TABLE) == sorted(requests()) == sorted(decoded)
+    rows = [one if isinstance(one, str) else Q.Type.Name(one) for one in PERMISSIONS[DWORK]]
+    assert sorted(rows) == sorted(decoded)
 
 
 def test_request_without_a_row_is_for_admins_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +269,7 @@ def test_malformed_request_of_an_authenticated_peer_is_malformed() -> None:
 
 #: The first words of the rows in the docs, and the requests behind them.
 PAGE_ROWS: Final = {
-    "read": "Stats List Show Explain Workers Watch Follow Results Output",
+    "read": "Stats List Show Explain Workers Watch Follow Read",
     "change tasks": "Create Cancel Retry",
     "run tasks": "Steal Complete Transfer Progress Append Heartbeat Exit",
     "control": "Drain Failover Pause Resume",

@@ -62,7 +62,7 @@ COMMON_ARGUMENTS: Final = {
 #: in Python's sense only, and their types are those of inner layers.
 _INNER_OF_CLIENTS: Final = (
     *("create", "create_bundle", "for_batch", "kept_result", "known_predecessors"),
-    *("lane_templates", "output_page", "output_with_size", "resolve", "result_with_size"),
+    *("lane_templates", "output_page", "resolve"),
     *("submit_all", "submit_encoded", "views"),
 )
 INNER_MEMBERS: Final = {

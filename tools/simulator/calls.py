@@ -55,7 +55,7 @@ class Calls:
         names = self._checker.values_of(job.name)
         call = self._calls[job.key] = _Call(job, len(names))
         for name in names:
-            self.channel.get(name, job.key, partial(self._on_read, call, name))
+            self.channel.get(name, job.name, partial(self._on_read, call, name))
 
     def _on_read(self, call: _Call, name: str, found: bytes | str) -> None:
         call.reads -= 1

@@ -48,7 +48,7 @@ RequestMaker: TypeAlias = (
     | events.ExplainRequested
     | events.WorkersRequested
     | events.ResultsRequested
-    | events.OutputRequested
+    | events.PartRequested
     | events.RequestRejected
 )
 

@@ -20,11 +20,11 @@ from simulator.mutations.registry import patched
 from simulator.plan import NAMED_BY_BROKER, SECOND_NS, chance
 from taskyard.broker import blob_retention
 from taskyard.core import blobs as core_blobs
-from taskyard.core.limits import VALUE_PART_BYTES_MAX
+from taskyard.core.limits import PART_BYTES_MAX
 from taskyard.core.output import Stream
 from taskyard.journal import blob_files, blobs
 from taskyard.journal.postgres import blobs as postgres_blobs
-from taskyard.wire.native import value_messages
+from taskyard.wire.native import requests, value_messages
 from taskyard.worker import native_messages, spool
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ _SMALL: Final[Sequence[tuple[Any, str, int]]] = (
     (spool, "STREAM_END_BYTES", 500),
     (spool, "APPEND_BYTES_MAX", 2_500),
     (spool, "SPOOL_BYTES_DUE", 2_000),
-    (value_messages, "VALUE_PART_BYTES_MAX", 2_500),
+    (value_messages, "PART_BYTES_MAX", 2_500),
+    (requests, "PART_BYTES_MAX", 2_500),
     (blob_files, "SYNC_BYTES", 6_000),
     (blob_files, "OPEN_STREAMS_MAX", 2),
     (blobs, "HASHED_BYTES", 1_000),
@@ -109,7 +110,7 @@ def draw_blobs(seed: int, *, jumps: bool) -> BlobPlan:
     return BlobPlan(
         grace_ns=rng.choice((1, 3, 10)) * SECOND_NS,
         keep_ns=None if jumps else keep_ns,
-        part_bytes=2_500 if has_small_limits(seed) else VALUE_PART_BYTES_MAX,
+        part_bytes=2_500 if has_small_limits(seed) else PART_BYTES_MAX,
         calls=rng.choice((2, 5, 9)),
         workers=rng.choice((1, 2)),
     )

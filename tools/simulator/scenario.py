@@ -36,6 +36,7 @@ from simulator.workers import KINDS as FOREIGN_KINDS
 from taskyard.core import events, identity
 from taskyard.core.events import DuplicatePolicy, Scope, UnknownPolicy
 from taskyard.core.model import Refusal, Submission, Terms, TermsChanges
+from taskyard.core.output import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -487,7 +488,7 @@ class Scenario:
             events.LookupRequested(0, b"", names[:1]),
             events.ResultsRequested(0, b"", names),
             events.ResultsRequested(0, b"", names),
-            events.OutputRequested(0, b"", names[0]),
+            events.PartRequested(0, b"", names[0], stream=Stream.STDOUT),
             events.ExplainRequested(0, b"", names[0]),
             events.ListRequested(0, b"", self._scope(), count=rng.choice((1, 5, 100))),
             events.StatsRequested(0, b""),

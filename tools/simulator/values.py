@@ -15,7 +15,8 @@ from simulator.outputs import name_of
 from simulator.plan import SECOND_NS
 from simulator.sockets import Socket
 from taskyard.net.channel import Channel
-from taskyard.wire.native import peer, value_messages
+from taskyard.wire.native import peer, reads, value_messages
+from taskyard.wire.value_names import Holder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +77,7 @@ class ValueChannel:
                 again = partial(self._put, content, 0, b"", on_stored, refused + 1)
                 self._world.timeline.after(_AGAIN_NS, again)
                 return
-            received = reply.value.received
+            received = reply.received
             if received >= len(content):
                 on_stored()
                 return
@@ -87,37 +88,31 @@ class ValueChannel:
             lambda number: value_messages.put_value(number, value, offset, data, worker), on_reply
         )
 
-    def get(
-        self, name: str, key: tuple[bytes, int], on_read: Callable[[bytes | str], None]
-    ) -> None:
+    def get(self, name: str, task: bytes, on_read: Callable[[bytes | str], None]) -> None:
         """Read a blob of a task that the worker holds. `on_read` gets it, or why that failed."""
-        self._get(name, key, b"", on_read)
+        self._get(name, task, b"", on_read)
 
     def _get(
         self,
         name: str,
-        key: tuple[bytes, int],
+        task: bytes,
         found: bytes,
         on_read: Callable[[bytes | str], None],
     ) -> None:
-        length, offset, count = int(name.rpartition("-")[2]), len(found), self._part_bytes
+        length, offset = int(name.rpartition("-")[2]), len(found)
 
         def on_reply(reply: Reply) -> None:
             if reply.kind in (peer.NOT_FOUND, peer.ERROR):
                 on_read(reply.reason or "no reason")
-            elif not reply.value.data:
+            elif not reply.part.data:
                 raise Violation("blobs", f"{name[:16]} ends at byte {offset} of {length}")
-            elif offset + len(reply.value.data) < length:
-                self._get(name, key, found + reply.value.data, on_read)
+            elif offset + len(reply.part.data) < length:
+                self._get(name, task, found + reply.part.data, on_read)
             else:
-                on_read(found + reply.value.data)
+                on_read(found + reply.part.data)
 
-        build = value_messages.get_task_value
-        value = name.encode()
-        self._request(
-            lambda number: build(number, self._worker, key, value, offset=offset, count=count),
-            on_reply,
-        )
+        value, holder = name.encode(), Holder(self._worker, task)
+        self._request(lambda number: reads.blob_part(number, task, value, offset, holder), on_reply)
 
     @property
     def _part_bytes(self) -> int:

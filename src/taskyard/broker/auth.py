@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.core.events import Command
 from taskyard.core.model import shown
-from taskyard.core.values import StoreRequested
+from taskyard.core.values import StoreRequested, ValueSent
 from taskyard.errors import UnusableKey, UserError
 from taskyard.net import endpoints
 from taskyard.wire.roles import UNKNOWN_PEER, AuthenticatedPeer, Role
@@ -76,10 +76,8 @@ class Authenticator:
         peer = self._peer(user)
         events = self._dialect.receive(route, frames, now_ns, peer)
         for event in events:
-            if isinstance(event, Command):
+            if isinstance(event, Command | StoreRequested | ValueSent):
                 event.by = peer.name.encode()
-            elif isinstance(event, StoreRequested):
-                event.with_key = True
         return events
 
     def _log_reused_route(self, route: bytes, user: str, former: str) -> None:

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct, structs
 
+from taskyard.broker.blob_senders import BlobSenders
 from taskyard.core.effects import Refused
 from taskyard.core.limits import REFUSED_TASKS_MAX, SECOND_NS
 from taskyard.core.model import Refusal, RefusedTask, shown
 from taskyard.core.task_inputs import PICKLE_MARK, blobs_in
-from taskyard.core.values import StoreReply, ValuePart, ValueReceived
+from taskyard.core.values import StoreReply, ValueReceived
 from taskyard.errors import BytesNotStored, JournalFailed, UserError
-from taskyard.journal.blob_files import REMOVED_HINT, BlobFiles, StoreTerms
-from taskyard.journal.blob_names import blobs_named, blobs_needed
+from taskyard.journal.blob_files import BlobFiles, StoreTerms
+from taskyard.journal.blob_names import blobs_named
 from taskyard.journal.blobs import BytesDiffer, is_name, length_of, short_name, upload_of
 from taskyard.wire.value_names import StoreDocument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.core.blobs import Content
     from taskyard.core.effects import Effect
     from taskyard.core.events import SubmitRequested
-    from taskyard.core.ledger import Ledger
     from taskyard.core.records import AnyRecord
+    from taskyard.journal.archive import Archive
     from taskyard.journal.blobs import BlobStore
 
 #: How long a blob may wait for the task that names it. A client stores it before it submits the
@@ -51,7 +51,7 @@ class BlobLimits(Struct, frozen=True):
 class BrokerBlobs:
     """The blobs of one broker."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one a fact about the broker
         self,
         store: BlobStore,
         identity: str,
@@ -59,14 +59,20 @@ class BrokerBlobs:
         *,
         durable: bool = True,
         shared: bool = False,
+        index: Archive | None = None,
     ) -> None:
-        """`limits` may change. A `shared` directory is meant to be mounted by other machines."""
+        """`limits` may change. A `shared` directory is meant to be mounted by other machines.
+
+        `index` has ended tasks.
+        """
         self.store = store
         self.limits = limits
         #: The directory that other processes may use themselves.
         self._files = store if isinstance(store, BlobFiles) else None
         self._terms = StoreTerms(identity, durable=durable)
         self._shared = shared
+        #: For clients with keys. A shared directory can be read by all that mount it.
+        self._senders = None if shared else BlobSenders(index)
         #: Bytes that arrived since the start.
         self.bytes_written = 0
         found = None if self._files is None else self._files.terms()
@@ -107,7 +113,10 @@ class BrokerBlobs:
         payloads = submission.payloads
         if not any(payload.startswith(PICKLE_MARK) for payload in payloads):
             return None
-        lacking = [[*filter(self._lacks, blobs_in(payload))] for payload in payloads]
+        lacking = [
+            [name for name in blobs_in(payload) if not self._may_name(name, event.by)]
+            for payload in payloads
+        ]
         if not any(lacking):
             return None
         for index, name in enumerate(submission.names):
@@ -119,8 +128,11 @@ class BrokerBlobs:
         some = faults[:REFUSED_TASKS_MAX]
         return Refused(event.client, event.request, Refusal.BYTES_UNKNOWN, text, some)
 
-    def _lacks(self, name: str) -> bool:
-        return not self.store.touch(name)
+    def _may_name(self, name: str, key: bytes) -> bool:
+        """Return whether a blob is here, and may be named by a key."""
+        if key and self._senders is not None and not self._senders.may_name(key, name):
+            return False
+        return self.store.touch(name)
 
     def note(self, records: Sequence[AnyRecord]) -> None:
         """Note before a commit that the blobs in its records are used. Raises `JournalFailed`.
@@ -129,26 +141,17 @@ class BrokerBlobs:
         """
         for record in records:
             for name, _ in blobs_named(record):
+                if self._senders is not None:
+                    self._senders.note_named(name)
                 try:
                     self.store.touch(name)
                 except OSError as error:
                     raise JournalFailed(f"{short_name(name)}: {error.strerror}") from error
 
-    def fill(
-        self,
-        effect: StoreReply | ValuePart | ValueReceived,
-        ledger: Ledger,
-        result_of: Callable[[bytes], Content | None],
-    ) -> Effect:
-        """Complete a reply about blobs. Return it, or a refusal.
-
-        `result_of` returns the result of a task that is done.
-        """
+    def fill(self, effect: StoreReply | ValueReceived) -> Effect:
+        """Complete a reply about blobs. Return it, or a refusal."""
         if isinstance(effect, StoreReply):
             return self._described(effect)
-        if isinstance(effect, ValuePart):
-            self._read(effect, ledger, result_of)
-            return effect
         self.bytes_written += len(effect.data)
         return self._received(effect)
 
@@ -160,31 +163,11 @@ class BrokerBlobs:
             except OSError as error:
                 text = f"{self._files.directory}: {error.strerror}"
                 return Refused(effect.client, effect.request, Refusal.FULL, text)
-            if self._shared or not effect.with_key:
+            if self._shared or not effect.is_keyed:
                 directory = str(self._files.directory.resolve())
         document = StoreDocument(directory, self._terms.identity, shared=self._shared)
         effect.document = msgspec.json.encode(document)
         return effect
-
-    def _read(
-        self, effect: ValuePart, ledger: Ledger, result_of: Callable[[bytes], Content | None]
-    ) -> None:
-        name = effect.value.decode(errors="replace")
-        if not is_name(name):
-            effect.problem = "not the name of a blob"
-        elif effect.held and name not in blobs_needed(ledger.tasks[effect.held], result_of):
-            effect.problem = f"{short_name(name)}: not of this task"
-        else:
-            try:
-                found = self.store.read(name, effect.offset, effect.count)
-            except (OSError, UserError) as error:  # a bad disk, a link
-                text = getattr(error, "strerror", None) or error
-                effect.problem = f"{short_name(name)}: {text}"
-                return
-            if found is None:
-                effect.problem = f"{short_name(name)}: not at the broker ({REMOVED_HINT})"
-            else:
-                effect.data = found[0]
 
     def _received(self, effect: ValueReceived) -> Effect:
         name = effect.value.decode(errors="replace")
@@ -205,8 +188,9 @@ class BrokerBlobs:
 
     def _append(self, effect: ValueReceived, name: str) -> bool:
         """Write a part of a blob, unless all of it is there. Return whether it is another one."""
-        key, bytes_total, store = upload_of(name), length_of(name), self.store
-        if store.touch(name):
+        sender = b"" if effect.of_worker else effect.by
+        key, bytes_total, store = upload_of(name, sender), length_of(name), self.store
+        if self._may_name(name, sender):
             effect.received = bytes_total
             return False
         effect.received = store.length(key)
@@ -217,7 +201,12 @@ class BrokerBlobs:
                 effect.received = store.append(key, effect.offset, data)
             except BytesDiffer:
                 return True
-        return effect.received >= bytes_total and not store.seal(key, name)
+        if effect.received < bytes_total:
+            return False
+        is_sealed = store.seal(key, name)
+        if is_sealed and sender and self._senders is not None:
+            self._senders.note_sent(sender, name)
+        return not is_sealed
 
     def _check_room(self, bytes_more: int, *, has_quota: bool) -> None:
         if self._files is not None:

@@ -12,8 +12,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from taskyard.broker.output_pages import OutputPages
 from taskyard.broker.output_writer import OutputWriter
+from taskyard.broker.parts import Parts
 from taskyard.broker.record_stream import RecordStreams
 from taskyard.broker.results import ResultLoader
 from taskyard.broker.rows import Budget, DecodedRows
@@ -22,14 +22,14 @@ from taskyard.core.effects import (
     ExplanationReply,
     OutputEnded,
     OutputWritten,
+    Part,
     RecordPage,
     ReplyDue,
     Settled,
     TaskDetails,
-    TaskOutput,
     TaskPage,
 )
-from taskyard.core.values import StoreReply, ValuePart, ValueReceived
+from taskyard.core.values import StoreReply, ValueReceived
 from taskyard.journal.blobs import BlobMemory
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ class Completer:
         self._rows = decoded = DecodedRows(rows)
         kept = blob_store or (BlobMemory() if blobs is None else blobs.store)
         self._results = results = ResultLoader(decoded, index, ledger, kept)
-        self._pages = OutputPages(results, kept)
+        parts = Parts(results, kept, ledger)
         self._streams = RecordStreams(decoded, ledger, index)
         self._writer = OutputWriter(kept)
-        self._blobs, self._ledger = blobs, ledger
+        self._blobs = blobs
         #: Replies that wait for the budget of a later turn, or for their client to read, and
         #: whether a part of each was sent.
         self._queue: deque[tuple[Settled | RecordPage, bool]] = deque()
@@ -83,7 +83,7 @@ class Completer:
             Settled: self._settled,
             RecordPage: self._proceed,
             ReplyDue: self._reply_due,
-            TaskOutput: partial(self._filled, self._pages.fill),
+            Part: partial(self._filled, parts.fill),
             TaskDetails: partial(self._filled, results.fill_details),
             TaskPage: partial(self._filled, results.fill_page),
             ExplanationReply: partial(self._filled, results.fill_explanation),
@@ -91,7 +91,7 @@ class Completer:
             OutputEnded: self._output_ended,
         }
         if blobs is not None:
-            self._by_type |= dict.fromkeys((StoreReply, ValuePart, ValueReceived), self._of_blobs)
+            self._by_type |= dict.fromkeys((StoreReply, ValueReceived), self._of_blobs)
         self._kinds = frozenset(self._by_type)
 
     def has_pending(self) -> bool:
@@ -177,11 +177,10 @@ class Completer:
         fill(effect, self._budget)
         return (effect,)
 
-    def _of_blobs(self, effect: StoreReply | ValuePart | ValueReceived) -> Sequence[Effect]:
+    def _of_blobs(self, effect: StoreReply | ValueReceived) -> Sequence[Effect]:
         assert self._blobs is not None  # noqa: S101  # else it is not entered
         self._writer.is_dirty = True
-
-        return (self._blobs.fill(effect, self._ledger, self.result_of),)
+        return (self._blobs.fill(effect),)
 
     def _output_ended(self, effect: OutputEnded) -> Sequence[Effect]:
         self._writer.drop(effect)

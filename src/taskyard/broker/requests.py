@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field, structs
 
-from taskyard.core import commands, events, graph, values
+from taskyard.core import commands, events, graph
 from taskyard.core.effects import CommandAck, Refused
 from taskyard.core.limits import (
     LIST_LANES_MAX,
@@ -433,12 +433,10 @@ def _watch_cost(ledger: Ledger, event: events.WatchRequested, budget: Budget) ->
     return 20 + _NAME * names + behind // _SCANNED
 
 
-def _output_cost(ledger: Ledger, event: events.OutputRequested, _budget: Budget) -> int:
+def _part_cost(ledger: Ledger, event: events.PartRequested, _budget: Budget) -> int:
+    if event.blob:
+        return 50 + event.count // _BYTES_READ
     return _ROW if event.name in ledger.outputs else _VIEW
-
-
-def _value_cost(_ledger: Ledger, event: values.ValueRequested, _budget: Budget) -> int:
-    return 50 + event.count // _BYTES_READ
 
 
 def _command_cost(ledger: Ledger, event: Command, budget: Budget) -> int:
@@ -464,8 +462,7 @@ _COSTS: Final[dict[type[Any], Callable[[Ledger, Any, Budget], int]]] = {
     events.WorkersRequested: _workers_cost,
     events.ResultsRequested: _results_cost,
     events.WatchRequested: _watch_cost,
-    events.OutputRequested: _output_cost,
-    values.ValueRequested: _value_cost,
+    events.PartRequested: _part_cost,
     events.CancelRequested: _command_cost,
     events.RetryRequested: _command_cost,
     events.MoveRequested: _command_cost,

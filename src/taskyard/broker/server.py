@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskyard.broker.standby import Standby, WarmState
+    from taskyard.journal.archive import Archive
     from taskyard.journal.blobs import BlobStore
     from taskyard.journal.postgres.lease import Lease
     from taskyard.net.keyring import Keyring
@@ -359,7 +360,7 @@ def _open(
     compactor = Compactor(state, store, archive, clock, settings.compact)
     stack.enter_context(closing(compactor))
     rows = None if opened is None else opened.blobs
-    kept = _open_blobs(settings, limits, store.identity, stack, rows)
+    kept = _open_blobs(settings, limits, store.identity, stack, rows, archive.index)
     made = _OpenState(store, ledger, kept, archive, compactor)
     if opened is not None:
         compactor.database, made.lease = opened.term, opened.lease
@@ -407,14 +408,18 @@ def _open_standby(
             return None
 
 
-def _open_blobs(
+def _open_blobs(  # noqa: PLR0913, PLR0917  # all that they depend on
     settings: BrokerSettings,
     limits: BrokerSettings | SettingsReloader,
     identity: bytes,
     stack: ExitStack,
     rows: BlobStore | None = None,
+    index: Archive | None = None,
 ) -> BrokerBlobs:
-    """Open the blobs. Those of a state in memory end with it. `rows` are those of a database."""
+    """Open the blobs. Those of a state in memory end with it. `rows` are those of a database.
+
+    `index` has ended tasks.
+    """
     directory, is_durable = settings.blobs_directory, not settings.in_memory
     if settings.in_memory:
         directory = settings.state / blob_files.VOLATILE_FOLDER
@@ -428,6 +433,7 @@ def _open_blobs(
         *(store, identity.hex(), lambda: limits.blobs),
         durable=is_durable,
         shared=settings.blobs_directory is not None and is_durable,
+        index=index,
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taskyard.client.discovery import BrokerLocation
     from taskyard.core.blobs import Result
     from taskyard.core.events import Scope
-    from taskyard.wire.native.streams import OutputPage
+    from taskyard.wire.native.reads import Part
 
 #: The timeout of the first reply. With the start of the process it makes about 5 s.
 FIRST_ANSWER_SECONDS: Final = 4.5
@@ -68,21 +68,19 @@ class ReadOnlyClient(Protocol):
         self, service: str | None = None, pattern: str | None = None
     ) -> Iterator[dict[str, Any]]: ...
 
-    def result_with_size(self, name: str) -> Result: ...
-
     def kept_result(self, name: str) -> Result: ...
 
-    def output_with_size(self, name: str) -> Result: ...
+    def output(self, name: str, stream: str | None = None) -> bytes: ...
 
     def output_page(
         self,
         name: str,
         offset: int = 0,
+        stream: str = "stdout",
         *,
-        stderr: bool = False,
         attempt: int | None = None,
         count: int | None = None,
-    ) -> OutputPage: ...
+    ) -> Part: ...
 
 
 def connect_client(
@@ -312,18 +310,26 @@ def closed_with_own_broker(cli_context: CliContext, client: Client) -> Iterator[
         thread.join()
 
 
+def whole_result(broker: ReadOnlyClient, name: str) -> Result:
+    """Return the result of a task that is done, as far as it is kept."""
+    from taskyard.core.blobs import Result  # noqa: PLC0415  # not for `--help`
+
+    kept = broker.kept_result(name)
+    return kept if kept.blob is None else Result(broker.output(name, "stdout"))
+
+
 def stream_parts(
-    broker: ReadOnlyClient, name: str, attempt: int | None = None, *, stderr: bool = False
+    broker: ReadOnlyClient, name: str, stream: str = "stdout", attempt: int | None = None
 ) -> Iterator[bytes]:
     """Yield a stream part by part.
 
     Raises `BytesTruncated` or `BytesDamaged` at its end if bytes are missing or others.
     """
-    from taskyard.wire.native.streams import StreamPages  # noqa: PLC0415  # not for `--help`
+    from taskyard.wire.native.reads import StreamPages  # noqa: PLC0415  # not for `--help`
 
     pages = StreamPages(name)
     while True:
-        page = broker.output_page(name, pages.offset, stderr=stderr, attempt=attempt)
+        page = broker.output_page(name, pages.offset, stream, attempt=attempt)
         yield page.data
         if pages.add(page):
             return

@@ -229,10 +229,10 @@ class MapOutput:
             return "failed", self._kept(future.full_name) if has_stdout else (), str(error)
         raise error
 
-    def _kept(self, name: str, *, stderr: bool = False) -> Iterator[bytes]:
+    def _kept(self, name: str, stream: str = "stdout") -> Iterator[bytes]:
         """Yield what is kept of a stream of a task's last attempt, and report the rest."""
         try:
-            yield from self._parts(name, stderr=stderr)
+            yield from self._parts(name, stream)
         except (BytesDamaged, BytesMissing, BytesTruncated) as error:
             self._report(str(error))
 
@@ -260,7 +260,7 @@ class MapOutput:
     def _write_stderr(self, name: str, state: str) -> None:
         """Write stderr of a task to stderr, and stdout of a function that failed."""
         self.flush()
-        parts = self._kept(name, stderr=True)
+        parts = self._kept(name, "stderr")
         if state == "failed" and not self.prints_results:
             parts = chain(self._kept(name), parts)
         tag = self._tag(name)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: Requests that change nothing.
 _ALLOWED_REQUESTS = (
     *(peer.STATS, peer.WORKERS, peer.SHOW, peer.EXPLAIN),
-    *(peer.LIST, peer.RESULTS, peer.OUTPUT, peer.LANES),
+    *(peer.LIST, peer.READ, peer.LANES),
 )
 
 #: The route of the only peer.

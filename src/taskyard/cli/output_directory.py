@@ -86,12 +86,13 @@ class OutputDirectory:
         return lengths[0]
 
     def _write_stream(self, view: dict[str, Any], attempt: int, stream: Stream, path: Path) -> int:
-        stderr, length = stream is Stream.STDERR, 0
+        length = 0
         with path.open("wb") as file:
-            if view["service"] in _FUNCTION_SERVICES and not stderr:
-                return file.write(self._broker.output_with_size(full_name(view)).text)
+            if view["service"] in _FUNCTION_SERVICES and stream is Stream.STDOUT:
+                return file.write(self._broker.output_page(full_name(view), attempt=attempt).data)
             try:
-                for part in stream_parts(self._broker, full_name(view), attempt, stderr=stderr):
+                name = stream.name.lower()
+                for part in stream_parts(self._broker, full_name(view), name, attempt):
                     length += file.write(part)
             except (BytesDamaged, BytesMissing, BytesTruncated) as error:
                 self._cli_context.warn(str(error))

@@ -13,7 +13,7 @@ from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.submitter import BatchSubmitter
 from taskyard.campaign.task_spec import check_task
 from taskyard.cli.completion import complete_campaign
-from taskyard.cli.connection import connect_client, stream_parts
+from taskyard.cli.connection import connect_client, stream_parts, whole_result
 from taskyard.cli.documents import SubmitDocument, SubmitWaitDocument
 from taskyard.cli.options import CliContext, broker_options, raw_option
 from taskyard.cli.output import (
@@ -142,7 +142,7 @@ def _wait(cli_context: CliContext, client: Client, own_name: str, campaign: str)
             write_bytes(part)
         return ExitCode.OK
     if is_long:
-        result = client.result_with_size(name)
+        result = whole_result(client, name)
     if cli_context.as_json:
         fields: dict[str, Any] = {"reason": client.why(name)}
         if result is not None:

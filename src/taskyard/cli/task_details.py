@@ -76,7 +76,7 @@ def _output_sizes(broker: ReadOnlyClient, name: str, view: dict[str, Any]) -> st
     if view["service"] in ("call", "pickle") or not view["attempt"]:
         return ""
     try:
-        pages = [broker.output_page(name, stderr=stderr, count=1) for stderr in (False, True)]
+        pages = [broker.output_page(name, 0, stream, count=1) for stream in ("stdout", "stderr")]
     except BytesMissing as removed:
         return str(removed).rpartition(": ")[2]
     sizes = [page.bytes_total for page in pages]

@@ -20,6 +20,7 @@ from taskyard.cli.connection import (
     connect_read_only,
     connect_unless_settled,
     stream_parts,
+    whole_result,
 )
 from taskyard.cli.documents import LogDocument, ResultDocument, ResultsDocument
 from taskyard.cli.format import escape_line, full_name, task_name_fields
@@ -89,7 +90,7 @@ def result(cli_context: CliContext, name: str, output: str | None) -> ExitCode:
         if output not in (None, _STDOUT):
             write = stack.enter_context(Path(str(output)).open("wb")).write
         if cli_context.as_json:
-            value = broker.result_with_size(name)
+            value = whole_result(broker, name)
             if write is not write_result:
                 write(value.text)
             names = task_name_fields(broker.show(name))
@@ -209,7 +210,7 @@ def _result_line(
     document = ResultsDocument(**task_name_fields(view), state=view["state"])
     fields: dict[str, Any]
     try:
-        fields = result_fields(broker.result_with_size(full_name(view)))
+        fields = result_fields(whole_result(broker, full_name(view)))
     except TaskFailed:
         fields = {"reason": view["reason"] or f"the task is {view['state']}"}
         if stdout := b"".join(_failed_stdout(cli_context, broker, view)):
@@ -244,7 +245,7 @@ def log(
     """
     if follow and cli_context.as_json:
         raise UserError("--follow: can't be used with --json")
-    wanted = [one == "stderr" for one in ("stdout", "stderr") if stream in (None, one)]
+    wanted = [one for one in ("stdout", "stderr") if stream in (None, one)]
     if follow:
         _follow_log(cli_context, name, wanted, attempt)
         return
@@ -261,9 +262,7 @@ def log(
         printed.note_if_empty(view)
 
 
-def _follow_log(
-    cli_context: CliContext, name: str, wanted: list[bool], attempt: int | None
-) -> None:
+def _follow_log(cli_context: CliContext, name: str, wanted: list[str], attempt: int | None) -> None:
     """Print output until the task ends, or its broker with the command that has started it."""
     with connect_unless_settled(cli_context, partial(_has_ended, name)) as client:
         (name,) = client.resolve([name])
@@ -292,9 +291,9 @@ class _LogPrinter:
     """Prints streams of one task."""
 
     def __init__(
-        self, cli_context: CliContext, broker: ReadOnlyClient, name: str, wanted: list[bool]
+        self, cli_context: CliContext, broker: ReadOnlyClient, name: str, wanted: list[str]
     ) -> None:
-        """`wanted` are the streams, True for stderr."""
+        """`wanted` are the streams."""
         self._cli_context = cli_context
         self._broker = broker
         self._name = name
@@ -314,8 +313,8 @@ class _LogPrinter:
 
     def print_attempt(self, attempt: int | None) -> None:
         """Print what is there of an attempt."""
-        for stderr in self._wanted:
-            self._write_all(stream_parts(self._broker, self._name, attempt, stderr=stderr))
+        for stream in self._wanted:
+            self._write_all(stream_parts(self._broker, self._name, stream, attempt))
 
     def _write_all(self, parts: Iterable[bytes]) -> None:
         try:
@@ -331,7 +330,11 @@ class _LogPrinter:
 
     def print_function(self, view: dict[str, Any]) -> None:
         """Print the output of a function."""
-        printed = self._broker.output_with_size(self._name)
+        from taskyard.core.blobs import Blob, Result  # noqa: PLC0415  # not for `--help`
+
+        page = self._broker.output_page(self._name)
+        is_whole = len(page.data) == page.bytes_total
+        printed = Result(page.data if is_whole else Blob(b"", page.bytes_total, page.data))
         if self._cli_context.as_json:
             fields = text_or_base64("stdout", printed.text)
             names = task_name_fields(view)
@@ -350,9 +353,9 @@ class _LogPrinter:
         """Print an attempt as JSON."""
         number = view["attempt"] if attempt is None else attempt
         fields: dict[str, Any] = {}
-        for stderr in self._wanted:
-            text = b"".join(stream_parts(self._broker, self._name, number, stderr=stderr))
-            fields |= text_or_base64("stderr" if stderr else "stdout", text)
+        for stream in self._wanted:
+            text = b"".join(stream_parts(self._broker, self._name, stream, number))
+            fields |= text_or_base64(stream, text)
         print_document(LogDocument(**task_name_fields(view), attempt=number, **fields))
         self._is_empty = False
 
@@ -399,13 +402,13 @@ class _LogPrinter:
     def _print_pages(self) -> tuple[bool, bool]:
         """Print the next part of each stream. Return whether the attempt runs, and if any was."""
         is_live = has_more = False
-        for stderr in self._wanted:
+        for stream in self._wanted:
             page = self._broker.output_page(
-                self._name, self._offsets[stderr], stderr=stderr, attempt=self._attempt
+                self._name, self._offsets[stream], stream, attempt=self._attempt
             )
             self._attempt = page.attempt
             self._write(page.data)
-            self._offsets[stderr] += len(page.data)
+            self._offsets[stream] += len(page.data)
             is_live = is_live or page.live
             has_more = has_more or bool(page.data)
         return is_live, has_more

@@ -17,7 +17,7 @@ from taskyard.core.identity import spelling
 from taskyard.core.model import shown
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, UnknownName
-from taskyard.wire.native import peer
+from taskyard.wire.native import peer, reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,7 +76,7 @@ class Adoptions:
         return [task.future for task in waiting if task.future is not None]
 
     def _request_states(self, tasks: _Tasks) -> None:
-        number = self.channel.request(partial(peer.results, names=[*tasks]))
+        number = self.channel.request(partial(reads.results, names=[*tasks]))
         self.open[number] = tasks, self._on_states
 
     def _on_states(self, tasks: _Tasks, reply: Reply) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeVar, cast, overload
 
 from taskyard.client import (
     campaigns,
@@ -22,10 +22,10 @@ from taskyard.client import (
     discovery,
     functions,
     future_sets,
+    reads,
     record_stream,
     requests,
 )
-from taskyard.client import output as output_requests
 from taskyard.client.async_futures import AsyncFuture, LoopBridge
 from taskyard.client.campaigns import AsyncBundle, AsyncCampaign
 from taskyard.client.client import CLOSE_ON_ERROR_SECONDS, TIMEOUT_SECONDS
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from taskyard.core.model import Submission, Terms
     from taskyard.net.keys import PeerKey
     from taskyard.wire.native.peer import Reply
+    from taskyard.wire.native.reads import Part
 
 _T = TypeVar("_T")
 
@@ -245,15 +246,12 @@ class AsyncClient:
     existing = awaited(requests.existing)
     views = awaited(requests.views)
     resolve = awaited(requests.resolve)
-    decoded_result = awaited(requests.decoded_result)
-    result_bytes = awaited(requests.result_bytes)
-    result_with_size = awaited(requests.result_with_size)
-    kept_result = awaited(requests.kept_result)
-    results = awaited(requests.results)
-    output = awaited(requests.output)
-    stream = awaited(output_requests.stream)
-    output_page = awaited(output_requests.output_page)
-    output_with_size = awaited(requests.output_with_size)
+    decoded_result = awaited(reads.decoded_result)
+    result_bytes = awaited(reads.result_bytes)
+    kept_result = awaited(reads.kept_result)
+    results = awaited(reads.results)
+    output = awaited(reads.output)
+    output_page = awaited(reads.output_page)
     wait_campaign = awaited(requests.wait_campaign)
     wait_names = awaited(requests.wait_names)
     create = awaited(commands.create)
@@ -283,6 +281,24 @@ class AsyncClient:
         if not pickled.is_pickled(found.value):
             return functions.value_of(name, found.value, values)
         return await asyncio.to_thread(functions.value_of, name, found.value, values)
+
+    async def open_output(
+        self, name: str, stream: str = "stdout", attempt: int | None = None
+    ) -> BinaryIO:
+        """Return stdout or stderr of an attempt as a file, as `Client.open_output` does.
+
+        The methods of the file block: call them by `asyncio.to_thread`.
+        """
+        loop = asyncio.get_running_loop()
+
+        def page(*args: Any, **more: Any) -> Part:  # noqa: ANN401  # those of `output_page`
+            exchange = reads.output_page(*args, **more)
+            return asyncio.run_coroutine_threadsafe(run(exchange), loop).result()
+
+        async def run(exchange: Exchange[Part]) -> Part:
+            return await self._run_query(exchange)
+
+        return await asyncio.to_thread(reads.open_output, page, name, stream, attempt)
 
     # Submitting.
 

@@ -52,7 +52,7 @@ class AsyncFutureOwner(SessionOwner, Protocol):
 
     def result_bytes(self, name: str) -> Awaited[bytes]: ...
 
-    def stream(self, name: str, *, stderr: bool = False) -> Awaited[bytes]: ...
+    def output(self, name: str, stream: str | None = None) -> Awaited[bytes]: ...
 
     def cancel(self, names: Iterable[str], *, timeout: float | None) -> Awaited[int]: ...
 
@@ -144,8 +144,8 @@ class AsyncFuture(AwaitableFuture[_T]):
 
         That of a function is one text, and is there when the call has ended.
         """
-        stdout = await self._client.stream(self.full_name)
-        return printed_text(stdout, await self._client.stream(self.full_name, stderr=True))
+        stdout = await self._client.output(self.full_name, "stdout")
+        return printed_text(stdout, await self._client.output(self.full_name, "stderr"))
 
     async def traceback(self) -> str | None:
         """Wait for the end of the task. Return the traceback of its exception as text.

@@ -529,7 +529,7 @@ class ExecutorCore:
     def _outcome(self, name: str, task: AnyFuture[Any]) -> tuple[Any, BaseException | None]:
         error = task.exception()
         if error is None:
-            return self._values.load_result(task.result()), None
+            return self._values.load_result(task.result(), name), None
         if not isinstance(error, TaskFailed):
             return None, error
         return None, self._exception_of(name, error)
@@ -537,7 +537,8 @@ class ExecutorCore:
     def _exception_of(self, name: str, error: TaskFailed) -> BaseException:
         """Return the exception that the function raised, or else the failure of its task."""
         try:
-            raised, traceback = pickled.decode_exception(self.client.output(name), self._token)
+            printed = self.client.output_page(name).data
+            raised, traceback = pickled.decode_exception(printed, self._token)
         except TaskyardError:
             return error
         if not traceback:

@@ -11,7 +11,7 @@ from concurrent.futures import Future as AnyFuture
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeVar, cast, overload
 
 from taskyard.client import (
     campaigns,
@@ -19,10 +19,10 @@ from taskyard.client import (
     discovery,
     functions,
     future_sets,
+    reads,
     record_stream,
     requests,
 )
-from taskyard.client import output as output_requests
 from taskyard.client.campaigns import Bundle, Campaign
 from taskyard.client.environment import submitter_environment
 from taskyard.client.exchanges import BlockingRunner, blocking, request_and_wait
@@ -225,15 +225,12 @@ class Client(BlockingRunner):
     existing = blocking(requests.existing)
     views = blocking(requests.views)
     resolve = blocking(requests.resolve)
-    decoded_result = blocking(requests.decoded_result)
-    result_bytes = blocking(requests.result_bytes)
-    result_with_size = blocking(requests.result_with_size)
-    kept_result = blocking(requests.kept_result)
-    results = blocking(requests.results)
-    output = blocking(requests.output)
-    stream = blocking(output_requests.stream)
-    output_page = blocking(output_requests.output_page)
-    output_with_size = blocking(requests.output_with_size)
+    decoded_result = blocking(reads.decoded_result)
+    result_bytes = blocking(reads.result_bytes)
+    kept_result = blocking(reads.kept_result)
+    results = blocking(reads.results)
+    output = blocking(reads.output)
+    output_page = blocking(reads.output_page)
     wait_campaign = blocking(requests.wait_campaign)
     wait_names = blocking(requests.wait_names)
     create = blocking(commands.create)
@@ -260,6 +257,15 @@ class Client(BlockingRunner):
             return found.value
         calls = self.for_campaign(found.campaign)._submitter.calls  # noqa: SLF001  # another client
         return functions.value_of(name, found.value, calls.values)
+
+    def open_output(
+        self, name: str, stream: str = "stdout", attempt: int | None = None
+    ) -> BinaryIO:
+        """Return stdout or stderr of an attempt, by default the latest, as a file to read and seek.
+
+        The stdout of a command that is done is its result. Reading ends where the output is so far.
+        """
+        return reads.open_output(self.output_page, name, stream, attempt)
 
     # Submitting.
 

@@ -14,8 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from taskyard.client import commands, requests
-from taskyard.client import output as output_requests
+from taskyard.client import commands, reads, requests
 from taskyard.client.futures import FutureBase
 from taskyard.client.routes import Routes, answered, silent_of
 from taskyard.core.events import Scope, UnknownPolicy
@@ -160,7 +159,7 @@ def views(routes: Routes, names: Sequence[str]) -> Routine[dict[str, View]]:
 def results(routes: Routes, names: Sequence[str]) -> Routine[dict[str, TaskResult]]:
     """Return the state and the result of each known task. Unknown names are skipped."""
     requests.check_names(names)
-    found = yield from routes.answers(lambda _: requests.results(names))
+    found = yield from routes.answers(lambda _: reads.results(names))
     return {name: one for views in found.values() for name, one in views.items()}
 
 
@@ -469,15 +468,12 @@ OPERATIONS: Final[Mapping[str, Callable[..., Routine[Any]]]] = {
     "existing": existing,
     "views": views,
     "resolve": Routes.resolve,
-    "decoded_result": by_name(requests.decoded_result),
-    "result_bytes": by_name(requests.result_bytes),
-    "result_with_size": by_name(requests.result_with_size),
-    "kept_result": by_name(requests.kept_result),
+    "decoded_result": by_name(reads.decoded_result),
+    "result_bytes": by_name(reads.result_bytes),
+    "kept_result": by_name(reads.kept_result),
     "results": results,
-    "output": by_name(requests.output),
-    "stream": by_name(output_requests.stream),
-    "output_page": by_name(output_requests.output_page),
-    "output_with_size": by_name(requests.output_with_size),
+    "output": by_name(reads.output),
+    "output_page": by_name(reads.output_page),
     "wait_campaign": wait_campaign,
     "wait_names": wait_names,
     "create": create,

@@ -14,9 +14,8 @@ from msgspec import Struct, field
 from taskyard.client.results import SettableFuture, settle_future
 from taskyard.core.blobs import Result
 from taskyard.core.model import shown
-from taskyard.core.output import Stream
 from taskyard.errors import BytesDamaged, BytesMissing, BytesTruncated
-from taskyard.wire.native import peer, streams
+from taskyard.wire.native import peer, reads
 
 if TYPE_CHECKING:
     from taskyard.client.results import OutputFuture
@@ -37,7 +36,7 @@ class Fetch(Struct):
     name: bytes
     state: TaskState
     future: SettableFuture
-    pages: streams.StreamPages
+    pages: reads.StreamPages
     parts: list[bytes] = field(default_factory=list)
 
 
@@ -63,7 +62,7 @@ class Fetches:
 
     def start(self, name: bytes, state: TaskState, future: SettableFuture) -> None:
         """Fetch the result of a task, and settle its future then."""
-        self._waiting.append(Fetch(name, state, future, streams.StreamPages(shown(name))))
+        self._waiting.append(Fetch(name, state, future, reads.StreamPages(shown(name))))
         self._next()
 
     def start_output(self, name: bytes, result: Result, future: OutputFuture) -> None:
@@ -76,10 +75,10 @@ class Fetches:
         fetch = self.open.pop(reply.request)
         if isinstance(fetch, OutputFetch):
             self._outputs_open -= 1
-            outputs = reply.outputs if reply.kind == peer.OUTPUT else []
-            output = outputs[0] if outputs else b""  # the failure has its reason without it
+            # The failure has its reason without it.
+            output = reply.part.data if reply.kind == peer.READ else b""
             settle_future(fetch.future.settle_failed, fetch.result, output)
-        elif reply.kind != peer.OUTPUT:
+        elif reply.kind != peer.READ:
             text = reply.reason or f"task {shown(fetch.name)}: its output is gone"
             settle_future(fetch.future.set_exception, BytesMissing(text))
         else:
@@ -87,7 +86,7 @@ class Fetches:
         self._next()
 
     def _add(self, fetch: Fetch, reply: Reply) -> None:
-        page = reply.page
+        page = reply.part
         fetch.parts.append(page.data)
         try:
             is_last = fetch.pages.add(page)
@@ -115,13 +114,13 @@ class Fetches:
             self._request_output(self._outputs_waiting.popleft())
 
     def _request_output(self, fetch: OutputFetch) -> None:
-        number = self.channel.request(lambda number: peer.query(number, peer.OUTPUT, fetch.name))
+        number = self.channel.request(lambda number: reads.stream_part(number, fetch.name))
         self.open[number] = fetch
         self._outputs_open += 1
 
     def _request(self, fetch: Fetch) -> None:
         name, offset, attempt = fetch.name, fetch.pages.offset, fetch.pages.attempt
         number = self.channel.request(
-            lambda number: streams.output(number, name, Stream.STDOUT, offset, attempt=attempt)
+            lambda number: reads.stream_part(number, name, offset=offset, attempt=attempt)
         )
         self.open[number] = fetch

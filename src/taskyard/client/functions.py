@@ -132,7 +132,7 @@ def value_of(full_name: str, result: bytes, values: CallValues | None) -> Any:  
     Unpickling runs users' code, which may raise anything, even `SystemExit`.
     """
     try:
-        return pickled.unpickle(result) if values is None else values.load_result(result)
+        return pickled.unpickle(result) if values is None else values.load_result(result, full_name)
     except (BytesMissing, BytesDamaged, NoBroker):
         raise
     except BaseException as error:  # noqa: BLE001  # see above

@@ -94,7 +94,7 @@ class FutureOwner(SessionOwner, Protocol):
 
     def result_bytes(self, name: str) -> bytes: ...
 
-    def stream(self, name: str, *, stderr: bool = False) -> bytes: ...
+    def output(self, name: str, stream: str | None = None) -> bytes: ...
 
     def cancel(self, names: Iterable[str], *, timeout: float | None) -> int: ...
 
@@ -320,8 +320,8 @@ class Future(FutureBase, concurrent.futures.Future[_T]):
 
         That of a function is one text, and is there when the call has ended.
         """
-        stream = self._client.stream
-        return printed_text(stream(self.full_name), stream(self.full_name, stderr=True))
+        output = self._client.output
+        return printed_text(output(self.full_name, "stdout"), output(self.full_name, "stderr"))
 
     def traceback(self, timeout: float | None = None) -> str | None:
         """Wait for the end of the task. Return the traceback of its exception as text.

@@ -1,4 +1,4 @@
-"""Requests that read: tasks, results, lanes, workers and counts, and waiting for them.
+"""Requests that look: at tasks, lanes, workers and counts, and waiting for them.
 
 Each function returns an exchange: the request, and how its reply becomes a value. `Client` and
 `AsyncClient` have most of them as methods, with these docstrings. Requests that change something
@@ -15,20 +15,14 @@ from msgspec import structs
 
 from taskyard.campaign.batches import encode_text
 from taskyard.client import content
-from taskyard.client import output as output_requests
 from taskyard.client.exchanges import Deadline, Query, checked_reply
-from taskyard.client.results import check_not_truncated, decode_whole_result
-from taskyard.core.blobs import Result, length_of
 from taskyard.core.events import Scope
 from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
 from taskyard.core.states import TaskState
-from taskyard.errors import Refused, TaskFailed, TimedOut, UnknownName, UserError
+from taskyard.errors import Refused, TimedOut, UnknownName, UserError
 from taskyard.wire.native import peer
-from taskyard.wire.payloads import CALL
-from taskyard.wire.pickled import PICKLE
-from taskyard.wire.plain_pickles import looks_pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -109,7 +103,7 @@ def _document(
         Query(build, deadline=Deadline.after(timeout), what=name or "", awaited=awaited)
     )
     if reply.kind == peer.NOT_FOUND:
-        raise (yield from _unknown_task_error(name or "", timeout=timeout))
+        raise (yield from unknown_task_error(name or "", timeout=timeout))
     return reply.document()
 
 
@@ -280,7 +274,7 @@ def views(names: Sequence[str]) -> Exchange[dict[str, dict[str, Any]]]:
     found = yield from existing(names)
     unknown = [name for name in names if name not in found]
     if unknown:
-        raise (yield from _unknown_task_error(unknown[0], len(unknown) - 1))
+        raise (yield from unknown_task_error(unknown[0], len(unknown) - 1))
     return found
 
 
@@ -321,102 +315,6 @@ def campaign_tasks(campaign: str) -> Exchange[dict[str, TaskRef]]:
 
 def _task_ref(view: View) -> TaskRef:
     return TaskRef(view["name"], view["campaign"], view["service"].encode())
-
-
-# Results.
-
-
-class DecodedResult(NamedTuple):
-    """The result of a task, not yet unpickled if that of a pickled function."""
-
-    value: Any
-    campaign: str
-    is_pickled: bool
-
-
-def decoded_result(name: str) -> Exchange[DecodedResult]:
-    """Return the result of a task that is done, and whether it is to be unpickled.
-
-    Raises `TaskFailed` if there is none, and `BytesTruncated` if only its end is kept.
-    """
-    view = yield from show(name)
-    service, kept = view["service"].encode(), (yield from result_with_size(name))
-    # A call whose payload names no function is pickled. A pickle in place of JSON is not loaded.
-    if service == CALL and view["call"] is None and looks_pickled(kept.text):
-        service = PICKLE
-    value = decode_whole_result(name, service, kept)
-    return DecodedResult(value, view["campaign"], is_pickled=service == PICKLE)
-
-
-def result_bytes(name: str) -> Exchange[bytes]:
-    """Return the result of a task as the worker sent it.
-
-    Raises `TaskFailed` if there is none, and `BytesTruncated` if only its end is kept.
-    """
-    kept = yield from result_with_size(name)
-    check_not_truncated(name, kept, kept.text)
-    return kept.text
-
-
-def result_with_size(name: str) -> Exchange[Result]:
-    """Return a task's result, truncated or not, with its length before truncation.
-
-    Raises `TaskFailed` if there is none.
-    """
-    return (yield from output_requests.whole_result(name, (yield from kept_result(name))))
-
-
-def kept_result(name: str) -> Exchange[Result]:
-    """Return a task's result, or head and tail of a long one that is in a file of the broker.
-
-    `output_page` returns the whole, part by part. Raises `TaskFailed` if there is none.
-    """
-    reply = yield from checked_reply(Query(partial(peer.results, names=[encode_text(name)])))
-    if not reply.names:
-        raise (yield from _unknown_task_error(name))
-    (ended,), (kept,) = reply.states, reply.results
-    if ended is TaskState.DONE:
-        return kept
-    reason = f": {shown(kept.text)}" if kept.text else ""
-    raise TaskFailed(
-        f"task {name} has no result, it is {ended.name}{reason} (see `taskyard why {name}`)"
-    )
-
-
-def results(names: Sequence[str]) -> Exchange[dict[str, TaskResult]]:
-    """Return the state of each known task, with its result as sent or the reason of its failure.
-
-    A truncated result comes with its whole length. Unknown names are skipped.
-    """
-    found: dict[str, TaskResult] = {}
-    check_names(names)
-    for some in portions([*dict.fromkeys(names)]):
-        left = some
-        while left:
-            encoded = [encode_text(name) for name in left]
-            reply = yield from checked_reply(Query(partial(peer.results, names=encoded)))
-            for name, state, kept in zip(reply.names, reply.states, reply.results, strict=True):
-                whole = yield from output_requests.whole_result(shown(name), kept)
-                bytes_total = length_of(whole.content) if whole.is_truncated else 0
-                found[shown(name)] = TaskResult(state, whole.text, bytes_total)
-            # Results that did not fit one message are requested again.
-            left = [name for name in left if name not in found] if reply.count else []
-    return found
-
-
-def output(name: str) -> Exchange[bytes]:
-    """Return the end of a task's printed output. Empty if only its result is kept."""
-    return (yield from output_with_size(name)).text
-
-
-def output_with_size(name: str) -> Exchange[Result]:
-    """Return the end of a task's printed output, with its length before truncation."""
-    build = partial(peer.query, kind=peer.OUTPUT, name=encode_text(name))
-    reply = yield from checked_reply(Query(build))
-    if reply.kind == peer.NOT_FOUND:
-        raise (yield from _unknown_task_error(name))
-    (content,) = reply.contents
-    return Result(content)
 
 
 # Waiting.
@@ -571,7 +469,7 @@ def portions(names: list[_T], size: int | None = None) -> Iterator[list[_T]]:
         yield names[first : first + size]
 
 
-def _unknown_task_error(
+def unknown_task_error(
     name: str, more: int = 0, timeout: float | None = None
 ) -> Exchange[UnknownName]:
     """Return the error for an unknown name. Names the campaigns that have a task of that name."""

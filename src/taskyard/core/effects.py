@@ -397,32 +397,35 @@ class OutputEnded(Effect):
     dropped: list[Stream]
 
 
-class TaskOutput(Effect):
-    """To a client: the output of a task. The broker inserts it."""
+class Part(Effect):
+    """To a client or a worker: a part of a stream or blob of a task. The broker inserts it."""
 
     client: bytes
     request: int
     name: bytes
     #: The task exists.
     found: bool
-    #: The record that holds the text, which the broker inserts. 0: there is no output.
-    record: int
-    text: bytes = b""
-    #: Length of the text before it was truncated. 0: it is whole. Of a stream, its length so far.
-    text_bytes_total: int = 0
-    #: The SHA-256 of the whole stream. b"": unknown, or not all of it is kept.
-    digest: bytes = b""
-    #: The requested part of a stream. None: the latest text of both streams.
     stream: Stream | None = None
+    #: The blob. b"": the stream.
+    blob: bytes = b""
+    #: The task that a worker holds, which must need the blob. b"": a client.
+    held: bytes = b""
     attempt: int = 0
     offset: int = 0
     count: int = 0
     campaign: bytes = b""
+    #: The record with the text of the stream. 0: there is none.
+    record: int = 0
     #: The record with the result of this attempt. 0: it did not finish.
     finished_record: int = 0
     #: The attempt runs, so more may follow.
     live: bool = False
-    #: Why the stream can't be returned. Empty: it can.
+    data: bytes = b""
+    #: The length of the whole so far.
+    bytes_total: int = 0
+    #: The SHA-256 of the whole. b"": unknown, or not all of it is kept.
+    digest: bytes = b""
+    #: Why it can't be returned. Empty: it can.
     problem: str = ""
 
 

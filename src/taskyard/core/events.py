@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from taskyard.core.blobs import Content
 from taskyard.core.entities import Task
-from taskyard.core.limits import OUTPUT_PAGE_BYTES_MAX
+from taskyard.core.limits import PART_BYTES_MAX
 from taskyard.core.model import HeartbeatMark, Refusal, Submission, TermsChanges, WorkerFacts
 from taskyard.core.output import OutputColumns, Stream
 from taskyard.core.rules import LaneOptions, Rule
@@ -511,18 +511,20 @@ class ResultsRequested(Event):
     held: bytes = b""
 
 
-class OutputRequested(Event):
-    """Return the output of a task: a part of one stream, or the latest text without a stream."""
+class PartRequested(Event):
+    """Return a part of a stream of a task, or of a blob that its payload or result names."""
 
     client: bytes
     name: bytes
     request: int = 0
     stream: Stream | None = None
-    #: None: the latest attempt.
+    #: Of the stream. None: the latest attempt.
     attempt: int | None = None
+    #: The name of the blob. b"": a stream.
+    blob: bytes = b""
     offset: int = 0
-    count: int = OUTPUT_PAGE_BYTES_MAX
-    #: As in `ResultsRequested`.
+    count: int = PART_BYTES_MAX
+    #: As in `ResultsRequested`. A blob must be one that the held task needs.
     worker: bytes = b""
     held: bytes = b""
 

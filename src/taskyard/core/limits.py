@@ -85,11 +85,9 @@ BLOB_BYTES_MIN: Final = 64 * 1024
 #: Bytes that a record keeps of the head of a blob, and of its tail.
 STREAM_END_BYTES: Final = 8 * 1024
 
-#: Bytes of a stream in one reply.
-OUTPUT_PAGE_BYTES_MAX: Final = 1024 * 1024
-
-#: Bytes of a value in one message: one turn, in which it is read from or written to the disk.
-VALUE_PART_BYTES_MAX: Final = 1024 * 1024
+#: Bytes of a blob or stream in one message: one turn, in which they are read from or written to the
+#: disk.
+PART_BYTES_MAX: Final = 1024 * 1024
 
 #: Heartbeats in the time of a lease. With fewer, one lost message would expire a worker.
 HEARTBEATS_PER_LEASE_MIN: Final = 3

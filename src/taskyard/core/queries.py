@@ -19,6 +19,7 @@ from taskyard.core.effects import (
     HeldTasks,
     LaneList,
     LaneView,
+    Part,
     Reason,
     RecordPage,
     Refused,
@@ -28,7 +29,6 @@ from taskyard.core.effects import (
     Stats,
     StatsReply,
     TaskDetails,
-    TaskOutput,
     TaskPage,
     TaskView,
     WorkerList,
@@ -378,27 +378,27 @@ def _send_inputs(context: Context, event: events.ResultsRequested) -> None:
     context.send(reply)
 
 
-def output_requested(context: Context, event: events.OutputRequested) -> None:
-    ledger = context.ledger
+def part_requested(context: Context, event: events.PartRequested) -> None:
+    ledger, name = context.ledger, event.name
     if event.held:
-        keys = task_inputs.keys(context, event, [event.name])
+        needed = () if event.blob else (name,)
+        keys = task_inputs.keys(context, event, needed)
         if keys is None:
             return
-        task = ledger.tasks.get(keys[event.name])
-    else:
-        task = ledger.tasks.get(event.name)
-    name = event.name if task is None else task.name
-    record = ledger.outputs.get(name, 0)
-    reply = TaskOutput(event.client, event.request, name, task is not None, record)
+        name = keys.get(name, event.held)
+    task = ledger.tasks.get(name)
+    name = name if task is None else task.name
+    part = Part(event.client, event.request, name, task is not None, event.stream, event.blob)
+    part.held, part.offset, part.count = event.held, event.offset, event.count
     if event.stream is not None and task is not None:
-        reply.stream, reply.offset, reply.count = event.stream, event.offset, event.count
-        reply.campaign = task.terms.campaign
-        reply.attempt = task.attempt if event.attempt is None else event.attempt
-        if reply.attempt == task.attempt:
-            reply.live = task.lease is not None
+        part.record = ledger.outputs.get(name, 0)
+        part.campaign = task.terms.campaign
+        part.attempt = task.attempt if event.attempt is None else event.attempt
+        if part.attempt == task.attempt:
+            part.live = task.lease is not None
             if task.state is DONE and task.ending is not None:
-                reply.finished_record = task.ending.record
-    context.send(reply)
+                part.finished_record = task.ending.record
+    context.send(part)
 
 
 class LaneScan(Struct, gc=False):

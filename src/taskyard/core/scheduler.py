@@ -126,7 +126,7 @@ _DECIDERS: dict[type, Callable[[Context, Any], None]] = {
     events.WorkersRequested: queries.workers_requested,
     events.HeldTasksRequested: queries.held_tasks_requested,
     events.ResultsRequested: queries.results_requested,
-    events.OutputRequested: queries.output_requested,
+    events.PartRequested: queries.part_requested,
     events.WorkerRegistered: membership.worker_registered,
     events.WorkerHeartbeat: membership.worker_heartbeat,
     events.HeartbeatsRenewed: membership.heartbeats_renewed,
@@ -144,6 +144,5 @@ _DECIDERS: dict[type, Callable[[Context, Any], None]] = {
     events.OutputAppended: task_output.output_appended,
     events.SlotFreed: results.slot_freed,
     values.StoreRequested: values.store_requested,
-    values.ValueRequested: values.value_requested,
     values.ValueSent: values.value_sent,
 }

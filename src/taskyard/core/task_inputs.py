@@ -68,7 +68,7 @@ def blobs_of(content: Content) -> Sequence[str]:
 
 def keys(
     context: Context,
-    event: events.ResultsRequested | events.OutputRequested,
+    event: events.ResultsRequested | events.PartRequested,
     names: Sequence[bytes],
 ) -> dict[bytes, bytes] | None:
     """Return the keys of the tasks of these names. Refuse the event and return None if the worker

@@ -25,7 +25,7 @@ from taskyard.core.resources import MEMORY, UNIT
 from taskyard.core.runs import Run
 from taskyard.errors import BytesTruncated
 from taskyard.net import endpoints
-from taskyard.wire.native.streams import StreamPages
+from taskyard.wire.native.reads import StreamPages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -192,7 +192,7 @@ class LowerBroker:
         """Return the result of a done task. A long one of a program has only head and tail."""
         return self._client.kept_result(self.task_of(job).full_name)
 
-    def output(self, job: Job, *, stderr: bool) -> Iterator[tuple[bytes, int]]:
+    def output(self, job: Job, stream: str) -> Iterator[tuple[bytes, int]]:
         """Yield stdout or stderr of a task's latest attempt, part by part.
 
         The last part may have a number of bytes that were not kept. Raises `BytesMissing`.
@@ -201,7 +201,7 @@ class LowerBroker:
         pages, is_end = StreamPages(name), False
         while not is_end:
             lost, offset, attempt = 0, pages.offset, pages.attempt
-            page = self._client.output_page(name, offset, stderr=stderr, attempt=attempt)
+            page = self._client.output_page(name, offset, stream, attempt=attempt)
             try:
                 is_end = pages.add(page)
             except BytesTruncated as error:

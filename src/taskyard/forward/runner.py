@@ -352,7 +352,7 @@ class ForwardRunner:
 
     def _fetch_output(self, job: Job, stream: Stream) -> None:
         """Pass on a stream of a task. Raises `BytesMissing`."""
-        for data, lost in self._lower.output(job, stderr=stream is Stream.STDERR):
+        for data, lost in self._lower.output(job, stream.name.lower()):
             self._pass_on(OutputPart(job, stream, data, lost))
 
     def _follow_capacity(self) -> None:

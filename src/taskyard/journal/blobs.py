@@ -44,7 +44,7 @@ class BytesDiffer(Exception):
 class StreamKey(NamedTuple):
     """The id of bytes that arrive."""
 
-    #: b"": none.
+    #: b"": none. Of an upload, the key of its sender.
     campaign: bytes
     #: The name in its campaign. Of an upload, the name of its content.
     name: bytes
@@ -137,9 +137,12 @@ def short_name(name: str) -> str:
     return f"{name[:_SHOWN_CHARACTERS]}… of {length_of(name):,} bytes"
 
 
-def upload_of(name: str) -> StreamKey:
-    """Return the id of the stream in which a blob of this name arrives."""
-    return StreamKey(b"", name.encode(), _NO_ATTEMPT, Stream.STDOUT)
+def upload_of(name: str, sender: bytes = b"") -> StreamKey:
+    """Return the id of the stream in which a blob of this name arrives.
+
+    Each `sender` that has to prove that it has all bytes has a stream of its own.
+    """
+    return StreamKey(sender, name.encode(), _NO_ATTEMPT, Stream.STDOUT)
 
 
 class StreamHashes:

@@ -296,7 +296,7 @@ def _names(
     return event.names
 
 
-def _one_name(event: events.ExplainRequested | events.OutputRequested) -> Iterable[bytes]:
+def _one_name(event: events.ExplainRequested | events.PartRequested) -> Iterable[bytes]:
     return (event.name,)
 
 
@@ -311,7 +311,7 @@ _NAMES_BY_EVENT: dict[type[events.Event], Callable[[Any], Iterable[bytes]]] = {
     events.ListRequested: _names_of_scope,
     events.ResultsRequested: _names,
     events.ExplainRequested: _one_name,
-    events.OutputRequested: _one_name,
+    events.PartRequested: _one_name,
 }
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from taskyard.process.value_access import ValueAccess
     from taskyard.wire.pickled import CallBody, Pickled
-    from taskyard.wire.value_names import Holder
 
 #: Names of immutable contents that many calls share, such as the function of a `map`, and how long
 #: a value is known to be there. The broker keeps it much longer.
@@ -98,20 +97,23 @@ class CallValues:
             self._known.popitem(last=False)
         return known.name
 
-    def load_call(self, call: Pickled, holder: Holder | None = None) -> Any:  # noqa: ANN401  # a function and its arguments
-        """Unpickle a call. Raises `BytesMissing`, `BytesDamaged`, and what unpickling raises."""
+    def load_call(self, call: Pickled, task: str) -> Any:  # noqa: ANN401  # a function and its arguments
+        """Unpickle a call of a task.
+
+        Raises `BytesMissing`, `BytesDamaged`, and what unpickling raises.
+        """
         origin = call.origin
         if not origin.values and not origin.body:
             return pickled.unpickle(call.call)
         names = [*origin.values, *([origin.body] if origin.body else [])]
-        views = self._access().load(names, holder)
+        views = self._access().load(names, task)
         return pickled.unpickle(views.pop() if origin.body else call.call, views)
 
-    def load_result(self, result: bytes, holder: Holder | None = None) -> Any:  # noqa: ANN401  # any value of a user
-        """Unpickle a result. Raises `BytesMissing`, `BytesDamaged`, and what unpickling raises."""
+    def load_result(self, result: bytes, task: str) -> Any:  # noqa: ANN401  # any value of a user
+        """Unpickle a result of a task. Raises what `load_call` raises."""
         if not pickled.is_pickled(result):
             return pickled.unpickle(result)
-        return self.load_call(pickled.decode_pickled_call(result), holder)
+        return self.load_call(pickled.decode_pickled_call(result), task)
 
 
 class SetValues(CallValues):
@@ -121,12 +123,12 @@ class SetValues(CallValues):
         super().__init__(None)
         self._members = [*map(CallValues, accesses)]
 
-    def load_call(self, call: Pickled, holder: Holder | None = None) -> Any:  # noqa: ANN401  # as of the base
+    def load_call(self, call: Pickled, task: str) -> Any:  # noqa: ANN401  # as of the base
         """Unpickle a call by the first broker that has its large parts."""
         missing: BytesMissing | None = None
         for member in self._members:
             try:
-                return member.load_call(call, holder)
+                return member.load_call(call, task)
             except BytesMissing as error:
                 missing = missing or error
         raise missing or BytesMissing("large values: this process has no broker")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
-from taskyard.core.limits import SECOND_NS, VALUE_PART_BYTES_MAX
+from taskyard.core.limits import PART_BYTES_MAX, SECOND_NS
 from taskyard.errors import BytesMissing, BytesNotStored, UserError
 from taskyard.journal.blob_files import BlobFiles, StoreTerms
 from taskyard.journal.blobs import length_of, name_of, short_name
@@ -27,11 +27,11 @@ from taskyard.journal.files import make_private_directory
 from taskyard.net import endpoints
 from taskyard.net.blocking_channel import BlockingChannel
 from taskyard.settings.values import read_size
-from taskyard.wire.native import peer, value_messages
+from taskyard.wire.native import peer, reads, value_messages
 from taskyard.wire.value_names import Holder, StoreDocument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from taskyard.net.keys import PeerKey
 
@@ -88,12 +88,12 @@ class ValueAccess:
                 return self._direct.touch(name)
             build = partial(value_messages.put_value, value=name.encode())
             reply = connections.get().ask(build)
-            return reply.kind != peer.ERROR and reply.value.received == length_of(name)
+            return reply.kind != peer.ERROR and reply.received == length_of(name)
 
-    def load(self, names: Sequence[str], holder: Holder | None = None) -> list[memoryview]:
-        """Map blobs into memory. Raises `BytesMissing` or `BytesDamaged`.
+    def load(self, names: Sequence[str], task: str) -> list[memoryview]:
+        """Map blobs into memory that a task needs, or that its result names.
 
-        A worker gives the task that it holds, and gets no other blobs.
+        `task` is its full name. A worker has to hold it. Raises `BytesMissing` or `BytesDamaged`.
         """
         with _Connections(self) as connections:
             document = self._described(connections)
@@ -102,7 +102,7 @@ class ValueAccess:
             if self._direct is not None:
                 return [*map(self._direct.load, names)]
             cache = _cache(document)
-            return [self._cached(cache, name, connections, holder) for name in names]
+            return [self._cached(cache, name, connections, task) for name in names]
 
     def _described(self, connections: _Connections) -> StoreDocument | None:
         """Return how the broker keeps blobs. Asks once."""
@@ -130,12 +130,14 @@ class ValueAccess:
         return files if is_own and os.access(files.directory, os.W_OK) else None
 
     def _cached(
-        self, cache: BlobFiles, name: str, connections: _Connections, holder: Holder | None
+        self, cache: BlobFiles, name: str, connections: _Connections, task: str
     ) -> memoryview:
         """Map a blob of the cache. One that is missing is fetched first."""
         if not cache.touch(name):
             _make_room(cache, length_of(name))
-            _download(connections.get(), cache, name, holder)
+            holder = Holder(self._worker, task.encode()) if self._worker else None
+            build = partial(reads.blob_part, name=task.encode(), value=name.encode(), holder=holder)
+            _download(connections.get(), cache, name, build)
         return cache.load(name)
 
     def connect(self) -> BlockingChannel:
@@ -172,39 +174,29 @@ def _upload(connection: BlockingChannel, name: str, content: memoryview, worker:
         )
         if reply.kind == peer.ERROR:
             raise BytesNotStored(reply.reason or "blobs: the broker keeps none")
-        offset = reply.value.received
+        offset = reply.received
         if offset >= len(content):
             return
-        data = bytes(content[offset : offset + VALUE_PART_BYTES_MAX])
+        data = bytes(content[offset : offset + PART_BYTES_MAX])
 
 
 def _download(
-    connection: BlockingChannel, cache: BlobFiles, name: str, holder: Holder | None
+    connection: BlockingChannel, cache: BlobFiles, name: str, build: Callable[..., bytes]
 ) -> None:
-    """Fetch a blob into the cache. Its content is checked when it is mapped."""
+    """Fetch a blob into the cache. Its content is checked when it is mapped.
+
+    `build` makes the request for the part from an offset on.
+    """
     with cache.unfinished(name) as (path, descriptor):
         offset = 0
         while offset < length_of(name):
-            offset += os.write(descriptor, _part(connection, name, offset, holder))
+            reply = connection.ask(partial(build, offset=offset))
+            if reply.kind != peer.READ:
+                raise BytesMissing(reply.reason or f"{short_name(name)}: its task is gone")
+            if not reply.part.data:
+                raise BytesMissing(f"{short_name(name)}: cut at the broker")
+            offset += os.write(descriptor, reply.part.data)
         cache.publish(path, name)
-
-
-def _part(connection: BlockingChannel, name: str, offset: int, holder: Holder | None) -> bytes:
-    value, count = name.encode(), VALUE_PART_BYTES_MAX
-    if holder is None:
-        reply = connection.ask(
-            lambda number: value_messages.get_value(number, value, offset, count)
-        )
-    else:
-        task = (holder.task, holder.attempt)
-        reply = connection.ask(
-            lambda number: value_messages.get_task_value(
-                number, holder.worker, task, value, offset=offset, count=count
-            )
-        )
-    if reply.kind in (peer.NOT_FOUND, peer.ERROR) or not reply.value.data:
-        raise BytesMissing(reply.reason or f"{short_name(name)}: cut at the broker")
-    return reply.value.data
 
 
 # The cache.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from taskyard.client.client import Client
     from taskyard.tui.text import View
-    from taskyard.wire.native.streams import OutputPage
+    from taskyard.wire.native.reads import Part
 
 #: Output before the last so many bytes is not read.
 TAIL_BYTES: Final = 64 * 1024
@@ -42,8 +42,8 @@ _ENDED: Final = ("done", "failed", "cancelled")
 class StreamReader:
     """Reads stdout or stderr of a task's latest attempt, line by line."""
 
-    def __init__(self, name: str, *, stderr: bool) -> None:
-        self._name, self._stderr = name, stderr
+    def __init__(self, name: str, stream: str) -> None:
+        self._name, self._stream = name, stream
         self._attempt: int | None = None
         self._offset = 0
         self._rest = b""
@@ -58,19 +58,19 @@ class StreamReader:
                 break
         return lines
 
-    def _page(self, client: Client) -> OutputPage:
+    def _page(self, client: Client) -> Part:
         page = client.output_page(
-            self._name, self._offset, stderr=self._stderr, count=TAIL_BYTES // _PARTS_MAX
+            self._name, self._offset, self._stream, count=TAIL_BYTES // _PARTS_MAX
         )
         if page.attempt == self._attempt:
             return page
         self._attempt, self._rest = page.attempt, b""
         self._offset = max(0, page.bytes_total - TAIL_BYTES)
         return client.output_page(
-            self._name, self._offset, stderr=self._stderr, count=TAIL_BYTES // _PARTS_MAX
+            self._name, self._offset, self._stream, count=TAIL_BYTES // _PARTS_MAX
         )
 
-    def _split(self, page: OutputPage) -> list[str]:
+    def _split(self, page: Part) -> list[str]:
         """Return the whole lines of a part. The last one is whole at the end of the attempt."""
         self._offset += len(page.data)
         *whole, self._rest = (self._rest + page.data).split(b"\n")
@@ -105,7 +105,7 @@ class OutputPane(Pane):
         if name == self._opened:
             return
         self._opened, self._view, self._why = name, None, ""
-        self._readers = [StreamReader(name, stderr=stderr) for stderr in (False, True)]
+        self._readers = [StreamReader(name, stream) for stream in ("stdout", "stderr")]
         self._attempt, self._is_read = 0, False
         self._pace.reset()
         self.query_one("#output", RichLog).clear()
@@ -154,7 +154,7 @@ class OutputPane(Pane):
         if not is_over:
             self._note("the output of a function is shown when it has ended")
             return
-        printed = await self.session.link.call(lambda client: client.output(name))
+        printed = await self.session.link.call(lambda client: client.output_page(name).data)
         lines = printed.removesuffix(b"\n").split(b"\n") if printed else []
         self._write([text.output_line(line) for line in lines], "")
 

@@ -163,7 +163,7 @@ class Resource(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., amount: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("name", "payload", "terms", "terms_at", "lane", "after", "after_count", "attempt", "outcome", "text", "retry_at_ns", "standing", "percent", "output", "after_campaign", "text_bytes_total", "text_digest", "output_bytes_total", "output_digest", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes", "note", "restart", "submitted_ns", "stdout", "stdout_bytes_total", "stdout_digest", "stderr", "stderr_bytes_total", "stderr_digest", "has_stderr", "stream", "offset")
+    __slots__ = ("name", "payload", "terms", "terms_at", "lane", "after", "after_count", "attempt", "outcome", "text", "retry_at_ns", "standing", "percent", "output", "after_campaign", "text_bytes_total", "text_digest", "output_bytes_total", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes", "note", "restart", "submitted_ns", "stdout", "stdout_bytes_total", "stdout_digest", "stderr", "stderr_bytes_total", "stderr_digest", "has_stderr", "stream", "offset")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
@@ -182,7 +182,6 @@ class Batch(_message.Message):
     TEXT_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     TEXT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
-    OUTPUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     STARTED_NS_FIELD_NUMBER: _ClassVar[int]
     RUN_NS_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
@@ -218,7 +217,6 @@ class Batch(_message.Message):
     text_bytes_total: _containers.RepeatedScalarFieldContainer[int]
     text_digest: _containers.RepeatedScalarFieldContainer[bytes]
     output_bytes_total: _containers.RepeatedScalarFieldContainer[int]
-    output_digest: _containers.RepeatedScalarFieldContainer[bytes]
     started_ns: _containers.RepeatedScalarFieldContainer[int]
     run_ns: _containers.RepeatedScalarFieldContainer[int]
     exit: _containers.RepeatedScalarFieldContainer[int]
@@ -236,7 +234,7 @@ class Batch(_message.Message):
     has_stderr: _containers.RepeatedScalarFieldContainer[bool]
     stream: _containers.RepeatedScalarFieldContainer[int]
     offset: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ..., terms: _Optional[_Iterable[bytes]] = ..., terms_at: _Optional[_Iterable[int]] = ..., lane: _Optional[_Iterable[bytes]] = ..., after: _Optional[_Iterable[bytes]] = ..., after_count: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[Outcome, str]]] = ..., text: _Optional[_Iterable[bytes]] = ..., retry_at_ns: _Optional[_Iterable[int]] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., percent: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[bytes]] = ..., after_campaign: _Optional[_Iterable[bytes]] = ..., text_bytes_total: _Optional[_Iterable[int]] = ..., text_digest: _Optional[_Iterable[bytes]] = ..., output_bytes_total: _Optional[_Iterable[int]] = ..., output_digest: _Optional[_Iterable[bytes]] = ..., started_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[_Iterable[int]] = ..., exit: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., memory_max_bytes: _Optional[_Iterable[int]] = ..., note: _Optional[_Iterable[bytes]] = ..., restart: bool = ..., submitted_ns: _Optional[_Iterable[int]] = ..., stdout: _Optional[_Iterable[bytes]] = ..., stdout_bytes_total: _Optional[_Iterable[int]] = ..., stdout_digest: _Optional[_Iterable[bytes]] = ..., stderr: _Optional[_Iterable[bytes]] = ..., stderr_bytes_total: _Optional[_Iterable[int]] = ..., stderr_digest: _Optional[_Iterable[bytes]] = ..., has_stderr: _Optional[_Iterable[bool]] = ..., stream: _Optional[_Iterable[int]] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, name: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ..., terms: _Optional[_Iterable[bytes]] = ..., terms_at: _Optional[_Iterable[int]] = ..., lane: _Optional[_Iterable[bytes]] = ..., after: _Optional[_Iterable[bytes]] = ..., after_count: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[Outcome, str]]] = ..., text: _Optional[_Iterable[bytes]] = ..., retry_at_ns: _Optional[_Iterable[int]] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., percent: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[bytes]] = ..., after_campaign: _Optional[_Iterable[bytes]] = ..., text_bytes_total: _Optional[_Iterable[int]] = ..., text_digest: _Optional[_Iterable[bytes]] = ..., output_bytes_total: _Optional[_Iterable[int]] = ..., started_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[_Iterable[int]] = ..., exit: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., memory_max_bytes: _Optional[_Iterable[int]] = ..., note: _Optional[_Iterable[bytes]] = ..., restart: bool = ..., submitted_ns: _Optional[_Iterable[int]] = ..., stdout: _Optional[_Iterable[bytes]] = ..., stdout_bytes_total: _Optional[_Iterable[int]] = ..., stdout_digest: _Optional[_Iterable[bytes]] = ..., stderr: _Optional[_Iterable[bytes]] = ..., stderr_bytes_total: _Optional[_Iterable[int]] = ..., stderr_digest: _Optional[_Iterable[bytes]] = ..., has_stderr: _Optional[_Iterable[bool]] = ..., stream: _Optional[_Iterable[int]] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerMsg(_message.Message):
     __slots__ = ("service", "slots", "silence_ns", "incarnation", "ahead", "host", "pid", "replaces", "heartbeat_ns", "resources", "forwards", "forwards_to")
@@ -341,7 +339,7 @@ class Envelope(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., message: _Optional[bytes] = ...) -> None: ...
 
 class QueryMsg(_message.Message):
-    __slots__ = ("type", "task", "name", "n", "location", "batch", "request", "worker", "scope", "reason", "code", "refused", "document", "rules", "broker", "wait_ms", "stream", "seen", "heartbeat_ns", "waiting", "rules_version", "incarnation", "host", "trouble", "malformed", "calls_waiting", "calls_kept", "unknown", "check_only", "environment", "cursor", "journal", "everything", "any_campaign", "place", "changes", "epoch", "force", "attempt", "stream_number", "offset", "live", "held", "value", "data", "gone", "renewed", "envelope", "changed")
+    __slots__ = ("type", "task", "name", "n", "location", "batch", "request", "worker", "scope", "reason", "code", "refused", "document", "rules", "broker", "wait_ms", "stream", "seen", "heartbeat_ns", "waiting", "rules_version", "incarnation", "host", "trouble", "malformed", "calls_waiting", "calls_kept", "unknown", "check_only", "environment", "cursor", "journal", "everything", "any_campaign", "place", "changes", "epoch", "force", "attempt", "stream_number", "offset", "live", "held", "value", "data", "gone", "renewed", "envelope", "changed", "length", "digest")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Create: _ClassVar[QueryMsg.Type]
@@ -363,11 +361,11 @@ class QueryMsg(_message.Message):
         Explain: _ClassVar[QueryMsg.Type]
         Drain: _ClassVar[QueryMsg.Type]
         Show: _ClassVar[QueryMsg.Type]
-        Output: _ClassVar[QueryMsg.Type]
+        Read: _ClassVar[QueryMsg.Type]
         Workers: _ClassVar[QueryMsg.Type]
         Pause: _ClassVar[QueryMsg.Type]
         Resume: _ClassVar[QueryMsg.Type]
-        Results: _ClassVar[QueryMsg.Type]
+        Failover: _ClassVar[QueryMsg.Type]
         Follow: _ClassVar[QueryMsg.Type]
         Lanes: _ClassVar[QueryMsg.Type]
         Move: _ClassVar[QueryMsg.Type]
@@ -376,12 +374,7 @@ class QueryMsg(_message.Message):
         Edit: _ClassVar[QueryMsg.Type]
         Append: _ClassVar[QueryMsg.Type]
         Values: _ClassVar[QueryMsg.Type]
-        GetValue: _ClassVar[QueryMsg.Type]
-        GetTaskValue: _ClassVar[QueryMsg.Type]
         PutValue: _ClassVar[QueryMsg.Type]
-        Inputs: _ClassVar[QueryMsg.Type]
-        InputPage: _ClassVar[QueryMsg.Type]
-        Failover: _ClassVar[QueryMsg.Type]
         Relay: _ClassVar[QueryMsg.Type]
     Create: QueryMsg.Type
     Steal: QueryMsg.Type
@@ -402,11 +395,11 @@ class QueryMsg(_message.Message):
     Explain: QueryMsg.Type
     Drain: QueryMsg.Type
     Show: QueryMsg.Type
-    Output: QueryMsg.Type
+    Read: QueryMsg.Type
     Workers: QueryMsg.Type
     Pause: QueryMsg.Type
     Resume: QueryMsg.Type
-    Results: QueryMsg.Type
+    Failover: QueryMsg.Type
     Follow: QueryMsg.Type
     Lanes: QueryMsg.Type
     Move: QueryMsg.Type
@@ -415,12 +408,7 @@ class QueryMsg(_message.Message):
     Edit: QueryMsg.Type
     Append: QueryMsg.Type
     Values: QueryMsg.Type
-    GetValue: QueryMsg.Type
-    GetTaskValue: QueryMsg.Type
     PutValue: QueryMsg.Type
-    Inputs: QueryMsg.Type
-    InputPage: QueryMsg.Type
-    Failover: QueryMsg.Type
     Relay: QueryMsg.Type
     class Unknown(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
@@ -479,6 +467,8 @@ class QueryMsg(_message.Message):
     RENEWED_FIELD_NUMBER: _ClassVar[int]
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     type: QueryMsg.Type
     task: _containers.RepeatedScalarFieldContainer[bytes]
     name: bytes
@@ -528,7 +518,9 @@ class QueryMsg(_message.Message):
     renewed: _containers.RepeatedScalarFieldContainer[int]
     envelope: _containers.RepeatedScalarFieldContainer[bytes]
     changed: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., request: _Optional[int] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., reason: _Optional[bytes] = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., document: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., broker: _Optional[int] = ..., wait_ms: _Optional[int] = ..., stream: bool = ..., seen: _Optional[int] = ..., heartbeat_ns: _Optional[int] = ..., waiting: _Optional[int] = ..., rules_version: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., malformed: _Optional[int] = ..., calls_waiting: _Optional[_Iterable[int]] = ..., calls_kept: _Optional[int] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., check_only: bool = ..., environment: _Optional[bytes] = ..., cursor: _Optional[int] = ..., journal: _Optional[bytes] = ..., everything: bool = ..., any_campaign: bool = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., changes: _Optional[_Union[Terms, _Mapping]] = ..., epoch: _Optional[int] = ..., force: bool = ..., attempt: _Optional[int] = ..., stream_number: _Optional[int] = ..., offset: _Optional[int] = ..., live: bool = ..., held: _Optional[bytes] = ..., value: _Optional[bytes] = ..., data: _Optional[bytes] = ..., gone: _Optional[_Iterable[int]] = ..., renewed: _Optional[_Iterable[int]] = ..., envelope: _Optional[_Iterable[bytes]] = ..., changed: _Optional[_Iterable[int]] = ...) -> None: ...
+    length: int
+    digest: bytes
+    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., request: _Optional[int] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., reason: _Optional[bytes] = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., document: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., broker: _Optional[int] = ..., wait_ms: _Optional[int] = ..., stream: bool = ..., seen: _Optional[int] = ..., heartbeat_ns: _Optional[int] = ..., waiting: _Optional[int] = ..., rules_version: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., malformed: _Optional[int] = ..., calls_waiting: _Optional[_Iterable[int]] = ..., calls_kept: _Optional[int] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., check_only: bool = ..., environment: _Optional[bytes] = ..., cursor: _Optional[int] = ..., journal: _Optional[bytes] = ..., everything: bool = ..., any_campaign: bool = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., changes: _Optional[_Union[Terms, _Mapping]] = ..., epoch: _Optional[int] = ..., force: bool = ..., attempt: _Optional[int] = ..., stream_number: _Optional[int] = ..., offset: _Optional[int] = ..., live: bool = ..., held: _Optional[bytes] = ..., value: _Optional[bytes] = ..., data: _Optional[bytes] = ..., gone: _Optional[_Iterable[int]] = ..., renewed: _Optional[_Iterable[int]] = ..., envelope: _Optional[_Iterable[bytes]] = ..., changed: _Optional[_Iterable[int]] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class DevelopmentMsg(_message.Message):
     __slots__ = ("type", "location", "reason", "request", "broker", "code", "envelope")

@@ -71,6 +71,8 @@ ROUND_ROBIN: Final = "round-robin"
 PING_PONG: Final = "ping-pong"
 WMP: Final = "wmp"
 
+# A Read of a worker.
+READ_FOR_TASK: Final = "Read for a task"
 # Requests of round-robin that are not one word of it.
 SUBMIT: Final = "EXEC or TRACKEXEC of another key"
 FORWARD: Final = "forwarded message"
@@ -104,13 +106,10 @@ PERMISSIONS: Final[dict[str, dict[Request, Permission]]] = {
         _Q.Lanes: Permission(_READERS, "list lanes"),
         _Q.Watch: Permission(_READERS, "watch tasks"),
         _Q.Follow: Permission(_READERS, "follow records"),
-        _Q.Results: Permission(_READERS, "read results"),
-        _Q.Output: Permission(_READERS, "read output of tasks"),
+        _Q.Read: Permission(_READERS, "read results and output"),
         _Q.Values: Permission(_ALL, "ask how values are kept"),
-        _Q.GetValue: Permission(_READERS, "read values"),
         # Producers store arguments, workers store results.
         _Q.PutValue: Permission((Role.PRODUCER, Role.WORKER, Role.ADMIN), "store values"),
-        _Q.GetTaskValue: Permission(_WORKERS, "read values of their tasks", is_by_worker=True),
         _Q.Create: Permission(_PRODUCERS, "submit tasks"),
         _Q.Cancel: Permission(_PRODUCERS, "cancel tasks"),
         _Q.Retry: Permission(_PRODUCERS, "retry tasks"),
@@ -124,9 +123,8 @@ PERMISSIONS: Final[dict[str, dict[Request, Permission]]] = {
         _Q.Append: Permission(_WORKERS, "send output of tasks", is_by_worker=True),
         _Q.Heartbeat: Permission(_WORKERS, "send heartbeats", is_by_worker=True),
         _Q.Exit: Permission(_WORKERS, "deregister workers", is_by_worker=True),
-        # Only those that a task needs which the worker holds.
-        _Q.Inputs: Permission(_WORKERS, "read results for tasks", is_by_worker=True),
-        _Q.InputPage: Permission(_WORKERS, "read results for tasks", is_by_worker=True),
+        # Only what a task needs which the worker holds.
+        READ_FOR_TASK: Permission(_WORKERS, "read for tasks", is_by_worker=True),
         _Q.Drain: Permission(_ADMINS, "drain workers"),
         _Q.Failover: Permission(_ADMINS, "hand over to a standby"),
         _Q.Pause: Permission(_ADMINS, "pause services and lanes"),

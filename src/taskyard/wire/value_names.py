@@ -8,11 +8,11 @@ from msgspec import Struct
 
 
 class Holder(NamedTuple):
-    """A task that a worker holds. Its blobs may be read with the worker's key."""
+    """A worker that reads for a task that it holds, with its own key."""
 
     worker: bytes
+    #: The full name of the task.
     task: bytes
-    attempt: int
 
 
 class StoreDocument(Struct, frozen=True):

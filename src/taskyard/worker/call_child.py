@@ -37,7 +37,6 @@ from taskyard.wire.inputs import Input, available, fill
 from taskyard.wire.payloads import Call, decode_call, encode_value
 from taskyard.wire.pickled import IMPORTING_VARIABLE, MAIN_NAME, Origin, Pickled
 from taskyard.wire.plain_pickles import PlainLoader
-from taskyard.wire.value_names import Holder
 from taskyard.worker import allow_list, call_frames
 from taskyard.worker.allow_list import AllowList
 from taskyard.worker.child_values import ChildValues
@@ -185,7 +184,7 @@ class CallRunner:
         self._setups: Setups | None = None
         self._values = ChildValues(os.environ)
         #: The task whose values the current call may read.
-        self._holder: Holder | None = None
+        self._task = ""
         self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
 
     def run(
@@ -199,7 +198,7 @@ class CallRunner:
     ) -> CallResult:
         """Call a function. An exception becomes a result, unless the function ends the process."""
         work = decode_call(payload)
-        self._holder = self._values.holder(name, attempt)
+        self._task = name.decode()
         os.environ.update(task_env(name, attempt, campaign))
         try:
             with (
@@ -278,7 +277,7 @@ class CallRunner:
     def _load(self, call: Pickled) -> tuple[Any, Any, Any]:
         """Return the function, the arguments and the named arguments of a pickled call."""
         self._main_scripts.activate(call.origin)
-        function, args, kwargs = self._values.calls.load_call(call, self._holder)
+        function, args, kwargs = self._values.calls.load_call(call, self._task)
         return function, args, kwargs
 
     def _load_plain(self, call: Pickled, loader: PlainLoader) -> tuple[Any, Any, Any]:
@@ -287,14 +286,14 @@ class CallRunner:
         if origin.main or origin.main_module or origin.setup_file or origin.setup:
             raise UserError(allow_list.PICKLE_REFUSAL)
         with self._guard():
-            return loader.load_call(lambda: self._values.calls.load_call(call, self._holder))
+            return loader.load_call(lambda: self._values.calls.load_call(call, self._task))
 
     def _guard(self) -> AbstractContextManager[None]:
         return nullcontext() if self._loader is None else pickled.guarded(self._loader.loads)
 
     def _load_result(self, result: bytes) -> Any:  # noqa: ANN401  # any value of a user
         """Load the result of another task whose large parts are values."""
-        return self._values.calls.load_result(result, self._holder)
+        return self._values.calls.load_result(result, self._task)
 
     def _set_up(self, origin: Origin) -> None:
         """Prepare this process for the calls of an executor."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.process.call_values import CallValues
 from taskyard.process.current_task import BROKER_VARIABLE, KEY_VARIABLE
-from taskyard.wire.value_names import Holder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,10 +32,6 @@ class ChildValues:
         self._worker = environment.get(WORKER_VARIABLE, "").encode()
         self._access: ValueAccess | None = None
         self.calls = CallValues(self._open if self._endpoint else None)
-
-    def holder(self, name: bytes, attempt: int) -> Holder | None:
-        """Return the task in the name of which values are read. None: the worker is not known."""
-        return Holder(self._worker, name, attempt) if self._worker else None
 
     def _open(self) -> ValueAccess:
         if self._access is None:

@@ -22,8 +22,9 @@ from taskyard.core.states import TaskState
 from taskyard.core.task_inputs import needed
 from taskyard.errors import BytesDamaged, BytesTruncated
 from taskyard.wire.inputs import FILE_MARK, Input
-from taskyard.wire.native import input_messages, peer
-from taskyard.wire.native.streams import StreamPages
+from taskyard.wire.native import peer, reads
+from taskyard.wire.native.reads import StreamPages
+from taskyard.wire.value_names import Holder
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 
 if TYPE_CHECKING:
@@ -130,26 +131,26 @@ class InputFetcher:
             shutil.rmtree(self._folder(key), ignore_errors=True)
 
     def _request(self, waiting: _Waiting) -> None:
-        worker, held = self._worker, waiting.job.name
+        holder = Holder(self._worker, waiting.job.name)
         build: Callable[[int], bytes]
         if waiting.names:
             names = [name.encode() for name in waiting.names[:_NAMES_MAX]]
 
             def build(number: int) -> bytes:
-                return input_messages.results(number, worker, held, names)
+                return reads.results(number, names, holder)
         else:
             first, pages = waiting.long[0]
             name, offset = first.name.encode(), pages.offset
 
             def build(number: int) -> bytes:
-                return input_messages.page(number, worker, held, name, offset)
+                return reads.stream_part(number, name, offset=offset, holder=holder)
 
         self._waiting[self._channel.request(build)] = waiting
 
     def _add_results(self, waiting: _Waiting, reply: Reply) -> None:
-        if reply.kind != input_messages.INPUTS:
+        if reply.kind != peer.READ:
             raise _Failed(f"results of other tasks: {reply.reason or 'not available'}")
-        columns = (reply.names, reply.states, reply.results, input_messages.services(reply))
+        columns = (reply.names, reply.states, reply.results, reply.services)
         asked = dict.fromkeys(waiting.names)
         for name, state, result, service in zip(*columns, strict=True):
             shown = name.decode(errors="replace")
@@ -169,9 +170,9 @@ class InputFetcher:
 
     def _add_page(self, waiting: _Waiting, reply: Reply) -> None:
         first, pages = waiting.long[0]
-        if reply.kind != peer.OUTPUT:
+        if reply.kind != peer.READ:
             raise _Failed(f"result of {first.name}: {reply.reason or 'its file is gone'}")
-        page = reply.page
+        page = reply.part
         with Path(first.path).open("ab") as file:
             file.write(page.data)
         try:

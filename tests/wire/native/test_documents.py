@@ -13,7 +13,7 @@ from taskyard.core.model import WorkerFacts
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import peer
+from taskyard.wire.native import peer, reads
 from taskyard.wire.native.peer import Reply
 from tests.wire.native.test_extended import FACTS, Extended, Q
 
@@ -97,7 +97,7 @@ def test_listing_continues_from_its_cursor() -> None:
 def test_results_of_tasks() -> None:
     counter = Extended()
     counter.create(b"a", b"b")
-    reply = counter.request(peer.results(1, [b"a", b"missing"]))
+    reply = counter.request(reads.results(1, [b"a", b"missing"]))
     assert (reply.names, reply.states) == ([b"a"], [TaskState.READY])
 
 
@@ -195,7 +195,7 @@ MALFORMED = {
     "watch of a name that is no text": Q(type=Q.Watch, batch=pb.Batch(name=[b"\xff"])),
     "cancel of everything": Q(type=Q.Cancel),
     "retry of everything": Q(type=Q.Retry, scope=pb.ScopeMsg()),
-    "results of a campaign": Q(type=Q.Results, scope=pb.ScopeMsg(campaign=b"c")),
+    "results of a campaign": Q(type=Q.Read, scope=pb.ScopeMsg(campaign=b"c")),
     "show without a name": Q(type=Q.Show),
     "explain without a name": Q(type=Q.Explain, name=b""),
     "list of none": Q(type=Q.List, n=0),

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from taskyard.core.blobs import Blob, Content, Result
-from taskyard.core.effects import TaskOutput
-from taskyard.core.events import Outcome, OutputAppended, OutputRequested, TasksReported
-from taskyard.core.limits import OUTPUT_PAGE_BYTES_MAX
+from taskyard.core.effects import Part as PartEffect
+from taskyard.core.events import Outcome, OutputAppended, PartRequested, TasksReported
+from taskyard.core.limits import PART_BYTES_MAX
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.output import OutputColumns, Stream
 from taskyard.errors import BytesDamaged, BytesTruncated
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import peer, streams
+from taskyard.wire.native import peer, reads, streams
+from taskyard.wire.native.reads import Part, StreamPages
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.native.streams import OutputPage, StreamChunk, StreamPages
+from taskyard.wire.native.streams import StreamChunk
 from tests.wire.kit import Counter
 
 Q = pb.QueryMsg
@@ -74,22 +75,41 @@ def test_malformed_append_is_refused(columns: dict[str, Any]) -> None:
 
 
 def test_request_for_a_stream_is_decoded_and_bounded() -> None:
-    event = decoded(streams.output(3, b"a", ERR, 5, attempt=2, count=1 << 30))
-    assert isinstance(event, OutputRequested)
+    event = decoded(reads.stream_part(3, b"a", ERR, 5, attempt=2, count=1 << 30))
+    assert isinstance(event, PartRequested)
     assert (event.stream, event.offset, event.attempt) == (ERR, 5, 2)
-    assert event.count == OUTPUT_PAGE_BYTES_MAX
-    assert decoded(streams.output(3, b"a", OUT)).attempt is None
-    assert decoded(peer.query(3, kind=peer.OUTPUT, name=b"a")).stream is None
+    assert event.count == PART_BYTES_MAX
+    assert decoded(reads.stream_part(3, b"a", OUT)).attempt is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"name": b"a"},
+        {"name": b"a", "stream_number": 3},
+        {"name": b"a", "stream_number": 1, "n": 0},
+        {"name": b"a", "stream_number": 1, "offset": (1 << 63) - 1},
+        {"name": b"a", "value": b"x" * 85},
+        {"name": b"a", "value": b"x", "held": b"b"},
+        {"batch": {"name": [b"\xff"]}},
+        {"batch": {"name": [b"a"]}, "held": b""},
+    ],
+)
+def test_malformed_read_is_refused_before_anything_is_read(fields: dict[str, Any]) -> None:
+    query = Q(type=Q.Read, request=5, **fields)
+    reply = peer.Reply(holding().ask(query.SerializeToString()))
+    assert (reply.kind, reply.code) == (peer.ERROR, "malformed")
 
 
 def test_reply_has_the_part_of_the_stream() -> None:
     server = NativeServer(1, lambda: 0)
-    (event,) = server.receive(b"peer", [b"", streams.output(3, b"a", OUT, 2)], 0)
-    effect = TaskOutput(b"peer", event.request, b"a", found=True, record=0)  # type: ignore[attr-defined]
-    effect.stream, effect.text, effect.text_bytes_total = OUT, b"cd", 9
+    (event,) = server.receive(b"peer", [b"", reads.stream_part(3, b"a", OUT, 2)], 0)
+    effect = PartEffect(b"peer", event.request, b"a", found=True, stream=OUT)  # type: ignore[attr-defined]
+    effect.data, effect.bytes_total = b"cd", 9
     effect.attempt, effect.live, effect.digest = 4, True, DIGEST
     ((_, frames),) = server.reply(effect)
-    assert peer.Reply(frames[-1]).page == OutputPage(b"cd", 9, 4, live=True, digest=DIGEST)
+    assert peer.Reply(frames[-1]).part == Part(b"cd", 9, 4, live=True, digest=DIGEST)
 
 
 def test_streams_of_a_report_arrive_as_columns() -> None:
@@ -141,7 +161,7 @@ class TestPages:
         """Return pages to which parts were added."""
         found = StreamPages("c/a")
         for part in data:
-            assert found.add(OutputPage(part, total, 2, live=False, digest=digest)) == (
+            assert found.add(Part(part, total, 2, live=False, digest=digest)) == (
                 found.offset == total
             )
         return found
@@ -152,9 +172,9 @@ class TestPages:
 
     def test_running_stream_may_go_on_after_all_that_is_there(self) -> None:
         pages = StreamPages("c/a")
-        assert not pages.add(OutputPage(b"x", 1, 1, live=True))
-        assert pages.add(OutputPage(b"", 1, 1, live=True))
-        assert pages.add(OutputPage(b"y", 2, 1, live=False, digest=sha256(b"xy").digest()))
+        assert not pages.add(Part(b"x", 1, 1, live=True))
+        assert pages.add(Part(b"", 1, 1, live=True))
+        assert pages.add(Part(b"y", 2, 1, live=False, digest=sha256(b"xy").digest()))
 
     def test_flipped_byte_is_an_error_that_names_the_task(self) -> None:
         with pytest.raises(BytesDamaged, match="task c/a: its output of 12 bytes is damaged"):
@@ -163,5 +183,5 @@ class TestPages:
     def test_missing_bytes_are_an_error_with_the_length(self) -> None:
         pages = self.pages(b"first ")
         with pytest.raises(BytesTruncated, match="task c/a: only 6 of 12 bytes") as raised:
-            pages.add(OutputPage(b"", 12, 2, live=False))
+            pages.add(Part(b"", 12, 2, live=False))
         assert raised.value.bytes_total == 12

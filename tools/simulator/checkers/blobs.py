@@ -170,6 +170,10 @@ class BlobChecker:
             return printed
         return text_of(content)
 
+    def has_printed(self, name: bytes, attempt: int, begin: bytes) -> bool:
+        """Return whether an attempt's stdout begins so."""
+        return printed_by(self._seed, name, attempt, Stream.STDOUT).startswith(begin)
+
     # What must be there.
 
     def _needed(self) -> Iterator[tuple[str, str]]:

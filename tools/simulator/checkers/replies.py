@@ -73,10 +73,8 @@ class ReplyChecker:
             raise Violation("reply", f"{text!r} was never the result of {job!r}")
 
     def on_client_reply(self, event: Event | None, effect: Effect) -> None:
-        if isinstance(event, events.SubmitRequested) and isinstance(effect, effects.Accepted):
-            self._check_accepted(event)
-        elif isinstance(event, events.SubmitRequested) and isinstance(effect, effects.Refused):
-            self._check_refused(event)
+        if isinstance(event, events.SubmitRequested) and not isinstance(effect, effects.Settled):
+            self._check_submitted(event, effect)
         elif isinstance(effect, effects.Settled):
             for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
                 self._check_settled(name, state)
@@ -85,8 +83,17 @@ class ReplyChecker:
         elif isinstance(effect, effects.TaskDetails | effects.TaskPage):
             for view in effect.views:
                 self._check_view(view)
-        elif isinstance(effect, effects.StatsReply | effects.TaskOutput):
-            self._check_answer(effect)
+        elif isinstance(effect, effects.StatsReply):
+            if effect.stats.records > self._model.records:
+                raise Violation("reply", f"{effect.stats.records} records are not in the journal")
+        elif isinstance(effect, effects.Part):
+            self._check_part(effect)
+
+    def _check_submitted(self, event: events.SubmitRequested, effect: Effect) -> None:
+        if isinstance(effect, effects.Accepted):
+            self._check_accepted(event)
+        elif isinstance(effect, effects.Refused):
+            self._check_refused(event)
 
     def _check_accepted(self, event: events.SubmitRequested) -> None:
         for name in event.submission.names:
@@ -118,12 +125,13 @@ class ReplyChecker:
         if view.worker and self._model.leases.get((view.name, view.attempt)) != view.worker:
             raise Violation("reply", f"{view.name!r} was never held by {view.worker!r}")
 
-    def _check_answer(self, effect: effects.StatsReply | effects.TaskOutput) -> None:
-        if isinstance(effect, effects.StatsReply):
-            if effect.stats.records > self._model.records:
-                raise Violation("reply", f"{effect.stats.records} records are not in the journal")
-        elif effect.text and effect.text not in self._outputs.get(effect.name, {}):
-            raise Violation("reply", f"{effect.name!r} never printed {effect.text!r}")
+    def _check_part(self, part: effects.Part) -> None:
+        """Require that the stdout of a task is its result, or what it has printed."""
+        known = (self._outputs.get(part.name, {}), self._results.get(part.name, {}))
+        if any(part.data in some for some in known) or not part.data:
+            return
+        if not self._blobs.has_printed(part.name, part.attempt, part.data):
+            raise Violation("reply", f"{part.name!r} never printed {part.data!r}")
 
     def _check_settled(self, name: bytes, state: TaskState) -> None:
         """Require that a state that a client receives is durable."""
@@ -190,6 +198,5 @@ class ReplyChecker:
                 known[text_of(result)] = None
                 known[self._blobs.whole_result(name, attempt, result)] = None
         elif isinstance(record, r.Progressed):
-            errors = record.stderrs or repeat(b"")
-            for name, text, error in zip(record.names, record.texts, errors, strict=False):
-                self._outputs.setdefault(name, {})[text_of(text) + text_of(error)] = None
+            for name, text in zip(record.names, record.texts, strict=True):
+                self._outputs.setdefault(name, {})[text_of(text)] = None

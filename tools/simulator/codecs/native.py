@@ -17,7 +17,7 @@ from taskyard.core.blobs import texts_of
 from taskyard.core.model import Refusal
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import peer
+from taskyard.wire.native import peer, reads
 from taskyard.wire.native import runs as native_runs
 from taskyard.wire.native import streams as native_streams
 
@@ -124,13 +124,13 @@ class NativeCodec:
         return peer.list_tasks(event.request, event.scope, event.match, event.cursor, event.count)
 
     def _results(self, event: events.ResultsRequested, _said: Sequence[Event]) -> bytes:
-        return peer.results(event.request, event.names)
+        return reads.results(event.request, event.names)
 
-    def _ask_of_one(
-        self, event: events.ExplainRequested | events.OutputRequested, _said: Sequence[Event]
-    ) -> bytes:
-        kind = peer.EXPLAIN if isinstance(event, events.ExplainRequested) else peer.OUTPUT
-        return peer.query(event.request, kind, name=event.name)
+    def _explain(self, event: events.ExplainRequested, _said: Sequence[Event]) -> bytes:
+        return peer.query(event.request, peer.EXPLAIN, name=event.name)
+
+    def _part(self, event: events.PartRequested, _said: Sequence[Event]) -> bytes:
+        return reads.stream_part(event.request, event.name)
 
     def _stats(self, event: events.StatsRequested, _said: Sequence[Event]) -> bytes:
         return peer.query(event.request, peer.STATS)
@@ -202,8 +202,8 @@ class NativeCodec:
         events.LookupRequested: _lookup,
         events.ListRequested: _list,
         events.ResultsRequested: _results,
-        events.OutputRequested: _ask_of_one,
-        events.ExplainRequested: _ask_of_one,
+        events.PartRequested: _part,
+        events.ExplainRequested: _explain,
         events.StatsRequested: _stats,
         events.WorkersRequested: _workers,
         events.RequestRejected: _malformed,
@@ -243,13 +243,15 @@ class NativeCodec:
 
     def _of_client(self, event: Any, answer: pb.QueryMsg) -> list[Effect]:  # noqa: ANN401
         request = answer.request
-        if answer.type in (peer.WATCH, peer.RESULTS):
+        if isinstance(event, events.PartRequested):
+            part = reads.decode_part(answer)
+            told = effects.Part(b"", request, event.name, found=answer.type == peer.READ)
+            told.data, told.attempt = part.data, part.attempt
+            return [told]
+        if answer.type in (peer.WATCH, peer.READ):
             return _settled_of(answer)
         if isinstance(event, events.SubmitRequested) and answer.type == peer.OK:
             return [effects.Accepted(b"", request, answer.n)]
-        if isinstance(event, events.OutputRequested):
-            text = answer.batch.output[0] if answer.type == peer.OUTPUT else b""
-            return [effects.TaskOutput(b"", request, event.name, bool(text), 0, text)]
         if answer.HasField("document"):
             return [_shown(event, answer)]
         return [effects.ReplyDue(b"", request)]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taskyard.client.client import Client
     from taskyard.core.events import Scope
     from taskyard.web.views.site import Site
-    from taskyard.wire.native.streams import OutputPage
+    from taskyard.wire.native.reads import Part
 
 #: Tasks on one page of the list.
 PAGE_TASKS: Final = 100
@@ -128,12 +128,12 @@ class _Output(Struct):
     attempt: int | None
 
     def page(
-        self, offset: int, count: int = _OUTPUT_BYTES_MAX, *, stderr: bool | None = None
-    ) -> Callable[[Client], OutputPage]:
+        self, offset: int, count: int = _OUTPUT_BYTES_MAX, stream: str = ""
+    ) -> Callable[[Client], Part]:
         """Return a request for a part of it."""
-        is_stderr = self.stream == "stderr" if stderr is None else stderr
+        wanted = stream or self.stream or "stdout"
         return lambda client: client.output_page(
-            self.name, offset, stderr=is_stderr, attempt=self.attempt, count=count
+            self.name, offset, wanted, attempt=self.attempt, count=count
         )
 
 
@@ -148,7 +148,7 @@ async def _output_events(
         while not (shown.stopping.is_set() or await request.is_disconnected()):
             page = await shown.broker.call(wanted.page(offset))
             if not (wanted.stream or page.bytes_total):
-                other = await shown.broker.call(wanted.page(0, 1, stderr=True))
+                other = await shown.broker.call(wanted.page(0, 1, "stderr"))
                 if other.bytes_total:
                     yield "event: stderr\ndata: {}\n\n"
                     return

@@ -18,8 +18,8 @@ from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import frames as tasks
+from taskyard.wire.native import reads, streams
 from taskyard.wire.native import runs as native_runs
-from taskyard.wire.native import streams, value_messages
 from taskyard.wire.native.rules import decode_rule
 from taskyard.wire.payloads import is_command
 
@@ -42,10 +42,7 @@ CANCEL, RETRY, PROGRESS, HEARTBEAT, WATCH = (
     *(_Q.Heartbeat, _Q.Watch),
 )
 LIST, STATS, EXPLAIN, DRAIN, SHOW = _Q.List, _Q.Stats, _Q.Explain, _Q.Drain, _Q.Show
-OUTPUT, WORKERS, PAUSE, RESUME, RESULTS = (
-    *(_Q.Output, _Q.Workers, _Q.Pause),
-    *(_Q.Resume, _Q.Results),
-)
+READ, WORKERS, PAUSE, RESUME = _Q.Read, _Q.Workers, _Q.Pause, _Q.Resume
 FOLLOW, LANES, MOVE, EXPIRE = _Q.Follow, _Q.Lanes, _Q.Move, _Q.Expire
 RULES, EDIT = _Q.Rules, _Q.Edit
 
@@ -205,10 +202,6 @@ class Reply:
         return self._query.batch.text[:]
 
     @property
-    def outputs(self) -> list[bytes]:
-        return self._query.batch.output[:]
-
-    @property
     def results(self) -> list[Result]:
         """The results and reasons. Of a long result, its ends."""
         batch = self._query.batch
@@ -216,19 +209,21 @@ class Reply:
         return [*map(Result, *columns)] if batch.has_stderr else [*map(Result, columns[0])]
 
     @property
-    def contents(self) -> list[Content]:
-        """The outputs, each as far as it is kept."""
-        return streams.decode_contents(self._query.batch, "output")
+    def received(self) -> int:
+        """PutValue: bytes that the broker has. If that is all of them, they are synced."""
+        return self._query.offset
 
     @property
-    def value(self) -> value_messages.ValueReply:
-        """GetValue and PutValue: a part of a value, or how much of it is there."""
-        return value_messages.decode_reply(self._query)
+    def services(self) -> list[bytes]:
+        """Read for a held task: the service of each task."""
+        batch = self._query.batch
+        kinds = [tasks.terms_of(one).service for one in batch.terms]
+        return [kinds[place] for place in batch.terms_at or [0] * len(batch.name)]
 
     @property
-    def page(self) -> streams.OutputPage:
-        """Output of a stream: the requested part."""
-        return streams.decode_page(self._query)
+    def part(self) -> reads.Part:
+        """Read: the requested part."""
+        return reads.decode_part(self._query)
 
     def clauses(self) -> list[Rule]:
         """Decode the rules of a Rules reply, of which the first match applies. Options that concern
@@ -455,11 +450,6 @@ def watch(
     if campaign is not None:
         query.scope.campaign = campaign
     return query.SerializeToString()
-
-
-def results(request: int, names: Sequence[bytes]) -> bytes:
-    """Encode a Results request for tasks."""
-    return command(request, RESULTS, Scope(names=tuple(names)))
 
 
 def command(request: int, kind: int, scope: Scope) -> bytes:

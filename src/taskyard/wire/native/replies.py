@@ -210,7 +210,7 @@ def _stream(
 
 
 def _collected_reply(pending: PendingRequests, request: int, entry: PendingRequest) -> list[Reply]:
-    """Reply to a Watch or a Results with the collected results."""
+    """Reply to a Watch or a Read with the collected results."""
     notice = entry.notice
     if not isinstance(notice, _CollectedSettled):
         return pending.answer(request, entry.kind, batch={}, n=entry.left)
@@ -287,21 +287,15 @@ def _record_page(pending: PendingRequests, effect: effects.RecordPage) -> list[R
     return pending.answer(effect.request, _Q.Follow, document=notice, **where)
 
 
-def _task_output(pending: PendingRequests, effect: effects.TaskOutput) -> list[Reply]:
+def _bytes_part(pending: PendingRequests, effect: effects.Part) -> list[Reply]:
     if not effect.found:
         return pending.answer(effect.request, _Q.NotFound)
     if effect.problem:
         code, reason = Refusal.UNKNOWN.value.encode(), effect.problem.encode()
         return pending.answer(effect.request, _Q.NotFound, code=code, reason=reason)
-    batch = pb.Batch(name=[effect.name], output=[effect.text])
-    if effect.text_bytes_total:
-        batch.output_bytes_total.append(effect.text_bytes_total)
-    if effect.digest:
-        batch.output_digest.append(effect.digest)
-    if effect.stream is None:
-        return pending.answer(effect.request, _Q.Output, batch=batch)
-    more = {"attempt": effect.attempt, "offset": effect.offset, "live": effect.live}
-    return pending.answer(effect.request, _Q.Output, batch=batch, **more)
+    fields: dict[str, Any] = {"digest": effect.digest} if effect.digest else {}
+    fields |= {"attempt": effect.attempt, "live": effect.live, "length": effect.bytes_total}
+    return pending.answer(effect.request, _Q.Read, data=effect.data, **fields)
 
 
 def _output_written(pending: PendingRequests, effect: effects.OutputWritten) -> list[Reply]:
@@ -313,13 +307,6 @@ def _output_written(pending: PendingRequests, effect: effects.OutputWritten) -> 
 
 def _store(pending: PendingRequests, effect: values.StoreReply) -> list[Reply]:
     return pending.answer(effect.request, _Q.Values, document=effect.document)
-
-
-def _value_part(pending: PendingRequests, effect: values.ValuePart) -> list[Reply]:
-    if effect.problem:
-        code, reason = Refusal.UNKNOWN.value.encode(), effect.problem.encode()
-        return pending.answer(effect.request, _Q.NotFound, code=code, reason=reason)
-    return pending.answer(effect.request, _Q.GetValue, offset=effect.offset, data=effect.data)
 
 
 def _value_received(pending: PendingRequests, effect: values.ValueReceived) -> list[Reply]:
@@ -345,12 +332,11 @@ _REPLIES: Final[dict[type[effects.Effect], Callable[[PendingRequests, Any], list
     effects.LaneList: _lane_list,
     effects.ExplanationReply: _explained,
     effects.WorkerList: _worker_list,
-    effects.TaskOutput: _task_output,
+    effects.Part: _bytes_part,
     effects.OutputWritten: _output_written,
     effects.RecordPage: _record_page,
     effects.RuleList: _rule_list,
     values.StoreReply: _store,
-    values.ValuePart: _value_part,
     values.ValueReceived: _value_received,
 }
 

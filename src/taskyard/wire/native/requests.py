@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import events
-from taskyard.core.limits import NUMBER_MAX, OUTPUT_PAGE_BYTES_MAX, SECOND_NS
+from taskyard.core.limits import NUMBER_MAX, PART_BYTES_MAX, SECOND_NS
 from taskyard.core.model import WorkerFacts
-from taskyard.core.output import Stream
 from taskyard.core.states import TaskState
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
@@ -362,53 +361,34 @@ def _explain(pending: PendingRequests, incoming: Request) -> Sequence[events.Eve
     ]
 
 
-def _output(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
-    query, name = incoming.query, _name(incoming.query)
-    if not query.HasField("stream_number"):
-        return [events.OutputRequested(0, incoming.route, name, pending.add(incoming))]
-    return [
-        events.OutputRequested(
-            *(0, incoming.route, name),
-            stream=streams.decode_stream(query.stream_number),
-            attempt=min(query.attempt, NUMBER_MAX) if query.HasField("attempt") else None,
-            offset=min(query.offset, NUMBER_MAX),
-            count=min(_count(query, OUTPUT_PAGE_BYTES_MAX), OUTPUT_PAGE_BYTES_MAX),
-            request=pending.add(incoming),
-        )
-    ]
+def _read(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
+    worker = held = b""
+    if query.HasField("held"):
+        worker, held = _location(query), query.held
+        tasks.check_name(held, "a held task's name")
+    if query.HasField("batch"):
+        names = query.batch.name[:]
+        tasks.check_count(len(names))
+        tasks.check_text(names, "names")
+        number = pending.add(incoming)
+        return [events.ResultsRequested(0, incoming.route, names, number, worker, held)]
+    asks = events.PartRequested(0, incoming.route, _name(query), worker=worker, held=held)
+    asks.offset = query.offset
+    asks.count = min(_count(query, PART_BYTES_MAX), PART_BYTES_MAX)
+    if asks.offset > NUMBER_MAX - PART_BYTES_MAX:
+        raise Malformed("an offset is too large")
+    if query.value:
+        asks.blob = value_messages.checked_name(query.value)
+    else:
+        asks.stream = streams.decode_stream(query.stream_number)
+        asks.attempt = min(query.attempt, NUMBER_MAX) if query.HasField("attempt") else None
+    asks.request = pending.add(incoming)
+    return [asks]
 
 
 def _value(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
-    if incoming.query.type == _Q.GetTaskValue:
-        _location(incoming.query)
     return [value_messages.decode(incoming.query, incoming.route, lambda: pending.add(incoming))]
-
-
-def _results(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
-    names = _nonempty_scope(incoming.query).names
-    if names is None:
-        raise Malformed("a Results needs names")
-    return [events.ResultsRequested(0, incoming.route, list(names), pending.add(incoming))]
-
-
-def _inputs(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
-    query = incoming.query
-    worker, names = _location(query), query.batch.name[:]
-    tasks.check_name(query.held, "a held task's name")
-    tasks.check_count(len(names))
-    number = pending.add(incoming)
-    return [events.ResultsRequested(0, incoming.route, names, number, worker, query.held)]
-
-
-def _input_page(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
-    query = incoming.query
-    worker, name = _location(query), _name(query)
-    tasks.check_name(query.held, "a held task's name")
-    asks = events.OutputRequested(0, incoming.route, name, stream=Stream.STDOUT)
-    asks.offset = min(query.offset, NUMBER_MAX)
-    asks.count = min(_count(query, OUTPUT_PAGE_BYTES_MAX), OUTPUT_PAGE_BYTES_MAX)
-    asks.worker, asks.held, asks.request = worker, query.held, pending.add(incoming)
-    return [asks]
 
 
 def _drain(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
@@ -481,20 +461,18 @@ _DECODERS: Final[dict[int, Callable[[PendingRequests, Request], Sequence[events.
     _Q.Drain: _drain,
     _Q.Failover: control_messages.decode_failover,
     _Q.Show: _lookup,
-    _Q.Output: _output,
+    _Q.Read: _read,
     _Q.Workers: _workers,
     _Q.Pause: control_messages.decode_pause,
     _Q.Resume: control_messages.decode_pause,
-    _Q.Results: _results,
     _Q.Follow: _follow,
     _Q.Lanes: _lanes,
     _Q.Move: _move,
     _Q.Expire: _command,
     _Q.Rules: _rules,
     _Q.Edit: _edit,
-    _Q.Inputs: _inputs,
-    _Q.InputPage: _input_page,
-    **dict.fromkeys((_Q.Values, _Q.GetValue, _Q.GetTaskValue, _Q.PutValue), _value),
+    _Q.Values: _value,
+    _Q.PutValue: _value,
 }
 
 

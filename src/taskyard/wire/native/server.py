@@ -141,7 +141,9 @@ class NativeServer:
         try:
             query = self._parse(incoming, _body(frames))
             if peer is not None:
-                denial = roles.refusal(peer, roles.DWORK, query.type, query.location)
+                for_task = query.type == _Q.Read and query.HasField("held")
+                kind = roles.READ_FOR_TASK if for_task else query.type
+                denial = roles.refusal(peer, roles.DWORK, kind, query.location)
                 if denial is not None:
                     self.forbidden += 1
                     return self._refuse(incoming, *denial)

@@ -1,4 +1,4 @@
-"""Results and output in native messages: contents in columns, Append, and Output.
+"""Results and output in native messages: contents in columns, and Append.
 
 Decoders are total: they return a value or raise `Malformed`. Owns the meaning of these fields, not
 the requests around them.
@@ -6,7 +6,6 @@ the requests around them.
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -14,7 +13,7 @@ from msgspec import Struct
 from taskyard.core.blobs import DIGEST_BYTES, Blob, texts_of
 from taskyard.core.limits import NUMBER_MAX
 from taskyard.core.output import OutputColumns, Stream
-from taskyard.errors import BytesDamaged, BytesTruncated, Malformed
+from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 
 if TYPE_CHECKING:
@@ -44,48 +43,6 @@ class StreamChunk(Struct, frozen=True):
     data: bytes
 
 
-class OutputPage(Struct, frozen=True):
-    """A part of a stream of an attempt."""
-
-    data: bytes
-    #: The length of the stream so far.
-    bytes_total: int
-    attempt: int
-    #: The attempt runs, so more may follow.
-    live: bool
-    #: The SHA-256 of the whole stream. b"": unknown.
-    digest: bytes = b""
-
-
-class StreamPages:
-    """The parts of a stream as they arrive. Checks that they are the whole stream."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.offset = 0
-        #: The attempt that the stream is of. None: the latest, and no part has arrived.
-        self.attempt: int | None = None
-        self._digest = sha256()
-
-    def add(self, page: OutputPage) -> bool:
-        """Add the next part. Return whether it is the last one, for now.
-
-        Raises `BytesTruncated` and `BytesDamaged` at the end.
-        """
-        self.offset += len(page.data)
-        self.attempt = page.attempt
-        self._digest.update(page.data)
-        if page.data and (self.offset < page.bytes_total or page.live):
-            return False
-        if self.offset < page.bytes_total and not page.live:
-            kept = f"only {self.offset:,} of {page.bytes_total:,} bytes of its output are kept"
-            raise BytesTruncated(f"task {self._name}: {kept}", b"", page.bytes_total)
-        if page.digest and self._digest.digest() != page.digest:
-            text = f"task {self._name}: its output of {page.bytes_total:,} bytes is damaged"
-            raise BytesDamaged(f"{text} (restore it from a backup, or run the task again)")
-        return True
-
-
 # Results and streams: bytes or the ends of a blob, with its length and digest in columns beside.
 
 
@@ -108,7 +65,7 @@ def decode_contents(batch: pb.Batch, field: str) -> list[Content]:
     texts, bytes_total = getattr(batch, field)[:], getattr(batch, f"{field}_bytes_total")
     if not bytes_total:
         return texts  # type: ignore[no-any-return]  # nearly always
-    digests = getattr(batch, f"{field}_digest") or [b""] * len(texts)
+    digests = getattr(batch, f"{field}_digest", None) or [b""] * len(texts)
     if not len(texts) == len(bytes_total) == len(digests):
         raise Malformed(BAD_LENGTHS)
     if max(bytes_total) > NUMBER_MAX:
@@ -130,7 +87,7 @@ def decode_columns(batch: pb.Batch, count: int) -> OutputColumns | None:
     return OutputColumns(stdouts, stderrs)
 
 
-# Append and Output.
+# Append.
 
 
 def decode_chunks(
@@ -159,13 +116,6 @@ def decode_stream(number: int) -> Stream:
         raise Malformed("a stream must be 1 for stdout or 2 for stderr") from None
 
 
-def decode_page(query: pb.QueryMsg) -> OutputPage:
-    """Decode the reply to an Output of a stream."""
-    (data,) = query.batch.output
-    total, digest = sum(query.batch.output_bytes_total), b"".join(query.batch.output_digest)
-    return OutputPage(data, total, query.attempt, query.live, digest)
-
-
 def append(
     request: int, location: bytes, chunks: Sequence[StreamChunk], incarnation: int | None = None
 ) -> bytes:
@@ -180,22 +130,4 @@ def append(
     query = _Q(type=_Q.Append, request=request, location=location, batch=columns)
     if incarnation is not None:
         query.incarnation = incarnation
-    return query.SerializeToString()
-
-
-def output(  # noqa: PLR0913  # one a field
-    request: int,
-    name: bytes,
-    stream: Stream,
-    offset: int = 0,
-    *,
-    attempt: int | None = None,
-    count: int | None = None,
-) -> bytes:
-    """Encode an Output: a request for a part of a stream."""
-    query = _Q(type=_Q.Output, request=request, name=name, stream_number=stream, offset=offset)
-    if attempt is not None:
-        query.attempt = attempt
-    if count is not None:
-        query.n = count
     return query.SerializeToString()

@@ -1,0 +1,245 @@
+"""Requests that read the bytes of tasks: results, and stdout and stderr of attempts.
+
+Each function returns an exchange, as those in `requests`. Long bytes arrive in parts, which a
+client may also read one by one, so that neither it nor the broker needs memory for the whole.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from taskyard.campaign.batches import encode_text
+from taskyard.client.exchanges import Query, checked_reply
+from taskyard.client.requests import (
+    TaskResult,
+    check_names,
+    portions,
+    show,
+    unknown_task_error,
+)
+from taskyard.client.results import check_not_truncated, decode_whole_result
+from taskyard.core.blobs import Result, length_of
+from taskyard.core.limits import PART_BYTES_MAX
+from taskyard.core.model import shown
+from taskyard.core.output import Stream
+from taskyard.core.states import TaskState
+from taskyard.errors import BytesMissing, TaskFailed, UserError
+from taskyard.wire.native import peer, reads
+from taskyard.wire.payloads import CALL
+from taskyard.wire.pickled import PICKLE
+from taskyard.wire.plain_pickles import looks_pickled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from typing_extensions import Buffer
+
+    from taskyard.client.exchanges import Exchange
+    from taskyard.wire.native.reads import Part
+
+
+class DecodedResult(NamedTuple):
+    """The result of a task, not yet unpickled if that of a pickled function."""
+
+    value: Any
+    campaign: str
+    is_pickled: bool
+
+
+# Results.
+
+
+def decoded_result(name: str) -> Exchange[DecodedResult]:
+    """Return the result of a task that is done, and whether it is to be unpickled.
+
+    Raises `TaskFailed` if there is none, and `BytesTruncated` if only its end is kept.
+    """
+    view = yield from show(name)
+    service, kept = view["service"].encode(), (yield from _whole_result(name))
+    # A call whose payload names no function is pickled. A pickle in place of JSON is not loaded.
+    if service == CALL and view["call"] is None and looks_pickled(kept.text):
+        service = PICKLE
+    value = decode_whole_result(name, service, kept)
+    return DecodedResult(value, view["campaign"], is_pickled=service == PICKLE)
+
+
+def result_bytes(name: str, offset: int = 0, count: int | None = None) -> Exchange[bytes]:
+    """Return the result of a task as the worker sent it, or `count` bytes from `offset` on.
+
+    Raises `TaskFailed` if there is none, and `BytesTruncated` if only its end is kept.
+    """
+    kept = yield from kept_result(name)
+    check_not_truncated(name, kept, kept.text)
+    if kept.blob is not None:
+        return (yield from output(name, "stdout", offset=offset, count=count))
+    return kept.text[offset : None if count is None else offset + count]
+
+
+def kept_result(name: str) -> Exchange[Result]:
+    """Return a task's result, or head and tail of a long one, which is read in parts.
+
+    Raises `TaskFailed` if there is none.
+    """
+    reply = yield from checked_reply(Query(partial(reads.results, names=[encode_text(name)])))
+    if not reply.names:
+        raise (yield from unknown_task_error(name))
+    (ended,), (kept,) = reply.states, reply.results
+    if ended is TaskState.DONE:
+        return kept
+    reason = f": {shown(kept.text)}" if kept.text else ""
+    raise TaskFailed(
+        f"task {name} has no result, it is {ended.name}{reason} (see `taskyard why {name}`)"
+    )
+
+
+def results(names: Sequence[str]) -> Exchange[dict[str, TaskResult]]:
+    """Return the state of each known task, with its result as sent or the reason of its failure.
+
+    A truncated result comes with its whole length. Unknown names are skipped.
+    """
+    found: dict[str, TaskResult] = {}
+    check_names(names)
+    for some in portions([*dict.fromkeys(names)]):
+        left = some
+        while left:
+            encoded = [encode_text(name) for name in left]
+            reply = yield from checked_reply(Query(partial(reads.results, names=encoded)))
+            for name, state, kept in zip(reply.names, reply.states, reply.results, strict=True):
+                text = yield from _whole_text(shown(name), kept)
+                bytes_total = length_of(kept.content) if kept.is_truncated else 0
+                found[shown(name)] = TaskResult(state, text, bytes_total)
+            # Results that did not fit one message are requested again.
+            left = [name for name in left if name not in found] if reply.count else []
+    return found
+
+
+def _whole_result(name: str) -> Exchange[Result]:
+    kept = yield from kept_result(name)
+    return kept if kept.blob is None else Result((yield from _whole_text(name, kept)))
+
+
+def _whole_text(name: str, kept: Result) -> Exchange[bytes]:
+    """Return a result as far as it is kept."""
+    return kept.text if kept.blob is None else (yield from output(name, "stdout"))
+
+
+# Output.
+
+
+def output(
+    name: str,
+    stream: str | None = None,
+    *,
+    attempt: int | None = None,
+    offset: int = 0,
+    count: int | None = None,
+) -> Exchange[bytes]:
+    """Return what an attempt has printed so far, by default the latest.
+
+    `stream` is "stdout" or "stderr", from `offset` on and at most `count` bytes. Without it, stdout
+    and then stderr are returned. The text that a function has printed is its stdout. Raises
+    `BytesMissing` if it was removed, `BytesTruncated` if only a part is kept, and `BytesDamaged` if
+    the whole is not what the worker sent.
+    """
+    if stream is None:
+        if offset or count is not None:
+            raise UserError("output: an offset or count needs a stream")
+        stdout = yield from output(name, "stdout", attempt=attempt)
+        return stdout + (yield from output(name, "stderr", attempt=attempt))
+    _stream(stream)
+    parts: list[bytes] = []
+    if offset or count is not None:
+        while count is None or count > 0:
+            some = None if count is None else min(count, PART_BYTES_MAX)
+            page = yield from output_page(name, offset, stream, attempt=attempt, count=some)
+            if not page.data:
+                break
+            parts.append(page.data)
+            offset, attempt = offset + len(page.data), page.attempt
+            count = None if count is None else count - len(page.data)
+        return b"".join(parts)
+    pages = reads.StreamPages(name)
+    while True:
+        page = yield from output_page(name, pages.offset, stream, attempt=attempt)
+        parts.append(page.data)
+        if pages.add(page):
+            return b"".join(parts)
+        attempt = page.attempt
+
+
+def output_page(
+    name: str,
+    offset: int = 0,
+    stream: str = "stdout",
+    *,
+    attempt: int | None = None,
+    count: int | None = None,
+) -> Exchange[Part]:
+    """Return a part of stdout or stderr of an attempt: from `offset` on, at most `count` bytes.
+
+    Raises `BytesMissing` if the output was removed.
+    """
+    where: Any = {"offset": offset, "attempt": attempt, "count": count}
+    build = partial(reads.stream_part, name=encode_text(name), stream=_stream(stream), **where)
+    reply = yield from checked_reply(Query(build))
+    if reply.kind != peer.NOT_FOUND:
+        return reply.part
+    if reply.reason:
+        raise BytesMissing(reply.reason)
+    raise (yield from unknown_task_error(name))
+
+
+def _stream(name: str) -> Stream:
+    try:
+        return Stream[name.upper()]
+    except KeyError:
+        raise UserError(f"stream must be 'stdout' or 'stderr', not {name!r}") from None
+
+
+def open_output(
+    page: Callable[..., Part], name: str, stream: str = "stdout", attempt: int | None = None
+) -> BinaryIO:
+    """Return a stream of an attempt as a file. `page` does what `output_page` does, and blocks."""
+    raw = _OutputFile(page, name, stream, page(name, 0, stream, attempt=attempt, count=1).attempt)
+    return io.BufferedReader(raw, PART_BYTES_MAX)
+
+
+class _OutputFile(io.RawIOBase):
+    """A stream of an attempt. One that still grows ends where it is."""
+
+    def __init__(self, page: Callable[..., Part], name: str, stream: str, attempt: int) -> None:
+        self._part_from = partial(page, name, stream=stream, attempt=attempt)
+        self._offset = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_CUR:
+            offset += self._offset
+        elif whence == io.SEEK_END:
+            offset += self._part(0, 1).bytes_total
+        if offset < 0:
+            raise ValueError(f"an offset must not be negative, as {offset} is")
+        self._offset = offset
+        return offset
+
+    def tell(self) -> int:
+        return self._offset
+
+    def readinto(self, buffer: Buffer) -> int:
+        room = memoryview(buffer).cast("B")
+        if not room:
+            return 0
+        data = self._part(self._offset, min(len(room), PART_BYTES_MAX)).data
+        room[: len(data)] = data
+        self._offset += len(data)
+        return len(data)
+
+    def _part(self, offset: int, count: int) -> Part:
+        return self._part_from(offset, count=count)
