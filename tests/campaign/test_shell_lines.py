@@ -234,5 +234,5 @@ def test_state_of_quotes_is_kept_between_pieces() -> None:
 def test_payload_has_the_command_as_it_was_written() -> None:
     text = "printf '%s\\n' \"größe\" 名前 $'\\t' <<< \"x\" | cat && echo *"
     (batch,) = encode_batches(load(text.encode()).specs, b"c", 0)
-    work = decode_payload(batch.payloads[0], EXEC)
+    work = decode_payload(batch.text_of(0), EXEC)
     assert work.argv == ["sh", "-c", text]  # type: ignore[union-attr]

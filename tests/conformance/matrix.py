@@ -212,7 +212,7 @@ def _count(cells: dict[Place, Cell], directory: Path) -> AuditCounts:
         if isinstance(record, Submitted):
             submission = record.submission
             for index, name in enumerate(submission.names):
-                task_of[name] = submission.payload_of(index) or name
+                task_of[name] = submission.text_of(index) or name
         elif isinstance(record, Finished):
             finished.update(record.names)
     made = Counter(_place(payload) for payload in task_of.values())

@@ -111,10 +111,14 @@ _RUNS = RunColumns(b"host", [1_767_225_600_000_000_001], [5], [-9], [6], [7], [b
 _LONG = Blob(bytes(range(32)), 2_000_000, b"ends")
 _CUT = Blob(b"", 300_000, b"err")
 
+#: A payload of which the scheduler reads that it needs a result.
+_ARGUMENTS = Blob(bytes(range(32)), 100_000, b'{"call":"","results":["a"]}\n')
+
 #: Every record with every field set, and the shortest forms of those with defaults.
 RECORDS: list[AnyRecord] = [
     Submitted(1, _SUBMISSION, after_done=[[b"z"], []], attempts=[0, 9], by=b"key"),
     Submitted(1, Submission([b"a"])),
+    Submitted(1, Submission([b"a", b"b"], [_ARGUMENTS, b"payload"])),
     Extended(2, [b"a"], [[b"x"]]),
     Leased(3, b"w", [b"a", b"b"], [1, 2], 15_000_000_000),
     Finished(4, b"w", [b"a", b"b"], [1, 2], [b"whole", _LONG], True, _RUNS),  # noqa: FBT003
@@ -152,12 +156,13 @@ RECORDS: list[AnyRecord] = [
     Edited(25, [b"a"], TermsChanges(retry_delays_ns=())),
 ]
 
-#: Rows after the story: tasks that share a payload, a result of which a part is kept, and output.
+#: Rows after the story: tasks that share a payload, blobs, and output.
 _MORE: list[list[AnyRecord]] = [
     [
         WorkerJoined(BEGIN_NS, b"bundler", WorkerFacts((b"default",), 4)),
         Submitted(BEGIN_NS, Submission([b"bundle/0", b"bundle/1"], [b"shared" * 100])),
         Submitted(BEGIN_NS, Submission([b"long"])),
+        Submitted(BEGIN_NS, Submission([b"stored"], [_ARGUMENTS])),
     ],
     [
         Leased(BEGIN_NS, b"bundler", [b"long"], [1], SECOND_NS),

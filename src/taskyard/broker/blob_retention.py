@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from taskyard.core.blobs import Blob
 from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TASK_STATES_ENDED, TaskState
@@ -147,7 +148,9 @@ class BlobRetention:
         tasks = [*self._ledger.tasks.values()]
         for start in range(0, len(tasks), TASKS_PER_STEP):
             for task in tasks[start : start + TASKS_PER_STEP]:
-                if task.state not in TASK_STATES_ENDED and task.payload.startswith(PICKLE_MARK):
+                if task.state in TASK_STATES_ENDED:
+                    continue
+                if isinstance(task.payload, Blob) or task.payload.startswith(PICKLE_MARK):
                     names |= blobs_needed(task, self._result_of)
             yield
 

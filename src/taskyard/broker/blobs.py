@@ -6,12 +6,14 @@ and read parts, each bounded, so a turn is short. Knows no messages.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct, structs
 
 from taskyard.broker.blob_senders import BlobSenders
+from taskyard.core.blobs import texts_of
 from taskyard.core.effects import Refused
 from taskyard.core.limits import REFUSED_TASKS_MAX, SECOND_NS
 from taskyard.core.model import Refusal, RefusedTask, shown
@@ -110,8 +112,8 @@ class BrokerBlobs:
     def missing_in(self, event: SubmitRequested) -> Refused | None:
         """Refuse a submission that names blobs which are not here. The others count as used."""
         submission, faults = event.submission, []
-        payloads = submission.payloads
-        if not any(payload.startswith(PICKLE_MARK) for payload in payloads):
+        payloads = texts_of(submission.payloads)
+        if not any(map(bytes.startswith, payloads, repeat(PICKLE_MARK))):
             return None
         lacking = [
             [name for name in blobs_in(payload) if not self._may_name(name, event.by)]
@@ -195,7 +197,7 @@ class BrokerBlobs:
             return False
         effect.received = store.length(key)
         if effect.data and effect.offset <= effect.received < bytes_total:
-            self._check_room(bytes_total - effect.received, has_quota=not effect.of_worker)
+            self.check_room(bytes_total - effect.received, has_quota=not effect.of_worker)
             data = effect.data[: bytes_total - effect.offset]
             try:
                 effect.received = store.append(key, effect.offset, data)
@@ -208,7 +210,8 @@ class BrokerBlobs:
             self._senders.note_sent(sender, name)
         return not is_sealed
 
-    def _check_room(self, bytes_more: int, *, has_quota: bool) -> None:
+    def check_room(self, bytes_more: int, *, has_quota: bool) -> None:
+        """Raise BytesNotStored if there is no room for so many bytes."""
         if self._files is not None:
             self._files.check_room(bytes_more, self._terms, has_quota=has_quota)
         elif has_quota and (problem := self.problem()):

@@ -17,9 +17,11 @@ from taskyard.broker.parts import Parts
 from taskyard.broker.record_stream import RecordStreams
 from taskyard.broker.results import ResultLoader
 from taskyard.broker.rows import Budget, DecodedRows
+from taskyard.broker.whole_bytes import PayloadReader
 from taskyard.core.effects import (
     Effect,
     ExplanationReply,
+    LongAssign,
     OutputEnded,
     OutputWritten,
     Part,
@@ -70,6 +72,7 @@ class Completer:
         parts = Parts(results, kept, ledger)
         self._streams = RecordStreams(decoded, ledger, index)
         self._writer = OutputWriter(kept)
+        self.payloads = PayloadReader(kept)
         self._blobs = blobs
         #: Replies that wait for the budget of a later turn, or for their client to read, and
         #: whether a part of each was sent.
@@ -89,6 +92,7 @@ class Completer:
             ExplanationReply: partial(self._filled, results.fill_explanation),
             OutputWritten: lambda effect: (self._writer.write(effect),),
             OutputEnded: self._output_ended,
+            LongAssign: lambda effect: (self.payloads.fill(effect),),
         }
         if blobs is not None:
             self._by_type |= dict.fromkeys((StoreReply, ValueReceived), self._of_blobs)
@@ -137,6 +141,7 @@ class Completer:
             completed += (effect,) if complete is None else complete(effect)
         self._queue.extend(self._begun)
         self._begun.clear()
+        self.payloads.read.clear()
         self._writer.flush()
         self._rows.trim()
         return completed

@@ -272,7 +272,7 @@ def _encode(row: OutboxRow) -> Submission:
         spec.expiry = TimeSpec(spec.expiry.at_ns(row.submitted_ns))
     batch = encode_batch([spec], encode_text(row.campaign), row.submitted_ns)
     after = batch.after[0] if batch.after else ()
-    task_bytes(batch.names[0], batch.payloads[0], encode_text(spec.lane), after)  # raises
+    task_bytes(batch.names[0], batch.text_of(0), encode_text(spec.lane), after)  # raises
     return batch
 
 

@@ -6,13 +6,15 @@ read that file part by part. The other dialects have one reply for a result, so 
 here, up to the size of a payload. Knows neither clients nor their requests.
 """
 
+import logging
 from collections.abc import Iterator
 from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Final
 
 from taskyard.broker.rows import Budget, DecodedRows
-from taskyard.core.blobs import Blob, Content, blob_name, text_of
+from taskyard.broker.whole_bytes import read_whole
+from taskyard.core.blobs import Blob, Content, text_of
 from taskyard.core.effects import (
     ExplanationReply,
     Reason,
@@ -24,16 +26,19 @@ from taskyard.core.effects import (
 from taskyard.core.explain import cancelled, done
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
+from taskyard.core.model import shown
 from taskyard.core.output import Stream
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
 from taskyard.core.runs import Attempt
 from taskyard.core.states import TaskState
-from taskyard.errors import JournalDamaged
+from taskyard.errors import BytesDamaged, BytesMissing, JournalDamaged, UserError
 from taskyard.journal.archive import END
 from taskyard.journal.blobs import BlobStore
 from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.recovery import EndedTaskIndex, causes_in, output_in, records_of, results_in
 from taskyard.wire.dialect import is_native
+
+logger = logging.getLogger("taskyard.broker")
 
 #: Bytes of results in one reply. The rest follows in the next turns.
 REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -77,6 +82,8 @@ class ResultLoader:
         for view in effect.views:
             self._add_attempt(view, budget, is_first=True)
             self._add_payload(view, budget)
+            if isinstance(view.payload, Blob):
+                view.payload = self._whole(view.payload, view.name, "payload")
 
     def fill_page(self, page: TaskPage, budget: Budget) -> None:
         """Add the attempts of a page. End it where the budget ends, after one task at least."""
@@ -162,7 +169,8 @@ class ResultLoader:
             elif records[-1].at_ns < view.submitted_ns:
                 first = row.record_first + len(records)
             else:
-                view.payload = next(filter(None, (_payload(one, view) for one in records)), None)
+                found = (_payload(one, view) for one in records)
+                view.payload = next((one for one in found if one), None)
                 return
 
     def _cause(self, record: AnyRecord | None, name: bytes) -> bytes | None:
@@ -218,13 +226,22 @@ class ResultLoader:
             if not isinstance(content, Blob) or not content.digest:
                 continue
             if content.length <= PAYLOAD_BYTES_MAX:
-                found = self._store.read(blob_name(content), 0, content.length)
-                if found is not None:
-                    reply.texts[place] = found[0]
-                    budget.note_reply(content.length)
+                text = self._whole(content, reply.names[place], "result")
+                reply.texts[place] = (
+                    Blob(b"", content.length, content.ends) if text is None else text
+                )
+                budget.note_reply(content.length)
+
+    def _whole(self, blob: Blob, name: bytes, noun: str) -> bytes | None:
+        """Return all of a blob. None: it is lost, which is logged."""
+        try:
+            return read_whole(self._store, blob)
+        except (BytesMissing, BytesDamaged, OSError, UserError) as error:
+            logger.warning("task %s: %s: %s", shown(name), noun, error)
+        return None
 
 
-def _payload(record: AnyRecord, view: TaskView) -> bytes | None:
+def _payload(record: AnyRecord, view: TaskView) -> Content | None:
     """Return a task's payload if this record submitted it, else None."""
     if not isinstance(record, Submitted) or record.at_ns != view.submitted_ns:
         return None

@@ -7,8 +7,10 @@ that the simulator runs this very code. Independent of sockets, dialects and SQL
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
+from taskyard.broker import whole_bytes
 from taskyard.broker.backpressure import Backpressure
 from taskyard.broker.blobs import BrokerBlobs
 from taskyard.broker.completer import Completer
@@ -16,7 +18,8 @@ from taskyard.broker.environment import CatchUp, Environment
 from taskyard.broker.requests import Requests
 from taskyard.core.counters import turn_histogram
 from taskyard.core.effects import Effect
-from taskyard.core.events import Event, SubmitRequested, TimePassed
+from taskyard.core.events import Event, SubmitRequested, TasksReported, TimePassed
+from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.recovery import EndedTaskIndex, encode, recall_for_event
@@ -94,6 +97,9 @@ class Broker:
         passed = self.backpressure.throttle(effects, self.clock.monotonic_ns())
         self.check_lease()
         self._undelivered = self.transport.send(passed)
+        if self.completer.payloads.unsent:
+            self._undelivered = [*self._undelivered, *self.completer.payloads.unsent]
+            self.completer.payloads.unsent.clear()
         self.turn_times.add(self.clock.monotonic_ns() - since_ns)
 
     def _commit(self, records: Sequence[AnyRecord]) -> int:
@@ -127,16 +133,7 @@ class Broker:
         return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())
 
     def _decide(self, arrived: Sequence[Event], now_ns: int) -> list[Effect]:
-        def handle(event: Event) -> list[Effect]:
-            event.now_ns = now_ns
-            if self.index is not None:
-                recall_for_event(self.scheduler.ledger, self.index, event)
-            if type(event) is SubmitRequested and self.blobs is not None:
-                refused = self.blobs.missing_in(event)
-                if refused is not None:
-                    return [refused]
-            return self.scheduler.handle(event)
-
+        handle = partial(self._handle, now_ns)
         changes = self.environment.events(now_ns)
         admitted, effects = self.requests.admit([*changes, *self._undelivered, *arrived])
         for event in admitted:
@@ -146,3 +143,22 @@ class Broker:
         if self._catch_up.is_due(self.scheduler.wake_at_ns(), now_ns, has_read=bool(arrived)):
             effects += self.scheduler.handle(TimePassed(now_ns))
         return effects
+
+    def _handle(self, now_ns: int, event: Event) -> list[Effect]:
+        event.now_ns = now_ns
+        ledger, blobs = self.scheduler.ledger, self.blobs
+        if self.index is not None:
+            recall_for_event(ledger, self.index, event)
+        refused = None
+        if type(event) is SubmitRequested and blobs is not None:
+            refused, payloads = blobs.missing_in(event), event.submission.payloads
+            if refused is None and max(map(len, payloads), default=0) >= BLOB_BYTES_MIN:
+                refused = whole_bytes.keep_payloads(blobs, event)
+        elif (
+            type(event) is TasksReported
+            and event.texts
+            and blobs is not None
+            and max(map(len, event.texts)) >= BLOB_BYTES_MIN
+        ):
+            whole_bytes.keep_results(blobs, event, ledger)
+        return self.scheduler.handle(event) if refused is None else [refused]

@@ -236,7 +236,7 @@ def _lengths(whole: Submission) -> list[int]:
     return [
         task_bytes(
             name,
-            whole.payload_of(index),
+            whole.text_of(index),
             whole.lanes[index] if whole.lanes else b"",
             whole.after[index] if whole.after else (),
         )

@@ -178,7 +178,7 @@ class LaneTemplates:
             if not lanes[index]:
                 terms = batch.terms_of(index)
                 try:
-                    lanes[index] = self.lane_of(name, batch.payload_of(index), terms)
+                    lanes[index] = self.lane_of(name, batch.text_of(index), terms)
                 except InvalidValue as bad:
                     problems.append((index, str(bad)))
         batch.lanes = lanes

@@ -150,7 +150,7 @@ def _values(raw: dict[str, Any], campaign: str, *, wait_for_unknown: bool = Fals
     spec = check_task(raw, campaign)
     batch = encode_batch([spec], encode_text(campaign), time.time_ns())
     after = batch.after[0] if batch.after else []
-    task_bytes(batch.names[0], batch.payloads[0], encode_text(spec.lane), after)  # raises
+    task_bytes(batch.names[0], batch.text_of(0), encode_text(spec.lane), after)  # raises
     row = {key: value for key, value in to_row(spec).items() if key not in _ENCODED}
     row["service"] = batch.terms[0].service.decode()
     if after:
@@ -158,7 +158,7 @@ def _values(raw: dict[str, Any], campaign: str, *, wait_for_unknown: bool = Fals
     return {
         "name": spec.name,
         "campaign": campaign,
-        "payload": batch.payloads[0],
+        "payload": batch.text_of(0),
         "options": msgspec.json.encode(row).decode(),
         "wait_for_unknown": wait_for_unknown,
     }

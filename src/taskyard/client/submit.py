@@ -284,7 +284,7 @@ class Submitter(Generic[_F]):
         future: _F | None,
         adopts: bool = False,
     ) -> None:
-        name, payload = submission.names[index], submission.payload_of(index)
+        name, payload = submission.names[index], submission.text_of(index)
         after = tuple(submission.after[index]) if submission.after else ()
         terms = submission.terms_of(index)
         task = PendingTask(name, payload, terms, lane, after, unknown, future, adopts=adopts)

@@ -101,7 +101,7 @@ def _enter_uniform(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
     """Add tasks that share their terms. Works on columns: submissions may have millions."""
     names, payloads, terms = submission.names, submission.payloads, submission.terms[0]
     if len(payloads) < len(names):
-        payloads = payloads * len(names)
+        payloads = [*payloads] * len(names)
     service = ledger.services[terms.service]
     lanes = _lanes(service, submission)
     state = DELAYED if terms.due_ns > at_ns else READY

@@ -10,7 +10,8 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, TypeAlias
 
 from taskyard.core import expiry, holds, lane_rates, reservations, subscriptions, worker_names
-from taskyard.core.effects import Assign, NoWork, Shutdown, Wake
+from taskyard.core.blobs import Blob
+from taskyard.core.effects import Assign, LongAssign, NoWork, Shutdown, Wake
 from taskyard.core.lane_queues import one_lane
 from taskyard.core.limits import PARKED_STALE_MAX, WAKE_NS_MAX
 from taskyard.core.model import QueueOrder
@@ -168,10 +169,13 @@ def lease(context: Context, worker: Worker, count: int) -> bool:
     terms = [task.terms for task in tasks]
     lane = one_lane(tasks)
     lanes = [task.lane.name for task in tasks] if lane is None else [lane.name] * len(tasks)
-    columns = (names, attempts, payloads, terms, lanes, lease_ns)
     kept = context.ledger.envelopes
     envelopes = [kept.get(name, b"") for name in names] if kept else None
-    context.send(Assign(worker.name, *columns, context.at_ns, worker.open_request, envelopes))
+    has_blobs = Blob in {*map(type, payloads)}
+    texts: list[bytes] = [] if has_blobs else payloads  # type: ignore[assignment]  # all are bytes
+    columns = (names, attempts, texts, terms, lanes, lease_ns)
+    assign = Assign(worker.name, *columns, context.at_ns, worker.open_request, envelopes)
+    context.send(LongAssign(assign, payloads) if has_blobs else assign)
     worker.open_request = 0
     _update_worker(context, worker, tasks)
     return True

@@ -28,11 +28,15 @@ class Blob(Struct, array_like=True, frozen=True, gc=False):
     digest: bytes
     #: The length of the whole.
     length: int
-    #: Head and tail of results and streams.
+    #: Head and tail of results and streams. Of a payload, what the scheduler reads of it.
     ends: bytes = b""
 
+    def __len__(self) -> int:
+        """Return the length of the whole, as `len` of bytes does."""
+        return self.length
 
-#: Bytes of at least `BLOB_BYTES_MIN` are a blob. Results that arrive whole are bytes of any length.
+
+#: Bytes of at least `BLOB_BYTES_MIN` are a blob, if the broker has a store of them.
 Content: TypeAlias = bytes | Blob
 
 

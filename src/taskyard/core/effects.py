@@ -162,7 +162,7 @@ class TaskView(Struct, gc=False):
     #: DONE, and its attempts are wanted: the record of its last attempt, which the broker adds.
     finished_record: int = 0
     #: Looked up by name: its payload. None: not in memory, the broker adds it.
-    payload: bytes | None = None
+    payload: Content | None = None
     #: Looked up by name: its terms.
     terms: Terms | None = None
     #: Named resources that it takes beside its slots.
@@ -462,6 +462,14 @@ class Assign(Effect):
     request: int = 0
     #: Data that dialects keep beside the payloads. None: no task has any.
     envelopes: list[bytes] | None = None
+
+
+class LongAssign(Effect):
+    """To a worker: its next tasks. The broker inserts payloads that are blobs."""
+
+    #: Without payloads.
+    assign: Assign
+    payloads: list[Content]
 
 
 class NoWork(Effect):

@@ -32,6 +32,7 @@ from taskyard.errors import IllegalTransition
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from taskyard.core.blobs import Content
     from taskyard.core.model import Terms, WorkerFacts
     from taskyard.core.resources import Resources
     from taskyard.core.rules import ActiveRule, LaneOptions, LaneRate, Matcher, RuleMatchers
@@ -49,7 +50,7 @@ class Task(Struct, gc=False, eq=False):
     #: Its key: its full name (`identity`).
     name: bytes
     #: Bytes for the worker. Of an ended task only their `digest`, to recognize them.
-    payload: bytes
+    payload: Content
     terms: Terms
     #: Where it queues. Its service is that of the lane.
     lane: Lane

@@ -279,6 +279,8 @@ class AssignmentUnsent(Event):
     worker: bytes
     names: list[bytes]
     attempts: list[int]
+    #: Why each can't be sent, now or later. None: the way to the worker was broken.
+    reasons: list[bytes] | None = None
 
 
 class WaitEnded(Event):

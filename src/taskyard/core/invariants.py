@@ -25,6 +25,7 @@ from taskyard.errors import TaskyardError
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
+    from taskyard.core.blobs import Content
     from taskyard.core.context import Context
     from taskyard.core.demand_queues import Demand
     from taskyard.core.entities import Lane, Service, Task, Worker
@@ -460,7 +461,7 @@ def _has_resources(worker: Worker, task: Task) -> bool:
     return all(total.get(name, 0) - used.get(name, 0) >= amount for name, amount in needed)
 
 
-def _payload_if(task: Task, reserved: Container[bytes]) -> bytes:
+def _payload_if(task: Task, reserved: Container[Content]) -> Content:
     """Return the payload that a worker gets if it is one of these, else b""."""
     payload = task.payload or task.name
     return payload if payload in reserved else b""

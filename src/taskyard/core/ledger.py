@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from taskyard.core import graph, lane_queues, lane_rates
+from taskyard.core.blobs import text_of
 from taskyard.core.entities import Lane, Lease, Service, Task, Worker
 from taskyard.core.events import RulesSet
 from taskyard.core.lane_queues import lane_counts, lower_needs_min, one_queue
@@ -559,5 +560,6 @@ def illegal_move_text(task: Task, cause: Cause) -> str:
 def to_ended_task(task: Task, ending: Ending) -> EndedTask:
     """Return the part of an ended task that the archive keeps."""
     terms = task.terms
-    same = (terms.campaign, terms.service, task.attempt, task.payload, ending.record, ending.at_ns)
+    payload = text_of(task.payload)  # its digest
+    same = (terms.campaign, terms.service, task.attempt, payload, ending.record, ending.at_ns)
     return EndedTask(task.name, task.state, *same)

@@ -383,13 +383,31 @@ def worker_reconnected(context: Context, event: events.WorkerReconnected) -> Non
 
 
 def assignment_unsent(context: Context, event: events.AssignmentUnsent) -> None:
-    """Give the leases of a lost reply a deadline."""
+    """Give the leases of a lost reply a deadline. Fail tasks that can't be sent at all."""
     known = context.ledger.tasks
+    if event.reasons is not None:
+        _fail_unsent(context, event, event.reasons)
+        return
     for name, attempt in zip(event.names, event.attempts, strict=True):
         task = known.get(name)
         lease = task.lease if task is not None and holds(event.worker, task, attempt) else None
         if lease is not None and deadlines.doubt_lease(lease, context.now_ns):
             context.schedule_deadline(lease.worker)
+
+
+def _fail_unsent(context: Context, event: events.AssignmentUnsent, reasons: list[bytes]) -> None:
+    worker, known = context.ledger.workers.get(event.worker), context.ledger.tasks
+    columns = zip(event.names, event.attempts, reasons, strict=True)
+    found = [(known.get(name), attempt, reason) for name, attempt, reason in columns]
+    held = [
+        (task, reason)
+        for task, attempt, reason in found
+        if task is not None and holds(event.worker, task, attempt)
+    ]
+    tasks, texts = [task for task, _ in held], [reason for _, reason in held]
+    fail_tasks(context, event.worker, tasks, texts, own_fault=False)
+    if worker is not None:
+        on_slot_free(context, worker)
 
 
 def expire_worker(context: Context, worker: Worker, reason: bytes = b"silent") -> None:

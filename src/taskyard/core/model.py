@@ -7,12 +7,14 @@ garbage collector may skip them (`gc=False`). The linked objects are in `entitie
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import Enum, IntEnum
 from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
 
 from msgspec import Struct, field, structs
 
+from taskyard.core.blobs import Blob, Content, text_of
 from taskyard.core.limits import CRASHES_MAX, EXCLUSIVE, REASON_BYTES_MAX
 from taskyard.core.resources import Resources
 from taskyard.core.states import TaskState
@@ -107,7 +109,7 @@ class Submission(Struct, array_like=True, gc=False):
 
     names: list[bytes]
     #: One for each task, or a single one that all share.
-    payloads: list[bytes] = field(default_factory=lambda: [b""])
+    payloads: Sequence[Content] = field(default_factory=lambda: [b""])
     terms: list[Terms] = field(default_factory=lambda: [Terms()])
     #: Index into `terms` for each task. None: all have the first.
     terms_at: list[int] | None = None
@@ -123,8 +125,12 @@ class Submission(Struct, array_like=True, gc=False):
     def terms_of(self, index: int) -> Terms:
         return self.terms[0 if self.terms_at is None else self.terms_at[index]]
 
-    def payload_of(self, index: int) -> bytes:
+    def payload_of(self, index: int) -> Content:
         return self.payloads[0 if len(self.payloads) == 1 else index]
+
+    def text_of(self, index: int) -> bytes:
+        """Return the payload of a task that is not stored yet."""
+        return text_of(self.payload_of(index))
 
     def part(self, indexes: list[int]) -> Submission:
         """Return the submission with only these tasks."""
@@ -311,9 +317,10 @@ class Digests:
     __slots__ = ("_digest", "_payload")
 
     def __init__(self) -> None:
-        self._payload = self._digest = b""
+        self._payload: Content = b""
+        self._digest = b""
 
-    def of(self, payload: bytes) -> bytes:
+    def of(self, payload: Content) -> bytes:
         if payload is not self._payload:
             self._payload, self._digest = payload, digest(payload)
         return self._digest
@@ -342,8 +349,10 @@ def _cube_root_ceil(number: int) -> int:
     return root
 
 
-def digest(payload: bytes) -> bytes:
+def digest(payload: Content) -> bytes:
     """Return enough of a payload to recognize a repeated submission: all of it if it is short."""
+    if isinstance(payload, Blob):
+        return payload.digest.hex().encode()
     if len(payload) <= DIGEST_BYTES:
         return payload
     return crc32(payload).to_bytes(4, "big") + payload[: DIGEST_BYTES - 4]

@@ -26,6 +26,7 @@ from taskyard.core.states import CANCELLED, DONE, LEASED
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
+    from taskyard.core.blobs import Content
     from taskyard.core.entities import Task
     from taskyard.core.events import SubmitRequested
     from taskyard.core.ledger import Ledger
@@ -230,9 +231,9 @@ class PayloadComparer:
     def __init__(self) -> None:
         self._digests = Digests()
         #: The latest equal pair: the payload of a known task, and the submitted one.
-        self._equal: tuple[bytes, bytes] = (b"", b"")
+        self._equal: tuple[Content, Content] = (b"", b"")
 
-    def of(self, task: Task, payload: bytes) -> bool:
+    def of(self, task: Task, payload: Content) -> bool:
         if task.ending is not None:
             return task.payload == self._digests.of(payload)
         existing, repeated = self._equal

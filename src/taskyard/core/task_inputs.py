@@ -14,8 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from taskyard.core import identity, membership
-from taskyard.core.blobs import NAME, Blob, blob_name
+from taskyard.core.blobs import NAME, Blob, blob_name, text_of
 from taskyard.core.effects import Refused
+from taskyard.core.limits import STREAM_END_BYTES
 from taskyard.core.model import Refusal, shown
 
 if TYPE_CHECKING:
@@ -30,6 +31,15 @@ class _FirstLine(Struct):
     results: list[str] = []
 
 
+class _Needs(Struct, omit_defaults=True):
+    """All that this module reads of a payload."""
+
+    pickle: int | None = None
+    call: str | None = None
+    values: list[str] = []
+    results: list[str] = []
+
+
 #: Payloads and results of pickled calls begin so.
 PICKLE_MARK: Final = b'{"pickle":'
 
@@ -39,6 +49,7 @@ _BLOB: Final = re.compile(f'"({NAME})"'.encode())
 _STARTS: Final = (b'{"argv":', b'{"call":', PICKLE_MARK)
 
 _first_lines = msgspec.json.Decoder(_FirstLine)
+_encode = msgspec.json.Encoder().encode
 
 
 def needed(payload: bytes) -> list[str]:
@@ -60,10 +71,29 @@ def blobs_in(text: bytes) -> list[str]:
 
 
 def blobs_of(content: Content) -> Sequence[str]:
-    """Return the blobs that a result or stream names: its own, or those of a pickled call."""
+    """Return the blobs that a content names: its own, and those of a pickled call."""
     if isinstance(content, Blob):
-        return (blob_name(content),) if content.digest else ()
+        own = (blob_name(content),) if content.digest else ()
+        return (*own, *blobs_in(content.ends))
     return blobs_in(content)
+
+
+def payload_ends(payload: bytes) -> bytes:
+    """Return the part of a payload that a record needs: a first line with what it names."""
+    values, results = blobs_in(payload), needed(payload)
+    if not values and not results:
+        return b""
+    if payload.startswith(PICKLE_MARK):
+        return _encode(_Needs(pickle=1, values=values, results=results)) + b"\n"
+    return _encode(_Needs(call="", results=results)) + b"\n"
+
+
+def result_ends(result: bytes) -> bytes:
+    """Return head and tail of a result. The head has all blobs that a pickled one names."""
+    head = STREAM_END_BYTES
+    if result.startswith(PICKLE_MARK):
+        head = max(head, result.find(b"\n") + 1)
+    return result[:head] + result[-STREAM_END_BYTES:]
 
 
 def keys(
@@ -78,7 +108,7 @@ def keys(
     if task is None or not membership.holds(event.worker, task, None):
         problem = f"worker {shown(event.worker)} does not hold task {shown(event.held)}"
     else:
-        allowed = dict.fromkeys(name.encode() for name in needed(task.payload))
+        allowed = dict.fromkeys(name.encode() for name in needed(text_of(task.payload)))
         refused = [name for name in names if name not in allowed]
         if refused:
             problem = f"task {shown(event.held)}: needs no result of {shown(refused[0])}"

@@ -127,11 +127,11 @@ class RowCollector:
         if specs[0].bundle_ref is not None:
             template = self._template_of(service_of(specs[0]))
             assign_bundle_lanes(specs, self._campaign, template)
-            return specs, bundle_submission(specs, b"", 0).payloads[0]
+            return specs, bundle_submission(specs, b"", 0).text_of(0)
         whole = encode_batch(specs, b"", 0)
         lane = whole.lanes[0] if whole.lanes else b""
-        task_bytes(whole.names[0], whole.payloads[0], lane, whole.after[0] if whole.after else ())
-        return specs, whole.payloads[0]
+        task_bytes(whole.names[0], whole.text_of(0), lane, whole.after[0] if whole.after else ())
+        return specs, whole.text_of(0)
 
     def reject_file(self, place: int, reason: str) -> None:
         """Reject the whole file, with all its rows."""

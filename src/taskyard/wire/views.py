@@ -440,7 +440,7 @@ class _Command(Struct):
 
 
 def _command(view: effects.TaskView) -> _Command:
-    if view.payload is None or view.service not in (EXEC, CALL):
+    if not isinstance(view.payload, bytes) or view.service not in (EXEC, CALL):
         return _Command()
     try:
         return msgspec.json.decode(view.payload, type=_Command)

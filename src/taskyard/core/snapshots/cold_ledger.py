@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
+    from taskyard.core.blobs import Content
     from taskyard.core.entities import Lane
     from taskyard.core.model import Submission
     from taskyard.core.queues import Queue
@@ -287,7 +288,7 @@ class ColdLedger:
         terms, count, number = submission.terms[terms_at], stop - start, len(self._builder)
         lane = self.ledger.service(terms.service).lane(lane_name)
         payloads = submission.payloads
-        payloads = payloads * count if len(payloads) == 1 else payloads[start:stop]
+        payloads = [*payloads] * count if len(payloads) == 1 else payloads[start:stop]
         after = submission.after
         waits = None if after is None else [len(each) for each in after[start:stop]]
         names = submission.names[start:stop]
@@ -388,7 +389,7 @@ class _Chunk:
         self._marks = sorted({**dict.fromkeys(hot), **self.cuts})
         self._is_hot = dict.fromkeys(hot)
         #: None: the chunk is copied as a whole.
-        self.payloads: Sequence[bytes] | None = None
+        self.payloads: Sequence[Content] | None = None
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
         """Split a run into single hot tasks and stretches of cold ones."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Raw, Struct, field, msgpack
 
+from taskyard.core.blobs import Content
 from taskyard.core.model import Replaced, Terms, WorkerFacts
 from taskyard.core.runs import Attempt
 from taskyard.core.states import READY
@@ -38,7 +39,7 @@ CHUNK_EDGES: Final = 64 * 1024
 _NUMBER_BYTES: Final = 5
 
 _encode = msgpack.Encoder().encode
-_decode_payloads = msgpack.Decoder(list[bytes]).decode
+_decode_payloads = msgpack.Decoder(list[Content]).decode
 
 #: A run of similar tasks: how many, the indexes of their terms and lane in the chunk, their state.
 Run = tuple[int, int, int, int]
@@ -62,7 +63,7 @@ class TaskColumns(Struct, array_like=True, gc=False):
     #: Which payload each task has. None: its own, or the one that all share.
     payload_at: list[int] | None = None
 
-    def each_payload(self) -> Sequence[bytes]:
+    def each_payload(self) -> Sequence[Content]:
         """Return the payload of each task."""
         payloads = _decode_payloads(self.payloads)
         if self.payload_at is not None:
@@ -192,7 +193,7 @@ class ChunkBuilder:
 
     def _begin(self) -> None:
         self._names: list[bytes] = []
-        self._payloads: list[bytes] = []
+        self._payloads: list[Content] = []
         self._payload_bytes = 0
         #: Some tasks share a payload.
         self._sharing = False
@@ -210,7 +211,7 @@ class ChunkBuilder:
     def add_run(  # noqa: PLR0913, PLR0917  # one for each field of a run
         self,
         names: Sequence[bytes],
-        payloads: Sequence[bytes],
+        payloads: Sequence[Content],
         terms: Terms,
         lane: bytes,
         state: int,
@@ -231,7 +232,7 @@ class ChunkBuilder:
         self._waits += waits or repeat(0, count)
         self.place += count
 
-    def _note_payloads(self, payloads: Sequence[bytes]) -> None:
+    def _note_payloads(self, payloads: Sequence[Content]) -> None:
         """Count bytes. A payload that adjacent tasks share counts once."""
         first = payloads[0]
         if self._payloads and first is self._payloads[-1]:
@@ -303,7 +304,7 @@ class ChunkBuilder:
         self._write(columns)
 
 
-def _shared(own: list[bytes]) -> tuple[list[bytes], list[int] | None]:
+def _shared(own: list[Content]) -> tuple[list[Content], list[int] | None]:
     """Return the distinct payloads and their index for each task, if that is shorter."""
     different = {id(payload): payload for payload in own}
     if len(different) == 1:

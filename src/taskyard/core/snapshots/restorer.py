@@ -21,6 +21,7 @@ from taskyard.core.states import DELAYED, READY, TaskState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from taskyard.core.blobs import Content
     from taskyard.core.entities import Lane
     from taskyard.core.model import Terms
     from taskyard.core.snapshots.columns import Edges, Rest, TaskColumns
@@ -39,7 +40,7 @@ class Restorer:
         self._rest = rest
         self._apart = dict.fromkeys(rest.apart())
         self._terms: dict[bytes, Terms] = {}
-        self._payloads: dict[bytes, bytes] = {}
+        self._payloads: dict[Content, Content] = {}
         #: All tasks by place.
         self.tasks: list[Task] = []
         self.ledger = restore_frame(rest)
@@ -79,7 +80,7 @@ class Restorer:
             self.ledger.environment = terms.environment
         return self._terms.setdefault(_encode(terms), terms)
 
-    def _shared_payload(self, payload: bytes) -> bytes:
+    def _shared_payload(self, payload: Content) -> Content:
         if len(payload) < _INTERNED_BYTES:
             return payload
         return self._payloads.setdefault(payload, payload)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 from msgspec import Struct, structs
 
-from taskyard.core.blobs import Blob
+from taskyard.core.blobs import Blob, texts_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import (
     AFTER_MAX,
@@ -185,7 +185,7 @@ def _from_task_messages(query: pb.QueryMsg) -> tuple[Submission, bool]:
     return structs.replace(
         submission,
         names=names,
-        payloads=submission.payloads * (len(names) if any(submission.payloads) else 1),
+        payloads=[*submission.payloads] * (len(names) if any(submission.payloads) else 1),
         lanes=submission.lanes and submission.lanes * len(names),
         after=submission.after and submission.after * len(names),
     ), is_extended
@@ -422,7 +422,7 @@ def submission_columns(submission: Submission) -> Columns:
     """Encode a submission as the columns of a Batch."""
     columns: Columns = {
         "name": submission.names,
-        "payload": submission.payloads,
+        "payload": texts_of(submission.payloads),
         "terms": [*map(encode_terms, submission.terms)],
     }
     if submission.terms_at is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from taskyard.core.blobs import Result
+from taskyard.core.blobs import Result, texts_of
 from taskyard.core.events import Outcome, Scope, UnknownPolicy
 from taskyard.core.model import Refusal, shown
 from taskyard.core.output import OutputColumns
@@ -271,7 +271,7 @@ def create(  # noqa: PLR0913  # one a field
         query.batch.restart = True
     if check_only:
         query.check_only = True
-    elif environment and any(map(is_command, submission.payloads)):
+    elif environment and any(map(is_command, texts_of(submission.payloads))):
         query.environment = environment
     return query.SerializeToString()
 

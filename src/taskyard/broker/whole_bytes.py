@@ -1,0 +1,197 @@
+"""Payloads and results that arrive and leave whole, in one message, but are kept as blobs.
+
+Bytes that a message brings are stored before the scheduler decides, and a `Blob` takes their place
+in the event. So records and memory have only that. Bytes that a message needs are read and checked
+between commit and send, and not kept. Knows no dialect.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import TYPE_CHECKING, Final
+
+from msgspec import structs
+
+from taskyard.core import task_inputs
+from taskyard.core.blobs import Blob, blob_name
+from taskyard.core.effects import Assign, Effect, LongAssign, NoWork, Refused
+from taskyard.core.events import AssignmentUnsent, Outcome
+from taskyard.core.limits import BLOB_BYTES_MIN, NUMBER_MAX, PAYLOAD_BYTES_MAX
+from taskyard.core.membership import holds
+from taskyard.core.model import Refusal, shown
+from taskyard.core.shape import columns_match
+from taskyard.errors import (
+    BytesDamaged,
+    BytesMissing,
+    BytesNotStored,
+    JournalFailed,
+    UserError,
+)
+from taskyard.journal.blob_files import REMOVED_HINT
+from taskyard.journal.blobs import BytesDiffer, upload_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskyard.broker.blobs import BrokerBlobs
+    from taskyard.core.blobs import Content
+    from taskyard.core.events import SubmitRequested, TasksReported
+    from taskyard.core.ledger import Ledger
+    from taskyard.journal.blobs import BlobStore
+
+logger = logging.getLogger("taskyard.broker")
+
+_HINT: Final = "free some space, or see `taskyard clean`"
+
+
+# What arrives.
+
+
+def keep_payloads(blobs: BrokerBlobs, event: SubmitRequested) -> Refused | None:
+    """Store the long payloads of a submission, or refuse it: there is no room."""
+    submission = event.submission
+    payloads: list[Content] = []
+    last: Content = b""
+    for index, payload in enumerate(submission.payloads):
+        is_long = BLOB_BYTES_MIN <= len(payload) <= PAYLOAD_BYTES_MAX  # longer ones are refused
+        if isinstance(payload, Blob) or not is_long:
+            payloads.append(payload)
+            continue
+        if payload is last:
+            payloads.append(payloads[-1])
+            continue
+        blob = Blob(_digest(payload), len(payload), task_inputs.payload_ends(payload))
+        try:
+            if not blobs.store.touch(blob_name(blob)):
+                blobs.check_room(len(payload), has_quota=True)
+                _store(blobs, blob, payload)
+        except (BytesNotStored, OSError, UserError) as error:
+            name = shown(submission.names[index]) if index < len(submission.names) else ""
+            text = f"task {name}: its payload can't be stored: {_text_of(error)}"
+            return Refused(event.client, event.request, Refusal.FULL, text)
+        payloads.append(blob)
+        last = payload
+    event.submission = structs.replace(submission, payloads=payloads)
+    return None
+
+
+def keep_results(blobs: BrokerBlobs, event: TasksReported, ledger: Ledger) -> None:
+    """Store the long results of a report of tasks that its worker holds. Raises `JournalFailed`.
+
+    They are of running tasks: neither the quota nor the reserve of the disk stops them.
+    """
+    columns = (event.texts, event.outcomes, event.attempts)
+    if event.texts is None or not columns_match(event.names, *columns):
+        return  # the scheduler refuses it
+    texts = [*event.texts]
+    outcomes = event.outcomes or [Outcome.DONE] * len(texts)
+    attempts: Sequence[int | None] = event.attempts or [None] * len(texts)
+    for index, (name, text) in enumerate(zip(event.names, texts, strict=True)):
+        if isinstance(text, Blob) or len(text) < BLOB_BYTES_MIN:
+            continue
+        is_held = holds(event.worker, ledger.tasks.get(name), attempts[index])
+        if not is_held or outcomes[index] != Outcome.DONE:
+            continue
+        blob = Blob(_digest(text), len(text), task_inputs.result_ends(text))
+        try:
+            if not blobs.store.touch(blob_name(blob)):
+                _store(blobs, blob, text)
+        except OSError as error:
+            about = f"result of task {shown(name)}: {error.strerror} ({_HINT})"
+            raise JournalFailed(about) from error
+        texts[index] = blob
+    event.texts = texts
+
+
+def _store(blobs: BrokerBlobs, blob: Blob, content: bytes) -> None:
+    """Store a content durably. Raises `OSError`."""
+    store, key = blobs.store, upload_of(blob_name(blob))
+    try:
+        store.append(key, 0, content)
+    except BytesDiffer:  # an upload has sent something else under this name
+        store.drop(key)
+        store.append(key, 0, content)
+    store.seal(key, blob_name(blob))
+    blobs.bytes_written += len(content)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+# What leaves.
+
+
+def read_whole(store: BlobStore, blob: Blob) -> bytes:
+    """Return all of a blob. Raises `BytesMissing`, `BytesDamaged` or `OSError`.
+
+    One that is damaged is removed, so that it can be stored again.
+    """
+    name = blob_name(blob)
+    found = store.read(name, 0, blob.length)
+    if found is None:
+        raise BytesMissing(f"{blob.length:,} bytes are missing ({REMOVED_HINT})")
+    if _digest(found[0]) != blob.digest:
+        store.remove(name, NUMBER_MAX)
+        text = f"{blob.length:,} bytes are damaged"
+        raise BytesDamaged(f"{text} (they were removed: submit the task again)")
+    return found[0]
+
+
+class PayloadReader:
+    """Inserts the payloads of assignments."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        #: Payloads of this turn: many tasks may share one. The owner clears it.
+        self.read: dict[Blob, bytes] = {}
+        #: Tasks that could not be sent. The owner takes them.
+        self.unsent: list[AssignmentUnsent] = []
+
+    def fill(self, effect: LongAssign) -> Effect:
+        """Return an assignment with its payloads, without the tasks whose payload is lost."""
+        assign, lost = effect.assign, dict[int, bytes]()
+        for index, payload in enumerate(effect.payloads):
+            try:
+                assign.payloads.append(self._whole(payload))
+            except (BytesMissing, BytesDamaged, OSError, UserError) as error:
+                text = f"payload: {_text_of(error)}"
+                logger.warning("task %s: %s", shown(assign.names[index]), text)
+                lost[index] = text.encode()
+        return self._without(assign, lost) if lost else assign
+
+    def _whole(self, payload: Content) -> bytes:
+        if not isinstance(payload, Blob):
+            return payload
+        found = self.read.get(payload)
+        if found is None:
+            found = self.read[payload] = read_whole(self._store, payload)
+        return found
+
+    def _without(self, assign: Assign, lost: dict[int, bytes]) -> Effect:
+        """Return an assignment without some tasks, which the next turn fails."""
+        names, attempts = assign.names, assign.attempts
+        places = [*lost]
+        self.unsent.append(
+            AssignmentUnsent(
+                *(0, assign.worker, [names[at] for at in places], [attempts[at] for at in places]),
+                reasons=[*lost.values()],
+            )
+        )
+        kept = [place for place in range(len(names)) if place not in lost]
+        if not kept:
+            return NoWork(assign.worker, settled=False, request=assign.request)
+        envelopes = assign.envelopes
+        return structs.replace(
+            assign,
+            names=[names[place] for place in kept],
+            attempts=[attempts[place] for place in kept],
+            terms=[assign.terms[place] for place in kept],
+            lanes=[assign.lanes[place] for place in kept],
+            envelopes=None if envelopes is None else [envelopes[place] for place in kept],
+        )
+
+
+def _text_of(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
