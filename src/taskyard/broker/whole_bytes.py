@@ -7,6 +7,7 @@ between commit and send, and not kept. Knows no dialect.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 from typing import TYPE_CHECKING, Final
@@ -64,6 +65,7 @@ def keep_payloads(blobs: BrokerBlobs, event: SubmitRequested) -> Refused | None:
         blob = Blob(_digest(payload), len(payload), task_inputs.payload_ends(payload))
         try:
             if not blobs.store.touch(blob_name(blob)):
+                blobs.update_terms()
                 blobs.check_room(len(payload), has_quota=True)
                 _store(blobs, blob, payload)
         except (BytesNotStored, OSError, UserError) as error:
@@ -106,13 +108,15 @@ def keep_results(blobs: BrokerBlobs, event: TasksReported, ledger: Ledger) -> No
 
 def _store(blobs: BrokerBlobs, blob: Blob, content: bytes) -> None:
     """Store a content durably. Raises `OSError`."""
-    store, key = blobs.store, upload_of(blob_name(blob))
+    store, name = blobs.store, blob_name(blob)
+    key = upload_of(name)
     try:
         store.append(key, 0, content)
     except BytesDiffer:  # an upload has sent something else under this name
         store.drop(key)
         store.append(key, 0, content)
-    store.seal(key, blob_name(blob))
+    if not store.seal(key, name):
+        raise OSError(errno.EIO, f"{len(content):,} bytes were not kept")
     blobs.bytes_written += len(content)
 
 
