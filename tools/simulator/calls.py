@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from simulator.models import Violation
-from simulator.outputs import CALL, CALLS, arguments_of, headed, heading, name_of, result_of
+from simulator.outputs import (
+    CALLS,
+    arguments_of,
+    body_of,
+    headed,
+    heading,
+    name_of,
+    result_of,
+    result_text,
+)
 from simulator.plan import SECOND_NS
 from simulator.product_clients import NativeProductClient, full_name_of
 from simulator.values import ValueChannel
@@ -52,6 +61,8 @@ class Calls:
         """Read what a call needs."""
         if not heading(job.payload):
             return
+        if job.payload.partition(b"\n")[2] != body_of(job.name):
+            raise Violation("payload", f"{job.name!r} has {len(job.payload)} other bytes")
         names = self._checker.values_of(job.name)
         call = self._calls[job.key] = _Call(job, len(names))
         for name in names:
@@ -92,8 +103,7 @@ class Calls:
         if call.problem:
             done.outcome, done.content = Outcome.FAILED, call.problem.encode()
         elif done.outcome is Outcome.DONE:
-            content = result_of(job.name)
-            done.content = headed([name_of(content)] if content else [], [], b"done " + job.name)
+            done.content = result_text(job.name)
 
     def drop(self, key: tuple[bytes, int]) -> None:
         self._calls.pop(key, None)
@@ -101,7 +111,7 @@ class Calls:
 
 def payload_of(name: bytes, needed: list[str]) -> bytes:
     """Return the payload of a call."""
-    return headed([name_of(one) for one in arguments_of(name)], needed, CALL + name)
+    return headed([name_of(one) for one in arguments_of(name)], needed, body_of(name))
 
 
 class CallClient(NativeProductClient):

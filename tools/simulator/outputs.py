@@ -18,8 +18,9 @@ from msgspec import Struct
 
 from simulator.mutations.registry import patched
 from simulator.plan import NAMED_BY_BROKER, SECOND_NS, chance
-from taskyard.broker import blob_retention
+from taskyard.broker import blob_retention, turn, whole_bytes
 from taskyard.core import blobs as core_blobs
+from taskyard.core import task_inputs
 from taskyard.core.limits import PART_BYTES_MAX
 from taskyard.core.output import Stream
 from taskyard.journal import blob_files, blobs
@@ -52,6 +53,10 @@ CALLS: Final = b"calls"
 #: The second line of a payload begins so, before the name of its task.
 CALL: Final = b"call "
 
+#: Bytes of the second line of a payload or of a result before that: a record has the first two
+#: where limits are small, and never the last.
+_PADDINGS: Final = (0, 5_000, 70_000)
+
 #: Arguments that many tasks share.
 _SHARED: Final = 3
 
@@ -61,6 +66,9 @@ _STRESS_SEED_OFFSET: Final = 1 << 47
 #: Limits in schedules where they are small: modules of the product, and the values.
 _SMALL: Final[Sequence[tuple[Any, str, int]]] = (
     (core_blobs, "BLOB_BYTES_MIN", 4_000),
+    (turn, "BLOB_BYTES_MIN", 4_000),
+    (whole_bytes, "BLOB_BYTES_MIN", 4_000),
+    (task_inputs, "STREAM_END_BYTES", 500),
     (core_blobs, "STREAM_END_BYTES", 500),
     (native_messages, "BLOB_BYTES_MIN", 4_000),
     (spool, "BLOB_BYTES_MIN", 4_000),
@@ -173,6 +181,16 @@ def arguments_of(name: bytes) -> list[bytes]:
     return contents
 
 
+def body_of(name: bytes) -> bytes:
+    """Return the second line of a call's payload."""
+    return _padding(b"payload of " + name) + CALL + name
+
+
+def _padding(text: bytes) -> bytes:
+    number = crc32(text)
+    return b"%d " % number * (_PADDINGS[number % len(_PADDINGS)] // 10)
+
+
 def result_of(name: bytes) -> bytes:
     """Return the large result of a call, or nothing."""
     number = crc32(b"result of " + name)
@@ -185,6 +203,14 @@ def headed(names: Sequence[str], needed: Sequence[str], text: bytes) -> bytes:
     if needed:
         first["results"] = [*needed]
     return msgspec.json.encode({**first, "values": [*names]}) + b"\n" + text
+
+
+def result_text(name: bytes) -> bytes:
+    """Return the result of a call, in one message."""
+    content = result_of(name)
+    return headed(
+        [name_of(content)] if content else [], [], _padding(b"done " + name) + b"done " + name
+    )
 
 
 def heading(text: bytes) -> dict[str, list[str]]:

@@ -158,14 +158,14 @@ class PayloadReader:
         assign, lost = effect.assign, dict[int, bytes]()
         for index, payload in enumerate(effect.payloads):
             try:
-                assign.payloads.append(self._whole(payload))
+                assign.payloads.append(self.whole(payload))
             except (BytesMissing, BytesDamaged, OSError, UserError) as error:
                 text = f"payload: {_text_of(error)}"
                 logger.warning("task %s: %s", shown(assign.names[index]), text)
                 lost[index] = text.encode()
         return self._without(assign, lost) if lost else assign
 
-    def _whole(self, payload: Content) -> bytes:
+    def whole(self, payload: Content) -> bytes:
         if not isinstance(payload, Blob):
             return payload
         found = self.read.get(payload)

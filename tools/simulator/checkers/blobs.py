@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, Protocol
 
 from simulator.models import DONE, ENDED, LEASED, Violation
-from simulator.outputs import PRINTED, heading, printed_by
+from simulator.outputs import PRINTED, heading, name_of, printed_by, result_text
 from simulator.plan import SECOND_NS
 from taskyard.core import identity
 from taskyard.core import records as r
@@ -62,6 +62,8 @@ class BlobChecker:
         self._jumps = plan.faults.clock_jump > 0
         #: Blobs that arguments of tasks name, and the tasks whose results these need.
         self._arguments: dict[bytes, tuple[list[str], list[bytes]]] = {}
+        #: Payloads that are blobs.
+        self._payloads: dict[bytes, list[str]] = {}
         #: Blobs of results, and of the output of attempts.
         self._results: dict[bytes, list[str]] = {}
         self._outputs: dict[Attempt, list[str]] = {}
@@ -112,12 +114,14 @@ class BlobChecker:
     def _submitted(self, record: r.Submitted) -> None:
         submission = record.submission
         for index, name in enumerate(submission.names):
-            first = heading(submission.payload_of(index))
+            payload = submission.payload_of(index)
+            first = heading(text_of(payload))
             campaign = submission.terms_of(index).campaign
             needed = [self._meant(campaign, one.encode()) for one in first.get("results", ())]
             values = first.get("values", [])
             self._arguments[name] = values, needed
-            self._check_named(values, f"argument of {name!r}", None)
+            self._payloads[name] = own = self._stored(payload)
+            self._check_named([*own, *values], f"argument of {name!r}", None)
 
     def _meant(self, campaign: bytes, name: bytes) -> bytes:
         """Return the task that a call needs: in its own campaign, if there is one."""
@@ -125,10 +129,13 @@ class BlobChecker:
         return own if own in self._arguments else name
 
     @staticmethod
-    def _named(content: Content) -> list[str]:
-        if isinstance(content, Blob):
-            return [f"{content.digest.hex()}-{content.length}"] if content.digest else []
-        return heading(content).get("values", [])
+    def _stored(content: Content) -> list[str]:
+        """Return the blob that a content is."""
+        is_there = isinstance(content, Blob) and bool(content.digest)
+        return [f"{content.digest.hex()}-{content.length}"] if is_there else []  # type: ignore[union-attr]
+
+    def _named(self, content: Content) -> list[str]:
+        return [*self._stored(content), *heading(text_of(content)).get("values", [])]
 
     def _check_named(self, names: Iterable[str], about: str, stream: StreamId | None) -> None:
         """Require that the blobs of a new record are there. An argument is never excused."""
@@ -168,6 +175,8 @@ class BlobChecker:
         printed = printed_by(self._seed, name, attempt, Stream.STDOUT)
         if isinstance(content, Blob) and content.digest == sha256(printed).digest():
             return printed
+        if self._stored(content) == [name_of(result_text(name))]:
+            return result_text(name)
         return text_of(content)
 
     def has_printed(self, name: bytes, attempt: int, begin: bytes) -> bool:
@@ -181,6 +190,7 @@ class BlobChecker:
         for name, (values, others) in self._arguments.items():
             if self._model.tasks[name].state in ENDED:
                 continue
+            yield from ((value, f"payload of {name!r}") for value in self._payloads[name])
             yield from ((value, f"argument of {name!r}") for value in values)
             for other in others:
                 task_model = self._model.tasks.get(other)
@@ -237,7 +247,7 @@ class BlobChecker:
     def _names_in(self, record: r.AnyRecord) -> Iterator[str]:
         if isinstance(record, r.Submitted):
             for index in range(len(record.submission.names)):
-                yield from heading(record.submission.payload_of(index)).get("values", ())
+                yield from self._named(record.submission.payload_of(index))
         elif isinstance(record, r.Finished):
             for content in record.results or ():
                 yield from self._named(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
@@ -10,6 +11,7 @@ from simulator.models import DONE, Violation
 from simulator.outputs import CALL, heading
 from simulator.plan import NAMED_BY_BROKER
 from taskyard.core import events, identity
+from taskyard.core.blobs import Blob
 from taskyard.core.events import DuplicatePolicy, UnknownPolicy
 
 if TYPE_CHECKING:
@@ -74,7 +76,9 @@ class SubmissionChecker:
             b"" if one.lanes is None else one.lanes[at]
             for one, at in ((kept, index), (sent_events, place))
         ]
-        payloads = kept.payload_of(index), sent_events.payload_of(place)
+        payload, sent = kept.payload_of(index), sent_events.payload_of(place)
+        if isinstance(payload, Blob) and isinstance(sent, bytes):
+            sent = payload if payload.digest == sha256(sent).digest() else sent
         wanted = structs.replace(sent_events.terms_of(place))
         rules = self._model.lanes.rule((wanted.service, lanes[0])).options
         debounce_until_ns = max(record.at_ns, wanted.due_ns)
@@ -86,11 +90,11 @@ class SubmissionChecker:
             wanted.report_ns = debounce_until_ns + rules.report_after_ns
         same = _asked_terms(kept.terms_of(index)) == _asked_terms(wanted)
         same = same and kept.environment == sent_events.environment
-        return lanes[0] == lanes[1] and payloads[0] == payloads[1] and same
+        return lanes[0] == lanes[1] and payload == sent and same
 
     def _check_job(self, submission: Submission, turn: Sequence[Event]) -> None:
         """Require that a job without a name is made once for each request."""
-        job, name = submission.payloads[0], submission.names[0]
+        job, name = submission.text_of(0), submission.names[0]
         asked = [one for one in turn if isinstance(one, events.SubmitRequested)]
         if not any(one.submission.names == [job] for one in asked):
             raise Violation("request", f"{job!r} was never requested")

@@ -197,7 +197,7 @@ class JobCodec:
         event = sent_events[-1]
         if not isinstance(event, events.SubmitRequested):
             raise TypeError(f"{event} has no message")
-        return self.ask(event.submission.payloads[0], event.request)
+        return self.ask(event.submission.text_of(0), event.request)
 
     def ask(self, job: bytes, request: int) -> list[bytes]:
         raise NotImplementedError

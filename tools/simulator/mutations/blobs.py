@@ -16,12 +16,16 @@ from simulator.mutations.registry import (
     patched,
     patched_item,
 )
+from taskyard.broker import blob_retention, whole_bytes
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BrokerBlobs
 from taskyard.broker.database_files import BlobRows
 from taskyard.broker.output_writer import OutputWriter
+from taskyard.broker.whole_bytes import PayloadReader
 from taskyard.core import effects, events, identity, task_output
+from taskyard.core.blobs import Blob, blob_name
 from taskyard.core.output import OutputChunk
+from taskyard.journal import blob_names
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import StreamHashes, StreamKey
 
@@ -29,7 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from taskyard.core.blobs import Content
     from taskyard.core.context import Context
+    from taskyard.core.entities import Task
 
 
 # The directory.
@@ -97,6 +103,39 @@ def output_written_without_offset() -> Iterator[None]:
 def report_committed_without_seal() -> Iterator[None]:
     """Commit a report that names a stream which is not sealed."""
     with patched(OutputWriter, "end", no_op):
+        yield
+
+
+@mutation_for_blobs
+def payload_committed_without_seal() -> Iterator[None]:
+    """Commit a submission whose payload is not stored."""
+    with patched(whole_bytes, "_store", no_op):
+        yield
+
+
+@mutation_for_blobs
+def payload_of_another_task_sent() -> Iterator[None]:
+    """Send a worker the first payload that the turn has read, for every task."""
+    sound = PayloadReader.whole
+
+    def whole(self: PayloadReader, payload: Content) -> bytes:
+        found = sound(self, payload)
+        return next(iter(self.read.values()), found) if isinstance(payload, Blob) else found
+
+    with patched(PayloadReader, "whole", whole):
+        yield
+
+
+@mutation_for_blobs
+def sweep_ignores_payloads() -> Iterator[None]:
+    """Remove payloads of tasks that may still run."""
+    sound = blob_names.blobs_needed
+
+    def needed(task: Task, result_of: Any) -> set[str]:
+        own = {blob_name(task.payload)} if isinstance(task.payload, Blob) else set()
+        return sound(task, result_of) - own
+
+    with patched(blob_retention, "blobs_needed", needed):
         yield
 
 
