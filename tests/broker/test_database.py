@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from taskyard.broker import database as broker_database
+from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.database import open_database
-from taskyard.broker.server import BrokerSettings
 from taskyard.broker.standby import WarmState
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import LeaderLost, StateError, UnusableStore, UserError

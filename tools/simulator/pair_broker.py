@@ -24,10 +24,10 @@ from simulator.plan import MILLISECOND_NS
 from simulator.threads import Event, SimThread, ThreadedProcess
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs
+from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.compaction import CompactionLimits, Compactor
 from taskyard.broker.connections import Connections
 from taskyard.broker.database import OpenDatabase, open_database, open_standby
-from taskyard.broker.server import BrokerSettings
 from taskyard.broker.transport import unsent_events
 from taskyard.broker.turn import Broker
 from taskyard.core import invariants

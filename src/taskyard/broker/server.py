@@ -13,18 +13,17 @@ import logging
 import shutil
 import signal
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct, field, structs
+from msgspec import Struct, structs
 
-from taskyard.broker import compaction
 from taskyard.broker.archive import EndedTasks, recover
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs
+from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.compaction import Compactor, SizedStore
 from taskyard.broker.database import (
     OpenDatabase,
@@ -49,7 +48,7 @@ from taskyard.journal import blob_files, blobs, recovery, starts
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.store import LEASE_NS, MemoryStore, Store
+from taskyard.journal.store import MemoryStore, Store
 from taskyard.net import endpoints
 from taskyard.net.guard import Guard
 from taskyard.net.host import CountLog, Host
@@ -58,8 +57,6 @@ from taskyard.net.signals import STOP_SIGNALS, Terminal
 from taskyard.process import endpoint_file
 from taskyard.settings import changes
 from taskyard.settings import rules as settings_rules
-from taskyard.settings.sections import ListenSection
-from taskyard.wire.native.pending import PLAIN_LEASE_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,42 +82,6 @@ DATABASE_WAIT_NS: Final = 2 * SECOND_NS
 
 #: How long to wait for a state directory that another process has locked.
 LOCK_WAIT_NS: Final = SECOND_NS
-
-
-class BrokerSettings(Struct, frozen=True):
-    """The options of a broker."""
-
-    state: Path
-    #: Endpoints besides the native socket: (listener, endpoint). A listener without a table has the
-    #: name of its dialect.
-    listen: tuple[tuple[str, str], ...] = ()
-    tables: Mapping[str, ListenSection] = field(default_factory=dict)
-    #: Require keys on local TCP endpoints, too.
-    secure: bool = False
-    #: Keep the journal in memory: nothing survives the process.
-    in_memory: bool = False
-    #: Stop when stdin ends, too.
-    until_eof: bool = False
-    #: How long plain dwork workers keep their tasks after a restart of the broker.
-    plain_lease_ns: int = PLAIN_LEASE_NS
-    #: The rules, unless a `SettingsReloader` provides them.
-    rules: RulesSet = field(default_factory=lambda: RulesSet(0))
-    #: When the journal is compacted.
-    compact: compaction.CompactionLimits = compaction.CompactionLimits()
-    #: How many bytes of blobs are kept, and how long, unless a `SettingsReloader` provides it.
-    blobs: BlobLimits = BlobLimits()
-    #: Where, if not in the state directory.
-    blobs_directory: Path | None = None
-    #: The URL of a journal in PostgreSQL. Empty: in SQLite, in the state directory.
-    store: str = ""
-    #: The directory of blobs beside a journal in PostgreSQL. None: in the database.
-    files: Path | None = None
-    #: How long a broker of that journal may be silent before another takes over.
-    store_lease_ns: int = LEASE_NS
-    #: Follow the broker that has the journal, and take over when it ends.
-    standby: bool = False
-    #: Let another one take over first: this broker has led in a term that is over.
-    yields: bool = False
 
 
 #: Log lines with the number of new rejections and the total. The details are in the replies.

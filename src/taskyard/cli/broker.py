@@ -6,8 +6,9 @@ from pathlib import Path
 import click
 from msgspec import structs
 
+from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.compaction import CompactionLimits
-from taskyard.broker.server import BrokerSettings, SettingsReloader, serve
+from taskyard.broker.server import SettingsReloader, serve
 from taskyard.cli.connection import removed_if_unused
 from taskyard.cli.daemon_options import (
     listen_option,
@@ -48,7 +49,7 @@ from taskyard.cli.output import example
     "broker.files",
     "--files",
     metavar="DIR",
-    help="Long output, large values and history with --store: a directory that outlives this "
+    help="Long output and large values with --store: a directory that outlives this "
     "machine. If omitted, the database has them.",
 )
 @click.option(

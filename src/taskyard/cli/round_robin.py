@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.broker.server import BrokerSettings, serve
+from taskyard.broker.broker_settings import BrokerSettings
+from taskyard.broker.server import serve
 from taskyard.cli.daemon_options import read_listen
 from taskyard.cli.format import format_count
 from taskyard.cli.log_options import open_log
