@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from taskyard.broker.database_files import BlobRows, check_place
+from taskyard.broker.database_files import check_place
 from taskyard.core.output import OutputChunk, Stream
 from taskyard.errors import LeaderLost, UnusableStore
 from taskyard.journal.blobs import StreamKey, name_of
@@ -16,9 +16,11 @@ from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.blobs import (
     DATABASE,
     DIRECTORY,
+    FILE,
     PART_BYTES,
     SEALED,
     STREAM,
+    BlobRows,
     Blobs,
     Part,
     note_place,
@@ -72,18 +74,19 @@ def test_session_that_ends_after_a_write_is_made_again(
     """Another process of the server has crashed: a warning comes with the reply."""
     warn_after_each(url, "blobs")
     warn_after_each(url, "leader", "WHEN (NEW.renewal % 2 = 0)")
-    confirm = Blobs._is_confirmed  # noqa: SLF001
+    confirm = Blobs._confirm  # noqa: SLF001
     confirmed: list[bool] = []
 
-    def end_first(self: Blobs) -> bool:
+    def end_first(self: Blobs) -> None:
         if not confirmed:
             terminate_backends(url)
-        confirmed.append(confirm(self))
-        return confirmed[-1]
+        confirmed.append(False)
+        confirm(self)
+        confirmed[-1] = True
 
-    monkeypatch.setattr(Blobs, "_is_confirmed", end_first)
+    monkeypatch.setattr(Blobs, "_confirm", end_first)
     for offset, content in enumerate((b"1", b"2")):
-        blobs.append(STREAM, [Part(b"o", offset, content)], 1)
+        blobs.append([Part(b"o", offset, content)], 1)
     assert confirmed.count(False) >= 2
     assert confirmed.count(True) == 2
     assert blobs.read(STREAM, b"o", 0, 9) == (b"12", 2)
@@ -100,15 +103,15 @@ def test_long_chunk_is_split(blobs: Blobs) -> None:
 def test_pages_of_a_walk_cover_everything(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskyard.journal.postgres.blobs.PAGE_ROWS", 3)
     names = [b"%d" % number for number in range(10)]
-    blobs.append(STREAM, [Part(name, 0, b"x") for name in names], 1)
+    blobs.append([Part(name, 0, b"x") for name in names], 1)
     assert [blob.name for blob in blobs.walk(STREAM)] == names
     assert [*blobs.walk(SEALED)] == []
 
 
 def test_parts_that_no_blob_claims_are_removed_in_the_next_term(url: str, blobs: Blobs) -> None:
     with pytest.raises(ZeroDivisionError):
-        blobs.put(SEALED, NAME, _failing(), 1)
-    assert blobs.size(SEALED, NAME) is None
+        blobs.put(NAME, _failing())
+    assert blobs.size(FILE, NAME) is None
     blobs.remove_unclaimed()
     assert parts_count(blobs) == 1
     with open_blobs(url) as newer:
@@ -123,14 +126,15 @@ def _failing() -> Iterator[bytes]:
 
 def test_stale_broker_changes_nothing(url: str, blobs: Blobs) -> None:
     name = NAME
-    blobs.append(STREAM, [Part(b"o", 0, b"abc")], 1)
-    blobs.put(SEALED, name, [b"x"], 1)
+    blobs.append([Part(b"o", 0, b"abc")], 1)
+    blobs.append([Part(b"s", 0, b"x")], 1)
+    blobs.seal(b"s", name, 1, 1)
     with open_blobs(url) as newer:
         attempts = (
-            lambda: blobs.append(STREAM, [Part(b"o", 3, b"d"), Part(b"new", 0, b"e")], 2),
+            lambda: blobs.append([Part(b"o", 3, b"d"), Part(b"new", 0, b"e")], 2),
             lambda: blobs.seal(b"o", b"new", 1, 2),
-            lambda: blobs.put(SEALED, b"other", [b"y"], 2),
-            lambda: blobs.touch(SEALED, name, 2),
+            lambda: blobs.put(b"other", [b"y"]),
+            lambda: blobs.touch(name, 2),
             lambda: blobs.remove(SEALED, [name]),
             blobs.remove_unclaimed,
         )
@@ -153,7 +157,7 @@ def test_statement_that_is_executed_late_undoes_nothing(url: str, blobs: Blobs) 
             write()
         late.append(execute.call_args.args)
 
-    executed_late(lambda: blobs.append(STREAM, [Part(b"o", 0, b"abcdef")], 1))
+    executed_late(lambda: blobs.append([Part(b"o", 0, b"abcdef")], 1))
     executed_late(lambda: blobs.seal(b"o", NAME, 3, 2))
     blobs.remove(SEALED, [NAME])
     with database.connect(url) as connection:
@@ -176,7 +180,7 @@ def test_statement_whose_connection_is_cut_is_repeated(cluster: Cluster, url: st
     with contextlib.closing(proxy), open_blobs(proxy.url(name)) as blobs:
         for offset in range(3):
             sent.append(b"cut the next reply")
-            blobs.append(STREAM, [Part(b"o", offset, b"%d" % offset)], 1)
+            blobs.append([Part(b"o", offset, b"%d" % offset)], 1)
         assert proxy.cuts == 3
         assert blobs.read(STREAM, b"o", 0, 9) == (b"012", 3)
         blobs.interrupt()

@@ -58,9 +58,8 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
 def _database(
     request: pytest.FixtureRequest, stack: contextlib.ExitStack
 ) -> Iterator[Callable[[], BlobStore]]:
-    from taskyard.broker.database_files import BlobRows  # noqa: PLC0415  # an extra
-    from taskyard.journal.postgres import database, leader  # noqa: PLC0415
-    from taskyard.journal.postgres.blobs import Blobs  # noqa: PLC0415
+    from taskyard.journal.postgres import database, leader  # noqa: PLC0415  # an extra
+    from taskyard.journal.postgres.blobs import BlobRows, Blobs  # noqa: PLC0415
 
     url = request.getfixturevalue("cluster").database()
 

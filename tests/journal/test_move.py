@@ -1,26 +1,23 @@
 """A state that is moved between SQLite and PostgreSQL, and moves that end in the middle."""
 
-import errno
-import os
-from collections.abc import Iterable
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import LiteralString
 
 import pytest
 
-from taskyard.broker.database_files import StateFiles
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.errors import JournalDamaged, StateLocked, UnusableKey, UnusableState, UnusableStore
 from taskyard.journal import compaction, history, recovery, schema, snapshot, sqlite, state_store
 from taskyard.journal.archive import Archive
 from taskyard.journal.blob_files import BlobFiles, StoreTerms
-from taskyard.journal.chain import Row
+from taskyard.journal.blobs import BlobStore
+from taskyard.journal.chain import Head, Row
 from taskyard.journal.lock import StateLock
 from taskyard.journal.postgres import database, exports, key_table, move
-from taskyard.journal.postgres.blobs import DATABASE, KINDS, STREAM, BlobTables, known_place
+from taskyard.journal.postgres.blobs import DATABASE, BlobRows, BlobTables, known_place
 from taskyard.journal.postgres.lease import Lease
-from taskyard.journal.postgres.move import Files
 from taskyard.journal.postgres.store import PostgresStore
 from taskyard.journal.readonly import ReadonlyStore
 from taskyard.journal.sqlite import SqliteStore
@@ -36,7 +33,6 @@ COMPACTED = 30
 OUTPUT = b"output that arrives"
 OUTPUT_PATH = Path("blobs", "streams", "@", "t", "1.out")
 BLOB = b"a large value"
-WRITTEN_NS = 1_000_000_000
 
 
 class Killed(BaseException):
@@ -53,10 +49,7 @@ class Content:
         folders = (history.FOLDER, snapshot.FOLDER)
         paths = [path for folder in folders for path in (directory / folder).glob("*")]
         self.files = {path.name: path.read_bytes() for path in paths}
-        self.blobs = {
-            (one.kind, one.name): _content(one.kind, [one.path.read_bytes()], one.used_ns)
-            for one in StateFiles.walk(directory)
-        }
+        self.blobs = _contents(BlobFiles(directory / "blobs"))
         self.keys = {path.name: path.read_bytes() for path in (directory / "keys").glob("*")}
         with Archive(directory) as index:
             assert index.verify() > 0
@@ -68,9 +61,8 @@ class Content:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _content(kind: str, contents: Iterable[bytes], used_ns: int) -> tuple[bytes, int]:
-    """Return a blob's content, and when a stream was written. Reading counts as use of others."""
-    return b"".join(contents), used_ns if kind == STREAM else 0
+def _contents(store: BlobStore) -> dict[object, object]:
+    return {blob: store.read(blob, 0, size) for blob, size, _ in store.walk()}
 
 
 def in_sqlite(directory: Path) -> Content:
@@ -84,16 +76,10 @@ def in_database(url: str, directory: Path) -> Content:
         with database.connect(url) as connection:
             exports.run(exports.fetch(connection, directory, store.identity))
             key_table.copy_to(connection, directory / "keys")
-            content, tables = Content(directory, store), BlobTables(connection, lease.term)
+            content = Content(directory, store)
             if known_place(connection) == DATABASE:
                 assert content.blobs == {}
-                content.blobs = {
-                    (kind, blob.name): _content(
-                        kind, tables.contents(kind, blob.name), blob.used_ns
-                    )
-                    for kind in KINDS
-                    for blob in tables.walk(kind)
-                }
+                content.blobs = _contents(BlobRows(BlobTables(connection, lease.term)))
         return content
 
 
@@ -103,13 +89,21 @@ def url(cluster: Cluster) -> str:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path / "files", StateFiles())
+def files(tmp_path: Path) -> Path:
+    return tmp_path / "files"
 
 
 @pytest.fixture(params=["directory", "database"])
-def any_files(request: pytest.FixtureRequest, files: Files) -> Files:
-    return files if request.param == "directory" else files._replace(directory=None)
+def any_files(request: pytest.FixtureRequest, files: Path) -> Path | None:
+    return files if request.param == "directory" else None
+
+
+def to_database(state: Path, url: str, files: Path | None) -> Head:
+    return move.to_database(state, url, files, state / "keys")
+
+
+def to_directory(url: str, state: Path, files: Path | None) -> Head:
+    return move.to_directory(url, state, files, state / "keys")
 
 
 @pytest.fixture
@@ -122,43 +116,34 @@ def state(tmp_path: Path) -> Path:
             if row.sequence == COMPACTED:
                 compaction.compact(directory, store)
         assert store.head.sequence > store.anchor.sequence == COMPACTED
+        terms = StoreTerms(store.identity.hex())
     (directory / OUTPUT_PATH).parent.mkdir(parents=True)
     (directory / OUTPUT_PATH).write_bytes(OUTPUT)
-    os.utime(directory / OUTPUT_PATH, ns=(WRITTEN_NS, WRITTEN_NS))
     blobs = BlobFiles(directory / "blobs")
-    blobs.create(StoreTerms("me"))
+    blobs.create(terms)
     blobs.put(BLOB)
     Keyring(directory).issue("me", Role.WORKER, lambda _: None)
     return directory
 
 
-def move_history(url: str, files: Path) -> None:
-    """Move the history as a broker does."""
-    (files / history.FOLDER).mkdir()
-    with Lease(url) as lease, database.connect(url) as connection:
-        assert exports.move_history(connection, files, lease.term) > 0
-
-
 def test_state_is_the_same_in_a_database_and_back(
-    tmp_path: Path, state: Path, url: str, any_files: Files
+    tmp_path: Path, state: Path, url: str, any_files: Path | None
 ) -> None:
     files = any_files
     before = in_sqlite(state)
-    assert move.to_database(state, url, files) == before.places[2]
+    assert to_database(state, url, files) == before.places[2]
     with pytest.raises(UnusableState, match="its journal is in"):
         SqliteStore(state)
     assert in_database(url, state) == before
-    if files.directory is not None:
-        move_history(url, files.directory)
     other = tmp_path / "other"
     other.mkdir()
-    for one, shared in files.pairs(other):
-        one.symlink_to(shared)
+    if files is not None:
+        (other / "blobs").symlink_to(files / "blobs")
     assert in_database(url, other) == before
-    assert move.to_directory(url, tmp_path / "back", files) == before.places[2]
+    assert to_directory(url, tmp_path / "back", files) == before.places[2]
     assert in_sqlite(tmp_path / "back") == before
-    if files.directory is not None:
-        assert list(files.directory.iterdir()) == []
+    if files is not None:
+        assert list(files.iterdir()) == []
     with pytest.raises(UnusableStore, match="belongs to another journal than"):
         in_database(url, state)
     with (
@@ -169,83 +154,66 @@ def test_state_is_the_same_in_a_database_and_back(
 
 
 def test_state_moves_back_to_its_own_directory_and_again(
-    state: Path, url: str, any_files: Files
+    state: Path, url: str, any_files: Path | None
 ) -> None:
     files = any_files
     before = in_sqlite(state)
     for _ in range(2):
-        move.to_database(state, url, files)
-        move.to_directory(url, state, files)
+        to_database(state, url, files)
+        to_directory(url, state, files)
         assert in_sqlite(state) == before
     with pytest.raises(UnusableState, match="has a journal"):
-        move.to_directory(url, state, files)
+        to_directory(url, state, files)
 
 
-def test_files_move_to_another_disk(
-    tmp_path: Path, state: Path, url: str, files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, rename = in_sqlite(state), Path.rename
-
-    def refuse(path: Path, target: Path) -> Path:
-        if path.name == target.name:
-            raise OSError(errno.EXDEV, "another disk")
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", refuse)
-    move.to_database(state, url, files)
-    assert in_database(url, state) == before
-    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["blobs"]
-    move.to_directory(url, state, files)
-    assert in_sqlite(state) == before
-    assert list((tmp_path / "files").iterdir()) == []
-
-
-@pytest.mark.parametrize("point", ["move._fill", "move._verify", "move._relocate_all"])
+@pytest.mark.parametrize("point", ["move._fill", "move._verify", "key_table.adopt"])
 def test_failed_move_changes_nothing(
-    state: Path, url: str, files: Files, monkeypatch: pytest.MonkeyPatch, point: str
+    state: Path, url: str, files: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     before = in_sqlite(state)
     with monkeypatch.context() as patch:
         patch.setattr(f"taskyard.journal.postgres.{point}", _kill)
         with pytest.raises(Killed):
-            move.to_database(state, url, files)
+            to_database(state, url, files)
     assert in_sqlite(state) == before
-    move.to_database(state, url, files)
+    to_database(state, url, files)
     assert in_database(url, state) == before
 
 
 def test_killed_moves_are_continued(
-    state: Path, url: str, any_files: Files, monkeypatch: pytest.MonkeyPatch
+    state: Path, url: str, any_files: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = any_files
     before = in_sqlite(state)
     with monkeypatch.context() as patch:
         patch.setattr(sqlite, "remove", _kill)  # after the commit
         with pytest.raises(Killed):
-            move.to_database(state, url, files)
+            to_database(state, url, files)
     with pytest.raises(UnusableState, match="its journal is in"):
         SqliteStore(state)
-    move.to_database(state, url, files)
+    to_database(state, url, files)
     assert not (state / schema.FILE_NAME).exists()
     assert in_database(url, state) == before
-    last = "move._fetch_blobs" if files.directory is None else "move._relocate"
-    if files.directory is not None:
-        move_history(url, files.directory)
-    for point in ("exports.fetch", "database.clear", last):
+    for point in (
+        "exports.fetch",
+        "move._copy_blobs",
+        "database.clear",
+        "move.sqlite.read_verified",
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(f"taskyard.journal.postgres.{point}", _kill)
             with pytest.raises(Killed):
-                move.to_directory(url, state, files)
+                to_directory(url, state, files)
         with pytest.raises(UnusableState, match="its journal is in"):
             SqliteStore(state)
-    move.to_directory(url, state, files)
+    to_directory(url, state, files)
     assert in_sqlite(state) == before
 
 
-def test_killed_move_is_undone_by_the_other_direction(state: Path, url: str, files: Files) -> None:
+def test_killed_move_is_undone_by_the_other_direction(state: Path, url: str, files: Path) -> None:
     before = in_sqlite(state)
     (state / schema.DATABASE_NAME).write_text(url)  # killed in the transaction
-    move.to_directory(url, state, files)
+    to_directory(url, state, files)
     assert in_sqlite(state) == before
 
 
@@ -258,12 +226,12 @@ def _kill(*_: object) -> None:
     [
         "DELETE FROM taskyard.journal WHERE sequence > 40",
         "UPDATE taskyard.journal SET body = body || body WHERE sequence = 40",
-        "UPDATE taskyard.files SET content = substr(content, 2) WHERE part = 0",
+        "UPDATE taskyard.parts SET content = substr(content, 2) WHERE start = 0",
         "DELETE FROM taskyard.ended WHERE name = (SELECT name FROM taskyard.ended LIMIT 1)",
     ],
 )
 def test_copy_that_differs_is_refused(
-    state: Path, url: str, files: Files, monkeypatch: pytest.MonkeyPatch, change: LiteralString
+    state: Path, url: str, files: Path, monkeypatch: pytest.MonkeyPatch, change: LiteralString
 ) -> None:
     before, verify = in_sqlite(state), move._verify  # noqa: SLF001  # changes before it reads
 
@@ -275,81 +243,92 @@ def test_copy_that_differs_is_refused(
 
     monkeypatch.setattr(move, "_verify", change_and_verify)
     with pytest.raises(JournalDamaged):
-        move.to_database(state, url, files)
+        to_database(state, url, files)
     assert in_sqlite(state) == before
 
 
-def test_move_is_refused_while_a_broker_runs(state: Path, url: str, files: Files) -> None:
+def test_move_is_refused_while_a_broker_runs(state: Path, url: str, files: Path) -> None:
     with StateLock(state), pytest.raises(StateLocked):
-        move.to_database(state, url, files)
+        to_database(state, url, files)
     with Lease(url, 1_000_000_000), pytest.raises(StateLocked, match="in epoch 1"):
-        move.to_database(state, url, files)
+        to_database(state, url, files)
     with Lease(url, 1_000_000_000), pytest.raises(StateLocked, match="in epoch 2"):
-        move.to_directory(url, state.parent / "new", files)
+        to_directory(url, state.parent / "new", files)
     in_sqlite(state)
 
 
 def test_places_in_use_are_refused(
-    tmp_path: Path, state: Path, url: str, files: Files, cluster: Cluster
+    tmp_path: Path, state: Path, url: str, files: Path, cluster: Cluster
 ) -> None:
     with pytest.raises(UnusableState, match="does not exist"):
-        move.to_database(tmp_path / "none", url, files)
+        to_database(tmp_path / "none", url, files)
     with pytest.raises(UnusableState, match="has a journal"):
-        move.to_directory(url, state, files)
+        to_directory(url, state, files)
     with pytest.raises(UnusableStore, match="store init"):
-        move.to_database(state, cluster.database(with_store=False), files)
-    blobs = tmp_path / "files" / "blobs"
-    blobs.mkdir(parents=True)
-    (blobs / "other").touch()
-    with pytest.raises(UnusableState, match="in the way"):
-        move.to_database(state, url, files)
-    (blobs / "other").unlink()
+        to_database(state, cluster.database(with_store=False), files)
+    BlobFiles(files / "blobs").create(StoreTerms("other"))
+    with pytest.raises(UnusableState, match="has blobs of another state"):
+        to_database(state, url, files)
+    shutil.rmtree(files)
     other = tmp_path / "other"
     with closing(SqliteStore(other)) as store:
         store.commit(b"x", 1)
     with Lease(url) as lease, closing(PostgresStore(url, tmp_path / "pg", lease.term)) as store:
         store.commit(b"x", 1)
     with pytest.raises(UnusableStore, match="has another journal already"):
-        move.to_database(state, url, files)
+        to_database(state, url, files)
     in_sqlite(state)
 
 
 def test_blobs_that_are_elsewhere_are_refused(
-    tmp_path: Path, state: Path, url: str, files: Files
+    tmp_path: Path, state: Path, url: str, files: Path
 ) -> None:
-    nowhere = files._replace(directory=None)
-    move.to_database(state, url, files)
+    to_database(state, url, files)
     with pytest.raises(UnusableStore, match="give their directory with --files"):
-        move.to_directory(url, tmp_path / "back", nowhere)
-    move.to_directory(url, tmp_path / "back", files)
-    move.to_database(tmp_path / "back", url, nowhere)
+        to_directory(url, tmp_path / "back", None)
+    to_directory(url, tmp_path / "back", files)
+    to_database(tmp_path / "back", url, None)
     with pytest.raises(UnusableStore, match="leave out --files"):
-        move.to_directory(url, tmp_path / "again", files)
-    move.to_directory(url, tmp_path / "again", nowhere)
+        to_directory(url, tmp_path / "again", files)
+    to_directory(url, tmp_path / "again", None)
     assert (tmp_path / "again" / OUTPUT_PATH).read_bytes() == OUTPUT
 
 
-def test_damaged_copy_of_a_blob_is_refused(
-    state: Path, url: str, files: Files, monkeypatch: pytest.MonkeyPatch
+def test_damaged_blob_is_refused(state: Path, url: str, any_files: Path | None) -> None:
+    (name,) = [blob for blob, *_ in BlobFiles(state / "blobs").walk() if isinstance(blob, str)]
+    path = BlobFiles(state / "blobs").path(name)
+    path.write_bytes(BLOB[::-1])
+    before = in_sqlite(state)
+    with pytest.raises(JournalDamaged, match=f"blob {name} is damaged"):
+        to_database(state, url, any_files)
+    assert in_sqlite(state) == before
+    path.write_bytes(BLOB)
+    to_database(state, url, any_files)
+
+
+def test_directory_that_is_not_mounted_is_refused(
+    tmp_path: Path, state: Path, url: str, files: Path
 ) -> None:
     before = in_sqlite(state)
-    with monkeypatch.context() as patch:
-        patch.setattr(BlobTables, "contents", lambda *_: iter([b"other"]))
-        with pytest.raises(JournalDamaged, match="its copy in the database differs"):
-            move.to_database(state, url, files._replace(directory=None))
+    to_database(state, url, files)
+    files.rename(tmp_path / "elsewhere")
+    with pytest.raises(UnusableState, match="no directory of blobs"):
+        to_directory(url, state, files)
+    (tmp_path / "elsewhere").rename(files)
+    to_directory(url, state, files)
     assert in_sqlite(state) == before
 
 
-def test_keys_of_other_brokers_are_refused(state: Path, url: str, files: Files) -> None:
+def test_keys_of_other_brokers_are_refused(state: Path, url: str, files: Path) -> None:
     before = in_sqlite(state)
     with database.connect(url) as connection:
         key_table.put(connection, key_table.OWN_FILE, b"other")
         with pytest.raises(UnusableKey, match="has other keys than the store"):
-            move.to_database(state, url, files)
+            to_database(state, url, files)
         assert in_sqlite(state) == before
         key_table.clear(connection)
-        move.to_database(state, url, files)
+        to_database(state, url, files)
         assert key_table.read(connection) == before.keys
-        move.to_directory(url, state, files)
+        to_directory(url, state, files)
         assert key_table.read(connection) == {}
     assert in_sqlite(state) == before

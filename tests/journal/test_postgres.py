@@ -20,7 +20,7 @@ from taskyard.errors import (
     UnusableStore,
 )
 from taskyard.journal import chain, witness
-from taskyard.journal.postgres import database, leader
+from taskyard.journal.postgres import database, leader, session
 from taskyard.journal.postgres import store as module
 from taskyard.journal.postgres.follower import Behind, Follower
 from taskyard.journal.postgres.leader import LeaderRow, Term, Vacancy
@@ -359,7 +359,7 @@ class TestServer:
     def test_stopped_server_breaks_the_store(
         self, own: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(module, "RECONNECT_SECONDS_MAX", 0.2)
+        monkeypatch.setattr(session, "RECONNECT_SECONDS_MAX", 0.2)
         url = own.database()
         with PostgresStore(url, tmp_path, begin_term(url)) as store:
             own.stop()

@@ -1,4 +1,4 @@
-"""The tables of blobs in a simulated PostgreSQL, and the product's statements on them."""
+"""The tables of blobs and files in a simulated PostgreSQL, and the product's statements on them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 KINDS: Final = {
     "grown AS (INSERT INTO taskyard.blobs ": "append_blobs",
     "moved AS (UPDATE taskyard.blobs SET kind = 'sealed'": "seal_blob",
+    "claimed AS (INSERT INTO taskyard.blobs ": "claim_file",
+    "INSERT INTO taskyard.parts VALUES (%(upload)s": "insert_part",
     "used AS (UPDATE taskyard.blobs ": "touch_blob",
     "gone AS (DELETE FROM taskyard.blobs WHERE kind = %(kind)s": "remove_blobs",
     "gone AS (DELETE FROM taskyard.parts WHERE EXISTS": "remove_unclaimed_parts",
@@ -27,6 +29,7 @@ KINDS: Final = {
 UNHELD: Final[Mapping[str, Rows]] = {
     "append_blobs": [(0,)],
     "seal_blob": [(0,)],
+    "claim_file": [(0,)],
     "touch_blob": [(0,)],
     "remove_blobs": [(0, 0, 0)],
     "remove_unclaimed_parts": [(0,)],
@@ -81,10 +84,10 @@ class BlobTables:
         for name in dict.fromkeys(one[0] for one in given):
             own = [one for one in given if one[0] == name]
             end = max(start + len(content) for _, _, start, content in own)
-            known = self.blobs.get((values["kind"], name))
+            known = self.blobs.get(("stream", name))
             upload = min(one[1] for one in own) if known is None else known.upload
             bytes_total = end if known is None else max(end, known.bytes_total)
-            self.blobs[values["kind"], name] = BlobRow(upload, bytes_total, values["used_ns"])
+            self.blobs["stream", name] = BlobRow(upload, bytes_total, values["used_ns"])
             for _, _, start, content in own:
                 former = self.parts.get((upload, start), b"")
                 self.parts[upload, start] = content + former[len(content) :]
@@ -105,10 +108,17 @@ class BlobTables:
 
     def touch_blob(self, values: Mapping[str, Any]) -> Rows:
         self._check_term(values, "use of a blob")
-        key = values["kind"], values["name"]
+        key = "sealed", values["name"]
         known = self.blobs.get(key)
         if known is not None:
             self.blobs[key] = BlobRow(known.upload, known.bytes_total, values["used_ns"])
+        return [(1,)]
+
+    def claim_file(self, values: Mapping[str, Any]) -> Rows:
+        self._check_term(values, "claim of a file")
+        key = "file", values["name"]
+        if key not in self.blobs:
+            self.blobs[key] = BlobRow(values["upload"], values["bytes"], values["used_ns"])
         return [(1,)]
 
     def remove_blobs(self, values: Mapping[str, Any]) -> Rows:
@@ -135,6 +145,10 @@ class BlobTables:
 
     def _drop_upload(self, row: BlobRow) -> None:
         self.parts = {key: part for key, part in self.parts.items() if key[0] != row.upload}
+
+    def insert_part(self, values: Mapping[str, Any]) -> Rows:
+        self.parts.setdefault((values["upload"], values["start"]), values["content"])
+        return []
 
     # Reads.
 

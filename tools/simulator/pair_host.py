@@ -36,11 +36,9 @@ from taskyard.core.events import RulesSet
 from taskyard.journal.chain import Head
 from taskyard.journal.postgres import (
     blobs,
-    exports,
-    history_mover,
     leader,
     lease,
-    shared_directory,
+    session,
     store,
 )
 from taskyard.journal.postgres import database as product_database
@@ -68,9 +66,6 @@ STOPPED_NS_MAX: Final = 60 * SECOND_NS
 
 #: A compaction that failed is tried again after this. Schedules are short.
 RETRY_NS: Final = SECOND_NS // 2
-
-#: History files are moved this often, also after a failure.
-MOVER_SECONDS: Final = 0.5
 
 #: A broker that found the term of the other one starts again within this.
 WAITS_NS_MAX: Final = SECOND_NS // 10
@@ -160,17 +155,13 @@ class PairHost:
         with (
             tempfile.TemporaryDirectory(prefix="taskyard-sim-", dir=_quick_disk()) as directory,
             patched(leader, "time", modules),
-            patched(store, "time", modules),
+            patched(session, "time", modules),
             patched(lease, "threading", ThreadingModule(threads)),
-            patched(history_mover, "threading", ThreadingModule(threads)),
-            patched(history_mover, "PAUSE_SECONDS", MOVER_SECONDS),
             self._blobs_installed(modules, secrets),
             patched(standby, "threading", ThreadingModule(threads)),
             patched(standby, "Waker", partial(SimWaker, self)),
             patched(leader, "secrets", secrets),
-            patched(exports, "secrets", secrets),
             patched(store, "free_bytes", self._free_bytes),
-            patched(shared_directory, "free_bytes", self._free_bytes),
             patched(product_database, "connect", self.database.connect),
             patched(product_database, "interrupt", lambda connection: connection.cut()),
             patched(compaction, "CompactionChild", child),
@@ -188,7 +179,6 @@ class PairHost:
     @contextmanager
     def _blobs_installed(self, time_module: Any, secrets: Any) -> Iterator[None]:  # noqa: ANN401
         with (
-            patched(database_files, "time", time_module),
             patched(database_files, "threading", ThreadingModule(self.threads)),
             patched(blobs, "time", time_module),
             patched(blobs, "secrets", secrets),

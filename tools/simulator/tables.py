@@ -52,13 +52,10 @@ _KINDS: Final = {
     follower._POLL: "poll",  # noqa: SLF001  # executed as it is
     follower._SNAPSHOT: "snapshot",  # noqa: SLF001
     **blob_tables.KINDS,
-    "UPDATE taskyard.claims SET moved = true": "move",
     "INSERT INTO taskyard.journal ": "append",
     "DELETE FROM taskyard.journal ": "trim",
-    "INSERT INTO taskyard.claims ": "claim",
     "INSERT INTO taskyard.meta SELECT 'covered'": "cover",
     "INSERT INTO taskyard.meta SELECT 'files'": "set_files",
-    "DELETE FROM taskyard.claims ": "unclaim",
     "UPDATE taskyard.leader SET epoch = epoch": "take",
     "UPDATE taskyard.leader SET renewal = renewal + 1": "renew",
     "UPDATE taskyard.leader SET holder = ''": "release",
@@ -66,13 +63,9 @@ _KINDS: Final = {
     "INSERT INTO taskyard.standbys ": "report_standby",
     "DELETE FROM taskyard.standbys ": "remove_standby",
     "FROM taskyard.standbys ORDER BY": "read_standbys",
-    "DELETE FROM taskyard.files WHERE upload NOT LIKE": "remove_unclaimed",
-    "INSERT INTO taskyard.files ": "insert_part",
-    "SELECT content FROM taskyard.files ": "read_part",
     "INSERT INTO taskyard.ended ": "upsert_ended",
     "COPY taskyard.ended ": "copy_ended",
     "SELECT * FROM taskyard.ended ": "read_ended",
-    "FROM taskyard.claims ORDER BY name": "read_claims",
     "SELECT value FROM taskyard.meta WHERE key = ": "read_meta",
     "SELECT name, content FROM taskyard.keys": "read_keys",
     "to_regclass('taskyard.meta')": "exists",
@@ -115,8 +108,6 @@ class Tables(blob_tables.BlobTables):
             "format": database.FORMAT,
             "anchor": chain.seal(identity, Head(0, 0, chain.origin(identity))),
         }
-        self.claims: dict[str, tuple[Any, ...]] = {}
-        self.files: dict[tuple[str, int], bytes] = {}
         self.ended: dict[tuple[bytes, int], tuple[Any, ...]] = {}
         self.standbys: dict[str, tuple[Any, ...]] = {}
 
@@ -184,21 +175,6 @@ class Tables(blob_tables.BlobTables):
         self.meta["anchor"] = values["anchor"]
         return [(size,)]
 
-    def claim(self, values: Mapping[str, Any]) -> Rows:
-        self._check_term(values, "claim")
-        claim = tuple(values[name] for name in ("name", "upload", "bytes_total", "digest"))
-        if claim[0] in self.claims:
-            raise UniqueViolation("a file is claimed")
-        self.claims[claim[0]] = (*claim, False)
-        return [()]
-
-    def move(self, values: Mapping[str, Any]) -> Rows:
-        self._check_term(values, "move of a history file")
-        found = [claim for claim in self.claims.values() if claim[1] == values["upload"]]
-        self.claims.update({claim[0]: (*claim[:4], True) for claim in found})
-        self._drop_parts(values["upload"])
-        return found
-
     def cover(self, values: Mapping[str, Any]) -> Rows:
         self._check_term(values, "cover")
         self.meta["covered"] = values["covered"]
@@ -208,17 +184,6 @@ class Tables(blob_tables.BlobTables):
         self._check_term(values, "place of files")
         self.meta["files"] = values["place"]
         return [()]
-
-    def unclaim(self, values: Mapping[str, Any]) -> Rows:
-        self._check_term(values, "unclaim")
-        found = self.claims.pop(values["name"], None)
-        if found is None:
-            return []
-        self._drop_parts(found[1])
-        return [(found[1],)]
-
-    def _drop_parts(self, upload: str) -> None:
-        self.files = {key: part for key, part in self.files.items() if key[0] != upload}
 
     def take(self, values: Sequence[Any]) -> Rows:
         holder, lease_ns, *seen = values
@@ -245,19 +210,6 @@ class Tables(blob_tables.BlobTables):
         return [()]
 
     # Other writes.
-
-    def remove_unclaimed(self, values: Mapping[str, Any]) -> Rows:
-        self._check_term(values, "removal of files")
-        kept = {claim[1] for claim in self.claims.values()}
-        own = values["own"].removesuffix("%")
-        gone = [key for key in self.files if key[0] not in kept and not key[0].startswith(own)]
-        for key in gone:
-            del self.files[key]
-        return [()] * len(gone)
-
-    def insert_part(self, values: Sequence[Any]) -> Rows:
-        self.files[values[0], values[1]] = values[2]
-        return [()]
 
     def upsert_ended(self, values: Sequence[Any]) -> Rows:
         known = self.ended.get((values[0], values[1]))
@@ -351,27 +303,20 @@ class Tables(blob_tables.BlobTables):
             return []
         return [(newest.sequence, newest.record_last, newest.chain)]
 
-    def read_claims(self, _values: Values) -> Rows:
-        return [self.claims[name] for name in sorted(self.claims)]
-
-    def read_part(self, values: Sequence[Any]) -> Rows:
-        found = self.files.get((values[0], values[1]))
-        return [] if found is None else [(found,)]
-
     def read_ended(self, values: Sequence[Any]) -> Rows:
         return [row for row in self.ended.values() if row[2] > values[0]]
 
 
 WRITES: Final = (
     *blob_tables.UNHELD,
-    *("append", "trim", "claim", "cover", "unclaim", "take", "renew", "release"),
+    *("append", "trim", "cover", "take", "renew", "release"),
     *("show", "set_files", "report_standby", "remove_standby"),
-    *("remove_unclaimed", "insert_part", "upsert_ended", "copy_ended", "move"),
+    *("insert_part", "upsert_ended", "copy_ended"),
 )
 
 
 OF_LEASE: Final = ("renew", "release")
-OF_COMPACTION: Final = ("trim", "claim", "cover", "unclaim", "move")
+OF_COMPACTION: Final = ("trim", "claim_file", "cover", "remove_blobs")
 
 
 def _columns(row: Row) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from taskyard.broker.archive import recover
 from taskyard.errors import (
@@ -19,10 +19,10 @@ from taskyard.errors import (
     UnusableState,
     UnusableStore,
 )
-from taskyard.journal import blobs, history, schema, state_check
+from taskyard.journal import blobs, schema, state_check
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.compaction import DatabaseTerm
-from taskyard.journal.files import link_directory, make_private_directory, replace_private
+from taskyard.journal.files import link_directory, replace_private
 from taskyard.net import endpoints
 from taskyard.net.keyring import Keyring
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from taskyard.broker.archive import EndedTasks
+    from taskyard.broker.broker_settings import BrokerSettings
     from taskyard.broker.outbox_feed import OutboxFeed
     from taskyard.broker.standby import Standby, WarmState
     from taskyard.journal.blobs import BlobStore
@@ -51,23 +52,6 @@ class OpenDatabase(NamedTuple):
     blobs: BlobStore | None = None
 
 
-class DatabaseSettings(Protocol):
-    """The settings of a broker that concern its database."""
-
-    @property
-    def state(self) -> Path: ...
-    @property
-    def store(self) -> str: ...
-    @property
-    def files(self) -> Path | None: ...
-    @property
-    def store_lease_ns(self) -> int: ...
-    @property
-    def yields(self) -> bool: ...
-    @property
-    def listen(self) -> tuple[tuple[str, str], ...]: ...
-
-
 def keyring_of(state: Path, url: str) -> Keyring:
     """Return the keys of a state directory, or of the store at a URL."""
     if not url:
@@ -78,7 +62,7 @@ def keyring_of(state: Path, url: str) -> Keyring:
     return StoreKeyring(state, url)
 
 
-def open_standby(settings: DatabaseSettings, announce: Callable[[str], None]) -> Standby:
+def open_standby(settings: BrokerSettings, announce: Callable[[str], None]) -> Standby:
     """Return a standby of the journal that is not started yet."""
     with _needs_extra():
         from taskyard.broker.standby import Standby  # noqa: PLC0415  # an extra
@@ -92,7 +76,7 @@ def open_standby(settings: DatabaseSettings, announce: Callable[[str], None]) ->
 
 
 def open_database(
-    settings: DatabaseSettings, stack: ExitStack, warm: WarmState | None = None
+    settings: BrokerSettings, stack: ExitStack, warm: WarmState | None = None
 ) -> OpenDatabase:
     """Take over the journal, and make the state directory equal to the tables.
 
@@ -107,9 +91,7 @@ def open_database(
         raise LeaderLost(f"{error}, so epoch {warm.lease.term.epoch} ends") from error
 
 
-def _take_over(
-    settings: DatabaseSettings, stack: ExitStack, warm: WarmState | None
-) -> OpenDatabase:
+def _take_over(settings: BrokerSettings, stack: ExitStack, warm: WarmState | None) -> OpenDatabase:
     with _needs_extra():
         from taskyard.journal.postgres import database, exports, last_term  # noqa: PLC0415  # extra
         from taskyard.journal.postgres.lease import Lease  # noqa: PLC0415
@@ -146,11 +128,11 @@ def _take_over(
     return OpenDatabase(store, lease, DatabaseTerm(url, *lease.term, lacks_files), archive)
 
 
-def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDatabase) -> OpenDatabase:
+def _with_files(settings: BrokerSettings, stack: ExitStack, opened: OpenDatabase) -> OpenDatabase:
     """Copy the keys from now on, and open the blobs if they are in the database."""
     from taskyard.broker import database_files, key_store  # noqa: PLC0415  # an extra
     from taskyard.journal.postgres import database  # noqa: PLC0415
-    from taskyard.journal.postgres.history_mover import HistoryMover  # noqa: PLC0415
+    from taskyard.journal.postgres.blobs import BlobRows  # noqa: PLC0415
 
     store, lease, url, state = opened.store, opened.lease, settings.store, settings.state
     copy = key_store.KeyCopy(state)
@@ -158,8 +140,6 @@ def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDataba
         copy.poll(connection)
     lease.on_renewed = copy.poll
     tables = database_files.open_blobs(url, settings.files, lease.term, store.reconnect_seconds_max)
-    if settings.files is not None:
-        stack.enter_context(HistoryMover(url, lease.term, settings.files.absolute()))
     if tables is None:
         return opened
     stack.enter_context(tables)
@@ -169,7 +149,7 @@ def _with_files(settings: DatabaseSettings, stack: ExitStack, opened: OpenDataba
         tables.interrupt()
 
     lease.on_lost = interrupt
-    return opened._replace(blobs=database_files.BlobRows(tables))
+    return opened._replace(blobs=BlobRows(tables))
 
 
 @contextmanager
@@ -199,8 +179,8 @@ def _check_state(state: Path) -> None:
         )
 
 
-def _prepare(settings: DatabaseSettings) -> None:
-    """Check the directories, link that of blobs, and create that of history."""
+def _prepare(settings: BrokerSettings) -> None:
+    """Check the directories, and link that of blobs."""
     state, files = settings.state, settings.files
     _check_state(state)
     with _needs_extra():
@@ -208,10 +188,9 @@ def _prepare(settings: DatabaseSettings) -> None:
     database_files.check_place(settings.store, state, files)
     if files is not None:
         link_directory(state / blobs.FOLDER, files.absolute() / blobs.FOLDER)
-        make_private_directory(files.absolute() / history.FOLDER)
 
 
-def outbox_feed(settings: DatabaseSettings, lease: Lease) -> OutboxFeed:
+def outbox_feed(settings: BrokerSettings, lease: Lease) -> OutboxFeed:
     """Return the feed of a broker that leads and listens."""
     from taskyard.broker.outbox_feed import OutboxFeed  # noqa: PLC0415  # an extra
 
@@ -228,7 +207,7 @@ def open_blobs(state: Path, directory: Path | None = None) -> BlobStore:
     if url and directory is None:
         with _needs_extra():
             from taskyard.broker import database_files  # noqa: PLC0415  # an extra
-        tables = database_files.open_beside(url)
-        if tables is not None:
-            return database_files.BlobRows(tables)
+        rows = database_files.open_beside(url)
+        if rows is not None:
+            return rows
     return BlobFiles(directory or state / blobs.FOLDER)

@@ -5,8 +5,9 @@ follows in a thread, so that signals are handled whatever the database does. Not
 the journal and no peer is answered before the term is taken. The rules of a takeover are in
 `journal.postgres.leader`.
 
-Index and files of compactions are fetched part by part, between polls. Only the index of ended
-tasks must be complete before it leads, as far as rows are trimmed: results are there or in rows.
+The index of ended tasks is fetched part by part, between polls. It must be complete before the
+standby leads, as far as rows are trimmed: results are there or in rows. The first compaction of a
+leader fetches the history.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from socket import gethostname
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskyard.broker.archive import EndedTasks
 from taskyard.core.limits import SECOND_NS
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from taskyard.broker.broker_settings import BrokerSettings
     from taskyard.core.ledger import Ledger
     from taskyard.journal.chain import Head
     from taskyard.journal.postgres.follower import Polled
@@ -50,21 +52,6 @@ _REPORTS_PER_LEASE: Final = 5
 #: process in any case.
 _STOP_SECONDS: Final = 0.5
 _JOIN_SECONDS: Final = 1.0
-
-
-class StandbySettings(Protocol):
-    """The settings of a broker that concern a standby."""
-
-    @property
-    def state(self) -> Path: ...
-    @property
-    def store(self) -> str: ...
-    @property
-    def store_lease_ns(self) -> int: ...
-    @property
-    def yields(self) -> bool: ...
-    @property
-    def listen(self) -> tuple[tuple[str, str], ...]: ...
 
 
 class WarmState(NamedTuple):
@@ -89,10 +76,8 @@ class Replica:
         self.archive: EndedTasks
         #: The row up to which the index was fetched.
         self._covered = 0
-        #: Fetches under way.
-        self._index_parts: Iterator[None] | None = None
-        self._file_parts: Iterator[None] | None = None
-        self._lacks_files = True
+        #: The fetch that is under way.
+        self._parts: Iterator[None] | None = None
 
     @property
     def head(self) -> Head:
@@ -101,7 +86,7 @@ class Replica:
 
     def load(self) -> None:
         """Load the newest snapshot and apply all rows after it."""
-        self._end_fetches()
+        self._parts = None
         self._index.close()
         self.ledger = self.follower.load(self._recover)
         self.archive = EndedTasks(self._index, self.ledger, self.head.sequence)
@@ -129,26 +114,19 @@ class Replica:
         return self.follower.anchor.sequence > self._covered
 
     def fetch_part(self) -> bool:
-        """Fetch a part of what compactions published, the index first.
+        """Fetch a part of the index.
 
         Return False if nothing is missing, or if the connection is lost until the next poll.
         """
-        if self.lacks_index:
-            parts = self._index_parts = self._index_parts or self._fetch_index()
-        elif self._lacks_files:
-            parts = self._file_parts = self._file_parts or self._fetch_files()
-        else:
+        if not self.lacks_index:
             return False
+        self._parts = self._parts or self._fetch_index()
         try:
-            next(parts, None)
+            next(self._parts, None)
         except Interrupted:
-            self._end_fetches()
+            self._parts = None
             return False
         return True
-
-    def _end_fetches(self) -> None:
-        self._index_parts = self._file_parts = None
-        self._lacks_files = True
 
     def _fetch_index(self) -> Iterator[None]:
         """Fetch the index, and drop the ended tasks that it has now."""
@@ -161,11 +139,7 @@ class Replica:
                 f"{self._covered}",
                 "restore the database from a backup",
             )
-        self._end_fetches()  # there are files, too
-
-    def _fetch_files(self) -> Iterator[None]:
-        yield from self.follower.file_parts()
-        self._lacks_files, self._file_parts = False, None
+        self._parts = None
 
     def _drop_archived(self) -> Iterator[None]:
         covered = self._index.covered()
@@ -178,7 +152,7 @@ class Replica:
 class Standby:
     """Follows in a thread of its own, from `start` until it leads, fails or is stopped."""
 
-    def __init__(self, settings: StandbySettings, announce: Callable[[str], None]) -> None:
+    def __init__(self, settings: BrokerSettings, announce: Callable[[str], None]) -> None:
         """`announce` receives a line when the standby has all rows."""
         self._settings = settings
         self._announce = announce

@@ -24,6 +24,7 @@ from taskyard.cli.options import (
 from taskyard.cli.output import example, moment_cell, print_document, print_table
 from taskyard.core.identity import spelling
 from taskyard.errors import NotInstalled, UnknownName, UnusableFile, UnusableStore, UserError
+from taskyard.net.keyring import DIRECTORY_NAME
 
 if TYPE_CHECKING:
     from taskyard.journal.postgres.database import Connection
@@ -76,7 +77,7 @@ def init(url: str) -> None:
     "broker.files",
     "--files",
     metavar="DIR",
-    help="The directory of long output, large values and history of the store in PostgreSQL. "
+    help="The directory of long output and large values of the store in PostgreSQL. "
     "If omitted, the database has them.",
 )
 @verbose_option
@@ -95,14 +96,14 @@ def move(source: str, target: str, files: Path | None) -> None:
     if is_to_database == _is_url(source):
         raise click.UsageError("one of SOURCE and TARGET must be a URL, the other a directory")
     with _extra():
-        from taskyard.broker.database_files import StateFiles  # noqa: PLC0415  # an extra
-        from taskyard.journal.postgres import database, move  # noqa: PLC0415
-    shared = move.Files(read_files(files), StateFiles())
+        from taskyard.journal.postgres import database, move  # noqa: PLC0415  # an extra
+    state = Path(source if is_to_database else target)
+    shared, keys = read_files(files), state / DIRECTORY_NAME
     try:
         if is_to_database:
-            head, place = move.to_database(Path(source), target, shared), database.describe(target)
+            head, place = move.to_database(state, target, shared, keys), database.describe(target)
         else:
-            head, place = move.to_directory(source, Path(target), shared), target
+            head, place = move.to_directory(source, state, shared, keys), target
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise UnusableFile(text) from error

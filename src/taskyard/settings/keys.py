@@ -150,7 +150,7 @@ KEYS: Final = (
         "files",
         kinds.DIRECTORY,
         None,
-        "The directory of blobs and history of a broker on PostgreSQL, which outlives its "
+        "The directory of blobs of a broker on PostgreSQL, which outlives its "
         "machine. If not set: the database has them.",
         unset="none",
     ),

@@ -19,7 +19,6 @@ from simulator.mutations.registry import (
 from taskyard.broker import blob_retention, whole_bytes
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BrokerBlobs
-from taskyard.broker.database_files import BlobRows
 from taskyard.broker.output_writer import OutputWriter
 from taskyard.broker.whole_bytes import PayloadReader
 from taskyard.core import effects, events, identity, task_output
@@ -28,6 +27,7 @@ from taskyard.core.output import OutputChunk
 from taskyard.journal import blob_names
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import StreamHashes, StreamKey
+from taskyard.journal.postgres.blobs import BlobRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from simulator.mutations.registry import mutation_for_pair, no_op, patched
 from taskyard.broker.standby import Replica
 from taskyard.journal import chain
-from taskyard.journal.postgres import exports, leader, lease, store
+from taskyard.journal.postgres import blobs, exports, leader, lease, store
 from taskyard.journal.postgres.follower import Follower
 from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.postgres.store import PostgresStore
@@ -57,7 +57,7 @@ def trim_unfenced() -> Iterator[None]:
 @mutation_for_pair
 def claim_unfenced() -> Iterator[None]:
     """Claim files without a check of the epoch."""
-    with unfenced(exports, "_CLAIM", leader.HELD, UNCHECKED):
+    with unfenced(blobs, "_CLAIM", leader.HELD, UNCHECKED):
         yield
 
 
@@ -69,23 +69,16 @@ def cover_unfenced() -> Iterator[None]:
 
 
 @mutation_for_pair
-def unclaim_unfenced() -> Iterator[None]:
-    """Remove claims of snapshots without a check of the epoch."""
-    with unfenced(exports, "_UNCLAIM", leader.HELD, UNCHECKED):
-        yield
-
-
-@mutation_for_pair
 def removal_unfenced() -> Iterator[None]:
-    """Remove files that are not claimed without a check of the epoch."""
-    with unfenced(exports, "_REMOVE_UNCLAIMED", leader.HELD, UNCHECKED):
+    """Remove snapshots and blobs without a check of the epoch."""
+    with unfenced(blobs, "_REMOVE", leader.HELD, UNCHECKED):
         yield
 
 
 @mutation_for_pair
-def relocation_unfenced() -> Iterator[None]:
-    """Move a history file out of the database without a check of the epoch."""
-    with unfenced(exports, "_MOVE", leader.HELD, UNCHECKED):
+def removal_of_parts_unfenced() -> Iterator[None]:
+    """Remove parts of earlier terms without a check of the epoch."""
+    with unfenced(blobs, "_REMOVE_UNCLAIMED", leader.HELD, UNCHECKED):
         yield
 
 

@@ -1,25 +1,34 @@
-"""Blobs and streams in tables, for brokers without a directory that outlives them.
+"""Blobs, streams and files of compactions in tables.
 
-Either counts while it has a row in `blobs`. Its bytes are rows of `parts`, each with the offset of
+Each counts while it has a row in `blobs`. Its bytes are rows of `parts`, each with the offset of
 its first byte. Rows of `blobs` are written and removed under the term, so a broker that lost its
 term adds and removes nothing. All statements may be repeated, so a lost connection is made again.
 The first of two may be executed later than statements that follow, and must not undo them. Knows
-neither tasks nor where files are.
+no tasks.
 """
 
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, LiteralString, NamedTuple, Self
 
 import psycopg
-from psycopg.errors import Diagnostic
 
-from taskyard.errors import JournalFailed, LeaderLost
+from taskyard.core.output import Stream
+from taskyard.errors import LeaderLost
+from taskyard.journal.blobs import (
+    BlobFile,
+    BlobId,
+    BytesDiffer,
+    StreamHashes,
+    StreamKey,
+    length_of,
+)
 from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
-from taskyard.journal.postgres.store import RECONNECT_SECONDS, RECONNECT_SECONDS_MAX
+from taskyard.journal.postgres.session import RECONNECT_SECONDS_MAX, TermSession
 
 #: Bytes of a blob in one row. As much as a peer reads at once.
 PART_BYTES: Final = 1024 * 1024
@@ -27,10 +36,14 @@ PART_BYTES: Final = 1024 * 1024
 #: Rows of `blobs` that are read at once.
 PAGE_ROWS: Final = 500
 
-#: Kinds of rows: bytes that arrive, and those that are named by their content.
+#: Kinds of rows: bytes that arrive, those that are named by their content, and files that replace
+#: trimmed rows (`exports`).
 STREAM: Final = "stream"
 SEALED: Final = "sealed"
-KINDS: Final = (STREAM, SEALED)
+FILE: Final = "file"
+
+#: Streams whose length is in memory.
+_LENGTHS_MAX: Final = 10_000
 
 #: Where the blobs of a store are.
 DATABASE: Final = "database"
@@ -41,7 +54,7 @@ _HELD_COUNT: Final = " SELECT (SELECT count(*) FROM held)"
 _APPEND: Final = leader.HELD + (  # noqa: S608  # no input
     ", given AS (SELECT * FROM unnest(%(names)s::bytea[], %(uploads)s::text[], "
     "%(starts)s::bigint[], %(contents)s::bytea[]) AS given (name, new, start, content)), "
-    "grown AS (INSERT INTO taskyard.blobs SELECT %(kind)s::text, name, min(new), "
+    "grown AS (INSERT INTO taskyard.blobs SELECT 'stream', name, min(new), "
     "max(start + octet_length(content)), %(used_ns)s, min(epoch) FROM given, held GROUP BY name "
     "ON CONFLICT (kind, name) DO UPDATE SET used_ns = excluded.used_ns, "
     "bytes = greatest(blobs.bytes, excluded.bytes) RETURNING name, upload), "
@@ -64,12 +77,12 @@ _SEAL: Final = leader.HELD + (  # noqa: S608  # no input
     + _HELD_COUNT
 )
 _CLAIM: Final = leader.HELD + (  # noqa: S608  # no input
-    ", claimed AS (INSERT INTO taskyard.blobs SELECT %(kind)s::text, %(name)b::bytea, "
+    ", claimed AS (INSERT INTO taskyard.blobs SELECT 'file', %(name)b::bytea, "
     "%(upload)s::text, %(bytes)s, %(used_ns)s, epoch FROM held "
     "ON CONFLICT (kind, name) DO UPDATE SET used_ns = excluded.used_ns)" + _HELD_COUNT
 )
 _TOUCH: Final = leader.HELD + (  # noqa: S608  # no input
-    ", used AS (UPDATE taskyard.blobs SET used_ns = %(used_ns)s WHERE kind = %(kind)s "
+    ", used AS (UPDATE taskyard.blobs SET used_ns = %(used_ns)s WHERE kind = 'sealed' "
     "AND name = %(name)b AND EXISTS (SELECT FROM held))" + _HELD_COUNT
 )
 _REMOVE: Final = leader.HELD + (  # noqa: S608  # no input
@@ -135,10 +148,13 @@ class BlobTables:
         self._connection = connection
         self._term = term
 
+    def close(self) -> None:
+        """Do nothing: the connection is the caller's."""
+
     # Writing, under the term.
 
-    def append(self, kind: str, parts: Iterable[Part], used_ns: int) -> None:
-        """Write parts of blobs, which are created if they are missing. A repeat is harmless."""
+    def append(self, parts: Iterable[Part], used_ns: int) -> None:
+        """Write parts of streams, which are created if they are missing. A repeat is harmless."""
         longest: dict[tuple[bytes, int], bytes] = {}
         for name, start, content in _split(parts):
             if len(content) > len(longest.get((name, start), b"")):
@@ -146,7 +162,6 @@ class BlobTables:
         if not longest:
             return
         values = {
-            "kind": kind,
             "names": [name for name, _ in longest],
             "uploads": [self._new_upload() for _ in longest],
             "starts": [start for _, start in longest],
@@ -160,22 +175,19 @@ class BlobTables:
         values = {"name": name, "new": new, "bytes": bytes_total, "used_ns": used_ns}
         self._write(_SEAL, values)
 
-    def put(self, kind: str, name: bytes, contents: Iterable[bytes], used_ns: int) -> None:
-        """Write a blob as a whole, in parts. It counts when all of it is there."""
+    def put(self, name: bytes, contents: Iterable[bytes]) -> None:
+        """Write a file. It counts when all of it is there."""
         upload, size = self._new_upload(), 0
         for given in contents:
             for _, start, content in _split([Part(name, size, given)]):
                 self._execute(_INSERT_PART, {"upload": upload, "start": start, "content": content})
             size += len(given)
-        values = {"kind": kind, "name": name, "upload": upload, "bytes": size, "used_ns": used_ns}
+        values = {"name": name, "upload": upload, "bytes": size, "used_ns": time.time_ns()}
         self._write(_CLAIM, values)
 
-    def touch(self, kind: str, name: bytes, used_ns: int) -> int | None:
-        """Note that a blob is used, and return its size. None: it is not there."""
-        size = self.size(kind, name)
-        if size is not None:
-            self._write(_TOUCH, {"kind": kind, "name": name, "used_ns": used_ns})
-        return size
+    def touch(self, name: bytes, used_ns: int) -> None:
+        """Note that a blob is used, if it is there."""
+        self._write(_TOUCH, {"name": name, "used_ns": used_ns})
 
     def remove(
         self, kind: str, names: Sequence[bytes], used_ns_max: int = _ANY_NS
@@ -222,15 +234,6 @@ class BlobTables:
                 end = offset + len(found)
         return bytes(found[: max(0, min(count, bytes_total - offset))]), bytes_total
 
-    def contents(self, kind: str, name: bytes) -> Iterator[bytes]:
-        """Yield all bytes of a blob."""
-        offset = 0
-        while found := self.read(kind, name, offset, PART_BYTES):
-            if not found[0]:
-                return
-            yield found[0]
-            offset += len(found[0])
-
     def walk(self, kind: str) -> Iterator[StoredBlob]:
         """Yield all blobs of a kind. Reads some rows at a time."""
         after = b""
@@ -263,20 +266,17 @@ class BlobTables:
         )
 
 
-class Blobs(BlobTables):
+class Blobs(TermSession, BlobTables):
     """The tables, over one connection of one thread, which is made again when it is lost."""
+
+    _purpose = "keeping blobs"
 
     def __init__(
         self, url: str, term: Term, reconnect_seconds_max: float = RECONNECT_SECONDS_MAX
     ) -> None:
         """`reconnect_seconds_max` is how long a lost connection is tried again."""
-        super().__init__(database.open_database(url), term)
-        self._url = url
-        self._reconnect_seconds_max = reconnect_seconds_max
-        self._is_interrupted = False
-        #: The SQLSTATE of each warning during the last statement.
-        self._warnings: list[str] = []
-        self._connection.add_notice_handler(self._note_warning)
+        TermSession.__init__(self, url, term)
+        self.reconnect_seconds_max = reconnect_seconds_max
 
     def __enter__(self) -> Self:
         return self
@@ -284,79 +284,140 @@ class Blobs(BlobTables):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        self._connection.close()
-
-    def copy(self) -> "Blobs":
-        """Return the same tables over another connection, for another thread."""
-        return Blobs(self._url, self._term, self._reconnect_seconds_max)
-
-    def interrupt(self) -> None:
-        """End a call that waits for the server in another thread, because the lease has ended."""
-        self._is_interrupted = True
-        database.interrupt(self._connection)
-
     def _write(self, statement: LiteralString, values: Mapping[str, object]) -> tuple[Any, ...]:
         """Write, and write again if the session ended: another server may not have it."""
         while True:
             self._warnings.clear()
             row = super()._write(statement, values)
-            if not self._warnings or self._is_confirmed():
+            if not self._warnings:
+                return row
+            try:
+                self._confirm()
+            except psycopg.Error as error:
+                if not database.is_in_doubt(self._connection, error):
+                    raise database.failed(self._url, self._purpose, error) from error
+                self._reconnect(self._give_up_at(), error)
+            else:
                 return row
 
-    def _is_confirmed(self) -> bool:
-        """Commit once more, after a warning: a standby may not have confirmed.
 
-        Return False if the session has ended.
-        """
-        self._warnings.clear()
-        try:
-            is_held = leader.renew(self._connection, self._term)
-        except psycopg.Error as error:
-            if self._is_interrupted:
-                raise self._lost() from error
-            if not database.is_in_doubt(self._connection, error):
-                raise database.failed(self._url, "keeping blobs", error) from error
-            self._connection.close()
+class BlobRows:
+    """Implements `BlobStore`. The chunks of a turn are written by one statement, in `flush`."""
+
+    def __init__(self, tables: BlobTables) -> None:
+        self._tables = tables
+        self._parts: list[Part] = []
+        self._dropped: list[bytes] = []
+        #: Lengths of streams, with parts that are not written yet.
+        self._lengths: OrderedDict[StreamKey, int] = OrderedDict()
+        self._hashes = StreamHashes()
+        self.bytes_used = 0
+
+    def append(self, key: StreamKey, offset: int, data: bytes) -> int:
+        length = self.length(key)
+        if offset > length:
+            return length
+        known = min(length - offset, len(data))
+        if known:
+            self.flush()
+            found = self._tables.read(STREAM, _encode(key), offset, known)
+            if found is None or found[0] != data[:known]:
+                raise BytesDiffer(f"bytes from {offset:,} on differ from those that are there")
+        new = data[known:]
+        if new:
+            self._parts.append(Part(_encode(key), length, new))
+            self._hashes.add(key, length, new)
+            self._lengths[key] = length + len(new)
+            self.bytes_used += len(new)
+        return length + len(new)
+
+    def flush(self) -> None:
+        if self._parts:
+            self._tables.append(self._parts, time.time_ns())
+            self._parts = []
+        if self._dropped:
+            self.bytes_used -= self._tables.remove(STREAM, self._dropped)[0]
+            self._dropped = []
+
+    def seal(self, key: StreamKey, name: str) -> bool:
+        self.flush()
+        length = min(self.length(key), length_of(name))
+        if length < self.length(key):  # of another history of this state
+            self.bytes_used -= self.length(key) - length
+            self._hashes.forget(key)
+        digest = self._hashes.digest(
+            key, length, lambda at, count: self._read(key, at, count) or b""
+        )
+        if length != length_of(name) or not digest or not name.startswith(digest.hex()):
+            self.drop(key)
             return False
-        if not is_held:
-            raise self._lost()
-        if database.ends_session(self._warnings):
-            return False
-        if self._warnings:
-            raise JournalFailed(
-                f"{database.describe(self._url)}: a standby did not confirm the last "
-                "bytes, nothing more is acknowledged (see the log of PostgreSQL)"
-            )
+        self._tables.seal(_encode(key), name.encode(), length, time.time_ns())
+        self._forget(key)
         return True
 
-    def _execute(
-        self, statement: LiteralString, values: Mapping[str, object] | None = None
-    ) -> list[tuple[Any, ...]]:
-        """Run a statement over as many connections as that takes."""
-        give_up = time.monotonic() + self._reconnect_seconds_max
-        while True:
-            try:
-                if self._connection.closed:
-                    self._connection = self._connect()
-                return super()._execute(statement, values)
-            except psycopg.Error as error:
-                if self._is_interrupted:
-                    raise self._lost() from error
-                is_over = time.monotonic() > give_up
-                if is_over or not database.is_in_doubt(self._connection, error):
-                    raise database.failed(self._url, "keeping blobs", error) from error
-                self._connection.close()
-                time.sleep(RECONNECT_SECONDS)
+    def length(self, key: StreamKey) -> int:
+        length = self._lengths.pop(key, None)
+        if length is None:
+            length = self._tables.size(STREAM, _encode(key)) or 0
+        self._lengths[key] = length
+        if len(self._lengths) > _LENGTHS_MAX:
+            self._lengths.popitem(last=False)
+        return length
 
-    def _connect(self) -> Connection:
-        connection = database.connect(self._url)
-        connection.add_notice_handler(self._note_warning)
-        return connection
+    def drop(self, key: StreamKey) -> None:
+        self._forget(key)
+        self._dropped.append(_encode(key))
 
-    def _note_warning(self, notice: Diagnostic) -> None:
-        if notice.severity_nonlocalized == "WARNING":
-            self._warnings.append(notice.sqlstate or "")
+    def read(self, blob: BlobId, offset: int, count: int) -> tuple[bytes, int] | None:
+        return self._tables.read(*_row(blob), offset, count)
+
+    def touch(self, name: str) -> bool:
+        size = self._tables.size(SEALED, name.encode())
+        if size is not None:
+            self._tables.touch(name.encode(), time.time_ns())
+        return size == length_of(name)
+
+    def remove(self, blob: BlobId, unused_since_ns: int) -> bool:
+        kind, name = _row(blob)
+        bytes_total, count = self._tables.remove(kind, [name], unused_since_ns)
+        self.bytes_used -= bytes_total
+        return count > 0
+
+    def walk(self) -> Iterator[BlobFile]:
+        for name, bytes_total, used_ns in self._tables.walk(SEALED):
+            yield BlobFile(name.decode(), bytes_total, used_ns)
+        for name, bytes_total, used_ns in self._tables.walk(STREAM):
+            yield BlobFile(_decode(name), bytes_total, used_ns)
+
+    def close(self) -> None:
+        self._tables.close()
+
+    def _read(self, key: StreamKey, offset: int, count: int) -> bytes | None:
+        found = self._tables.read(STREAM, _encode(key), offset, count)
+        return None if found is None else found[0]
+
+    def _forget(self, key: StreamKey) -> None:
+        self._lengths.pop(key, None)
+        self._hashes.forget(key)
+
+
+def _row(blob: BlobId) -> tuple[str, bytes]:
+    """Return the kind and the name of a row."""
+    return (STREAM, _encode(blob)) if isinstance(blob, StreamKey) else (SEALED, blob.encode())
+
+
+def _encode(key: StreamKey) -> bytes:
+    """Return the name of a stream's row."""
+    numbers = (key.attempt, key.stream, len(key.campaign))
+    return b"%d/%d/%d/" % numbers + key.campaign + key.name
+
+
+def _decode(name: bytes) -> StreamKey:
+    attempt, stream, length, names = name.split(b"/", 3)
+    campaign_bytes = int(length)
+    return StreamKey(
+        names[:campaign_bytes], names[campaign_bytes:], int(attempt), Stream(int(stream))
+    )
 
 
 def known_place(connection: Connection) -> str:

@@ -41,18 +41,6 @@ TABLES: Final[tuple[LiteralString, ...]] = (
         "epoch bigint NOT NULL, chain bytea NOT NULL, body bytea NOT NULL)"
     ),
     "ALTER TABLE taskyard.journal ALTER body SET STORAGE EXTERNAL",
-    # What replaces trimmed rows. Only files with a row in `claims` count. Their content is in
-    # `files`, or, if it was moved, in the directory of `--files`.
-    (
-        "CREATE TABLE taskyard.claims (name text PRIMARY KEY, upload text NOT NULL, "
-        "bytes bigint NOT NULL, digest bytea NOT NULL, epoch bigint NOT NULL, "
-        "moved boolean NOT NULL DEFAULT false)"
-    ),
-    (
-        "CREATE TABLE taskyard.files (upload text, part integer, content bytea NOT NULL, "
-        "PRIMARY KEY (upload, part))"
-    ),
-    "ALTER TABLE taskyard.files ALTER content SET STORAGE EXTERNAL",
     # As in finished.sqlite. Rows are added in the order of their records, so ranges of pages are
     # enough to find those that a standby lacks.
     (
@@ -67,7 +55,7 @@ TABLES: Final[tuple[LiteralString, ...]] = (
         "endpoints text[] NOT NULL, sequence bigint NOT NULL, behind_ns bigint NOT NULL, "
         "renewal bigint NOT NULL)"
     ),
-    # Blobs and streams, unless a directory has them. See `blobs`.
+    # Files that replace trimmed rows. Blobs and streams, unless a directory has them. See `blobs`.
     (
         "CREATE TABLE taskyard.blobs (kind text, name bytea, upload text NOT NULL UNIQUE, "
         "bytes bigint NOT NULL, used_ns bigint NOT NULL, epoch bigint NOT NULL, "
@@ -92,8 +80,6 @@ _UPDATE_META: Final = "UPDATE taskyard.meta SET value = %b WHERE key = %s"
 _CLEAR: Final[tuple[LiteralString, ...]] = (
     "DELETE FROM taskyard.meta WHERE key IN ('covered', 'files')",
     "DELETE FROM taskyard.journal",
-    "DELETE FROM taskyard.claims",
-    "DELETE FROM taskyard.files",
     "DELETE FROM taskyard.ended",
     "DELETE FROM taskyard.standbys",
     "DELETE FROM taskyard.blobs",

@@ -1,76 +1,46 @@
-"""The tables that replace trimmed rows: snapshots, history files, the index of finished tasks.
+"""The tables that replace trimmed rows: snapshots, history files, the index of ended tasks.
 
 A compaction writes them to the state directory of its broker first, as it does for SQLite, and
 `publish` copies them. Then rows may be trimmed. `fetch` makes the state directory of another broker
 equal to the tables. So the local files are a cache. A broker that leads needs the index up to the
-last trimmed row, a start needs a snapshot, too, and a compaction needs all files. With `--files`
-the content of history files is moved to that directory later (`history_mover`). Snapshots stay, so
-the database alone has what a broker needs.
+last trimmed row, a start needs a snapshot, too, and a compaction needs all files.
 
-A broker that lost its term may still be writing. Its uploads have names of their own, and only
-files with a row in `claims` count, which is inserted under the term. Rows of the index follow from
-committed rows of the journal, so a stale broker adds only what is true. The row up to which the
-index is complete is written under the term, too.
+A broker that lost its term may still be writing. A file counts when it has a row in `blobs`, which
+is inserted under the term. Rows of the index follow from committed rows of the journal, so a stale
+broker adds only what is true. The row up to which the index is complete is written under the term.
 """
 
 import hashlib
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, LiteralString, NamedTuple
+from typing import Final, NamedTuple
 
 import psycopg
 from psycopg.errors import UniqueViolation
 
-from taskyard.errors import JournalDamaged, LeaderLost, UnusableStore
+from taskyard.errors import JournalDamaged, LeaderLost
 from taskyard.journal import chain, compaction, history, snapshot
 from taskyard.journal.archive import Archive, ArchiveWriter, IndexRow
 from taskyard.journal.chain import Head
 from taskyard.journal.compaction import CompactionResult, DatabaseTerm
 from taskyard.journal.files import create_private, make_private_directory, sync_directory
-from taskyard.journal.postgres import database, leader, shared_directory
+from taskyard.journal.postgres import blobs, database, leader
+from taskyard.journal.postgres.blobs import FILE, BlobTables
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.postgres.store import PostgresReader, PostgresStore
 
-#: Bytes of a file in one row: a part is in memory, here and in the server.
-PART_BYTES: Final = 4 * 1024 * 1024
-
 #: Rows of the index that are read at once: some milliseconds, or 64 MB of output at the worst.
 _ROWS: Final = 1_000
 
-_CLAIM: Final = leader.HELD + (  # no input
-    " INSERT INTO taskyard.claims SELECT %(name)s, %(upload)s, %(bytes_total)s, %(digest)b, epoch "
-    "FROM held"
-)
 #: The covered row never goes back: as with the anchor, a statement may be executed late.
 _COVER: Final = leader.HELD + (  # noqa: S608  # no input
     " INSERT INTO taskyard.meta SELECT 'covered', %(covered)b FROM held "
     "ON CONFLICT (key) DO UPDATE SET value = greatest(meta.value, excluded.value)"
 )
-_UNCLAIM: Final = leader.HELD + (  # noqa: S608  # no input
-    ", gone AS (DELETE FROM taskyard.claims WHERE name = %(name)s AND EXISTS (SELECT FROM held) "
-    "RETURNING upload), "
-    "parts AS (DELETE FROM taskyard.files USING gone WHERE files.upload = gone.upload) "
-    "SELECT upload FROM gone"
-)
-#: Uploads of this term stay: a statement over a lost connection may still claim them. Those of
-#: earlier terms can't be claimed any more, and a later term can't begin meanwhile.
-_REMOVE_UNCLAIMED: Final = leader.HELD + (  # noqa: S608  # no input
-    " DELETE FROM taskyard.files WHERE upload NOT LIKE %(own)s "
-    "AND upload NOT IN (SELECT upload FROM taskyard.claims) AND EXISTS (SELECT FROM held)"
-)
-_INSERT_PART: Final = "INSERT INTO taskyard.files VALUES (%s, %s, %b)"
-_MOVE: Final = leader.HELD + (  # noqa: S608  # no input
-    ", moved AS (UPDATE taskyard.claims SET moved = true WHERE upload = %(upload)s "
-    "AND EXISTS (SELECT FROM held) RETURNING upload), "
-    "parts AS (DELETE FROM taskyard.files USING moved WHERE files.upload = moved.upload) "
-    "SELECT upload FROM moved"
-)
-_READ_PART: Final = "SELECT content FROM taskyard.files WHERE upload = %s AND part = %s"
 
 #: As in finished.sqlite: an older end never replaces a newer one.
 _UPSERT: Final = (
@@ -80,7 +50,12 @@ _UPSERT: Final = (
 )
 
 _LOST: Final = "restore the database from a backup"
-_LOST_FILE: Final = "mount the directory of --files, or restore the file from a backup"
+
+#: The SHA-256 of a file follows its bytes.
+_DIGEST_BYTES: Final = 32
+
+#: For readers.
+_NO_TERM: Final = Term(0, "")
 
 
 class Claim(NamedTuple):
@@ -88,11 +63,7 @@ class Claim(NamedTuple):
 
     #: As a path in a state directory.
     name: str
-    upload: str
     bytes_total: int
-    digest: bytes
-    #: Whether its content is in the directory of `--files`, not in the tables.
-    is_moved: bool = False
 
 
 class PublishedIndex(ArchiveWriter):
@@ -121,8 +92,12 @@ class PublishedIndex(ArchiveWriter):
         super().write(rows)
 
     def commit(self, head: Head) -> None:
-        values = {"covered": chain.seal(self._identity, head)}
-        _run_held(self._database, _COVER, self._term, values)
+        values = {**self._term._asdict(), "covered": chain.seal(self._identity, head)}
+        if self._database.execute(_COVER, values).rowcount != 1:
+            raise LeaderLost(
+                f"another broker has taken over since epoch {self._term.epoch}, so a compaction "
+                "stops"
+            )
         super().commit(head)
 
 
@@ -131,7 +106,6 @@ def publish(
 ) -> None:
     """Copy what a compaction up to `head` wrote, and check that it covers all rows up to there."""
     claimed = {claim.name for claim in claims(connection)}
-    connection.execute(_REMOVE_UNCLAIMED, {**term._asdict(), "own": f"{term.epoch}-%"})
     whole = history.parts(directory)
     newest = snapshot.path_of(directory, head.sequence)
     for path in (*(part.path(directory) for part in whole), newest):
@@ -145,42 +119,22 @@ def publish(
         )
 
 
-def move_history(connection: Connection, files: Path, term: Term) -> int:
-    """Move history files from the tables to the directory of `--files`. Return their number.
-
-    A broker that lost its term may write a file, with the same bytes, and then raises `LeaderLost`.
-    """
-    count = 0
-    for claim in claims(connection):
-        if not claim.is_moved and claim.name.startswith(f"{history.FOLDER}/"):
-            with _unless_changed(connection, claim):
-                contents = read(connection, claim)
-                shared_directory.write(files, claim.upload, contents, claim.bytes_total)
-                _run_held(connection, _MOVE, term, {"upload": claim.upload})
-                count += 1
-    return count
-
-
 def drop_snapshots(connection: Connection, before: int, term: Term) -> None:
     """Remove snapshots of rows before `before`, which are trimmed."""
-    for claim in claims(connection):
-        sequence = snapshot.sequence_of(Path(claim.name))
-        if sequence is not None and sequence < before:
-            _run_held(connection, _UNCLAIM, term, {"name": claim.name})
+    older = [
+        claim.name.encode()
+        for claim in claims(connection)
+        if (sequence := snapshot.sequence_of(Path(claim.name))) is not None and sequence < before
+    ]
+    BlobTables(connection, term).remove(FILE, older)
 
 
-def fetch(
-    connection: Connection, directory: Path, identity: bytes, files: Path | None = None
-) -> Iterator[None]:
-    """Make the files of a state directory equal to the tables, with a pause after each part.
-
-    `files` is the directory of `--files`, by default the one that the state directory has links to.
-    """
+def fetch(connection: Connection, directory: Path, identity: bytes) -> Iterator[None]:
+    """Make the files of a state directory equal to the tables, with a pause after each part."""
     yield from index_parts(connection, directory, identity)
-    found = files or shared_directory.linked(directory)
     while missing := remove_others(connection, directory):
         for claim in missing:
-            yield from _download(connection, directory, claim, found)
+            yield from _download(connection, directory, claim)
 
 
 def fetch_base(connection: Connection, directory: Path, identity: bytes) -> Iterator[None]:
@@ -201,16 +155,6 @@ def remove_others(connection: Connection, directory: Path) -> list[Claim]:
             if claim is not None:
                 wanted[claim.name] = claim
     return list(wanted.values())
-
-
-def file_parts(connection: Connection, directory: Path) -> Iterator[None]:
-    """Fetch history and snapshots that are in the tables, with a pause after each part.
-
-    The directory of `--files` may be slow or down, so a standby takes nothing from there.
-    """
-    for claim in remove_others(connection, directory):
-        if not claim.is_moved:
-            yield from _download(connection, directory, claim)
 
 
 def index_parts(connection: Connection, directory: Path, identity: bytes) -> Iterator[None]:
@@ -280,8 +224,10 @@ def compact_stopped(
 
 def claims(connection: Connection) -> list[Claim]:
     """Return all files that count."""
-    query = "SELECT name, upload, bytes, digest, moved FROM taskyard.claims ORDER BY name"
-    return [Claim(*columns) for columns in connection.execute(query, binary=True).fetchall()]
+    return [
+        Claim(found.name.decode(), found.bytes_total - _DIGEST_BYTES)
+        for found in BlobTables(connection, _NO_TERM).walk(FILE)
+    ]
 
 
 def read_covered(connection: Connection) -> tuple[bytes, Head] | None:
@@ -308,28 +254,30 @@ def local_files(directory: Path) -> Iterator[Path]:
 
 
 def upload(connection: Connection, directory: Path, path: Path, term: Term) -> None:
-    """Copy a file of a state directory. It counts when its claim is inserted."""
-    name, digest, size, number = f"{term.epoch}-{secrets.token_hex(8)}", hashlib.sha256(), 0, 0
+    """Copy a file of a state directory. It counts when all of it is there."""
+    name = _name_of(directory, path).encode()
+    BlobTables(connection, term).put(name, _with_digest(path))
+
+
+def _with_digest(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in parts, and then its digest."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while content := file.read(PART_BYTES):
-            connection.execute(_INSERT_PART, (name, number, content))
+        while content := file.read(blobs.PART_BYTES):
             digest.update(content)
-            size, number = size + len(content), number + 1
-    claim = Claim(_name_of(directory, path), name, size, digest.digest())
-    _run_held(connection, _CLAIM, term, claim._asdict())
+            yield content
+    yield digest.digest()
 
 
-def _download(
-    connection: Connection, directory: Path, claim: Claim, files: Path | None = None
-) -> Iterator[None]:
-    """Fetch a file. One that is moved or removed meanwhile is left out."""
+def _download(connection: Connection, directory: Path, claim: Claim) -> Iterator[None]:
+    """Fetch a file. One that is removed meanwhile is left out."""
     path = directory / claim.name
     make_private_directory(path.parent)
     unfinished = path.with_name(f"{path.name}.new")
     create_private(unfinished, b"")
-    with _unless_changed(connection, claim):
+    with _unless_removed(connection, claim):
         with unfinished.open("wb") as file:
-            for content in read(connection, claim, files):
+            for content in read(connection, claim):
                 file.write(content)
                 yield
         unfinished.rename(path)
@@ -337,8 +285,8 @@ def _download(
 
 
 @contextmanager
-def _unless_changed(connection: Connection, claim: Claim) -> Iterator[None]:
-    """Skip the rest for a file whose parts are gone, as it was moved or removed meanwhile."""
+def _unless_removed(connection: Connection, claim: Claim) -> Iterator[None]:
+    """Skip the rest for a file whose parts are gone, as it was removed meanwhile."""
     try:
         yield
     except JournalDamaged:
@@ -346,39 +294,18 @@ def _unless_changed(connection: Connection, claim: Claim) -> Iterator[None]:
             raise
 
 
-def read(connection: Connection, claim: Claim, files: Path | None = None) -> Iterator[bytes]:
-    """Yield the content of a file in parts. Raises at its end if it is not what was claimed.
-
-    `files` is the directory of `--files`, if there is one.
-    """
-    where, hint, parts = "the database", _LOST, _read_table(connection, claim)
-    if claim.is_moved:
-        if files is None:
-            raise UnusableStore(f"{claim.name}: is in a shared directory (give it with --files)")
-        path = shared_directory.path_of(files, claim.upload)
-        where, hint, parts = str(path), _LOST_FILE, _read_file(claim, path)
+def read(connection: Connection, claim: Claim) -> Iterator[bytes]:
+    """Yield the content of a file in parts. Raises at its end if it is not what was written."""
+    tables, name, end = BlobTables(connection, _NO_TERM), claim.name.encode(), claim.bytes_total
     digest = hashlib.sha256()
-    for content in parts:
-        digest.update(content)
-        yield content
-    if digest.digest() != claim.digest:
-        raise JournalDamaged(f"{claim.name} in {where} does not match its digest", hint)
-
-
-def _read_table(connection: Connection, claim: Claim) -> Iterator[bytes]:
-    for number in range(-(-claim.bytes_total // PART_BYTES)):
-        for (content,) in connection.execute(_READ_PART, (claim.upload, number), binary=True):
-            yield content
-
-
-def _read_file(claim: Claim, path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            yield from iter(partial(file.read, PART_BYTES), b"")
-    except FileNotFoundError as error:
-        raise JournalDamaged(f"{claim.name}: {path} is missing", _LOST_FILE) from error
-    except OSError as error:
-        raise UnusableStore(f"{claim.name}: {path}: {database.text_of(error)}") from error
+    for offset in range(0, end, blobs.PART_BYTES):
+        found = tables.read(FILE, name, offset, min(blobs.PART_BYTES, end - offset))
+        if found is not None:
+            digest.update(found[0])
+            yield found[0]
+    if tables.read(FILE, name, end, _DIGEST_BYTES) != (digest.digest(), end + _DIGEST_BYTES):
+        wrong = f"{claim.name} in the database does not match its digest"
+        raise JournalDamaged(wrong, _LOST)
 
 
 def _fetch_index(
@@ -403,16 +330,6 @@ def _portions(connection: Connection, after: int) -> Iterator[list[IndexRow]]:
         cursor.execute("SELECT * FROM taskyard.ended WHERE record > %s", (after,))
         while rows := cursor.fetchmany(_ROWS):
             yield list(map(IndexRow._make, rows))
-
-
-def _run_held(
-    connection: Connection, statement: LiteralString, term: Term, values: Mapping[str, object]
-) -> None:
-    """Run a statement that begins with `leader.HELD`. Raises unless it changed one row."""
-    if connection.execute(statement, {**term._asdict(), **values}).rowcount != 1:
-        raise LeaderLost(
-            f"another broker has taken over since epoch {term.epoch}, so a compaction stops"
-        )
 
 
 def run(parts: Iterator[None]) -> None:

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 import psycopg
-from psycopg.errors import Diagnostic
 
-from taskyard.errors import JournalDamaged, UnusableStore
+from taskyard.errors import JournalDamaged, JournalFailed, UnusableStore
 from taskyard.journal import chain
 from taskyard.journal.chain import Row
 from taskyard.journal.postgres import database, exports, leader, standbys
@@ -88,9 +87,6 @@ class Follower(WitnessedRows):
         self.reconnect_pause_seconds = _RECONNECT_SECONDS
         self._is_in_snapshot = False
         self._holder = leader.new_holder()
-        #: A standby of the server did not confirm the last commit.
-        self._is_warned = False
-        self._connection.add_notice_handler(self._note_warning)
         #: Connections made again. Each may be one to another server, with an older state.
         self.reconnects = 0
 
@@ -100,15 +96,8 @@ class Follower(WitnessedRows):
 
     def index_parts(self) -> Iterator[None]:
         """Fetch the index of ended tasks, with a pause after each part for the next poll."""
-        return self._parts(exports.index_parts(self._connection, self._directory, self._identity))
-
-    def file_parts(self) -> Iterator[None]:
-        """Fetch history and snapshots, with a pause after each part for the next poll."""
-        return self._parts(exports.file_parts(self._connection, self._directory))
-
-    def _parts(self, parts: Iterator[None]) -> Iterator[None]:
         try:
-            yield from parts
+            yield from exports.index_parts(self._connection, self._directory, self._identity)
         except psycopg.Error as error:
             if not database.is_in_doubt(self._connection, error):
                 raise database.failed(self._url, "reading the store", error) from error
@@ -175,10 +164,10 @@ class Follower(WitnessedRows):
         A failure shows in the next poll.
         """
         row = StandbyRow(self._holder, host, endpoints, self._head.sequence, behind_ns)
-        self._is_warned = False
+        self._warnings.clear()
         with suppress(psycopg.Error):
             standbys.report(self._connection, row)
-            if not self._is_warned:
+            if not self._warnings:
                 self._witness.update(self._head)
 
     def end_reports(self) -> None:
@@ -186,16 +175,8 @@ class Follower(WitnessedRows):
         with suppress(psycopg.Error):
             standbys.remove(self._connection, self._holder)
 
-    def interrupt(self) -> None:
-        """End a call that waits for the server in another thread, and all later ones."""
-        self._closed = "the standby stops"
-        database.interrupt(self._connection)
-
-    def _on_reconnected(self) -> None:
-        self._connection.add_notice_handler(self._note_warning)
-
-    def _note_warning(self, notice: Diagnostic) -> None:
-        self._is_warned |= notice.severity_nonlocalized == "WARNING"
+    def _ended(self) -> JournalFailed:
+        return JournalFailed("the standby stops")
 
     def _reconnect(self, give_up: float, error: psycopg.Error) -> None:
         if self._is_in_snapshot:

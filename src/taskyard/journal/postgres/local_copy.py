@@ -12,7 +12,7 @@ from typing import Final
 
 from taskyard.journal import chain, sqlite, witness
 from taskyard.journal.chain import Head, Row
-from taskyard.journal.postgres import database, exports, shared_directory
+from taskyard.journal.postgres import database, exports
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.reader import READ_ROWS_MAX
 
@@ -35,15 +35,10 @@ def rows(connection: Connection, anchor: Head) -> Iterator[Row]:
                 yield Row(*columns)
 
 
-def write(
-    connection: Connection, directory: Path, seen: Head | None = None, files: Path | None = None
-) -> None:
-    """Make a state directory of the tables, in a transaction. It must have the row `seen`.
-
-    `files` is the directory of `--files`, if there is one.
-    """
+def write(connection: Connection, directory: Path, seen: Head | None = None) -> None:
+    """Make a state directory of the tables, in a transaction. It must have the row `seen`."""
     identity, anchor = database.read_anchor(connection)
-    exports.run(exports.fetch(connection, directory, identity, files))
+    exports.run(exports.fetch(connection, directory, identity))
     sqlite.write_copy(
         directory, identity, anchor, chain.verify(rows(connection, anchor), anchor, seen)
     )
@@ -66,5 +61,5 @@ def temporary(url: str, state: Path) -> Iterator[Path]:
                 if witnessed is not None and witnessed[0] != database.read_anchor(connection)[0]:
                     raise database.other_journal(url, state)
                 seen = None if witnessed is None else witnessed[1]
-                write(connection, copy, seen, shared_directory.linked(state))
+                write(connection, copy, seen)
         yield copy

@@ -1,33 +1,28 @@
 """Move a state between a state directory with SQLite and a database.
 
 Both sides are locked until the end, so no broker runs. The copy is one transaction of the database,
-read back and compared with the chain before its commit. A state directory has the file `store`
-while its journal is, or may be, in the database: SQLite does not open one then. So a move that is
-killed at any point leaves at most one side that can be opened, and can be run again.
+read back and compared with the chain before its commit. Blobs are copied between stores of blobs,
+each compared with its name, and removed at the source at the end. A state directory has the file
+`store` while its journal is, or may be, in the database: SQLite does not open one then. So a move
+that is killed at any point leaves at most one side that can be opened, and can be run again.
 """
 
-import errno
-import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 import psycopg
 
 from taskyard.errors import JournalDamaged, StoreInUse, UnusableState, UnusableStore
 from taskyard.journal import chain, schema, sqlite, state_check, witness
 from taskyard.journal.archive import Archive
+from taskyard.journal.blob_files import BlobFiles, StoreTerms
+from taskyard.journal.blobs import FOLDER, BlobId, BlobStore, StreamKey, upload_of
 from taskyard.journal.chain import Head
-from taskyard.journal.files import (
-    link_directory,
-    make_private_directory,
-    replace_private,
-    sync_directory,
-)
+from taskyard.journal.files import link_directory, replace_private, sync_directory
 from taskyard.journal.lock import StateLock
 from taskyard.journal.postgres import (
     blobs,
@@ -37,9 +32,8 @@ from taskyard.journal.postgres import (
     leader,
     local_copy,
     outbox,
-    shared_directory,
 )
-from taskyard.journal.postgres.blobs import BlobTables, StoredBlob
+from taskyard.journal.postgres.blobs import BlobRows, BlobTables
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.readonly import ReadonlyStore
@@ -51,7 +45,8 @@ _LOCK: Final = (
 )
 _CHAIN: Final = "SELECT chain FROM taskyard.journal WHERE sequence = %s"
 _IS_EMPTY: Final = (
-    "SELECT NOT EXISTS (SELECT FROM taskyard.journal) AND NOT EXISTS (SELECT FROM taskyard.claims)"
+    "SELECT NOT EXISTS (SELECT FROM taskyard.journal) "
+    "AND NOT EXISTS (SELECT FROM taskyard.blobs WHERE kind = 'file')"
 )
 _COUNT: Final = "SELECT count(*) FROM taskyard.ended"
 _COVER: Final = "INSERT INTO taskyard.meta VALUES ('covered', %b)"
@@ -59,114 +54,123 @@ _COVER: Final = "INSERT INTO taskyard.meta VALUES ('covered', %b)"
 _RUN_AGAIN: Final = "nothing was changed at the source"
 
 
-class LocalBlob(NamedTuple):
-    """A blob or a stream in a state directory."""
+def to_database(state: Path, url: str, files: Path | None, keys: Path) -> Head:
+    """Move the journal of a state directory to an empty database. Return its newest row.
 
-    kind: str
-    name: bytes
-    path: Path
-    used_ns: int
-
-
-class LocalFiles(Protocol):
-    """Blobs in a state directory."""
-
-    @property
-    def folders(self) -> tuple[str, ...]:
-        """Return the names of their directories."""
-
-    @property
-    def keys_folder(self) -> str:
-        """Return the name of the directory of keys."""
-
-    def walk(self, state: Path) -> Iterator[LocalBlob]:
-        """Yield all files."""
-
-    def write(self, state: Path, kind: str, blob: StoredBlob, contents: Iterable[bytes]) -> None:
-        """Write a file."""
-
-
-class Files(NamedTuple):
-    """Where a store in PostgreSQL has blobs, and how a state directory has them."""
-
-    #: None: in the database.
-    directory: Path | None
-    local: LocalFiles
-
-    @property
-    def place(self) -> str:
-        return blobs.DATABASE if self.directory is None else blobs.DIRECTORY
-
-    def pairs(self, state: Path) -> Iterator[tuple[Path, Path]]:
-        """Yield each directory in the state directory, and the one that it is moved to."""
-        if self.directory is not None:
-            for name in self.local.folders:
-                yield state / name, self.directory.absolute() / name
-
-
-def to_database(state: Path, url: str, files: Files) -> Head:
-    """Move the journal of a state directory to an empty database. Return its newest row."""
+    `files` is the directory of blobs that brokers of the store share. None: in the database. `keys`
+    is the directory of keys in the state directory.
+    """
     if not state.is_dir():
         raise UnusableState(f"state directory {state}: does not exist")
     if not (state / schema.FILE_NAME).exists():
         raise UnusableState(f"state directory {state}: has no journal in SQLite")
+    own = state / FOLDER
     with StateLock(state):
         known = _known(state, url)
         _check_sound(state)
-        for own, shared in files.pairs(state):
-            _check_free(own, shared)
         with closing(ReadonlyStore(state)) as source, _held(url) as (connection, term):
             head = source.head
-            if not _is_copied(connection, url, source, known):
-                replace_private(state / schema.DATABASE_NAME, url.encode())
-                try:
+            is_copied = _is_copied(connection, url, source, known)
+            replace_private(state / schema.DATABASE_NAME, url.encode())
+            try:
+                if files is not None and not own.is_symlink():
+                    shared = _shared(files, source.identity)
+                    shared.create(StoreTerms(source.identity.hex()))
+                    _copy_blobs(BlobFiles(own), shared)
+                if not is_copied:
                     _fill(connection, state, source, term)
-                    blobs.note_place(connection, term, files.place)
-                    key_table.adopt(connection, state / files.local.keys_folder)
-                    if files.directory is None:
-                        _fill_blobs(connection, state, files.local, term)
+                    blobs.note_place(connection, term, _place(files))
+                    key_table.adopt(connection, keys)
+                    if files is None:
+                        _copy_blobs(BlobFiles(own), BlobRows(BlobTables(connection, term)))
                     _verify(connection, state, source)
-                    _relocate_all(state, files)
-                except BaseException:
+            except BaseException:
+                if not is_copied:
                     (state / schema.DATABASE_NAME).unlink()
-                    raise
-        _relocate_all(state, files)
-        if files.directory is None:
-            for name in files.local.folders:
-                shutil.rmtree(state / name, ignore_errors=True)
+                raise
+        if not own.is_symlink():
+            shutil.rmtree(own, ignore_errors=True)
+        if files is not None:
+            link_directory(own, files.absolute() / FOLDER)
         sqlite.remove(state)
     return head
 
 
-def to_directory(url: str, state: Path, files: Files) -> Head:
+def to_directory(url: str, state: Path, files: Path | None, keys: Path) -> Head:
     """Move the journal of a database to a new state directory, or to one that was its broker's.
 
     The database has an empty journal then. Returns the newest row.
     """
+    own = state / FOLDER
     with StateLock(state):
         known = _known(state, url)
         if not known and state_check.has_journal(state):
             raise UnusableState(f"state directory {state}: has a journal (use another one)")
-        for own, shared in files.pairs(state):
-            _check_free(shared, own)
-        with _held(url) as (connection, _):
+        with _held(url) as (connection, term):
             if not _is_back(connection, state):
                 _check_outbox(connection, url)
                 _check_place(connection, files)
-                _fetch(connection, url, state, files)
-                if files.directory is None:
-                    _fetch_blobs(connection, state, files.local)
-                key_table.copy_to(connection, state / files.local.keys_folder)
+                identity, _ = database.read_anchor(connection)
+                source: BlobStore = BlobRows(BlobTables(connection, term))
+                if files is not None:
+                    source = shared = _shared(files, identity)
+                    if shared.terms() is None:
+                        raise UnusableState(f"{shared.directory}: no directory of blobs (mount it)")
+                _fetch(connection, url, state)
+                if own.is_symlink():
+                    own.unlink()
+                local = BlobFiles(own)
+                local.create(StoreTerms(identity.hex()))
+                _copy_blobs(source, local)
+                key_table.copy_to(connection, keys)
                 key_table.clear(connection)
                 database.clear(connection)
-        for own, shared in files.pairs(state):
-            _relocate(shared, own)
-        if files.directory is not None:
-            shared_directory.clear(files.directory)
-        _, _, head = sqlite.read_verified(state)
+        identity, _, head = sqlite.read_verified(state)
+        if files is not None and (shared := _shared(files, identity)).terms() is not None:
+            shutil.rmtree(shared.directory)
         (state / schema.DATABASE_NAME).unlink()
         sync_directory(state)
     return head
+
+
+def _shared(files: Path, identity: bytes) -> BlobFiles:
+    """Return the blobs in a shared directory. Raises if they are of another journal."""
+    shared = BlobFiles(files.absolute() / FOLDER)
+    terms = shared.terms()
+    if terms is not None and terms.identity != identity.hex():
+        raise UnusableState(f"{shared.directory}: has blobs of another state (use another --files)")
+    return shared
+
+
+def _copy_blobs(source: BlobStore, target: BlobStore) -> None:
+    """Copy all blobs and streams, unless they are there. Equal names have equal contents.
+
+    Raises `JournalDamaged` for a blob whose content is not that of its name.
+    """
+    for blob, bytes_total, _ in source.walk():
+        if isinstance(blob, StreamKey):
+            if target.length(blob) < bytes_total:
+                _copy_stream(source, blob, target, blob)
+        elif not target.touch(blob):
+            _copy_stream(source, blob, target, upload_of(blob))
+            if not target.seal(upload_of(blob), blob):
+                raise JournalDamaged(f"blob {blob} is damaged", f"{_RUN_AGAIN} (remove it)")
+    source.close()
+    target.close()
+    os.sync()  # streams are not durable yet
+
+
+def _copy_stream(source: BlobStore, blob: BlobId, target: BlobStore, key: StreamKey) -> None:
+    target.drop(key)
+    target.flush()
+    offset = 0
+    while (found := source.read(blob, offset, blobs.PART_BYTES)) and found[0]:
+        offset = target.append(key, offset, found[0])
+        target.flush()
+
+
+def _place(files: Path | None) -> str:
+    return blobs.DATABASE if files is None else blobs.DIRECTORY
 
 
 def _check_outbox(connection: Connection, url: str) -> None:
@@ -275,90 +279,16 @@ def _verify(connection: Connection, state: Path, source: ReadonlyStore) -> None:
         raise JournalDamaged("the copy in the database differs from its source", _RUN_AGAIN)
 
 
-def _fetch(connection: Connection, url: str, state: Path, files: Files) -> None:
+def _fetch(connection: Connection, url: str, state: Path) -> None:
     """Make a whole state directory of the tables, and check it as SQLite's."""
     witnessed = witness.read(state)
     replace_private(state / schema.DATABASE_NAME, url.encode())
-    local_copy.write(connection, state, witnessed[1] if witnessed else None, files.directory)
+    local_copy.write(connection, state, witnessed[1] if witnessed else None)
     _check_sound(state)
 
 
-def _check_place(connection: Connection, files: Files) -> None:
+def _check_place(connection: Connection, files: Path | None) -> None:
     """Refuse another place of blobs than that of the store."""
-    if blobs.known_place(connection) not in ("", files.place):
-        hint = "give their directory with" if files.directory is None else "leave out"
+    if blobs.known_place(connection) not in ("", _place(files)):
+        hint = "give their directory with" if files is None else "leave out"
         raise UnusableStore(f"blobs of the store are elsewhere ({hint} --files)")
-
-
-def _fill_blobs(connection: Connection, state: Path, local: LocalFiles, term: Term) -> None:
-    """Copy blobs, and compare the copies."""
-    tables = BlobTables(connection, term)
-    for kind, name, path, used_ns in local.walk(state):
-        written, found = hashlib.sha256(), hashlib.sha256()
-        with path.open("rb") as file:
-            parts = iter(partial(file.read, blobs.PART_BYTES), b"")
-            tables.put(kind, name, _digested(parts, written), used_ns)
-        for content in tables.contents(kind, name):
-            found.update(content)
-        if found.digest() != written.digest():
-            raise JournalDamaged(f"{path}: its copy in the database differs", _RUN_AGAIN)
-
-
-def _digested(contents: Iterable[bytes], digest: "hashlib._Hash") -> Iterator[bytes]:
-    for content in contents:
-        digest.update(content)
-        yield content
-
-
-def _fetch_blobs(connection: Connection, state: Path, local: LocalFiles) -> None:
-    """Write blobs to a state directory."""
-    tables = BlobTables(connection, Term(0, ""))
-    for kind in blobs.KINDS:
-        for blob in tables.walk(kind):
-            local.write(state, kind, blob, tables.contents(kind, blob.name))
-
-
-def _check_free(source: Path, target: Path) -> None:
-    """Refuse a directory in the way of another one."""
-    is_own = source.is_dir() and not source.is_symlink()
-    if is_own and not target.is_symlink() and target.is_dir() and any(target.iterdir()):
-        raise UnusableState(f"{target}: in the way of {source} (move it away)")
-
-
-def _relocate_all(state: Path, files: Files) -> None:
-    for own, shared in files.pairs(state):
-        _relocate(own, shared)
-        link_directory(own, shared)
-
-
-def _relocate(source: Path, target: Path) -> None:
-    """Move a directory, also to another disk. A link or an empty directory is replaced."""
-    done = source.with_name(f"{source.name}.moved")
-    if done.exists() and not target.exists():
-        done.rename(source)
-    if source.is_dir() and not source.is_symlink():
-        make_private_directory(target.parent)
-        if target.is_symlink():
-            target.unlink()
-        elif target.exists():
-            target.rmdir()
-        try:
-            source.rename(target)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            _copy_directory(source, target, done)
-        sync_directory(source.parent)
-        sync_directory(target.parent)
-    if done.exists():
-        shutil.rmtree(done)
-
-
-def _copy_directory(source: Path, target: Path, done: Path) -> None:
-    """Copy a directory to another disk, and give the source the name `done`."""
-    unfinished = target.with_name(f"{target.name}.new")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.copytree(source, unfinished, symlinks=True)
-    os.sync()
-    source.rename(done)
-    unfinished.rename(target)

@@ -12,13 +12,12 @@ The server does not tell how much disk it has left. A full disk there is `Journa
 row is not written. The disk of the state directory must have room for a compaction.
 """
 
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, LiteralString
+from typing import Final
 
 import psycopg
-from psycopg.errors import Diagnostic, UniqueViolation
+from psycopg.errors import UniqueViolation
 
 from taskyard.errors import JournalDamaged, JournalFailed, LeaderLost, UnusableStore
 from taskyard.journal import chain, witness
@@ -26,14 +25,10 @@ from taskyard.journal.chain import Head, Row
 from taskyard.journal.files import free_bytes, make_private_directory
 from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.leader import Term
+from taskyard.journal.postgres.session import CLOSED, Session, TermSession
 from taskyard.journal.reader import READ_ROWS_MAX, VerifiedRows
 from taskyard.journal.store import check_row, check_trim
 from taskyard.journal.witness import Witness
-
-#: How long a lost connection is tried again, unless the lease is longer: a restart of the server
-#: takes some seconds.
-RECONNECT_SECONDS_MAX: Final = 5.0
-RECONNECT_SECONDS: Final = 0.05
 
 #: Rows that one statement of `trim` deletes: some milliseconds.
 TRIM_ROWS_MAX: Final = 256
@@ -75,63 +70,10 @@ _LOST_ROWS: Final = (
     "acknowledged rows are lost, as after a failover without a synchronous standby "
     f"({_RESTORE_HINT})"
 )
-_CLOSED: Final = "the journal is closed"
 
 
-class PostgresRows(VerifiedRows):
+class PostgresRows(Session, VerifiedRows):
     """The rows in PostgreSQL, over one connection that is made again when it is lost."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._connection = database.open_database(url)
-        #: How long a lost connection is tried again.
-        self.reconnect_seconds_max = RECONNECT_SECONDS_MAX
-        self.reconnect_pause_seconds = RECONNECT_SECONDS
-        #: Why nothing more can be read. None while the store is open.
-        self._closed: str | None = None
-
-    def close(self) -> None:
-        """Close the connection. A second call does nothing."""
-        self._closed = _CLOSED
-        self._connection.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise JournalFailed(self._closed)
-
-    def _execute(
-        self, statement: LiteralString, values: Mapping[str, object] | None = None
-    ) -> list[tuple[Any, ...]]:
-        """Run a statement that may be repeated, and return its rows."""
-        give_up = time.monotonic() + self.reconnect_seconds_max
-        while True:
-            try:
-                found = self._connection.execute(statement, values, prepare=True, binary=True)
-                return found.fetchall()
-            except psycopg.Error as error:
-                if not database.is_in_doubt(self._connection, error):
-                    raise database.failed(self._url, "reading the journal", error) from error
-                self._reconnect(give_up, error)
-
-    def _reconnect(self, give_up: float, error: psycopg.Error) -> None:
-        """Make the connection again, until a time of the monotonic clock."""
-        self._connection.close()
-        while True:
-            self._check_open()
-            if time.monotonic() > give_up:
-                raise database.failed(self._url, "connecting again", error) from error
-            try:
-                self._connection = database.connect(self._url)
-                self._on_reconnected()
-            except psycopg.Error as latest:
-                self._connection.close()
-                error = latest
-                time.sleep(self.reconnect_pause_seconds)
-            else:
-                return
-
-    def _on_reconnected(self) -> None:
-        """Check what a new connection shows."""
 
     def _read(self, after: int, last: int) -> Iterator[Row]:
         while True:
@@ -242,7 +184,7 @@ class WitnessedRows(PostgresRows):
         return int(found)
 
 
-class PostgresStore(WitnessedRows):
+class PostgresStore(WitnessedRows, TermSession):
     """The journal of one term, with a witness in a state directory that the caller has locked.
 
     Implements `Store`. The caller begins the term before and ends it after.
@@ -253,18 +195,13 @@ class PostgresStore(WitnessedRows):
 
         Rows up to `verified` are not read again.
         """
-        super().__init__(url)
+        TermSession.__init__(self, url, term)
         #: Why nothing more can be committed. None while the store works.
         self._broken: str | None = None
-        self._is_interrupted = False
-        #: The SQLSTATE of each warning during the last statement.
-        self._warnings: list[str] = []
-        self._term = term
         self._directory = directory
         #: The row that may have been written over a lost connection, and whether it was.
         self._row_in_doubt: Row | None = None
         self._is_written = False
-        self._connection.add_notice_handler(self._note_warning)
         try:
             self._open(directory, verified)
         except BaseException:
@@ -313,13 +250,8 @@ class PostgresStore(WitnessedRows):
         self._check_open()
         return self._used_bytes
 
-    def interrupt(self) -> None:
-        """End a call that waits for the server in another thread, because the lease has ended."""
-        self._is_interrupted = True
-        database.interrupt(self._connection)
-
     def close(self) -> None:
-        self._broken = _CLOSED
+        self._broken = CLOSED
         super().close()
 
     def _append(self, row: Row) -> None:
@@ -349,7 +281,7 @@ class PostgresStore(WitnessedRows):
 
     def _settle(self, row: Row, error: psycopg.Error) -> None:
         """Find out whether a row in doubt was written, and write it if not."""
-        give_up = time.monotonic() + self.reconnect_seconds_max
+        give_up = self._give_up_at()
         self._row_in_doubt = row
         while True:
             self._reconnect(give_up, error)
@@ -370,7 +302,6 @@ class PostgresStore(WitnessedRows):
 
     def _on_reconnected(self) -> None:
         """Compare the newest row with ours: a failover may have lost rows, or ended the term."""
-        self._connection.add_notice_handler(self._note_warning)
         newest, row = self._newest(), self._row_in_doubt
         self._is_written = row is not None and newest == row.head
         if self._is_written or newest == self._head:
@@ -382,37 +313,6 @@ class PostgresStore(WitnessedRows):
                 _LOST_ROWS,
             )
         raise self._fenced()
-
-    def _confirm(self) -> None:
-        """Commit once more, which waits until all rows before are durable and replicated."""
-        self._warnings.clear()
-        if not leader.renew(self._connection, self._term):
-            raise self._fenced()
-        if database.ends_session(self._warnings):
-            raise psycopg.OperationalError("the server has ended the session")
-        if self._warnings:
-            raise JournalFailed(
-                f"{database.describe(self._url)}: a standby did not confirm the last row, nothing "
-                "more is acknowledged (see the log of PostgreSQL)"
-            )
-
-    def _note_warning(self, notice: Diagnostic) -> None:
-        if notice.severity_nonlocalized == "WARNING":
-            self._warnings.append(notice.sqlstate or "")
-
-    def _fenced(self) -> LeaderLost:
-        return LeaderLost(
-            f"{database.describe(self._url)}: another broker has taken over since epoch "
-            f"{self._term.epoch}, and this one answers nothing more"
-        )
-
-    def _check_open(self) -> None:
-        super()._check_open()
-        if self._is_interrupted:
-            raise LeaderLost(
-                f"{database.describe(self._url)}: the lease of epoch {self._term.epoch} has ended, "
-                "so this broker answers nothing more"
-            )
 
     def _check_usable(self) -> None:
         if self._is_interrupted:
