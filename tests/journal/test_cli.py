@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from simulator import snapshots
 from taskyard.cli.entry import run, taskyard
 from taskyard.errors import JournalDamaged
 from taskyard.journal import archive, compaction, history, recovery, snapshot, state_check, witness
@@ -335,7 +336,7 @@ class TestCheck:
         shell("compact")
         flip(snapshot.path_of(shell.state, ROWS), b"hopeful")
         words = self.damaged(shell)
-        assert f"wrong: snapshot {ROWS:012}.snapshot has a block" in words
+        assert f"wrong: snapshot {ROWS:012}.snapshot can't be read (the block" in words
         assert f"the state up to row {ROWS} is lost" in words
 
     def test_snapshot_of_an_unknown_format(self, shell: Shell) -> None:
@@ -361,7 +362,7 @@ class TestCheck:
         ledger = recovery.recover(store)
         ledger.archive(recovery.archivable(ledger, store.head.record))
         ledger.reasons[b"doomed"] = b"something else"
-        snapshot.write(shell.state, store.identity, store.head, ledger)
+        snapshots.write(shell.state, store.identity, store.head, ledger)
         store.close()
         assert shell("check") == 0  # a plain check does not compare
         words = self.damaged(shell, "--deep")
@@ -373,7 +374,7 @@ class TestCheck:
             last = store.head.sequence
             ledger = recovery.recover(copied(store, 10))
             ledger.archive(recovery.archivable(ledger, ledger.record))
-            snapshot.write(shell.state, store.identity, recovery.head_at(store, 10), ledger)
+            snapshots.write(shell.state, store.identity, recovery.head_at(store, 10), ledger)
             compaction.export(shell.state, store)
             store.trim(15)
         assert snapshot.sequences(shell.state) == [last, 10]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from simulator import snapshots
 from taskyard.core import invariants
 from taskyard.core.apply import apply
 from taskyard.core.events import (
@@ -39,6 +40,7 @@ from taskyard.core.states import (
     TaskState,
 )
 from taskyard.journal import compaction, recovery, snapshot
+from taskyard.journal.block_file import BlockWriter
 from taskyard.journal.snapshot import SnapshotReader, SnapshotWriter
 from taskyard.journal.store import MemoryStore, Row
 from tests.journal.scenarios import BEGIN_NS, WritingYard, rich_story, unfinished
@@ -68,7 +70,8 @@ def followed(old: bytes | None, rows: list[Row]) -> bytes:
     records = records_of(rows)
     touched = {name for record in records for name in compaction._names_in(record)}  # noqa: SLF001
     file = io.BytesIO()
-    writer = SnapshotWriter(file, IDENTITY, rows[-1].head)
+    blocks = BlockWriter(file, snapshot.header(IDENTITY, rows[-1].head))
+    writer = SnapshotWriter(blocks, rows[-1].head)
     before = None if old is None else SnapshotReader(io.BytesIO(old), "it")
     made = ColdLedger(touched, writer.add_tasks, None if before is None else before.rest)
     if before is not None:
@@ -84,7 +87,8 @@ def followed(old: bytes | None, rows: list[Row]) -> bytes:
         if not (isinstance(record, Submitted) and made.enter(record)):
             apply(made.ledger, record)
     made.ledger.archive(recovery.archivable(made.ledger, made.ledger.record))
-    writer.finish(made.finish(() if before is None else before.edges(), writer.add_edges))
+    rest = made.finish(() if before is None else before.edges(), writer.add_edges)
+    blocks.end(writer.end(rest))
     return file.getvalue()
 
 
@@ -96,7 +100,7 @@ def replayed(rows: Iterable[Row]) -> Ledger:
 
 
 def check(content: bytes, rows: list[Row]) -> None:
-    restored = snapshot.decode(content, "it")
+    restored = snapshots.decode(content, "it")
     assert ledger_fingerprint(restored) == unfinished(ledger_fingerprint(replayed(rows)))
     scheduler = Scheduler(restored)
     scheduler.resume(0)

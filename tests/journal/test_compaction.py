@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from simulator import snapshots
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import EndedTask
 from taskyard.errors import JournalDamaged, JournalFailed
@@ -402,7 +403,7 @@ class TestDamage:
         store = copied(yard.store, 10)
         compaction.export(tmp_path, store)
         go_on(store, yard.store, 20)
-        snapshot.write(tmp_path, store.identity, store.head, recovery.recover(store))
+        snapshots.write(tmp_path, store.identity, store.head, recovery.recover(store))
         with pytest.raises(JournalDamaged, match=r"finished\.sqlite does not cover row 20"):
             compaction.verify_covered(tmp_path, store, store.head)
         writer = archive.ArchiveWriter(tmp_path, store.identity)

@@ -18,6 +18,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import StateError, UnknownFormat
 from taskyard.journal import (
     archive,
+    block_file,
     chain,
     compaction,
     history,
@@ -117,10 +118,12 @@ def test_layouts_are_documented_with_their_sizes() -> None:
     label, identity = len(chain.LABEL), chain.IDENTITY_BYTES
     assert sizes[:6] == [label, identity, 8, 8, chain.CHAIN_BYTES, 32]
     assert sum(sizes[:6]) == chain.SEALED_BYTES
-    assert sizes[6:12] == [len(snapshot.MAGIC), 4, chain.SEALED_BYTES, 8, 8, 4]
-    assert sum(sizes[6:9]) == snapshot.HEADER_BYTES
-    assert sizes[12] == len(f"{row_file.MAGIC.decode()}{row_file.FORMAT}\n")
-    assert sum(sizes[13:]) == row_file.TRAILER_BYTES
+    assert sum(sizes[6:9]) == block_file.BLOCK_BYTES
+    assert sizes[9] == block_file.CHECKSUM_BYTES
+    assert sizes[10:15] == [len(snapshot.MAGIC), 4, chain.SEALED_BYTES, 8, 8]
+    assert sum(sizes[10:13]) == snapshot.HEADER_BYTES
+    assert sizes[15] == len(f"{row_file.MAGIC.decode()}{row_file.FORMAT}\n")
+    assert sizes[16:] == [8] * 5
     assert f"up to about {row_file.ROWS_PER_BLOCK:,}" in PAGE
     assert f"at offsets 0 and {witness.SLOT_SPACING_BYTES}" in PAGE
 

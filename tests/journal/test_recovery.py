@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from simulator import snapshots
 from taskyard.core import invariants
 from taskyard.core.apply import apply
 from taskyard.core.blobs import Blob, Content
@@ -83,8 +84,8 @@ class TestEquality:
         rows = list(yard.store.rows())
         for row in [rows[index] for index in sample(range(len(rows)))]:
             ledger = recovery.recover(copied(yard.store, row.sequence))
-            content = snapshot.encode(yard.store.identity, row.head, ledger)
-            restored = snapshot.decode(content, "it")
+            content = snapshots.encode(yard.store.identity, row.head, ledger)
+            restored = snapshots.decode(content, "it")
             assert ledger_fingerprint(restored) == unfinished(yard.portraits[row.sequence])
             recovered = recovery.recover(yard.store, restored, row.sequence)
             portrait = unfinished(ledger_fingerprint(recovered))
@@ -204,7 +205,7 @@ class TestDamage:
         with caplog.at_level(logging.WARNING, "taskyard.journal"):
             recovered = recovery.open_ledger(tmp_path, store)
         assert unfinished(ledger_fingerprint(recovered)) == unfinished(yard.portraits[-1])
-        assert "does not match its checksum; trying an older one" in caplog.text
+        assert "does not match its checksum); trying an older one" in caplog.text
 
     def test_damaged_snapshot_is_skipped_with_a_warning_for_all_rows(
         self, yard: WritingYard, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -240,14 +241,14 @@ class TestDamage:
     ) -> None:
         with snapshot.read(tmp_path, self.half) as taken:
             ledger = taken.restore()
-        snapshot.write(tmp_path, bytes(16), taken.head, ledger)
+        snapshots.write(tmp_path, bytes(16), taken.head, ledger)
         assert "belongs to another journal" in self.refused(tmp_path, store)
 
     def test_snapshot_of_other_rows_is_refused(self, store: MemoryStore, tmp_path: Path) -> None:
         with snapshot.read(tmp_path, self.half) as taken:
             ledger = taken.restore()
         other = Head(taken.head.sequence, taken.head.record, bytes(32))
-        snapshot.write(tmp_path, taken.identity, other, ledger)
+        snapshots.write(tmp_path, taken.identity, other, ledger)
         assert "belongs to another version" in self.refused(tmp_path, store)
 
     def test_missing_index_over_trimmed_rows_is_refused(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from simulator import snapshots
 from taskyard.core.apply import apply
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
@@ -35,7 +36,7 @@ def head(ledger: Ledger) -> Head:
 
 
 def test_snapshot_comes_back_as_it_was(ledger: Ledger, head: Head, tmp_path: Path) -> None:
-    path = snapshot.write(tmp_path, IDENTITY, head, ledger)
+    path = snapshots.write(tmp_path, IDENTITY, head, ledger)
     assert path == tmp_path / "snapshots" / "000000000077.snapshot"
     with snapshot.read(tmp_path, 77) as taken:
         assert (taken.identity, taken.head) == (IDENTITY, head)
@@ -46,7 +47,7 @@ def test_snapshot_comes_back_as_it_was(ledger: Ledger, head: Head, tmp_path: Pat
 
 
 def test_snapshot_is_private(ledger: Ledger, head: Head, tmp_path: Path) -> None:
-    path = snapshot.write(tmp_path, IDENTITY, head, ledger)
+    path = snapshots.write(tmp_path, IDENTITY, head, ledger)
     assert [oct(one.stat().st_mode & 0o777) for one in (path.parent, path)] == ["0o700", "0o600"]
 
 
@@ -67,14 +68,14 @@ def test_snapshot_is_synced_before_it_has_its_name_and_the_name_after(
 
     monkeypatch.setattr(os, "fsync", told_sync)
     monkeypatch.setattr(os, "rename", told_rename)
-    snapshot.write(tmp_path, IDENTITY, head, ledger)
+    snapshots.write(tmp_path, IDENTITY, head, ledger)
     name = "000000000077.snapshot"
     assert story == [f"sync {name}.new", f"rename {name}.new {name}", "sync snapshots"]
 
 
 def test_ledger_of_another_record_is_not_written(ledger: Ledger, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the row ends at 1"):
-        snapshot.write(tmp_path, IDENTITY, Head(1, 1, bytes(32)), ledger)
+        snapshots.write(tmp_path, IDENTITY, Head(1, 1, bytes(32)), ledger)
 
 
 def test_newest_comes_first_and_unfinished_ones_do_not_count(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_snapshot_replaces_those_that_a_killed_writer_left(
     folder.mkdir()
     for name in ("000000000009.snapshot", "000000000011.snapshot.new", "000000000077.snapshot.new"):
         (folder / name).write_bytes(b"half")
-    snapshot.write(tmp_path, IDENTITY, head, ledger)
+    snapshots.write(tmp_path, IDENTITY, head, ledger)
     assert {path.name for path in folder.iterdir()} == {
         "000000000009.snapshot",
         "000000000077.snapshot",
@@ -104,49 +105,49 @@ def test_snapshot_replaces_those_that_a_killed_writer_left(
 @pytest.mark.slow
 @pytest.mark.no_cover
 def test_every_flipped_byte_is_refused(ledger: Ledger, head: Head) -> None:
-    content = snapshot.encode(IDENTITY, head, ledger)
+    content = snapshots.encode(IDENTITY, head, ledger)
     for place in range(len(content)):
         flipped = bytearray(content)
         flipped[place] ^= 0x10
-        with pytest.raises(StateError, match=r"snapshot it(:| has| holds| is)"):
-            snapshot.decode(bytes(flipped), "it")
+        with pytest.raises(StateError, match=r"snapshot it(:| has| holds| can't be read)"):
+            snapshots.decode(bytes(flipped), "it")
 
 
 def test_every_other_length_is_refused(ledger: Ledger, head: Head) -> None:
-    content = snapshot.encode(IDENTITY, head, ledger)
+    content = snapshots.encode(IDENTITY, head, ledger)
     for length in range(len(content)):
         with pytest.raises(JournalDamaged):
-            snapshot.decode(content[:length], "it")
-    with pytest.raises(JournalDamaged, match="is truncated"):
-        snapshot.decode(content + b"\0", "it")
+            snapshots.decode(content[:length], "it")
+    with pytest.raises(JournalDamaged, match="can't be read"):
+        snapshots.decode(content + b"\0", "it")
 
 
 def test_unknown_format_is_refused_with_a_hint(ledger: Ledger, head: Head) -> None:
-    content = bytearray(snapshot.encode(IDENTITY, head, ledger))
+    content = bytearray(snapshots.encode(IDENTITY, head, ledger))
     content[len(snapshot.MAGIC) + 3] = 9
     with pytest.raises(UnknownFormat, match=r"has format 9, .* \(use the version that wrote it\)"):
-        snapshot.decode(bytes(content), "it")
+        snapshots.decode(bytes(content), "it")
 
 
 def test_invalid_format_number_is_damage(ledger: Ledger, head: Head) -> None:
-    content = bytearray(snapshot.encode(IDENTITY, head, ledger))
+    content = bytearray(snapshots.encode(IDENTITY, head, ledger))
     content[len(snapshot.MAGIC)] = 9
     with pytest.raises(JournalDamaged, match="it: the format number is damaged"):
-        snapshot.decode(bytes(content), "it")
+        snapshots.decode(bytes(content), "it")
 
 
 def test_block_that_can_not_be_decoded_is_refused(
     ledger: Ledger, head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot, "_encode", lambda _: b"\xc1")
-    content = snapshot.encode(IDENTITY, head, ledger)
+    content = snapshots.encode(IDENTITY, head, ledger)
     with pytest.raises(JournalDamaged, match="has a block that can't be read"):
-        snapshot.decode(content, "it")
+        snapshots.decode(content, "it")
 
 
 def test_ledger_of_another_record_is_not_encoded(head: Head) -> None:
     with pytest.raises(ValueError, match="the ledger is at record 0"):
-        snapshot.encode(IDENTITY, head, Ledger())
+        snapshots.encode(IDENTITY, head, Ledger())
 
 
 @pytest.mark.slow
@@ -157,8 +158,8 @@ def test_blocks_that_are_not_those_that_were_written_are_refused(change: str) ->
     names = [b"%d" % number for number in range(3 * CHUNK_TASKS)]
     for start in range(0, len(names), CHUNK_TASKS):
         apply(ledger, Submitted(1, Submission(names[start : start + CHUNK_TASKS])))
-    content = snapshot.encode(IDENTITY, Head(3, 3, bytes(32)), ledger)
-    assert len(snapshot.decode(content, "it").tasks) == len(names)
+    content = snapshots.encode(IDENTITY, Head(3, 3, bytes(32)), ledger)
+    assert len(snapshots.decode(content, "it").tasks) == len(names)
     blocks = blocks_of(content)
     first, second, third, *rest = blocks
     changed = {
@@ -168,8 +169,8 @@ def test_blocks_that_are_not_those_that_were_written_are_refused(change: str) ->
     }[change]
     end = content[snapshot.HEADER_BYTES + sum(map(len, blocks)) :]
     wrong = content[: snapshot.HEADER_BYTES] + b"".join(changed) + end
-    with pytest.raises(JournalDamaged, match=r"snapshot it (has|is truncated)"):
-        snapshot.decode(wrong, "it")
+    with pytest.raises(JournalDamaged, match=r"snapshot it (has|can't be read)"):
+        snapshots.decode(wrong, "it")
 
 
 def blocks_of(content: bytes) -> list[bytes]:
@@ -183,7 +184,7 @@ def blocks_of(content: bytes) -> list[bytes]:
 
 
 def test_snapshot_under_another_name_is_refused(ledger: Ledger, head: Head, tmp_path: Path) -> None:
-    path = snapshot.write(tmp_path, IDENTITY, head, ledger)
+    path = snapshots.write(tmp_path, IDENTITY, head, ledger)
     path.rename(snapshot.path_of(tmp_path, 78))
     with pytest.raises(JournalDamaged, match=r"000000000078\.snapshot belongs to row 77"):
         snapshot.read(tmp_path, 78)

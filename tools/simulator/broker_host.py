@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from simulator import listeners
+from simulator import listeners, snapshots
 from simulator.blob_host import BlobHost
 from simulator.checkers import Violation
 from simulator.disk import Crashed, SimIndex, SimStore
@@ -27,7 +27,7 @@ from taskyard.core.events import Event, RulesSet
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import JournalDamaged, JournalFailed
-from taskyard.journal import recovery, snapshot
+from taskyard.journal import recovery
 
 if TYPE_CHECKING:
     from simulator.world import World
@@ -198,7 +198,7 @@ class BrokerHost:
         if self._snapshot is None:
             return recovery.recover(store)
         sequence, encoded = self._snapshot
-        ledger = snapshot.decode(encoded, "simulated")
+        ledger = snapshots.decode(encoded, "simulated")
         return recovery.recover(store, ledger, sequence)
 
     def _compare(self, ledger: Ledger) -> None:
@@ -226,7 +226,7 @@ class BrokerHost:
         ledger = self._recover(self.store)
         self._index.keep_streams(self.store)
         self._index.archive(ledger)
-        encoded = snapshot.encode(self.store.identity, self.store.head, ledger)
+        encoded = snapshots.encode(self.store.identity, self.store.head, ledger)
         self._snapshot = (sequence, encoded)
         self._world.trace("snapshot", sequence)
         return sequence

@@ -1,33 +1,29 @@
 """Row files: the history's tables on disk, written and read without any package of an extra.
 
-A row file has these parts, described byte by byte in `docs/journal.md`:
+A row file is a file of blocks (`block_file`), described byte by byte in `docs/journal.md`:
 
     header     lines of text: the format, then each table and its columns
-    blocks     table, length, CRC-32, body: zlib over MessagePack
-    trailer    the range of journal rows, the counts of rows and blocks, a CRC-32
+    blocks     of a table: zlib over MessagePack
+    trailer    the range of journal rows, the counts of rows and blocks
 
 A block holds up to `ROWS_PER_BLOCK` rows of a table by column. A column is a list of values and a
 list of counts. A count n > 0 repeats one value n times, and a count -n takes n values, one for each
-row. So a value that a whole record shares is stored once. Each CRC-32 also covers the header, and
-that of a block its place. A file is never changed, so its trailer is the last thing written.
+row. So a value that a whole record shares is stored once.
 
 Knows the columns of the tables, but not their meaning or their types.
 """
 
-import contextlib
-import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Self
-from zlib import crc32
+from typing import Any, Final
 
 import msgspec
 
 from taskyard.errors import JournalDamaged
 from taskyard.journal import chain, schema
-from taskyard.journal.files import PRIVATE_FILE, SYNC_BYTES, sync_directory
+from taskyard.journal.block_file import BlockFile, BlockReader
 
 FORMAT: Final = 1
 MAGIC: Final = b"TASKYARD history "
@@ -80,18 +76,13 @@ _HEADER: Final = b"%s%d\n" % (MAGIC, FORMAT) + b"".join(
     b"%s\n" % " ".join([table, *columns]).encode() for table, columns in TABLES.items()
 )
 HEADER_BYTES: Final = len(_HEADER)
-_HEADER_CRC: Final = crc32(_HEADER)
 
 #: The column of records, in every table.
 _RECORD: Final = 1
 
 _NUMBERS: Final = {table: number for number, table in enumerate(TABLES)}
 
-_BLOCK: Final = struct.Struct(">BQI")
-_BLOCK_COVERED: Final = struct.Struct(">BQQ")
-_TRAILER_COVERED: Final = struct.Struct(">QQQQQ")
-_CHECKSUM: Final = struct.Struct(">I")
-TRAILER_BYTES: Final = _TRAILER_COVERED.size + _CHECKSUM.size
+_TRAILER: Final = struct.Struct(">QQQQQ")
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -213,14 +204,9 @@ class RowFileWriter:
     """An unfinished row file, which `finish` renames into place."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.events, self.edges = ColumnBuilder("events"), ColumnBuilder("edges")
         self._rows = dict.fromkeys(TABLES, 0)
-        self._blocks = self._unsynced_bytes = 0
-        path.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._file = os.fdopen(os.open(path, flags, PRIVATE_FILE), "wb")
-        self._bytes = self._file.write(_HEADER)
+        self._blocks = BlockFile(path, _HEADER)
 
     @property
     def events_total(self) -> int:
@@ -238,23 +224,10 @@ class RowFileWriter:
 
     def write(self, columns: ColumnBuilder) -> None:
         """Write the collected rows of a table as a block."""
-        block, number = columns.take(), _NUMBERS[columns.table]
+        block = columns.take()
         body = zlib.compress(_encode(block), _COMPRESSION_LEVEL)
-        checksum = _checksum(number, self._bytes, body)
-        self._file.write(_BLOCK.pack(number, len(body), checksum))
-        self._file.write(body)
+        self._blocks.add(_NUMBERS[columns.table], body)
         self._rows[columns.table] += block.rows
-        self._blocks += 1
-        self._bytes += _BLOCK.size + len(body)
-        self._sync_if_long(_BLOCK.size + len(body))
-
-    def _sync_if_long(self, size: int) -> None:
-        """Sync a long file in portions, because a long sync delays those of the broker."""
-        self._unsynced_bytes += size
-        if self._unsynced_bytes >= SYNC_BYTES:
-            self._file.flush()
-            os.fdatasync(self._file.fileno())
-            self._unsynced_bytes = 0
 
     def finish(self, target: Path, first: int, last: int) -> None:
         """Write the rest and the trailer, with the range of journal rows, and rename the file.
@@ -264,21 +237,15 @@ class RowFileWriter:
         for columns in (self.edges, self.events):
             if columns.rows:
                 self.write(columns)
-        covered = _TRAILER_COVERED.pack(first, last, *self._rows.values(), self._blocks)
-        self._file.write(covered + _CHECKSUM.pack(crc32(covered, _HEADER_CRC)))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self.path.rename(target)
-        sync_directory(target.parent)
+        rows = self._rows.values()
+        self._blocks.finish(target, _TRAILER.pack(first, last, *rows, self._blocks.blocks))
 
     def close(self) -> None:
-        """Close an abandoned file, which the next one overwrites. Its write errors don't matter."""
-        with contextlib.suppress(OSError):
-            self._file.close()
+        """Close an abandoned file, which the next one overwrites."""
+        self._blocks.close()
 
 
-class RowFile:
+class RowFile(BlockReader):
     """An open row file. The header and the trailer are read at once, the blocks on demand.
 
     Raises UnknownFormat, or JournalDamaged without the extent of the loss.
@@ -287,51 +254,32 @@ class RowFile:
     def __init__(self, path: Path) -> None:
         self._name = f"{path.parent.name}/{path.name}"
         try:
-            self._file = path.open("rb")
+            file = path.open("rb")
         except OSError as error:
-            raise self._damaged(error.strerror or str(error)) from error
+            raise self._failed(error) from error
         try:
+            super().__init__(file, HEADER_BYTES)
             self._check_header()
-            self.trailer = self._trailer()
-        except OSError as error:
-            self.close()
-            raise self._damaged(error.strerror or str(error)) from error
+            self.trailer = Trailer(*_TRAILER.unpack(self._trailer(_TRAILER.size)))
         except BaseException:
-            self.close()
+            file.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._file.close()
 
     def _damaged(self, problem: str) -> JournalDamaged:
         return JournalDamaged(f"{self._name} can't be read ({problem})")
 
+    def _failed(self, error: OSError) -> JournalDamaged:
+        return self._damaged(error.strerror or str(error))
+
     def _check_header(self) -> None:
-        header = self._file.read(HEADER_BYTES)
-        magic, _, _ = header.partition(b"\n")
+        magic, _, _ = self._header.partition(b"\n")
         if magic.startswith(_MAGIC_DEVELOPMENT):
             raise chain.development_format(self._name)
         if not magic.startswith(MAGIC):
             raise self._damaged("not a history file")
         schema.check_format(self._name, magic.removeprefix(MAGIC), b"%d" % FORMAT, "")
-        if header != _HEADER:
+        if self._header != _HEADER:
             raise self._damaged("its header is damaged")
-
-    def _trailer(self) -> Trailer:
-        self._end = self._file.seek(0, os.SEEK_END) - TRAILER_BYTES
-        if self._end < HEADER_BYTES:
-            raise self._damaged("truncated")
-        self._file.seek(self._end)
-        covered = self._file.read(_TRAILER_COVERED.size)
-        if _CHECKSUM.pack(crc32(covered, _HEADER_CRC)) != self._file.read():
-            raise self._damaged("its end does not match its checksum")
-        return Trailer(*_TRAILER_COVERED.unpack(covered))
 
     def blocks(self, table: str) -> Iterator[Block]:
         """Read all rows of a table. They are verified by the end."""
@@ -340,35 +288,19 @@ class RowFile:
 
     def placed_blocks(self, table: str) -> Iterator[tuple[int, Block]]:
         """Like `blocks`, with the place of each block in the file."""
-        place, blocks, rows = HEADER_BYTES, 0, 0
-        while place < self._end:
-            number, length, _ = self._block_header(place)
+        blocks = rows = 0
+        for place, number in self._places():
             if number == _NUMBERS[table]:
                 block = self.block(place, table)
                 rows += block.rows
                 yield place, block
-            place += _BLOCK.size + length
             blocks += 1
         if (blocks, rows) != (self.trailer.blocks, getattr(self.trailer, table)):
             raise self._damaged(f"it has {rows} {table} in {blocks} blocks")
 
-    def _block_header(self, place: int) -> tuple[int, int, int]:
-        """Return the table, the length and the checksum of a block."""
-        self._file.seek(place)
-        left = self._end - place - _BLOCK.size
-        if left < 0:
-            raise self._damaged(f"the block at byte {place} is truncated")
-        number, length, checksum = _BLOCK.unpack(self._file.read(_BLOCK.size))
-        if length > left or number >= len(TABLES):
-            raise self._damaged(f"the block at byte {place} has a wrong header")
-        return number, length, checksum
-
     def block(self, place: int, table: str) -> Block:
         """Read one block of a table, by its place."""
-        number, length, checksum = self._block_header(place)
-        body = self._file.read(length)
-        if _checksum(number, place, body) != checksum:
-            raise self._damaged(f"the block at byte {place} does not match its checksum")
+        _, body = self._block(place)
         try:
             block = _decode(zlib.decompress(body))
         except (zlib.error, msgspec.MsgspecError) as error:
@@ -388,10 +320,6 @@ class RowFile:
         for table in TABLES:
             for _ in self.blocks(table):
                 pass
-
-
-def _checksum(number: int, place: int, body: bytes) -> int:
-    return crc32(body, crc32(_BLOCK_COVERED.pack(number, place, len(body)), _HEADER_CRC))
 
 
 _decode = msgspec.msgpack.Decoder(Block).decode

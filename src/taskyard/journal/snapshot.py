@@ -1,23 +1,21 @@
 """Snapshots: the ledger after one row of the journal, where recovery begins.
 
-A snapshot is a file, `snapshots/NNNNNNNNNNNN.snapshot`, named by the row's sequence:
+A snapshot is a file of blocks (`block_file`), `snapshots/NNNNNNNNNNNN.snapshot`, named by the row's
+sequence:
 
-    magic, format version        the file's type and how to read the rest
-    sealed head                  the row and its chain, the journal's identity, a checksum
-    blocks                       kind, length, CRC-32, body as MessagePack
-    trailer                      offset of the last block, number of blocks, CRC-32
+    header     the file's type, the format version, and a sealed head: the row and its chain, the
+               journal's identity
+    blocks     of MessagePack
+    trailer    the place of the last block, the number of blocks
 
 A block holds a chunk of tasks, a chunk of edges between them, or, as the last one, all other state.
-So a snapshot is read and written in bounded memory. Each checksum also covers the sealed head and
-the block's number. Every byte is verified, and a damaged snapshot is refused.
+So a snapshot is read and written in bounded memory.
 
 The format changes by a fixed procedure: a new version with its writer, the old reader kept, a
 golden file, one commit. A field added at the end with a default is not a change. This file reads
 and writes snapshots. `recovery` chooses the one to use.
 """
 
-import io
-import os
 import re
 import struct
 from array import array
@@ -26,24 +24,18 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from sys import byteorder
-from typing import BinaryIO, Final, Self, TypeVar
-from zlib import crc32
+from typing import BinaryIO, Final, TypeVar
 
 import msgspec
 
 from taskyard.core.ledger import Ledger
-from taskyard.core.snapshots.cold_ledger import ColdLedger
 from taskyard.core.snapshots.columns import Edges, Rest, TaskColumns
 from taskyard.core.snapshots.restorer import Restorer
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import schema
+from taskyard.journal.block_file import BlockFile, BlockReader, BlockWriter
 from taskyard.journal.chain import SEALED_BYTES, Head, seal, unseal
-from taskyard.journal.files import (
-    PRIVATE_FILE,
-    SYNC_BYTES,
-    make_private_directory,
-    sync_directory,
-)
+from taskyard.journal.files import make_private_directory
 
 _T = TypeVar("_T")
 
@@ -55,9 +47,7 @@ FORMAT: Final = 1
 MAGIC: Final = b"taskyard snapshot\n"
 
 _PREFIX = struct.Struct(f">{len(MAGIC)}sI")
-_BLOCK = struct.Struct(">BQI")
-_COVERED = struct.Struct(">BQQ")
-_TRAILER = struct.Struct(">QQI")
+_TRAILER = struct.Struct(">QQ")
 HEADER_BYTES: Final = _PREFIX.size + SEALED_BYTES
 
 #: Kinds of blocks.
@@ -84,41 +74,36 @@ def _rest_decoder() -> msgspec.msgpack.Decoder[Rest]:
     return msgspec.msgpack.Decoder(Rest)
 
 
-class SnapshotReader:
+class SnapshotReader(BlockReader):
     """An open snapshot: its head is read at once, its blocks on demand."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         """Read the head and the end. `name` appears in errors."""
         self.name = name
-        self._file = file
-        self._bytes = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        magic, version = _PREFIX.unpack(self._read_at(0, _PREFIX.size))
+        super().__init__(file, HEADER_BYTES)
+        if len(self._header) < HEADER_BYTES:
+            raise self._damaged("truncated")
+        magic, version = _PREFIX.unpack_from(self._header)
         if magic != MAGIC:
             raise damaged(name, "has no snapshot header")
-        self._sealed = self._read_at(_PREFIX.size, SEALED_BYTES)
-        sealed = unseal(self._sealed)
+        sealed = unseal(self._header[_PREFIX.size :])
         schema.check_format(f"snapshot {name}", b"%d" % version, b"%d" % FORMAT, _LOST)
         if sealed is None:
             raise damaged(name, "has a damaged head")
         self.identity, self.head = sealed
-        self._last, self._blocks = self._trailer()
-        kind, body = self._block(self._last, self._blocks - 1)
-        end = self._last + _BLOCK.size + len(body) + _TRAILER.size
-        if kind != REST or end != self._bytes:
+        self._last, self._blocks = _TRAILER.unpack(self._trailer(_TRAILER.size))
+        kind, body = self._block(self._last)
+        if kind != REST:
             raise damaged(name, "has a wrong last block")
         self.rest: Rest = self._decoded(_rest_decoder().decode, body)
         if self.rest.record != self.head.record:
             raise damaged(name, f"holds record {self.rest.record} instead of {self.head.record}")
 
-    def __enter__(self) -> Self:
-        return self
+    def _damaged(self, problem: str) -> JournalDamaged:
+        return damaged(self.name, f"can't be read ({problem})")
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._file.close()
+    def _failed(self, error: OSError) -> JournalFailed:
+        return _unreadable(self.name, error)
 
     def restore(self) -> Ledger:
         """Return the ledger, with every byte verified."""
@@ -140,37 +125,25 @@ class SnapshotReader:
 
     def chunks(self) -> Iterator[TaskColumns]:
         """Yield the chunks of tasks."""
-        for kind, body in self._bodies():
-            if kind == TASKS:
-                yield self._decoded(_tasks_decoder().decode, body)
+        for body in self._bodies(TASKS):
+            yield self._decoded(_tasks_decoder().decode, body)
 
     def edges(self) -> Iterator[Edges]:
         """Yield the chunks of edges."""
-        if not self.rest.edges:
-            return
-        for kind, body in self._bodies():
-            if kind == EDGES:
+        if self.rest.edges:
+            for body in self._bodies(EDGES):
                 yield _edges(*self._decoded(_decode_edges, body))
 
-    def _bodies(self) -> Iterator[tuple[int, bytes]]:
-        """Yield every block but the last, with its kind."""
-        place = HEADER_BYTES
-        for number in range(self._blocks - 1):
-            kind, body = self._block(place, number)
-            yield kind, body
-            place += _BLOCK.size + len(body)
-        if place != self._last:
+    def _bodies(self, wanted: int) -> Iterator[bytes]:
+        """Yield the blocks of a kind. All others are verified, too."""
+        count = last = 0
+        for last, _ in self._places():
+            kind, body = self._block(last)
+            if kind == wanted:
+                yield body
+            count += 1
+        if (count, last) != (self._blocks, self._last):
             raise damaged(self.name, "has missing or extra blocks")
-
-    def _block(self, place: int, number: int) -> tuple[int, bytes]:
-        """Return the kind and the body of a block."""
-        kind, length, checksum = _BLOCK.unpack(self._read_at(place, _BLOCK.size))
-        if length > self._bytes:
-            raise damaged(self.name, f"has a block of {length} bytes")
-        body = self._read_at(place + _BLOCK.size, length)
-        if _checksum(self._sealed, kind, number, body) != checksum:
-            raise damaged(self.name, f"has a block {number} that does not match its checksum")
-        return kind, body
 
     def _decoded(self, decode: Callable[[bytes], _T], body: bytes) -> _T:
         try:
@@ -178,63 +151,33 @@ class SnapshotReader:
         except msgspec.MsgspecError as error:
             raise damaged(self.name, f"has a block that can't be read ({error})") from error
 
-    def _trailer(self) -> tuple[int, int]:
-        trailer = self._read_at(max(self._bytes - _TRAILER.size, HEADER_BYTES), _TRAILER.size)
-        last, blocks, checksum = _TRAILER.unpack(trailer)
-        if crc32(trailer[:-4], crc32(self._sealed)) != checksum or not blocks:
-            raise damaged(self.name, "is truncated")
-        return last, blocks
 
-    def _read_at(self, place: int, length: int) -> bytes:
-        try:
-            self._file.seek(place)
-            found = self._file.read(length)
-        except OSError as error:
-            raise _unreadable(self.name, error) from error
-        if len(found) < length:
-            raise damaged(self.name, "is truncated")
-        return found
+def header(identity: bytes, head: Head) -> bytes:
+    return _PREFIX.pack(MAGIC, FORMAT) + seal(identity, head)
 
 
 class SnapshotWriter:
-    """Writes blocks to a file opened by the caller."""
+    """Writes the state to a file of blocks."""
 
-    def __init__(self, file: BinaryIO, identity: bytes, head: Head) -> None:
-        self._file = file
-        self._sealed = seal(identity, head)
+    def __init__(self, blocks: BlockWriter, head: Head) -> None:
+        self._blocks = blocks
         self._head = head
-        self._blocks = 0
-        self._bytes = file.write(_PREFIX.pack(MAGIC, FORMAT) + self._sealed)
-        self._synced = 0
 
     def add_tasks(self, columns: TaskColumns) -> None:
-        self._add(TASKS, _encode(columns))
+        self._blocks.add(TASKS, _encode(columns))
 
     def add_edges(self, edges: Edges) -> None:
-        self._add(EDGES, _encode((_bytes_of(edges.before), _bytes_of(edges.after))))
+        self._blocks.add(EDGES, _encode((_bytes_of(edges.before), _bytes_of(edges.after))))
 
-    def finish(self, rest: Rest) -> None:
-        """Write the last block and the trailer."""
+    def end(self, rest: Rest) -> bytes:
+        """Write the last block, and return the trailer."""
         if rest.record != self._head.record:
             raise ValueError(
                 f"the ledger is at record {rest.record}, the row ends at {self._head.record}"
             )
-        last = self._bytes
-        self._add(REST, _encode(rest))
-        trailer = _TRAILER.pack(last, self._blocks, 0)[:-4]
-        checksum = crc32(trailer, crc32(self._sealed))
-        self._file.write(trailer + checksum.to_bytes(4, "big"))
-
-    def _add(self, kind: int, body: bytes) -> None:
-        checksum = _checksum(self._sealed, kind, self._blocks, body)
-        self._file.write(_BLOCK.pack(kind, len(body), checksum))
-        self._file.write(body)
-        self._blocks += 1
-        self._bytes += _BLOCK.size + len(body)
-        if self._bytes - self._synced >= SYNC_BYTES and not isinstance(self._file, io.BytesIO):
-            self._file.flush()
-            os.fdatasync(self._file.fileno())
-            self._synced = self._bytes
+        last = self._blocks.place
+        self._blocks.add(REST, _encode(rest))
+        return _TRAILER.pack(last, self._blocks.blocks)
 
 
 class SnapshotFile:
@@ -248,23 +191,16 @@ class SnapshotFile:
         make_private_directory(self._path.parent)
         for leftover in self._path.parent.glob("*.snapshot.new"):
             leftover.unlink(missing_ok=True)
-        self._unfinished = self._path.with_name(f"{self._path.name}.new")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._file = os.fdopen(os.open(self._unfinished, flags, PRIVATE_FILE), "wb")
-        self.writer = SnapshotWriter(self._file, identity, head)
+        unfinished = self._path.with_name(f"{self._path.name}.new")
+        self._blocks = BlockFile(unfinished, header(identity, head))
+        self.writer = SnapshotWriter(self._blocks, head)
 
-    def finish(self, rest: Rest) -> Path:
+    def finish(self, rest: Rest) -> None:
         """Sync the snapshot and rename it into place. Durable on return."""
-        with self._file:
-            self.writer.finish(rest)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        self._unfinished.rename(self._path)
-        sync_directory(self._path.parent)
-        return self._path
+        self._blocks.finish(self._path, self.writer.end(rest))
 
     def close(self) -> None:
-        self._file.close()
+        self._blocks.close()
 
 
 def path_of(directory: Path, sequence: int) -> Path:
@@ -281,18 +217,6 @@ def sequence_of(path: Path) -> int | None:
     """Return the row of a snapshot, by the name of its file. None: it is another file."""
     found = _NAME.fullmatch(path.name)
     return int(found[1]) if found else None
-
-
-def write(directory: Path, identity: bytes, head: Head, ledger: Ledger) -> Path:
-    """Write the snapshot of a ledger. Durable on return."""
-    if ledger.record != head.record:
-        raise ValueError(f"the ledger is at record {ledger.record}, the row ends at {head.record}")
-    file = SnapshotFile(directory, identity, head)
-    return file.finish(_write_ledger(file.writer, ledger))
-
-
-def _write_ledger(writer: SnapshotWriter, ledger: Ledger) -> Rest:
-    return ColdLedger.of(ledger, writer.add_tasks).finish((), writer.add_edges)
 
 
 def read(directory: Path, sequence: int) -> SnapshotReader:
@@ -313,23 +237,6 @@ def read(directory: Path, sequence: int) -> SnapshotReader:
 
 def remove(directory: Path, sequence: int) -> None:
     path_of(directory, sequence).unlink(missing_ok=True)
-
-
-def encode(identity: bytes, head: Head, ledger: Ledger) -> bytes:
-    """Return the content of a snapshot's file, without the ended tasks of a ledger."""
-    file = io.BytesIO()
-    writer = SnapshotWriter(file, identity, head)
-    writer.finish(_write_ledger(writer, ledger))
-    return file.getvalue()
-
-
-def decode(content: bytes, name: str) -> Ledger:
-    """Return the ledger of a snapshot's content. `name` appears in errors."""
-    return SnapshotReader(io.BytesIO(content), name).restore()
-
-
-def _checksum(sealed: bytes, kind: int, number: int, body: bytes) -> int:
-    return crc32(body, crc32(_COVERED.pack(kind, number, len(body)), crc32(sealed)))
 
 
 def _bytes_of(places: "array[int]") -> bytes:

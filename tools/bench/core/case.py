@@ -15,11 +15,11 @@ from time import perf_counter_ns, process_time_ns
 import msgspec
 
 from bench.workloads import Shape, submissions
+from simulator import snapshots
 from taskyard.core.effects import Assign
 from taskyard.core.events import Event, TasksReported, TasksRequested, WorkerRegistered
 from taskyard.core.model import WorkerFacts
 from taskyard.core.scheduler import Scheduler
-from taskyard.journal import snapshot
 from taskyard.journal.recovery import encode, recover
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore, Store
@@ -93,8 +93,8 @@ def measure(case: CoreCase, store: Store | None) -> CoreCase:
 
 def _measure_recovery(case: CoreCase, bench: Bench, store: Store) -> None:
     case.recover_rows_ns = _wall_ns(lambda: recover(store))
-    encoded = snapshot.encode(store.identity, store.head, bench.scheduler.ledger)
-    case.recover_snapshot_ns = _wall_ns(lambda: snapshot.decode(encoded, "bench"))
+    encoded = snapshots.encode(store.identity, store.head, bench.scheduler.ledger)
+    case.recover_snapshot_ns = _wall_ns(lambda: snapshots.decode(encoded, "bench"))
 
 
 def _wall_ns(call: Callable[[], object]) -> int:

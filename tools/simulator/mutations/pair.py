@@ -13,6 +13,7 @@ from taskyard.journal import chain
 from taskyard.journal.postgres import blobs, exports, leader, lease, store
 from taskyard.journal.postgres.follower import Follower
 from taskyard.journal.postgres.lease import Lease
+from taskyard.journal.postgres.session import Session, TermSession
 from taskyard.journal.postgres.store import PostgresStore
 
 if TYPE_CHECKING:
@@ -181,14 +182,14 @@ def doubt_taken_for_lost() -> Iterator[None]:
 @mutation_for_pair
 def doubt_unconfirmed() -> Iterator[None]:
     """Reply about a row that the server's standby may not have."""
-    with patched(PostgresStore, "_confirm", no_op):
+    with patched(TermSession, "_confirm", no_op):
         yield
 
 
 @mutation_for_pair
 def warning_ignored() -> Iterator[None]:
     """Reply although the server warned that its standby has not confirmed a row."""
-    with patched(PostgresStore, "_note_warning", no_op):
+    with patched(Session, "_note_warning", no_op):
         yield
 
 
