@@ -29,9 +29,9 @@ from taskyard.journal import history, history_reader, snapshot, witness
 from taskyard.journal.history import HistoryPart
 from taskyard.journal.history_arrow import EVENTS, to_arrow
 from taskyard.journal.history_rows import RowFollower
-from taskyard.journal.reader import VerifiedRows
 from taskyard.journal.row_file import ROWS_PER_BLOCK, ColumnBuilder, RowFile
 from taskyard.journal.state_store import open_reader
+from taskyard.journal.store import VerifiedRows
 
 _T = TypeVar("_T")
 

@@ -270,8 +270,7 @@ class TestDamage:
     def test_index_that_is_ahead_of_its_journal_is_refused(
         self, store: MemoryStore, tmp_path: Path
     ) -> None:
-        shorter = MemoryStore()
-        shorter.identity = store.identity
+        shorter = MemoryStore(store.identity)
         assert f"finished.sqlite covers row {self.half}" in self.refused(tmp_path, shorter)
 
     def test_without_its_index_a_snapshot_is_not_used_but_the_rows_are(

@@ -1,8 +1,8 @@
 """A ledger restored from its snapshot, as in a broker."""
 
+from simulator import snapshots
 from taskyard.core.entities import Task
 from taskyard.core.ledger import Ledger
-from taskyard.journal import snapshot
 from taskyard.journal.chain import Head
 
 IDENTITY = bytes(16)
@@ -10,7 +10,7 @@ IDENTITY = bytes(16)
 
 def reopened(ledger: Ledger) -> Ledger:
     """Return the ledger that a snapshot of this one restores, with the ended tasks added to it."""
-    restored = snapshot.decode(encoded(ledger), "test.snapshot")
+    restored = snapshots.decode(encoded(ledger), "test.snapshot")
     for task in ledger.tasks.values():
         if task.ending is not None:
             lane = restored.service(task.terms.service).lane(task.lane.name)
@@ -29,4 +29,4 @@ def reopened(ledger: Ledger) -> Ledger:
 
 def encoded(ledger: Ledger) -> bytes:
     """Return the content of a snapshot file."""
-    return snapshot.encode(IDENTITY, Head(1, ledger.record, bytes(32)), ledger)
+    return snapshots.encode(IDENTITY, Head(1, ledger.record, bytes(32)), ledger)

@@ -75,11 +75,11 @@ class SimStore(MemoryStore):
         return row.head
 
     def _keep(self, row: Row) -> None:
-        self._rows.append(row)
+        super()._keep(row)
         self._durable(row)
 
     def rows(self, after: int = 0) -> Iterator[Row]:
-        start = self._head_at(after)
+        start = self._head_at(min(max(after, self._anchor.sequence), self._head.sequence))
         kept = self._rows[start.sequence - self._anchor.sequence :]
         return chain.verify(kept, start, self._witness)
 
@@ -117,6 +117,7 @@ class SimStore(MemoryStore):
                 return None
             place = self._rng.randrange(first, len(self._rows))
             copy._rows[place] = _flipped(copy._rows[place], self._rng)
+        copy._head = copy._rows[-1].head if copy._rows else copy._anchor
         return copy
 
 

@@ -31,8 +31,6 @@ from taskyard.journal.chain import Head, origin, seal, unseal
 from taskyard.journal.files import (
     RESTORE_HINT,
     SYNC_BYTES,
-    check_regular,
-    create_private,
     make_private_directory,
     sync_directory,
 )
@@ -398,22 +396,12 @@ _LOST = (
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    check_regular(path, *schema.companions(path))
-    uri = f"{path.absolute().as_uri()}?mode=rw"
-    connection = sqlite3.connect(
-        uri, uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_SECONDS, check_same_thread=False
-    )
-    for setting in _SETTINGS:
-        connection.execute(f"PRAGMA {setting}")
-    return connection
+    return schema.connect(path, "rw", _BUSY_TIMEOUT_SECONDS, _SETTINGS)
 
 
 def _create(directory: Path, identity: bytes) -> None:
     """Create the file under another name and rename it, so that it always has its tables."""
-    unfinished = directory / f"{FILE_NAME}.new"
-    for leftover in directory.glob(f"{unfinished.name}-*"):
-        leftover.unlink()
-    create_private(unfinished, b"")
+    unfinished = schema.new_file(directory / FILE_NAME)
     with closing(connect(unfinished)) as connection:
         connection.execute("PRAGMA journal_mode=WAL").fetchall()
         connection.execute("BEGIN IMMEDIATE")

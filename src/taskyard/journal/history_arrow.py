@@ -26,53 +26,34 @@ from taskyard.journal.row_file import Block, ColumnRuns, RowFile
 _TIME = pa.timestamp("us", tz="UTC")
 _STRINGS = pa.list_(pa.field("element", pa.string()))
 
-EVENTS: Final = pa.schema(
-    [
-        pa.field("sequence", pa.int64(), nullable=False),
-        pa.field("record", pa.int64(), nullable=False),
-        pa.field("time", _TIME, nullable=False),
-        pa.field("time_ns", pa.int64(), nullable=False),
-        pa.field("kind", pa.string(), nullable=False),
-        pa.field("task", pa.string()),
-        pa.field("attempt", pa.int64()),
-        pa.field("worker", pa.string()),
-        pa.field("dialect", pa.string()),
-        pa.field("campaign", pa.string()),
-        pa.field("service", pa.string()),
-        pa.field("lane", pa.string()),
-        pa.field("priority", pa.int64()),
-        pa.field("due", _TIME),
-        pa.field("reason", pa.string()),
-        pa.field("payload_bytes", pa.int64()),
-        pa.field("result_bytes", pa.int64()),
-        pa.field("slots", pa.int64()),
-        pa.field("own_fault", pa.bool_()),
-        pa.field("percent", pa.int64()),
-        pa.field("incarnation", pa.int64()),
-        pa.field("services", _STRINGS),
-        pa.field("host", pa.string()),
-        pa.field("started_ns", pa.int64()),
-        pa.field("run_ns", pa.int64()),
-        pa.field("exit_status", pa.int64()),
-        pa.field("signal", pa.int64()),
-        pa.field("cpu_ns", pa.int64()),
-        pa.field("memory_max_bytes", pa.int64()),
-    ]
-)
-
-EDGES: Final = pa.schema(
-    [
-        pa.field("sequence", pa.int64(), nullable=False),
-        pa.field("record", pa.int64(), nullable=False),
-        pa.field("task", pa.string(), nullable=False),
-        pa.field("after", pa.string(), nullable=False),
-    ]
-)
-
-TABLES: Final = {"edges": EDGES, "events": EVENTS}
-
 #: Columns that row files have in nanoseconds.
 _ROW_COLUMNS: Final = {"time": "time_ns", "due": "due_ns"}
+
+#: Columns that are no numbers, and those that are never null.
+_TYPES: Final = {
+    "time": _TIME,
+    "due": _TIME,
+    "own_fault": pa.bool_(),
+    "services": _STRINGS,
+    **dict.fromkeys(("kind", "task", "after", "worker", "dialect", "campaign"), pa.string()),
+    **dict.fromkeys(("service", "lane", "reason", "host"), pa.string()),
+}
+_REQUIRED: Final = ("sequence", "record", "time", "time_ns", "kind")
+
+
+def _schema(table: str, required: Sequence[str]) -> pa.Schema:
+    """Return the columns of row files, with times as such: `time` is added, `due` replaced."""
+    names = " ".join(row_file.TABLES[table])
+    names = names.replace("time_ns", "time time_ns", 1).replace("due_ns", "due")
+    return pa.schema(
+        pa.field(name, _TYPES.get(name, pa.int64()), nullable=name not in required)
+        for name in names.split()
+    )
+
+
+EDGES: Final = _schema("edges", row_file.TABLES["edges"])
+EVENTS: Final = _schema("events", _REQUIRED)
+TABLES: Final = {"edges": EDGES, "events": EVENTS}
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _MICROSECOND_NS = 1000

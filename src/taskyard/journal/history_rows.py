@@ -21,7 +21,7 @@ from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.journal import recovery
 from taskyard.journal.chain import Row
-from taskyard.journal.reader import VerifiedRows
+from taskyard.journal.store import VerifiedRows
 
 #: Columns by name. A list holds a value for each row. Any other value is shared by all rows.
 Values = dict[str, object]

@@ -1,6 +1,6 @@
-"""Read and verify the journal's rows, in any database and in SQLite.
+"""Read and verify the journal's rows in SQLite.
 
-`VerifiedRows` holds what all databases share, `RowReader` the queries of all SQLite stores.
+`RowReader` holds the queries of all SQLite stores.
 `JournalReader` reads up to a given row of a journal that another process writes. It opens the file
 read-only, takes no state lock, and leaves no statement open: a long-lived reader would delay the
 checkpoint of the log.
@@ -9,13 +9,14 @@ checkpoint of the log.
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from taskyard.errors import JournalDamaged
 from taskyard.journal import chain, schema
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.schema import DiskErrors
+from taskyard.journal.store import VerifiedRows
 
 #: Rows read at once: some megabytes in a busy broker.
 READ_ROWS_MAX: Final = 64
@@ -27,76 +28,6 @@ _ANCHOR = "SELECT value FROM meta WHERE key = 'anchor'"
 
 #: A row's head without its body: a binary search reads many heads and one body.
 _HEAD = "SELECT record_last, chain FROM journal WHERE sequence = ?"
-
-
-class VerifiedRows:
-    """The rows after an anchor, up to a head. Subclasses read them from a database."""
-
-    _identity: bytes
-    _anchor: Head
-    _head: Head
-
-    @property
-    def identity(self) -> bytes:
-        return self._identity
-
-    @property
-    def head(self) -> Head:
-        return self._head
-
-    @property
-    def anchor(self) -> Head:
-        return self._anchor
-
-    def rows(self, after: int = 0) -> Iterator[Row]:
-        self._check_open()
-        start = self._head_at(min(max(after, self._anchor.sequence), self._head.sequence))
-        return chain.verify(self._read(start.sequence, self._head.sequence), start, self._head)
-
-    def row_of(self, record: int) -> Row | None:
-        self._check_open()
-        if not self._anchor.record < record <= self._head.record:
-            return None
-        return self._verified(self._sequence_of(record))
-
-    def close(self) -> None:
-        """Close the database. A second call does nothing."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        """Raise if the store is closed."""
-
-    def _verified(self, sequence: int) -> Row:
-        return next(chain.verify([self._stored(sequence)], self._head_at(sequence - 1)))
-
-    def _sequence_of(self, record: int) -> int:
-        """Return the row of a kept record, by a binary search."""
-        before, at = self._anchor.sequence, self._head.sequence
-        while at - before > 1:  # the row is after `before`, at or before `at`
-            middle = (before + at) // 2
-            if self._head_at(middle).record < record:
-                before = middle
-            else:
-                at = middle
-        return at
-
-    def _read(self, after: int, last: int) -> Iterator[Row]:
-        """Yield the rows after `after`, up to `last`, well-formed but not verified."""
-        raise NotImplementedError
-
-    def _head_at(self, sequence: int) -> Head:
-        """Return the stored head of a row, which was verified when the journal was opened."""
-        raise NotImplementedError
-
-    def _stored(self, sequence: int) -> Row:
-        """Return a stored row, well-formed but not verified."""
-        raise NotImplementedError
 
 
 class RowReader(VerifiedRows):
@@ -148,11 +79,8 @@ class JournalReader(RowReader):
     def __init__(self, directory: Path, identity: bytes, head: Head) -> None:
         self._path = directory / schema.FILE_NAME
         self._identity, self._head = identity, head
-        uri = f"{self._path.absolute().as_uri()}?mode=ro"
         try:
-            self._connection = sqlite3.connect(
-                uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_SECONDS
-            )
+            self._connection = schema.connect(self._path, "ro", BUSY_TIMEOUT_SECONDS)
             self._anchor = self._read_anchor()
         except DiskErrors as error:
             raise schema.read_error(error, "its anchor") from error

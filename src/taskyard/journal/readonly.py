@@ -27,21 +27,16 @@ def connect(path: Path) -> sqlite3.Connection:
     log, _ = schema.companions(path)
     check_regular(path, log)
     if not log.exists() or not log.stat().st_size:
-        return _connect(path, "immutable=1")
+        return schema.connect(path, "immutable=1")
     if path.stat().st_size > IMAGE_BYTES_MAX:
         with suppress(sqlite3.Error):  # no room for SQLite's file: fall through to the image
             return _connect_shared(path)
     return _connect_image(path, log)
 
 
-def _connect(path: Path, how: str) -> sqlite3.Connection:
-    uri = f"{path.absolute().as_uri()}?{how}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None)
-
-
 def _connect_shared(path: Path) -> sqlite3.Connection:
     """Open database and log with SQLite's shared-memory file. Raises `sqlite3.Error`."""
-    connection = _connect(path, "mode=ro")
+    connection = schema.connect(path, "ro")
     try:
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
     except sqlite3.Error:

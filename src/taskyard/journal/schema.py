@@ -1,13 +1,13 @@
 """The tables of the journal's SQLite file, and the meaning of SQLite's errors.
 
 Owns names, tables and columns, and sorts errors into damage (wrong content) and failure (the disk
-can't be read or written). Opens nothing and writes nothing.
+can't be read or written). Also opens files of SQLite, but writes nothing.
 """
 
 import errno
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from taskyard.errors import (
@@ -17,6 +17,7 @@ from taskyard.errors import (
     UnusableState,
 )
 from taskyard.journal.chain import CHAIN_BYTES, Row, unknown_format
+from taskyard.journal.files import check_regular, create_private
 
 FILE_NAME = "journal.sqlite"
 LOG_NAME = f"{FILE_NAME}-wal"
@@ -75,6 +76,37 @@ def check_in_sqlite(directory: Path) -> None:
         raise UnusableState(
             f"state directory {directory}: its journal is in {url} (start a broker with --store)"
         )
+
+
+def connect(
+    path: Path, mode: str, timeout_seconds: float = 0.0, settings: Iterable[str] = ()
+) -> sqlite3.Connection:
+    """Open a database for any thread, `mode` being `rw`, `ro` or an option of SQLite's URIs.
+
+    Without a timeout, a locked one is an error at once. Read-only keeps SQLite from checkpointing
+    and deleting the log.
+    """
+    check_regular(path, *companions(path))
+    option = mode if "=" in mode else f"mode={mode}"
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{option}",
+        uri=True,
+        isolation_level=None,
+        timeout=timeout_seconds,
+        check_same_thread=False,
+    )
+    for setting in settings:
+        connection.execute(f"PRAGMA {setting}")
+    return connection
+
+
+def new_file(path: Path) -> Path:
+    """Create an empty private file, to be renamed to a path when it has its tables."""
+    unfinished = path.with_name(f"{path.name}.new")
+    for leftover in path.parent.glob(f"{unfinished.name}-*"):
+        leftover.unlink()
+    create_private(unfinished, b"")
+    return unfinished
 
 
 def companions(path: Path) -> tuple[Path, Path]:

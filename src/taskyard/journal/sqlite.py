@@ -38,8 +38,6 @@ from taskyard.journal import chain, schema, verify, witness
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.files import (
     RESTORE_HINT,
-    check_regular,
-    create_private,
     free_bytes,
     make_private_directory,
     open_regular,
@@ -269,7 +267,7 @@ def _is_new(directory: Path) -> bool:
 
 def _create(directory: Path, page_bytes: int) -> None:
     """Create the journal under another name. Its witness exists before the rename."""
-    unfinished = _begin(directory)
+    unfinished = schema.new_file(directory / schema.FILE_NAME)
     identity = secrets.token_bytes(chain.IDENTITY_BYTES)
     head = Head(0, 0, chain.origin(identity))
     with closing(_connect(unfinished)) as connection:
@@ -279,15 +277,6 @@ def _create(directory: Path, page_bytes: int) -> None:
     sync_directory(directory)
 
 
-def _begin(directory: Path) -> Path:
-    """Create an empty file under the name of an unfinished journal."""
-    unfinished = directory / f"{schema.FILE_NAME}.new"
-    for leftover in directory.glob(f"{unfinished.name}-*"):
-        leftover.unlink()
-    create_private(unfinished, b"")
-    return unfinished
-
-
 def write_copy(directory: Path, identity: bytes, anchor: Head, rows: Iterable[Row]) -> Head:
     """Write a copy of another store's journal, replace what is there, and return its head.
 
@@ -295,7 +284,7 @@ def write_copy(directory: Path, identity: bytes, anchor: Head, rows: Iterable[Ro
     """
     path, head = directory / schema.FILE_NAME, anchor
     try:
-        unfinished = _begin(directory)
+        unfinished = schema.new_file(directory / schema.FILE_NAME)
         with closing(_connect(unfinished)) as connection:
             _write_tables(connection, PAGE_BYTES, chain.seal(identity, anchor))
             rest = iter(rows)
@@ -359,15 +348,7 @@ def read_verified(
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Open a connection for any thread: the broker may commit from another one."""
-    check_regular(path, *schema.companions(path))
-    uri = f"{path.absolute().as_uri()}?mode=rw"
-    connection = sqlite3.connect(
-        uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_SECONDS, check_same_thread=False
-    )
-    for setting in _SETTINGS:
-        connection.execute(f"PRAGMA {setting}")
-    return connection
+    return schema.connect(path, "rw", BUSY_TIMEOUT_SECONDS, _SETTINGS)
 
 
 def _merge(connection: sqlite3.Connection, mode: str) -> None:

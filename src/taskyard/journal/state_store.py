@@ -8,8 +8,9 @@ from taskyard.errors import JournalDamaged, NotInstalled
 from taskyard.journal import compaction, schema
 from taskyard.journal.chain import Head
 from taskyard.journal.compaction import CompactionResult, Progress, no_progress
-from taskyard.journal.reader import JournalReader, VerifiedRows
+from taskyard.journal.reader import JournalReader
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.store import VerifiedRows
 
 
 def open_reader(directory: Path, identity: bytes, head: Head) -> VerifiedRows:

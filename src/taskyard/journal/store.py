@@ -1,17 +1,15 @@
 """The `Store` protocol: append opaque bytes, one row for each turn, and read them back verified.
 
-Owns `Row` and `Head`, the protocol that every store implements, the shared limits, and the store in
-memory. Stores never decode a body and never decide when to commit.
+Owns the protocol that every store implements, what all stores share, and the store in memory.
+Stores never decode a body and never decide when to commit.
 
 Sequences start at 1 and have no gaps. Record numbers start at 1 and have no gaps across rows. A row
 holds at least one record.
 """
 
 import secrets
-from bisect import bisect_left
 from collections.abc import Iterator
-from operator import attrgetter
-from typing import Protocol
+from typing import Protocol, Self
 
 from taskyard.errors import JournalFailed
 from taskyard.journal import chain
@@ -26,6 +24,7 @@ __all__ = [
     "Row",
     "Store",
     "StoreReader",
+    "VerifiedRows",
 ]
 
 #: Below this much free disk the broker refuses submissions, so that workers can still complete
@@ -101,47 +100,102 @@ def check_trim(through: int, head: Head) -> None:
         raise ValueError(f"can't trim through row {through}: the newest is row {head.sequence}")
 
 
-class MemoryStore:
-    """A journal in memory, for tests and brokers with `--memory`. Implements `Store`."""
+class VerifiedRows:
+    """The rows after an anchor, up to a head. Subclasses read them from a database."""
 
-    def __init__(self, identity: bytes | None = None) -> None:
-        self.identity = identity or secrets.token_bytes(chain.IDENTITY_BYTES)
-        self._anchor = Head(0, 0, chain.origin(self.identity))
-        self._rows: list[Row] = []
-        self._closed = False
+    _identity: bytes
+    _anchor: Head
+    _head: Head
+
+    @property
+    def identity(self) -> bytes:
+        return self._identity
 
     @property
     def head(self) -> Head:
-        return self._rows[-1].head if self._rows else self._anchor
+        return self._head
 
     @property
     def anchor(self) -> Head:
         return self._anchor
 
-    def commit(self, body: bytes, records: int) -> Head:
-        check_row(body, records)
-        self._check_open()
-        self._rows.append(chain.next_row(self.head, body, records))
-        return self.head
-
     def rows(self, after: int = 0) -> Iterator[Row]:
         self._check_open()
-        start = self._head_at(after)
-        kept = self._rows[start.sequence - self._anchor.sequence :]
-        return chain.verify(kept, start, self.head)
+        start = self._head_at(min(max(after, self._anchor.sequence), self._head.sequence))
+        return chain.verify(self._read(start.sequence, self._head.sequence), start, self._head)
 
     def row_of(self, record: int) -> Row | None:
         self._check_open()
-        index = bisect_left(self._rows, record, key=attrgetter("record_last"))
-        found = self._rows[index : index + 1]
-        return found[0] if found and found[0].holds(record) else None
+        if not self._anchor.record < record <= self._head.record:
+            return None
+        return self._verified(self._sequence_of(record))
+
+    def close(self) -> None:
+        """Close the database. A second call does nothing."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        """Raise if the store is closed."""
+
+    def _verified(self, sequence: int) -> Row:
+        return next(chain.verify([self._stored(sequence)], self._head_at(sequence - 1)))
+
+    def _sequence_of(self, record: int) -> int:
+        """Return the row of a kept record, by a binary search."""
+        before, at = self._anchor.sequence, self._head.sequence
+        while at - before > 1:  # the row is after `before`, at or before `at`
+            middle = (before + at) // 2
+            if self._head_at(middle).record < record:
+                before = middle
+            else:
+                at = middle
+        return at
+
+    def _read(self, after: int, last: int) -> Iterator[Row]:
+        """Yield the rows after `after`, up to `last`, well-formed but not verified."""
+        raise NotImplementedError
+
+    def _head_at(self, sequence: int) -> Head:
+        """Return the stored head of a row, which was verified when the journal was opened."""
+        raise NotImplementedError
+
+    def _stored(self, sequence: int) -> Row:
+        """Return a stored row, well-formed but not verified."""
+        raise NotImplementedError
+
+
+class MemoryStore(VerifiedRows):
+    """A journal in memory, for tests and brokers with `--memory`. Implements `Store`."""
+
+    def __init__(self, identity: bytes | None = None) -> None:
+        self._identity = identity or secrets.token_bytes(chain.IDENTITY_BYTES)
+        self._head = self._anchor = Head(0, 0, chain.origin(self._identity))
+        self._rows: list[Row] = []
+        self._closed = False
+
+    def commit(self, body: bytes, records: int) -> Head:
+        check_row(body, records)
+        self._check_open()
+        self._keep(chain.next_row(self._head, body, records))
+        return self._head
+
+    def _keep(self, row: Row) -> None:
+        self._rows.append(row)
+        self._head = row.head
 
     def trim(self, through: int) -> None:
-        check_trim(through, self.head)
+        check_trim(through, self._head)
         self._check_open()
-        anchor = self._head_at(through)
-        del self._rows[: anchor.sequence - self._anchor.sequence]
-        self._anchor = anchor
+        if through > self._anchor.sequence:
+            anchor = self._head_at(through)
+            del self._rows[: through - self._anchor.sequence]
+            self._anchor = anchor
 
     def disk_free_bytes(self) -> int:
         """Return a number that never falls below the reserve."""
@@ -154,6 +208,12 @@ class MemoryStore:
         if self._closed:
             raise JournalFailed("the journal in memory is closed")
 
+    def _read(self, after: int, last: int) -> Iterator[Row]:
+        first = self._anchor.sequence
+        return iter(self._rows[after - first : last - first])
+
+    def _stored(self, sequence: int) -> Row:
+        return self._rows[sequence - self._anchor.sequence - 1]
+
     def _head_at(self, sequence: int) -> Head:
-        index = min(sequence, self.head.sequence) - self._anchor.sequence
-        return self._rows[index - 1].head if index > 0 else self._anchor
+        return self._anchor if sequence == self._anchor.sequence else self._stored(sequence).head

@@ -72,9 +72,7 @@ def copy_files(directory: Path, names: Iterable[str], copy: Path) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open read-only, which also keeps SQLite from checkpointing and deleting the log."""
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=0)
+    return schema.connect(path, "ro")
 
 
 def verify_journal(directory: Path, connect: Connect = connect) -> JournalReport:

@@ -17,9 +17,9 @@ from msgspec import Struct
 from taskyard.errors import JournalDamaged
 from taskyard.journal import history, recovery, schema, state_check, witness
 from taskyard.journal.history_rows import RowFollower
-from taskyard.journal.reader import VerifiedRows
 from taskyard.journal.row_file import TABLES, Block, ColumnBuilder, RowFile
 from taskyard.journal.state_store import open_reader
+from taskyard.journal.store import VerifiedRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -26,8 +26,8 @@ from taskyard.journal.files import free_bytes, make_private_directory
 from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.session import CLOSED, Session, TermSession
-from taskyard.journal.reader import READ_ROWS_MAX, VerifiedRows
-from taskyard.journal.store import check_row, check_trim
+from taskyard.journal.reader import READ_ROWS_MAX
+from taskyard.journal.store import VerifiedRows, check_row, check_trim
 from taskyard.journal.witness import Witness
 
 #: Rows that one statement of `trim` deletes: some milliseconds.
