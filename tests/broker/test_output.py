@@ -198,6 +198,32 @@ class TestPages:
         assert not [*harness.outputs.walk()]
         assert harness.page(b"a").data == b"abc"
 
+    @pytest.mark.parametrize("offset", [0, 5])
+    def test_chunk_that_comes_again_with_the_report_begins_no_other_stream(
+        self, harness: OutputHarness, offset: int
+    ) -> None:
+        harness.lease(b"a")
+        harness.append(b"a", 1, 0, LONG)
+        again = OutputAppended(0, b"w", [b"a"], [1], [OUT], [offset], [LONG[offset:]], 9)
+        report = TasksReported(0, b"w", [b"a"], outcomes=[Outcome.DONE], texts=[blob_of(LONG)])
+        report.output = columns()
+        assert not any(isinstance(one, Refused) for one in harness.process(again, report))
+        assert [file.id for file in harness.outputs.walk()] == [name_of(LONG)]
+
+    def test_stream_that_a_killed_broker_left_behind_is_dropped_at_the_start(
+        self, harness: OutputHarness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in (b"a", b"b"):
+            harness.lease(name)
+            harness.append(name, 1, 0, b"abc")
+        with monkeypatch.context() as patch:
+            patch.setattr(BlobFiles, "drop", lambda *_: None)
+            appended = columns(blob_of(b"abc", b"abc"))
+            harness.report(b"a", Outcome.FAILED, texts=[b"bad"], output=appended)
+        assert len([*harness.outputs.walk()]) == 2
+        harness.blobs.drop_ended(harness.store, harness.broker.scheduler.ledger)
+        assert [file.id for file in harness.outputs.walk()] == [StreamKey(b"", b"b", 1, OUT)]
+
     def test_output_of_a_lost_attempt_stays_readable(self, harness: OutputHarness) -> None:
         harness.lease(b"a")
         harness.append(b"a", 1, 0, b"so far")

@@ -192,6 +192,28 @@ def test_sealed_stream_leaves_no_directory(store: BlobFiles) -> None:
     assert not [*(store.directory / "streams").iterdir()]
 
 
+def test_name_that_a_killed_process_has_not_written_is_written_later(store: BlobFiles) -> None:
+    key = StreamKey(b"c" * 300, b"t" * 300, 1, Stream.STDOUT)
+    store.path(key).parent.mkdir(parents=True)
+    store.path(key).parent.joinpath("name").touch()
+    store.append(key, 0, CONTENT)
+    assert [file.id for file in store.walk()] == [key]
+
+
+@pytest.mark.parametrize("is_stored_again", [True, False])
+def test_blob_that_a_killed_process_has_hidden_is_there_again(
+    store: BlobFiles, *, is_stored_again: bool
+) -> None:
+    store.put(CONTENT)
+    hidden = store.directory / "unfinished" / f"{NAME}.removed"
+    store.path(NAME).rename(hidden)
+    if is_stored_again:
+        store.put(CONTENT)
+    store.remove_unfinished(time.time_ns())
+    assert bytes(store.load(NAME)) == CONTENT
+    assert not unfinished(store)
+
+
 def test_many_streams_are_open_in_turn(store: BlobFiles) -> None:
     keys = [StreamKey(b"", b"a", number, Stream.STDOUT) for number in range(1, 100)]
     for start, end in ((0, 10), (10, len(CONTENT))):

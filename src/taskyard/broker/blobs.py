@@ -15,14 +15,25 @@ from msgspec import Struct, structs
 from taskyard.broker.blob_senders import BlobSenders
 from taskyard.core.blobs import texts_of
 from taskyard.core.effects import Refused
+from taskyard.core.identity import split
 from taskyard.core.limits import REFUSED_TASKS_MAX, SECOND_NS
 from taskyard.core.model import Refusal, RefusedTask, shown
+from taskyard.core.output import Stream
+from taskyard.core.records import Finished, Progressed
 from taskyard.core.task_inputs import PICKLE_MARK, blobs_in
 from taskyard.core.values import StoreReply, ValueReceived
 from taskyard.errors import BytesNotStored, JournalFailed, UserError
 from taskyard.journal.blob_files import BlobFiles, StoreTerms
 from taskyard.journal.blob_names import blobs_named
-from taskyard.journal.blobs import BytesDiffer, is_name, length_of, short_name, upload_of
+from taskyard.journal.blobs import (
+    BytesDiffer,
+    StreamKey,
+    is_name,
+    length_of,
+    short_name,
+    upload_of,
+)
+from taskyard.journal.recovery import records_of
 from taskyard.wire.value_names import StoreDocument
 
 if TYPE_CHECKING:
@@ -33,6 +44,7 @@ if TYPE_CHECKING:
     from taskyard.core.records import AnyRecord
     from taskyard.journal.archive import Archive
     from taskyard.journal.blobs import BlobStore
+    from taskyard.journal.store import StoreReader
 
 #: How long a blob may wait for the task that names it. A client stores it before it submits the
 #: task, and may wait for a broker in between.
@@ -85,6 +97,7 @@ class BrokerBlobs:
             )
         if self._files is not None:
             self._files.create(self._terms)
+            self._files.show_hidden()
 
     def problem(self) -> str:
         """Return why nothing more is accepted. Empty: it is."""
@@ -106,6 +119,23 @@ class BrokerBlobs:
         if terms != self._terms:
             self._files.create(terms)
             self._terms = terms
+
+    def drop_ended(self, rows: StoreReader, ledger: Ledger) -> None:
+        """Drop streams of attempts that the last row ended. A broker killed after it has not."""
+        row = rows.row_of(rows.head.record)
+        for record in () if row is None else records_of(row, row.record_first - 1):
+            if not isinstance(record, Finished | Progressed):
+                continue
+            if isinstance(record, Progressed) and record.stderrs is None:
+                continue  # it goes on
+            for name, attempt in zip(record.names, record.attempts, strict=True):
+                task = ledger.tasks.get(name)
+                if task is not None:
+                    campaign = task.terms.campaign
+                    for stream in Stream:
+                        key = StreamKey(campaign, split(name, campaign), attempt, stream)
+                        self.store.drop(key)
+        self.store.flush()
 
     # In turns.
 

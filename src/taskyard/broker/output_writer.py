@@ -36,6 +36,8 @@ class OutputWriter:
         #: Bytes written, and whether the store has writes or removals to complete.
         self.bytes_written = 0
         self.is_dirty = False
+        #: Streams that ended in this turn. A chunk of one was sent twice.
+        self._ended: set[StreamKey] = set()
         #: Why the last chunk could not be written. Empty if it could.
         self._problem = ""
 
@@ -47,6 +49,7 @@ class OutputWriter:
         for stream, blob in effect.kept:
             key = StreamKey(effect.campaign, effect.name, effect.attempt, stream)
             about, name = shown(spelling(key.campaign, key.name)), blob_name(blob)
+            self._ended.add(key)
             try:
                 is_there = self._store.seal(key, name) or self._store.touch(name)
             except OSError as error:
@@ -64,6 +67,7 @@ class OutputWriter:
 
     def flush(self) -> None:
         """Complete the writes and removals of a turn, before any reply."""
+        self._ended.clear()
         if self.is_dirty:
             self._store.flush()
             self.is_dirty = False
@@ -95,6 +99,8 @@ class OutputWriter:
     def _append(self, chunk: OutputChunk) -> bool:
         """Write a chunk. Return False if bytes before it are missing, or others are there."""
         key = StreamKey(chunk.campaign, chunk.name, chunk.attempt, chunk.stream)
+        if key in self._ended:
+            return True
         try:
             return self._store.append(key, chunk.offset, chunk.data) >= chunk.offset
         except BytesDiffer:

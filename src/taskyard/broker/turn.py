@@ -64,6 +64,8 @@ class Broker:
         self.is_reading: Callable[[bytes], bool] = lambda _client: True
         self.blobs = blobs
         ledger = scheduler.ledger
+        if blobs is not None:
+            blobs.drop_ended(store, ledger)
         self.completer = Completer(store, ledger, index, self._is_reading, blobs=blobs)
         self.requests = Requests(ledger, self._is_reading)
         #: How long turns and commits took since the start.

@@ -83,6 +83,7 @@ _STREAMS: Final = {suffix: stream for stream, suffix in SUFFIXES.items()}
 
 #: A sweep may hide a file for a moment, until it has seen that the file is in use.
 _HIDDEN_SECONDS: Final = 0.05
+_HIDDEN_SUFFIX: Final = ".removed"
 
 REMOVED_HINT: Final = "`taskyard clean` and blobs.keep remove them"
 
@@ -258,7 +259,7 @@ class BlobFiles:
             self._open.move_to_end(key)
             return stream
         path = self.path(key)
-        if not path.parent.is_dir():
+        if not _is_made(path.parent):
             self._check_mounted()
             _make_directory(path.parent, key)
         stream = self._open[key] = _OpenStream(path)
@@ -432,7 +433,7 @@ class BlobFiles:
         if isinstance(blob, StreamKey):
             self.drop(blob)
             return True
-        path, hidden = self.path(blob), self._unfinished_path(f"{blob}.removed")
+        path, hidden = self.path(blob), self._unfinished_path(f"{blob}{_HIDDEN_SUFFIX}")
         try:
             path.rename(hidden)
             found = hidden.stat()
@@ -445,9 +446,24 @@ class BlobFiles:
         self.bytes_used -= found.st_size
         return True
 
+    def show_hidden(self) -> None:
+        """Give blobs their names again that a killed process has hidden: a task may name them.
+
+        A process that is about to remove one finds it gone, and leaves it to the next sweep.
+        """
+        for hidden in _entries(self.directory / UNFINISHED_FOLDER):
+            if hidden.suffix == _HIDDEN_SUFFIX and is_name(hidden.stem):
+                path = self.path(hidden.stem)
+                with contextlib.suppress(FileNotFoundError):
+                    if path.exists():  # it was stored again
+                        hidden.unlink()
+                    else:
+                        hidden.rename(path)
+
     def remove_unfinished(self, unused_since_ns: int) -> int:
         """Remove what processes left behind that died. Return the bytes of the rest."""
         bytes_left = 0
+        self.show_hidden()
         for path in _entries(self.directory / UNFINISHED_FOLDER):
             with contextlib.suppress(OSError):
                 found = path.stat()
@@ -492,6 +508,13 @@ def _entries(directory: Path) -> list[Path]:
         return sorted(directory.iterdir())
     except OSError:
         return []
+
+
+def _is_made(directory: Path) -> bool:
+    """Return whether a task's directory is complete. A killed process may have begun it."""
+    if decode_name(directory.name) is None or decode_name(directory.parent.name) is None:
+        return bool(_full_name(directory) and _full_name(directory.parent))
+    return directory.is_dir()
 
 
 def _make_directory(directory: Path, key: StreamKey) -> None:
