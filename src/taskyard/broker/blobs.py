@@ -23,8 +23,8 @@ from taskyard.core.records import Finished, Progressed
 from taskyard.core.task_inputs import PICKLE_MARK, blobs_in
 from taskyard.core.values import StoreReply, ValueReceived
 from taskyard.errors import BytesNotStored, JournalFailed, UserError
-from taskyard.journal.blob_files import BlobFiles, StoreTerms
-from taskyard.journal.blob_names import blobs_named
+from taskyard.journal.blob_files import TERMS_FILE, BlobFiles, StoreTerms
+from taskyard.journal.blob_names import blobs_named, tasks_by_blob
 from taskyard.journal.blobs import (
     BytesDiffer,
     StreamKey,
@@ -38,6 +38,7 @@ from taskyard.wire.value_names import StoreDocument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from taskyard.core.effects import Effect
     from taskyard.core.events import SubmitRequested
@@ -60,6 +61,15 @@ class BlobLimits(Struct, frozen=True):
     keep_ns: int | None = None
     #: How long a blob is kept that no task names.
     grace_ns: int = GRACE_NS
+
+
+def check_mounted(directory: Path, rows: StoreReader, index: Archive) -> None:
+    """Refuse a shared directory without blobs if tasks name some: it is not mounted."""
+    if not (directory / TERMS_FILE).exists() and tasks_by_blob(rows, index):
+        raise UserError(
+            f"{directory}: has no {TERMS_FILE}, but tasks name blobs "
+            "(mount it, or create this file to begin without them)"
+        )
 
 
 class BrokerBlobs:

@@ -22,7 +22,7 @@ from msgspec import Struct, structs
 from taskyard.broker.archive import EndedTasks, recover
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.blob_retention import BlobRetention
-from taskyard.broker.blobs import BlobLimits, BrokerBlobs
+from taskyard.broker.blobs import BlobLimits, BrokerBlobs, check_mounted
 from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.compaction import Compactor, SizedStore
 from taskyard.broker.database import (
@@ -321,6 +321,9 @@ def _open(
     compactor = Compactor(state, store, archive, clock, settings.compact)
     stack.enter_context(closing(compactor))
     rows = None if opened is None else opened.blobs
+    shared = settings.blobs_directory or (settings.files and state / blobs.FOLDER)
+    if shared:
+        check_mounted(shared, store, archive.index)
     kept = _open_blobs(settings, limits, store.identity, stack, rows, archive.index)
     made = _OpenState(store, ledger, kept, archive, compactor)
     if opened is not None:

@@ -133,7 +133,9 @@ def value_of(full_name: str, result: bytes, values: CallValues | None) -> Any:  
     """
     try:
         return pickled.unpickle(result) if values is None else values.load_result(result, full_name)
-    except (BytesMissing, BytesDamaged, NoBroker):
+    except (BytesMissing, BytesDamaged) as error:
+        raise type(error)(f"result of task {full_name}: {error}") from None
+    except NoBroker:
         raise
     except BaseException as error:  # noqa: BLE001  # see above
         raise unpickle_error(full_name, error) from None

@@ -201,6 +201,7 @@ class BlobFiles:
 
     def seal(self, key: StreamKey, name: str) -> bool:
         if not self.path(key).exists():
+            self._check_mounted()
             return False
         stream, length = self._stream(key), length_of(name)
         descriptor = stream.descriptor
