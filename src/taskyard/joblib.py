@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.client.client import Client
+    from taskyard.client.origins import Encoded
 
 logger = logging.getLogger("taskyard.joblib")
 
@@ -218,19 +219,17 @@ class _CampaignCore(ExecutorCore):
     """Uses tasks of earlier runs. One that failed or was cancelled there runs again, once."""
 
     def __init__(self, service: str, *, client: Client, campaign: str) -> None:
-        #: Payloads of tasks that an earlier run submitted. Their exceptions have its token.
-        self._adopted: dict[str, bytes] = {}
+        #: Calls whose tasks an earlier run submitted. Their exceptions have its token.
+        self._adopted: dict[str, Encoded] = {}
         #: Full names of tasks whose futures unpickle their values.
         self._followed: set[str] = set()
         super().__init__(service, client=client, campaign=campaign)
 
-    def _submit_task(
-        self, client: Client, name: str, payload: bytes, after: tuple[str, ...]
-    ) -> AnyFuture[Any]:
+    def _submit_task(self, client: Client, name: str, call: Encoded) -> AnyFuture[Any]:
         full_name = f"{self.campaign}/{name}"
         if full_name not in client.existing([full_name]):
-            return super()._submit_task(client, name, payload, after)
-        self._adopted[name] = payload
+            return super()._submit_task(client, name, call)
+        self._adopted[name] = call
         return self._follow(client, full_name)
 
     def _follow(self, client: Client, full_name: str) -> AnyFuture[Any]:
@@ -245,13 +244,13 @@ class _CampaignCore(ExecutorCore):
 
     def _settle_task(self, future: CallFuture[Any], task: AnyFuture[Any]) -> None:
         error = None if task.cancelled() else task.exception()
-        payload = self._adopted.pop(future.name, None)
+        call = self._adopted.pop(future.name, None)
         # Another program may have submitted it a moment ago.
         is_known = isinstance(error, Refused) and error.code == Refusal.CONFLICT.value
         has_ended_badly = task.cancelled() or isinstance(error, TaskFailed)
         try:
-            if payload is not None and has_ended_badly:
-                self._start_again(future, payload)
+            if call is not None and has_ended_badly:
+                self._start_again(future, call)
             elif not is_known:
                 super()._settle_task(future, task)
                 return
@@ -261,8 +260,11 @@ class _CampaignCore(ExecutorCore):
         else:
             again.add_done_callback(lambda settled: self._arrived.put((future, settled)))
 
-    def _start_again(self, future: CallFuture[Any], payload: bytes) -> None:
+    def _start_again(self, future: CallFuture[Any], call: Encoded) -> None:
         """Replace a task that failed or was cancelled."""
+        payload, _, restore = call
+        if restore is not None:  # the broker keeps bytes that no task names for some time only
+            restore()
         self.client.cancel([future.full_name], states=(TaskState.FAILED,))
         submission = Submission([encode_text(future.name)], [payload], [self._terms])
         self.client.create(submission, restart=True)

@@ -61,7 +61,7 @@ def values(access: Access) -> CallValues:
 
 def encoded(values: CallValues, *args: object) -> bytes:
     body = pickled.pickle_call(max, args, {}, is_large=values.is_large)
-    return values.encode(body, Origin(path=("p",)))
+    return values.encode(body, Origin(path=("p",)))[0]
 
 
 def test_small_call_has_no_values(access: Access, values: CallValues) -> None:
@@ -124,7 +124,7 @@ def test_function_of_a_map_is_stored_once_and_kept(
 
     def call(number: int) -> bytes:
         body = pickled.pickle_call(substitute, (number,), {}, is_large=values.is_large)
-        return values.encode(body, Origin())
+        return values.encode(body, Origin())[0]
 
     payloads = [call(number) for number in range(5)]
     assert access.puts == 1

@@ -76,8 +76,8 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "Submit another task that waits for them.",
         ),
         "bytes-unknown": Explanation(
-            "A large argument of a task is not at the broker any more.",
-            "Submit the task again. After a long outage, raise `blobs.grace`.",
+            "A task names a large argument that is not at the broker.",
+            "Submit the call again. Clients in Python send the argument again by themselves.",
         ),
         "cancelled": Explanation(
             "A task depends on a task that was cancelled.",

@@ -25,12 +25,16 @@ from simulator.plan import SECOND_NS
 from simulator.product_clients import NativeProductClient, full_name_of
 from simulator.values import ValueChannel
 from taskyard.client import pending_tasks
+from taskyard.client.uploads import Uploads
 from taskyard.core import identity
 from taskyard.core.events import Outcome, UnknownPolicy
 from taskyard.core.model import Refusal, Terms
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from simulator.processes import ProductWorker
+    from taskyard.client.uploads import Upload
     from taskyard.errors import Refused
     from taskyard.worker.jobs import Job, JobResult
 
@@ -124,6 +128,7 @@ class CallClient(NativeProductClient):
         task = pending_tasks.PendingTask(
             name, payload, terms, b"", tuple(needed), UnknownPolicy.REFUSE, None
         )
+        task.restore = lambda: None  # see `CallUploads`
         self.pending.append((when_ns, task))
 
     def build(self) -> None:
@@ -131,6 +136,7 @@ class CallClient(NativeProductClient):
         #: Calls whose arguments are on their way.
         self._storing: dict[bytes, None] = {}
         super().build()
+        self._session._buffer.uploads = CallUploads(self)  # noqa: SLF001  # threads are not simulated
         self._values.put(b"of no call, " * 500, lambda: None)
 
     def _submit(self, process: int, task: pending_tasks.PendingTask) -> None:
@@ -139,31 +145,37 @@ class CallClient(NativeProductClient):
             return
         full_name = full_name_of(task)
         self._storing[full_name] = None
-        contents = arguments_of(full_name)
-        left = [len(contents)]
         submit = super()._submit
 
         def on_stored() -> None:
+            self._storing.pop(full_name, None)
+            submit(process, task)
+
+        self.store([full_name], on_stored)
+
+    def store(self, full_names: list[bytes], on_stored: Callable[[], None]) -> None:
+        """Store the arguments of calls."""
+        contents = [content for name in full_names for content in arguments_of(name)]
+        left = [len(contents)]
+
+        def on_one_stored() -> None:
             left[0] -= 1
             if not left[0]:
-                self._storing.pop(full_name, None)
-                submit(process, task)
+                on_stored()
 
         for content in contents:
-            self._values.put(content, on_stored)
+            self._values.put(content, on_one_stored)
         self.wake()
 
     def on_refused(self, name: bytes, error: Refused) -> None:
-        """Submit a call again: its arguments were swept, or the call that it needs is late."""
+        """Submit a call again if the call that it needs is late."""
         task = next(one for _, one in self.pending if full_name_of(one) == name)
         coming = [*self._storing, *self.open, *self.world.checker.model.tasks]
         is_late = error.code == Refusal.UNKNOWN.value and all(
             any(one.endswith(before) for one in coming) for before in task.after
         )
-        if error.code != Refusal.BYTES_UNKNOWN.value and not is_late:
+        if not is_late:
             return
-        if error.code == Refusal.BYTES_UNKNOWN.value and self.world.is_calm:
-            self.world.checker.blobs.on_refused_arguments(name)
         self._storing[name] = None
         again = partial(self._submit, self.process, task)
         self.world.timeline.after(SECOND_NS // 2, again)
@@ -182,3 +194,19 @@ class CallClient(NativeProductClient):
 
     def unsettled(self) -> list[bytes]:
         return [*super().unsettled(), *self._storing]
+
+
+class CallUploads(Uploads):
+    """Stores arguments again that were swept, in simulated time."""
+
+    def __init__(self, client: CallClient) -> None:
+        super().__init__(client.wake)
+        self._client = client
+
+    def _run(self, upload: Upload) -> None:
+        world, names = self._client.world, [*map(full_name_of, upload.lacking)]
+        for task, name in zip(upload.lacking, names, strict=True):
+            task.uploads = 0  # sweeps are more frequent here
+            if world.is_calm:
+                world.checker.blobs.on_refused_arguments(name)
+        self._client.store(names, lambda: self._end(upload, {}))

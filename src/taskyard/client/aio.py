@@ -473,7 +473,7 @@ class AsyncClient:
         watch: bool = True,
     ) -> AsyncFuture:
         """Submit a task with an encoded payload, as `Client.submit_encoded` does."""
-        more = {"wait_for_unknown": wait_for_unknown, "watch": watch}
+        more: Any = {"wait_for_unknown": wait_for_unknown, "watch": watch}
         return self._submitter.submit_encoded(name, payload, terms, lane, after, **more)
 
     async def future(self, name: str) -> AsyncFuture:

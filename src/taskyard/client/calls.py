@@ -53,6 +53,7 @@ from taskyard.wire import inputs, pickled
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from taskyard.client.origins import Encoded
     from taskyard.client.session import Session
     from taskyard.client.stalls import Stalls
     from taskyard.process.value_access import ValueAccess
@@ -221,9 +222,8 @@ class ExecutorCore:
         self._is_cancelling = False
         self._broken = ""
         self._pending: dict[str, CallFuture[Any]] = {}
-        #: Calls from before there was a client, with their payloads and dependencies. None: there
-        #: is a client.
-        self._queued_calls: list[tuple[CallFuture[Any], bytes, tuple[str, ...]]] | None = []
+        #: Calls from before there was a client. None: there is a client.
+        self._queued_calls: list[tuple[CallFuture[Any], Encoded]] | None = []
         #: Calls whose tasks are settled. None wakes the thread to check for the end.
         self._arrived: SimpleQueue[tuple[CallFuture[Any], AnyFuture[Any]] | None] = SimpleQueue()
         self._ended = threading.Event()
@@ -298,36 +298,31 @@ class ExecutorCore:
         for one in inputs.references((args, kwargs)) if call[1] else ():
             if isinstance(one, SentByClient) and not isinstance(one, CallFuture):
                 one.await_sent(None)
-        if not self._queue_until_connected(future, *call):
-            self._send(self.client, future, *call)
+        if not self._queue_until_connected(future, call):
+            self._send(self.client, future, call)
         return future
 
-    def _queue_until_connected(
-        self, future: CallFuture[Any], payload: bytes, after: tuple[str, ...]
-    ) -> bool:
+    def _queue_until_connected(self, future: CallFuture[Any], call: Encoded) -> bool:
         """Queue the call if there is no client yet. Return whether it was queued."""
         with self._lock:
             if self._queued_calls is not None:
-                self._queued_calls.append((future, payload, after))
+                self._queued_calls.append((future, call))
             return self._queued_calls is not None
 
-    def _send(
-        self, client: Client, future: CallFuture[Any], payload: bytes, after: tuple[str, ...]
-    ) -> None:
+    def _send(self, client: Client, future: CallFuture[Any], call: Encoded) -> None:
         try:
-            task = self._submit_task(client, future.name, payload, after)
+            task = self._submit_task(client, future.name, call)
         except TaskyardError as error:  # settled later: the caller may hold the lock
             task = AnyFuture()
             task.set_exception(error)
         task.add_done_callback(lambda settled: self._arrived.put((future, settled)))
 
-    def _submit_task(
-        self, client: Client, name: str, payload: bytes, after: tuple[str, ...]
-    ) -> AnyFuture[Any]:
+    def _submit_task(self, client: Client, name: str, call: Encoded) -> AnyFuture[Any]:
+        payload, after, restore = call
         priority = current_task.nested_priority(client.broker)
         if priority != self._terms.priority:
             self._terms = structs.replace(self._terms, priority=priority)
-        return client.submit_encoded(name, payload, self._terms, after=after)
+        return client.submit_encoded(name, payload, self._terms, after=after, restore=restore)
 
     def _check_open(self) -> None:
         if self._is_in_child:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from taskyard.client.submit import Work
     from taskyard.core.model import Submission, Terms
     from taskyard.net.keys import PeerKey
+    from taskyard.process.call_values import Restore
 
 _T = TypeVar("_T")
 
@@ -458,13 +459,15 @@ class Client(BlockingRunner):
         after: Sequence[str] = (),
         wait_for_unknown: bool = False,
         watch: bool = True,
+        restore: Restore | None = None,
     ) -> Future:
         """Submit a task with an encoded payload. Its future returns the result as bytes.
 
         Without `watch` it returns None as soon as the broker has the task. Tasks that share one
-        `terms` object take less room in messages and in the journal.
+        `terms` object take less room in messages and in the journal. `restore` stores the large
+        parts of a call again if the broker lacks them.
         """
-        more = {"wait_for_unknown": wait_for_unknown, "watch": watch}
+        more: Any = {"wait_for_unknown": wait_for_unknown, "watch": watch, "restore": restore}
         return self._submitter.submit_encoded(name, payload, terms, lane, after, **more)
 
     def future(self, name: str) -> Future:

@@ -30,6 +30,7 @@ from taskyard.wire import payloads, pickled, plain_pickles
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from taskyard.client.origins import Encoded
     from taskyard.process.call_values import CallValues
 
 _T = TypeVar("_T")
@@ -163,15 +164,15 @@ class FunctionCalls:
 
     def encode(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[bytes, tuple[bytes, tuple[str, ...]]]:
-        """Return the service of a call, and its payload with the tasks whose results it needs.
+    ) -> tuple[bytes, Encoded]:
+        """Return the service of a call, and the call encoded.
 
         A plain call needs no more than `--allow MODULE`. Raises `NotEncodable`.
         """
         check_main_guard("submits a function")
-        body, payload, results = self._origins.encode_body(function, args, kwargs)
+        body, encoded = self._origins.encode_body(function, args, kwargs)
         service = payloads.CALL if plain_pickles.is_plain_call(body) else pickled.PICKLE
-        return service, (payload, results)
+        return service, encoded
 
     def encode_keyed(
         self,
@@ -179,26 +180,26 @@ class FunctionCalls:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         token: str,
-    ) -> tuple[bytes, tuple[bytes, tuple[str, ...]]]:
+    ) -> tuple[bytes, Encoded]:
         """Like `encode`, for a call that is named by its content."""
-        service, (payload, results) = self.encode(function, args, kwargs)
+        service, (payload, results, restore) = self.encode(function, args, kwargs)
         call = pickled.decode_pickled_call(payload)
         origin = structs.replace(call.origin, token=token, nonce=secrets.token_hex(8))
-        return service, (pickled.encode_pickled_call(call.call, origin), results)
+        return service, (pickled.encode_pickled_call(call.call, origin), results, restore)
 
     def encode_named(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[bytes, tuple[bytes, tuple[str, ...]], OutcomeDecoder]:
+    ) -> tuple[bytes, Encoded, OutcomeDecoder]:
         """Like `encode`, for a call with a name of the user's. Also return its decoder.
 
         The token is made of the call, so that the same call in a later run is the same task. Only
         those who know the call can compute it.
         """
-        service, (payload, results) = self.encode(function, args, kwargs)
+        service, (payload, results, restore) = self.encode(function, args, kwargs)
         call = pickled.decode_pickled_call(payload)
         token = hashlib.sha256(b"token " + call.call).hexdigest()[:_TOKEN_DIGITS]
         origin = structs.replace(call.origin, token=token)
-        encoded = pickled.encode_pickled_call(call.call, origin), results
+        encoded = pickled.encode_pickled_call(call.call, origin), results, restore
         return service, encoded, OutcomeDecoder(token, self.values)
 
     def pickle_once(self, function: Callable[..., _T]) -> Callable[..., _T]:

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from msgspec import structs
 
@@ -25,7 +25,11 @@ from taskyard.wire.repeated_functions import RepeatedFunctions
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from taskyard.process.call_values import CallValues
+    from taskyard.process.call_values import CallValues, Restore
+
+#: A payload, the tasks whose results it needs, and what stores its large parts again. None: it has
+#: none.
+Encoded: TypeAlias = "tuple[bytes, Sequence[str], Restore | None]"
 
 #: Directories of the standard library and of installed packages. A worker has its own.
 _INSTALL_DIRECTORIES: Final = tuple(
@@ -59,14 +63,14 @@ class CallOrigins:
 
     def encode(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[bytes, tuple[str, ...]]:
-        """Encode the payload of a call. Return it with the tasks whose results it needs."""
-        return self.encode_body(function, args, kwargs)[1:]
+    ) -> Encoded:
+        """Encode a call."""
+        return self.encode_body(function, args, kwargs)[1]
 
     def encode_body(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[bytes, bytes, tuple[str, ...]]:
-        """Return the pickle of a call, its payload, and the tasks whose results it needs.
+    ) -> tuple[bytes, Encoded]:
+        """Return the pickle of a call, and the call encoded.
 
         It names the main script only if it refers to that by path: the worker has to run it. Raise
         `NotEncodable`.
@@ -86,10 +90,12 @@ class CallOrigins:
         if body.results:
             origin = structs.replace(origin, results=body.results)
         if values is not None and (body.buffers or len(body.pickle) >= BLOB_BYTES_MIN):
-            return body.pickle, values.encode(body, origin), body.results
+            payload, restore = values.encode(body, origin)
+            return body.pickle, (payload, body.results, restore)
         if origin is self._origin:
-            return body.pickle, self._header + body.pickle, ()
-        return body.pickle, pickled.encode_pickled_call(body.pickle, origin), body.results
+            return body.pickle, (self._header + body.pickle, (), None)
+        payload = pickled.encode_pickled_call(body.pickle, origin)
+        return body.pickle, (payload, body.results, None)
 
     def pickle_once(self, function: Callable[..., Any]) -> Any:  # noqa: ANN401  # a callable in the worker
         """Return a substitute for a function that many calls share."""
@@ -132,7 +138,7 @@ def encode_initializer(initializer: Callable[..., Any], args: Sequence[Any]) -> 
     origins, key = CallOrigins(), secrets.token_hex(8)
     origins.use_setup(globals_key=key)
     with call_setup.inheritance():
-        call, _ = origins.encode(initializer, args, {})
+        call, _, _ = origins.encode(initializer, args, {})
     return Initializer(call, key if pickled.refers_to_main(call) else "")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from taskyard.client.results import SettableFuture
     from taskyard.core.events import UnknownPolicy
     from taskyard.core.model import Terms
+    from taskyard.process.call_values import Restore
 
 
 class PendingTask(Struct, gc=False):
@@ -32,6 +33,19 @@ class PendingTask(Struct, gc=False):
     adopts: bool = False
     #: Its size in a message. Set by the session.
     message_bytes: int = 0
+    #: Stores its large arguments again. It refers to the caller's objects, until the broker has the
+    #: task. None: nothing is large.
+    restore: Restore | None = None
+    #: How often that was done.
+    uploads: int = 0
+
+
+class Batch(NamedTuple):
+    """Tasks that are submitted in one message."""
+
+    #: How many tasks were submitted before the first of them.
+    before: int
+    tasks: list[PendingTask]
 
 
 def submission_of(tasks: list[PendingTask]) -> Submission:

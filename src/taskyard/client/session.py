@@ -93,7 +93,7 @@ class Session:
         self._lock = threading.Lock()
         self._fetches = Fetches()
         self._watches = Watches(self._fetches)
-        self._buffer = TaskBuffer(self._watches, self._clock)
+        self._buffer = TaskBuffer(self._watches, self._clock, self._wake_from_upload)
         self.environment = environment
         self._requests = PendingRequests()
         self.stalls = Stalls(self._watches, self._requests, self.outage, self.run_later)
@@ -238,6 +238,10 @@ class Session:
         """End at once."""
         with self._lock:
             self._abandoned = True
+            self._wake()
+
+    def _wake_from_upload(self) -> None:
+        with self._lock:
             self._wake()
 
     def _wake(self) -> None:

@@ -33,9 +33,11 @@ from taskyard.wire.pickled import PICKLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from taskyard.client.origins import Encoded
     from taskyard.client.requests import TaskRef
     from taskyard.client.results import SettableFuture
     from taskyard.core.model import Submission
+    from taskyard.process.call_values import Restore
 
 _F = TypeVar("_F", bound="SettableFuture")
 _F_co = TypeVar("_F_co", bound="SettableFuture", covariant=True)
@@ -46,9 +48,6 @@ Work: TypeAlias = "Callable[..., Any] | Sequence[str] | str | bytes"
 
 #: Positional and named arguments of a function.
 Arguments: TypeAlias = "tuple[Sequence[Any] | None, Mapping[str, Any] | None]"
-
-#: A payload, and the tasks whose results it needs.
-_Encoded: TypeAlias = "tuple[bytes, Sequence[str]]"
 
 #: Tasks of one watch: their names fit one message.
 _NAMES_PER_WATCH: Final = 1000
@@ -134,7 +133,7 @@ class Submitter(Generic[_F]):
         raw = {"name": name, **work_keys(work, *arguments), **options}
         return self._submit_row(raw, campaign, wait_for_unknown=wait_for_unknown)
 
-    def _submit_row(
+    def _submit_row(  # noqa: PLR0913  # all but three are named
         self,
         raw: dict[str, Any],
         campaign: str,
@@ -142,6 +141,7 @@ class Submitter(Generic[_F]):
         *,
         wait_for_unknown: bool,
         adopts: bool = False,
+        restore: Restore | None = None,
     ) -> _F:
         """Submit a task with options, given as a row of a file."""
         if "after" in raw:
@@ -156,7 +156,7 @@ class Submitter(Generic[_F]):
         future = self._make_future(submission.names[0], kind, terms.campaign, decoder)
         lane = submission.lanes[0] if submission.lanes else None
         row: Any = {"lane": lane, "unknown": unknown, "future": future, "adopts": adopts}
-        self._queue_row(submission, 0, **row)
+        self._queue_row(submission, 0, **row, restore=restore)
         return future
 
     def _name_prefix(self, campaign: str) -> str:
@@ -166,13 +166,13 @@ class Submitter(Generic[_F]):
         self,
         name: str | None,
         service: bytes,
-        encoded: _Encoded,
+        encoded: Encoded,
         campaign: str,
         decoder: OutcomeDecoder | None = None,
         adopts: bool = False,  # noqa: FBT001, FBT002  # by position, in loops of many tasks
     ) -> _F:
         """Submit a task without options. Skips the checks of options, for loops of many tasks."""
-        payload, results = encoded
+        payload, results, restore = encoded
         priority = current_task.nested_priority(self._session.endpoint)
         plain = self._plain.get((service, campaign, priority))
         if plain is None:
@@ -194,6 +194,8 @@ class Submitter(Generic[_F]):
         pending = PendingTask(task, payload, terms, None, after, refuse, future)
         if adopts:
             pending.adopts = True
+        if restore is not None:
+            pending.restore = restore
         self._session.submit(pending)
         return future
 
@@ -230,7 +232,7 @@ class Submitter(Generic[_F]):
             return self._submit_plain(name, service, encoded, campaign, decoder, adopts)
         raw = function_row(name, campaign, (args, kwargs), service, encoded, options)
         more: Any = {"wait_for_unknown": wait_for_unknown, "adopts": adopts}
-        return self._submit_row(raw, campaign, decoder, **more)
+        return self._submit_row(raw, campaign, decoder, **more, restore=encoded[2])
 
     def _await_others(self, arguments: object) -> None:
         """Wait until the broker has the tasks of other clients that a call refers to.
@@ -283,11 +285,13 @@ class Submitter(Generic[_F]):
         unknown: UnknownPolicy,
         future: _F | None,
         adopts: bool = False,
+        restore: Restore | None = None,
     ) -> None:
         name, payload = submission.names[index], submission.text_of(index)
         after = tuple(submission.after[index]) if submission.after else ()
         terms = submission.terms_of(index)
         task = PendingTask(name, payload, terms, lane, after, unknown, future, adopts=adopts)
+        task.restore = restore
         self._session.submit(task)
 
     def submit_encoded(  # noqa: PLR0913  # one per key
@@ -300,6 +304,7 @@ class Submitter(Generic[_F]):
         *,
         wait_for_unknown: bool,
         watch: bool,
+        restore: Restore | None = None,
     ) -> _F:
         """Submit a task with an encoded payload."""
         encoded = encode_text(name)
@@ -307,7 +312,7 @@ class Submitter(Generic[_F]):
         before = tuple([encode_text(one) for one in after])
         unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
         fixed = (encoded, payload, terms, encode_text(lane), before, unknown)
-        self._session.submit(PendingTask(*fixed, future, watch))
+        self._session.submit(PendingTask(*fixed, future, watch, restore=restore))
         return future
 
     def watch(self, tasks: Mapping[str, TaskRef]) -> dict[str, _F]:
@@ -402,12 +407,12 @@ def function_row(  # noqa: PLR0913, PLR0917  # one per key
     campaign: str,
     arguments: tuple[Sequence[Any], Mapping[str, Any]],
     service: bytes,
-    encoded: _Encoded,
+    encoded: Encoded,
     options: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the call of a function object as a row of a file, with its lane."""
     args, kwargs = arguments
-    payload, results = encoded
+    payload, results, _ = encoded
     raw = {"name": name, "payload": payload, "service": service.decode(), **options}
     if results:
         raw["after"] = [*_as_list(after_names(options.get("after"), campaign)), *results]
@@ -462,14 +467,14 @@ def _encode_work(
     work: Sequence[str] | str | bytes,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
-) -> tuple[bytes, _Encoded]:
+) -> tuple[bytes, Encoded]:
     """Return the service of a task without options, and its encoded work."""
     if isinstance(work, bytes):
-        return b"default", (work, ())
+        return b"default", (work, (), None)
     if isinstance(work, str):
-        return payloads.CALL, inputs.encode_call(work, args or (), kwargs)
+        return payloads.CALL, (*inputs.encode_call(work, args or (), kwargs), None)
     results = inputs.names_in(work) if work else ()
-    return payloads.EXEC, (payloads.encode_command(work, results=results), results)
+    return payloads.EXEC, (payloads.encode_command(work, results=results), results, None)
 
 
 def work_keys(

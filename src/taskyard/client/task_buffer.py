@@ -12,18 +12,19 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.campaign.batches import task_bytes
 from taskyard.campaign.lanes import LaneTemplates
 from taskyard.campaign.values import InvalidValue
 from taskyard.client.adoptions import Adoptions
-from taskyard.client.pending_tasks import PendingTask, submission_of
+from taskyard.client.pending_tasks import Batch, PendingTask, submission_of
 from taskyard.client.results import SettableFuture, settle_future
+from taskyard.client.uploads import UPLOADS_MAX, Uploads
 from taskyard.client.watches import STREAM_NS
 from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal, shown
-from taskyard.errors import Refused
+from taskyard.errors import BytesMissing, Refused
 from taskyard.wire.native import peer
 from taskyard.wire.pickled import is_pickled
 
@@ -47,20 +48,13 @@ TASKS_MAX: Final = 100_000
 
 _DUPLICATE: Final = Refusal.DUPLICATE.value
 _CONFLICT: Final = Refusal.CONFLICT.value
+_BYTES_UNKNOWN: Final = Refusal.BYTES_UNKNOWN.value
 
 #: Programs that are run again meet this conflict.
 _SAME_CALL: Final = (
     "A pickled call is another one in each program, also with equal arguments. The task of that "
     "name is client.future(NAME). With key='content' in place of a name, later runs share the task."
 )
-
-
-class Batch(NamedTuple):
-    """Tasks that are submitted in one message."""
-
-    #: How many tasks were submitted before the first of them.
-    before: int
-    tasks: list[PendingTask]
 
 
 class TaskBuffer:
@@ -73,7 +67,8 @@ class TaskBuffer:
     #: Set by the session before the first turn.
     channel: Channel
 
-    def __init__(self, watches: Watches, clock: Clock) -> None:
+    def __init__(self, watches: Watches, clock: Clock, wake: Callable[[], None]) -> None:
+        """Other threads call `wake` when tasks can be sent."""
         self.tasks: deque[PendingTask] = deque()
         self.tasks_max = TASKS_MAX
         #: Sent with every batch that has a command.
@@ -84,6 +79,7 @@ class TaskBuffer:
         self._room = threading.Condition()
         self._watches = watches
         self.adoptions = Adoptions(watches)
+        self.uploads = Uploads(wake)
         self._clock = clock
         #: Batches in flight, by request number.
         self.open: dict[int, Batch] = {}
@@ -96,7 +92,7 @@ class TaskBuffer:
 
     def __bool__(self) -> bool:
         """Return whether a task is not acknowledged."""
-        return bool(self.tasks or self.open or self._refused or self.adoptions)
+        return bool(self.tasks or self.open or self._refused or self.adoptions or self.uploads)
 
     def wait_for_room(self, is_running: Callable[[], bool]) -> None:
         """Block until half of the buffer is free, or the session has ended."""
@@ -106,33 +102,39 @@ class TaskBuffer:
 
     def acknowledged(self) -> int:
         """Return how many of the first tasks are accepted or refused, without a gap."""
-        unacknowledged = (*self.open.values(), *self._refused)
+        unacknowledged = self._unacknowledged()
         return min([batch.before for batch in unacknowledged], default=self._batched_count)
 
     def send(self) -> None:
         """Send as many batches as may be in flight."""
         if self.adoptions:
             self.adoptions.send()
+        if self.uploads:
+            self._requeue_uploaded()
         while len(self.open) < CREATES_MAX and (batch := self._next_batch()) is not None:
             self._send_batch(batch)
 
     def take_futures(self) -> list[SettableFuture]:
         """Drop all tasks. Return the futures of those that have one."""
-        batches = (*self.open.values(), *self._refused)
         futures = [
             task.future
-            for tasks in (*(batch.tasks for batch in batches), self.tasks)
+            for tasks in (*(batch.tasks for batch in self._unacknowledged()), self.tasks)
             for task in tasks
             if task.future is not None
         ]
         self.open.clear()
         self._refused.clear()
+        self.uploads.open.clear()
         self.tasks.clear()
         self._batched_count = self.submitted_count
         self.rules_request = 0
         return futures
 
     # Batches.
+
+    def _unacknowledged(self) -> list[Batch]:
+        uploading = [upload.batch for upload in self.uploads.open]
+        return [*self.open.values(), *self._refused, *uploading]
 
     def _next_batch(self) -> Batch | None:
         """Return the next batch to send, if there is one.
@@ -230,9 +232,13 @@ class TaskBuffer:
                 _refuse(task, reply.reason, reply.code)
             return
         left: list[PendingTask] = []
+        lacking: list[PendingTask] = []
         repeats: list[tuple[int, PendingTask]] = []
         for index, task in enumerate(tasks):
             fault = faults.get(index)
+            if fault is not None and fault.code == _BYTES_UNKNOWN and _may_upload(task):
+                lacking.append(task)
+                fault = None
             if fault is None:
                 left.append(task)
             elif fault.code == _DUPLICATE and index:  # to be sent after the first of its name
@@ -241,10 +247,28 @@ class TaskBuffer:
                 self.adoptions.add(task)
             else:
                 _refuse(task, fault.reason, fault.code)
-        if left:
-            self._requeue(Batch(batch.before, left))
+        self._queue_again(Batch(batch.before, left), lacking)
         for part in _without_repeats(repeats):
             self._requeue(part)
+
+    def _queue_again(self, batch: Batch, lacking: list[PendingTask]) -> None:
+        """Queue a batch again, after the bytes of the lacking ones are stored.
+
+        The others are sent with these, because they may wait for them.
+        """
+        if lacking:
+            self.uploads.start(batch, lacking)
+        elif batch.tasks:
+            self._requeue(batch)
+
+    def _requeue_uploaded(self) -> None:
+        """Queue batches again whose bytes are stored, without the tasks that have none."""
+        for batch, errors in self.uploads.take():
+            for task, error in errors:
+                batch.tasks.remove(task)
+                _fail(task, error)
+            if batch.tasks:
+                self._requeue(batch)
 
     def _on_encoding_failed(self, batch: Batch, error: Exception) -> None:
         """Refuse the tasks that can't be encoded, or all if each of them can. Queue the others."""
@@ -305,12 +329,23 @@ def message_bytes(task: PendingTask) -> int:
 
 def _refuse(task: PendingTask, reason: str, code: str) -> None:
     """Settle the future of a task with the reason and the code of its refusal."""
+    full_name = shown(spelling(task.terms.campaign, task.name))
+    error: Exception = Refused(f"task {full_name} was refused: {reason}", code, (full_name,))
+    if code == _BYTES_UNKNOWN:
+        error = BytesMissing(f"task {full_name} was refused: {reason}")
+    elif code == _CONFLICT and is_pickled(task.payload):
+        error.add_note(_SAME_CALL)
+    _fail(task, error)
+
+
+def _fail(task: PendingTask, error: Exception) -> None:
     if task.future is not None and not task.future.done():
-        full_name = shown(spelling(task.terms.campaign, task.name))
-        error = Refused(f"task {full_name} was refused: {reason}", code, (full_name,))
-        if code == _CONFLICT and is_pickled(task.payload):
-            error.add_note(_SAME_CALL)
         settle_future(task.future.set_exception, error)
+
+
+def _may_upload(task: PendingTask) -> bool:
+    """Return whether the bytes of a task can be stored again."""
+    return task.restore is not None and task.uploads < UPLOADS_MAX
 
 
 def _without_repeats(tasks: list[tuple[int, PendingTask]]) -> list[Batch]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from msgspec import structs
 
 from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.errors import BytesMissing
+from taskyard.journal.blobs import short_name
 from taskyard.wire import pickled
 from taskyard.wire.pickled import Origin
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
     from taskyard.process.value_access import ValueAccess
     from taskyard.wire.pickled import CallBody, Pickled
+
+#: Stores the large parts of a call again. It refers to the caller's own objects, and blocks. Raises
+#: `BytesMissing` if they have changed, and `BytesNotStored`.
+Restore: TypeAlias = "Callable[[], None]"
 
 #: Names of immutable contents that many calls share, such as the function of a `map`, and how long
 #: a value is known to be there. The broker keeps it much longer.
@@ -62,10 +68,17 @@ class CallValues:
             raise BytesMissing("large values: this process has no broker")
         return self._find_access()
 
-    def encode(self, body: CallBody, origin: Origin) -> bytes:
-        """Store the large parts of a call, and return its payload. Raises `BytesNotStored`."""
+    def encode(self, body: CallBody, origin: Origin) -> tuple[bytes, Restore | None]:
+        """Store the large parts of a call, and return its payload. Raises `BytesNotStored`.
+
+        Also returns what stores them again. None: nothing is large.
+        """
         named, pickle = self._stored(body, origin)
-        return pickled.encode_pickled_call(pickle, named)
+        names, contents = named.values, body.buffers
+        if named.body:
+            names, contents = (*names, named.body), (*contents, memoryview(body.pickle))
+        restore = partial(self._restore, names, contents) if names else None
+        return pickled.encode_pickled_call(pickle, named), restore
 
     def encode_result(self, value: object) -> bytes:
         """Store the large parts of a result, and return the rest. Raises `BytesNotStored`."""
@@ -96,6 +109,14 @@ class CallValues:
         if len(self._known) > _NAMES_KEPT:
             self._known.popitem(last=False)
         return known.name
+
+    def _restore(self, names: Sequence[str], contents: Sequence[memoryview]) -> None:
+        """Store values again that the broker does not have any more."""
+        access = self._access()
+        for name, content in zip(names, contents, strict=True):
+            if not access.renew(name) and access.put(content) != name:
+                text = "not at the broker any more, and the argument was changed meanwhile"
+                raise BytesMissing(f"{short_name(name)}: {text}")
 
     def load_call(self, call: Pickled, task: str) -> Any:  # noqa: ANN401  # a function and its arguments
         """Unpickle a call of a task.
