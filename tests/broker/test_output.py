@@ -293,7 +293,7 @@ class TestWriting:
         assert effect == OutputWritten(b"w", 9, [], [(b"a", 2)])
         assert not [*harness.outputs.walk()]
 
-    def test_full_disk_delays_the_worker_and_loses_nothing(
+    def test_chunk_that_can_not_be_written_is_refused_and_changes_nothing(
         self, harness: OutputHarness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def full(*_: object) -> int:
@@ -302,8 +302,8 @@ class TestWriting:
         harness.lease(b"a")
         with monkeypatch.context() as patched:
             patched.setattr(os, "pwrite", full)
-            text = "output of tasks can't be written: No space left on device"
-            refused = Refused(b"w", 9, Refusal.RETRY_LATER, text)
+            text = "the broker can't write its output: No space left on device"
+            refused = Refused(b"w", 9, Refusal.FULL, text)
             assert harness.append(b"a", 1, 0, b"abc") == refused
         assert harness.append(b"a", 1, 0, b"abc") == OutputWritten(b"w", 9, [], [])
         assert harness.page(b"a").data == b"abc"
@@ -317,7 +317,7 @@ class TestWriting:
             patched.setattr(harness.store, "disk_free_bytes", lambda: 0)
             refused = harness.append(b"a", 1, DISK_CHECK_BYTES, b"x")
             assert isinstance(refused, Refused)
-            assert refused.refusal is Refusal.RETRY_LATER
+            assert refused.refusal is Refusal.FULL
             assert harness.page(b"a", offset=DISK_CHECK_BYTES).data == b""
             harness.report(b"a", Outcome.FAILED, texts=[b"bad"])
         assert harness.broker.scheduler.ledger.tasks[b"a"].state.name == "FAILED"

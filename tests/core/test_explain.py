@@ -8,6 +8,7 @@ import pytest
 
 from taskyard.core.effects import Explanation, Reason
 from taskyard.core.events import (
+    DiskSpaceChanged,
     Outcome,
     PauseRequested,
     ResumeRequested,
@@ -116,6 +117,19 @@ def test_task_that_waits_for_its_time(yard: Yard) -> None:
     yard.report(b"w", b"b", Outcome.FAILED, texts=[b"host is down"])
     expected = "it is due in 5 s, after 1 failure, the last: host is down"
     assert sentence(yard, b"b", Reason.TIME) == expected
+
+
+def test_task_that_waits_for_room_on_the_disk(yard: Yard) -> None:
+    yard.submit(b"a")
+    yard.take(b"w")
+    yard.report(b"w", b"a", Outcome.RETRY_AT, texts=[b"no room"], retry_at_ns=[5 * SECOND_NS])
+    assert sentence(yard, b"a", Reason.TIME) == "it is due in 5 s: no room"
+    yard.handle(DiskSpaceChanged(0, accepting=False))
+    expected = "it is due in 5 s when the broker's disk has room again: no room"
+    assert sentence(yard, b"a", Reason.TIME) == expected
+    yard.later(6)
+    expected = "it is due when the broker's disk has room again: no room"
+    assert sentence(yard, b"a", Reason.TIME) == expected
 
 
 def test_task_that_waits_for_tasks(yard: Yard) -> None:

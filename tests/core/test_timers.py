@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from taskyard.core import timers
 from taskyard.core.effects import Wake
-from taskyard.core.events import Outcome, RulesSet, SubmitRequested, TimePassed
+from taskyard.core.events import DiskSpaceChanged, Outcome, RulesSet, SubmitRequested, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.core.records import CameDue, TaskExpired
@@ -33,6 +33,19 @@ def test_delayed_tasks_come_due_together_and_go_to_parked_workers() -> None:
     assert assigned(yard.later(0.5)) == [b"a", b"b"]
     assert yard.records[0] == CameDue(SECOND_NS, [b"a", b"b"])
     assert yard.scheduler.wake_at_ns() is None
+
+
+def test_full_disk_holds_delayed_tasks_until_there_is_room() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.ask(b"w", 9, parks=True)
+    yard.submit(b"a", due_ns=SECOND_NS)
+    yard.handle(DiskSpaceChanged(0, accepting=False))
+    assert yard.scheduler.wake_at_ns() is None
+    assert assigned(yard.later(2)) == []
+    found = yard.handle(DiskSpaceChanged(yard.now_ns, accepting=True))
+    assert yard.records[0] == CameDue(2 * SECOND_NS, [b"a"])
+    assert assigned(found) == [b"a"]
 
 
 def test_due_time_is_by_the_wall_clock_also_when_it_jumps() -> None:

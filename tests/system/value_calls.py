@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def double(array: Array) -> Array:
 
 def length(content: bytes) -> int:
     return len(content)
+
+
+def bytes_at_the_gate(gate: str, count: int) -> bytes:
+    while not Path(gate).exists():
+        time.sleep(0.02)
+    return bytes(count)
 
 
 def last(array: Array) -> float:

@@ -48,6 +48,10 @@ class FakeRunner:
     def wake_at_ns(self) -> int | None:
         return None
 
+    def report(self, done: JobResult) -> None:
+        """Report the result of a job that was removed."""
+        self._done.append(done)
+
     def finish(self, outcome: Outcome = Outcome.DONE, text: bytes = b"result") -> None:
         """Finish the first job."""
         self._done.append(JobResult(self.jobs.pop(0), outcome, text))

@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.core import heartbeats
+from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome, Scope
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.limits import BLOB_BYTES_MIN, SECOND_NS, STREAM_END_BYTES
 from taskyard.core.model import Submission, Terms
+from taskyard.core.output import Stream
+from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, UserError
 from taskyard.net.channel import OVERDUE_NS, Channel
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
+from taskyard.worker.jobs import JobResult
+from taskyard.worker.limits import NO_ROOM_PAUSE_NS, NO_ROOM_RETRY_NS, SPOOL_START_NS
 from taskyard.worker.native import (
     REFUSED_RETRY_NS,
     REPORT_DELAY_NS,
@@ -28,13 +33,12 @@ from taskyard.worker.native import (
 from taskyard.worker.native_messages import REPORT_BYTES_MAX
 from taskyard.worker.native_process import WorkerMonitor, run_quick_tasks
 from taskyard.worker.settings import WorkerSettings, worker_settings
-from tests.wire.kit import BROKER, Counter
+from taskyard.worker.spool import OutputSpool
+from tests.wire.kit import BROKER, WALL_NS, Counter
 from tests.worker.fake_runner import FakeRunner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from taskyard.worker.jobs import JobResult
 
 
 class WorkerHarness(Counter):
@@ -57,6 +61,9 @@ class WorkerHarness(Counter):
 
     def monotonic_ns(self) -> int:
         return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns + WALL_NS - SECOND_NS
 
     def send(self, frames: Sequence[bytes]) -> bool:
         if self.cut_off:
@@ -596,14 +603,55 @@ def test_large_results_leave_in_several_reports() -> None:
     assert harness.scheduler.ledger.counts[TaskState.DONE] == 3
 
 
+def test_without_room_for_output_programs_are_stopped_and_due_again_and_others_wait() -> None:
+    harness = WorkerHarness(slots=3)
+    spool = OutputSpool(harness.monotonic_ns)
+    channel, settings = Channel(harness, harness), harness.loop.settings
+    harness.loop = NativeWorkerLoop(settings, channel, harness.runner, harness, spool=spool)
+    harness.create(b"long", b"ended", b"quiet")
+    harness.turn()
+    long, ended, quiet = harness.runner.jobs
+    content = bytes(2 * BLOB_BYTES_MIN)
+    streams = {job: spool.stream(job, Stream.STDOUT) for job in (long, ended)}
+    for stream in streams.values():
+        stream.add(content)
+    done = JobResult(ended, Outcome.DONE)
+    done.streams = streams[ended], spool.stream(ended, Stream.STDERR)
+    harness.runner.jobs.remove(ended)
+    harness.runner.report(done)
+    harness.pass_time(SPOOL_START_NS)
+    kept = harness.send
+    refuse(harness, "full", pb.QueryMsg.Append)
+    harness.turn()
+    assert harness.runner.stopped == [long.key]
+    assert harness.runner.jobs == [quiet]
+    states = [harness.state(job.name) for job in (long, ended, quiet)]
+    assert states == [TaskState.DELAYED, TaskState.LEASED, TaskState.LEASED]
+    task = harness.scheduler.ledger.tasks[b"long"]
+    assert (task.due_ns, task.failures) == (harness.wall_ns() + NO_ROOM_RETRY_NS, 0)
+    assert harness.scheduler.ledger.reasons[b"long"] == b"why"
+    (output,) = [one for one in harness.scheduler.take_records() if isinstance(one, Progressed)]
+    assert output.texts == [Blob(b"", len(content), bytes(2 * STREAM_END_BYTES))]
+    harness.send = kept  # type: ignore[method-assign]
+    harness.sent_kinds.clear()
+    harness.turn()
+    assert pb.QueryMsg.Append not in harness.sent_kinds
+    harness.pass_time(NO_ROOM_PAUSE_NS)
+    harness.turn()
+    assert harness.state(b"ended") is TaskState.DONE
+
+
 # Its name.
 
 
-def refuse(harness: WorkerHarness, code: str) -> None:
-    """Have the broker refuse every request of the worker."""
+def refuse(harness: WorkerHarness, code: str, kind: int | None = None) -> None:
+    """Have the broker refuse every request of the worker, or those of a kind."""
+    take = harness.send
 
     def send(frames: Sequence[bytes]) -> bool:
         request = peer.Reply(frames[1])
+        if kind not in (None, request.kind):
+            return take(frames)
         refusal = pb.QueryMsg(type=pb.QueryMsg.Error, reason=b"why", request=request.request)
         refusal.code = code.encode()
         harness._inbox.append([b"", refusal.SerializeToString()])  # noqa: SLF001

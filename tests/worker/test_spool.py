@@ -161,6 +161,42 @@ def test_refused_stream_keeps_its_ends_and_waits_for_nothing() -> None:
     assert stream.content() == blob_of(BYTES * 2, digest=b"")
 
 
+def test_without_room_long_streams_of_running_programs_are_lost_and_others_wait() -> None:
+    spool = SpoolHarness()
+    running, ended, short = (Job(name, 1, b"exec", b"") for name in (b"r", b"e", b"s"))
+    for job, content in ((running, BYTES), (ended, BYTES), (short, SHORT)):
+        spool.add_stream(job).add(content)
+    assert spool.end(ended.key)
+    spool.now_ns += SPOOL_START_NS
+    chunks = spool.take()
+    assert spool.end(short.key)  # its first bytes are on their way
+    assert spool.take_back(chunks) == [running.key]
+    assert not spool.is_waiting(short.key)
+    spool.drop(running.key)
+    assert spool.take() == [chunk for chunk in chunks if chunk.name == b"e"]
+
+
+def test_without_room_and_memory_no_stream_waits() -> None:
+    spool = SpoolHarness()
+    jobs = [Job(b"%d" % number, 1, b"exec", b"") for number in range(SPOOL_BYTES_MAX >> 14)]
+    for job in jobs:
+        spool.add_stream(job).add(BYTES[: 1 << 14])
+    chunks = spool.take()
+    assert spool.take_back(chunks) == [(chunk.name, 1) for chunk in chunks]
+
+
+def test_stream_that_was_sent_in_part_goes_on_behind_the_part_that_was_written() -> None:
+    spool = SpoolHarness()
+    stream = spool.add_stream()
+    for _ in range(8):
+        stream.add(BYTES)
+    assert spool.end(JOB.key)
+    written = spool.pump()
+    assert spool.take_back(spool.take()) == []
+    assert spool.take()[0].offset == written
+    assert stream.content() == blob_of(BYTES * 8)
+
+
 def test_streams_take_turns_in_messages() -> None:
     spool = SpoolHarness()
     streams = [spool.add_stream(stream=stream) for stream in Stream]

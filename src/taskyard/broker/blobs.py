@@ -119,6 +119,10 @@ class BrokerBlobs:
             "(remove some with `taskyard clean`, or raise blobs.quota)"
         )
 
+    def disk_free_bytes(self) -> int | None:
+        """Return the free bytes of the disk with the directory. None: it has none."""
+        return None if self._files is None else self._files.disk_free_bytes()
+
     def update_terms(self) -> None:
         """Write the terms for other processes if they have changed."""
         if self._files is None:

@@ -13,6 +13,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.journal.store import DISK_RESERVE_BYTES
 
 if TYPE_CHECKING:
+    from taskyard.broker.blobs import BrokerBlobs
     from taskyard.core.context import Context
     from taskyard.core.events import Event
     from taskyard.journal.store import Store
@@ -61,10 +62,13 @@ class CatchUp:
 class Environment:
     """The clock and the disk of a broker."""
 
-    def __init__(self, context: Context, store: Store, clock: Clock) -> None:
+    def __init__(
+        self, context: Context, store: Store, clock: Clock, blobs: BrokerBlobs | None = None
+    ) -> None:
         self._context = context
         self._store = store
         self._clock = clock
+        self._blobs = blobs
         #: Bytes written since the last check of the disk.
         self.bytes_written = 0
         self._disk_check_at_ns: int | None = None
@@ -79,10 +83,21 @@ class Environment:
         at_ns = self._disk_check_at_ns
         if at_ns is None or at_ns <= now_ns or self.bytes_written >= DISK_CHECK_BYTES:
             self._disk_check_at_ns, self.bytes_written = now_ns + DISK_CHECK_NS, 0
-            accepting = self._store.disk_free_bytes() > DISK_RESERVE_BYTES
+            accepting = self._disk_free_bytes() > DISK_RESERVE_BYTES
             if accepting is not self._context.accepting:
                 found.append(DiskSpaceChanged(now_ns, accepting))
         return found
+
+    def wake_at_ns(self, other_ns: int | None) -> int:
+        """Return when to check the disk again, or an earlier time."""
+        check_ns = self._disk_check_at_ns or 0
+        return check_ns if other_ns is None else min(check_ns, other_ns)
+
+    def _disk_free_bytes(self) -> int:
+        """Return the free bytes of the fullest disk: blobs may have one of their own."""
+        free = self._store.disk_free_bytes()
+        of_blobs = None if self._blobs is None else self._blobs.disk_free_bytes()
+        return free if of_blobs is None else min(free, of_blobs)
 
     def output_space_changed(self, problem: str) -> OutputSpaceChanged | None:
         """Note why no tasks are accepted because of their output. None: that is known."""

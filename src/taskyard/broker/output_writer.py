@@ -1,7 +1,7 @@
 """Carries out the scheduler's decisions on output: write chunks, end files, reply to workers.
 
-A file is durable before the record that refers to it. A chunk that can't be written is refused for
-now: the worker sends it again, and its program waits meanwhile as behind a slow pipe.
+A file is durable before the record that refers to it. Chunks that can't be written are refused: the
+worker stops programs with long output, and returns their tasks uncharged.
 """
 
 from __future__ import annotations
@@ -111,9 +111,12 @@ class OutputWriter:
         return self._store.append(key, 0, chunk.data) >= 0
 
     def _refused(self, effect: OutputWritten, why: str) -> Refused:
-        """Refuse chunks for now. Log a new problem."""
-        problem = f"output of tasks can't be written: {why}"
-        if problem != self._problem:
-            logger.warning("%s (%s). Workers try again.", problem, _HINT)
-        self._problem = problem
-        return Refused(effect.worker, effect.request, Refusal.RETRY_LATER, problem)
+        """Refuse chunks. Log a new problem."""
+        if why != self._problem:
+            text = (
+                "output of tasks can't be written: %s (%s). Workers stop programs with long output."
+            )
+            logger.warning(text, why, _HINT)
+        self._problem = why
+        text = f"the broker can't write its output: {why}"
+        return Refused(effect.worker, effect.request, Refusal.FULL, text)

@@ -75,7 +75,7 @@ class Broker:
         #: Events for the next turn: undelivered effects and enqueued events.
         self._undelivered: Sequence[Event] = ()
         self._catch_up = CatchUp()
-        self.environment = Environment(scheduler.context, store, clock)
+        self.environment = Environment(scheduler.context, store, clock, blobs)
         scheduler.resume(clock.monotonic_ns())
 
     def turn(self) -> None:
@@ -132,6 +132,8 @@ class Broker:
         wake_at_ns, release_ns = self.scheduler.wake_at_ns(), self.backpressure.wake_at_ns()
         if wake_at_ns is None or (release_ns is not None and release_ns < wake_at_ns):
             wake_at_ns = release_ns
+        if not self.scheduler.context.accepting:  # tasks wait for room on the disk
+            wake_at_ns = self.environment.wake_at_ns(wake_at_ns)
         return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())
 
     def _decide(self, arrived: Sequence[Event], now_ns: int) -> list[Effect]:

@@ -155,10 +155,15 @@ def _late_heartbeat_text(context: Context, worker: Worker) -> str:
 
 
 def _delayed(context: Context, task: Task) -> Explanation:
-    sentence = f"it is due in {rough_duration_ns(task.due_ns - context.at_ns)}"
+    left_ns = task.due_ns - context.at_ns
+    sentence = f"it is due in {rough_duration_ns(left_ns)}" if left_ns > 0 else "it is due"
+    if not context.accepting:
+        sentence += " when the broker's disk has room again"
     last = context.ledger.reasons.get(task.name)
-    if last:
+    if last and task.failures:
         sentence += f", after {counted(task.failures, 'failure')}, the last: {shown(last)}"
+    elif last:
+        sentence += f": {shown(last)}"
     return Explanation(Reason.TIME, sentence)
 
 

@@ -29,7 +29,7 @@ def next_ns(context: Context) -> int | None:
     times = [heap[0][0] for heap in heaps if heap]
     if ledger.rate_timers.times_ns:
         times.append(ledger.rate_timers.times_ns[0])
-    due_ns = ledger.due_heap.next_ns()
+    due_ns = ledger.due_heap.next_ns(has_due=context.accepting)
     if due_ns is not None:
         times.append(due_ns - context.wall_offset_ns)
     if context.stuck_check_ns:
@@ -97,6 +97,12 @@ def reopen_lane_rates(context: Context) -> None:
 
 
 def _come_due(context: Context) -> None:
+    """Let delayed tasks come due. While the disk is nearly full, they wait.
+
+    Among them are tasks whose programs were stopped because there was no room for their output.
+    """
+    if not context.accepting:
+        return
     tasks = context.ledger.due_heap.pop_due(context.at_ns, TIMER_TASKS_MAX)
     if tasks:
         context.emit(CameDue(context.at_ns, [task.name for task in tasks]), tasks)
@@ -206,6 +212,7 @@ def rules_set(context: Context, event: events.RulesSet) -> None:
 
 def disk_space_changed(context: Context, event: events.DiskSpaceChanged) -> None:
     context.accepting = event.accepting
+    _come_due(context)
 
 
 def output_space_changed(context: Context, event: events.OutputSpaceChanged) -> None:

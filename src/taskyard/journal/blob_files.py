@@ -316,6 +316,14 @@ class BlobFiles:
         """Give a complete file the name of its content. Raise OSError."""
         self._publish(path, name)
 
+    def disk_free_bytes(self) -> int | None:
+        """Return the free bytes of its disk. None: it is not mounted."""
+        try:
+            self._check_mounted()
+            return free_bytes(self.directory)
+        except OSError:
+            return None
+
     def check_room(
         self, bytes_more: int, terms: StoreTerms | None, *, has_quota: bool = True
     ) -> None:

@@ -30,7 +30,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
-from taskyard.errors import BytesDamaged, BytesMissing, NotEncodable, UserError, is_final
+from taskyard.errors import (
+    BytesDamaged,
+    BytesMissing,
+    BytesNotStored,
+    NotEncodable,
+    UserError,
+    is_final,
+)
 from taskyard.process import current_task
 from taskyard.wire import pickled
 from taskyard.wire.inputs import Input, available, fill
@@ -169,6 +176,10 @@ class _CallRefused(Exception):
     """A call that would fail again at every attempt."""
 
 
+class _NoRoom(Exception):
+    """There is no room for the result of a call."""
+
+
 class CallRunner:
     """Calls functions. Writes tracebacks to the descriptor `log`."""
 
@@ -234,6 +245,8 @@ class CallRunner:
         """Call a pickled function. Exceptions of any kind go back to the caller."""
         try:
             return Outcome.DONE, self._pickled_result(call), b""
+        except _NoRoom as error:
+            return Outcome.RETRY_AT, cut_reason(str(error).encode(errors="replace")), b""
         except _CallRefused as error:
             return _refusal(error, _encoded_cause(error, call.origin.token))
         except BaseException as error:  # noqa: BLE001 - no exception may end the process
@@ -271,6 +284,8 @@ class CallRunner:
         value = function(*args, **kwargs)
         try:
             return _check_size(self._values.calls.encode_result(value), PICKLED_BYTES_MAX)
+        except BytesNotStored as error:
+            raise _NoRoom(str(error)) from error
         except UserError as error:
             raise _CallRefused(str(error)) from error
 

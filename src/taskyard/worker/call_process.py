@@ -31,7 +31,7 @@ from taskyard.core.runs import Run
 from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.worker import call_frames
 from taskyard.worker.devices import Shares
-from taskyard.worker.jobs import Job, JobResult, Tail
+from taskyard.worker.jobs import Job, JobResult, Tail, no_room_retry_ns
 from taskyard.worker.limits import (
     CHILD_START_NS_MAX,
     KILL_GRACE_NS,
@@ -329,6 +329,8 @@ class CallProcess(SupervisedProcess):
             is_short = run is not None and run.run_ns < _SHORT_CALL_NS and not printed
             self._short_count = self._short_count + 1 if is_short else 0
             done = self._done(self.job, outcome, text)
+            if outcome is Outcome.RETRY_AT:  # the broker has no room for its result
+                done.retry_at_ns = no_room_retry_ns(self.job, self._context.wall_ns())
             if output_end:
                 done.printed = _appended(done.printed, output_end)
             done.run = run

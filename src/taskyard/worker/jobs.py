@@ -15,7 +15,7 @@ from taskyard.core.resources import MEMORY, Resources
 from taskyard.core.rules import Rule
 from taskyard.core.runs import Run
 from taskyard.wire.inputs import Input
-from taskyard.worker.limits import LAST_LINE_BYTES_MAX
+from taskyard.worker.limits import LAST_LINE_BYTES_MAX, NO_ROOM_RETRIES_MAX, NO_ROOM_RETRY_NS
 
 
 class Job(Struct, frozen=True):
@@ -174,6 +174,11 @@ class Tail:
     def clear(self) -> None:
         self.bytes_total = 0
         self._kept.clear()
+
+
+def no_room_retry_ns(job: Job, wall_ns: int) -> int:
+    """Return when a task is due again whose output or result the broker had no room for."""
+    return wall_ns + NO_ROOM_RETRY_NS * min(job.attempt, NO_ROOM_RETRIES_MAX)
 
 
 def last_line(output: bytes) -> bytes:

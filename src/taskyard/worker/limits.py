@@ -97,5 +97,13 @@ PROGRESS_BYTES_MAX: Final = 2048
 #: gigabyte meanwhile.
 MEMORY_CHECK_NS: Final = SECOND_NS // 5
 
+#: When a task is due again whose output or result the broker has no room for, for each attempt so
+#: far, as it may never fit. While the broker's disk is full, the broker waits longer.
+NO_ROOM_RETRY_NS: Final = 10 * SECOND_NS
+NO_ROOM_RETRIES_MAX: Final = 60
+
+#: How soon to send output again that the broker has no room for, and that can wait.
+NO_ROOM_PAUSE_NS: Final = SECOND_NS
+
 #: Polling interval for the end of a process on kernels without pidfds.
 REAP_INTERVAL_NS: Final = SECOND_NS // 100

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.core.runs import Run
-    from taskyard.net.protocols import MonotonicClock
+    from taskyard.net.protocols import Clock
     from taskyard.wire.native.peer import Reply
     from taskyard.worker.jobs import RuleAwareRunner, Runner
     from taskyard.worker.settings import WorkerSettings
@@ -115,7 +115,7 @@ class NativeWorkerLoop:
         settings: WorkerSettings,
         channel: Channel,
         runner: Runner,
-        clock: MonotonicClock,
+        clock: Clock,
         rule_runner: RuleAwareRunner | None = None,
         *,
         spool: OutputSpool | None = None,
@@ -133,7 +133,7 @@ class NativeWorkerLoop:
         self._reports: list[JobResult] = []
         self._reports_due_ns = 0
         spool = OutputSpool(clock.monotonic_ns) if spool is None else spool
-        self._output = OutputSender(spool, channel, settings)
+        self._output = OutputSender(spool, channel, settings, clock)
         self._inputs = InputFetcher(channel, settings, runner)
         #: The report in flight, and its tasks.
         self._report_request = 0
@@ -291,6 +291,7 @@ class NativeWorkerLoop:
             self._progress.request = 0
         elif number == self._output.request:
             self._reports += self._output.on_reply(reply)
+            self._reports += self._output.stop_unwritten(self._runner, self._inputs.stop)
         elif number == self._rules_request:
             self._on_rules(reply)
         elif number in (self._report_request, self._steal_request):

@@ -2,35 +2,50 @@
 
 One message is in flight at a time. The channel resends it, and the broker writes by offset, so that
 a repeated message changes nothing. If the broker refuses output, the report has head and tail
-only. Lines of agents are sent as progress.
+only. If it has no room, the output of programs that have ended waits, and others are stopped. Lines
+of agents are sent as progress.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Refusal
 from taskyard.wire.native import peer, streams
+from taskyard.worker.jobs import JobResult, cut_reason, no_room_retry_ns
+from taskyard.worker.limits import NO_ROOM_PAUSE_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
 
     from taskyard.core.blobs import Content
     from taskyard.net.channel import Channel
+    from taskyard.net.protocols import Clock
     from taskyard.wire.native.peer import Reply
     from taskyard.wire.native.streams import StreamChunk
-    from taskyard.worker.jobs import JobResult
+    from taskyard.worker.jobs import Runner
     from taskyard.worker.settings import WorkerSettings
     from taskyard.worker.spool import OutputSpool
 
 #: How often to send output of running tasks, at most: each time is a record in the journal.
 PROGRESS_NS: Final = SECOND_NS
 
+_FULL: Final = Refusal.FULL.value
+
 
 class OutputSender:
     """The way of a worker's output to its broker."""
 
-    def __init__(self, spool: OutputSpool, channel: Channel, settings: WorkerSettings) -> None:
+    def __init__(
+        self,
+        spool: OutputSpool,
+        channel: Channel,
+        settings: WorkerSettings,
+        clock: Clock,
+    ) -> None:
+        self._clock = clock
         self._spool = spool
         self._channel = channel
         self._settings = settings
@@ -39,6 +54,11 @@ class OutputSender:
         #: The message in flight, and its chunks.
         self.request = 0
         self._chunks: list[StreamChunk] = []
+        #: When the next may be sent, after the broker had no room. 0: at once.
+        self._due_ns = 0
+        #: Attempts that can't go on because the broker has no room for their output, and why.
+        self._unwritten: list[tuple[bytes, int]] = []
+        self._problem = b""
 
     def hold(self, done: JobResult) -> bool:
         """Keep the result of an ended program if its output is on its way. Return whether."""
@@ -49,7 +69,9 @@ class OutputSender:
 
     def send(self) -> None:
         """Send output that is due, if no message is in flight."""
-        if self.request or not (chunks := self._spool.take()):
+        if self.request or (self._due_ns and self._clock.monotonic_ns() < self._due_ns):
+            return
+        if not (chunks := self._spool.take()):
             return
         name, incarnation = self._settings.name, self._settings.incarnation
         self._chunks = chunks
@@ -60,10 +82,44 @@ class OutputSender:
     def on_reply(self, reply: Reply) -> list[JobResult]:
         """Drop output that the broker has. Return the results that may be reported now."""
         chunks, self._chunks, self.request = self._chunks, [], 0
+        if reply.kind == peer.ERROR and reply.code == _FULL:
+            self._due_ns = self._clock.monotonic_ns() + NO_ROOM_PAUSE_NS
+            self._unwritten = self._spool.take_back(chunks)
+            self._problem = cut_reason(reply.reason.encode())
+            return self._take_ready()
+        self._due_ns = 0
         refused = set(zip(reply.names, reply.attempts, strict=True))
         if reply.kind == peer.ERROR:  # another process has the name
             refused = {(chunk.name, chunk.attempt) for chunk in chunks}
         self._spool.acknowledge(chunks, refused)
+        return self._take_ready()
+
+    def stop_unwritten(
+        self, runner: Runner, stop: Callable[[tuple[bytes, int]], None]
+    ) -> list[JobResult]:
+        """Stop programs for whose output the broker has no room. They begin again later.
+
+        Returns their results, with head and tail of the output.
+        """
+        if not self._unwritten:
+            return []
+        unwritten, self._unwritten = self._unwritten, []
+        jobs = {job.key: (job, runner.run_so_far(*job.key)) for job in runner.running()}
+        jobs |= {done.job.key: (done.job, done.run) for done in self.held}
+        self.forget(unwritten)
+        stopped: list[JobResult] = []
+        for key in unwritten:
+            stop(key)
+            if key in jobs:
+                job, run = jobs[key]
+                back = JobResult(job, Outcome.RETRY_AT, self._problem, run=run)
+                back.retry_at_ns = no_room_retry_ns(job, self._clock.wall_ns())
+                back.streams = self._spool.streams_of(job)
+                stopped.append(back)
+            self.drop(key)
+        return stopped
+
+    def _take_ready(self) -> list[JobResult]:
         waiting, self.held = self.held, []
         ready: list[JobResult] = []
         for done in waiting:
@@ -80,7 +136,8 @@ class OutputSender:
 
     def wake_at_ns(self) -> int | None:
         """Return when output is due. None: there is none, or a message is in flight."""
-        return None if self.request else self._spool.wake_at_ns()
+        due_ns = None if self.request else self._spool.wake_at_ns()
+        return None if due_ns is None else max(due_ns, self._due_ns)
 
 
 class ProgressSender:

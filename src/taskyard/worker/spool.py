@@ -201,6 +201,13 @@ class OutputSpool:
         """Return whether bytes of an ended attempt are not acknowledged yet."""
         return any((*key, stream) in self._streams for stream in _STREAMS)
 
+    def streams_of(self, job: Job) -> tuple[SpooledStream, SpooledStream]:
+        """Return stdout and stderr of an attempt."""
+        stdout, stderr = (
+            self._streams.get((*job.key, stream)) or self.stream(job, stream) for stream in _STREAMS
+        )
+        return stdout, stderr
+
     def drop(self, key: tuple[bytes, int]) -> None:
         """Forget the streams of an attempt, and let its program go on without them."""
         for stream in _STREAMS:
@@ -244,6 +251,25 @@ class OutputSpool:
         for key in refused:
             self.drop(key)
         self._resume()
+
+    def take_back(self, chunks: list[StreamChunk]) -> list[tuple[bytes, int]]:
+        """Take back chunks for which the broker has no room, to be sent again.
+
+        Returns the attempts that can't wait for room: running programs with long output, and all
+        when the memory is full. A short stream is in the report, which does not wait for it.
+        """
+        lost: dict[tuple[bytes, int], None] = {}
+        for chunk in chunks:
+            stream = self._streams.get((chunk.name, chunk.attempt, chunk.stream))
+            if stream is None:
+                continue
+            stream.bytes_sent = stream.bytes_acked
+            if stream.ended and not stream.is_long:
+                self._remove(stream)
+            elif self.is_full() or (stream.is_long and not stream.ended):
+                lost[stream.job.key] = None
+        self._resume()
+        return [*lost]
 
     def wake_at_ns(self) -> int | None:
         """Return when the next bytes are due. None: there are none."""

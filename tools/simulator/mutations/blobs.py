@@ -28,6 +28,7 @@ from taskyard.journal import blob_names
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import StreamHashes, StreamKey
 from taskyard.journal.postgres.blobs import BlobRows
+from taskyard.worker.spool import OutputSpool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,6 +196,13 @@ def sweep_without_grace() -> Iterator[None]:
 def sweep_never_runs() -> Iterator[None]:
     """Keep blobs for ever that nothing names."""
     with patched(BlobRetention, "_sweep", lambda *_: iter(())):
+        yield
+
+
+@mutation_for_blobs
+def refused_output_not_sent_again() -> Iterator[None]:
+    """Forget output that the broker had no room for."""
+    with patched(OutputSpool, "take_back", lambda *_: []):
         yield
 
 
