@@ -137,15 +137,20 @@ class BlobDisk:
             self._files[str(target)] = known
         self._renames.append((source, target))
         if self.is_busy and self._happens(self._crash_at_rename):
+            self._note_removed(target)
             raise Crashed("after a rename of a blob")
 
     def unlink(self, path: Path) -> None:
+        self._note_removed(path)
+        os.unlink(path)  # noqa: PTH108  # this is the unlink of paths
+        self._files.pop(str(path), None)
+
+    def _note_removed(self, path: Path) -> None:
+        """Report a blob that is hidden, and not coming back."""
         if path.name.endswith(REMOVED):
             found = path.stat()
             used_ns = max(found.st_atime_ns, found.st_mtime_ns)
             self.on_removed(path.name.removesuffix(REMOVED), used_ns)
-        os.unlink(path)  # noqa: PTH108  # this is the unlink of paths
-        self._files.pop(str(path), None)
 
     def _sync_directory(self, directory: Path) -> None:
         self._maybe_crash("before a sync of a directory of blobs")

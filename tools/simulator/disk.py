@@ -12,9 +12,8 @@ from random import Random
 
 import msgspec
 
-from simulator.outputs import heading
+from simulator.outputs import named_by
 from simulator.plan import Faults, chance
-from taskyard.core.blobs import Blob, Content
 from taskyard.core.ledger import Ledger, to_ended_task
 from taskyard.core.model import EndedTask
 from taskyard.core.records import Cancelled, Finished, Progressed
@@ -145,7 +144,7 @@ class SimIndex:
     def blobs_named(self, names: Iterable[str]) -> set[str]:
         """Return those of these blobs that a result or an output names."""
         contents = (content for both in self._streams.values() for content in both)
-        named = {name for content in contents for name in _named(content)}
+        named = {name for content in contents for name in named_by(content)}
         return named.intersection(names)
 
     def keep_streams(self, store: SimStore) -> None:
@@ -172,12 +171,6 @@ class SimIndex:
             if task.ending is not None:
                 self._ended[task.name] = to_ended_task(task, task.ending)
         ledger.archive(names)
-
-
-def _named(content: Content) -> list[str]:
-    if isinstance(content, Blob):
-        return [f"{content.digest.hex()}-{content.length}"] if content.digest else []
-    return heading(content).get("values", [])
 
 
 def _flipped(row: Row, rng: Random) -> Row:

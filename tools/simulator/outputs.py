@@ -21,6 +21,7 @@ from simulator.plan import NAMED_BY_BROKER, SECOND_NS, chance
 from taskyard.broker import blob_retention, turn, whole_bytes
 from taskyard.core import blobs as core_blobs
 from taskyard.core import task_inputs
+from taskyard.core.blobs import Blob, text_of
 from taskyard.core.limits import PART_BYTES_MAX
 from taskyard.core.output import Stream
 from taskyard.journal import blob_files, blobs
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from simulator.plan import Plan
+    from taskyard.core.blobs import Content
 
 #: One schedule in so many has programs that print, and blobs.
 _SCHEDULES: Final = 5
@@ -219,3 +221,15 @@ def heading(text: bytes) -> dict[str, list[str]]:
         return {}
     found: dict[str, list[str]] = msgspec.json.decode(text.partition(b"\n")[0])
     return found
+
+
+def stored_as(content: Content) -> list[str]:
+    """Return the blob that a content is."""
+    if isinstance(content, Blob) and content.digest:
+        return [f"{content.digest.hex()}-{content.length}"]
+    return []
+
+
+def named_by(content: Content) -> list[str]:
+    """Return the blobs that a content names: its own, and those in its first line."""
+    return [*stored_as(content), *heading(text_of(content)).get("values", [])]

@@ -10,7 +10,14 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, Protocol
 
 from simulator.models import DONE, ENDED, LEASED, Violation
-from simulator.outputs import PRINTED, heading, name_of, printed_by, result_text
+from simulator.outputs import (
+    PRINTED,
+    heading,
+    name_of,
+    named_by,
+    printed_by,
+    stored_as,
+)
 from simulator.plan import SECOND_NS
 from taskyard.core import identity
 from taskyard.core import records as r
@@ -96,7 +103,7 @@ class BlobChecker:
 
     def _finished(self, key: Attempt, content: Content) -> None:
         name, attempt = key
-        self._results[name] = found = self._named(content)
+        self._results[name] = found = named_by(content)
         self._check_named(found, f"result of {name!r}", (name, attempt, Stream.STDOUT))
         if text_of(content).startswith(PRINTED):
             self._check_printed(name, attempt, Stream.STDOUT, content)
@@ -108,8 +115,8 @@ class BlobChecker:
         for stream, content in zip(Stream, streams, strict=True):
             if content or stream is Stream.STDERR:
                 self._check_printed(*key, stream, content)
-            self._check_named(self._named(content), f"output of {key}", (*key, stream))
-        self._outputs[key] = [name for one in streams for name in self._named(one)]
+            self._check_named(named_by(content), f"output of {key}", (*key, stream))
+        self._outputs[key] = [name for one in streams for name in named_by(one)]
 
     def _submitted(self, record: r.Submitted) -> None:
         submission = record.submission
@@ -120,22 +127,13 @@ class BlobChecker:
             needed = [self._meant(campaign, one.encode()) for one in first.get("results", ())]
             values = first.get("values", [])
             self._arguments[name] = values, needed
-            self._payloads[name] = own = self._stored(payload)
+            self._payloads[name] = own = stored_as(payload)
             self._check_named([*own, *values], f"argument of {name!r}", None)
 
     def _meant(self, campaign: bytes, name: bytes) -> bytes:
         """Return the task that a call needs: in its own campaign, if there is one."""
         own = identity.spelling(campaign, name)
         return own if own in self._arguments else name
-
-    @staticmethod
-    def _stored(content: Content) -> list[str]:
-        """Return the blob that a content is."""
-        is_there = isinstance(content, Blob) and bool(content.digest)
-        return [f"{content.digest.hex()}-{content.length}"] if is_there else []  # type: ignore[union-attr]
-
-    def _named(self, content: Content) -> list[str]:
-        return [*self._stored(content), *heading(text_of(content)).get("values", [])]
 
     def _check_named(self, names: Iterable[str], about: str, stream: StreamId | None) -> None:
         """Require that the blobs of a new record are there. An argument is never excused."""
@@ -175,8 +173,10 @@ class BlobChecker:
         printed = printed_by(self._seed, name, attempt, Stream.STDOUT)
         if isinstance(content, Blob) and content.digest == sha256(printed).digest():
             return printed
-        if self._stored(content) == [name_of(result_text(name))]:
-            return result_text(name)
+        for blob in stored_as(content):
+            found = None if self.store is None else self.store.content(blob)
+            if found is not None and name_of(found) == blob:
+                return found
         return text_of(content)
 
     def has_printed(self, name: bytes, attempt: int, begin: bytes) -> bool:
@@ -238,6 +238,9 @@ class BlobChecker:
         if self.store is None or self.plan is None:
             return
         known = {name for name, _ in self._required()}
+        for name, values in self._results.items():
+            if self._model.tasks[name].state not in ENDED:  # the index has its former end
+                known.update(values)
         for record in in_rows:
             known.update(self._names_in(record))
         unused = [name for name in self.store.names() if name not in known]
@@ -247,13 +250,13 @@ class BlobChecker:
     def _names_in(self, record: r.AnyRecord) -> Iterator[str]:
         if isinstance(record, r.Submitted):
             for index in range(len(record.submission.names)):
-                yield from self._named(record.submission.payload_of(index))
+                yield from named_by(record.submission.payload_of(index))
         elif isinstance(record, r.Finished):
             for content in record.results or ():
-                yield from self._named(content)
+                yield from named_by(content)
         elif isinstance(record, r.Progressed):
             for content in (*record.texts, *(record.stderrs or ())):
-                yield from self._named(content)
+                yield from named_by(content)
 
     # Peers.
 
