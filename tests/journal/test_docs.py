@@ -69,8 +69,9 @@ def test_records_are_documented_with_their_numbers_and_fields() -> None:
         (int(number), *quoted(name), quoted(fields))
         for number, name, fields, _ in rows(r"\| \d+ \| `[A-Z][a-z]")
     ]
+    assert {record.__struct_fields__[0] for record in get_args(AnyRecord)} == {"at_ns"}
     assert documented == [
-        (record.__struct_config__.tag, record.__name__, record.__struct_fields__)
+        (record.__struct_config__.tag, record.__name__, record.__struct_fields__[1:])
         for record in get_args(AnyRecord)
     ]
 
@@ -89,10 +90,15 @@ def test_arrays_are_documented_with_their_fields() -> None:
 )
 def test_columns_of_the_history_are_documented(table: str, columns: pa.Schema) -> None:
     section = PAGE.split(f"### `{table}`")[1].split("\n#")[0]
-    lines = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (yes|no) \| \S", section, re.MULTILINE)
-    assert lines == [
-        (field.name, str(field.type), "yes" if field.nullable else "no") for field in columns
-    ]
+    lines = re.findall(r"^\| `(\w+)` \| ([^|]+) \| \S", section, re.MULTILINE)
+    assert lines == [(field.name, str(field.type)) for field in columns]
+
+
+def test_columns_that_are_never_null_are_documented() -> None:
+    sentence = PAGE.split("Never null\nare ")[1].split(", and all")[0]
+    required = [field.name for field in history_arrow.EVENTS if not field.nullable]
+    assert list(quoted(sentence)) == required
+    assert not any(field.nullable for field in history_arrow.EDGES)
 
 
 def test_kinds_are_documented() -> None:
@@ -118,12 +124,12 @@ def test_layouts_are_documented_with_their_sizes() -> None:
     label, identity = len(chain.LABEL), chain.IDENTITY_BYTES
     assert sizes[:6] == [label, identity, 8, 8, chain.CHAIN_BYTES, 32]
     assert sum(sizes[:6]) == chain.SEALED_BYTES
-    assert sum(sizes[6:9]) == block_file.BLOCK_BYTES
-    assert sizes[9] == block_file.CHECKSUM_BYTES
-    assert sizes[10:15] == [len(snapshot.MAGIC), 4, chain.SEALED_BYTES, 8, 8]
-    assert sum(sizes[10:13]) == snapshot.HEADER_BYTES
-    assert sizes[15] == len(f"{row_file.MAGIC.decode()}{row_file.FORMAT}\n")
-    assert sizes[16:] == [8] * 5
+    assert block_file.BLOCK_BYTES == 1 + 8 + 4
+    assert "kind (1 byte), the length of its body (8 bytes), a CRC-32 (4\nbytes)" in PAGE
+    assert sizes[6:11] == [len(snapshot.MAGIC), 4, chain.SEALED_BYTES, 8, 8]
+    assert sum(sizes[6:9]) == snapshot.HEADER_BYTES
+    assert sizes[11] == len(f"{row_file.MAGIC.decode()}{row_file.FORMAT}\n")
+    assert sizes[12:] == [8] * 5
     assert f"up to about {row_file.ROWS_PER_BLOCK:,}" in PAGE
     assert f"at offsets 0 and {witness.SLOT_SPACING_BYTES}" in PAGE
 

@@ -23,9 +23,8 @@ _BLOCK: Final = struct.Struct(">BQI")
 _COVERED: Final = struct.Struct(">BQQ")
 _CHECKSUM: Final = struct.Struct(">I")
 
-#: Bytes of a block besides its body, and of a trailer besides those of the caller.
+#: Bytes of a block besides its body.
 BLOCK_BYTES: Final = _BLOCK.size
-CHECKSUM_BYTES: Final = _CHECKSUM.size
 
 
 class BlockWriter:
@@ -43,7 +42,7 @@ class BlockWriter:
         checksum = _checksum(self._crc, kind, self.place, body)
         self._file.write(_BLOCK.pack(kind, len(body), checksum))
         self._file.write(body)
-        self.place += _BLOCK.size + len(body)
+        self.place += BLOCK_BYTES + len(body)
         self.blocks += 1
 
     def end(self, trailer: bytes) -> None:
@@ -128,21 +127,21 @@ class BlockReader:
         while place < self._end:
             kind, length, _ = self._block_header(place)
             yield place, kind
-            place += _BLOCK.size + length
+            place += BLOCK_BYTES + length
 
     def _block(self, place: int) -> tuple[int, bytes]:
         """Return the kind and the body of a block."""
         kind, length, checksum = self._block_header(place)
-        body = self._read_at(place + _BLOCK.size, length)
+        body = self._read_at(place + BLOCK_BYTES, length)
         if _checksum(self._crc, kind, place, body) != checksum:
             raise self._damaged(f"the block at byte {place} does not match its checksum")
         return kind, body
 
     def _block_header(self, place: int) -> tuple[int, int, int]:
-        left = self._end - place - _BLOCK.size
+        left = self._end - place - BLOCK_BYTES
         if left < 0:
             raise self._damaged(f"the block at byte {place} is truncated")
-        kind, length, checksum = _BLOCK.unpack(self._read_at(place, _BLOCK.size))
+        kind, length, checksum = _BLOCK.unpack(self._read_at(place, BLOCK_BYTES))
         if length > left:
             raise self._damaged(f"the block at byte {place} has a wrong header")
         return kind, length, checksum
