@@ -93,11 +93,9 @@ class ExtendedClient(Client):
     def _whole_result(self, name: bytes) -> bytes:
         found = b""
         while True:
-            part = self.requests.must(
-                Q.Output, type=Q.Output, name=name, stream_number=1, offset=len(found)
-            )
-            found += part.batch.output[0]
-            if len(found) == part.batch.output_bytes_total[0]:
+            part = self.requests.must(Q.Read, type=Q.Read, name=name, offset=len(found))
+            found += part.data
+            if len(found) == part.length:
                 return found
 
     def again(self, submitted: SubmittedTask) -> SubmittedTask:

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.broker.database_files import BlobRows
 from taskyard.broker.turn import Broker
 from taskyard.cli.entry import main
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blob_names import blobs_named
+from taskyard.journal.postgres.blobs import BlobRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

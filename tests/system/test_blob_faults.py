@@ -95,9 +95,9 @@ def test_worker_killed_in_a_long_stream_is_followed_by_another(
         (tmp_path / "gate").touch()
         stack.enter_context(Worker(tmp_path))
         task.exception(PATIENCE_SECONDS)
-        assert digest(client.stream("long")) == digest(written())
+        assert digest(client.output("long", "stdout")) == digest(written())
         # What the lost attempt wrote stays readable, as a beginning.
-        lost = client.stream("long", attempt=1)
+        lost = client.output("long", "stdout", attempt=1)
         assert len(lost) > 4_000_000
         assert written().startswith(lost)
     broker.kill()
@@ -197,7 +197,9 @@ def test_leader_killed_at_each_step_of_a_blob_loses_nothing(
         assert value.result(PATIENCE_SECONDS) == content.upper(), step
         printed.result(PATIENCE_SECONDS)
         assert leader.process.wait(PATIENCE_SECONDS) == -signal.SIGKILL, step
-        assert digest(client.stream(f"printed-{number}")) == digest(output_of(number)), step
+        assert digest(client.output(f"printed-{number}", "stdout")) == digest(output_of(number)), (
+            step
+        )
         leads(standby)
         leader = standby
     leader.kill()
@@ -231,14 +233,14 @@ def test_directory_of_a_pair_that_is_away_for_a_while_loses_nothing(
     away.rename(files)
     (work / "gate").touch()
     before.exception(PATIENCE_SECONDS)
-    assert digest(client.stream("before")) == digest(written())
+    assert digest(client.output("before", "stdout")) == digest(written())
     leader.kill()
     leads(standby)
     assert client.submit(bytes, 100_000).result(PATIENCE_SECONDS) == bytes(100_000)
     until(lambda: client.show("meanwhile")["state"] == "done", "its end")
     text = "".join(f"{number}\n" for number in range(1, 100_001))
-    assert client.stream("meanwhile") == text.encode()
-    assert digest(client.stream("before")) == digest(written())
+    assert client.output("meanwhile", "stdout") == text.encode()
+    assert digest(client.output("before", "stdout")) == digest(written())
 
 
 def test_end_of_a_task_while_the_directory_is_away_stops_the_broker_and_loses_nothing(
@@ -263,7 +265,7 @@ def test_end_of_a_task_while_the_directory_is_away_stops_the_broker_and_loses_no
     (tmp_path / "away").rename(mounted)
     stack.enter_context(Broker(tmp_path))
     until(lambda: client.show("long")["state"] == "done", "the end of the task")
-    assert digest(client.stream("long")) == digest(written())
+    assert digest(client.output("long", "stdout")) == digest(written())
 
 
 def test_full_shared_directory_makes_programs_wait_and_refuses_values(
@@ -284,7 +286,7 @@ def test_full_shared_directory_makes_programs_wait_and_refuses_values(
     size = f"remount,size={DISK_RESERVE_BYTES + (64 << 20)}"
     subprocess.run(["mount", "-o", size, str(disk)], check=True)  # noqa: S607  # as root
     task.exception(PATIENCE_SECONDS)
-    assert digest(client.stream("long")) == digest(written())
+    assert digest(client.output("long", "stdout")) == digest(written())
     assert client.submit(bytes, 200_000).result(PATIENCE_SECONDS) == bytes(200_000)
 
 
@@ -325,7 +327,7 @@ def test_flipped_byte_is_an_error_that_names_the_task(
     (tmp_path / "tmp").mkdir()
     work()
     with pytest.raises(BytesDamaged, match=r"^task printed: its output of .* is damaged"):
-        client.stream("printed")
+        client.output("printed", "stdout")
     with pytest.raises(BytesDamaged, match=r"^result of task result: .* is damaged"):
         client.result("result")
     with pytest.raises(TaskFailed, match=r"^task argument failed: .* is damaged"):

@@ -16,6 +16,7 @@ import pytest
 
 from soak_kit.blobs import audit_blobs
 from taskyard.client.client import Client
+from taskyard.journal.blob_files import BlobFiles
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import read_peer_key
 from taskyard.process.value_access import ValueAccess
@@ -138,7 +139,7 @@ def test_broker_killed_at_each_step_of_a_blob_loses_nothing(
             doubled = client.submit(calls.double, big)
             assert np.array_equal(doubled.result(PATIENCE_SECONDS), big * 2), step
             assert printed.result(PATIENCE_SECONDS).encode() == output_of(number), step
-        assert client.stream(name, stderr=True) == b"short\nend\n", step
+        assert client.output(name, "stderr") == b"short\nend\n", step
     yard.broker.kill()
     found = audit_blobs(yard.state, yard.blobs)
     assert not found.wrong
@@ -171,5 +172,5 @@ def test_blob_that_was_hidden_while_it_came_into_use_is_there_after_a_kill(
     (tmp_path / "taskyard.toml").write_text("")
     yard.start()
     assert yard.files() == [f"{name[:2]}/{name}"]
-    (found,) = yard.values().load([name])
+    found = BlobFiles(yard.blobs).load(name)
     assert bytes(found) == content

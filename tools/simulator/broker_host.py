@@ -44,7 +44,7 @@ INVARIANTS_TURNS: Final = 32
 
 
 class BrokerHost:
-    """The broker's machine. Implements `broker.turn.EventTransport` and `network.BrokerInbox`."""
+    """The broker's machine: an `EventTransport`, and a `network.BrokerInbox`."""
 
     settle_ns = 0
 

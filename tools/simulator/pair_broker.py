@@ -118,7 +118,7 @@ class Machines(Protocol):
 
 
 class PairBroker:
-    """One process of a broker. Implements `broker.turn.EventTransport`."""
+    """One process of a broker. Implements `broker.environment.EventTransport`."""
 
     def __init__(self, host: Machines, place: int, process: ThreadedProcess) -> None:
         self._host = host

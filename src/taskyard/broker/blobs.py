@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from taskyard.core.effects import Effect
     from taskyard.core.events import SubmitRequested
+    from taskyard.core.ledger import Ledger
     from taskyard.core.records import AnyRecord
     from taskyard.journal.archive import Archive
     from taskyard.journal.blobs import BlobStore

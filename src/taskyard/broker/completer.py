@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from taskyard.broker.blobs import BrokerBlobs
     from taskyard.core.blobs import Content
+    from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
     from taskyard.core.records import AnyRecord
     from taskyard.journal.blobs import BlobStore
@@ -51,28 +52,31 @@ _Reply = TypeVar("_Reply", bound=Effect)
 class Completer:
     """Completes the replies of a broker."""
 
-    def __init__(  # noqa: PLR0913  # everything that replies may need
+    def __init__(  # noqa: PLR0913, PLR0917  # everything that replies may need
         self,
         rows: StoreReader,
         ledger: Ledger,
         index: EndedTaskIndex | None = None,
         is_reading: Callable[[bytes], bool] = lambda _client: True,
-        *,
+        enqueue: Callable[[Event], None] = lambda _event: None,
         blobs: BrokerBlobs | None = None,
         blob_store: BlobStore | None = None,
     ) -> None:
         """`is_reading` returns whether a client reads its replies.
 
-        `blobs` are those of a broker. One that only replies has a store of them.
+        `blobs` are those of a broker. One that only replies has a store of them. `enqueue` adds an
+        event to the next turn.
         """
         self._is_reading = is_reading
         self._rows = decoded = DecodedRows(rows)
         kept = blob_store or (BlobMemory() if blobs is None else blobs.store)
+        if blobs is not None:
+            blobs.drop_ended(rows, ledger)
         self._results = results = ResultLoader(decoded, index, ledger, kept)
         parts = Parts(results, kept, ledger)
         self._streams = RecordStreams(decoded, ledger, index)
         self._writer = OutputWriter(kept)
-        self.payloads = PayloadReader(kept)
+        self._payloads = PayloadReader(kept, enqueue)
         self._blobs = blobs
         #: Replies that wait for the budget of a later turn, or for their client to read, and
         #: whether a part of each was sent.
@@ -92,7 +96,7 @@ class Completer:
             ExplanationReply: partial(self._filled, results.fill_explanation),
             OutputWritten: lambda effect: (self._writer.write(effect),),
             OutputEnded: self._output_ended,
-            LongAssign: lambda effect: (self.payloads.fill(effect),),
+            LongAssign: lambda effect: (self._payloads.fill(effect),),
         }
         if blobs is not None:
             self._by_type |= dict.fromkeys((StoreReply, ValueReceived), self._of_blobs)
@@ -141,7 +145,7 @@ class Completer:
             completed += (effect,) if complete is None else complete(effect)
         self._queue.extend(self._begun)
         self._begun.clear()
-        self.payloads.read.clear()
+        self._payloads.read.clear()
         self._writer.flush()
         self._rows.trim()
         return completed

@@ -1,4 +1,4 @@
-"""The machine of a broker: the wall clock, free space, and timers that are late.
+"""The machine of a broker: its transport, the wall clock, free space, and timers that are late.
 
 Each becomes an event of the scheduler, or delays its timers. Independent of peers and the journal's
 rows.
@@ -6,15 +6,18 @@ rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from taskyard.core.events import ClockSet, DiskSpaceChanged, OutputSpaceChanged
 from taskyard.core.limits import SECOND_NS
 from taskyard.journal.store import DISK_RESERVE_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taskyard.broker.blobs import BrokerBlobs
     from taskyard.core.context import Context
+    from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.journal.store import Store
     from taskyard.net.protocols import Clock
@@ -31,6 +34,16 @@ HELD_UP_NS: Final = 2 * SECOND_NS
 
 #: The longest delay of timers, however much arrives.
 CATCH_UP_NS: Final = 5 * SECOND_NS
+
+
+class EventTransport(Protocol):
+    """Receives events and sends effects, over sockets or a simulated network."""
+
+    def receive(self, wait_ns: int | None) -> Sequence[Event]:
+        """Return a bounded number of events. Waits up to `wait_ns` for one, or forever for None."""
+
+    def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
+        """Send effects. Returns those that could not be delivered, as events."""
 
 
 class CatchUp:

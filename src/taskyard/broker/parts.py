@@ -53,8 +53,11 @@ class Parts:
                 self._read_blob(part, name, short_name(name))
             else:
                 part.problem = f"{short_name(name)}: not of task {shown(part.name)}"
-        elif part.found:
+        elif part.found and part.stream is not None:
             self._fill_stream(part, budget)
+        elif part.found and not part.problem:
+            result = self._records.finished(part.finished_record, part.name, budget)
+            self._insert(part, result, "result")
 
     def _is_named(self, name: str, part: Part, budget: Budget) -> bool:
         """Return whether a task needs a blob or, for a client, has a result that names it."""
@@ -80,11 +83,14 @@ class Parts:
         kept = self._kept(part, budget) if found is None else None
         if kept is None:
             part.data, part.bytes_total = found or self._read_stream(part) or (b"", 0)
-        elif isinstance(kept, Blob) and kept.digest:
+        else:
+            self._insert(part, kept, "output")
+
+    def _insert(self, part: Part, kept: Content, noun: str) -> None:
+        if isinstance(kept, Blob) and kept.digest:
             part.bytes_total, part.digest = kept.length, kept.digest
-            about = f"{kept.length:,} bytes of output"
-            name = f"task {shown(part.name)}, attempt {part.attempt}"
-            self._read_blob(part, blob_name(kept), f"{name}: {about}")
+            about = f"task {shown(part.name)}, attempt {part.attempt}"
+            self._read_blob(part, blob_name(kept), f"{about}: {kept.length:,} bytes of {noun}")
         else:
             part.data = text_of(kept)[part.offset : part.offset + part.count]
             part.bytes_total = length_of(kept)

@@ -187,7 +187,7 @@ class Backlog:
 
 
 class SocketTransport:
-    """Implements `turn.EventTransport`. A route is a socket's number plus the peer's id there."""
+    """An `EventTransport`. A route is a socket's number plus the peer's id there."""
 
     def __init__(
         self,

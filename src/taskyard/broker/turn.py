@@ -8,33 +8,21 @@ that the simulator runs this very code. Independent of sockets, dialects and SQL
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
-from taskyard.broker import whole_bytes
 from taskyard.broker.backpressure import Backpressure
 from taskyard.broker.blobs import BrokerBlobs
 from taskyard.broker.completer import Completer
-from taskyard.broker.environment import CatchUp, Environment
+from taskyard.broker.environment import CatchUp, Environment, EventTransport
 from taskyard.broker.requests import Requests
+from taskyard.broker.whole_bytes import WITH_BYTES, take_in
 from taskyard.core.counters import turn_histogram
 from taskyard.core.effects import Effect
-from taskyard.core.events import Event, SubmitRequested, TasksReported, TimePassed
-from taskyard.core.limits import BLOB_BYTES_MIN
+from taskyard.core.events import Event, TimePassed
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.recovery import EndedTaskIndex, encode, recall_for_event
 from taskyard.journal.store import Store
 from taskyard.net.protocols import Clock
-
-
-class EventTransport(Protocol):
-    """Receives events and sends effects, over sockets or a simulated network."""
-
-    def receive(self, wait_ns: int | None) -> Sequence[Event]:
-        """Return a bounded number of events. Waits up to `wait_ns` for one, or forever for None."""
-
-    def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
-        """Send effects. Returns those that could not be delivered, as events."""
 
 
 class Broker:
@@ -64,16 +52,14 @@ class Broker:
         self.is_reading: Callable[[bytes], bool] = lambda _client: True
         self.blobs = blobs
         ledger = scheduler.ledger
-        if blobs is not None:
-            blobs.drop_ended(store, ledger)
-        self.completer = Completer(store, ledger, index, self._is_reading, blobs=blobs)
+        self.completer = Completer(store, ledger, index, self._is_reading, self.enqueue, blobs)
         self.requests = Requests(ledger, self._is_reading)
         #: How long turns and commits took since the start.
         self.turn_times, self.sync_times = turn_histogram(), turn_histogram()
         #: Delays replies to submissions while compaction lags behind.
         self.backpressure = Backpressure()
         #: Events for the next turn: undelivered effects and enqueued events.
-        self._undelivered: Sequence[Event] = ()
+        self._undelivered: list[Event] = []
         self._catch_up = CatchUp()
         self.environment = Environment(scheduler.context, store, clock, blobs)
         scheduler.resume(clock.monotonic_ns())
@@ -98,10 +84,7 @@ class Broker:
             self.environment.bytes_written += self.completer.take_bytes_written()
         passed = self.backpressure.throttle(effects, self.clock.monotonic_ns())
         self.check_lease()
-        self._undelivered = self.transport.send(passed)
-        if self.completer.payloads.unsent:
-            self._undelivered = [*self._undelivered, *self.completer.payloads.unsent]
-            self.completer.payloads.unsent.clear()
+        self._undelivered += self.transport.send(passed)
         self.turn_times.add(self.clock.monotonic_ns() - since_ns)
 
     def _commit(self, records: Sequence[AnyRecord]) -> int:
@@ -120,7 +103,7 @@ class Broker:
     def enqueue(self, event: Event | None) -> None:
         """Add an event to the next turn that did not come from the transport, unless it is None."""
         if event is not None:
-            self._undelivered = [*self._undelivered, event]
+            self._undelivered.append(event)
 
     def _is_reading(self, client: bytes) -> bool:
         return self.is_reading(client)
@@ -139,7 +122,8 @@ class Broker:
     def _decide(self, arrived: Sequence[Event], now_ns: int) -> list[Effect]:
         handle = partial(self._handle, now_ns)
         changes = self.environment.events(now_ns)
-        admitted, effects = self.requests.admit([*changes, *self._undelivered, *arrived])
+        undelivered, self._undelivered = self._undelivered, []
+        admitted, effects = self.requests.admit([*changes, *undelivered, *arrived])
         for event in admitted:
             effects += handle(event)
         if self.requests:
@@ -150,19 +134,10 @@ class Broker:
 
     def _handle(self, now_ns: int, event: Event) -> list[Effect]:
         event.now_ns = now_ns
-        ledger, blobs = self.scheduler.ledger, self.blobs
         if self.index is not None:
-            recall_for_event(ledger, self.index, event)
-        refused = None
-        if type(event) is SubmitRequested and blobs is not None:
-            refused, payloads = blobs.missing_in(event), event.submission.payloads
-            if refused is None and max(map(len, payloads), default=0) >= BLOB_BYTES_MIN:
-                refused = whole_bytes.keep_payloads(blobs, event)
-        elif (
-            type(event) is TasksReported
-            and event.texts
-            and blobs is not None
-            and max(map(len, event.texts)) >= BLOB_BYTES_MIN
-        ):
-            whole_bytes.keep_results(blobs, event, ledger)
-        return self.scheduler.handle(event) if refused is None else [refused]
+            recall_for_event(self.scheduler.ledger, self.index, event)
+        if self.blobs is not None and type(event) in WITH_BYTES:
+            refused = take_in(self.blobs, event, self.scheduler.ledger)
+            if refused is not None:
+                return [refused]
+        return self.scheduler.handle(event)

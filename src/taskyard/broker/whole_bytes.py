@@ -17,7 +17,7 @@ from msgspec import structs
 from taskyard.core import task_inputs
 from taskyard.core.blobs import Blob, blob_name
 from taskyard.core.effects import Assign, Effect, LongAssign, NoWork, Refused
-from taskyard.core.events import AssignmentUnsent, Outcome
+from taskyard.core.events import AssignmentUnsent, Outcome, SubmitRequested, TasksReported
 from taskyard.core.limits import BLOB_BYTES_MIN, NUMBER_MAX, PAYLOAD_BYTES_MAX
 from taskyard.core.membership import holds
 from taskyard.core.model import Refusal, shown
@@ -33,11 +33,11 @@ from taskyard.journal.blob_files import REMOVED_HINT
 from taskyard.journal.blobs import BytesDiffer, upload_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from taskyard.broker.blobs import BrokerBlobs
     from taskyard.core.blobs import Content
-    from taskyard.core.events import SubmitRequested, TasksReported
+    from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
     from taskyard.journal.blobs import BlobStore
 
@@ -47,6 +47,26 @@ _HINT: Final = "free some space, or see `taskyard clean`"
 
 
 # What arrives.
+
+#: Events that bring bytes, or name some.
+WITH_BYTES: Final = frozenset((SubmitRequested, TasksReported))
+
+
+def take_in(blobs: BrokerBlobs, event: Event, ledger: Ledger) -> Refused | None:
+    """Store the long bytes of an event. Return why it is refused.
+
+    It may name other bytes that are not here, or there is no room.
+    """
+    if isinstance(event, SubmitRequested):
+        refused, payloads = blobs.missing_in(event), event.submission.payloads
+        if refused is None and max(map(len, payloads), default=0) >= BLOB_BYTES_MIN:
+            refused = keep_payloads(blobs, event)
+        return refused
+    if isinstance(event, TasksReported) and max(map(len, event.texts or ()), default=0) >= (
+        BLOB_BYTES_MIN
+    ):
+        keep_results(blobs, event, ledger)
+    return None
 
 
 def keep_payloads(blobs: BrokerBlobs, event: SubmitRequested) -> Refused | None:
@@ -146,12 +166,12 @@ def read_whole(store: BlobStore, blob: Blob) -> bytes:
 class PayloadReader:
     """Inserts the payloads of assignments."""
 
-    def __init__(self, store: BlobStore) -> None:
+    def __init__(self, store: BlobStore, enqueue: Callable[[Event], None]) -> None:
+        """`enqueue` adds an event to the next turn."""
         self._store = store
+        self._enqueue = enqueue
         #: Payloads of this turn: many tasks may share one. The owner clears it.
         self.read: dict[Blob, bytes] = {}
-        #: Tasks that could not be sent. The owner takes them.
-        self.unsent: list[AssignmentUnsent] = []
 
     def fill(self, effect: LongAssign) -> Effect:
         """Return an assignment with its payloads, without the tasks whose payload is lost."""
@@ -177,7 +197,7 @@ class PayloadReader:
         """Return an assignment without some tasks, which the next turn fails."""
         names, attempts = assign.names, assign.attempts
         places = [*lost]
-        self.unsent.append(
+        self._enqueue(
             AssignmentUnsent(
                 *(0, assign.worker, [names[at] for at in places], [attempts[at] for at in places]),
                 reasons=[*lost.values()],

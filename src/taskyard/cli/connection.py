@@ -315,7 +315,7 @@ def whole_result(broker: ReadOnlyClient, name: str) -> Result:
     from taskyard.core.blobs import Result  # noqa: PLC0415  # not for `--help`
 
     kept = broker.kept_result(name)
-    return kept if kept.blob is None else Result(broker.output(name, "stdout"))
+    return kept if kept.blob is None else Result(broker.output(name, "result"))
 
 
 def stream_parts(

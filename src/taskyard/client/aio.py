@@ -285,7 +285,7 @@ class AsyncClient:
     async def open_output(
         self, name: str, stream: str = "stdout", attempt: int | None = None
     ) -> BinaryIO:
-        """Return stdout or stderr of an attempt as a file, as `Client.open_output` does.
+        """Return a stream or the result as a file, as `Client.open_output` does.
 
         The methods of the file block: call them by `asyncio.to_thread`.
         """

@@ -262,9 +262,9 @@ class Client(BlockingRunner):
     def open_output(
         self, name: str, stream: str = "stdout", attempt: int | None = None
     ) -> BinaryIO:
-        """Return stdout or stderr of an attempt, by default the latest, as a file to read and seek.
+        """Return "stdout" or "stderr" of an attempt, or the "result", as a file to read and seek.
 
-        The stdout of a command that is done is its result. Reading ends where the output is so far.
+        Reading ends where the output is so far.
         """
         return reads.open_output(self.output_page, name, stream, attempt)
 

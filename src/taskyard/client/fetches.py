@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from taskyard.client.results import SettableFuture, settle_future
 from taskyard.core.blobs import Result
 from taskyard.core.model import shown
+from taskyard.core.output import Stream
 from taskyard.errors import BytesDamaged, BytesMissing, BytesTruncated
 from taskyard.wire.native import peer, reads
 
@@ -114,13 +115,11 @@ class Fetches:
             self._request_output(self._outputs_waiting.popleft())
 
     def _request_output(self, fetch: OutputFetch) -> None:
-        number = self.channel.request(lambda number: reads.stream_part(number, fetch.name))
+        number = self.channel.request(lambda number: reads.part(number, fetch.name, Stream.STDOUT))
         self.open[number] = fetch
         self._outputs_open += 1
 
     def _request(self, fetch: Fetch) -> None:
-        name, offset, attempt = fetch.name, fetch.pages.offset, fetch.pages.attempt
-        number = self.channel.request(
-            lambda number: reads.stream_part(number, name, offset=offset, attempt=attempt)
-        )
+        name, offset = fetch.name, fetch.pages.offset
+        number = self.channel.request(lambda number: reads.part(number, name, offset=offset))
         self.open[number] = fetch

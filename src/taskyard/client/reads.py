@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 from taskyard.campaign.batches import encode_text
 from taskyard.client.exchanges import Query, checked_reply
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
     from taskyard.client.exchanges import Exchange
     from taskyard.wire.native.reads import Part
+
+
+#: What can be read in parts, by name. None: the result.
+_STREAMS: Final = {"stdout": Stream.STDOUT, "stderr": Stream.STDERR, "result": None}
 
 
 class DecodedResult(NamedTuple):
@@ -73,7 +77,7 @@ def result_bytes(name: str, offset: int = 0, count: int | None = None) -> Exchan
     kept = yield from kept_result(name)
     check_not_truncated(name, kept, kept.text)
     if kept.blob is not None:
-        return (yield from output(name, "stdout", offset=offset, count=count))
+        return (yield from output(name, "result", offset=offset, count=count))
     return kept.text[offset : None if count is None else offset + count]
 
 
@@ -122,7 +126,7 @@ def _whole_result(name: str) -> Exchange[Result]:
 
 def _whole_text(name: str, kept: Result) -> Exchange[bytes]:
     """Return a result as far as it is kept."""
-    return kept.text if kept.blob is None else (yield from output(name, "stdout"))
+    return kept.text if kept.blob is None else (yield from output(name, "result"))
 
 
 # Output.
@@ -138,8 +142,9 @@ def output(
 ) -> Exchange[bytes]:
     """Return what an attempt has printed so far, by default the latest.
 
-    `stream` is "stdout" or "stderr", from `offset` on and at most `count` bytes. Without it, stdout
-    and then stderr are returned. The text that a function has printed is its stdout. Raises
+    `stream` is "stdout", "stderr" or "result", from `offset` on and at most `count` bytes. Without
+    it, stdout and then stderr are returned. The text that a function has printed is its stdout, and
+    the result of a command is what it has printed to stdout. Raises
     `BytesMissing` if it was removed, `BytesTruncated` if only a part is kept, and `BytesDamaged` if
     the whole is not what the worker sent.
     """
@@ -177,12 +182,12 @@ def output_page(
     attempt: int | None = None,
     count: int | None = None,
 ) -> Exchange[Part]:
-    """Return a part of stdout or stderr of an attempt: from `offset` on, at most `count` bytes.
+    """Return a part of a stream, or of the result: from `offset` on, at most `count` bytes.
 
     Raises `BytesMissing` if the output was removed.
     """
     where: Any = {"offset": offset, "attempt": attempt, "count": count}
-    build = partial(reads.stream_part, name=encode_text(name), stream=_stream(stream), **where)
+    build = partial(reads.part, name=encode_text(name), stream=_stream(stream), **where)
     reply = yield from checked_reply(Query(build))
     if reply.kind != peer.NOT_FOUND:
         return reply.part
@@ -191,11 +196,11 @@ def output_page(
     raise (yield from unknown_task_error(name))
 
 
-def _stream(name: str) -> Stream:
+def _stream(name: str) -> Stream | None:
     try:
-        return Stream[name.upper()]
+        return _STREAMS[name]
     except KeyError:
-        raise UserError(f"stream must be 'stdout' or 'stderr', not {name!r}") from None
+        raise UserError(f"stream must be {', '.join(_STREAMS)}, not {name!r}") from None
 
 
 def open_output(

@@ -171,7 +171,7 @@ def lease(context: Context, worker: Worker, count: int) -> bool:
     lanes = [task.lane.name for task in tasks] if lane is None else [lane.name] * len(tasks)
     kept = context.ledger.envelopes
     envelopes = [kept.get(name, b"") for name in names] if kept else None
-    has_blobs = Blob in {*map(type, payloads)}
+    has_blobs = Blob in map(type, payloads)
     texts: list[bytes] = [] if has_blobs else payloads  # type: ignore[assignment]  # all are bytes
     columns = (names, attempts, texts, terms, lanes, lease_ns)
     assign = Assign(worker.name, *columns, context.at_ns, worker.open_request, envelopes)

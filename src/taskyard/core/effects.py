@@ -398,15 +398,15 @@ class OutputEnded(Effect):
 
 
 class Part(Effect):
-    """To a client or a worker: a part of a stream or blob of a task. The broker inserts it."""
+    """To a client or a worker: a part of bytes of a task. The broker inserts it."""
 
     client: bytes
     request: int
     name: bytes
     #: The task exists.
     found: bool
+    #: None: the result, or the blob.
     stream: Stream | None = None
-    #: The blob. b"": the stream.
     blob: bytes = b""
     #: The task that a worker holds, which must need the blob. b"": a client.
     held: bytes = b""

@@ -100,10 +100,7 @@ class Task(Struct, gc=False, eq=False):
 
     @property
     def isolation(self) -> int:
-        """How strictly it is separated from other tasks, by the losses that it has left.
-
-        0 for a task that lost no worker, `EXCLUSIVE` for a last attempt.
-        """
+        """How strictly it is kept apart, by the losses left: 0 for none, `EXCLUSIVE` at last."""
         losses = self.losses
         if losses <= 0:
             return 0

@@ -514,15 +514,16 @@ class ResultsRequested(Event):
 
 
 class PartRequested(Event):
-    """Return a part of a stream of a task, or of a blob that its payload or result names."""
+    """Return a part of a stream of a task, or of its result, or of a blob that these name."""
 
     client: bytes
     name: bytes
     request: int = 0
+    #: None: the result, or the blob.
     stream: Stream | None = None
     #: Of the stream. None: the latest attempt.
     attempt: int | None = None
-    #: The name of the blob. b"": a stream.
+    #: The name of a blob that its payload or result names.
     blob: bytes = b""
     offset: int = 0
     count: int = PART_BYTES_MAX

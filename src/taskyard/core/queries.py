@@ -47,7 +47,7 @@ from taskyard.core.limits import (
     TASKS_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
-from taskyard.core.model import DIGEST_BYTES, Refusal, TaskProgress
+from taskyard.core.model import DIGEST_BYTES, Refusal, TaskProgress, shown
 from taskyard.core.rules import compile_glob
 from taskyard.core.runs import Attempt
 from taskyard.core.states import BLOCKED, DELAYED, DONE, FAILED, READY
@@ -398,6 +398,12 @@ def part_requested(context: Context, event: events.PartRequested) -> None:
             part.live = task.lease is not None
             if task.state is DONE and task.ending is not None:
                 part.finished_record = task.ending.record
+    elif not event.blob and task is not None:
+        part.attempt = task.attempt
+        if task.state is DONE and task.ending is not None:
+            part.finished_record = task.ending.record
+        else:
+            part.problem = f"task {shown(name)} has no result, it is {task.state.name}"
     context.send(part)
 
 

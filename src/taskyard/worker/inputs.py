@@ -143,7 +143,7 @@ class InputFetcher:
             name, offset = first.name.encode(), pages.offset
 
             def build(number: int) -> bytes:
-                return reads.stream_part(number, name, offset=offset, holder=holder)
+                return reads.part(number, name, offset=offset, holder=holder)
 
         self._waiting[self._channel.request(build)] = waiting
 

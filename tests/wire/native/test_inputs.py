@@ -65,7 +65,7 @@ def test_other_results_are_refused(
 ) -> None:
     for body in (
         reads.results(7, [name], Holder(worker, held)),
-        reads.stream_part(7, name, holder=Holder(worker, held)),
+        reads.part(7, name, holder=Holder(worker, held)),
     ):
         reply = reply_to(yard, body)
         assert (reply.type, reply.reason.decode()) == (Q.Error, reason)
@@ -96,7 +96,7 @@ def test_name_that_means_another_task_is_refused(yard: Counter) -> None:
     yard.ask(peer.steal(9, WORKER, peer.worker_message(WorkerFacts((b"s",), slots_total=9)), 9))
     for body in (
         reads.results(10, [b"x"], Holder(WORKER, b"c/t")),
-        reads.stream_part(11, b"x", holder=Holder(WORKER, b"c/t")),
+        reads.part(11, b"x", holder=Holder(WORKER, b"c/t")),
     ):
         reply = reply_to(yard, body)
         assert reply.type == Q.Error

@@ -75,11 +75,11 @@ def test_malformed_append_is_refused(columns: dict[str, Any]) -> None:
 
 
 def test_request_for_a_stream_is_decoded_and_bounded() -> None:
-    event = decoded(reads.stream_part(3, b"a", ERR, 5, attempt=2, count=1 << 30))
+    event = decoded(reads.part(3, b"a", ERR, 5, attempt=2, count=1 << 30))
     assert isinstance(event, PartRequested)
     assert (event.stream, event.offset, event.attempt) == (ERR, 5, 2)
     assert event.count == PART_BYTES_MAX
-    assert decoded(reads.stream_part(3, b"a", OUT)).attempt is None
+    assert decoded(reads.part(3, b"a", OUT)).attempt is None
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_malformed_read_is_refused_before_anything_is_read(fields: dict[str, Any
 
 def test_reply_has_the_part_of_the_stream() -> None:
     server = NativeServer(1, lambda: 0)
-    (event,) = server.receive(b"peer", [b"", reads.stream_part(3, b"a", OUT, 2)], 0)
+    (event,) = server.receive(b"peer", [b"", reads.part(3, b"a", OUT, 2)], 0)
     effect = PartEffect(b"peer", event.request, b"a", found=True, stream=OUT)  # type: ignore[attr-defined]
     effect.data, effect.bytes_total = b"cd", 9
     effect.attempt, effect.live, effect.digest = 4, True, DIGEST

@@ -130,7 +130,7 @@ class NativeCodec:
         return peer.query(event.request, peer.EXPLAIN, name=event.name)
 
     def _part(self, event: events.PartRequested, _said: Sequence[Event]) -> bytes:
-        return reads.stream_part(event.request, event.name)
+        return reads.part(event.request, event.name, event.stream)
 
     def _stats(self, event: events.StatsRequested, _said: Sequence[Event]) -> bytes:
         return peer.query(event.request, peer.STATS)

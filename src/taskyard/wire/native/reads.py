@@ -1,4 +1,4 @@
-"""Native messages that read what tasks have: results of many tasks, or a part of the bytes of one.
+"""Native messages that read what tasks have: results of many tasks, or a part of one.
 
 A client reads with its own role. A worker reads in the name of a task that it holds, and only what
 that needs. Pure.
@@ -24,7 +24,7 @@ _Q: Final = pb.QueryMsg
 
 
 class Part(Struct, frozen=True):
-    """A part of a stream of an attempt, or of a blob."""
+    """A part of a stream of an attempt, of a result, or of a blob."""
 
     data: bytes
     #: The length of the whole so far.
@@ -72,19 +72,21 @@ def results(request: int, names: Sequence[bytes], holder: Holder | None = None) 
     return query.SerializeToString()
 
 
-def stream_part(  # noqa: PLR0913  # one a field
+def part(  # noqa: PLR0913  # one a field
     request: int,
     name: bytes,
-    stream: Stream = Stream.STDOUT,
+    stream: Stream | None = None,
     offset: int = 0,
     *,
     attempt: int | None = None,
     count: int | None = None,
     holder: Holder | None = None,
 ) -> bytes:
-    """Encode a request for a part of a stream. The stdout of a task that is done is its result."""
+    """Encode a request for a part of a stream, or of the result."""
     query = _query(request, holder)
-    query.name, query.stream_number, query.offset = name, stream, offset
+    query.name, query.offset = name, offset
+    if stream is not None:
+        query.stream_number = stream
     if attempt is not None:
         query.attempt = attempt
     if count is not None:

@@ -380,7 +380,7 @@ def _read(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]
         raise Malformed("an offset is too large")
     if query.value:
         asks.blob = value_messages.checked_name(query.value)
-    else:
+    elif query.HasField("stream_number"):
         asks.stream = streams.decode_stream(query.stream_number)
         asks.attempt = min(query.attempt, NUMBER_MAX) if query.HasField("attempt") else None
     asks.request = pending.add(incoming)
