@@ -86,7 +86,6 @@ def test_request_for_a_stream_is_decoded_and_bounded() -> None:
     "fields",
     [
         {},
-        {"name": b"a"},
         {"name": b"a", "stream_number": 3},
         {"name": b"a", "stream_number": 1, "n": 0},
         {"name": b"a", "stream_number": 1, "offset": (1 << 63) - 1},
