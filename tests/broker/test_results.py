@@ -502,6 +502,12 @@ def test_cause_of_a_cancelled_task_survives_a_compaction_and_a_restart(cancelled
     assert cancelled.index.streams(b"far") == (b"a", b"")
 
 
+def test_cause_of_a_cancelled_task_is_not_its_output(cancelled: Harness) -> None:
+    compaction.compact(cancelled.directory, cancelled.store)
+    (part,) = cancelled.turn(stdout(b"far"))
+    assert printed(part) == b""
+
+
 # Details of a task.
 
 

@@ -135,6 +135,8 @@ class CallClient(NativeProductClient):
         self._values = ValueChannel(self)
         #: Calls whose arguments are on their way.
         self._storing: dict[bytes, None] = {}
+        #: Calls whose arguments were stored last after all faults.
+        self.stored_calmly: dict[bytes, bool] = {}
         super().build()
         self._session._buffer.uploads = CallUploads(self)  # noqa: SLF001  # threads are not simulated
         self._values.put(b"of no call, " * 500, lambda: None)
@@ -157,6 +159,7 @@ class CallClient(NativeProductClient):
         """Store the arguments of calls."""
         contents = [content for name in full_names for content in arguments_of(name)]
         left = [len(contents)]
+        self.stored_calmly |= dict.fromkeys(full_names, self.world.revived and self.world.is_calm)
 
         def on_one_stored() -> None:
             left[0] -= 1
@@ -204,9 +207,9 @@ class CallUploads(Uploads):
         self._client = client
 
     def _run(self, upload: Upload) -> None:
-        world, names = self._client.world, [*map(full_name_of, upload.lacking)]
+        names = [*map(full_name_of, upload.lacking)]
         for task, name in zip(upload.lacking, names, strict=True):
             task.uploads = 0  # sweeps are more frequent here
-            if world.is_calm:
-                world.checker.blobs.on_refused_arguments(name)
+            if self._client.stored_calmly[name]:
+                self._client.world.checker.blobs.on_refused_arguments(name)
         self._client.store(names, lambda: self._end(upload, {}))

@@ -27,6 +27,7 @@ from simulator.pair_host import PairHost
 from simulator.plan import MILLISECOND_NS, SECOND_NS
 from simulator.scenario import Scenario
 from simulator.world import World
+from taskyard.broker import blob_retention
 from taskyard.core import heartbeats
 from taskyard.core.events import SubmitRequested, WatchRequested
 
@@ -74,8 +75,10 @@ class ScheduleResult(Struct):
 
 @contextmanager
 def _short_intervals() -> Iterator[None]:
-    """Let few workers get different heartbeat intervals, as thousands of them would."""
+    """Let few workers get different heartbeat intervals, as thousands of them would, and look for
+    unused blobs without long pauses: a database may take seconds for its part."""
     with (
+        patched(blob_retention, "SCAN_PAUSES", 1),
         patched(heartbeats, "INTERVAL_NS_MIN", SECOND_NS // 4),
         patched(heartbeats, "RATE_MAX", 5),
     ):

@@ -106,7 +106,7 @@ class Parts:
         assert part.stream is not None  # noqa: S101  # see `fill`
         found = self._printed(part, part.stream, budget)
         printed, is_mixed = (None, False) if found is None else found
-        if printed is None:
+        if printed is None and part.attempt:  # before the first attempt nothing was printed
             printed = self._records.archived(part.name, part.attempt, part.stream)
         if part.finished_record and part.stream is Stream.STDOUT and not is_mixed:
             return self._records.finished(part.finished_record, part.name, budget)

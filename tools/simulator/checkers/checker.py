@@ -147,7 +147,7 @@ class Checker:
         self._leased_ns: dict[tuple[bytes, int], int] = {}
         self._draining: dict[bytes, None] = {}
         self._drain_next: dict[bytes, None] = {}
-        self._full_ns: int | None = None
+        self._is_full, self._disk_ns = False, 0  # since when
         #: Disconnected routes of this process of the broker.
         self._cut: dict[bytes, None] = {}
         self._jumps = plan.faults.clock_jump > 0
@@ -337,7 +337,7 @@ class Checker:
 
     def _check_submitted(self, record: r.Submitted) -> None:
         """Require that nothing is accepted while the disk is full, or without a request."""
-        if self._full_ns is not None and self._timeline.now_ns > self._full_ns + 2 * SECOND_NS:
+        if self._is_full and self._timeline.now_ns > self._disk_ns + 2 * SECOND_NS:
             raise Violation("full", "a submission was accepted while the disk is full")
         self.submissions.check(record, self._turn)
 
@@ -495,23 +495,22 @@ class Checker:
         )
 
     def check_due(self) -> None:
-        """Require that delayed tasks come due, and unfinished ones are reported as late, in time. A
-        failed task is neither until it is retried. Skipped where the wall clock jumps."""
+        """Require that delayed tasks come due while the disk has room, and that unfinished ones are
+        reported as late. Failed ones are neither before a retry. Not where the clock jumps."""
         now_ns, wall_ns = self._timeline.now_ns, self._clock.wall_ns()
-        if (
-            self._jumps
-            or self.is_down
-            or self._up_ns is None
-            or now_ns < self._up_ns + self.late_ns_max
-        ):
+        if self._jumps or self.is_down or self._up_ns is None:
             return
-        late_ns = wall_ns - self.late_ns_max
+        late_ns, early_ns = wall_ns - self.late_ns_max, now_ns - self.late_ns_max
+        if self._up_ns > early_ns:
+            return
+        has_room = not self._is_full and self._disk_ns <= early_ns
         for task_model in self.model.tasks.values():
-            if task_model.state is DELAYED and task_model.due_ns < late_ns:
+            is_due = task_model.due_ns < late_ns and task_model.since_ns < early_ns
+            if has_room and is_due and task_model.state is DELAYED:
                 self.model.fail("late", "is due and does not come due", task_model)
             is_late = 0 < task_model.terms.report_ns < late_ns and not task_model.reported
-            is_new = now_ns < task_model.retried_ns + self.late_ns_max
-            if is_late and not is_new and task_model.state in (*WAITING, LEASED):
+            is_old = task_model.retried_ns <= early_ns
+            if is_late and is_old and task_model.state in (*WAITING, LEASED):
                 self.model.fail("lateness", "is late and not reported", task_model)
 
     def _check_returned(self, record: r.Returned) -> None:
@@ -573,7 +572,7 @@ class Checker:
                 raise Violation("runs", f"{key}, leased at {leased_ns}, does not hold {run}")
 
     def disk_full(self, *, full: bool) -> None:
-        self._full_ns = self._timeline.now_ns if full else None
+        self._is_full, self._disk_ns = full, self._timeline.now_ns
         self.replies.was_full = self.replies.was_full or full
 
     # The end.

@@ -153,6 +153,7 @@ class ConnectionChecker:
         worker = round_robin_leases.name_of(route[1:])
         if latest in (None, message.connection) or worker not in self._model.workers:
             return
+        self._renewed_ns[worker] = now_ns
         doubted_ns = self._doubted_ns.setdefault(worker, {})
         for held in self._model.workers[worker].held.values():
             doubted_ns.setdefault((held.name, held.attempt), now_ns)
