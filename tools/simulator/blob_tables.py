@@ -81,6 +81,12 @@ class BlobTables:
         self._check_term(values, "blobs")
         columns = (values[name] for name in ("names", "uploads", "starts", "contents"))
         given = [*zip(*columns, strict=True)]
+        if any(
+            row.upload in values["uploads"]
+            for (kind, _), row in self.blobs.items()
+            if kind == "sealed"
+        ):
+            return [(1,)]  # executed late: it violates a constraint, and its session is gone
         for name in dict.fromkeys(one[0] for one in given):
             own = [one for one in given if one[0] == name]
             end = max(start + len(content) for _, _, start, content in own)

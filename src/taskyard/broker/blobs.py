@@ -19,7 +19,7 @@ from taskyard.core.identity import split
 from taskyard.core.limits import REFUSED_TASKS_MAX, SECOND_NS
 from taskyard.core.model import Refusal, RefusedTask, shown
 from taskyard.core.output import Stream
-from taskyard.core.records import Finished, Progressed
+from taskyard.core.records import Finished, Progressed, Submitted
 from taskyard.core.task_inputs import PICKLE_MARK, blobs_in
 from taskyard.core.values import StoreReply, ValueReceived
 from taskyard.errors import BytesNotStored, JournalFailed, UserError
@@ -37,7 +37,7 @@ from taskyard.journal.recovery import records_of
 from taskyard.wire.value_names import StoreDocument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from taskyard.core.effects import Effect
@@ -181,19 +181,29 @@ class BrokerBlobs:
             return False
         return self.store.touch(name)
 
-    def note(self, records: Sequence[AnyRecord]) -> None:
+    def note(
+        self, records: Sequence[AnyRecord], needed_by: Callable[[bytes], Iterable[str]]
+    ) -> None:
         """Note before a commit that the blobs in its records are used. Raises `JournalFailed`.
 
-        So no sweep that began before removes them.
+        So no sweep that began before removes them. Nor results, which may be old, that a new task
+        needs. `needed_by` returns the blobs that a task needs.
         """
         for record in records:
             for name, _ in blobs_named(record):
                 if self._senders is not None:
                     self._senders.note_named(name)
-                try:
-                    self.store.touch(name)
-                except OSError as error:
-                    raise JournalFailed(f"{short_name(name)}: {error.strerror}") from error
+                self._use(name)
+            if type(record) is Submitted and self.limits().keep_ns is not None:
+                for task in record.submission.names:
+                    for name in needed_by(task):
+                        self._use(name)
+
+    def _use(self, name: str) -> None:
+        try:
+            self.store.touch(name)
+        except OSError as error:
+            raise JournalFailed(f"{short_name(name)}: {error.strerror}") from error
 
     def fill(self, effect: StoreReply | ValueReceived) -> Effect:
         """Complete a reply about blobs. Return it, or a refusal."""

@@ -32,6 +32,7 @@ from taskyard.core.effects import (
     TaskPage,
 )
 from taskyard.core.values import StoreReply, ValueReceived
+from taskyard.journal.blob_names import blobs_needed
 from taskyard.journal.blobs import BlobMemory
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Completer:
         event to the next turn.
         """
         self._is_reading = is_reading
+        self._ledger = ledger
         self._rows = decoded = DecodedRows(rows)
         kept = blob_store or (BlobMemory() if blobs is None else blobs.store)
         if blobs is not None:
@@ -153,6 +155,11 @@ class Completer:
     def result_of(self, key: bytes) -> Content | None:
         """Return the result of a task. None: it is not done."""
         return self._results.result_of(key, self._budget)
+
+    def blobs_needed(self, key: bytes) -> set[str]:
+        """Return the blobs that a task needs to run."""
+        task = self._ledger.tasks.get(key)
+        return set() if task is None else blobs_needed(task, self.result_of)
 
     def take_bytes_written(self) -> int:
         """Return the bytes that were written to files since the last call."""

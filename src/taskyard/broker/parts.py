@@ -22,6 +22,8 @@ from taskyard.journal.blob_names import blobs_needed
 from taskyard.journal.blobs import StreamKey, is_name, short_name
 from taskyard.journal.blobs import length_of as length_in
 from taskyard.journal.recovery import stream_in
+from taskyard.wire.payloads import CALL
+from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from taskyard.broker.results import ResultLoader
@@ -108,11 +110,16 @@ class Parts:
         printed, is_mixed = (None, False) if found is None else found
         if printed is None and part.attempt:  # before the first attempt nothing was printed
             printed = self._records.archived(part.name, part.attempt, part.stream)
-        if part.finished_record and part.stream is Stream.STDOUT and not is_mixed:
+        is_result = part.stream is Stream.STDOUT and not is_mixed and not self._is_call(part.name)
+        if part.finished_record and is_result:
             return self._records.finished(part.finished_record, part.name, budget)
         if printed is None and part.finished_record:
-            return b""  # done without any stderr
+            return b""  # done without any output
         return printed
+
+    def _is_call(self, name: bytes) -> bool:
+        """Return whether a task is a call, whose result is not what it prints."""
+        return self._ledger.tasks[name].terms.service in {CALL, PICKLE}
 
     def _printed(self, part: Part, stream: Stream, budget: Budget) -> tuple[Content, bool] | None:
         """Return a stream from the task's records, and whether it is both streams together."""

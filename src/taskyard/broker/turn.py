@@ -90,7 +90,7 @@ class Broker:
     def _commit(self, records: Sequence[AnyRecord]) -> int:
         """Make the records of a turn durable. Return the bytes of their row."""
         if self.blobs is not None:
-            self.blobs.note(records)
+            self.blobs.note(records, self.completer.blobs_needed)
         body = encode([*records])
         since_ns = self.clock.monotonic_ns()
         head = self.store.commit(body, len(records))

@@ -82,6 +82,8 @@ class BlobChecker:
         self.gone: dict[str, None] = {}
         #: Streams that lost bytes in a power cut. Their workers can't send them again.
         self.torn: dict[StreamId, None] = {}
+        #: Whether the disk was ever full: then programs may be stopped, and submissions refused.
+        self.was_full = False
 
     # Records.
 
@@ -159,14 +161,16 @@ class BlobChecker:
         printed = printed_by(self._seed, name, attempt, stream)
         whole, kept = length_of(content), text_of(content)
         is_whole = isinstance(content, Blob) and content.digest == sha256(printed).digest()
-        if not is_whole and kept != printed and not self._may_be_cut(name, attempt, content):
+        is_cut = isinstance(content, Blob) and not content.digest
+        is_stopped = self.was_full and whole < len(printed)
+        may_be_cut = is_cut and (is_stopped or self._is_torn_attempt((name, attempt)))
+        if not is_whole and kept != printed and not may_be_cut:
             text = f"{name!r}, attempt {attempt}: printed {len(printed)} bytes to {stream.name}"
             raise Violation("output", f"{text}, and {len(kept)} of {whole} are kept")
 
-    def _may_be_cut(self, name: bytes, attempt: int, content: Content) -> bool:
-        """Return whether only the ends of a stream are kept, because a power cut took others."""
-        is_cut = isinstance(content, Blob) and not content.digest
-        return is_cut and any(key[:2] == (name, attempt) for key in self.torn)
+    def _is_torn_attempt(self, key: Attempt) -> bool:
+        """Return whether an attempt printed what a power cut took."""
+        return any(one[:2] == key for one in self.torn)
 
     def whole_result(self, name: bytes, attempt: int, content: Content) -> bytes:
         """Return all of a result that is a blob, as its client gets it."""
@@ -266,8 +270,13 @@ class BlobChecker:
         return [*values, *(one for other in others for one in self._results.get(other, ()))]
 
     def on_refused(self, worker: bytes, key: Attempt, name: str, why: str) -> None:
-        """Require that a worker which holds a task can read what the task needs."""
+        """Require that a worker which holds a task can read what the task needs.
+
+        Unless what it needs runs again by now.
+        """
         task_model = self._model.tasks[key[0]]
+        if any(self._model.tasks[one].state is not DONE for one in self._arguments[key[0]][1]):
+            return
         holds = (task_model.state, task_model.attempt, task_model.worker) == (
             LEASED,
             key[1],
@@ -284,8 +293,9 @@ class BlobChecker:
             raise Violation("blobs", f"the arguments of {name!r} were swept before it was there")
 
     def on_lost_result(self, name: bytes, why: str) -> None:
-        """Require that a client can fetch a long result."""
-        if not any(value in self.gone for value in self._results.get(name, ())):
+        """Require that a client can fetch a long result, unless the task runs again by now."""
+        is_done = self._model.tasks[name].state is DONE
+        if is_done and not any(value in self.gone for value in self._results.get(name, ())):
             raise Violation("blobs", f"the result of {name!r} can't be fetched: {why}")
 
     def is_torn(self, name: bytes) -> bool:

@@ -573,7 +573,7 @@ class Checker:
 
     def disk_full(self, *, full: bool) -> None:
         self._is_full, self._disk_ns = full, self._timeline.now_ns
-        self.replies.was_full = self.replies.was_full or full
+        self.blobs.was_full = self.blobs.was_full or full
 
     # The end.
 

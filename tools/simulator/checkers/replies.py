@@ -45,8 +45,6 @@ class ReplyChecker:
         self._model = model
         self._blobs = blobs
         self._submissions = submissions
-        #: Whether the disk was ever full: then submissions may be refused.
-        self.was_full = False
         #: Names that clients know to be accepted.
         self.accepted: dict[bytes, None] = {}
         #: Results and outputs that are durable, by name.
@@ -103,7 +101,7 @@ class ReplyChecker:
 
     def _check_refused(self, event: events.SubmitRequested) -> None:
         """Require that a refused plain Create lost no task without predecessors."""
-        if event.repeat is not DuplicatePolicy.EXTEND or self.was_full:
+        if event.repeat is not DuplicatePolicy.EXTEND or self._blobs.was_full:
             return
         after = event.submission.after or [[] for _ in event.submission.names]
         waiting = [name for name, names in zip(event.submission.names, after, strict=True) if names]
@@ -126,9 +124,9 @@ class ReplyChecker:
             raise Violation("reply", f"{view.name!r} was never held by {view.worker!r}")
 
     def _check_part(self, part: effects.Part) -> None:
-        """Require that the stdout of a task is its result, or what it has printed."""
+        """Require that the stdout of a task begins as its result, or as what it has printed."""
         known = (self._outputs.get(part.name, {}), self._results.get(part.name, {}))
-        if any(part.data in some for some in known) or not part.data:
+        if not part.data or any(text.startswith(part.data) for some in known for text in some):
             return
         if not self._blobs.has_printed(part.name, part.attempt, part.data):
             raise Violation("reply", f"{part.name!r} never printed {part.data!r}")
