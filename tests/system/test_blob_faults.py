@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -19,9 +18,7 @@ import pytest
 
 from soak_kit.blobs import audit_blobs
 from taskyard.client.client import Client
-from taskyard.errors import BytesDamaged, BytesNotStored, TaskFailed
-from taskyard.journal.store import DISK_RESERVE_BYTES
-from tests.kit.disks import small_disk
+from taskyard.errors import BytesDamaged, TaskFailed
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run_here, until
 from tests.system import value_calls as calls
 from tests.system.test_blob_kills import PROGRAM, Yard, output_of
@@ -266,28 +263,6 @@ def test_end_of_a_task_while_the_directory_is_away_stops_the_broker_and_loses_no
     stack.enter_context(Broker(tmp_path))
     until(lambda: client.show("long")["state"] == "done", "the end of the task")
     assert digest(client.output("long", "stdout")) == digest(written())
-
-
-def test_full_shared_directory_makes_programs_wait_and_refuses_values(
-    tmp_path: Path, stack: ExitStack
-) -> None:
-    disk = stack.enter_context(small_disk(8 << 20))
-    (tmp_path / "taskyard.toml").write_text(f'[blobs]\ndirectory = "{disk}"\n')
-    (tmp_path / "gate").touch()
-    broker = stack.enter_context(Broker(tmp_path))
-    stack.enter_context(Worker(tmp_path, "--allow-pickle"))
-    client = stack.enter_context(Client(broker.endpoint))
-    task = client.submit(writer(tmp_path), name="long")
-    until(lambda: streams(disk) >= (8 << 20) - (1 << 16), "a full disk")
-    refused = client.submit(bytes, 200_000)
-    assert client.show("long")["state"] == "leased"
-    with pytest.raises(BytesNotStored, match="is nearly full"):
-        refused.result(PATIENCE_SECONDS)
-    size = f"remount,size={DISK_RESERVE_BYTES + (64 << 20)}"
-    subprocess.run(["mount", "-o", size, str(disk)], check=True)  # noqa: S607  # as root
-    task.exception(PATIENCE_SECONDS)
-    assert digest(client.output("long", "stdout")) == digest(written())
-    assert client.submit(bytes, 200_000).result(PATIENCE_SECONDS) == bytes(200_000)
 
 
 # Bytes that rot.

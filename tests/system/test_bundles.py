@@ -73,7 +73,12 @@ def test_bundle_is_kept_once_by_a_broker_that_is_killed(
             assert submit(broker, recipients) == 0
         assert broker.terminate()[0] == 0
     assert run_here(tmp_path, "journal", "compact")[0] == 0
-    assert MEGABYTE < bytes_of(tmp_path, "snapshots/*") < DISK_BYTES_MAX
+    assert (
+        bytes_of(tmp_path, "snapshots/*")
+        < MEGABYTE
+        < bytes_of(tmp_path, "blobs/*/*")
+        < DISK_BYTES_MAX
+    )
     with Broker(tmp_path) as broker:
         assert memory_of(broker) - before < MEMORY_BYTES_MAX  # from the snapshot
         assert submit(broker, recipients) == 0

@@ -344,7 +344,7 @@ def test_clean_removes_from_the_database(tmp_path: Path, url: str) -> None:
         code, out, errors = run_here(machine.directory, "clean", "--campaign", "a")
         assert (code, out, errors) == (0, "removed 1 file of 1 task, 1.2 MiB\n", "")
         assert len(client.result("b/long")) > LINES
-        with pytest.raises(BytesMissing, match="bytes of output are missing"):
+        with pytest.raises(BytesMissing, match="bytes of result are missing"):
             client.result("a/long")
 
 

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from taskyard.client.client import Client
+from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.core.model import Submission, Terms
 from taskyard.errors import TaskyardError
 from taskyard.journal import chain
@@ -37,7 +38,7 @@ LEASE = "30s"
 
 #: The disk of a small server: a cluster takes about 40 MB, and 40 MB of log are kept.
 DISK_BYTES = 60 * 1024 * 1024
-PAYLOAD_BYTES = 512 * 1024
+PAYLOAD_BYTES = BLOB_BYTES_MIN - 1  # in records
 
 pytestmark = pytest.mark.slow
 

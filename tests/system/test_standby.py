@@ -15,7 +15,7 @@ from urllib.request import HTTPCookieProcessor, build_opener
 import pytest
 
 from taskyard.client.client import Client
-from taskyard.journal import snapshot
+from taskyard.journal.archive import Archive
 from tests.kit.postgres import Cluster
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run_here, until
 
@@ -118,7 +118,7 @@ def test_standby_has_tasks_that_a_compaction_archived(tmp_path: Path, url: str) 
         with Client(state=first.state) as client, Worker(first.directory):
             for name in names:
                 client.submit(["echo", name], name=name).result(PATIENCE_SECONDS)
-            until(lambda: snapshot.sequences(second.state), "files of a compaction")
+            until(lambda: Archive(second.state).covered(), "the index of a compaction")
             client.submit(["echo", "more"], name="more").result(PATIENCE_SECONDS)
         leader.kill()
         leads(standby)

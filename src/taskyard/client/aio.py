@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from taskyard.client.submit import Work
     from taskyard.core.model import Submission, Terms
     from taskyard.net.keys import PeerKey
+    from taskyard.process.call_values import Restore
     from taskyard.wire.native.peer import Reply
     from taskyard.wire.native.reads import Part
 
@@ -471,9 +472,10 @@ class AsyncClient:
         after: Sequence[str] = (),
         wait_for_unknown: bool = False,
         watch: bool = True,
+        restore: Restore | None = None,
     ) -> AsyncFuture:
         """Submit a task with an encoded payload, as `Client.submit_encoded` does."""
-        more: Any = {"wait_for_unknown": wait_for_unknown, "watch": watch}
+        more: Any = {"wait_for_unknown": wait_for_unknown, "watch": watch, "restore": restore}
         return self._submitter.submit_encoded(name, payload, terms, lane, after, **more)
 
     async def future(self, name: str) -> AsyncFuture:

@@ -262,7 +262,7 @@ class Client(BlockingRunner):
     def open_output(
         self, name: str, stream: str = "stdout", attempt: int | None = None
     ) -> BinaryIO:
-        """Return "stdout" or "stderr" of an attempt, or the "result", as a file to read and seek.
+        """Return a `stream`, "stdout" or "stderr" of an attempt or the "result", as a file.
 
         Reading ends where the output is so far.
         """
