@@ -13,7 +13,8 @@ import pytest
 from taskyard.broker.blob_retention import SCAN_NS, BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs
 from taskyard.broker.turn import Broker
-from taskyard.core.effects import Accepted, Part, Refused
+from taskyard.broker.whole_bytes import MISSING_RETRY_NS
+from taskyard.core.effects import Accepted, Part, Refused, ReportAck
 from taskyard.core.events import (
     CancelRequested,
     Outcome,
@@ -28,6 +29,7 @@ from taskyard.core.events import (
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, Submission, Terms, WorkerFacts
 from taskyard.core.scheduler import Scheduler
+from taskyard.core.states import TaskState
 from taskyard.core.values import (
     StoreReply,
     StoreRequested,
@@ -38,7 +40,7 @@ from taskyard.errors import UserError
 from taskyard.journal import blob_files
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blob_names import blobs_needed
-from taskyard.journal.blobs import name_of, upload_of
+from taskyard.journal.blobs import name_of, short_name, upload_of
 from taskyard.journal.store import MemoryStore
 from taskyard.wire.value_names import StoreDocument
 from tests.worker.runner_harness import SetClock
@@ -537,3 +539,28 @@ def test_submission_that_names_missing_bytes_is_refused_and_changes_nothing(yard
     yard.put_all(CONTENT[1:])
     yard.process(SubmitRequested(0, b"c", Submission(names, payloads), 4))
     assert yard.store.head != head
+
+
+def test_result_that_names_missing_bytes_is_refused_and_its_task_runs_again(yard: Yard) -> None:
+    names, results = [b"a", b"b", b"c"], [header(NAME), header(NAME, OTHER), b"short"]
+    yard.put_all()
+    for name in names:
+        yard.submit(name, b"")
+    yard.process(TasksRequested(0, b"w", 3, request=4))
+    (reply,) = yard.process(TasksReported(0, b"w", names, [1, 1, 1], None, results, None, 8))
+    assert isinstance(reply, ReportAck)
+    assert not reply.missing
+    tasks = [yard.scheduler.ledger.tasks[name] for name in names]
+    assert [task.state for task in tasks] == [TaskState.DONE, TaskState.DELAYED, TaskState.DONE]
+    assert tasks[1].failures == 0  # of the task
+    assert yard.scheduler.ledger.reasons[b"b"] == (
+        b"its result names bytes that are not at the broker: " + short_name(OTHER).encode()
+    )
+    yard.process(TasksRequested(0, b"w", 3, request=5))
+    assert tasks[1].attempt == 1  # not at once
+    yard.clock.now_ns += MISSING_RETRY_NS
+    yard.put_all(CONTENT[1:])
+    yard.finish(b"b", results[1])
+    assert tasks[1].state is TaskState.LEASED  # the report was of the first attempt
+    yard.process(TasksReported(0, b"w", [b"b"], [2], None, [results[1]], None, 9))
+    assert tasks[1].state is TaskState.DONE

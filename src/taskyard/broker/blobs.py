@@ -160,10 +160,7 @@ class BrokerBlobs:
         payloads = texts_of(submission.payloads)
         if not any(map(bytes.startswith, payloads, repeat(PICKLE_MARK))):
             return None
-        lacking = [
-            [name for name in blobs_in(payload) if not self._may_name(name, event.by)]
-            for payload in payloads
-        ]
+        lacking = [self.missing(payload, event.by) for payload in payloads]
         if not any(lacking):
             return None
         for index, name in enumerate(submission.names):
@@ -174,6 +171,10 @@ class BrokerBlobs:
         text = f"task {shown(faults[0].name)}: {faults[0].text} (send them again)"
         some = faults[:REFUSED_TASKS_MAX]
         return Refused(event.client, event.request, Refusal.BYTES_UNKNOWN, text, some)
+
+    def missing(self, text: bytes, key: bytes = b"") -> list[str]:
+        """Return the blobs that a text names, but that are not here, or not known to a key."""
+        return [name for name in blobs_in(text) if not self._may_name(name, key)]
 
     def _may_name(self, name: str, key: bytes) -> bool:
         """Return whether a blob is here, and may be named by a key."""

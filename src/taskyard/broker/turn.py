@@ -137,7 +137,7 @@ class Broker:
         if self.index is not None:
             recall_for_event(self.scheduler.ledger, self.index, event)
         if self.blobs is not None and type(event) in WITH_BYTES:
-            refused = take_in(self.blobs, event, self.scheduler.ledger)
+            refused = take_in(self.blobs, event, self.scheduler.context)
             if refused is not None:
                 return [refused]
         return self.scheduler.handle(event)

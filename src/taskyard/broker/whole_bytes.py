@@ -10,15 +10,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
 from taskyard.core import task_inputs
-from taskyard.core.blobs import Blob, blob_name
+from taskyard.core.blobs import Blob, blob_name, text_of, texts_of
 from taskyard.core.effects import Assign, Effect, LongAssign, NoWork, Refused
 from taskyard.core.events import AssignmentUnsent, Outcome, SubmitRequested, TasksReported
-from taskyard.core.limits import BLOB_BYTES_MIN, NUMBER_MAX, PAYLOAD_BYTES_MAX
+from taskyard.core.limits import BLOB_BYTES_MIN, NUMBER_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.membership import holds
 from taskyard.core.model import Refusal, shown
 from taskyard.core.shape import columns_match
@@ -30,13 +31,14 @@ from taskyard.errors import (
     UserError,
 )
 from taskyard.journal.blob_files import REMOVED_HINT
-from taskyard.journal.blobs import BytesDiffer, upload_of
+from taskyard.journal.blobs import BytesDiffer, short_name, upload_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.broker.blobs import BrokerBlobs
     from taskyard.core.blobs import Content
+    from taskyard.core.context import Context
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
     from taskyard.journal.blobs import BlobStore
@@ -45,6 +47,9 @@ logger = logging.getLogger("taskyard.broker")
 
 _HINT: Final = "free some space, or see `taskyard clean`"
 
+#: The delay of a task whose result was refused. Without one, a faulty worker would keep busy.
+MISSING_RETRY_NS: Final = 10 * SECOND_NS
+
 
 # What arrives.
 
@@ -52,7 +57,7 @@ _HINT: Final = "free some space, or see `taskyard clean`"
 WITH_BYTES: Final = frozenset((SubmitRequested, TasksReported))
 
 
-def take_in(blobs: BrokerBlobs, event: Event, ledger: Ledger) -> Refused | None:
+def take_in(blobs: BrokerBlobs, event: Event, context: Context) -> Refused | None:
     """Store the long bytes of an event. Return why it is refused.
 
     It may name other bytes that are not here, or there is no room.
@@ -62,10 +67,12 @@ def take_in(blobs: BrokerBlobs, event: Event, ledger: Ledger) -> Refused | None:
         if refused is None and max(map(len, payloads), default=0) >= BLOB_BYTES_MIN:
             refused = keep_payloads(blobs, event)
         return refused
-    if isinstance(event, TasksReported) and max(map(len, event.texts or ()), default=0) >= (
-        BLOB_BYTES_MIN
-    ):
-        keep_results(blobs, event, ledger)
+    if isinstance(event, TasksReported) and event.texts:
+        texts = texts_of(event.texts)
+        if any(map(bytes.startswith, texts, repeat(task_inputs.PICKLE_MARK))):
+            return_unstored(blobs, event, event.now_ns + context.wall_offset_ns)
+        if max(map(len, event.texts)) >= BLOB_BYTES_MIN:
+            keep_results(blobs, event, context.ledger)
     return None
 
 
@@ -96,6 +103,27 @@ def keep_payloads(blobs: BrokerBlobs, event: SubmitRequested) -> Refused | None:
         last = payload
     event.submission = structs.replace(submission, payloads=payloads)
     return None
+
+
+def return_unstored(blobs: BrokerBlobs, event: TasksReported, wall_ns: int) -> None:
+    """Refuse the results of a report that name bytes which are not here: their tasks run again.
+
+    A worker stores such bytes before it reports, and they may be removed meanwhile. Only another
+    attempt has them.
+    """
+    columns = (event.texts, event.outcomes, event.attempts, event.retry_at_ns)
+    if event.texts is None or not columns_match(event.names, *columns):
+        return  # the scheduler refuses it
+    texts = [*event.texts]
+    outcomes = [*(event.outcomes or repeat(Outcome.DONE, len(texts)))]
+    retry_at_ns = [*(event.retry_at_ns or repeat(0, len(texts)))]
+    for index, text in enumerate(texts):
+        if outcomes[index] == Outcome.DONE and (missing := blobs.missing(text_of(text))):
+            names = ", ".join(map(short_name, missing))
+            outcomes[index] = Outcome.RETRY_AT
+            retry_at_ns[index] = wall_ns + MISSING_RETRY_NS
+            texts[index] = f"its result names bytes that are not at the broker: {names}".encode()
+    event.texts, event.outcomes, event.retry_at_ns = texts, outcomes, retry_at_ns
 
 
 def keep_results(blobs: BrokerBlobs, event: TasksReported, ledger: Ledger) -> None:

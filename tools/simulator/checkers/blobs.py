@@ -16,6 +16,7 @@ from simulator.outputs import (
     name_of,
     named_by,
     printed_by,
+    result_of,
     stored_as,
 )
 from simulator.plan import SECOND_NS
@@ -82,8 +83,14 @@ class BlobChecker:
         self.gone: dict[str, None] = {}
         #: Streams that lost bytes in a power cut. Their workers can't send them again.
         self.torn: dict[StreamId, None] = {}
+        #: Attempts whose results never arrived at the broker.
+        self.unstored: dict[Attempt, None] = {}
         #: Whether the disk was ever full: then programs may be stopped, and submissions refused.
         self.was_full = False
+
+    def may_lack_result(self, key: Attempt) -> bool:
+        """Return whether the broker may lack the result of an attempt that is done."""
+        return key in self.unstored or name_of(result_of(key[0])) in self.gone
 
     # Records.
 

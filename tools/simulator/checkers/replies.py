@@ -163,11 +163,20 @@ class ReplyChecker:
             return
         for index, (name, attempt) in enumerate(zip(event.names, event.attempts, strict=True)):
             outcome = Outcome.DONE if event.outcomes is None else event.outcomes[index]
-            ends = self._ends.get((name, attempt), [])
-            kept = any(isinstance(end, _FOLLOWS[outcome]) for end in ends)
+            kept = any(
+                self._follows(name, attempt, outcome, end)
+                for end in self._ends.get((name, attempt), ())
+            )
             if name not in ack.missing and not kept:
                 text = f"acknowledged {outcome.name} of attempt {attempt} is not in the journal"
                 self._model.require(False, "lost", text, self._model.tasks.get(name))  # noqa: FBT003
+
+    def _follows(self, name: bytes, attempt: int, outcome: Outcome, record: r.AnyRecord) -> bool:
+        """Return whether a record may follow from a report of an attempt."""
+        if isinstance(record, _FOLLOWS[outcome]):
+            return True
+        is_refused = outcome is Outcome.DONE and isinstance(record, r.Postponed)
+        return is_refused and self._blobs.may_lack_result((name, attempt))
 
     def check_reported(self, record: r.Finished | r.Failed | r.Postponed) -> None:
         """Require that the worker reported this attempt with a fitting outcome."""
@@ -178,7 +187,7 @@ class ReplyChecker:
                 **self._reports.get((record.worker, name, attempt), {}),
                 **self._reports.get((record.worker, name, ANY_ATTEMPT), {}),
             }
-            if not any(isinstance(record, _FOLLOWS[outcome]) for outcome in outcomes):
+            if not any(self._follows(name, attempt, outcome, record) for outcome in outcomes):
                 task_model = self._model.tasks[name]
                 text = f"{type(record).__name__} of attempt {attempt}, never reported by"
                 self._model.require(False, "stale", f"{text} {record.worker!r}", task_model)  # noqa: FBT003

@@ -213,6 +213,13 @@ def argument_not_checked() -> Iterator[None]:
         yield
 
 
+@mutation_for_blobs
+def result_not_checked() -> Iterator[None]:
+    """Accept a result that names bytes which are not there."""
+    with patched(whole_bytes, "return_unstored", no_op):
+        yield
+
+
 # The tables.
 
 
