@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from taskyard.core.blobs import Content
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
 
@@ -446,16 +447,21 @@ def test_age_removes_what_ended_tasks_name(yard: Yard) -> None:
     assert yard.sweep() == []
 
 
-@pytest.mark.parametrize("is_done_first", [True, False])
-def test_result_is_kept_while_a_task_that_needs_it_may_run(
-    yard: Yard, *, is_done_first: bool
-) -> None:
+@pytest.mark.parametrize("done", ["before", "after", "in the same turn"])
+def test_result_is_kept_while_a_task_that_needs_it_may_run(yard: Yard, done: str) -> None:
     yard.limits = BlobLimits(grace_ns=GRACE_NS, keep_ns=2000 * SECOND_NS)
     yard.put_all()
     yard.submit(b"first", b"")
-    if is_done_first:
+    if done == "before":
         yard.finish(b"first", header(NAME))
         yard.submit(b"second", header(results=["first"]))
+    elif done == "in the same turn":
+        yard.process(TasksRequested(0, b"w", 9, request=4))
+        second = Submission([b"second"], [header(results=["first"])])
+        yard.process(
+            TasksReported(0, b"w", [b"first"], [1], None, [header(NAME)], None, 8),
+            SubmitRequested(0, b"c", second, 3),
+        )
     else:
         yard.submit(b"second", header(results=["first"]), after=[[b"first"]])
         yard.finish(b"first", header(NAME))
@@ -542,7 +548,9 @@ def test_submission_that_names_missing_bytes_is_refused_and_changes_nothing(yard
 
 
 def test_result_that_names_missing_bytes_is_refused_and_its_task_runs_again(yard: Yard) -> None:
-    names, results = [b"a", b"b", b"c"], [header(NAME), header(NAME, OTHER), b"short"]
+    names = [b"a", b"b", b"c"]
+    both = header(NAME, OTHER)
+    results: list[Content] = [header(NAME), both, b"short"]
     yard.put_all()
     for name in names:
         yard.submit(name, b"")
@@ -560,7 +568,7 @@ def test_result_that_names_missing_bytes_is_refused_and_its_task_runs_again(yard
     assert tasks[1].attempt == 1  # not at once
     yard.clock.now_ns += MISSING_RETRY_NS
     yard.put_all(CONTENT[1:])
-    yard.finish(b"b", results[1])
-    assert tasks[1].state is TaskState.LEASED  # the report was of the first attempt
-    yard.process(TasksReported(0, b"w", [b"b"], [2], None, [results[1]], None, 9))
-    assert tasks[1].state is TaskState.DONE
+    yard.finish(b"b", both)
+    assert tasks[1].attempt == 2  # the report was of the first attempt
+    yard.process(TasksReported(0, b"w", [b"b"], [2], None, [both], None, 9))
+    assert [task.state for task in tasks] == [TaskState.DONE] * 3

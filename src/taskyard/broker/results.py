@@ -127,6 +127,8 @@ class ResultLoader:
             return self.archived(key, END, Stream.STDOUT) if is_done else None
         if task.state is not TaskState.DONE or task.ending is None:
             return None
+        if task.ending.record > self._rows.store.head.record:
+            return b""  # of this turn, whose records name its blobs themselves
         return self.finished(task.ending.record, key, budget)
 
     def archived(self, name: bytes, attempt: int, stream: Stream) -> Content | None:
