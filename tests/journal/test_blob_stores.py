@@ -210,6 +210,18 @@ def test_stream_is_removed_as_a_walk_found_it(store: BlobStore) -> None:
     assert not [*store.walk()]
 
 
+def test_stream_that_was_removed_begins_again(store: BlobStore) -> None:
+    key = upload_of(name_of(CONTENT))
+    store.append(key, 0, CONTENT[:5])
+    store.flush()
+    assert store.remove(key, time.time_ns())
+    assert store.append(key, 5, CONTENT[5:]) == 0  # a gap
+    assert not store.seal(key, name_of(CONTENT))
+    store.append(key, 0, CONTENT)
+    assert store.seal(key, name_of(CONTENT))
+    assert store.read(name_of(CONTENT), 0, len(CONTENT)) == (CONTENT, len(CONTENT))
+
+
 def test_bytes_are_counted(store: BlobStore) -> None:
     if isinstance(store, BlobMemory):  # it does not count
         return

@@ -332,12 +332,12 @@ class BlobRows:
         return length + len(new)
 
     def flush(self) -> None:
+        if self._dropped:  # first: one may have begun again
+            self.bytes_used -= self._tables.remove(STREAM, self._dropped, time.time_ns())[0]
+            self._dropped = []
         if self._parts:
             self._tables.append(self._parts, time.time_ns())
             self._parts = []
-        if self._dropped:
-            self.bytes_used -= self._tables.remove(STREAM, self._dropped)[0]
-            self._dropped = []
 
     def seal(self, key: StreamKey, name: str) -> bool:
         self.flush()
@@ -366,7 +366,10 @@ class BlobRows:
 
     def drop(self, key: StreamKey) -> None:
         self._forget(key)
-        self._dropped.append(_encode(key))
+        name = _encode(key)
+        self.bytes_used -= sum(len(part.content) for part in self._parts if part.name == name)
+        self._parts = [part for part in self._parts if part.name != name]
+        self._dropped.append(name)
 
     def read(self, blob: BlobId, offset: int, count: int) -> tuple[bytes, int] | None:
         return self._tables.read(*_row(blob), offset, count)
@@ -381,6 +384,8 @@ class BlobRows:
         kind, name = _row(blob)
         bytes_total, count = self._tables.remove(kind, [name], unused_since_ns)
         self.bytes_used -= bytes_total
+        if count and isinstance(blob, StreamKey):  # it may begin again
+            self._forget(blob)
         return count > 0
 
     def walk(self) -> Iterator[BlobFile]:
