@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import threading
 import time
@@ -17,8 +18,11 @@ import pytest
 
 import taskyard
 from taskyard.client.client import Client
+from taskyard.journal.blob_files import BlobFiles
+from taskyard.journal.blobs import FOLDER, name_of, short_name
 from taskyard.journal.postgres import database, outbox
 from taskyard.journal.postgres.outbox import OutboxCounts
+from taskyard.process.value_access import ValueAccess
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Worker, run_here, until
 
 if TYPE_CHECKING:
@@ -151,6 +155,28 @@ def test_refused_tasks_delay_no_others_and_stay(
         ("c/taken", "task c/taken"),
         ("x", "unknown predecessor"),
     ]
+
+
+def test_row_that_names_unknown_bytes_is_refused_and_keeps_those_it_names(
+    tmp_path: Path, url: str, connection: _Connection
+) -> None:
+    missing = name_of(b"nowhere")
+    with broker_of(tmp_path, url) as broker, Client(state=tmp_path / ".taskyard") as client:
+        kept = ValueAccess(broker.endpoint).put(memoryview(bytes(100_000)))
+        payload = f'{{"pickle":1,"values":["{kept}","{missing}"]}}'
+        submit(connection, f"payload => '{payload}\\012'::bytea, name => 'lacks'")
+        submit(connection, "'true', name => 'other'")
+        await_counts(url, OutboxCounts(0, 0, 1))
+        assert {view["name"] for view in client.tasks()} == {"other"}
+        (refused,) = outbox_tasks(tmp_path, url)
+        assert (refused["name"], refused["code"]) == ("lacks", "bytes-unknown")
+        assert short_name(missing) in refused["reason"]
+        assert short_name(kept) not in refused["reason"]
+        assert broker.terminate()[0] == 0
+    file = BlobFiles(tmp_path / "files" / FOLDER).path(kept)
+    os.utime(file, (0, 0))
+    with broker_of(tmp_path, url):
+        until(lambda: file.stat().st_atime > 0, "bytes of a refused row in use")
 
 
 def outbox_tasks(tmp_path: Path, url: str) -> list[dict[str, Any]]:

@@ -26,11 +26,12 @@ from taskyard.campaign.values import TimeSpec
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal
+from taskyard.core.task_inputs import PICKLE_MARK, blobs_in
 from taskyard.errors import NoBroker, UserError
 from taskyard.journal.postgres import database, outbox
 from taskyard.journal.postgres.outbox import OutboxCounts, Refused
 from taskyard.net.blocking_channel import BlockingChannel
-from taskyard.wire.native import peer
+from taskyard.wire.native import peer, value_messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +52,9 @@ PAUSE_SECONDS: Final = 1.0
 #: How long a stop waits for the thread, which ends with the process. To connect to a silent server
 #: takes seconds, and peers can't find the next broker meanwhile.
 _JOIN_SECONDS: Final = 0.5
+
+#: How often the blobs are noted as used that refused rows name. They are kept for an hour then.
+RENEW_SECONDS: Final = 600
 
 #: Submitting rows again takes at most this part of the time, however many there are.
 _AGAIN_SHARE: Final = 20
@@ -96,7 +100,7 @@ class OutboxFeed:
         self.counts = OutboxCounts()
         self._templates = LaneTemplates()
         self._connection: Connection | None = None
-        self._again_at = 0.0
+        self._again_at = self._renew_at = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outbox-feed", daemon=True)
 
@@ -150,6 +154,9 @@ class OutboxFeed:
         """Submit rows again that wait for a predecessor, and give up those whose time is over."""
         started = time.monotonic()
         self.counts = outbox.count(connection)
+        if started >= self._renew_at:
+            self._renew_at = started + RENEW_SECONDS
+            _renew(connection, channel)
         if self.counts.retried:
             for row in outbox.give_up(connection, self._term):
                 _log_refused(row.id, spelling(row.campaign, row.name), row.reason)
@@ -252,6 +259,13 @@ class OutboxFeed:
         middle = len(tasks) // 2
         self._submit(channel, tasks[:middle], *settled)
         self._submit(channel, tasks[middle:], *settled)
+
+
+def _renew(connection: Connection, channel: BlockingChannel) -> None:
+    """Keep the blobs that refused rows name, which a user may have submitted again."""
+    for line in outbox.first_lines(connection, PICKLE_MARK):
+        for name in blobs_in(line):
+            channel.ask(partial(value_messages.put_value, value=name.encode()))
 
 
 def _encode(row: OutboxRow) -> Submission:

@@ -67,6 +67,10 @@ _LIST: Final = (
     "refused_code, refused_reason, retry_until IS NOT NULL FROM taskyard.outbox "
     "WHERE id > %s ORDER BY id LIMIT %s"
 )
+_FIRST_LINES: Final = (
+    "SELECT substring(payload FROM 1 FOR position('\\x0a'::bytea IN payload)) FROM taskyard.outbox "
+    "WHERE refused_code IS NOT NULL AND substring(payload FROM 1 FOR %s) = %s"
+)
 _RETRY: Final = (
     "WITH changed AS (UPDATE taskyard.outbox SET refused_code = NULL, refused_reason = NULL, "
     "retry_until = NULL WHERE refused_code IS NOT NULL AND id = ANY(%s) RETURNING id) "
@@ -172,6 +176,12 @@ def count(connection: Connection) -> OutboxCounts:
 def entries(connection: Connection, after: int, rows_max: int) -> list[OutboxEntry]:
     """Return rows after this one, in the order of their numbers."""
     return [OutboxEntry(*columns) for columns in connection.execute(_LIST, (after, rows_max))]
+
+
+def first_lines(connection: Connection, mark: bytes) -> list[bytes]:
+    """Return the first lines of payloads of refused rows that begin with a mark."""
+    found = connection.execute(_FIRST_LINES, (len(mark), mark))
+    return [bytes(line) for (line,) in found]
 
 
 def retry(connection: Connection, ids: Sequence[int]) -> list[int]:
