@@ -153,7 +153,10 @@ def test_clean_removes_output_of_settled_tasks(call: Caller, yard: Yard, fifo: P
     assert "output      stdout 78 KiB\n" in call("show", "litter/new").out
     assert len(call("result", "litter/new").out) == 80_000
     keep = ("clean", "--campaign", "litter", "--keep-size", "10K", "--json")
-    assert call(*keep).document()["files"] == 0  # it is in use
+    document = call(*keep).document()
+    assert (document["files"], document["recent_files"]) == (0, 1)
+    used = "1 file used in the last minute: kept\n"
+    assert call(*keep[:-1]).err == used + note
     os.utime(files.path(name_of(b"new\n" * 20_000)), (0, 0))
     document = call(*keep).document()
     assert (document["files"], document["bytes"], document["active_tasks"]) == (1, 80_000, 1)

@@ -51,6 +51,8 @@ class _File(NamedTuple):
     tasks: frozenset[tuple[str, str]]
     bytes_total: int
     written_ns: int
+    #: Used a moment ago, so it stays.
+    is_recent: bool
     remove: Callable[[], object]
 
 
@@ -111,11 +113,13 @@ def clean(  # noqa: PLR0913  # one per option
         chosen = files if older_than is None else _older(files, older_than)
         if keep_size is not None:
             chosen = _beyond(chosen, keep_size)
+        recent = sum(file.is_recent for file in chosen)
+        chosen = [file for file in chosen if not file.is_recent]
         if not dry_run:
             for file in chosen:
                 file.remove()
             store.flush()
-    _report(cli_context, chosen, len(active), dry_run=dry_run)
+    _report(cli_context, chosen, recent, len(active), dry_run=dry_run)
 
 
 def _found(store: BlobStore, state: Path) -> tuple[list[_File], set[str]]:
@@ -155,10 +159,11 @@ def _found(store: BlobStore, state: Path) -> tuple[list[_File], set[str]]:
             running = {shown(name) for name in names if _may_run(ledger, name)}
             active |= running
             names = set() if running else names
-        if names and file.used_ns <= since_ns:
+        if names:
             shown_names = frozenset((_campaign_of(name), name) for name in map(shown, names))
             remove = partial(store.remove, file.id, file.used_ns)
-            files.append(_File(shown_names, file.bytes_total, file.used_ns, remove))
+            facts = (file.bytes_total, file.used_ns, file.used_ns > since_ns)
+            files.append(_File(shown_names, *facts, remove))
     return files, active
 
 
@@ -194,13 +199,18 @@ def _written_ns(file: _File) -> int:
     return file.written_ns
 
 
-def _report(cli_context: CliContext, chosen: list[_File], active: int, *, dry_run: bool) -> None:
+def _report(
+    cli_context: CliContext, chosen: list[_File], recent: int, active: int, *, dry_run: bool
+) -> None:
     tasks = len(frozenset().union(*(file.tasks for file in chosen)))
     size = sum(file.bytes_total for file in chosen)
     if cli_context.as_json:
         print_document(
             CleanDocument(
-                files=len(chosen), tasks=tasks, bytes=size, active_tasks=active, dry_run=dry_run
+                *(len(chosen), tasks, size),
+                recent_files=recent,
+                active_tasks=active,
+                dry_run=dry_run,
             )
         )
         return
@@ -209,7 +219,11 @@ def _report(cli_context: CliContext, chosen: list[_File], active: int, *, dry_ru
         f"{verb} {format_count(len(chosen), 'file')} of {format_count(tasks, 'task')}, "
         f"{format_size(size)}"
     )
-    if active and not cli_context.quiet:
+    if cli_context.quiet:
+        return
+    if recent:
+        click.echo(f"{format_count(recent, 'file')} used in the last minute: kept", err=True)
+    if active:
         text = f"{format_count(active, 'task')} may still run: their files stay"
         click.echo(text, err=True)
 

@@ -131,6 +131,8 @@ class CleanDocument(JsonDocument, tag="clean"):
     files: int
     tasks: int
     bytes: int
+    #: Files that stay because they were used in the last minute.
+    recent_files: int
     #: Tasks that may still run, whose output stays.
     active_tasks: int
     dry_run: bool
