@@ -132,6 +132,15 @@ class TestTerms:
         with pytest.raises(JournalFailed, match="taken over"):
             store.commit(b"later", 1)
 
+    def test_rows_that_the_next_leader_trimmed_are_not_taken_for_lost(
+        self, store: PostgresStore, url: str, tmp_path: Path
+    ) -> None:
+        commit(store, 3)
+        with PostgresStore(url, tmp_path / "next", begin_term(url)) as following:
+            following.trim(2)
+        with pytest.raises(LeaderLost, match="taken over"):
+            store.row_of(store.head.record)
+
     def test_same_epoch_of_another_holder_is_stale(self, url: str, tmp_path: Path) -> None:
         term = begin_term(url)
         store = PostgresStore(url, tmp_path, Term(term.epoch, "another"))

@@ -186,8 +186,10 @@ class CallClient(NativeProductClient):
         """Submit a call again if the call that it needs is late."""
         task = next(one for _, one in self.pending if full_name_of(one) == name)
         coming = [*self._storing, *self.open, *self.world.checker.model.tasks]
+        campaign = task.terms.campaign
         is_late = error.code == Refusal.UNKNOWN.value and all(
-            any(one.endswith(before) for one in coming) for before in task.after
+            before in coming or identity.spelling(campaign, before) in coming
+            for before in task.after
         )
         if not is_late:
             return

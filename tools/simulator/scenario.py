@@ -642,7 +642,8 @@ class Scenario:
         large.start()
 
     def _flush(self) -> None:
-        """Release all tasks in held lanes."""
+        """Release all tasks in held lanes, and those that a late Pause keeps."""
+        self._resume_all()
         model = self.world.checker.model
         ready = [task_model for task_model in self._task_models() if task_model.state is READY]
         if any(model.lanes.rules(task_model).is_held for task_model in ready):
@@ -710,7 +711,6 @@ class Scenario:
         """Submit one more task per service while most workers wait: none of them may be
         forgotten."""
         self.probed = True
-        self._resume_all()  # a Pause may have been on the way when all were revived
         for number, service in enumerate(self.services):
             probe = Submission([b"z%d" % number], terms=[Terms(service=service)])
             self.clients[0].send_new(partial(events.SubmitRequested, 0, b"", probe))

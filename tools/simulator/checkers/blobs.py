@@ -75,6 +75,8 @@ class BlobChecker:
         #: Blobs of results, and of the output of attempts.
         self._results: dict[bytes, list[str]] = {}
         self._outputs: dict[Attempt, list[str]] = {}
+        #: Blobs of results of tasks that were submitted again after their end.
+        self._former: dict[bytes, list[str]] = {}
         #: Attempts of which a record has no stdout, although they printed some.
         self._silent: dict[Attempt, None] = {}
         #: When a durable record last named a blob.
@@ -112,6 +114,7 @@ class BlobChecker:
 
     def _finished(self, key: Attempt, content: Content) -> None:
         name, attempt = key
+        self._former.setdefault(name, []).extend(self._results.get(name, ()))
         self._results[name] = found = named_by(content)
         self._check_named(found, f"result of {name!r}", (name, attempt, Stream.STDOUT))
         if text_of(content).startswith(PRINTED):
@@ -250,7 +253,8 @@ class BlobChecker:
             return
         known = {name for name, _ in self._required()}
         for name, values in self._results.items():
-            if self._model.tasks[name].state not in ENDED:  # the index has its former end
+            known.update(self._former.get(name, ()))  # the index may have its former end
+            if self._model.tasks[name].state not in ENDED:
                 known.update(values)
         for record in in_rows:
             known.update(self._names_in(record))

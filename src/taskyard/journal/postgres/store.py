@@ -87,19 +87,25 @@ class PostgresRows(Session, VerifiedRows):
     def _stored(self, sequence: int) -> Row:
         for columns in self._execute(_ONE, {"sequence": sequence}):
             return Row(*columns)
-        raise _missing(sequence)
+        raise self._missing(sequence)
 
     def _head_at(self, sequence: int) -> Head:
         if sequence == self._anchor.sequence:
             return self._anchor
         for columns in self._execute(_HEAD, {"sequence": sequence}):
             return Head(sequence, *columns)
-        raise _missing(sequence)
+        raise self._missing(sequence)
 
     def _sequence_of(self, record: int) -> int:
         for (sequence,) in self._execute(_HOLDING, {"record": record}):
             return int(sequence)
         raise JournalDamaged(f"record {record} is missing", f"it is lost ({_RESTORE_HINT})")
+
+    def _missing(self, sequence: int) -> Exception:
+        """Return the error about a row that is not there."""
+        return JournalDamaged(
+            f"row {sequence} is missing in taskyard.journal", f"it is lost ({_RESTORE_HINT})"
+        )
 
     def _newest(self) -> Head:
         """Return the head of the newest row, or the anchor as it is stored.
@@ -314,6 +320,11 @@ class PostgresStore(WitnessedRows, TermSession):
             )
         raise self._fenced()
 
+    def _missing(self, sequence: int) -> Exception:
+        """Return the error about a row that is not there: the next leader may have trimmed it."""
+        _, anchor = database.read_anchor(self._connection)
+        return self._fenced() if anchor.sequence >= sequence else super()._missing(sequence)
+
     def _check_usable(self) -> None:
         if self._is_interrupted:
             self._check_open()
@@ -339,10 +350,4 @@ def differs(head: Head) -> JournalDamaged:
     """Return the error about a row that is not the one that was read before."""
     return JournalDamaged(
         f"row {head.sequence} differs from the one that this broker has followed", _LOST_ROWS
-    )
-
-
-def _missing(sequence: int) -> JournalDamaged:
-    return JournalDamaged(
-        f"row {sequence} is missing in taskyard.journal", f"it is lost ({_RESTORE_HINT})"
     )
