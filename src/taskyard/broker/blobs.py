@@ -6,7 +6,6 @@ and read parts, each bounded, so a turn is short. Knows no messages.
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -20,7 +19,7 @@ from taskyard.core.limits import REFUSED_TASKS_MAX, SECOND_NS
 from taskyard.core.model import Refusal, RefusedTask, shown
 from taskyard.core.output import Stream
 from taskyard.core.records import Finished, Progressed, Submitted
-from taskyard.core.task_inputs import PICKLE_MARK, blobs_in
+from taskyard.core.task_inputs import blobs_in
 from taskyard.core.values import StoreReply, ValueReceived
 from taskyard.errors import BytesNotStored, JournalFailed, UserError
 from taskyard.journal.blob_files import TERMS_FILE, BlobFiles, StoreTerms
@@ -157,10 +156,7 @@ class BrokerBlobs:
     def missing_in(self, event: SubmitRequested) -> Refused | None:
         """Refuse a submission that names blobs which are not here. The others count as used."""
         submission, faults = event.submission, []
-        payloads = texts_of(submission.payloads)
-        if not any(map(bytes.startswith, payloads, repeat(PICKLE_MARK))):
-            return None
-        lacking = [self.missing(payload, event.by) for payload in payloads]
+        lacking = [self.missing(payload, event.by) for payload in texts_of(submission.payloads)]
         if not any(lacking):
             return None
         for index, name in enumerate(submission.names):

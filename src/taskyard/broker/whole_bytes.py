@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import structs
 
 from taskyard.core import task_inputs
-from taskyard.core.blobs import Blob, blob_name, text_of, texts_of
+from taskyard.core.blobs import Blob, blob_name, joined, text_of
 from taskyard.core.effects import Assign, Effect, LongAssign, NoWork, Refused
 from taskyard.core.events import AssignmentUnsent, Outcome, SubmitRequested, TasksReported
 from taskyard.core.limits import BLOB_BYTES_MIN, NUMBER_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
@@ -63,15 +63,18 @@ def take_in(blobs: BrokerBlobs, event: Event, context: Context) -> Refused | Non
     It may name other bytes that are not here, or there is no room.
     """
     if isinstance(event, SubmitRequested):
-        refused, payloads = blobs.missing_in(event), event.submission.payloads
-        if refused is None and max(map(len, payloads), default=0) >= BLOB_BYTES_MIN:
+        payloads, refused = event.submission.payloads, None
+        texts = joined(payloads)
+        if task_inputs.PICKLE_MARK in texts:
+            refused = blobs.missing_in(event)
+        if refused is None and len(texts) >= BLOB_BYTES_MIN <= max(map(len, payloads)):
             refused = keep_payloads(blobs, event)
         return refused
     if isinstance(event, TasksReported) and event.texts:
-        texts = texts_of(event.texts)
-        if any(map(bytes.startswith, texts, repeat(task_inputs.PICKLE_MARK))):
+        texts = joined(event.texts)
+        if task_inputs.PICKLE_MARK in texts:
             return_unstored(blobs, event, event.now_ns + context.wall_offset_ns)
-        if max(map(len, event.texts)) >= BLOB_BYTES_MIN:
+        if len(texts) >= BLOB_BYTES_MIN <= max(map(len, event.texts)):
             keep_results(blobs, event, context.ledger)
     return None
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from taskyard.core.limits import BLOB_BYTES_MIN, STREAM_END_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 #: Bytes of a SHA-256.
 DIGEST_BYTES: Final = 32
@@ -82,6 +82,14 @@ def text_of(content: Content) -> bytes:
 def texts_of(contents: Iterable[Content]) -> list[bytes]:
     """Return `text_of` each content, without a call for each."""
     return [one.ends if isinstance(one, Blob) else one for one in contents]
+
+
+def joined(contents: Sequence[Content]) -> bytes:
+    """Return the texts of contents one after the other: to look for something in many at once."""
+    try:
+        return b"".join(contents)  # type: ignore[arg-type]  # nearly always
+    except TypeError:  # some are blobs
+        return b"".join(texts_of(contents))
 
 
 def length_of(content: Content) -> int:

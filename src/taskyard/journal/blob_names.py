@@ -11,7 +11,7 @@ from taskyard.core.task_inputs import PICKLE_MARK, blobs_of, needed
 from taskyard.journal.recovery import records_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from taskyard.core.blobs import Content
     from taskyard.core.entities import Task
@@ -37,8 +37,13 @@ def blobs_named(record: AnyRecord) -> Iterator[tuple[str, Sequence[bytes]]]:
 
 
 def _of_contents(
-    names: Sequence[bytes], contents: Iterable[Content]
+    names: Sequence[bytes], contents: Sequence[Content]
 ) -> Iterator[tuple[str, Sequence[bytes]]]:
+    try:
+        if PICKLE_MARK not in b"".join(contents):  # type: ignore[arg-type]  # nearly always
+            return
+    except TypeError:  # some are blobs
+        pass
     for place, content in enumerate(contents):
         if isinstance(content, Blob) or content.startswith(PICKLE_MARK):  # few of many
             for blob in blobs_of(content):
