@@ -307,8 +307,9 @@ class Worker(Peer):
             if isinstance(event, events.TasksReturned) and ack.missing:
                 self.work_anyway(event.names)  # a lease is returned whole or not at all
                 return
-            for name in event.names:
-                self.release(name)
+            attempts = getattr(event, "attempts", None) or [None] * len(event.names)
+            for name, attempt in zip(event.names, attempts, strict=True):
+                self.release(name, attempt)
             self.on_free()
 
     def work_anyway(self, names: list[bytes]) -> None:
@@ -332,9 +333,10 @@ class Worker(Peer):
         else:
             self.after(self.heartbeat_ns, self.on_free)
 
-    def release(self, name: bytes) -> None:
+    def release(self, name: bytes, attempt: int | None = None) -> None:
+        """Forget a task that was reported. Without an attempt, the one that is held."""
         held = self.held.get(name)
-        if held is not None and held.reported:
+        if held is not None and held.reported and attempt in (None, held.attempt):
             del self.held[name]
 
     def on_free(self) -> None:
