@@ -132,12 +132,13 @@ class TestTerms:
         with pytest.raises(JournalFailed, match="taken over"):
             store.commit(b"later", 1)
 
+    @pytest.mark.parametrize("through", [2, 3])
     def test_rows_that_the_next_leader_trimmed_are_not_taken_for_lost(
-        self, store: PostgresStore, url: str, tmp_path: Path
+        self, store: PostgresStore, url: str, tmp_path: Path, through: int
     ) -> None:
         commit(store, 3)
         with PostgresStore(url, tmp_path / "next", begin_term(url)) as following:
-            following.trim(2)
+            following.trim(through)
         with pytest.raises(LeaderLost, match="taken over"):
             store.row_of(store.head.record)
 

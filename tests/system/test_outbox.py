@@ -157,14 +157,15 @@ def test_refused_tasks_delay_no_others_and_stay(
     ]
 
 
+@pytest.mark.parametrize("end", ["", "\\012"])
 def test_row_that_names_unknown_bytes_is_refused_and_keeps_those_it_names(
-    tmp_path: Path, url: str, connection: _Connection
+    tmp_path: Path, url: str, connection: _Connection, end: str
 ) -> None:
     missing = name_of(b"nowhere")
     with broker_of(tmp_path, url) as broker, Client(state=tmp_path / ".taskyard") as client:
         kept = ValueAccess(broker.endpoint).put(memoryview(bytes(100_000)))
         payload = f'{{"pickle":1,"values":["{kept}","{missing}"]}}'
-        submit(connection, f"payload => '{payload}\\012'::bytea, name => 'lacks'")
+        submit(connection, f"payload => '{payload}{end}'::bytea, name => 'lacks'")
         submit(connection, "'true', name => 'other'")
         await_counts(url, OutboxCounts(0, 0, 1))
         assert {view["name"] for view in client.tasks()} == {"other"}

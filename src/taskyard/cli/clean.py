@@ -51,8 +51,6 @@ class _File(NamedTuple):
     tasks: frozenset[tuple[str, str]]
     bytes_total: int
     written_ns: int
-    #: Used a moment ago, so it stays.
-    is_recent: bool
     remove: Callable[[], object]
 
 
@@ -101,7 +99,7 @@ def clean(  # noqa: PLR0913  # one per option
         raise UserError("clean: give --older-than, --campaign, --keep-size or --all")
     from taskyard.broker import database  # noqa: PLC0415  # not for `taskyard --help`
 
-    state = local_state(cli_context)
+    state, since_ns = local_state(cli_context), time.time_ns() - _USED_NS
     if campaign is not None:
         with connect_read_only(cli_context) as broker:
             check_campaign(broker, campaign)
@@ -113,12 +111,12 @@ def clean(  # noqa: PLR0913  # one per option
         chosen = files if older_than is None else _older(files, older_than)
         if keep_size is not None:
             chosen = _beyond(chosen, keep_size)
-        recent = sum(file.is_recent for file in chosen)
-        chosen = [file for file in chosen if not file.is_recent]
+        matching, chosen = chosen, [file for file in chosen if file.written_ns <= since_ns]
         if not dry_run:
             for file in chosen:
                 file.remove()
             store.flush()
+    recent = len(matching) - len(chosen)
     _report(cli_context, chosen, recent, len(active), dry_run=dry_run)
 
 
@@ -150,7 +148,7 @@ def _found(store: BlobStore, state: Path) -> tuple[list[_File], set[str]]:
                 needed |= found
                 if found:
                     active.add(shown(task.name))
-    since_ns, files = time.time_ns() - _USED_NS, []
+    files = []
     for file in store.walk():
         if isinstance(file.id, str):
             names = tasks.get(file.id, set()) if file.id not in needed else set()
@@ -162,8 +160,7 @@ def _found(store: BlobStore, state: Path) -> tuple[list[_File], set[str]]:
         if names:
             shown_names = frozenset((_campaign_of(name), name) for name in map(shown, names))
             remove = partial(store.remove, file.id, file.used_ns)
-            facts = (file.bytes_total, file.used_ns, file.used_ns > since_ns)
-            files.append(_File(shown_names, *facts, remove))
+            files.append(_File(shown_names, file.bytes_total, file.used_ns, remove))
     return files, active
 
 
@@ -207,7 +204,9 @@ def _report(
     if cli_context.as_json:
         print_document(
             CleanDocument(
-                *(len(chosen), tasks, size),
+                files=len(chosen),
+                tasks=tasks,
+                bytes=size,
                 recent_files=recent,
                 active_tasks=active,
                 dry_run=dry_run,

@@ -68,7 +68,8 @@ _LIST: Final = (
     "WHERE id > %s ORDER BY id LIMIT %s"
 )
 _FIRST_LINES: Final = (
-    "SELECT substring(payload FROM 1 FOR position('\\x0a'::bytea IN payload)) FROM taskyard.outbox "
+    "SELECT substring(payload FROM 1 FOR coalesce(nullif(position('\\x0a'::bytea IN payload), 0), "
+    "octet_length(payload))) FROM taskyard.outbox "
     "WHERE refused_code IS NOT NULL AND substring(payload FROM 1 FOR %s) = %s"
 )
 _RETRY: Final = (

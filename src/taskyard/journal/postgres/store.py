@@ -87,25 +87,23 @@ class PostgresRows(Session, VerifiedRows):
     def _stored(self, sequence: int) -> Row:
         for columns in self._execute(_ONE, {"sequence": sequence}):
             return Row(*columns)
-        raise self._missing(sequence)
+        raise self._missing(f"row {sequence} is missing in taskyard.journal")
 
     def _head_at(self, sequence: int) -> Head:
         if sequence == self._anchor.sequence:
             return self._anchor
         for columns in self._execute(_HEAD, {"sequence": sequence}):
             return Head(sequence, *columns)
-        raise self._missing(sequence)
+        raise self._missing(f"row {sequence} is missing in taskyard.journal")
 
     def _sequence_of(self, record: int) -> int:
         for (sequence,) in self._execute(_HOLDING, {"record": record}):
             return int(sequence)
-        raise JournalDamaged(f"record {record} is missing", f"it is lost ({_RESTORE_HINT})")
+        raise self._missing(f"record {record} is missing")
 
-    def _missing(self, sequence: int) -> Exception:
-        """Return the error about a row that is not there."""
-        return JournalDamaged(
-            f"row {sequence} is missing in taskyard.journal", f"it is lost ({_RESTORE_HINT})"
-        )
+    def _missing(self, problem: str) -> Exception:
+        """Return the error about something that is not there."""
+        return JournalDamaged(problem, f"it is lost ({_RESTORE_HINT})")
 
     def _newest(self) -> Head:
         """Return the head of the newest row, or the anchor as it is stored.
@@ -320,10 +318,10 @@ class PostgresStore(WitnessedRows, TermSession):
             )
         raise self._fenced()
 
-    def _missing(self, sequence: int) -> Exception:
-        """Return the error about a row that is not there: the next leader may have trimmed it."""
+    def _missing(self, problem: str) -> Exception:
+        """Return the error about something that the next leader may have trimmed."""
         _, anchor = database.read_anchor(self._connection)
-        return self._fenced() if anchor.sequence >= sequence else super()._missing(sequence)
+        return super()._missing(problem) if anchor == self._anchor else self._fenced()
 
     def _check_usable(self) -> None:
         if self._is_interrupted:
