@@ -31,7 +31,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, TermsChanges
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
-from taskyard.journal import schema, wal
+from taskyard.journal import schema
 from taskyard.journal.recovery import encode
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore, Store
@@ -41,6 +41,9 @@ FAILED = TaskState.FAILED
 
 #: The wall clock at the start: 2026-01-01.
 BEGIN_NS = 1_767_225_600 * SECOND_NS
+
+#: In SQLite's log.
+LOG_HEADER_BYTES, FRAME_HEADER_BYTES = 32, 24
 
 LONG_PAYLOAD = b"long payload " * 20
 
@@ -210,7 +213,16 @@ def rich_yard(directory: Path) -> WritingYard:
 def cut_fill(directory: Path) -> None:
     """Cut the zeros off the log of a store that was killed, so that it ends with its last row."""
     log = directory / schema.LOG_NAME
-    os.truncate(log, wal.tail(log.read_bytes()).committed_bytes)
+    os.truncate(log, log_end(log.read_bytes()))
+
+
+def log_end(log: bytes) -> int:
+    """Return the end of the last row in SQLite's log, which has no unfinished write."""
+    page_bytes, end = int.from_bytes(log[8:12], "big"), LOG_HEADER_BYTES
+    frame_bytes = FRAME_HEADER_BYTES + page_bytes
+    while log[end + 8 : end + 16] == log[16:24]:  # of this generation
+        end += frame_bytes
+    return end
 
 
 def copied(store: Store, rows: int) -> MemoryStore:

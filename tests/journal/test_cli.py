@@ -130,12 +130,11 @@ class TestAsProcesses:
         assert shell("compact") == 6
         assert "does not match its chain" in shell.err
 
-    def test_running_broker_refuses_the_verbs(self, shell: Shell) -> None:
+    def test_running_broker_refuses_a_compaction(self, shell: Shell) -> None:
         with StateLock(shell.state):
-            for verb in ("check", "compact"):
-                assert shell(verb) == 2
-                assert f"in use by process {os.getpid()} (stop it" in shell.err
-            assert process(shell.state, "check", "--live").returncode == 0
+            assert shell("compact") == 2
+            assert f"in use by process {os.getpid()} (stop it" in shell.err
+            assert shell("check") == 0
             assert shell("export") == 0
 
     def test_bar_is_shown_on_a_terminal(self, shell: Shell) -> None:
@@ -253,7 +252,6 @@ class TestDocuments:
             "rows",
             "record",
             "trimmed",
-            "torn_bytes",
             "snapshots",
             "snapshot_tasks",
             "history_files",
@@ -323,14 +321,6 @@ class TestCheck:
             writer.commit()
             shell.state = Path(shutil.copytree(shell.state, tmp_path / "killed"))
         assert "rows, but 99 were written" in self.damaged(shell, "--deep")
-
-    def test_torn_tail_is_reported_and_is_not_damage(
-        self, shell: Shell, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        sound = StateReport(rows=1, row_first=1, row_last=1, torn_bytes=99)
-        monkeypatch.setattr(state_check, "check", lambda *_, **__: sound)
-        assert shell("check") == 0
-        assert "99 bytes of an unfinished, unacknowledged write at the end: not damage" in shell.out
 
     def test_damaged_snapshot(self, shell: Shell) -> None:
         shell("compact")
@@ -465,19 +455,23 @@ class TestCheck:
             findings.note(JournalDamaged("it is wrong"))
         assert (findings.wrong, findings.lost) == (["it is wrong"], [])
 
-    def test_live_look_is_taken_again_when_it_looks_bad(
+    def test_look_beside_a_broker_is_taken_again_when_it_looks_bad(
         self, shell: Shell, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         looks = [StateReport(wrong=["torn"]), StateReport(), StateReport(wrong=["not looked at"])]
-        monkeypatch.setattr(state_check, "check_live", lambda *_, **__: looks.pop(0))
-        assert shell("check", "--live") == 0
+        monkeypatch.setattr(state_check, "check", lambda *_, **__: looks.pop(0))
+        with StateLock(shell.state):
+            assert shell("check") == 0
         assert len(looks) == 1
 
-    def test_live_look_ends(self, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_looks_beside_a_broker_end(self, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
         looks = [StateReport(wrong=[f"look {number}"]) for number in range(9)]
-        monkeypatch.setattr(state_check, "check_live", lambda *_, **__: looks.pop(0))
-        assert shell("check", "--live") == 6
+        monkeypatch.setattr(state_check, "check", lambda *_, **__: looks.pop(0))
+        with StateLock(shell.state):
+            assert shell("check") == 6
         assert len(looks) == 6
+        assert shell("check") == 6
+        assert len(looks) == 5
 
 
 def rename_part(directory: Path, old: HistoryPart, new: HistoryPart) -> None:

@@ -14,11 +14,12 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from taskyard.errors import StateError, UnknownFormat
-from taskyard.journal import wal
+from taskyard.journal import readonly
 from taskyard.journal.chain import SEALED_BYTES, Row
-from taskyard.journal.readonly import check
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.verify import verify_journal
 from taskyard.journal.witness import SLOT_SPACING_BYTES
+from tests.journal.scenarios import log_end
 
 #: SQLite's smallest page size, so that a small journal has pages of every kind.
 PAGE_BYTES = 512
@@ -73,7 +74,7 @@ def built(state: str, directory: Path) -> Journal:
     files = {path.name: path.read_bytes() for path in directory.iterdir()}
     store.close()
     if LOG in files:  # with one frame of the zeros after its end
-        files[LOG] = files[LOG][: wal.tail(files[LOG]).committed_bytes + FRAME_BYTES]
+        files[LOG] = files[LOG][: log_end(files[LOG]) + FRAME_BYTES]
     return Journal(files, rows)
 
 
@@ -223,7 +224,7 @@ def test_files_of_another_journal_are_refused(
 
 def is_sound(directory: Path) -> bool:
     try:
-        return not check(directory).wrong
+        return not verify_journal(directory, readonly.connect).wrong
     except UnknownFormat:
         return False
 

@@ -19,7 +19,7 @@ from taskyard.journal.postgres import database, exports, key_table, move
 from taskyard.journal.postgres.blobs import DATABASE, BlobRows, BlobTables, known_place
 from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.postgres.store import PostgresStore
-from taskyard.journal.readonly import ReadonlyStore
+from taskyard.journal.reader import JournalReader
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
 from taskyard.net.keyring import Keyring
@@ -236,7 +236,7 @@ def test_copy_that_differs_is_refused(
     before, verify = in_sqlite(state), move._verify  # noqa: SLF001  # changes before it reads
 
     def change_and_verify(
-        connection: database.Connection, directory: Path, source: ReadonlyStore
+        connection: database.Connection, directory: Path, source: JournalReader
     ) -> None:
         assert connection.execute(change).rowcount > 0
         verify(connection, directory, source)

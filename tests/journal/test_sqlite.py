@@ -1,7 +1,6 @@
 """The SQLite store: files, settings, reopening, failures, threads."""
 
 import errno
-import logging
 import os
 import shutil
 import sqlite3
@@ -14,10 +13,10 @@ from typing import Any
 import pytest
 
 from taskyard.errors import JournalDamaged, JournalFailed, UnknownFormat
-from taskyard.journal import schema, wal
+from taskyard.journal import readonly, schema
 from taskyard.journal import sqlite as module
-from taskyard.journal.readonly import check
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.verify import JournalReport, verify_journal
 from tests.journal import scenarios
 
 DATABASE, LOG, WITNESS = "journal.sqlite", "journal.sqlite-wal", "witness"
@@ -52,6 +51,10 @@ def with_torn_tail(directory: Path, copy: Path, written: bytes) -> Path:
     with (copy / LOG).open("ab") as file:
         file.write(written)
     return copy
+
+
+def check(directory: Path) -> JournalReport:
+    return verify_journal(directory, readonly.connect)
 
 
 def change(directory: Path, *statements: str) -> None:
@@ -188,7 +191,7 @@ def test_log_is_filled_ahead_of_the_commits(store: SqliteStore, tmp_path: Path) 
         sizes.append(log.stat().st_size)
         store.commit(bytes(10_000), 1)
         content = log.read_bytes()
-        assert wal.tail(content).committed_bytes <= len(content) == log.stat().st_size
+        assert scenarios.log_end(content) <= len(content) == log.stat().st_size
     first = module.LOG_BYTES_FILLED_FIRST
     assert sorted({*sizes}) == [first, 2 * first, 4 * first, 8 * first]
 
@@ -216,44 +219,23 @@ def test_log_is_not_filled_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
     store = SqliteStore(tmp_path)
     commit(store, 30)
     log = (tmp_path / LOG).read_bytes()
-    assert len(log) == wal.tail(log).committed_bytes
+    assert len(log) == scenarios.log_end(log)
     assert len(list(store.rows())) == 30
     store.close()
 
 
-def test_torn_tail_is_cut_and_logged(
-    store: SqliteStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_torn_tail_is_cut(store: SqliteStore, tmp_path: Path) -> None:
     commit(store, 3)
     salts = (tmp_path / LOG).read_bytes()[16:24]
     written = bytes([0, 0, 0, 3, 0, 0, 0, 0]) + salts + bytes(1000)
     copy = with_torn_tail(tmp_path, tmp_path / "copy", written)
-    with caplog.at_level(logging.WARNING, "taskyard.journal"):
-        again = SqliteStore(copy)
-    assert list(again.rows()) == list(store.rows())
-    (record,) = caplog.records
-    assert record.getMessage() == (
-        f"{copy / DATABASE}: discarded 1016 bytes of an unfinished, unacknowledged write after "
-        "row 3"
-    )
-    again.close()
-
-
-def test_torn_tail_is_logged_once(
-    store: SqliteStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    commit(store, 1)
-    copy = with_torn_tail(tmp_path, tmp_path / "copy", bytes(10))
-    first = SqliteStore(copy)
-    second = as_killed(copy, tmp_path / "second")
-    SqliteStore(second).close()
-    assert len(caplog.records) == 1
-    first.close()
+    with closing(SqliteStore(copy)) as again:
+        assert list(again.rows()) == list(store.rows())
 
 
 def test_shortened_log_is_refused_with_the_lost_rows(store: SqliteStore, tmp_path: Path) -> None:
     commit(store, 1)
-    size = wal.tail((tmp_path / LOG).read_bytes()).committed_bytes
+    size = scenarios.log_end((tmp_path / LOG).read_bytes())
     commit(store, 3)
     copy = as_killed(tmp_path, tmp_path / "copy")
     os.truncate(copy / LOG, size)
@@ -605,7 +587,7 @@ def test_check_reports_a_sound_journal(store: SqliteStore, tmp_path: Path) -> No
     assert (verdict.rows, verdict.first, verdict.last) == (3, 3, 5)
     assert verdict.anchor == store.anchor
     assert verdict.head == verdict.witness == store.head
-    assert (verdict.wrong, verdict.lost, verdict.torn_bytes) == ([], [], 0)
+    assert (verdict.wrong, verdict.lost) == ([], [])
 
 
 def test_check_reports_an_empty_journal(store: SqliteStore, tmp_path: Path) -> None:
@@ -638,12 +620,27 @@ def test_check_reports_a_missing_journal(tmp_path: Path) -> None:
     assert (verdict.first, verdict.last) == (None, None)
 
 
-def test_check_measures_a_torn_tail(store: SqliteStore, tmp_path: Path) -> None:
+def test_check_leaves_a_torn_tail_as_it_is(store: SqliteStore, tmp_path: Path) -> None:
     commit(store, 2)
     copy = with_torn_tail(tmp_path, tmp_path / "copy", bytes(10))
     before = {path.name: path.read_bytes() for path in copy.iterdir()}
-    assert check(copy).torn_bytes == 10
+    assert (check(copy).wrong, check(copy).head) == ([], store.head)
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
+
+
+@pytest.mark.parametrize("offset", [0, 15, 18, 19, 20])
+def test_damaged_database_header_is_refused(tmp_path: Path, offset: int) -> None:
+    SqliteStore(tmp_path).close()
+    content = bytearray((tmp_path / DATABASE).read_bytes())
+    content[offset] ^= 1
+    (tmp_path / DATABASE).write_bytes(content)
+    assert check(tmp_path).wrong == ["the header of journal.sqlite is damaged"]
+
+
+def test_empty_database_is_refused(tmp_path: Path) -> None:
+    SqliteStore(tmp_path).close()
+    (tmp_path / DATABASE).write_bytes(b"")
+    assert check(tmp_path).wrong == ["the header of journal.sqlite is damaged"]
 
 
 def test_directory_that_can_not_be_made_is_a_failure(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from taskyard.cli.connection import broker_location, is_offline
 from taskyard.core.identity import split
 from taskyard.core.model import shown
 from taskyard.core.states import TaskState
+from taskyard.journal import readonly
 from taskyard.journal.archive import Archive
-from taskyard.journal.readonly import ReadonlyIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -78,8 +78,8 @@ class CampaignTasks:
         location = broker_location(cli_context)
         if location.broker is not None:
             return
-        kind = ReadonlyIndex if is_offline(broker) else Archive
-        with kind(location.state) as archive:
+        open_file = readonly.connect if is_offline(broker) else None
+        with Archive(location.state, open_file) as archive:
             rows = map(self._row, archive.ended_in(encode_text(self._campaign)))
             self._database.executemany(_ADD_ARCHIVED, rows)
         self._database.execute(_DROP_DOUBLES)

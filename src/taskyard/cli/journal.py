@@ -15,12 +15,13 @@ from taskyard.cli.options import CliContext, json_option, quiet_option, state_op
 from taskyard.cli.output import print_document
 from taskyard.cli.progress import ProgressBar
 from taskyard.errors import ExitCode, NotInstalled, StateLocked
-from taskyard.journal import schema, state_check, state_store
+from taskyard.journal import state_check, state_store
 from taskyard.journal.compaction import CompactionResult
-from taskyard.journal.lock import ReadLock, StateLock
+from taskyard.journal.lock import StateLock
 from taskyard.journal.state_check import StateReport
+from taskyard.process.locks import LOCK_FILE, lock_holder
 
-#: A copy of a live journal may be torn. The next copy is torn elsewhere.
+#: Checks beside a broker, until one is sound.
 _LIVE_CHECKS_MAX: Final = 3
 
 
@@ -83,8 +84,8 @@ def _example(line: str) -> str:
 def journal() -> None:
     """Check, export or compact a state directory.
 
-    Stop the broker first, except for `check --live`. A running broker compacts its journal on its
-    own, about every 200,000 rows.
+    A running broker compacts its journal on its own, about every 200,000 rows. Stop it before you
+    do that here.
     """
 
 
@@ -92,31 +93,24 @@ def journal() -> None:
 @state_option
 @json_option
 @click.option("--deep", is_flag=True, help="Also replay all rows and read all files.")
-@click.option("--live", is_flag=True, help="Check a copy while the broker is running.")
 @verbose_option
 @quiet_option
-def check(state: Path, *, as_json: bool, deep: bool, live: bool) -> ExitCode:
+def check(state: Path, *, as_json: bool, deep: bool) -> ExitCode:
     """Check a state directory for damage and summarize it.
 
     Verifies the chain and the witness of the journal, the snapshots, the history files, the index
-    of finished tasks, and that they agree. Only STATE/lock is written, to keep a broker out, so a
-    full or read-only disk is fine. Exit 0 if the state is sound, 6 if it is damaged. Then the
-    damage and the losses are printed.
+    of finished tasks, and that they agree. Nothing is written, so a full or read-only disk is fine.
+    Exit 0 if the state is sound, 6 if it is damaged. Then the damage and the losses are printed.
 
-    While a broker is running, the check is refused (exit 2), because unfinished writes can look
-    like damage. --live checks a copy, up to three times until one is sound. If all three look
-    damaged, stop the broker and check again.
-
-    A journal in PostgreSQL is always checked on a copy as of one moment, also beside its broker.
+    A running broker changes files meanwhile, which can look like damage. So up to three checks are
+    made beside it, until one is sound. A journal in PostgreSQL is checked on a copy as of one
+    moment.
     """
     state_check.require_state(state)
     logging.getLogger("taskyard.journal").setLevel(
         logging.ERROR
     )  # the report below is more precise
-    if schema.database_url(state):
-        findings = state_check.check_database(state, deep=deep)
-    else:
-        findings = _check_live(state, deep=deep) if live else _check_state(state, deep=deep)
+    findings = _check(state, deep=deep)
     if as_json:
         fields = msgspec.structs.asdict(findings)
         sound = not findings.wrong
@@ -197,18 +191,14 @@ def compact(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
         )
 
 
-def _check_state(state: Path, *, deep: bool) -> StateReport:
-    with ReadLock(state):
-        return state_check.check(state, deep=deep)
-
-
-def _check_live(state: Path, *, deep: bool) -> StateReport:
-    findings = state_check.check_live(state, deep=deep)
-    for _ in range(_LIVE_CHECKS_MAX - 1):
-        if not findings.wrong:
-            break
-        findings = state_check.check_live(state, deep=deep)
-    return findings
+def _check(state: Path, *, deep: bool) -> StateReport:
+    tries = 0
+    while True:
+        tries += 1
+        is_live = lock_holder(state / LOCK_FILE) is not None
+        findings = state_check.check(state, deep=deep, live=is_live)
+        if not (findings.wrong and is_live and tries < _LIVE_CHECKS_MAX):
+            return findings
 
 
 def _locked(state: Path) -> StateLock:
@@ -245,11 +235,6 @@ def _format_result(outcome: CompactionResult) -> str:
 
 def _format_report(state: Path, findings: StateReport) -> str:
     lines = [f"state directory {state}", *(f"  {line}" for line in _contents(findings))]
-    if findings.torn_bytes:
-        lines.append(
-            f"  {format_count(findings.torn_bytes, 'byte')} of an unfinished, "
-            "unacknowledged write at the end: not damage"
-        )
     if not findings.wrong:
         depth = "all files were read" if findings.deep else "use --deep to read all files"
         return "\n".join([*lines, f"sound ({depth})"])

@@ -17,11 +17,10 @@ from taskyard.client.client import Client
 from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import NoBroker
-from taskyard.journal import recovery, state_store
+from taskyard.journal import readonly, recovery, state_store
 from taskyard.journal.archive import Archive
 from taskyard.journal.lock import ReadLock
 from taskyard.journal.reader import JournalReader
-from taskyard.journal.readonly import ReadonlyIndex, ReadonlyStore
 from taskyard.net.protocols import SystemClock
 from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
     from taskyard.client.exchanges import Query
     from taskyard.core.events import Event, RulesSet
-    from taskyard.journal.reader import RowReader
     from taskyard.wire.native.peer import Reply
 
 #: Requests that change nothing.
@@ -64,8 +62,8 @@ class OfflineClient(Client):
             locked = self._open.enter_context(ExitStack())
             locked.enter_context(ReadLock(state))
             place = self._open.enter_context(state_store.in_sqlite(state))
-            store: RowReader = locked.enter_context(ReadonlyStore(place))
-            index: Archive = locked.enter_context(ReadonlyIndex(place))
+            store = locked.enter_context(readonly.open_reader(place))
+            index = locked.enter_context(Archive(place, readonly.connect))
             ledger = recovery.open_ledger(place, store, index)
             if not keeps_lock:
                 locked.close()

@@ -34,7 +34,7 @@ from taskyard.journal.files import (
     make_private_directory,
     sync_directory,
 )
-from taskyard.journal.schema import DiskErrors
+from taskyard.journal.schema import Connect, DiskErrors
 
 FILE_NAME: Final = "finished.sqlite"
 LOG_NAME: Final = f"{FILE_NAME}-wal"
@@ -164,8 +164,10 @@ class Archive:
     #: Always True: the file may appear at any time.
     has_any = True
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, open_file: Connect | None = None) -> None:
+        """`open_file` opens it where nothing can be written."""
         self.path = directory / FILE_NAME
+        self._open_file = open_file or connect
         self._connection: sqlite3.Connection | None = None
 
     def __enter__(self) -> Self:
@@ -295,7 +297,7 @@ class Archive:
     def _open(self) -> sqlite3.Connection | None:
         """Open the file at its first use, if it exists."""
         if self._connection is None and self.path.exists():
-            connection = self._connect()
+            connection = self._open_file(self.path)
             try:
                 _check_format(connection)
             except BaseException:
@@ -303,9 +305,6 @@ class Archive:
                 raise
             self._connection = connection
         return self._connection
-
-    def _connect(self) -> sqlite3.Connection:
-        return connect(self.path)
 
 
 class ArchiveWriter:

@@ -15,14 +15,11 @@ from taskyard.errors import JournalDamaged
 from taskyard.journal import chain, schema
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.files import RESTORE_HINT
-from taskyard.journal.schema import DiskErrors
+from taskyard.journal.schema import Connect, DiskErrors, connect_reader
 from taskyard.journal.store import VerifiedRows
 
 #: Rows read at once: some megabytes in a busy broker.
 READ_ROWS_MAX: Final = 64
-
-#: A writer blocks readers only while it restarts the log.
-BUSY_TIMEOUT_SECONDS: Final = 5.0
 
 _ANCHOR = "SELECT value FROM meta WHERE key = 'anchor'"
 
@@ -76,11 +73,13 @@ class RowReader(VerifiedRows):
 class JournalReader(RowReader):
     """A journal that another process writes, as of one of its rows. Implements `StoreReader`."""
 
-    def __init__(self, directory: Path, identity: bytes, head: Head) -> None:
+    def __init__(
+        self, directory: Path, identity: bytes, head: Head, connect: Connect = connect_reader
+    ) -> None:
         self._path = directory / schema.FILE_NAME
         self._identity, self._head = identity, head
         try:
-            self._connection = schema.connect(self._path, "ro", BUSY_TIMEOUT_SECONDS)
+            self._connection = connect(self._path)
             self._anchor = self._read_anchor()
         except DiskErrors as error:
             raise schema.read_error(error, "its anchor") from error

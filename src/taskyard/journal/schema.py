@@ -7,7 +7,7 @@ can't be read or written). Also opens files of SQLite, but writes nothing.
 import errno
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from taskyard.errors import (
@@ -42,6 +42,9 @@ _FORMAT_NUMBER = re.compile(rb"[1-9][0-9]{0,3}")
 
 _SELECT_ROWS = "SELECT sequence, record_first, record_last, chain, body FROM journal"
 INSERT_ROW = "INSERT INTO journal VALUES (?, ?, ?, ?, ?)"
+
+#: A writer blocks readers only while it restarts the log.
+READER_TIMEOUT_SECONDS = 5.0
 
 #: SQLite's codes for a failing disk, as opposed to damaged content.
 _FAILURES = (
@@ -98,6 +101,15 @@ def connect(
     for setting in settings:
         connection.execute(f"PRAGMA {setting}")
     return connection
+
+
+#: Opens a database to read it.
+Connect = Callable[[Path], sqlite3.Connection]
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """Open a database read-only, beside a process that writes it."""
+    return connect(path, "ro", READER_TIMEOUT_SECONDS)
 
 
 def new_file(path: Path) -> Path:

@@ -21,7 +21,6 @@ After a failed write or sync the store is broken. The system may have dropped th
 report success for the next sync, so nothing is acknowledged any more.
 """
 
-import logging
 import os
 import secrets
 import shlex
@@ -44,7 +43,7 @@ from taskyard.journal.files import (
     sync_directory,
 )
 from taskyard.journal.reader import RowReader
-from taskyard.journal.schema import INSERT_ROW, DiskErrors
+from taskyard.journal.schema import INSERT_ROW, Connect, DiskErrors, connect_reader
 from taskyard.journal.store import check_row, check_trim
 from taskyard.journal.witness import Witness
 
@@ -89,8 +88,6 @@ _SETTINGS = (
     "cell_size_check=ON",
     "trusted_schema=OFF",
 )
-
-logger = logging.getLogger("taskyard.journal")
 
 
 class LogInUse(sqlite3.OperationalError):
@@ -326,9 +323,7 @@ def _write_tables(connection: sqlite3.Connection, page_bytes: int, anchor: bytes
     _merge(connection, "TRUNCATE")
 
 
-def read_verified(
-    directory: Path, connect: verify.Connect = verify.connect
-) -> tuple[bytes, Head, Head]:
+def read_verified(directory: Path, connect: Connect = connect_reader) -> tuple[bytes, Head, Head]:
     """Return identity, anchor and head of a sound journal. Raises JournalDamaged otherwise."""
     report = verify.verify_journal(directory, connect)
     if report.wrong or not report.anchor or not report.head:
@@ -336,13 +331,6 @@ def read_verified(
             f"the journal in {directory} is damaged: {'; '.join(report.wrong)}",
             f"{'; '.join(report.lost)} (nothing was changed, see `taskyard journal check --state "
             f"{shlex.quote(str(directory))}`, then {RESTORE_HINT})",
-        )
-    if report.torn_bytes:
-        logger.warning(
-            "%s: discarded %d bytes of an unfinished, unacknowledged write after row %d",
-            directory / schema.FILE_NAME,
-            report.torn_bytes,
-            report.head.sequence,
         )
     return report.identity, report.anchor, report.head
 

@@ -7,7 +7,6 @@ replays the kept rows, compares the newest snapshot with the replay, and reads e
 file.
 """
 
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,9 +27,11 @@ from taskyard.journal import (
     verify,
     witness,
 )
+from taskyard.journal.archive import Archive
 from taskyard.journal.chain import Head
 from taskyard.journal.history import HistoryPart
-from taskyard.journal.readonly import ReadonlyIndex, ReadonlyStore
+from taskyard.journal.reader import JournalReader
+from taskyard.journal.schema import Connect
 from taskyard.journal.store import StoreReader
 from taskyard.journal.verify import JournalReport
 
@@ -46,10 +47,6 @@ _JOURNAL_FILES = (
 )
 
 
-#: Files that SQLite writes.
-_DATABASES = (*verify.FILES, archive.FILE_NAME, archive.LOG_NAME)
-
-
 class StateReport(msgspec.Struct):
     """The content of a state directory and its damage."""
 
@@ -61,8 +58,6 @@ class StateReport(msgspec.Struct):
     record: int = 0
     #: The last trimmed row.
     trimmed: int = 0
-    #: Bytes of an unfinished, never acknowledged write at the end. This is not damage.
-    torn_bytes: int = 0
     #: Rows of the snapshots, newest first.
     snapshots: list[int] = []
     #: Tasks in the newest sound snapshot.
@@ -103,44 +98,31 @@ def require_state(directory: Path) -> None:
         )
 
 
-def check(directory: Path, *, deep: bool = False) -> StateReport:
-    """Check a state directory that no process writes to."""
-    return _check(directory, directory, deep=deep)
+def check(directory: Path, *, deep: bool = False, live: bool = False) -> StateReport:
+    """Check a state directory that no process writes to, or, `live`, beside its broker.
 
-
-def check_live(directory: Path, *, deep: bool = False) -> StateReport:
-    """Like `check`, on a copy of the databases: a broker may be writing to them."""
-    with tempfile.TemporaryDirectory(prefix="taskyard-check-") as copy:
-        try:
-            verify.copy_files(directory, _DATABASES, Path(copy))
-        except StateError as error:
-            findings = StateReport(deep=deep)
-            findings.note(error)
-            return findings
-        return _check(directory, Path(copy), deep=deep)
-
-
-def check_database(directory: Path, *, deep: bool = False) -> StateReport:
-    """Check a journal in PostgreSQL, on a copy as of one moment: a broker may be writing."""
+    That may change files meanwhile, which looks like damage. A journal in PostgreSQL is copied.
+    """
     findings = StateReport(deep=deep)
     try:
-        with state_store.in_sqlite(directory) as copy:
-            return _check(copy, copy, deep=deep)
+        with state_store.in_sqlite(directory) as place:
+            connect = schema.connect_reader if live and place == directory else readonly.connect
+            _check(place, connect, findings)
     except JournalDamaged as error:
         findings.note(error)
-        return findings
+    return findings
 
 
-def _check(directory: Path, databases: Path, *, deep: bool) -> StateReport:
-    findings = StateReport(deep=deep)
-    report = readonly.check(databases)
+def _check(directory: Path, connect: Connect, findings: StateReport) -> None:
+    report = verify.verify_journal(directory, connect)
     _add_journal_report(findings, report)
     _check_snapshots(directory, report, findings)
     _check_history(directory, report, findings)
-    _guarded(findings, partial(_check_archive, databases, findings))
-    if not report.wrong:
-        _guarded(findings, partial(_check_whole, directory, databases, findings))
-    return findings
+    with Archive(directory, connect) as index:
+        _guarded(findings, partial(_check_archive, index, findings))
+        if not report.wrong:
+            look = partial(_check_whole, directory, connect, report, index, findings)
+            _guarded(findings, look)
 
 
 def _guarded(findings: StateReport, look: Callable[[], None]) -> None:
@@ -155,7 +137,6 @@ def _add_journal_report(findings: StateReport, report: JournalReport) -> None:
     findings.row_first, findings.row_last = report.first or 0, report.last or 0
     findings.record = report.head.record if report.head else 0
     findings.trimmed = report.anchor.sequence if report.anchor else 0
-    findings.torn_bytes = report.torn_bytes
     findings.wrong += report.wrong
     findings.lost += report.lost
 
@@ -198,17 +179,19 @@ def _check_part(directory: Path, part: HistoryPart, trimmed: int, findings: Stat
     findings.events += history.check_part(directory, part, trimmed, deep=findings.deep)
 
 
-def _check_archive(databases: Path, findings: StateReport) -> None:
-    with ReadonlyIndex(databases) as index:
-        covered = index.covered()
-        findings.finished_tasks = index.verify() if findings.deep else index.count()
+def _check_archive(index: Archive, findings: StateReport) -> None:
+    covered = index.covered()
+    findings.finished_tasks = index.verify() if findings.deep else index.count()
     if covered:
         findings.finished_covers = covered[1].sequence
 
 
-def _check_whole(directory: Path, databases: Path, findings: StateReport) -> None:
+def _check_whole(
+    directory: Path, connect: Connect, report: JournalReport, index: Archive, findings: StateReport
+) -> None:
     """Check that the parts are consistent, as a broker does."""
-    with ReadonlyStore(databases) as store, ReadonlyIndex(databases) as index:
+    assert report.head is not None  # noqa: S101  # nothing is wrong
+    with JournalReader(directory, report.identity, report.head, connect) as store:
         _check_tasks_runnable(directory, store, recovery.check_index(index, store), findings)
 
 

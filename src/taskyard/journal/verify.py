@@ -4,9 +4,7 @@ Opening a store begins here, so that damage is found before anything is used or 
 opened read-only.
 """
 
-import shutil
 import sqlite3
-from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -14,19 +12,16 @@ from pathlib import Path
 import msgspec
 
 from taskyard.errors import JournalDamaged
-from taskyard.journal import chain, schema, wal, witness
+from taskyard.journal import chain, schema, witness
 from taskyard.journal.chain import Head
 from taskyard.journal.files import check_regular
-from taskyard.journal.schema import DiskErrors
+from taskyard.journal.schema import Connect, DiskErrors, connect_reader
 
-#: The files of a journal.
-FILES = (schema.FILE_NAME, schema.LOG_NAME, witness.FILE_NAME)
+#: How a database in WAL mode begins: no reserved bytes in a page.
+_MAGIC = b"SQLite format 3\0"
+_WAL_MODE = bytes([2, 2, 0])
 
 _TABLES = f"the list of tables in {schema.FILE_NAME}"
-
-
-#: Opens a database for reading.
-Connect = Callable[[Path], sqlite3.Connection]
 
 
 class JournalReport(msgspec.Struct):
@@ -42,8 +37,6 @@ class JournalReport(msgspec.Struct):
     witness: Head | None = None
     #: The number of intact rows after the anchor.
     rows: int = 0
-    #: Bytes of an unfinished, never acknowledged write at the end of the log. This is not damage.
-    torn_bytes: int = 0
     #: Each problem and its consequence, as sentences. Empty if there is no damage.
     wrong: list[str] = []
     lost: list[str] = []
@@ -61,21 +54,7 @@ class JournalReport(msgspec.Struct):
         self.lost.append(damage.lost)
 
 
-def copy_files(directory: Path, names: Iterable[str], copy: Path) -> None:
-    """Copy those of the files that exist."""
-    for name in names:
-        if (directory / name).exists():
-            try:
-                shutil.copy(directory / name, copy)
-            except OSError as error:
-                raise schema.read_error(error, name) from error
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    return schema.connect(path, "ro")
-
-
-def verify_journal(directory: Path, connect: Connect = connect) -> JournalReport:
+def verify_journal(directory: Path, connect: Connect = connect_reader) -> JournalReport:
     """Verify everything, as far as the damage allows."""
     report = JournalReport()
     for look in (_check_witness, partial(_check_journal, connect)):
@@ -102,18 +81,21 @@ def _check_journal(connect: Connect, directory: Path, report: JournalReport) -> 
         schema.check_in_sqlite(directory)
         seen = f", the newest of them row {report.witness.sequence}" if report.witness else ""
         raise JournalDamaged(f"{schema.FILE_NAME} is missing", f"all rows are lost{seen}")
-    with path.open("rb") as file:
-        wal.check_database_header(file.read(wal.DATABASE_HEADER_BYTES))
-    report.torn_bytes = _torn_bytes(directory)
+    _check_header(path)
     with closing(connect(path)) as connection:
         _check_tables(connection)
         _check_rows(connection, _check_anchor(connection, report), report)
         _check_pages(connection)
 
 
-def _torn_bytes(directory: Path) -> int:
-    log = directory / schema.LOG_NAME
-    return wal.tail(log.read_bytes()).torn_bytes if log.exists() else 0
+def _check_header(path: Path) -> None:
+    """Refuse a file that SQLite might treat as an empty database and delete the log of."""
+    with path.open("rb") as file:
+        header = file.read(len(_MAGIC) + 2 + len(_WAL_MODE))
+    if header[: len(_MAGIC)] != _MAGIC or header[-len(_WAL_MODE) :] != _WAL_MODE:
+        raise JournalDamaged(
+            f"the header of {schema.FILE_NAME} is damaged", "none of its rows can be read"
+        )
 
 
 def _fetch(connection: sqlite3.Connection, query: str, place: str) -> list[tuple[object, ...]]:

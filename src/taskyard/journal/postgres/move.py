@@ -10,14 +10,14 @@ that is killed at any point leaves at most one side that can be opened, and can 
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import psycopg
 
 from taskyard.errors import JournalDamaged, StoreInUse, UnusableState, UnusableStore
-from taskyard.journal import chain, schema, sqlite, state_check, witness
+from taskyard.journal import chain, readonly, schema, sqlite, state_check, witness
 from taskyard.journal.archive import Archive
 from taskyard.journal.blob_files import BlobFiles, StoreTerms
 from taskyard.journal.blobs import FOLDER, BlobId, BlobStore, StreamKey, upload_of
@@ -36,7 +36,7 @@ from taskyard.journal.postgres import (
 from taskyard.journal.postgres.blobs import BlobRows, BlobTables
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
-from taskyard.journal.readonly import ReadonlyStore
+from taskyard.journal.reader import JournalReader
 from taskyard.journal.store import LEASE_NS
 
 #: Keeps every other broker out until the transaction ends.
@@ -68,7 +68,7 @@ def to_database(state: Path, url: str, files: Path | None, keys: Path) -> Head:
     with StateLock(state):
         known = _known(state, url)
         _check_sound(state)
-        with closing(ReadonlyStore(state)) as source, _held(url) as (connection, term):
+        with readonly.open_reader(state) as source, _held(url) as (connection, term):
             head = source.head
             is_copied = _is_copied(connection, url, source, known)
             replace_private(state / schema.DATABASE_NAME, url.encode())
@@ -220,7 +220,7 @@ def _is_empty(connection: Connection) -> bool:
     return anchor.sequence == 0 and bool(connection.execute(_IS_EMPTY).fetchall()[0][0])
 
 
-def _is_copied(connection: Connection, url: str, source: ReadonlyStore, known: str) -> bool:
+def _is_copied(connection: Connection, url: str, source: JournalReader, known: str) -> bool:
     """Return whether an earlier move has copied the source. Raises unless there is room for it."""
     identity, anchor = database.read_anchor(connection)
     if identity == source.identity and known:
@@ -247,7 +247,7 @@ def _is_back(connection: Connection, state: Path) -> bool:
     raise UnusableState(f"state directory {state}: belongs to another journal (use another one)")
 
 
-def _fill(connection: Connection, state: Path, source: ReadonlyStore, term: Term) -> None:
+def _fill(connection: Connection, state: Path, source: JournalReader, term: Term) -> None:
     """Write all tables."""
     database.clear(connection, chain.seal(source.identity, source.anchor))
     rows = (
@@ -264,7 +264,7 @@ def _fill(connection: Connection, state: Path, source: ReadonlyStore, term: Term
             database.copy_rows(connection, "ended", index.walk())
 
 
-def _verify(connection: Connection, state: Path, source: ReadonlyStore) -> None:
+def _verify(connection: Connection, state: Path, source: JournalReader) -> None:
     """Read back what was written: the chain, the digests of files, the number of ended tasks."""
     _, anchor = database.read_anchor(connection)
     head = anchor
