@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taskyard.broker.archive import EndedTasks
+from taskyard.broker.archive import ENDING, EndedTasks
 from taskyard.broker.compaction import CompactionLimits, Compactor
-from taskyard.broker.turn import Broker
+from taskyard.broker.turn import Broker, CommitObserver
 from taskyard.core.blobs import Content, text_of
 from taskyard.core.effects import Accepted, Assign, Effect, Settled, TaskDetails
 from taskyard.core.events import (
@@ -43,8 +43,10 @@ class Harness:
         self.index = Archive(directory)
         self.ledger = recovery.open_ledger(directory, self.store)
         self.archive = EndedTasks(self.index, self.ledger, self.store.head.sequence)
-        self.broker = Broker(Scheduler(self.ledger), self, self.store, self, self.archive)
-        self.broker.on_commit = self.archive.on_commit
+        observers = [CommitObserver(ENDING, self.archive.on_commit)]
+        self.broker = Broker(
+            *(Scheduler(self.ledger), self, self.store, self, self.archive), observers=observers
+        )
         self.compactor = Compactor(directory, self.store, self.archive, self, limits)
         self._arrived: Sequence[Event] = ()
         self.sent: list[Effect] = []
@@ -70,6 +72,10 @@ class Harness:
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
         del wait_ns
         return self._arrived
+
+    def is_reading(self, client: bytes) -> bool:
+        del client
+        return True
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         self.sent = [*effects]

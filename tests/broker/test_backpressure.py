@@ -45,15 +45,16 @@ class TestHolding:
         pressure = Backpressure()
         pressure.update(LAG_SLOW_PERCENT)
         effects: list[Effect] = [accepted(16)]
-        assert pressure.throttle(effects, 0) is effects
-        assert pressure.wake_at_ns() is None
+        assert not pressure.is_active
+        assert pressure.throttle(effects, 0) == effects
+        assert pressure.earlier_ns(None) is None
 
     def test_delay_of_a_reply_follows_the_lag(self, pressure: Backpressure) -> None:
         assert pressure.throttle([accepted(16)], 100) == []
-        assert pressure.wake_at_ns() == 100 + HOLD_NS
+        assert pressure.earlier_ns(None) == 100 + HOLD_NS
         assert pressure.throttle([], 99 + HOLD_NS) == []
         assert pressure.throttle([], 100 + HOLD_NS) == [accepted(16)]
-        assert pressure.wake_at_ns() is None
+        assert pressure.earlier_ns(7) == 7
 
     def test_all_of_a_held_request_keeps_its_order(self, pressure: Backpressure) -> None:
         assert pressure.throttle([accepted(16), settled(16), settled(32)], 0) == [settled(32)]
@@ -168,7 +169,7 @@ class TestSubmissions:
         finish(harness, LAG_SLOW_PERCENT // 10 + 2)
         assert submit(harness, b"held") == []
         assert harness.found(b"held") == [b"held"]
-        wake_at_ns = harness.broker.backpressure.wake_at_ns()
+        wake_at_ns = harness.broker.backpressure.earlier_ns(None)
         assert wake_at_ns is not None
         harness.now_ns = wake_at_ns
         assert harness.turn() == [Accepted(b"c", 16, 1)]

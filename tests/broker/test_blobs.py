@@ -72,6 +72,10 @@ class _Transport:
     def receive(self, _wait_ns: int | None) -> Sequence[Event]:
         return ()
 
+    def is_reading(self, client: bytes) -> bool:
+        del client
+        return True
+
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         self.sent += effects
         return ()

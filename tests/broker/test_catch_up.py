@@ -38,6 +38,10 @@ class ManualTransport:
         taken, self.arrived = self.arrived[:1], self.arrived[1:]
         return taken
 
+    def is_reading(self, client: bytes) -> bool:
+        del client
+        return True
+
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         del effects
         return ()

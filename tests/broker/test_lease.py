@@ -14,8 +14,7 @@ class LeasedHarness(TurnHarness):
     def __init__(self) -> None:
         super().__init__()
         self.has_lease = True
-        self.broker = Broker(Scheduler(), self, self.store, self)
-        self.broker.check_lease = self._check
+        self.broker = Broker(Scheduler(), self, self.store, self, check_lease=self._check)
 
     def _check(self) -> None:
         if not self.has_lease:

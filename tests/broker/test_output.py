@@ -13,7 +13,7 @@ import pytest
 from taskyard.broker import results, rows
 from taskyard.broker.blob_retention import SCAN_NS, BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs
-from taskyard.broker.environment import DISK_CHECK_BYTES
+from taskyard.broker.environment import CHECK_BYTES
 from taskyard.broker.turn import Broker
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.effects import OutputWritten, Part, Refused, Settled
@@ -78,6 +78,10 @@ class OutputHarness:
     def send(self, effects: Sequence[Effect]) -> list[Event]:
         self.sent += effects
         return []
+
+    def is_reading(self, client: bytes) -> bool:
+        del client
+        return True
 
     def process(self, *events: Event) -> list[Effect]:
         """Run one turn on events. Return its effects."""
@@ -312,13 +316,13 @@ class TestWriting:
         self, harness: OutputHarness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         harness.lease(b"a")
-        harness.append(b"a", 1, 0, bytes(DISK_CHECK_BYTES))  # the next turn checks the disk
+        harness.append(b"a", 1, 0, bytes(CHECK_BYTES))  # the next turn checks the disk
         with monkeypatch.context() as patched:
             patched.setattr(harness.store, "disk_free_bytes", lambda: 0)
-            refused = harness.append(b"a", 1, DISK_CHECK_BYTES, b"x")
+            refused = harness.append(b"a", 1, CHECK_BYTES, b"x")
             assert isinstance(refused, Refused)
             assert refused.refusal is Refusal.FULL
-            assert harness.page(b"a", offset=DISK_CHECK_BYTES).data == b""
+            assert harness.page(b"a", offset=CHECK_BYTES).data == b""
             harness.report(b"a", Outcome.FAILED, texts=[b"bad"])
         assert harness.broker.scheduler.ledger.tasks[b"a"].state.name == "FAILED"
 

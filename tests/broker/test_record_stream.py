@@ -381,7 +381,7 @@ def test_row_that_is_too_large_for_the_cache_is_sent_and_dropped(
 
 def test_follower_that_does_not_read_is_answered_when_it_does(harness: Harness) -> None:
     deaf = [b"follower"]
-    harness.broker.is_reading = lambda client: client not in deaf
+    harness.deaf = deaf
     harness.turn(harness.submit(b"a"))
     harness.store.read.clear()
     assert harness.turn(harness.follow(0)) == []

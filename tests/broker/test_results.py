@@ -9,7 +9,7 @@ import pytest
 
 from taskyard.broker import results as broker_results
 from taskyard.broker import rows
-from taskyard.broker.completer import Completer
+from taskyard.broker.completer import KINDS, Completer
 from taskyard.broker.turn import Broker
 from taskyard.core import output as output_streams
 from taskyard.core.blobs import Blob, Content
@@ -459,7 +459,7 @@ def test_result_that_is_nowhere_is_damage(tmp_path: Path) -> None:
 def test_other_effects_are_left_alone(harness: Harness) -> None:
     effects: list[Effect] = [ReportAck(b"w", 1, []), TaskDetails(b"client", 1, [])]
     completer = Completer(harness.store, Ledger())
-    assert not completer.is_needed(effects[:1])
+    assert KINDS.isdisjoint(map(type, effects[:1]))
     assert completer.complete(effects) == [ReportAck(b"w", 1, []), TaskDetails(b"client", 1, [])]
     harness.turn(LookupRequested(0, b"client", [b"a"]))
     assert harness.store.read == []
@@ -564,7 +564,7 @@ def test_results_are_read_for_a_client_when_it_reads(harness: Harness) -> None:
 def test_request_of_a_client_that_does_not_read_is_answered_when_it_does(harness: Harness) -> None:
     harness.turn(finish(b"a"))
     deaf = [b"client"]
-    harness.broker.is_reading = lambda client: client not in deaf
+    harness.deaf = deaf
     assert harness.turn(results(b"a")) == []
     assert harness.turn() == []
     deaf.clear()

@@ -271,10 +271,10 @@ def test_due_heap_pops_by_time_then_arrival() -> None:
         one.state = TaskState.DELAYED
         one.change_extras(due_ns=due_ns)
         heap.push_due(due_ns, [one])
-    assert heap.next_ns() == 10
+    assert heap.due[0][0] == 10
     assert numbers(heap.pop_due(9, 99)) == []
     assert numbers(heap.pop_due(20, 99)) == [1, 3, 2]
-    assert heap.next_ns() == 30
+    assert heap.due[0][0] == 30
 
 
 def test_due_heap_pops_no_more_than_requested() -> None:
@@ -287,7 +287,7 @@ def test_due_heap_pops_no_more_than_requested() -> None:
     assert numbers(heap.pop_due(0, 2)) == [2]
     assert heap.pop_expired(0, 2) == [b"0", b"1"]
     assert heap.pop_expired(0, 2) == [b"2"]
-    assert heap.next_ns() is None
+    assert not (heap.due or heap.expiry)
 
 
 def test_due_heap_skips_stale_entries() -> None:
@@ -300,14 +300,3 @@ def test_due_heap_skips_stale_entries() -> None:
     some[1].change_extras(due_ns=20)  # put off to another time
     some[2].state = TaskState.CANCELLED
     assert numbers(heap.pop_due(10, 99)) == [0]
-
-
-def test_due_heap_knows_the_earliest_time() -> None:
-    heap = DueHeap[Task]()
-    assert heap.next_ns() is None
-    heap.push_expiry(7, [b"a"])
-    assert heap.next_ns() == 7
-    heap.push_due(9, [])
-    assert heap.next_ns() == 7
-    heap.push_due(5, [])
-    assert heap.next_ns() == 5

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from taskyard.broker.turn import Broker
     from taskyard.core.effects import Effect
     from taskyard.net.poller import Poller
+    from taskyard.net.unread import Unread
     from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.wire.dialect import Reply
     from taskyard.wire.roles import AuthenticatedPeer
@@ -82,6 +83,10 @@ class NumbersHarness:
             return False
         self.received.append((route, int(body)))
         return True
+
+    def send_within(self, unread: Unread, route: bytes, frames: Sequence[bytes]) -> bool:
+        del unread, route
+        return self.send(frames)
 
     # The poller and the clock.
 
@@ -148,6 +153,8 @@ class TurnHarness:
     """A transport and a clock for a broker, which the subclass makes. Its time is 0."""
 
     broker: Broker
+    #: Clients that do not read.
+    deaf: Sequence[bytes] = ()
 
     def __init__(self) -> None:
         self.store = CountingStore()
@@ -163,6 +170,9 @@ class TurnHarness:
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
         self.waits.append(wait_ns)
         return self._arrived
+
+    def is_reading(self, client: bytes) -> bool:
+        return client not in self.deaf
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         self.effects = effects

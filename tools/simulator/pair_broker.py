@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, get_args
 
 import psycopg
 from msgspec import structs
@@ -22,6 +22,7 @@ from simulator.mutations.registry import no_op
 from simulator.network import Message
 from simulator.plan import MILLISECOND_NS
 from simulator.threads import Event, SimThread, ThreadedProcess
+from taskyard.broker.archive import ENDING
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs
 from taskyard.broker.broker_settings import BrokerSettings
@@ -29,9 +30,10 @@ from taskyard.broker.compaction import CompactionLimits, Compactor
 from taskyard.broker.connections import Connections
 from taskyard.broker.database import OpenDatabase, open_database, open_standby
 from taskyard.broker.transport import unsent_events
-from taskyard.broker.turn import Broker
+from taskyard.broker.turn import Broker, CommitObserver
 from taskyard.core import invariants
 from taskyard.core.events import RulesSet
+from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import JournalDamaged, StateLocked, TaskyardError
 from taskyard.journal.compaction_process import CompactionReport
@@ -46,11 +48,9 @@ if TYPE_CHECKING:
     from simulator.postgres import SimDatabase
     from simulator.threads import Threads
     from simulator.world import World
-    from taskyard.broker.archive import EndedTasks
     from taskyard.broker.standby import WarmState
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event as CoreEvent
-    from taskyard.core.records import AnyRecord
     from taskyard.journal.chain import Head
     from taskyard.journal.compaction import DatabaseTerm
     from taskyard.journal.postgres.lease import Lease
@@ -66,6 +66,10 @@ INVARIANTS_TURNS: Final = 32
 WAITING: Final = "the other broker has the term"
 
 URL: Final = "postgresql://sim/taskyard"
+
+
+#: A commit of any row may be followed by a pause.
+_ALL_RECORDS: Final[frozenset[type]] = frozenset(get_args(AnyRecord))
 
 
 class Turn:
@@ -127,7 +131,6 @@ class PairBroker:
         self.process = process
         self.broker: Broker | None = None
         self.lease: Lease | None = None
-        self._archive: EndedTasks | None = None
         self._compactor: Compactor | None = None
         #: How blobs are kept, and what sweeps them. None: the schedule has none.
         self._drawn = self._world.checker.blobs.plan
@@ -198,18 +201,24 @@ class PairBroker:
             self._compactor = Compactor(directory, opened.store, archive, clock, limits)
             stack.enter_context(closing(self._compactor))
             self._compactor.database = opened.term
-        self.lease, self._archive = opened.lease, archive
+        self.lease = opened.lease
         if host.leads(self):
             world.checker.on_recovered(ledger)
         blobs = self._open_blobs(opened)
-        self.broker = Broker(Scheduler(ledger), self, opened.store, clock, archive, blobs=blobs)
+        self.broker = Broker(
+            *(Scheduler(ledger), self, opened.store, clock, archive),
+            blobs=blobs,
+            observers=[
+                CommitObserver(ENDING, archive.on_commit),
+                CommitObserver(_ALL_RECORDS, self._on_commit),
+            ],
+            check_lease=opened.lease.check,
+        )
         if blobs is not None:
             result_of = self.broker.completer.result_of
             self._retention = BlobRetention(
                 blobs, ledger, clock, opened.store, archive.index, result_of
             )
-        self.broker.on_commit = self._on_commit
-        self.broker.check_lease = opened.lease.check
         self._inbox = [host.rules]
         host.on_serving(self)
 
@@ -231,8 +240,7 @@ class PairBroker:
             return standby.lead()
 
     def _on_commit(self, sequence: int, records: Sequence[AnyRecord]) -> None:
-        if self._archive is not None:
-            self._archive.on_commit(sequence, records)
+        del sequence, records
         self._host.maybe_pause(self.process)
 
     def _serve(self) -> None:
@@ -317,6 +325,10 @@ class PairBroker:
             undelivered += self._send(effect, self._listeners.reply(effect))
         undelivered += self._send("collected replies", self._listeners.flush())
         return undelivered
+
+    def is_reading(self, client: bytes) -> bool:
+        del client  # the network takes every reply
+        return True
 
     def _send(self, cause: object, replies: Sequence[Reply]) -> list[CoreEvent]:
         world, host = self._world, self._host

@@ -31,7 +31,8 @@ NAMES_PER_STEP: Final = 1_000
 #: Recalled tasks stay in memory up to this number: some 20 MB.
 RECALLED_MAX: Final = 100_000
 
-_ENDING = (Finished, Cancelled)
+#: The records that end tasks.
+ENDING: Final[frozenset[type]] = frozenset((Finished, Cancelled))
 
 
 #: At this size one new name in sixteen is looked up needlessly.
@@ -104,7 +105,7 @@ class EndedTasks:
     def on_commit(self, sequence: int, records: Sequence[AnyRecord]) -> None:
         """Note the tasks that ended in a new row."""
         for record in records:
-            if type(record) in _ENDING:
+            if type(record) in ENDING:
                 self._note(sequence, record.names)  # type: ignore[union-attr]
 
     def _note(self, sequence: int, names: list[bytes]) -> None:

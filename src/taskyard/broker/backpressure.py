@@ -31,6 +31,8 @@ class Backpressure:
     def __init__(self) -> None:
         #: Work since the last compaction, in percent of the work that makes one due.
         self.lag_percent = 0
+        #: Replies are delayed now, or new ones may be.
+        self.is_active = False
         #: Delayed effects by request. All effects of a delayed request are delayed, in order.
         self._held: dict[int, list[Effect]] = {}
         #: (time, request), the earliest first.
@@ -42,17 +44,16 @@ class Backpressure:
         if rounded == self.lag_percent:
             return None
         self.lag_percent = rounded
+        self.is_active = bool(self._held) or self.hold_ns() > 0
         return LagChanged(0, rounded)
 
     def hold_ns(self) -> int:
         """Return the delay of a reply to a submission."""
         return min(max(0, self.lag_percent - LAG_SLOW_PERCENT) * HOLD_NS_A_PERCENT, HOLD_NS_MAX)
 
-    def throttle(self, effects: Sequence[Effect], now_ns: int) -> Sequence[Effect]:
+    def throttle(self, effects: Sequence[Effect], now_ns: int) -> list[Effect]:
         """Return the effects to send now: delayed ones that are due, then those not to delay."""
         hold_ns = self.hold_ns()
-        if not hold_ns and not self._held:
-            return effects
         passed = self._released(now_ns, everything=not hold_ns)
         for effect in effects:
             request = getattr(effect, "request", 0)
@@ -63,6 +64,7 @@ class Backpressure:
                 heappush(self._due, (now_ns + hold_ns, request))
             else:
                 passed.append(effect)
+        self.is_active = bool(self._held) or hold_ns > 0
         return passed
 
     def _released(self, now_ns: int, *, everything: bool) -> list[Effect]:
@@ -71,6 +73,9 @@ class Backpressure:
             released += self._held.pop(heappop(self._due)[1])
         return released
 
-    def wake_at_ns(self) -> int | None:
-        """Return when the next delayed reply is due, or None."""
-        return self._due[0][0] if self._due else None
+    def earlier_ns(self, other_ns: int | None) -> int | None:
+        """Return when the next delayed reply is due, or an earlier time."""
+        if not self._due:
+            return other_ns
+        due_ns = self._due[0][0]
+        return due_ns if other_ns is None else min(due_ns, other_ns)

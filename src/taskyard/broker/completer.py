@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskyard.broker.output_writer import OutputWriter
 from taskyard.broker.parts import Parts
@@ -49,6 +49,14 @@ if TYPE_CHECKING:
 
 _Reply = TypeVar("_Reply", bound=Effect)
 
+#: The effects that need bytes. A turn without them costs one look at its types.
+KINDS: Final = frozenset(
+    (
+        *(Settled, RecordPage, ReplyDue, Part, TaskDetails, TaskPage, ExplanationReply),
+        *(OutputWritten, OutputEnded, LongAssign, StoreReply, ValueReceived),
+    )
+)
+
 
 class Completer:
     """Completes the replies of a broker."""
@@ -63,10 +71,10 @@ class Completer:
         blobs: BrokerBlobs | None = None,
         blob_store: BlobStore | None = None,
     ) -> None:
-        """`is_reading` returns whether a client reads its replies.
+        """Take what replies need: `blobs` of a broker, or a store of them.
 
-        `blobs` are those of a broker. One that only replies has a store of them. `enqueue` adds an
-        event to the next turn.
+        `is_reading` returns whether a client reads its replies. `enqueue` adds an event to the next
+        turn.
         """
         self._is_reading = is_reading
         self._ledger = ledger
@@ -85,8 +93,7 @@ class Completer:
         self._queue: deque[tuple[Settled | RecordPage, bool]] = deque()
         #: Those of which this turn sends a part. They go on behind those that were not reached.
         self._begun: list[tuple[Settled | RecordPage, bool]] = []
-        self._budget = Budget()
-        self._bytes_written = 0
+        self._budget, self._bytes_written = Budget(), 0
         #: How each type of effect is completed: to the effects that are sent.
         self._by_type: dict[type[Effect], Callable[[Any], Sequence[Effect]]] = {
             Settled: self._settled,
@@ -99,20 +106,15 @@ class Completer:
             OutputWritten: lambda effect: (self._writer.write(effect),),
             OutputEnded: self._output_ended,
             LongAssign: lambda effect: (self._payloads.fill(effect),),
+            StoreReply: self._of_blobs,
+            ValueReceived: self._of_blobs,
         }
-        if blobs is not None:
-            self._by_type |= dict.fromkeys((StoreReply, ValueReceived), self._of_blobs)
-        self._kinds = frozenset(self._by_type)
+        #: Replies wait, or a client follows the records.
+        self.is_waiting = False
 
     def has_pending(self) -> bool:
         """Return whether a reply can go on in the next turn."""
         return any(_is_wanted(*one) and self._is_reading(one[0].client) for one in self._queue)
-
-    def is_needed(self, effects: Sequence[Effect]) -> bool:
-        """Return whether there is something to complete in a turn."""
-        if self._queue or self._streams.is_followed:
-            return True
-        return not self._kinds.isdisjoint(map(type, effects))
 
     def sync(self, effects: Sequence[Effect]) -> None:
         """Make the files durable that the records of a turn name. Raises `JournalFailed`."""
@@ -150,6 +152,7 @@ class Completer:
         self._payloads.read.clear()
         self._writer.flush()
         self._rows.trim()
+        self.is_waiting = bool(self._queue) or self._streams.is_followed
         return completed
 
     def result_of(self, key: bytes) -> Content | None:
@@ -194,7 +197,8 @@ class Completer:
         return (effect,)
 
     def _of_blobs(self, effect: StoreReply | ValueReceived) -> Sequence[Effect]:
-        assert self._blobs is not None  # noqa: S101  # else it is not entered
+        if self._blobs is None:
+            return (effect,)
         self._writer.is_dirty = True
         return (self._blobs.fill(effect),)
 

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 #: The wall clock may drift this far from the monotonic one before it counts as a jump.
 CLOCK_DRIFT_NS_MAX: Final = SECOND_NS // 100
 
-#: How often the disk's free space is checked: after a time, and after this many bytes.
-DISK_CHECK_NS: Final = SECOND_NS
-DISK_CHECK_BYTES: Final = 4 * 1024 * 1024
+#: How often the wall clock and the disk's free space are checked: after a time, and after this many
+#: bytes.
+CHECK_NS: Final = SECOND_NS
+CHECK_BYTES: Final = 4 * 1024 * 1024
 
 #: Timers that are this late were not delayed by the work of a turn.
 HELD_UP_NS: Final = 2 * SECOND_NS
@@ -44,6 +45,9 @@ class EventTransport(Protocol):
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         """Send effects. Returns those that could not be delivered, as events."""
+
+    def is_reading(self, client: bytes) -> bool:
+        """Return whether a client reads its replies."""
 
 
 class CatchUp:
@@ -82,29 +86,23 @@ class Environment:
         self._store = store
         self._clock = clock
         self._blobs = blobs
-        #: Bytes written since the last check of the disk.
+        #: Bytes written since the last check. After `CHECK_BYTES`, or at this time, the next one is
+        #: due.
         self.bytes_written = 0
-        self._disk_check_at_ns: int | None = None
+        self.check_at_ns = 0
         self._output_problem = ""
 
-    def events(self, now_ns: int) -> list[Event]:
+    def check(self, now_ns: int) -> list[Event]:
         """Return what has changed: the clock was set, the disk is full or has room again."""
+        self.check_at_ns, self.bytes_written = now_ns + CHECK_NS, 0
         found: list[Event] = []
         wall_ns = self._clock.wall_ns()
         if abs(wall_ns - now_ns - self._context.wall_offset_ns) > CLOCK_DRIFT_NS_MAX:
             found.append(ClockSet(now_ns, wall_ns))
-        at_ns = self._disk_check_at_ns
-        if at_ns is None or at_ns <= now_ns or self.bytes_written >= DISK_CHECK_BYTES:
-            self._disk_check_at_ns, self.bytes_written = now_ns + DISK_CHECK_NS, 0
-            accepting = self._disk_free_bytes() > DISK_RESERVE_BYTES
-            if accepting is not self._context.accepting:
-                found.append(DiskSpaceChanged(now_ns, accepting))
+        accepting = self._disk_free_bytes() > DISK_RESERVE_BYTES
+        if accepting is not self._context.accepting:
+            found.append(DiskSpaceChanged(now_ns, accepting))
         return found
-
-    def wake_at_ns(self, other_ns: int | None) -> int:
-        """Return when to check the disk again, or an earlier time."""
-        check_ns = self._disk_check_at_ns or 0
-        return check_ns if other_ns is None else min(check_ns, other_ns)
 
     def _disk_free_bytes(self) -> int:
         """Return the free bytes of the fullest disk: blobs may have one of their own."""

@@ -14,7 +14,7 @@ from taskyard.core.records import WorkerJoined, WorkerLeft
 from taskyard.net.event_log import EventLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable
 
     from taskyard.core.ledger import Ledger
     from taskyard.core.records import AnyRecord
@@ -27,6 +27,9 @@ _REASONS: Final = {b"silent": "lease expired"}
 
 #: Addresses of workers whose registration is not committed. Refused ones stay until this many.
 _ADDRESSES_MAX: Final = 1_000
+
+#: The records that are logged.
+LOGGED: Final[frozenset[type]] = frozenset((WorkerJoined, WorkerLeft))
 
 
 class MembershipLog:
@@ -51,7 +54,7 @@ class MembershipLog:
             self._addresses.clear()
         self._addresses[worker] = address
 
-    def on_commit(self, records: Iterable[AnyRecord]) -> None:
+    def on_commit(self, _sequence: int, records: Iterable[AnyRecord]) -> None:
         """Log the joins and leaves among durable records."""
         for record in records:
             if type(record) is WorkerJoined:
@@ -94,16 +97,3 @@ class MembershipLog:
             return {"worker": shown(record.worker), "reason": reason}
 
         self._left.log(self._clock.monotonic_ns(), fields)
-
-
-def both(
-    first: Callable[[int, Sequence[AnyRecord]], None] | None, second: MembershipLog
-) -> Callable[[int, Sequence[AnyRecord]], None]:
-    """Return one callback of a commit for two."""
-
-    def on_commit(sequence: int, records: Sequence[AnyRecord]) -> None:
-        if first is not None:
-            first(sequence, records)
-        second.on_commit(records)
-
-    return on_commit

@@ -30,7 +30,7 @@ from taskyard.core.model import Refusal
 from taskyard.core.states import BLOCKED, DELAYED, FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from taskyard.core.effects import Effect
     from taskyard.core.entities import Task
@@ -107,7 +107,8 @@ class Requests:
         self._ledger = ledger
         self._is_reading = is_reading
         self.budget = Budget()
-        self._queues: dict[bytes, deque[_Waiting]] = {}
+        #: The waiting requests of each client that has some.
+        self.queues: dict[bytes, deque[_Waiting]] = {}
         #: Clients with a queue: those not served since it began, and the others.
         self._fresh: deque[bytes] = deque()
         self._served: deque[bytes] = deque()
@@ -123,11 +124,9 @@ class Requests:
 
     def are_ready(self) -> bool:
         """Return whether a waiting request can be handled now."""
-        if not self._queues:
-            return False
-        return any(self._can_go(client, queue[0]) for client, queue in self._queues.items())
+        return any(self._can_go(client, queue[0]) for client, queue in self.queues.items())
 
-    def admit(self, arrived: list[Event]) -> tuple[list[Event], list[Effect]]:
+    def admit(self, arrived: Sequence[Event]) -> tuple[list[Event], list[Effect]]:
         """Queue expensive requests. Returns the events to handle now, in order, and refusals."""
         now: list[Event] = []
         refused: list[Effect] = []
@@ -156,7 +155,7 @@ class Requests:
         room = self.budget.turn
         while room > 0 and (self._fresh or self._served):
             client = self._next_client()
-            queue = self._queues[client]
+            queue = self.queues[client]
             waiting = queue[0]
             if not self._can_go(client, waiting):
                 held.append(client)
@@ -170,7 +169,7 @@ class Requests:
             if queue:
                 self._served.append(client)
             else:
-                del self._queues[client]
+                del self.queues[client]
         self._served.extend(held)
         return effects
 
@@ -188,7 +187,7 @@ class Requests:
 
     def _is_cheap(self, client: bytes, cost: int, room: int) -> bool:
         fits = cost <= min(room, self.budget.cheap)
-        return fits and client not in self._queues and self._is_reading(client)
+        return fits and client not in self.queues and self._is_reading(client)
 
     def _can_go(self, client: bytes, waiting: _Waiting) -> bool:
         if self._begun is not None and waiting is not self._begun and waiting.is_long:
@@ -197,7 +196,7 @@ class Requests:
 
     def _wait(self, client: bytes, waiting: _Waiting) -> list[Effect]:
         """Put a request at the end of its client's queue, or refuse it."""
-        queue = self._queues.get(client)
+        queue = self.queues.get(client)
         for former in queue or ():
             if waiting.is_long and _is_same(former.event, waiting.event):
                 former.again.append(waiting.event.request)
@@ -206,7 +205,7 @@ class Requests:
             text = f"client: {len(queue or ())} of its requests are waiting (retry later)"
             return [Refused(client, waiting.event.request, Refusal.OVERLOADED, text)]
         if queue is None:
-            queue = self._queues[client] = deque()
+            queue = self.queues[client] = deque()
             self._fresh.append(client)
         queue.append(waiting)
         self._count += 1
@@ -245,12 +244,12 @@ class Requests:
         return False
 
     def _queue_after(self, event: events.WatchEnded | events.ReplyDue) -> None:
-        self._queues[event.client].append(_Waiting(event, 1))
+        self.queues[event.client].append(_Waiting(event, 1))
         self._count += 1
 
     def _drop_queries(self, client: bytes) -> list[Effect]:
         """Refuse the queries of a client that is gone or does not read. Its commands still run."""
-        queue = self._queues.get(client)
+        queue = self.queues.get(client)
         if queue is None:
             return []
         kept: deque[_Waiting] = deque()
@@ -265,9 +264,9 @@ class Requests:
                 text = "client: it does not read its replies (retry later)"
                 refused.append(Refused(client, event.request, Refusal.OVERLOADED, text))
         if kept:
-            self._queues[client] = kept
+            self.queues[client] = kept
         else:
-            del self._queues[client]
+            del self.queues[client]
             line = self._fresh if client in self._fresh else self._served
             line.remove(client)
         return refused
@@ -469,3 +468,6 @@ _COSTS: Final[dict[type[Any], Callable[[Ledger, Any, Budget], int]]] = {
     events.EditRequested: _command_cost,
     events.ExpireRequested: _command_cost,
 }
+
+#: Events that `admit` looks at while no request waits.
+ESTIMATED: Final = frozenset(_COSTS)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, structs
 
-from taskyard.broker.archive import EndedTasks, recover
+from taskyard.broker.archive import ENDING, EndedTasks, recover
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs, check_mounted
@@ -35,9 +35,9 @@ from taskyard.broker.database import (
 from taskyard.broker.failover import Handover
 from taskyard.broker.health import HealthReporter
 from taskyard.broker.listeners import NATIVE, Listeners, Reservations
-from taskyard.broker.membership_log import MembershipLog, both
+from taskyard.broker.membership_log import LOGGED, MembershipLog
 from taskyard.broker.transport import SocketTransport
-from taskyard.broker.turn import Broker
+from taskyard.broker.turn import Broker, CommitObserver
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
@@ -59,7 +59,7 @@ from taskyard.settings import changes
 from taskyard.settings import rules as settings_rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from taskyard.broker.standby import Standby, WarmState
     from taskyard.journal.archive import Archive
@@ -73,6 +73,10 @@ logger = logging.getLogger("taskyard.broker")
 
 #: There are millions of small objects without cycles: collect rarely.
 GC_THRESHOLD: Final = 50_000
+
+#: The longest pause between two steps of housekeeping: while messages arrive, and while none do.
+BUSY_NS: Final = SECOND_NS // 10
+IDLE_NS: Final = SECOND_NS
 
 #: How long workers may take to leave a draining broker, once no task is leased.
 DRAIN_NS_MAX: Final = 2 * SECOND_NS
@@ -201,12 +205,9 @@ def _run(
         stack.enter_context(closing(guard))
         _listen(listeners, settings, keyring)
         guard.start()
-        dialect = listeners.dialect()
-        authenticator = None if keyring is None else Authenticator(keyring, dialect)
-        transport = SocketTransport(dialect, listeners.sockets, host.poller, clock, authenticator)
-        transport.newcomers = listeners.newcomers
-        broker = opened.broker(transport, clock)
-        broker.is_reading = transport.is_reading
+        membership = MembershipLog(opened.ledger, clock)
+        transport = opened.transport(listeners, host, keyring, membership)
+        broker = opened.broker(transport, clock, membership)
         broker.enqueue(limits.rules)
         gc.collect()
         gc.freeze()
@@ -223,16 +224,16 @@ def _run(
         if opened.lease is not None:
             reporter.add_leader(opened.lease)
         listeners.dwork.report_health(reporter.measures)
-        logs = _logs(broker, transport, listeners)
-        housekeeping = _Housekeeping(logs, opened, broker)
+        logs: list[CountLog | MembershipLog] = [*_count_logs(broker, listeners), membership]
+        housekeeping = _Housekeeping(logs, opened, broker, transport)
         if housekeeping.handover is not None:
             listeners.dwork.set_handover(housekeeping.handover)
-        _run_until_stopped(
+        is_over = _run_until_stopped(
             broker, transport, listeners, housekeeping, lambda: controls.should_stop(broker.enqueue)
         )
         _note(health_state, starts.Word.STOPPED, clock)
         logger.info("stopped: %d rows in the journal", opened.store.head.sequence)
-        return housekeeping.is_handing_over
+        return is_over
 
 
 def _note(state: Path | None, word: starts.Word, clock: Clock, recorded_ns: int = 0) -> None:
@@ -241,20 +242,13 @@ def _note(state: Path | None, word: starts.Word, clock: Clock, recorded_ns: int 
         starts.note(state, word, clock.wall_ns(), recorded_ns)
 
 
-def _logs(
-    broker: Broker, transport: SocketTransport, listeners: Listeners
-) -> tuple[CountLog | MembershipLog, ...]:
-    """Return the logs of peers, which are limited in their rate."""
-    scheduler, clock = broker.scheduler, broker.clock
-    membership = MembershipLog(scheduler.ledger, clock)
-    if membership.is_enabled():
-        broker.on_commit = both(broker.on_commit, membership)
-        transport.on_registered = membership.note_address
+def _count_logs(broker: Broker, listeners: Listeners) -> Iterable[CountLog]:
+    """Return the logs of refused messages, which are limited in their rate."""
+    context, clock = broker.scheduler.context, broker.clock
     return (
         CountLog(listeners.malformed, clock, logger, MALFORMED_TEXT),
         CountLog(listeners.forbidden, clock, logger, FORBIDDEN_TEXT),
-        CountLog(lambda: scheduler.context.refused, clock, logger, REFUSED_TASKS_TEXT),
-        membership,
+        CountLog(lambda: context.refused, clock, logger, REFUSED_TASKS_TEXT),
     )
 
 
@@ -281,13 +275,30 @@ class _OpenState(Struct):
     #: Of a journal in PostgreSQL.
     lease: Lease | None = None
 
-    def broker(self, transport: SocketTransport, clock: Clock) -> Broker:
-        scheduler = Scheduler(self.ledger)
-        broker = Broker(scheduler, transport, self.store, clock, self.archive, blobs=self.blobs)
-        broker.on_commit = None if self.archive is None else self.archive.on_commit
-        if self.lease is not None:
-            broker.check_lease = transport.check_lease = self.lease.check
-        return broker
+    def transport(
+        self, listeners: Listeners, host: Host, keyring: Keyring | None, membership: MembershipLog
+    ) -> SocketTransport:
+        dialect = listeners.dialect()
+        authenticator = None if keyring is None else Authenticator(keyring, dialect)
+        return SocketTransport(
+            *(dialect, listeners.sockets, host.poller, host.clock, authenticator),
+            check_lease=None if self.lease is None else self.lease.check,
+            on_registered=membership.note_address if membership.is_enabled() else None,
+            newcomers=listeners.newcomers,
+        )
+
+    def broker(self, transport: SocketTransport, clock: Clock, membership: MembershipLog) -> Broker:
+        observers = []
+        if self.archive is not None:
+            observers.append(CommitObserver(ENDING, self.archive.on_commit))
+        if membership.is_enabled():
+            observers.append(CommitObserver(LOGGED, membership.on_commit))
+        return Broker(
+            *(Scheduler(self.ledger), transport, self.store, clock, self.archive),
+            blobs=self.blobs,
+            observers=observers,
+            check_lease=None if self.lease is None else self.lease.check,
+        )
 
     def retention(self, broker: Broker) -> BlobRetention:
         index = None if self.archive is None else self.archive.index
@@ -435,29 +446,29 @@ class _Housekeeping:
 
     def __init__(
         self,
-        logs: tuple[CountLog | MembershipLog, ...],
+        logs: Sequence[CountLog | MembershipLog],
         opened: _OpenState,
         broker: Broker,
+        transport: SocketTransport,
     ) -> None:
+        #: When a step is due.
+        self.due_ns = 0
+        self._transport = transport
         self._logs = logs
         self._compactor = opened.compactor
-        self._blobs, self._retention = opened.blobs, opened.retention(broker)
+        self._retention = opened.retention(broker)
         self._broker = broker
         self._lease = opened.lease
         self.handover = None if opened.lease is None else Handover(opened.lease)
 
-    @property
-    def is_handing_over(self) -> bool:
-        """Return whether the broker ends its term for a standby."""
-        return self.handover is not None and self.handover.is_requested
-
-    def run_step(self) -> int | None:
-        """Run one step and return the time until the next, or None."""
+    def run_step(self, now_ns: int) -> None:
+        """Run a step, and set when the next one is due."""
+        waits = [IDLE_NS, self._retention.run_step()]
         for log in self._logs:
             log.log_if_due()
-        waits = [self._retention.run_step()]
-        problem = self._blobs.problem()
-        self._broker.enqueue(self._broker.environment.output_space_changed(problem))
+        self._broker.turn_times.count_pending()
+        self._broker.sync_times.count_pending()
+        self._broker.check_output_space()
         if self._compactor is not None:
             waits.append(self._compactor.run_step())
             lag = self._broker.backpressure.update(self._compactor.lag_percent)
@@ -465,7 +476,8 @@ class _Housekeeping:
         if self._lease is not None:
             self._lease.check()
             waits.append(self._lease.left_ns())
-        return min((wait for wait in waits if wait is not None), default=None)
+        self._transport.wait_ns_max = wait_ns = min(wait for wait in waits if wait is not None)
+        self.due_ns = now_ns + min(wait_ns, BUSY_NS)
 
 
 def _run_until_stopped(
@@ -474,24 +486,33 @@ def _run_until_stopped(
     listeners: Listeners,
     housekeeping: _Housekeeping,
     ending: Callable[[], bool],
-) -> None:
-    while not listeners.dwork.leaving:
+) -> bool:
+    """Run turns until the broker is to end. Return whether it ends its term for a standby."""
+    pending, warnings = listeners.dwork.pending, broker.scheduler.context.warnings
+    handover, monotonic_ns = housekeeping.handover, broker.clock.monotonic_ns
+    while not pending.leaving:
         broker.turn()
-        _log_warnings(broker)
-        transport.wait_ns_max = housekeeping.run_step()
-        if housekeeping.is_handing_over or (transport.signalled and ending()):
-            return
+        if warnings:
+            _log_warnings(broker)
+        now_ns = monotonic_ns()
+        if now_ns >= housekeeping.due_ns:
+            housekeeping.run_step(now_ns)
+        if handover is not None and handover.is_requested:
+            return True
+        if transport.signalled and ending():
+            return False
     listeners.drain()
     ledger, drain_until_ns = broker.scheduler.ledger, 0
     transport.wait_ns_max = DRAIN_NS_MAX // 10
     while ledger.counts[LEASED] or ledger.workers:
         broker.turn()
         _log_warnings(broker)
-        now_ns = broker.clock.monotonic_ns()
+        now_ns = monotonic_ns()
         if ledger.counts[LEASED] or not drain_until_ns:
             drain_until_ns = now_ns + DRAIN_NS_MAX
         if ending() or now_ns > drain_until_ns:
-            return
+            break
+    return False
 
 
 def _log_warnings(broker: Broker) -> None:

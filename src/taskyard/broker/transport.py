@@ -27,7 +27,7 @@ from taskyard.core.events import (
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.accepted import peer_address
 from taskyard.net.unread import COUNTED_BYTES_MIN, Unread
-from taskyard.wire.dialect import DIALECTS_MAX, collecting
+from taskyard.wire.dialect import ASSIGNED, DIALECTS_MAX, collecting
 from taskyard.wire.native.development import PEER_TEXT
 from taskyard.wire.seen_relays import RefusedPeer
 
@@ -79,6 +79,9 @@ PAUSE_AFTER_NS: Final = 3 * PAUSE_NS
 PAUSE_EVENTS_MAX: Final = 32
 
 
+_HEARTBEATS: Final = frozenset((HeartbeatsRepeated, WorkerHeartbeat, HeartbeatsRenewed))
+
+
 def _are_few_heartbeats(events: Sequence[Event]) -> bool:
     """Return whether all events are heartbeats, of which none is urgent, and more may share a
     turn."""
@@ -86,7 +89,7 @@ def _are_few_heartbeats(events: Sequence[Event]) -> bool:
     for event in events:
         if type(event) is HeartbeatsRepeated:
             count += len(event.heartbeats)
-        elif type(event) in (WorkerHeartbeat, HeartbeatsRenewed):
+        elif type(event) in _HEARTBEATS:
             count += 1
         else:
             return False
@@ -189,15 +192,28 @@ class Backlog:
 class SocketTransport:
     """An `EventTransport`. A route is a socket's number plus the peer's id there."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what peers send goes to several owners
         self,
         dialect: Dialect,
         wires: Sequence[ZmqSocket],
         poller: Poller,
         clock: Clock,
         authenticator: Authenticator | None = None,
+        *,
+        check_lease: Callable[[], None] | None = None,
+        on_registered: Callable[[bytes, str], None] | None = None,
+        newcomers: list[SeenRelay | RefusedPeer] | None = None,
     ) -> None:
+        """`check_lease` raises if this broker may not answer any more.
+
+        `on_registered` is called with the name and the address of a worker that registers, for the
+        log. `newcomers` are relays whose first message was just received, and peers that were
+        refused. They get the address of the connection.
+        """
         self._dialect = dialect
+        self._check_lease = check_lease
+        self._on_registered = on_registered
+        self._newcomers = [] if newcomers is None else newcomers
         self._collecting = collecting(dialect)
         self._wires = list(wires)
         #: None if no socket requires keys.
@@ -217,13 +233,6 @@ class SocketTransport:
         self._pauses = False
         #: Bytes that were sent and not yet read.
         self._unread = Unread()
-        #: Called with the name and the address of a worker that registers, for the log.
-        self.on_registered: Callable[[bytes, str], None] | None = None
-        #: Raises if this broker may not answer any more.
-        self.check_lease: Callable[[], None] = lambda: None
-        #: Relays whose first message was just received, and peers that were refused. They get the
-        #: address of the connection.
-        self.newcomers: list[SeenRelay | RefusedPeer] = []
         #: The addresses of refused peers, without their ports, which are logged once.
         self._refused: dict[str, None] = {}
         #: A descriptor other than a socket was ready, such as a signal's.
@@ -234,37 +243,46 @@ class SocketTransport:
             poller.add(wire)
 
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
-        if self._pauses and wait_ns != 0:
-            time.sleep(PAUSE_NS / SECOND_NS)
-        ready = self._poller.wait(self._shortened(wait_ns))
+        wake_at_ns = self._dialect.wake_at_ns()
+        ready = self._poller.wait(self._shortened(wait_ns, wake_at_ns))
         since_ns, now_ns = self._received_ns, self._clock.monotonic_ns()
         self._received_ns = now_ns
         events: list[Event] = []
         if self._authenticator is not None:
             for route in self._authenticator.refresh():
                 events += self._cut(route)
-        if now_ns >= self._retry_at_ns:
-            self._unread.refresh()
-            if self._backlogs:
-                self._retry()
-            self._retry_at_ns = now_ns + RETRY_NS
-        wires = [one for one in ready if not isinstance(one, int)]
-        self.signalled = len(wires) < len(ready)
-        self._drain(wires, events, now_ns)
-        self._pauses = now_ns - since_ns < PAUSE_AFTER_NS and _are_few_heartbeats(events)
-        if self._catch_up.is_due(self._dialect.wake_at_ns(), now_ns, has_read=bool(events)):
+        if now_ns >= self._retry_at_ns and (self._backlogs or self._unread.routes):
+            self._retry(now_ns)
+        wires: list[ZmqSocket] = []
+        self.signalled = False
+        for one in ready:
+            if isinstance(one, int):
+                self.signalled = True
+            else:
+                wires.append(one)
+        if wires:
+            self._drain(wires, events, now_ns)
+        if self._pauses or (events and type(events[0]) in _HEARTBEATS):
+            self._pauses = now_ns - since_ns < PAUSE_AFTER_NS and _are_few_heartbeats(events)
+        is_late = wake_at_ns is not None and wake_at_ns <= now_ns
+        if is_late and self._catch_up.is_due(wake_at_ns, now_ns, has_read=bool(events)):
             events += self._dialect.time_passed(now_ns)
         return events
 
-    def _shortened(self, wait_ns: int | None) -> int | None:
+    def _shortened(self, wait_ns: int | None, wake_at_ns: int | None) -> int | None:
         """Shorten a wait to the dialects' next timer, a retry, or `wait_ns_max`."""
-        wake_at_ns = self._dialect.wake_at_ns()
-        waits = [wait_ns, self.wait_ns_max]
+        if self._pauses and wait_ns != 0:
+            time.sleep(PAUSE_NS / SECOND_NS)
+        limit_ns = self.wait_ns_max
+        if wait_ns is None or (limit_ns is not None and limit_ns < wait_ns):
+            wait_ns = limit_ns
         if wake_at_ns is not None:
-            waits.append(max(0, wake_at_ns - self._clock.monotonic_ns()))
-        if self._backlogs or self._unread.bytes_all:
-            waits.append(RETRY_NS)
-        return min((wait for wait in waits if wait is not None), default=None)
+            left_ns = wake_at_ns - self._clock.monotonic_ns()
+            if wait_ns is None or left_ns < wait_ns:
+                wait_ns = max(left_ns, 0)
+        if (self._backlogs or self._unread.bytes_all) and (wait_ns is None or wait_ns > RETRY_NS):
+            wait_ns = RETRY_NS
+        return wait_ns
 
     def _drain(self, wires: list[ZmqSocket], events: list[Event], now_ns: int) -> None:
         """Receive from all sockets in rotation, up to the limits of a turn."""
@@ -279,15 +297,7 @@ class SocketTransport:
                     break
                 messages += 1
                 bytes_taken += sum(map(len, frames))
-                route = number + frames[0]
-                if self._connections.is_renewed(route, wire.connection_of_last):
-                    events += self._dialect.reconnected(route, now_ns)
-                before = len(events)
-                if wire.is_secure:
-                    events += self._receive_authenticated(wire.user, route, frames[1:], now_ns)
-                elif route not in self._backlogs:
-                    events += self._dialect.receive(route, frames[1:], now_ns)
-                self._note_addresses(events, before, wire)
+                events += self._receive_message(wire, number + frames.pop(0), frames, now_ns)
                 if not count and not wire.is_readable():
                     break  # usually there is one message, and this test is cheaper than a receive
                 if bytes_taken >= BYTES_PER_TURN_MAX or self.thread_time_ns() > ends_ns:
@@ -298,28 +308,38 @@ class SocketTransport:
         for wire in wires:
             wire.is_readable()  # updates the guard when nothing is left
 
-    def _note_addresses(self, events: list[Event], first: int, wire: ZmqSocket) -> None:
-        """Report the address of a worker if the last message, from event `first`, registers it, and
-        those of newcomers."""
-        if self.newcomers:
+    def _receive_message(
+        self, wire: ZmqSocket, route: bytes, frames: list[bytes], now_ns: int
+    ) -> Sequence[Event]:
+        """Return the events of a message. Report the addresses of new peers."""
+        ahead: Sequence[Event] = ()
+        # Only a peer that chose its routing id has the same one on a new connection.
+        if route[1:2] != ASSIGNED and self._connections.is_renewed(route, wire.connection_of_last):
+            ahead = self._dialect.reconnected(route, now_ns)
+        if wire.is_secure:
+            found = self._receive_authenticated(wire.user, route, frames, now_ns)
+        elif route in self._backlogs:
+            return ahead
+        else:
+            found = self._dialect.receive(route, frames, now_ns)
+        if self._newcomers:
             self._note_newcomers(wire)
-        if self.on_registered is None:
-            return
-        for event in events[first:]:
-            if type(event) is WorkerRegistered:
+        for event in found:
+            if type(event) is WorkerRegistered and self._on_registered is not None:
                 with suppress(OSError):  # the connection has ended
-                    self.on_registered(event.worker, peer_address(wire.connection_of_last()[0]))
+                    self._on_registered(event.worker, peer_address(wire.connection_of_last()[0]))
+        return [*ahead, *found] if ahead else found
 
     def _note_newcomers(self, wire: ZmqSocket) -> None:
         """Set the address of peers that sent the last message, unless the connection has ended. Log
         those of refused peers."""
         with suppress(OSError):
             address = peer_address(wire.connection_of_last()[0])
-            for one in self.newcomers:
+            for one in self._newcomers:
                 one.address = address
                 if isinstance(one, RefusedPeer):
                     self._log_refused(address)
-        self.newcomers.clear()
+        self._newcomers.clear()
 
     def _log_refused(self, address: str) -> None:
         """Log a peer of a development version, unless one of its machine was logged."""
@@ -348,51 +368,35 @@ class SocketTransport:
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         undelivered: list[Event] = []
         for effect in effects:
-            undelivered += self._send_all(self._dialect.reply(effect), effect)
+            for route, frames in self._dialect.reply(effect):
+                wire = self._wires[route[0]]
+                if wire.is_secure or self._backlogs or len(frames[-1]) >= COUNTED_BYTES_MIN:
+                    undelivered += self._send(route, frames, effect)
+                elif not wire.send([route[1:], *frames]):
+                    undelivered += self._unsent(route, frames, effect)
         if self._collecting is not None:
-            undelivered += self._send_all(self._collecting.flush())
+            for route, frames in self._collecting.flush():
+                undelivered += self._send(route, frames, None)
         return undelivered
 
-    def _send_all(self, replies: Sequence[Reply], effect: Effect | None = None) -> list[Event]:
-        """Send or keep the replies to an effect. Return events for those that could not be
-        delivered, or that a peer may not read."""
-        undelivered: list[Event] = []
-        for route, frames in replies:
-            if route in self._backlogs:
-                self._keep(route, frames)
-                undelivered += unsent_events(effect)
-            elif not self._send(route, frames):
-                undelivered += [*unsent_events(effect), *self._dialect.disconnected(route)]
-        return undelivered
-
-    def _send(self, route: bytes, frames: list[bytes]) -> bool:
-        """Send a reply and return whether it was sent. A full queue keeps it for a retry."""
+    def _send(self, route: bytes, frames: list[bytes], effect: Effect | None) -> list[Event]:
+        """Send or keep a reply to an effect. Return events if it could not be delivered, or if the
+        peer may not read it."""
         wire = self._wires[route[0]]
-        if wire.is_secure and not self._may_send(wire, route):
-            return False
-        if len(frames[-1]) < COUNTED_BYTES_MIN:
-            sent = wire.send([route[1:], *frames])
-        else:
-            sent = self._send_counted(wire, route, frames)
-        if not sent and wire.is_full:
+        if route in self._backlogs:
+            self._keep(route, frames)
+            return unsent_events(effect)
+        if not self._may_send(wire, route):
+            return [*unsent_events(effect), *self._dialect.disconnected(route)]
+        sent = wire.send_within(self._unread, route, [route[1:], *frames])
+        return [] if sent else self._unsent(route, frames, effect)
+
+    def _unsent(self, route: bytes, frames: list[bytes], effect: Effect | None) -> list[Event]:
+        """Return events for a reply that was not sent. A full queue keeps it for a retry."""
+        if self._wires[route[0]].is_full:
             self._backlogs[route] = Backlog()
             self._backlogs[route].add(frames)
-        return sent
-
-    def _send_counted(self, wire: ZmqSocket, route: bytes, frames: list[bytes]) -> bool:
-        """Send a reply and count the bytes that a peer has not read."""
-        size = len(frames[-1])
-        if size < COUNTED_BYTES_MIN:
-            return wire.send([route[1:], *frames])
-        if self._unread.is_full(route):
-            wire.is_full = True
-            return False
-        if not self._unread.wants_mark(route, size):
-            return wire.send([route[1:], *frames])
-        tracker = wire.send_marked([route[1:], *frames])
-        if tracker is not None:
-            self._unread.mark(route, tracker)
-        return tracker is not None
+        return [*unsent_events(effect), *self._dialect.disconnected(route)]
 
     def is_reading(self, client: bytes) -> bool:
         """Return whether a client reads its replies, or the relay before it."""
@@ -405,13 +409,19 @@ class SocketTransport:
         if len(backlog.replies) < BACKLOG_MAX and backlog.bytes_kept < BACKLOG_BYTES_MAX:
             backlog.add(frames)
 
-    def _retry(self) -> None:
+    def _retry(self, now_ns: int) -> None:
         """Send kept replies. Forget peers that are gone or have accepted everything."""
-        self.check_lease()
+        self._retry_at_ns = now_ns + RETRY_NS
+        self._unread.refresh()
+        if self._backlogs and self._check_lease is not None:
+            self._check_lease()
         for route, backlog in [*self._backlogs.items()]:
             wire = self._wires[route[0]]
             if self._may_send(wire, route):
-                while backlog.replies and self._send_counted(wire, route, backlog.replies[0]):
+                while backlog.replies:
+                    frames = [route[1:], *backlog.replies[0]]
+                    if not wire.send_within(self._unread, route, frames):
+                        break
                     backlog.remove_first()
                 if backlog.replies and wire.is_full:
                     continue

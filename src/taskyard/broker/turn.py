@@ -2,18 +2,21 @@
 
 A reply leaves only after the commit that contains its records, and after every commit before it: a
 reply without own records, such as "known already", depends on them too. One commit serves
-everything that arrived meanwhile. The loop takes its transport, store and clock as arguments, so
-that the simulator runs this very code. Independent of sockets, dialects and SQLite.
+everything that arrived meanwhile. A stage that nothing needs costs no call: each is entered by the
+types of events and effects, or by a plain attribute. The loop takes its transport, store and clock
+as arguments, so that the simulator runs this very code. Independent of sockets, dialects and
+SQLite.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from taskyard.broker.backpressure import Backpressure
 from taskyard.broker.blobs import BrokerBlobs
-from taskyard.broker.completer import Completer
-from taskyard.broker.environment import CatchUp, Environment, EventTransport
-from taskyard.broker.requests import Requests
+from taskyard.broker.completer import KINDS, Completer
+from taskyard.broker.environment import CHECK_BYTES, CatchUp, Environment, EventTransport
+from taskyard.broker.requests import ESTIMATED, Requests
 from taskyard.broker.whole_bytes import WITH_BYTES, take_in
 from taskyard.core.counters import turn_histogram
 from taskyard.core.effects import Effect
@@ -23,6 +26,15 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.journal.recovery import EndedTaskIndex, encode, recall_for_event
 from taskyard.journal.store import Store
 from taskyard.net.protocols import Clock
+
+
+class CommitObserver(NamedTuple):
+    """Is told of durable rows."""
+
+    #: The rows with a record of one of these types.
+    kinds: frozenset[type]
+    #: Called with the sequence of a row and its records.
+    observe: Callable[[int, Sequence[AnyRecord]], None]
 
 
 class Broker:
@@ -37,23 +49,25 @@ class Broker:
         index: EndedTaskIndex | None = None,
         *,
         blobs: BrokerBlobs | None = None,
+        observers: Iterable[CommitObserver] = (),
+        check_lease: Callable[[], None] | None = None,
     ) -> None:
-        """`index` has ended tasks that are no longer in memory, `blobs` what records refer to."""
+        """`index` has ended tasks that are no longer in memory, `blobs` what records refer to.
+
+        `check_lease` raises if this broker may not answer any more, because another may have taken
+        over.
+        """
         self.scheduler = scheduler
         self.transport = transport
         self.store = store
         self.clock = clock
         self.index = index
-        #: Called with each durable row: its sequence and its records.
-        self.on_commit: Callable[[int, Sequence[AnyRecord]], None] | None = None
-        #: Raises if this broker may not answer any more, because another may have taken over.
-        self.check_lease: Callable[[], None] = lambda: None
-        #: Returns whether a client reads its replies. Set by the owner of the sockets.
-        self.is_reading: Callable[[bytes], bool] = lambda _client: True
         self.blobs = blobs
-        ledger = scheduler.ledger
-        self.completer = Completer(store, ledger, index, self._is_reading, self.enqueue, blobs)
-        self.requests = Requests(ledger, self._is_reading)
+        self._observers = [*observers]
+        self._check_lease = check_lease
+        ledger, is_reading = scheduler.ledger, transport.is_reading
+        self.completer = Completer(store, ledger, index, is_reading, self.enqueue, blobs)
+        self.requests = Requests(ledger, is_reading)
         #: How long turns and commits took since the start.
         self.turn_times, self.sync_times = turn_histogram(), turn_histogram()
         #: Delays replies to submissions while compaction lags behind.
@@ -63,6 +77,8 @@ class Broker:
         self._catch_up = CatchUp()
         self.environment = Environment(scheduler.context, store, clock, blobs)
         scheduler.resume(clock.monotonic_ns())
+        #: When the scheduler's next timer is due, as of the last turn. None: there is none.
+        self._wake_at_ns = scheduler.wake_at_ns()
 
     def turn(self) -> None:
         """Run one turn. Raises when the journal fails, and then no reply may be sent."""
@@ -71,32 +87,37 @@ class Broker:
     def process(self, arrived: Sequence[Event]) -> None:
         """Run a turn on events that were received for it: decide, commit, reply."""
         since_ns = self.clock.monotonic_ns()
-        effects: Sequence[Effect] = self._decide(arrived, since_ns)
-        records, row_bytes = self.scheduler.take_records(), 0
-        is_completed = self.completer.is_needed(effects)
+        effects = self._decide(arrived, since_ns)
+        context, completer, row_bytes = self.scheduler.context, self.completer, 0
+        records, context.records = context.records, []
+        is_completed = completer.is_waiting or not KINDS.isdisjoint(map(type, effects))
         if is_completed:
-            self.completer.sync(effects)
+            completer.sync(effects)
         if records:
             row_bytes = self._commit(records)
         if is_completed:
-            has_room = self.scheduler.context.accepting
-            effects = self.completer.complete(effects, records, row_bytes, has_room=has_room)
-            self.environment.bytes_written += self.completer.take_bytes_written()
-        passed = self.backpressure.throttle(effects, self.clock.monotonic_ns())
-        self.check_lease()
-        self._undelivered += self.transport.send(passed)
-        self.turn_times.add(self.clock.monotonic_ns() - since_ns)
+            has_room = context.accepting
+            effects = completer.complete(effects, records, row_bytes, has_room=has_room)
+            self.environment.bytes_written += completer.take_bytes_written()
+            self.check_output_space()
+        if self.backpressure.is_active:
+            effects = self.backpressure.throttle(effects, self.clock.monotonic_ns())
+        if self._check_lease is not None:
+            self._check_lease()
+        self._undelivered += self.transport.send(effects)
+        self.turn_times.pending_ns.append(self.clock.monotonic_ns() - since_ns)
 
-    def _commit(self, records: Sequence[AnyRecord]) -> int:
+    def _commit(self, records: list[AnyRecord]) -> int:
         """Make the records of a turn durable. Return the bytes of their row."""
         if self.blobs is not None:
             self.blobs.note(records, self.completer.blobs_needed)
-        body = encode([*records])
+        body = encode(records)
         since_ns = self.clock.monotonic_ns()
         head = self.store.commit(body, len(records))
-        self.sync_times.add(self.clock.monotonic_ns() - since_ns)
-        if self.on_commit is not None:
-            self.on_commit(head.sequence, records)
+        self.sync_times.pending_ns.append(self.clock.monotonic_ns() - since_ns)
+        for kinds, observe in self._observers:
+            if not kinds.isdisjoint(map(type, records)):
+                observe(head.sequence, records)
         self.environment.bytes_written += len(body)
         return len(body)
 
@@ -105,36 +126,53 @@ class Broker:
         if event is not None:
             self._undelivered.append(event)
 
-    def _is_reading(self, client: bytes) -> bool:
-        return self.is_reading(client)
+    def check_output_space(self) -> None:
+        """Let the scheduler know whether the quota of blobs is reached."""
+        if self.blobs is not None:
+            self.enqueue(self.environment.output_space_changed(self.blobs.problem()))
 
     def wait_ns(self) -> int | None:
         """Return how long the next turn may wait for events, or None for no limit."""
-        if self._undelivered or self.completer.has_pending() or self.requests.are_ready():
+        completer, requests = self.completer, self.requests
+        if (
+            self._undelivered
+            or (completer.is_waiting and completer.has_pending())
+            or (requests.queues and requests.are_ready())
+        ):
             return 0
-        wake_at_ns, release_ns = self.scheduler.wake_at_ns(), self.backpressure.wake_at_ns()
-        if wake_at_ns is None or (release_ns is not None and release_ns < wake_at_ns):
-            wake_at_ns = release_ns
+        wake_at_ns = self._wake_at_ns
+        if self.backpressure.is_active:
+            wake_at_ns = self.backpressure.earlier_ns(wake_at_ns)
         if not self.scheduler.context.accepting:  # tasks wait for room on the disk
-            wake_at_ns = self.environment.wake_at_ns(wake_at_ns)
+            check_ns = self.environment.check_at_ns
+            wake_at_ns = check_ns if wake_at_ns is None else min(wake_at_ns, check_ns)
         return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())
 
     def _decide(self, arrived: Sequence[Event], now_ns: int) -> list[Effect]:
-        handle = partial(self._handle, now_ns)
-        changes = self.environment.events(now_ns)
-        undelivered, self._undelivered = self._undelivered, []
-        admitted, effects = self.requests.admit([*changes, *undelivered, *arrived])
-        for event in admitted:
-            effects += handle(event)
-        if self.requests:
-            effects += self.requests.run(handle)
-        if self._catch_up.is_due(self.scheduler.wake_at_ns(), now_ns, has_read=bool(arrived)):
+        """Handle all events of a turn. Those that cost much may wait for a later one."""
+        effects: list[Effect] = []
+        environment, requests, has_read = self.environment, self.requests, bool(arrived)
+        if now_ns >= environment.check_at_ns or environment.bytes_written >= CHECK_BYTES:
+            self._undelivered = [*environment.check(now_ns), *self._undelivered]
+        if self._undelivered:
+            arrived, self._undelivered = [*self._undelivered, *arrived], []
+        if requests.queues or not ESTIMATED.isdisjoint(map(type, arrived)):
+            arrived, effects = requests.admit(arrived)
+        for event in arrived:
+            effects += self._handle(now_ns, event)
+        if requests.queues:
+            effects += requests.run(partial(self._handle, now_ns))
+        wake_at_ns = self.scheduler.wake_at_ns()
+        is_late = wake_at_ns is not None and wake_at_ns <= now_ns
+        if is_late and self._catch_up.is_due(wake_at_ns, now_ns, has_read=has_read):
             effects += self.scheduler.handle(TimePassed(now_ns))
+            wake_at_ns = self.scheduler.wake_at_ns()
+        self._wake_at_ns = wake_at_ns
         return effects
 
     def _handle(self, now_ns: int, event: Event) -> list[Effect]:
         event.now_ns = now_ns
-        if self.index is not None:
+        if self.index is not None and self.index.has_any:
             recall_for_event(self.scheduler.ledger, self.index, event)
         if self.blobs is not None and type(event) in WITH_BYTES:
             refused = take_in(self.blobs, event, self.scheduler.context)

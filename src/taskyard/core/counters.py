@@ -62,14 +62,17 @@ class Histogram(Struct, gc=False):
         if times == 1:
             self.pending_ns.append(value_ns)
             if len(self.pending_ns) >= _PENDING_MAX:
-                self._count_pending()
+                self.count_pending()
             return
         value_ns = max(value_ns, 0)
         self.counts[bisect_left(self.bounds_ns, value_ns)] += times
         self.sum_ns += value_ns * times
         self.longest_ns = max(self.longest_ns, value_ns)
 
-    def _count_pending(self) -> None:
+    def count_pending(self) -> None:
+        """Sort durations into their buckets that were only appended to `pending_ns`."""
+        if not self.pending_ns:
+            return
         found, before = sorted(self.pending_ns), 0
         self.pending_ns.clear()
         for place, bound_ns in enumerate(self.bounds_ns):
@@ -82,8 +85,7 @@ class Histogram(Struct, gc=False):
 
     def copied(self) -> Histogram:
         """Return a copy with everything counted."""
-        if self.pending_ns:
-            self._count_pending()
+        self.count_pending()
         return Histogram(self.bounds_ns, [*self.counts], self.sum_ns, self.longest_ns)
 
     def quantile_ns(self, share: float) -> int:

@@ -274,11 +274,6 @@ class DueHeap(Struct, Generic[T], eq=False):
         """Remove and return names of tasks that may be late, about `count_max` at most."""
         return _pop_names(self.late, wall_ns, count_max)
 
-    def next_ns(self, *, has_due: bool = True) -> int | None:
-        """Return the time of the next entry, or None. Without `has_due`, tasks are not due."""
-        heaps = (self.due if has_due else [], self.expiry, self.late)
-        return min((heap[0][0] for heap in heaps if heap), default=None)
-
 
 def _pop_names(
     heap: list[tuple[int, int, list[bytes]]], wall_ns: int, count_max: int

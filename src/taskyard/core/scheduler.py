@@ -8,6 +8,7 @@ must be durable before the effects are carried out. The deciders are in files by
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from taskyard.core import (
@@ -41,6 +42,8 @@ class Scheduler:
     def __init__(self, ledger: Ledger | None = None) -> None:
         self.ledger = Ledger() if ledger is None else ledger
         self.context = Context(self.ledger)
+        #: Returns when `TimePassed` is due, by the monotonic clock. None: nothing is scheduled.
+        self.wake_at_ns: Callable[[], int | None] = partial(timers.next_ns, self.context)
 
     def handle(self, event: events.Event) -> list[Effect]:
         """Decide on an event, apply the decision and return its effects."""
@@ -90,10 +93,6 @@ class Scheduler:
                 worker.lease_ns_max = max(worker.lease_ns_max, lease.lease_ns)
             context.schedule_timeout(worker)
             context.schedule_deadline(worker)
-
-    def wake_at_ns(self) -> int | None:
-        """Return when `TimePassed` is due, by the monotonic clock. None: nothing is scheduled."""
-        return timers.next_ns(self.context)
 
 
 _DECIDERS: dict[type, Callable[[Context, Any], None]] = {

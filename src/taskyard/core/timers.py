@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from taskyard.core import assignment, deadlines, expiry, lane_queues, membership, subscriptions
-from taskyard.core.limits import TIMER_TASKS_MAX
+from taskyard.core.limits import NUMBER_MAX, TIMER_TASKS_MAX
 from taskyard.core.records import CameDue, ReportedLate
 from taskyard.core.states import BLOCKED, DELAYED, LEASED, READY, WOKEN, WorkerCause
 
@@ -23,20 +23,23 @@ _UNSETTLED = (BLOCKED, DELAYED, READY, LEASED)
 
 
 def next_ns(context: Context) -> int | None:
-    """Return when the next timer is due, by the monotonic clock, or None."""
-    ledger = context.ledger
-    heaps = (context.timeouts, context.wakes, context.lease_deadlines, context.debounce_heap)
-    times = [heap[0][0] for heap in heaps if heap]
-    if ledger.rate_timers.times_ns:
-        times.append(ledger.rate_timers.times_ns[0])
-    due_ns = ledger.due_heap.next_ns(has_due=context.accepting)
-    if due_ns is not None:
-        times.append(due_ns - context.wall_offset_ns)
-    if context.stuck_check_ns:
-        times.append(context.stuck_check_ns)
+    """Return when the next timer is due, by the monotonic clock, or None. Called every turn."""
+    ledger, earliest_ns = context.ledger, NUMBER_MAX
+    due_heap = ledger.due_heap
+    for wall_heap in (due_heap.due if context.accepting else (), due_heap.expiry, due_heap.late):
+        if wall_heap and wall_heap[0][0] - context.wall_offset_ns < earliest_ns:
+            earliest_ns = wall_heap[0][0] - context.wall_offset_ns
+    for heap in (context.timeouts, context.wakes, context.lease_deadlines, context.debounce_heap):
+        if heap and heap[0][0] < earliest_ns:
+            earliest_ns = heap[0][0]
+    rate_times_ns = ledger.rate_timers.times_ns
+    if rate_times_ns and rate_times_ns[0] < earliest_ns:
+        earliest_ns = rate_times_ns[0]
+    if 0 < context.stuck_check_ns < earliest_ns:
+        earliest_ns = context.stuck_check_ns
     if ledger.rule_table.has_rates:
-        times += _rates_ns(context)
-    return min(times) if times else None
+        earliest_ns = min([earliest_ns, *_rates_ns(context)])
+    return None if earliest_ns == NUMBER_MAX else earliest_ns
 
 
 def _rates_ns(context: Context) -> list[int]:

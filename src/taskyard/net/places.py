@@ -181,7 +181,7 @@ class PlacesSocket(ZmqSocket):
         self._attempts: dict[str, CountingSocket] = {}
         self._searches_since_ns = 0
         self._connections = 0
-        self._unsent: deque[tuple[Sequence[bytes], bytes | zmq.Frame]] = deque()
+        self._unsent: deque[tuple[Sequence[bytes], bytes | zmq.Frame | None]] = deque()
         #: When to call `advance` if no monitor has an event.
         self.advance_at_ns = 0
         #: The sockets to poll: monitors, and the one that receives messages.
@@ -291,7 +291,7 @@ class PlacesSocket(ZmqSocket):
         current = self._current
         while current is not None and self._unsent and not self._is_silent:
             frames, last = self._unsent[0]
-            if not current.send_as(self._addressed(current, frames), last):
+            if not current.send(self._addressed(current, frames), last):
                 return
             self._unsent.popleft()
 
@@ -309,10 +309,10 @@ class PlacesSocket(ZmqSocket):
     def is_readable(self) -> bool:
         return self._current is not None and self._current.is_readable()
 
-    def send_as(self, frames: Sequence[bytes], last: bytes | zmq.Frame) -> bool:
+    def send(self, frames: Sequence[bytes], last: bytes | zmq.Frame | None = None) -> bool:
         current = self._current
         if current is not None and not self._unsent and not self._is_silent:
-            is_sent = current.send_as(self._addressed(current, frames), last)
+            is_sent = current.send(self._addressed(current, frames), last)
             self.is_full = current.is_full
             return is_sent
         self.is_full = len(self._unsent) >= MESSAGES_WAITING_MAX

@@ -39,9 +39,9 @@ from taskyard.net.options import (
 )
 from taskyard.net.peer_keys import PeerKeys
 from taskyard.net.places import CountingSocket, PlacesSocket, RouterClient
-from taskyard.net.unread import Unread
+from taskyard.net.unread import COUNTED_BYTES_MIN, Unread
 from taskyard.net.zap import require_keys
-from taskyard.net.zmq_socket import DESCRIPTOR, NOW, ZmqSocket
+from taskyard.net.zmq_socket import DESCRIPTOR, ZmqSocket
 
 
 class CurveListener(ZmqSocket):
@@ -49,30 +49,14 @@ class CurveListener(ZmqSocket):
 
     is_secure = True
 
-    def receive(self) -> list[bytes] | None:
-        """Receive a message like `ZmqSocket.receive`, and set `user` to its sender's public key.
+    def _note_sender(self, frame: zmq.Frame) -> None:
+        """Set `user` to the sender's public key: a property of the frame, which costs 0.8 µs more a
+        message."""
+        self.user = _user_of(frame)
 
-        The key is a property of the frame, which costs 0.8 µs more a message.
-        """
-        receive_frame = self._receive_frame
-        while True:
-            self.user = ""
-            try:
-                frames = [receive_frame(NOW)]
-                frame = receive_frame(NOW, False)  # noqa: FBT003 - as above
-            except zmq.Again:
-                self._note_empty()
-                return None
-            body = self._body_of(frame)
-            if body is None:
-                continue
-            self.user = _user_of(frame)
-            frames.append(body)
-            if not frame.more or self._receive_rest(frames):
-                return frames
-            self.dropped += 1
-            if self._is_overlong:
-                return None
+    def _note_empty(self) -> None:
+        super()._note_empty()
+        self.user = ""
 
 
 class PeerListener(ZmqSocket):
@@ -97,13 +81,15 @@ class PeerListener(ZmqSocket):
         self._cutter = Cutter()
         self._unread = Unread()
 
-    def send(self, frames: Sequence[bytes]) -> bool:
-        return self.send_within(self._unread, frames)
+    def send(self, frames: Sequence[bytes], last: bytes | zmq.Frame | None = None) -> bool:
+        if last is not None or len(frames[-1]) < COUNTED_BYTES_MIN:
+            return super().send(frames, last)
+        self._unread.refresh()
+        return self.send_within(self._unread, frames[0], frames)
 
-    def _body_of(self, frame: zmq.Frame) -> bytes | None:
+    def _note_sender(self, frame: zmq.Frame) -> None:
         descriptor = int(frame.get(DESCRIPTOR))
         self.connection = (descriptor, inode_of(descriptor))
-        return super()._body_of(frame)
 
     def is_open(self, connection: tuple[int, int]) -> bool:
         """Return whether a connection is still open."""
@@ -129,9 +115,9 @@ class CurvePeerListener(PeerListener):
     #: The keys of its peers. Set after it is opened.
     keys: PeerKeys
 
-    def _body_of(self, frame: zmq.Frame) -> bytes | None:
+    def _note_sender(self, frame: zmq.Frame) -> None:
         self.user = _user_of(frame)
-        return super()._body_of(frame)
+        super()._note_sender(frame)
 
     def receive(self) -> list[bytes] | None:
         while (frames := super().receive()) is not None:
@@ -140,10 +126,10 @@ class CurvePeerListener(PeerListener):
             self.cut(self.connection)
         return None
 
-    def send(self, frames: Sequence[bytes]) -> bool:
+    def send(self, frames: Sequence[bytes], last: bytes | zmq.Frame | None = None) -> bool:
         connection = self.keys.connection(frames[0])
         if self.keys.is_accepted(connection):
-            return super().send(frames)
+            return super().send(frames, last)
         self.cut(connection)
         self.is_full = False
         return False

@@ -48,21 +48,22 @@ class Unread:
     """Count queued bytes by route."""
 
     def __init__(self) -> None:
-        self._routes: dict[bytes, _Route] = {}
+        #: Peers with bytes that may be queued.
+        self.routes: dict[bytes, _Route] = {}
         #: Bytes up to marks that ZeroMQ still holds.
         self.bytes_all = 0
 
     def wants_mark(self, route: bytes, size: int) -> bool:
         """Count a message before it is sent. Return whether to send it as a mark."""
-        known = self._routes.get(route)
+        known = self.routes.get(route)
         if known is None:
-            known = self._routes[route] = _Route()
+            known = self.routes[route] = _Route()
         known.since += size
         return known.since >= MARK_BYTES
 
     def mark(self, route: bytes, tracker: MessageTracker) -> None:
         """Note that a message was sent as a mark."""
-        known = self._routes[route]
+        known = self.routes[route]
         known.marks.append((tracker, known.since))
         self.bytes_all += known.since
         known.since = 0
@@ -78,7 +79,7 @@ class Unread:
         return self._bytes(route) > limit
 
     def _bytes(self, route: bytes) -> int:
-        known = self._routes.get(route)
+        known = self.routes.get(route)
         if known is None or not known.marks:
             return 0
         self._drop_taken(known)
@@ -86,10 +87,10 @@ class Unread:
 
     def refresh(self) -> None:
         """Count down the bytes that were taken. Drop peers with nothing queued."""
-        for route, known in [*self._routes.items()]:
+        for route, known in [*self.routes.items()]:
             self._drop_taken(known)
             if not known.marks:
-                del self._routes[route]
+                del self.routes[route]
 
     def _drop_taken(self, known: _Route) -> None:
         marks = known.marks

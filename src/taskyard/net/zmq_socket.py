@@ -11,7 +11,7 @@ more frames follow costs 0.9 µs a frame, and a Frame object has the answer alre
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import zmq
@@ -26,6 +26,10 @@ from taskyard.net.unread import Unread
 NOW: Final = int(zmq.NOBLOCK)
 _NOW_AND_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 DESCRIPTOR: Final = int(zmq.SRCFD)
+_EVENTS: Final = int(zmq.EVENTS)
+_READABLE: Final = int(zmq.POLLIN)
+
+_NO_FRAME: Final = zmq.Frame()
 
 #: Closing takes ZeroMQ's thread well under a millisecond. Don't wait longer than this.
 CLOSE_MS_MAX: Final = 1_000
@@ -38,6 +42,8 @@ class ZmqSocket:
     is_secure = False
     #: The name of the key with which it connects. Empty: none.
     key_name = ""
+    #: Notes who sent a message, by the first frame after the route. None: it is of no interest.
+    _note_sender: Callable[[zmq.Frame], None] | None = None
 
     def __init__(
         self,
@@ -66,8 +72,9 @@ class ZmqSocket:
         self._listens = socket.type == zmq.ROUTER
         self._process = os.getpid()
         self._receive_frame = socket.recv
-        # The method of the C class. The Python method above it costs as much again.
+        # Methods of the C class. The Python methods above them cost as much again.
         self._send_frame = super(zmq.Socket, socket).send
+        self._get_option = super(zmq.Socket, socket).get
 
     def receive(self) -> list[bytes] | None:
         """Return the frames of the next message, on a listener with the route first, or None.
@@ -75,20 +82,34 @@ class ZmqSocket:
         A message of over FRAMES_MAX frames is read to its end, counted and dropped. After one that
         took long to read, None is returned although more messages may be there.
         """
-        receive_frame = self._receive_frame
+        receive_frame, arrivals = self._receive_frame, self._arrivals
         while True:
+            frame = _NO_FRAME
             try:
                 # A route is always followed by another frame.
                 frames = [receive_frame(NOW)] if self._listens else []
                 frame = receive_frame(NOW, False)  # noqa: FBT003 - by keyword it costs 0.1 µs more
+                frames.append(frame.bytes)
+                while frame.more and len(frames[-1]) < COUNTED_BYTES_MIN:
+                    frame = receive_frame(NOW, False)  # noqa: FBT003 - as above
+                    frames.append(frame.bytes)
+                    if len(frames) >= FRAMES_MAX:
+                        break
             except zmq.Again:
                 self._note_empty()
                 return None
-            body = self._body_of(frame)
-            if body is None:
+            except MemoryError:
+                self._pass_over(frame)
                 continue
-            frames.append(body)
-            if not frame.more or self._receive_rest(frames):
+            if self._note_sender is not None:
+                self._note_sender(frame)
+            if arrivals is not None:
+                self.descriptor = descriptor = frame.get(DESCRIPTOR)
+                arrivals.messages[descriptor] = arrivals.messages.get(descriptor, 0) + 1
+                arrivals.total += 1
+                arrivals.is_empty = False
+            is_whole = not frame.more and len(frames[-1]) < COUNTED_BYTES_MIN
+            if is_whole or self._receive_rest(frames, frame):
                 return frames
             self.dropped += 1
             if self._is_overlong:
@@ -116,24 +137,11 @@ class ZmqSocket:
 
     def is_readable(self) -> bool:
         """Return whether a message is there. This costs 2.8 µs, an empty `receive` 6.9."""
-        found = bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-        if not found:
-            self._note_empty()
-        return found
-
-    def _body_of(self, frame: zmq.Frame) -> bytes | None:
-        """Copy a frame, and count it for its connection. Return None if memory is short."""
-        try:
-            body = frame.bytes
-        except MemoryError:
-            self._pass_over(frame)
-            return None
+        if int(self._get_option(_EVENTS)) & _READABLE:
+            return True
         if self._arrivals is not None:
-            self.descriptor = descriptor = frame.get(DESCRIPTOR)
-            self._arrivals.note(descriptor)
-            if len(body) >= COUNTED_BYTES_MIN:
-                self._arrivals.note_bytes(descriptor, len(body))
-        return body
+            self._arrivals.is_empty = True
+        return False
 
     def _pass_over(self, frame: zmq.Frame) -> None:
         """Drop the rest of a message that there is no memory for. The guard disconnects its sender,
@@ -147,14 +155,14 @@ class ZmqSocket:
         if self._arrivals is not None:
             self._arrivals.refused.append(int(frame.get(DESCRIPTOR)))
 
-    def _receive_rest(self, frames: list[bytes]) -> bool:
-        """Receive the other frames. Return whether all were kept. A message arrives whole."""
-        receive_frame = self._receive_frame
+    def _receive_rest(self, frames: list[bytes], frame: zmq.Frame) -> bool:
+        """Count a large frame, and receive those after it. Return whether all were kept. A message
+        arrives whole."""
+        if len(frames[-1]) >= COUNTED_BYTES_MIN and self._arrivals is not None:
+            self._arrivals.note_bytes(frame.get(DESCRIPTOR), len(frames[-1]))
         room = FRAMES_MAX - len(frames)
-        more = True
-        while more:
-            frame = receive_frame(NOW, False)  # noqa: FBT003 - as above
-            more = frame.more
+        while frame.more:
+            frame = self._receive_frame(NOW, False)  # noqa: FBT003 - as above
             room -= 1
             if room >= 0:
                 try:
@@ -171,58 +179,51 @@ class ZmqSocket:
         self._is_overlong = room < -FRAMES_DROPPED_MAX
         return room >= 0
 
-    def send(self, frames: Sequence[bytes]) -> bool:
+    def send(self, frames: Sequence[bytes], last: bytes | zmq.Frame | None = None) -> bool:
         """Send a message. Return False if the route is unknown or its queue is full.
 
-        A listener's first frame is the route. A message is sent as a whole or not at all.
+        A listener's first frame is the route. A message is sent as a whole or not at all. With
+        `last`, that is sent in place of the last frame.
         """
-        return self.send_as(frames, frames[-1])
-
-    def send_marked(self, frames: Sequence[bytes]) -> zmq.MessageTracker | None:
-        """Send a message without copying its last frame. Return a tracker of that frame, which is
-        done when ZeroMQ has freed it, or None if the send failed. Costs 30 µs more than `send`."""
-        last = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
-        return last.tracker if self.send_as(frames, last) else None
-
-    def send_within(self, unread: Unread, frames: Sequence[bytes]) -> bool:
-        """Send a message like `send`, unless the receiver has too many unread bytes.
-
-        `unread` counts them by the first frame. Short messages are not counted.
-        """
-        size, route = len(frames[-1]), frames[0]
-        if size < UNREAD_BYTES_MIN:
-            return self.send_as(frames, frames[-1])
-        unread.refresh()
-        if unread.is_full(route):
-            self.is_full = True
-            return False
-        if not unread.wants_mark(route, size):
-            return self.send_as(frames, frames[-1])
-        tracker = self.send_marked(frames)
-        if tracker is not None:
-            unread.mark(route, tracker)
-        return tracker is not None
-
-    def send_as(self, frames: Sequence[bytes], last: bytes | zmq.Frame) -> bool:
-        """Send frames like `send`, with `last` in place of the last one."""
         send_frame = self._send_frame
         try:
             # ZeroMQ refuses the first frame or none.
             for frame in frames[:-1]:
                 send_frame(frame, _NOW_AND_MORE)
-            if type(last) is bytes:
-                send_frame(last, NOW)
+            if last is None or isinstance(last, bytes):
+                send_frame(last or frames[-1], NOW)
             else:
                 send_frame(last, NOW, False)  # noqa: FBT003 - as above
-        except zmq.Again:
-            self.is_full = True
-            return False
         except zmq.ZMQError as error:
-            if error.errno != errno.EHOSTUNREACH:
+            self.is_full = error.errno == errno.EAGAIN
+            if not self.is_full and error.errno != errno.EHOSTUNREACH:
                 raise
-            self.is_full = False
             return False
         return True
+
+    def send_marked(self, frames: Sequence[bytes]) -> zmq.MessageTracker | None:
+        """Send a message without copying its last frame. Return a tracker of that frame, which is
+        done when ZeroMQ has freed it, or None if the send failed. Costs 30 µs more than `send`."""
+        last = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
+        return last.tracker if self.send(frames, last) else None
+
+    def send_within(self, unread: Unread, route: bytes, frames: Sequence[bytes]) -> bool:
+        """Send a message like `send`, unless the receiver has too many unread bytes.
+
+        `unread` counts them by route. Short messages are not counted.
+        """
+        size = len(frames[-1])
+        if size < UNREAD_BYTES_MIN:
+            return self.send(frames)
+        if unread.is_full(route):
+            self.is_full = True
+            return False
+        if not unread.wants_mark(route, size):
+            return self.send(frames, frames[-1])
+        tracker = self.send_marked(frames)
+        if tracker is not None:
+            unread.mark(route, tracker)
+        return tracker is not None
 
     def connection_of_last(self) -> tuple[int, int]:
         """Return the connection of the last message: its descriptor and the inode of its socket,

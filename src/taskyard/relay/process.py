@@ -63,7 +63,7 @@ class BoundedSocket:
         self.send_after_close = wire.send_after_close
 
     def send(self, frames: Sequence[bytes]) -> bool:
-        return self.wire.send_within(self._unread, frames)
+        return self.wire.send_within(self._unread, frames[0], frames)
 
     def is_congested(self) -> bool:
         """Return whether many bytes are queued."""

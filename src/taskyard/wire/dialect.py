@@ -41,7 +41,7 @@ _RESERVED: Final = re.compile(b"(?:%s)(?:@[^:]*)?:" % b"|".join(_DIALECTS))
 
 
 #: The first byte of routing ids that ZeroMQ assigns, each to one connection only.
-_ASSIGNED: Final = b"\0"
+ASSIGNED: Final = b"\0"
 
 
 #: The first frame of a relay's probe. The second is a token of the relay, which recognizes its own
@@ -58,7 +58,7 @@ def is_probe(frames: Sequence[bytes]) -> bool:
 def chose_its_id(route: bytes) -> bool:
     """Return whether the peer of a route chose its routing id, so that it keeps its route on a new
     connection."""
-    return route[1:2] != _ASSIGNED
+    return route[1:2] != ASSIGNED
 
 
 def listener_prefix(prefix: bytes, listener: bytes) -> bytes:

@@ -127,8 +127,8 @@ def check_same(messages: Sequence[Message]) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(plain, "split", lambda *_: None)
             assert found == long.receive(route, [b"", body], 7, peer)
-    assert quick._pending.entries == long._pending.entries  # noqa: SLF001
-    assert [*quick._pending.workers.items()] == [*long._pending.workers.items()]  # noqa: SLF001
+    assert quick.pending.entries == long.pending.entries
+    assert [*quick.pending.workers.items()] == [*long.pending.workers.items()]
     assert (quick.malformed, quick.forbidden) == (long.malformed, long.forbidden)
 
 
@@ -235,7 +235,7 @@ def check_reply(effect: Any, body: bytes) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if not is_quick:
                 patch.setattr(native_server, "reply_to", lambda *_: None)
-            found.append((server.reply(effect), server._pending.entries))  # noqa: SLF001
+            found.append((server.reply(effect), server.pending.entries))
     assert found[0] == found[1]
 
 

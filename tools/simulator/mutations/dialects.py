@@ -94,7 +94,7 @@ def stream_ends_with_first_heartbeat() -> Iterator[None]:
 
     def watch_ended(self: NativeServer, number: int, ticket: Any, now_ns: int) -> Any:
         told = sound(self, number, ticket, now_ns)
-        self._pending.drop(number)
+        self.pending.drop(number)
         return told
 
     with patched(NativeServer, "_watch_ended", watch_ended):

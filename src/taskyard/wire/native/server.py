@@ -79,11 +79,13 @@ class NativeServer:
         dialect: int = 0,
         plain_lease_ns: int = PLAIN_LEASE_NS,
     ) -> None:
-        self._pending = PendingRequests(broker, random_bits, dialect, plain_lease_ns)
+        self.pending = PendingRequests(broker, random_bits, dialect, plain_lease_ns)
+        #: Returns when to call `time_passed`.
+        self.wake_at_ns = self.pending.wake_at_ns
         self._relays = Relays()
         #: See `RelayedDialect`.
         self.newcomers = self._relays.new
-        self._plain = PlainRequests(self._pending)
+        self._plain = PlainRequests(self.pending)
         #: The event of repeated heartbeats that more of them can join. Any other message ends it,
         #: so that messages of a peer stay in order.
         self._repeated: events.HeartbeatsRepeated | None = None
@@ -95,24 +97,24 @@ class NativeServer:
     @property
     def leaving(self) -> bool:
         """Return whether everything is draining. The broker may end when nothing is leased."""
-        return self._pending.leaving
+        return self.pending.leaving
 
     def set_plain(self, socket: int, plain: PlainPeers) -> None:
         """Set the terms of plain peers at the socket with this number."""
-        self._pending.set_plain(socket, plain)
-        self._plain = PlainRequests(self._pending)
+        self.pending.set_plain(socket, plain)
+        self._plain = PlainRequests(self.pending)
 
     def report_cut(self, counts: Mapping[str, int]) -> None:
         """Show cut connections in the status. The counts may still grow."""
-        self._pending.connections_cut = counts
+        self.pending.connections_cut = counts
 
     def report_health(self, measures: Callable[[], BrokerMeasures]) -> None:
         """Show the broker's health in the status, with these measures."""
-        self._pending.measures = measures
+        self.pending.measures = measures
 
     def set_handover(self, hand_over: HandOver) -> None:
         """Accept Failover requests."""
-        self._pending.hand_over = hand_over
+        self.pending.hand_over = hand_over
 
     def relays(self, now_ns: int) -> list[RelayHealth]:
         """Return the relays for the status, the one with the latest message first."""
@@ -127,7 +129,7 @@ class NativeServer:
     ) -> Sequence[events.Event]:
         """Decode a message into events. Never raises. Without a `peer` it came by a socket without
         keys, where everything is allowed."""
-        if route in self._pending.idle:
+        if route in self.pending.idle:
             return self._receive_idle(route, frames, now_ns, peer)
         if len(frames) == _FRAMES and not frames[0]:
             known = self._receive_repeated(route, frames[1], peer)
@@ -149,7 +151,7 @@ class NativeServer:
                     return self._refuse(incoming, *denial)
             if query.type == _Q.Relay:
                 return self._receive_relayed(incoming, peer)
-            found = native_requests.decode_request(self._pending, incoming)
+            found = native_requests.decode_request(self.pending, incoming)
         except Malformed as malformed:
             return self._refuse_malformed(incoming, frames, malformed)
         if query.type == _Q.Heartbeat:
@@ -168,14 +170,14 @@ class NativeServer:
 
         It ends the hold first, so that replies keep the order of the requests. A Steal is held now.
         """
-        number = self._pending.idle.pop(route)
-        held = self._pending.entries.get(number)
+        number = self.pending.idle.pop(route)
+        held = self.pending.entries.get(number)
         found = self.receive(route, frames, now_ns, peer)
         if number and held is None:  # it got tasks
             return found
         last = found[-1] if found else None
         if isinstance(last, events.TasksRequested) and last.is_shared:
-            self._pending.hold(last, now_ns)
+            self.pending.hold(last, now_ns)
         return found if held is None else [events.WaitEnded(0, held.worker, number), *found]
 
     def _receive_repeated(
@@ -183,12 +185,12 @@ class NativeServer:
     ) -> Sequence[events.Event] | None:
         """Return the events of a heartbeat that is equal to the last one. None: it is decoded."""
         name = worker_of(body)
-        known = self._pending.facts.get(name) if name else None
+        known = self.pending.facts.get(name) if name else None
         repeat = None if known is None or route[0] & RELAYED else known.repeat
-        if known is None or repeat is None or repeat.mark is None or name in self._pending.stops:
+        if known is None or repeat is None or repeat.mark is None or name in self.pending.stops:
             return None
-        is_waiting = not repeat.steal or repeat.steal in self._pending.entries
-        routes = self._pending.routes.get((name, known.facts.incarnation), ())
+        is_waiting = not repeat.steal or repeat.steal in self.pending.entries
+        routes = self.pending.routes.get((name, known.facts.incarnation), ())
         if not is_waiting or route not in routes:
             return None
         if peer is not None and roles.refusal(peer, roles.DWORK, _Q.Heartbeat, name) is not None:
@@ -196,7 +198,7 @@ class NativeServer:
         numbers = repeat.match(body)
         if numbers is None:
             return None
-        request = self._pending.add_heartbeat(route, numbers[0], known)
+        request = self.pending.add_heartbeat(route, numbers[0], known)
         heartbeat = (repeat.event, repeat.mark, request, numbers[1])
         if self._repeated is not None:
             self._repeated.heartbeats.append(heartbeat)
@@ -208,14 +210,14 @@ class NativeServer:
         """Keep a heartbeat with its request, to recognize the next one if it is equal."""
         if not isinstance(event, events.WorkerHeartbeat):
             return
-        entry, known = self._pending.entries[event.request], self._pending.facts[event.worker]
+        entry, known = self.pending.entries[event.request], self.pending.facts[event.worker]
         entry.known = known
         if entry.steal == NOT_WAITING:
             return  # the next one may name the same Steal when it waits
         if known.raw and not route[0] & RELAYED and worker_of(body) == event.worker:
             last = structs.replace(event, registration=known.registration)
             entry.repeat = Repeat(body, last)
-            steal = self._pending.entries.get(entry.steal)
+            steal = self.pending.entries.get(entry.steal)
             if steal is not None and steal.request is not None:
                 entry.repeat.name_steal(entry.steal, steal.request)
 
@@ -231,7 +233,7 @@ class NativeServer:
             for gone in self._relays.forget_peer(route, number):
                 result += self._drop(gone)
         if query.renewed:
-            number, entries = self._pending.next_number(), self._pending.entries
+            number, entries = self.pending.next_number(), self.pending.entries
             result.append(self._relays.renewal(route, query, number, entries))
         for sender, message in messages:
             result += self.receive(sender, [b"", message], incoming.now_ns, peer)
@@ -267,7 +269,7 @@ class NativeServer:
         if error is not None:
             self.newcomers.append(RefusedPeer())
             found = self._refuse(incoming, Refusal.WIRE_FORMAT, development.PEER_TEXT)
-            self._pending.errors[found[0].request] = error
+            self.pending.errors[found[0].request] = error
             return found
         self.malformed += 1
         is_too_many = isinstance(malformed, TooMany)
@@ -277,26 +279,26 @@ class NativeServer:
     def _refuse(
         self, incoming: Request, refusal: Refusal, reason: str
     ) -> Sequence[events.RequestRejected]:
-        number = self._pending.add(incoming)
+        number = self.pending.add(incoming)
         return [events.RequestRejected(0, incoming.route, number, refusal, reason)]
 
     def reply(self, effect: effects.Effect) -> list[Reply]:
         """Encode the replies to an effect, mostly one. `flush` returns those to relayed peers."""
-        plain = reply_to(self._pending, effect)
+        plain = reply_to(self.pending, effect)
         if plain is not None:
             self._repeated = None
             return self._relays.collect(plain)
         if isinstance(effect, effects.RenewalAck):
-            return self._relays.acknowledge(effect, self._pending.broker)
+            return self._relays.acknowledge(effect, self.pending.broker)
         self._repeated = None
         if isinstance(effect, effects.HeartbeatsAck):
             return self._acknowledge_repeated(effect)
         if isinstance(effect, effects.HeartbeatAck):
             self._note_heartbeat(effect)
-        return self._relays.collect(native_replies.replies_to(self._pending, effect))
+        return self._relays.collect(native_replies.replies_to(self.pending, effect))
 
     def _note_heartbeat(self, effect: effects.HeartbeatAck) -> None:
-        entry = self._pending.entries.get(effect.request)
+        entry = self.pending.entries.get(effect.request)
         if entry is not None:
             self._relays.note_heartbeat(entry.route, effect, entry.steal)
             if entry.known is not None:
@@ -306,20 +308,20 @@ class NativeServer:
 
     def _acknowledge_repeated(self, effect: effects.HeartbeatsAck) -> list[Reply]:
         """Encode the replies to repeated heartbeats. None of them is relayed."""
-        entries = [*map(self._pending.entries.pop, effect.requests)]
+        entries = [*map(self.pending.entries.pop, effect.requests)]
         requests = [
             (entry.request or 0, entry.repeat.waiting if entry.repeat is not None else b"")
             for entry in entries
         ]
-        bodies = encode_acks(effect, requests, self._pending.broker)
+        bodies = encode_acks(effect, requests, self.pending.broker)
         return [(entry.route, [b"", body]) for entry, body in zip(entries, bodies, strict=True)]
 
     def flush(self) -> list[Reply]:
         """Return the replies to relayed peers since the last call, and acknowledge reports. Call it
         at the end of a turn."""
         acknowledged: list[Reply] = []
-        if self._pending.unacknowledged:
-            acknowledged = self._relays.collect(self._pending.acknowledge_reports())
+        if self.pending.unacknowledged:
+            acknowledged = self._relays.collect(self.pending.acknowledge_reports())
         return [*acknowledged, *self._relays.flush()]
 
     def carrier(self, route: bytes) -> bytes:
@@ -330,12 +332,12 @@ class NativeServer:
         """Drop the requests of a route that can't be reached any more, and of peers behind it."""
         behind = self._relays.forget(route)
         dropped = [event for one in (route, *behind) for event in self._drop(one)]
-        return dropped + self._pending.behind(dict.fromkeys(behind))
+        return dropped + self.pending.behind(dict.fromkeys(behind))
 
     def _drop(self, route: bytes) -> list[events.Event]:
-        self._pending.idle.pop(route, None)
+        self.pending.idle.pop(route, None)
         result: list[events.Event] = [events.ClientDisconnected(0, route)]
-        for number, entry in self._pending.drop_route(route):
+        for number, entry in self.pending.drop_route(route):
             if entry.kind in STEALS:
                 result.append(events.WaitEnded(0, entry.worker, number))
         return result
@@ -347,24 +349,20 @@ class NativeServer:
         none. Those of an extended worker are doubted with its next message."""
         del now_ns
         result: list[events.Event] = []
-        number = self._pending.idle.pop(route, 0)
-        held = self._pending.drop(number)
+        number = self.pending.idle.pop(route, 0)
+        held = self.pending.drop(number)
         if held is not None:
             result.append(events.WaitEnded(0, held.worker, number))
-        return result + self._pending.renew(route)
-
-    def wake_at_ns(self) -> int | None:
-        """Return when to call `time_passed`."""
-        return self._pending.wake_at_ns()
+        return result + self.pending.renew(route)
 
     def time_passed(self, now_ns: int) -> list[events.Event]:
         """Return events for the requests whose deadline has passed."""
         result: list[events.Event] = []
-        for number, entry in self._pending.timed_out(now_ns):
+        for number, entry in self.pending.timed_out(now_ns):
             if entry.kind not in STEALS:
                 result += self._watch_ended(number, entry, now_ns)
-            elif self._pending.is_named(number):
-                self._pending.extend(number, now_ns + native_requests.WAIT_NS_MAX)
+            elif self.pending.is_named(number):
+                self.pending.extend(number, now_ns + native_requests.WAIT_NS_MAX)
             else:
                 result.append(events.WaitEnded(0, entry.worker, number))
         return result
@@ -372,7 +370,7 @@ class NativeServer:
     def _watch_ended(self, number: int, entry: PendingRequest, now_ns: int) -> list[events.Event]:
         sign = events.ReplyDue(0, entry.route, number)
         if entry.stream:
-            self._pending.extend(number, now_ns + native_requests.STREAM_HEARTBEAT_NS)
+            self.pending.extend(number, now_ns + native_requests.STREAM_HEARTBEAT_NS)
             return [sign]
         return [events.WatchEnded(0, entry.route, number), sign]
 

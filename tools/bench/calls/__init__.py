@@ -1,0 +1,1 @@
+"""Counts of calls: what a message costs by itself, on any machine and without a clock."""
