@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from taskyard.broker.archive import ENDING, EndedTasks
 from taskyard.broker.compaction import CompactionLimits, Compactor
-from taskyard.broker.turn import Broker, CommitObserver
+from taskyard.broker.environment import CommitObserver
+from taskyard.broker.turn import Broker
 from taskyard.core.blobs import Content, text_of
 from taskyard.core.effects import Accepted, Assign, Effect, Settled, TaskDetails
 from taskyard.core.events import (

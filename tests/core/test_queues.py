@@ -287,7 +287,7 @@ def test_due_heap_pops_no_more_than_requested() -> None:
     assert numbers(heap.pop_due(0, 2)) == [2]
     assert heap.pop_expired(0, 2) == [b"0", b"1"]
     assert heap.pop_expired(0, 2) == [b"2"]
-    assert not (heap.due or heap.expiry)
+    assert (heap.due, heap.expiry) == ([], [])
 
 
 def test_due_heap_skips_stale_entries() -> None:

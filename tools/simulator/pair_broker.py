@@ -29,8 +29,9 @@ from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.compaction import CompactionLimits, Compactor
 from taskyard.broker.connections import Connections
 from taskyard.broker.database import OpenDatabase, open_database, open_standby
+from taskyard.broker.environment import CommitObserver
 from taskyard.broker.transport import unsent_events
-from taskyard.broker.turn import Broker, CommitObserver
+from taskyard.broker.turn import Broker
 from taskyard.core import invariants
 from taskyard.core.events import RulesSet
 from taskyard.core.records import AnyRecord

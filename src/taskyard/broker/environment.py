@@ -6,27 +6,27 @@ rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from taskyard.core.events import ClockSet, DiskSpaceChanged, OutputSpaceChanged
 from taskyard.core.limits import SECOND_NS
 from taskyard.journal.store import DISK_RESERVE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from taskyard.broker.blobs import BrokerBlobs
     from taskyard.core.context import Context
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
+    from taskyard.core.records import AnyRecord
     from taskyard.journal.store import Store
     from taskyard.net.protocols import Clock
 
 #: The wall clock may drift this far from the monotonic one before it counts as a jump.
 CLOCK_DRIFT_NS_MAX: Final = SECOND_NS // 100
 
-#: How often the wall clock and the disk's free space are checked: after a time, and after this many
-#: bytes.
+#: How often the disk's free space is checked: after a time, and after this many bytes.
 CHECK_NS: Final = SECOND_NS
 CHECK_BYTES: Final = 4 * 1024 * 1024
 
@@ -48,6 +48,15 @@ class EventTransport(Protocol):
 
     def is_reading(self, client: bytes) -> bool:
         """Return whether a client reads its replies."""
+
+
+class CommitObserver(NamedTuple):
+    """Is told of durable rows."""
+
+    #: The rows with a record of one of these types.
+    kinds: frozenset[type]
+    #: Called with the sequence of a row and its records.
+    observe: Callable[[int, Sequence[AnyRecord]], None]
 
 
 class CatchUp:
@@ -110,8 +119,13 @@ class Environment:
         of_blobs = None if self._blobs is None else self._blobs.disk_free_bytes()
         return free if of_blobs is None else min(free, of_blobs)
 
-    def output_space_changed(self, problem: str) -> OutputSpaceChanged | None:
-        """Note why no tasks are accepted because of their output. None: that is known."""
+    def earlier_ns(self, other_ns: int | None) -> int:
+        """Return when the disk is checked again, or an earlier time."""
+        return self.check_at_ns if other_ns is None else min(self.check_at_ns, other_ns)
+
+    def output_space_changed(self) -> OutputSpaceChanged | None:
+        """Return whether tasks are accepted that may have output. None: that is known."""
+        problem = "" if self._blobs is None else self._blobs.problem()
         if problem == self._output_problem:
             return None
         self._output_problem = problem

@@ -32,12 +32,13 @@ from taskyard.broker.database import (
     open_standby,
     outbox_feed,
 )
+from taskyard.broker.environment import CommitObserver
 from taskyard.broker.failover import Handover
 from taskyard.broker.health import HealthReporter
 from taskyard.broker.listeners import NATIVE, Listeners, Reservations
 from taskyard.broker.membership_log import LOGGED, MembershipLog
 from taskyard.broker.transport import SocketTransport
-from taskyard.broker.turn import Broker, CommitObserver
+from taskyard.broker.turn import Broker
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
@@ -468,7 +469,7 @@ class _Housekeeping:
             log.log_if_due()
         self._broker.turn_times.count_pending()
         self._broker.sync_times.count_pending()
-        self._broker.check_output_space()
+        self._broker.enqueue(self._broker.environment.output_space_changed())
         if self._compactor is not None:
             waits.append(self._compactor.run_step())
             lag = self._broker.backpressure.update(self._compactor.lag_percent)

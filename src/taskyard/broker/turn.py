@@ -1,21 +1,19 @@
 """The broker's turn: receive, decide, commit, complete, reply.
 
 A reply leaves only after the commit that contains its records, and after every commit before it: a
-reply without own records, such as "known already", depends on them too. One commit serves
-everything that arrived meanwhile. A stage that nothing needs costs no call: each is entered by the
-types of events and effects, or by a plain attribute. The loop takes its transport, store and clock
-as arguments, so that the simulator runs this very code. Independent of sockets, dialects and
-SQLite.
+reply without own records depends on them too. One commit serves all that arrived meanwhile. A stage
+that nothing needs costs no call: it is entered by the types of events and effects, or by a plain
+attribute. The simulator runs this very code. Independent of sockets, dialects and SQLite.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
 
+from taskyard.broker import environment
 from taskyard.broker.backpressure import Backpressure
 from taskyard.broker.blobs import BrokerBlobs
 from taskyard.broker.completer import KINDS, Completer
-from taskyard.broker.environment import CHECK_BYTES, CatchUp, Environment, EventTransport
+from taskyard.broker.environment import CatchUp, CommitObserver, Environment, EventTransport
 from taskyard.broker.requests import ESTIMATED, Requests
 from taskyard.broker.whole_bytes import WITH_BYTES, take_in
 from taskyard.core.counters import turn_histogram
@@ -26,15 +24,6 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.journal.recovery import EndedTaskIndex, encode, recall_for_event
 from taskyard.journal.store import Store
 from taskyard.net.protocols import Clock
-
-
-class CommitObserver(NamedTuple):
-    """Is told of durable rows."""
-
-    #: The rows with a record of one of these types.
-    kinds: frozenset[type]
-    #: Called with the sequence of a row and its records.
-    observe: Callable[[int, Sequence[AnyRecord]], None]
 
 
 class Broker:
@@ -52,25 +41,15 @@ class Broker:
         observers: Iterable[CommitObserver] = (),
         check_lease: Callable[[], None] | None = None,
     ) -> None:
-        """`index` has ended tasks that are no longer in memory, `blobs` what records refer to.
-
-        `check_lease` raises if this broker may not answer any more, because another may have taken
-        over.
-        """
-        self.scheduler = scheduler
-        self.transport = transport
-        self.store = store
-        self.clock = clock
-        self.index = index
-        self.blobs = blobs
-        self._observers = [*observers]
-        self._check_lease = check_lease
+        """`index` has ended tasks, and `check_lease` raises if another broker may have taken over."""
+        self.scheduler, self.transport, self.store = scheduler, transport, store
+        self.clock, self.index, self.blobs = clock, index, blobs
+        self._observers, self._check_lease = [*observers], check_lease
         ledger, is_reading = scheduler.ledger, transport.is_reading
         self.completer = Completer(store, ledger, index, is_reading, self.enqueue, blobs)
         self.requests = Requests(ledger, is_reading)
         #: How long turns and commits took since the start.
         self.turn_times, self.sync_times = turn_histogram(), turn_histogram()
-        #: Delays replies to submissions while compaction lags behind.
         self.backpressure = Backpressure()
         #: Events for the next turn: undelivered effects and enqueued events.
         self._undelivered: list[Event] = []
@@ -88,18 +67,16 @@ class Broker:
         """Run a turn on events that were received for it: decide, commit, reply."""
         since_ns = self.clock.monotonic_ns()
         effects = self._decide(arrived, since_ns)
-        context, completer, row_bytes = self.scheduler.context, self.completer, 0
+        context, completer = self.scheduler.context, self.completer
         records, context.records = context.records, []
         is_completed = completer.is_waiting or not KINDS.isdisjoint(map(type, effects))
         if is_completed:
             completer.sync(effects)
-        if records:
-            row_bytes = self._commit(records)
+        row_bytes = self._commit(records) if records else 0
         if is_completed:
-            has_room = context.accepting
-            effects = completer.complete(effects, records, row_bytes, has_room=has_room)
+            effects = completer.complete(effects, records, row_bytes, has_room=context.accepting)
             self.environment.bytes_written += completer.take_bytes_written()
-            self.check_output_space()
+            self.enqueue(self.environment.output_space_changed())
         if self.backpressure.is_active:
             effects = self.backpressure.throttle(effects, self.clock.monotonic_ns())
         if self._check_lease is not None:
@@ -111,8 +88,7 @@ class Broker:
         """Make the records of a turn durable. Return the bytes of their row."""
         if self.blobs is not None:
             self.blobs.note(records, self.completer.blobs_needed)
-        body = encode(records)
-        since_ns = self.clock.monotonic_ns()
+        body, since_ns = encode(records), self.clock.monotonic_ns()
         head = self.store.commit(body, len(records))
         self.sync_times.pending_ns.append(self.clock.monotonic_ns() - since_ns)
         for kinds, observe in self._observers:
@@ -126,34 +102,26 @@ class Broker:
         if event is not None:
             self._undelivered.append(event)
 
-    def check_output_space(self) -> None:
-        """Let the scheduler know whether the quota of blobs is reached."""
-        if self.blobs is not None:
-            self.enqueue(self.environment.output_space_changed(self.blobs.problem()))
-
     def wait_ns(self) -> int | None:
         """Return how long the next turn may wait for events, or None for no limit."""
-        completer, requests = self.completer, self.requests
-        if (
-            self._undelivered
-            or (completer.is_waiting and completer.has_pending())
-            or (requests.queues and requests.are_ready())
-        ):
+        completer, requests, wake_at_ns = self.completer, self.requests, self._wake_at_ns
+        is_ready = requests.queues and requests.are_ready()
+        if self._undelivered or is_ready or (completer.is_waiting and completer.has_pending()):
             return 0
-        wake_at_ns = self._wake_at_ns
         if self.backpressure.is_active:
             wake_at_ns = self.backpressure.earlier_ns(wake_at_ns)
         if not self.scheduler.context.accepting:  # tasks wait for room on the disk
-            check_ns = self.environment.check_at_ns
-            wake_at_ns = check_ns if wake_at_ns is None else min(wake_at_ns, check_ns)
+            wake_at_ns = self.environment.earlier_ns(wake_at_ns)
         return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())
 
     def _decide(self, arrived: Sequence[Event], now_ns: int) -> list[Effect]:
         """Handle all events of a turn. Those that cost much may wait for a later one."""
-        effects: list[Effect] = []
-        environment, requests, has_read = self.environment, self.requests, bool(arrived)
-        if now_ns >= environment.check_at_ns or environment.bytes_written >= CHECK_BYTES:
-            self._undelivered = [*environment.check(now_ns), *self._undelivered]
+        effects, has_read = list[Effect](), bool(arrived)
+        scheduler, requests, machine = self.scheduler, self.requests, self.environment
+        is_due = now_ns >= machine.check_at_ns or machine.bytes_written >= environment.CHECK_BYTES
+        drift_ns = self.clock.wall_ns() - now_ns - scheduler.context.wall_offset_ns
+        if is_due or abs(drift_ns) > environment.CLOCK_DRIFT_NS_MAX:
+            self._undelivered = [*machine.check(now_ns), *self._undelivered]
         if self._undelivered:
             arrived, self._undelivered = [*self._undelivered, *arrived], []
         if requests.queues or not ESTIMATED.isdisjoint(map(type, arrived)):
@@ -162,11 +130,11 @@ class Broker:
             effects += self._handle(now_ns, event)
         if requests.queues:
             effects += requests.run(partial(self._handle, now_ns))
-        wake_at_ns = self.scheduler.wake_at_ns()
+        wake_at_ns = scheduler.wake_at_ns()
         is_late = wake_at_ns is not None and wake_at_ns <= now_ns
         if is_late and self._catch_up.is_due(wake_at_ns, now_ns, has_read=has_read):
-            effects += self.scheduler.handle(TimePassed(now_ns))
-            wake_at_ns = self.scheduler.wake_at_ns()
+            effects += scheduler.handle(TimePassed(now_ns))
+            wake_at_ns = scheduler.wake_at_ns()
         self._wake_at_ns = wake_at_ns
         return effects
 
