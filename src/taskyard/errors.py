@@ -11,8 +11,7 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     ├── UserError              bad usage. Its other subclasses are beside what they check:
     │   │                      InvalidTask, InvalidCampaign, InvalidValue, InvalidSettings
     │   ├── Refused            the broker refused the request
-    │   │   ├── NameLost       another process has the worker's name
-    │   │   └── OtherBroker    a task waits for one of another broker
+    │   │   └── NameLost       another process has the worker's name
     │   ├── UnknownName        no such task, campaign, service, lane, worker or key
     │   ├── UnusableFile       a file is missing, unreadable, unwritable or of another kind
     │   ├── UnusableEndpoint   an endpoint is invalid, in use or not allowed
@@ -136,16 +135,6 @@ class NameLost(Refused):
         self, text: str = "", code: str = "name-lost", names: tuple[str, ...] = ()
     ) -> None:
         super().__init__(text, code, names)
-
-
-class OtherBroker(Refused):
-    """A task waits for a task or campaign of another broker. The client submitted nothing."""
-
-    code = "other-broker"
-
-    def __init__(self, text: str = "", names: tuple[str, ...] = ()) -> None:
-        """`names` are those of the other broker."""
-        super().__init__(text, self.code, names)
 
 
 class SeveralBrokers(UserError):

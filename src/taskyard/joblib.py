@@ -48,7 +48,7 @@ class TaskyardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
 
     def __init__(
         self,
-        broker: discovery.Brokers = None,
+        broker: str | None = None,
         *,
         state: str | Path | None = None,
         campaign: str = "",
@@ -206,10 +206,10 @@ class _CampaignExecutor(Executor):
     """An executor whose tasks stay in a campaign, for a later run of the same program."""
 
     def __init__(
-        self, campaign: str, broker: discovery.Brokers, state: str | Path | None, service: str
+        self, campaign: str, broker: str | None, state: str | Path | None, service: str
     ) -> None:
         self._campaign = campaign
-        super().__init__(discovery.find(broker, state).endpoint(), service=service)
+        super().__init__(discovery.endpoint(broker, state), service=service)
 
     def _make_core(self, service: str, client: Client) -> ExecutorCore:
         return _CampaignCore(service, client=client, campaign=self._campaign)

@@ -51,28 +51,28 @@ def test_invitation_of_the_environment_has_the_endpoint_and_the_key(
 ) -> None:
     del directory
     invite = {"TASKYARD_INVITE": line_of("dwork.invite") if is_line else "dwork.invite"}
-    assert discovery.locate(environment=invite).brokers == (PLACES["dwork"],)
+    assert discovery.locate(environment=invite).broker == PLACES["dwork"]
     assert key_name(invite) == "dwork"
     # Its parts are replaced one by one.
-    assert discovery.locate("tcp://127.0.0.1:1", None, invite).brokers == ("tcp://127.0.0.1:1",)
-    assert discovery.locate(None, "here", invite).brokers == ()
+    assert discovery.locate("tcp://127.0.0.1:1", None, invite).broker == "tcp://127.0.0.1:1"
+    assert discovery.locate(None, "here", invite).broker is None
     assert key_name(invite, "other.key") == "other"
     assert key_name({**invite, "TASKYARD_KEY": "other.key"}) == "other"
     url = {**invite, "TASKYARD_BROKER": "tcp://127.0.0.1:2"}
-    assert discovery.locate(environment=url).brokers == ("tcp://127.0.0.1:2",)
+    assert discovery.locate(environment=url).broker == "tcp://127.0.0.1:2"
     state = {**invite, "TASKYARD_STATE": "there"}
-    assert discovery.locate(environment=state).brokers == (PLACES["dwork"],)
+    assert discovery.locate(environment=state).broker == PLACES["dwork"]
 
 
 def test_nearer_source_wins_over_an_invitation(directory: Path) -> None:
     text = '[broker]\ninvite = "dwork.invite"\n'
     (directory / "taskyard.toml").write_text(text)
-    assert discovery.locate(environment={}).brokers == (PLACES["dwork"],)
+    assert discovery.locate(environment={}).broker == PLACES["dwork"]
     assert key_name({}) == "dwork"
-    assert discovery.locate(environment={"TASKYARD_STATE": "there"}).brokers == ()
+    assert discovery.locate(environment={"TASKYARD_STATE": "there"}).broker is None
     (directory / "taskyard.toml").write_text('[broker]\nkey = "other.key"\nurl = "ipc:///x"\n')
     invite = {"TASKYARD_INVITE": "dwork.invite"}
-    assert discovery.locate(environment=invite).brokers == (PLACES["dwork"],)
+    assert discovery.locate(environment=invite).broker == PLACES["dwork"]
     assert key_name(invite) == "dwork"
     (directory / "taskyard.toml").write_text(f'[broker]\ninvite = "{line_of("dwork.invite")}"\n')
     with pytest.raises(UserError, match=r"broker.invite must be a file \(only the environment"):

@@ -230,7 +230,7 @@ def test_invitation_has_all_places_of_a_broker(keys: Keys) -> None:
     file = str(keys.directory / "gpu.invite")
     assert invitations.read(file).endpoints == (places,)
     environment = {"TASKYARD_INVITE": file}
-    assert discovery.find(environment=environment).endpoints() == (places,)
+    assert discovery.endpoint(environment=environment) == places
     found = discovery.key_for(places, environment=environment)
     assert found is not None
     assert found.name == "gpu"

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from taskyard.client import discovery
+from taskyard.errors import SeveralBrokers, UnusableKey
 from taskyard.net import endpoints
 from taskyard.settings.files import InvalidSettings
+from taskyard.settings.loader import load
 from tests.settings.kit import written
 
 FLAG, VARIABLE, FILE = "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "tcp://127.0.0.1:3"
@@ -55,11 +57,31 @@ def test_nearest_source_wins_and_a_state_means_its_own_broker(
 def test_places_of_a_broker_are_one_endpoint_of_a_list(tmp_path: Path) -> None:
     pair, single = "tcp://a.example:1+tcp://b.example:1", "tcp://c.example:1"
     environment = {"TASKYARD_BROKER": f"{pair},{single}"}
-    assert discovery.find(environment=environment).endpoints() == (pair, single)
+    found = discovery.worker_endpoints((), None, load(environment=environment))
+    assert found == (pair, single)
+    with pytest.raises(SeveralBrokers, match="this takes one broker"):
+        discovery.endpoint(environment=environment)
     written(tmp_path, '[broker]\nurl = "ipc://x+tcp://a.example:1"\n')
-    found = discovery.find(environment={}).endpoints()
+    found = discovery.worker_endpoints((), None, load(environment={}))
     assert found == (f"ipc://{tmp_path}/x+tcp://a.example:1",)
     assert not discovery.is_refused("tcp://127.0.0.1:1+tcp://127.0.0.1:2")
+
+
+def test_each_broker_of_a_worker_has_its_own_key() -> None:
+    remote = ["tcp://127.0.0.1:1", "ipc:///a", "tcp://127.0.0.1:2"]
+    assert discovery.keys_for(remote, environment={}) == [None, None, None]
+    with pytest.raises(UnusableKey, match="1 key, but 2 brokers over TCP"):
+        discovery.keys_for(remote, ["one.key"])
+    with pytest.raises(UnusableKey, match=r"first\.key"):
+        discovery.keys_for(remote, ["first.key", "second.key"])
+
+
+def test_list_of_brokers_may_have_commas_and_repetitions() -> None:
+    given = ["tcp://127.0.0.1:1,tcp://127.0.0.1:2", "ipc:///a,b", "tcp://127.0.0.1:1"]
+    found = discovery.worker_endpoints(given, None, load(environment={}))
+    assert found == ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "ipc:///a,b")
+    with pytest.raises(SeveralBrokers):
+        discovery.endpoint(given)
 
 
 def test_explicit_broker_does_not_read_settings(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import taskyard
-from taskyard import Executor, ExecutorBroken, NoBroker, TaskFailed, testing
+from taskyard import Executor, ExecutorBroken, NoBroker, TaskFailed
 from taskyard.client.calls import CallFuture
 from taskyard.errors import UserError
 from taskyard.wire import pickled
@@ -806,13 +806,3 @@ def test_output_of_a_call_is_never_unpickled(
     error = executor.submit(calls.print_and_exit, line.decode()).exception(PATIENCE_SECONDS)
     assert isinstance(error, TaskFailed)
     assert "planted" not in repr(error)
-
-
-def test_executor_of_several_brokers_makes_all_calls_at_one_of_them() -> None:
-    with testing.broker() as one, testing.broker() as other, one.worker(), other.worker():
-        brokers = [one.endpoint, other.endpoint]
-        with Executor(brokers) as own:
-            assert [*own.map(abs, [-1, -2, -3])] == [1, 2, 3]
-        with taskyard.Client(brokers) as client:
-            counts = [broker["counts"]["done"] for broker in client.status()["brokers"]]
-        assert sorted(counts) == [0, 3]

@@ -98,7 +98,7 @@ def by_map(state: Path, big: calls.Array) -> float:
 
 
 def by_executor(state: Path, big: calls.Array) -> float:
-    with Executor(discovery.find(None, state).endpoint()) as executor:
+    with Executor(discovery.endpoint(None, state)) as executor:
         return executor.submit(calls.last, big).result(PATIENCE_SECONDS)
 
 

@@ -144,31 +144,6 @@ def test_large_results_pass_from_task_to_task(tmp_path: Path, stack: ExitStack) 
     assert len(yard.kept()) == 3
 
 
-def test_clients_of_several_brokers_load_large_results(tmp_path: Path, stack: ExitStack) -> None:
-    places = [tmp_path / "one", tmp_path / "other"]
-    for place in places:
-        place.mkdir()
-    endpoints = [stack.enter_context(Broker(place)).endpoint for place in places]
-    brokers = [word for endpoint in endpoints for word in ("--broker", endpoint)]
-    stack.enter_context(Worker(tmp_path, "--allow-pickle", *brokers))
-    files = [*map(blobs_of, places)]
-    big, campaigns = array(300_000), list[str]()
-    with Client(endpoints) as client:
-        # Each campaign goes to one of both, by chance. So their number is not fixed.
-        while not all([*one.walk()] for one in files):
-            campaigns.append(f"c{len(campaigns)}")
-            future = client.submit(calls.double, big, campaign=campaigns[-1])
-            assert np.array_equal(future.result(60), big * 2)
-
-    async def from_a_loop() -> list[Any]:
-        async with AsyncClient(endpoints) as loop_client:
-            made = [loop_client.submit(calls.double, big, campaign=one) for one in campaigns]
-            return [await future for future in made]
-
-    for found in asyncio.run(from_a_loop()):
-        assert np.array_equal(found, big * 2)
-
-
 def test_executor_of_its_own_keeps_values_in_a_directory_that_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,10 +58,10 @@ COMMON_ARGUMENTS: Final = {
     "work": "a command, a function or bytes",
 }
 
-#: Methods that the session, a client of several brokers or the command line calls. They are public
+#: Methods that the session or the command line calls. They are public
 #: in Python's sense only, and their types are those of inner layers.
 _INNER_OF_CLIENTS: Final = (
-    *("create", "create_bundle", "for_batch", "kept_result", "known_predecessors"),
+    *("create", "create_bundle", "kept_result", "known_predecessors"),
     *("lane_templates", "output_page", "resolve"),
     *("submit_all", "submit_encoded", "views"),
 )

@@ -156,13 +156,9 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "No broker answers at the endpoint, or none runs on the state directory.",
             "Start one with `taskyard up`, or give its `--broker` or `--state`.",
         ),
-        "other-broker": Explanation(
-            "A task waits for a task or a campaign of another broker in the list.",
-            "Submit it to that broker, with the tasks that it waits for in one campaign.",
-        ),
         "several-brokers": Explanation(
             "The command or request takes one broker, and several are given.",
-            "Give one `--broker`, or a campaign that one of them has.",
+            "Give one `--broker`.",
         ),
         "timed-out": Explanation(
             "A timeout passed.",

@@ -77,8 +77,7 @@ def bundle(
     """
     recipients = list(rows(_recipient_format(to), to))
     bundle_spec = _bundle_spec(recipients, to, name, values)
-    with connect_client(cli_context) as brokers:
-        client = brokers.for_campaign(bundle_spec.campaign)
+    with connect_client(cli_context) as client:
         new = _create(client, bundle_spec, recipients)
         if not new and not cli_context.quiet:
             message = f"bundle {escape_line(bundle_spec.name)} exists already: nothing submitted"

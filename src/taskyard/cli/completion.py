@@ -116,15 +116,13 @@ def _query_local(cli_context: CliContext, body: bytes) -> Reply | None:
 
     settings = None if cli_context.state else cli_context.settings()
     location = discovery.locate(cli_context.brokers, cli_context.state, settings=settings)
-    endpoint = location.endpoints()[0]  # of several brokers, the first completes names
+    endpoint = location.endpoint()
     if endpoint.startswith("ipc://") and "+" not in endpoint:
         from taskyard.net import options  # noqa: PLC0415
 
         answer = options.query_once(endpoint, body, int(REPLY_SECONDS * 1000))
         return None if answer is None else Reply(answer)
-    return _query_tcp(
-        endpoint, discovery.key_for(endpoint, next(iter(cli_context.keys), None)), body
-    )
+    return _query_tcp(endpoint, discovery.key_for(endpoint, cli_context.key), body)
 
 
 def _query_tcp(endpoint: str, key: PeerKey | None, body: bytes) -> Reply | None:

@@ -46,8 +46,6 @@ _OFFLINE_NOTE: Final = "no broker is running on {}: showing its last state"
 class ReadOnlyClient(Protocol):
     """The requests of a client that change nothing."""
 
-    def check_brokers(self) -> None: ...
-
     def status(self) -> dict[str, Any]: ...
 
     def workers(self) -> list[dict[str, Any]]: ...
@@ -86,7 +84,7 @@ class ReadOnlyClient(Protocol):
 def connect_client(
     cli_context: CliContext, report: Callable[[str], object] | None = None
 ) -> Client:
-    """Connect to the broker that the options name, or to all of them. Raises `NoBroker`.
+    """Connect to the broker that the options name. Raises `NoBroker`.
 
     `report` is called when a broker does not answer. The default is a warning on stderr.
     """
@@ -95,18 +93,17 @@ def connect_client(
     location = broker_location(cli_context)
     if location.broker is None:
         check_not_standby(location.state)
-    configured = configured_key_file(cli_context.settings())
-    keys = cli_context.keys or (() if configured is None else (configured,))
-    return connect_to(cli_context, location.endpoints(), keys, report)
+    key = cli_context.key or configured_key_file(cli_context.settings())
+    return connect_to(cli_context, location.endpoint(), key, report)
 
 
 def connect_to(
     cli_context: CliContext,
-    broker: str | Sequence[str],
-    key: Sequence[Path] = (),
+    broker: str,
+    key: Path | None = None,
     report: Callable[[str], object] | None = None,
 ) -> Client:
-    """Connect to a broker or several. Report when one does not answer, by default on stderr."""
+    """Connect to a broker. Report when it does not answer, by default on stderr."""
     from taskyard.client.client import Client  # noqa: PLC0415  # slow to import
 
     limit_ns = cli_context.broker_timeout
@@ -130,16 +127,13 @@ def given_location(cli_context: CliContext) -> str:
 
 
 def broker_location(cli_context: CliContext) -> BrokerLocation:
-    """Return the location of the broker that the options or the settings name."""
+    """Return the location of the broker that the options or the settings name.
+
+    Raises `SeveralBrokers`.
+    """
     from taskyard.client import discovery  # noqa: PLC0415
 
     return discovery.locate(cli_context.brokers, cli_context.state, settings=cli_context.settings())
-
-
-def has_several_brokers(cli_context: CliContext) -> bool:
-    """Return whether the options or the settings name several brokers: tables have their names."""
-    _ignore_unneeded_settings(cli_context)
-    return len(broker_location(cli_context).brokers) > 1
 
 
 def _ignore_unneeded_settings(cli_context: CliContext) -> None:

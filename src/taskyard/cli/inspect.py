@@ -36,7 +36,6 @@ from taskyard.cli.format import (
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import (
     example,
-    print_broker_table,
     print_document,
     print_table,
     print_view,
@@ -51,8 +50,6 @@ from taskyard.errors import ExitCode, UnknownName, UserError
 from taskyard.net.endpoints import has_places
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taskyard.cli.connection import ReadOnlyClient
 
 #: The most campaigns and services in the text of `status`. --json has more.
@@ -121,7 +118,7 @@ def _explain_campaign(cli_context: CliContext, campaign: str) -> None:
     from taskyard.client.requests import scope_of  # noqa: PLC0415  # not needed by completion
 
     with connect_read_only(cli_context) as broker:
-        counts = _campaign_stats(broker, broker.status(), campaign)["counts"]
+        counts = _campaign_stats(broker.status(), campaign)["counts"]
         total, scope = sum(counts.values()), scope_of(campaign=campaign)
         failed = broker.tasks(scope_of(campaign=campaign, states=[TaskState.FAILED]))
         names = [full_name(view) for view in islice(failed, FAILURES_LISTED_MAX)]
@@ -178,7 +175,7 @@ def workers(cli_context: CliContext) -> None:
     has_resources = any(one["resources"] for one in found)
     free = ("FREE",) if has_resources else ()
     rows = [_worker_row(one)[: len(columns + free)] for one in found]
-    print_broker_table(found, (*columns, *free), rows)
+    print_table((*columns, *free), rows)
     for one in found:
         if one["malformed"] and not cli_context.quiet:
             lines = format_count(one["malformed"], "malformed line")
@@ -227,7 +224,7 @@ def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> Exit
     with connect_read_only(cli_context) as broker:
         stats, place_lines = broker.status(), _place_lines(cli_context, broker)
         if campaign is not None:
-            stats = _campaign_stats(broker, stats, campaign)
+            stats = _campaign_stats(stats, campaign)
     if cli_context.as_json and campaign is not None:
         print_document(CampaignStatusDocument(campaign=campaign, counts=stats["counts"]))
     elif cli_context.as_json:
@@ -243,7 +240,8 @@ def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> Exit
 
 def _place_lines(cli_context: CliContext, broker: ReadOnlyClient) -> list[str]:
     """Return a line with the place of a broker that has several."""
-    if not any(map(has_places, broker_location(cli_context).brokers)):
+    endpoint = broker_location(cli_context).broker
+    if endpoint is None or not has_places(endpoint):
         return []
     return [f"answered by {getattr(broker, 'place', '')}"]
 
@@ -262,11 +260,10 @@ def _page_address(cli_context: CliContext) -> str | None:
     return page.with_token(Role.OPERATOR) if sys.stdout.isatty() else page.address
 
 
-def _campaign_stats(broker: ReadOnlyClient, stats: dict[str, Any], campaign: str) -> dict[str, Any]:
+def _campaign_stats(stats: dict[str, Any], campaign: str) -> dict[str, Any]:
     for one in stats["campaigns"]:
         if one["name"] == campaign:
             return {"counts": one["counts"]}
-    broker.check_brokers()
     raise UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
 
 
@@ -301,7 +298,6 @@ def _print_status(stats: dict[str, Any], places: list[str]) -> None:
     for problem in problems_of(stats):
         click.echo(escape_line(problem))
     states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")
-    _print_brokers(stats.get("brokers", ()), states)
     for kind in ("campaigns", "services"):
         named = [one for one in stats[kind] if sum(one["counts"].values())]
         named.sort(key=lambda one: not one["name"])  # tasks without a campaign come last
@@ -313,11 +309,3 @@ def _print_status(stats: dict[str, Any], places: list[str]) -> None:
         if named:
             columns = (kind[:-1].upper(), *map(str.upper, states))
             print_table(columns, [(one["name"], *one["counts"].values()) for one in named])
-
-
-def _print_brokers(brokers: Sequence[dict[str, Any]], states: Sequence[str]) -> None:
-    """Print the counts of each of several brokers."""
-    if brokers:
-        click.echo()
-        rows = [(one["broker"], *one["counts"].values(), one["workers"]) for one in brokers]
-        print_table(("BROKER", *map(str.upper, states), "WORKERS"), rows)

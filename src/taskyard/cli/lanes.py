@@ -17,7 +17,7 @@ from taskyard.cli.connection import connect_read_only
 from taskyard.cli.documents import LanesDocument, ServiceRow, ServiceRule, ServicesDocument
 from taskyard.cli.format import format_count, format_duration, format_moment, format_slots
 from taskyard.cli.options import CliContext, broker_options
-from taskyard.cli.output import example, print_broker_table, print_document, print_table
+from taskyard.cli.output import example, print_document, print_table
 from taskyard.cli.scopes import service_option
 from taskyard.wire.views import Service
 
@@ -93,7 +93,7 @@ def lanes(  # noqa: PLR0913  # one per option
         return
     rows = [row(one, time.time()) for one in shown]
     more_options = {"wrapped": ("WHY",), "optional": _OPTIONAL_LANE_COLUMNS}
-    print_broker_table(shown, _LANE_COLUMNS, rows, **more_options)
+    print_table(_LANE_COLUMNS, rows, **more_options)
     if more:
         cli_context.info(f"… and {more:,} more (use --all)")
 

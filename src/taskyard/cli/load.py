@@ -133,8 +133,7 @@ def _load(
 ) -> ExitCode:
     loaded = read_or_report(cli_context, file, options, skip_bad=values["skip_bad"])
     unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
-    with connect_client(cli_context) as brokers:
-        client = brokers.for_campaign(campaign)
+    with connect_client(cli_context) as client:
         with ProgressBar(cli_context, file, participle="submitted") as bar:
             done = submit_campaign(
                 *(client, loaded, campaign),

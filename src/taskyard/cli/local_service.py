@@ -522,18 +522,15 @@ def own_state_in_task(cli_context: CliContext) -> Iterator[None]:
 
 
 @contextmanager
-def local_service(  # noqa: PLR0913  # the last ones are named
+def local_service(  # the last ones are named
     cli_context: CliContext,
     worker_spec: WorkerSpec,
-    campaign: str,
     *,
     check_own: Callable[[], None],
     early_workers: bool = False,
     finish_running: bool = False,
 ) -> Iterator[LocalService]:
     """Connect to the running broker, or start one with workers, which end with the block.
-
-    Of several brokers, it is the one that has or gets the campaign.
 
     If the block raises, running tasks of own workers are ended and run again later, unless
     `finish_running` is set. See `LocalService` for the other arguments. Raises `Interrupted` when
@@ -548,8 +545,7 @@ def local_service(  # noqa: PLR0913  # the last ones are named
         early_workers=early_workers,
     )
     if location.broker is not None:
-        with connect_client(cli_context) as brokers:
-            service.client = brokers.for_campaign(campaign)
+        with connect_client(cli_context) as service.client:
             report_unused_options(cli_context)
             yield service
         return

@@ -212,7 +212,6 @@ def _run(  # noqa: PLR0913  # the last ones are named
         local_service(
             cli_context,
             spec,
-            campaign,
             check_own=partial(_check_own, cli_context, values, spec, wait=wait),
             early_workers=True,
             finish_running=policy.finish_running,
@@ -264,7 +263,7 @@ def _retry_failed(cli_context: CliContext, values: dict[str, Any], *, keep_order
         check_workers(cli_context, spec)
 
     with local_service(
-        cli_context, spec, campaign, check_own=check_own, finish_running=policy.finish_running
+        cli_context, spec, check_own=check_own, finish_running=policy.finish_running
     ) as service:
         client = service.client
         tasks = FailedTasks(client, campaign)

@@ -366,7 +366,10 @@ def _broker_state_option(**more: Any) -> Callable[[CommandFunction], CommandFunc
     )
 
 
-#: For `worker`, which may have several brokers.
+#: For the options of workers, which may have several brokers.
+_SEVERAL: Final = " Repeatable for several brokers."
+
+#: For `worker`.
 broker_state_option = _broker_state_option()
 
 
@@ -384,7 +387,7 @@ def _key_option(repeated: str) -> Callable[[CommandFunction], CommandFunction]:
     )
 
 
-key_option = _key_option(" Repeatable: one for each broker.")
+key_option = _key_option(_SEVERAL)
 
 #: For commands with one broker. A second file is refused when the key is read.
 single_key_option = _key_option("")
@@ -443,7 +446,7 @@ def _invite_option(repeated: str) -> Callable[[CommandFunction], CommandFunction
 
 
 #: For workers, which keep the invitation's key in memory.
-invite_option = _invite_option(" Repeatable for several brokers.")
+invite_option = _invite_option(_SEVERAL)
 
 #: For commands with one broker.
 single_invite_option = _invite_option("")
@@ -471,18 +474,20 @@ def _use_invitation(
     cli_context.keys = tuple(map(Path, given))
 
 
-client_invite_option = click.option(
-    "--invite",
-    cls=SettingOption,
-    envvar=INVITE_VARIABLE,
-    type=click.Path(),
-    metavar="FILE",
-    is_eager=True,
-    expose_value=False,
-    multiple=True,
-    callback=_use_invitation,
-    help="Connect as in this invitation of `taskyard keys invite`. Repeatable for several brokers.",
-)
+def _client_invite_option(repeated: str) -> Callable[[CommandFunction], CommandFunction]:
+    return click.option(
+        "--invite",
+        cls=SettingOption,
+        envvar=INVITE_VARIABLE,
+        type=click.Path(),
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        multiple=True,
+        callback=_use_invitation,
+        help=f"Connect as in this invitation of `taskyard keys invite`.{repeated}",
+    )
+
 
 broker_timeout_option = click.option(
     "--broker-timeout",
@@ -530,7 +535,7 @@ raw_option = click.option(
 _stored_state_option = _broker_state_option(expose_value=False, callback=store_option("state"))
 
 
-def _broker_option(text: str) -> Callable[[CommandFunction], CommandFunction]:
+def _broker_option(repeated: str) -> Callable[[CommandFunction], CommandFunction]:
     return click.option(
         "--broker",
         cls=SettingOption,
@@ -540,32 +545,18 @@ def _broker_option(text: str) -> Callable[[CommandFunction], CommandFunction]:
         metavar="URL",
         expose_value=False,
         callback=store_option("brokers"),
-        help=text,
+        help=f"Endpoint of the broker. `+` joins the places of one broker.{repeated}",
     )
 
 
-def broker_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of commands that connect to a broker. They are stored in the `CliContext`."""
+def _location_options(command: CommandFunction, repeated: str) -> CommandFunction:
     for option in (
         verbose_option,
-        quiet_option,
         config_option,
-        key_option,
-        client_invite_option,
-        broker_timeout_option,
-        click.option(
-            "--json",
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_set_json,
-            help="Print a JSON document.",
-        ),
+        _key_option(repeated),
+        _client_invite_option(repeated),
         _stored_state_option,
-        _broker_option(
-            "Endpoint of the broker. `+` joins the places of one broker. Repeatable: the command "
-            "goes over all of them."
-        ),
+        _broker_option(repeated),
     ):
         command = option(command)
     return command
@@ -573,13 +564,26 @@ def broker_options(command: CommandFunction) -> CommandFunction:
 
 def location_options(command: CommandFunction) -> CommandFunction:
     """Add the options of a command that shows one broker until it is left."""
-    for option in (
-        verbose_option,
-        config_option,
-        single_key_option,
-        client_invite_option,
-        _stored_state_option,
-        _broker_option("Endpoint of the broker. `+` joins the places of one broker."),
-    ):
-        command = option(command)
-    return command
+    return _location_options(command, "")
+
+
+def _request_options(command: CommandFunction) -> CommandFunction:
+    stored_json = click.option(
+        "--json",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_set_json,
+        help="Print a JSON document.",
+    )
+    return stored_json(broker_timeout_option(quiet_option(command)))
+
+
+def broker_options(command: CommandFunction) -> CommandFunction:
+    """Add the options of commands that connect to a broker. They are stored in the `CliContext`."""
+    return _location_options(_request_options(command), "")
+
+
+def worker_broker_options(command: CommandFunction) -> CommandFunction:
+    """Add the options of `broker_options`, for workers of several brokers."""
+    return _location_options(_request_options(command), _SEVERAL)

@@ -146,21 +146,6 @@ def print_table(
         _write_plain_table(columns, first, line)
 
 
-def print_broker_table(
-    views: Iterable[Mapping[str, Any]],
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    **options: Sequence[str],
-) -> None:
-    """Print a table of views. With several brokers, the second column names that of each."""
-    brokers = [view.get("broker") for view in views]
-    if any(brokers):
-        columns = (columns[0], "BROKER", *columns[1:])
-        named = zip(rows, brokers, strict=True)
-        rows = [(row[0], broker or "", *row[1:]) for row, broker in named]
-    print_table(columns, rows, **options)
-
-
 def _draw_table(
     columns: Sequence[str], rows: list[Sequence[object]], wrapped: Sequence[str]
 ) -> None:

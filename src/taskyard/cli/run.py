@@ -154,7 +154,7 @@ def run(cli_context: CliContext, /, file: str, **values: Any) -> ExitCode:  # no
     check_own = partial(_check_own, cli_context, run_options, loaded, worker_spec)
     began = time.monotonic()
     with local_service(
-        cli_context, worker_spec, name, check_own=check_own, finish_running=policy.finish_running
+        cli_context, worker_spec, check_own=check_own, finish_running=policy.finish_running
     ) as service:
         report = partial(report_rejected, file, skip_bad=skip_bad)
         submit = partial(submit_campaign, service.client, loaded, name, on_rejected=report)

@@ -130,7 +130,6 @@ def check_campaign(broker: ReadOnlyClient, campaign: str | None) -> None:
     is_listed = next(broker.tasks(Scope(campaign=encode_text(campaign))), None) is not None
     # The broker counts tasks that it has dropped from memory.
     if not is_listed and campaign not in [one["name"] for one in broker.status()["campaigns"]]:
-        broker.check_brokers()
         raise UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
 
 

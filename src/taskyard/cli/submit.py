@@ -97,9 +97,8 @@ def submit(
     spec = check_task(raw | _work(argv, values), campaign)
     is_warned = warn_unused_stdin(cli_context, values)
     unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
-    with connect_client(cli_context) as brokers:
+    with connect_client(cli_context) as client:
         submission = encode_batch([spec], campaign.encode(), time.time_ns())
-        client = brokers.for_batch(submission, is_new=not name)
         name = spelling(campaign, spec.name)
         try:
             new = BatchSubmitter(client, unknown).create(submission, values["after_campaign"])

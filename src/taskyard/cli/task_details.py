@@ -97,7 +97,6 @@ def _print_attempts(attempts: list[dict[str, Any]], now: float) -> None:
 def _lines(view: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     """Yield the labels and values of a task. Empty ones are not printed."""
     yield "name", full_name(view)
-    yield "broker", view.get("broker") or ""
     yield "command", shlex.join(view["argv"] or [])
     yield "call", view["call"] or ""
     yield "directory", view["cwd"] or ""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from taskyard.cli.connection import connect_read_only, has_several_brokers
+from taskyard.cli.connection import connect_read_only
 from taskyard.cli.documents import DOCUMENT_VERSION
 from taskyard.cli.format import (
     format_duration,
@@ -112,7 +112,6 @@ def _worker_cell(view: View, _now: float) -> str:
 
 COLUMNS: Final = {
     "name": Column(_name_cell),
-    "broker": Column(lambda view, _now: view.get("broker", "")),
     "state": _field("state"),
     "campaign": _field("campaign"),
     "service": _field("service"),
@@ -212,7 +211,7 @@ def list_tasks(  # noqa: PLR0913  # one per option
     --sort needs them.
     """
     scope = to_scope(given)
-    keys = _column_names(columns, scope, is_several=has_several_brokers(cli_context))
+    keys = _column_names(columns, scope)
     order = None if sort is None else SORT_KEYS[sort]
     measured = any(COLUMNS[key].measured for key in keys) or (order is not None and order.measured)
     pack = encode_json if cli_context.as_json else partial(_cells, keys, time.time())
@@ -237,11 +236,10 @@ def list_tasks(  # noqa: PLR0913  # one per option
             )
 
 
-def _column_names(columns: str | None, scope: Scope, *, is_several: bool) -> Sequence[str]:
+def _column_names(columns: str | None, scope: Scope) -> Sequence[str]:
     """Return the chosen columns. Raises `UserError` for an unknown one."""
     if columns is None:
-        usual = _DEFAULT_FAILED if scope.states == (TaskState.FAILED,) else _DEFAULT
-        return (usual[0], "broker", *usual[1:]) if is_several else usual
+        return _DEFAULT_FAILED if scope.states == (TaskState.FAILED,) else _DEFAULT
     names = [name.strip().lower() for name in columns.split(",")]
     for name in names:
         if name not in COLUMNS:

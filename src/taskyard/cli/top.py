@@ -12,14 +12,13 @@ from taskyard.cli.connection import (
     check_not_standby,
     connect_client,
     has_journal,
-    has_several_brokers,
     open_last_state,
 )
 from taskyard.cli.options import CliContext, location_options
 from taskyard.cli.output import example
 from taskyard.cli.scopes import scope_options
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import NoBroker, NotInstalled, SeveralBrokers, UserError
+from taskyard.errors import NoBroker, NotInstalled, UserError
 from taskyard.process.locks import BrokerWatch
 
 if TYPE_CHECKING:
@@ -57,8 +56,6 @@ def top(cli_context: CliContext, /, part: str | None, **given: Any) -> None:  # 
     wanted = _filter(part, given)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError("top: not a terminal (use `taskyard status` or `taskyard list`)")
-    if has_several_brokers(cli_context):
-        raise SeveralBrokers("top: needs one broker (give one --broker)")
     connector = BrokerConnector(cli_context)
     connector.check()
     link = BrokerLink(connector)

@@ -358,8 +358,6 @@ def _target_from_options(
     client: Client, names: Sequence[str], values: dict[str, Any]
 ) -> WaitTarget:
     """Return a target for names, for a campaign or for the tasks that match now."""
-    if not names and not values["campaign"]:
-        client.check_brokers()  # one that is left out may have such tasks
     if not any(values[key] for key in ("service", "lane", "match")):
         return wait_target(client, client.resolve(names), values["campaign"])
     return _NamedTasks(client, _names(client, names, values))

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.connection import connect_client, has_several_brokers
+from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import GapDocument
 from taskyard.cli.format import escape_line, format_date, format_duration
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document, print_view
 from taskyard.cli.scopes import target_options, to_scope
-from taskyard.errors import ExitCode, SeveralBrokers, UserError
+from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,23 +89,18 @@ def watch(
 
     Prints a line per task with time, event, name, attempt, worker and reason. With --json, prints a
     document per line, each a record of the journal with its number in `record`. Continues after a
-    restart of the broker without gaps or repetitions. With several brokers, --since needs a
-    --campaign: each broker has its own numbers.
+    restart of the broker without gaps or repetitions.
 
     Exits with 130 when interrupted. With --until-settled, exits like `taskyard wait`: 0 if all
     tasks are done, 1 if one failed, 5 if tasks were cancelled.
     """
     if until_settled and (values["service"] or values["lane"] or values["match"]):
         raise UserError("--until-settled excludes --service, --lane and --match")
-    if until_settled and not values["campaign"] and has_several_brokers(cli_context):
-        raise SeveralBrokers("--until-settled: needs --campaign or one broker")
     cli_context.interrupt_message = "interrupted; the tasks continue"
     with connect_client(cli_context) as client:
         if not until_settled:
             for batch in client.follow(since, to_scope(values)):
                 _print_batch(cli_context, batch)
-        if values["campaign"]:
-            client = client.for_campaign(values["campaign"])  # noqa: PLW2901  # one of several
         return _watch_until_settled(cli_context, client, since, values)
 
 
@@ -155,7 +150,6 @@ def lines_of(record: dict[str, Any]) -> Iterator[str]:
     at = datetime.fromtimestamp(record["at"] or 0.0).astimezone()
     head = f"{at:%H:%M:%S}.{at.microsecond // 1000:03}  {RECORD_LABELS[record['kind']]:<{_WIDTH}}"
     worker = f"  worker {escape_line(record['worker'])}" if record.get("worker") else ""
-    worker += f"  at {record['broker']}" if record.get("broker") else ""
     names = record.get("names")
     if names is None:
         yield f"{head}{worker}{_taskless_line(record)}"

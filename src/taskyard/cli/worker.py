@@ -399,7 +399,7 @@ def _native_brokers(
 ) -> tuple[Sequence[str], Sequence[PeerKey | None]]:
     """Return the endpoints of the brokers, and the key for each."""
     settings = cli_context.settings()
-    found = discovery.find(values.brokers, values.state, settings=settings).endpoints()
+    found = discovery.worker_endpoints(values.brokers, values.state, settings)
     if not cli_context.keys and cli_context.invitation is not None:
         return found, [cli_context.invitation.key] * len(found)
     return found, discovery.keys_for(found, cli_context.keys, settings=settings)

@@ -12,9 +12,8 @@ import asyncio
 from concurrent.futures import Future as AnyFuture
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeVar, overload
 
 from taskyard.client import (
     campaigns,
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from taskyard.client.record_stream import RecordBatch
     from taskyard.client.submit import Work
     from taskyard.core.model import Submission, Terms
-    from taskyard.net.keys import PeerKey
     from taskyard.process.call_values import Restore
     from taskyard.wire.native.peer import Reply
     from taskyard.wire.native.reads import Part
@@ -65,36 +63,14 @@ _TASKS_UNACKNOWLEDGED_MAX: Final = 20_000
 
 
 class AsyncClient:
-    """A connection to a broker, or to several. An asynchronous context manager, or `close` it."""
-
-    #: Found before the client is made, because several brokers need another class.
-    _location: discovery.BrokerLocation | None = None
-
-    def __new__(
-        cls,
-        broker: discovery.Brokers = None,
-        *_args: object,
-        state: str | Path | None = None,
-        **_options: object,
-    ) -> Self:
-        """Make a client. With several brokers, it is an `AsyncBrokerSet`."""
-        if cls is not AsyncClient:
-            return super().__new__(cls)
-        location = discovery.find(broker, state)
-        kind: type[AsyncClient] = cls
-        if len(location.brokers) > 1:
-            module = import_module("taskyard.client.async_broker_set")  # it derives from this
-            kind = module.AsyncBrokerSet
-        client = super().__new__(kind)
-        client._location = location
-        return cast("Self", client)
+    """A connection to a broker. An asynchronous context manager, or `close` it."""
 
     def __init__(  # noqa: PLR0913  # all but the first are named
         self,
-        broker: discovery.Brokers = None,
+        broker: str | None = None,
         *,
         state: str | Path | None = None,
-        key: discovery.KeyFiles = None,
+        key: str | Path | None = None,
         timeout: float | None = None,
         connect_timeout: float = TIMEOUT_SECONDS,
         report: Callable[[str], object] | None = None,
@@ -106,23 +82,7 @@ class AsyncClient:
         called in another thread. `async with` raises `NoBroker` if the first answer does not arrive
         in time. Without it, the first awaited call does.
         """
-        location = self._location or discovery.find(broker, state)
-        endpoint = location.endpoint()
-        (key_found,) = discovery.keys_for([endpoint], discovery.key_files(key))
-        options: dict[str, Any] = {"timeout": timeout, "connect_timeout": connect_timeout}
-        self._start_session(endpoint, key_found, **options, report=report, env=env)
-
-    def _start_session(  # noqa: PLR0913  # those of `__init__`
-        self,
-        endpoint: str,
-        key_found: PeerKey | None,
-        *,
-        timeout: float | None,
-        connect_timeout: float,
-        report: Callable[[str], object] | None,
-        env: Variables,
-    ) -> None:
-        """Start the session of one broker, without waiting for an answer."""
+        endpoint = discovery.endpoint(broker, state)
         bridge = self._bridge = LoopBridge(asyncio.get_running_loop())
         #: Timeout in seconds of calls that have no parameter for it, such as `AsyncFuture.cancel`.
         self.timeout = connect_timeout if timeout is None else timeout
@@ -130,7 +90,7 @@ class AsyncClient:
             endpoint,
             ReplyTimeouts.of(timeout, connect_timeout, has_places=has_places(endpoint)),
             blocking=False,
-            key=key_found,
+            key=discovery.key_for(endpoint, key),
             on_turn=bridge.wake,
             report=report,
             environment=submitter_environment(endpoint, env),
@@ -152,23 +112,6 @@ class AsyncClient:
     def unanswered_since(self) -> datetime | None:
         """Time of the last answer, if it is over a second ago. None while the broker answers."""
         return self._session.outage.since
-
-    async def for_campaign(self, campaign: str) -> AsyncClient:  # noqa: ARG002  # see `AsyncBrokerSet`
-        """Return the client of the broker that has or gets a campaign: this one.
-
-        Of a client with several brokers, it is the one of one of them.
-        """
-        return self
-
-    async def for_batch(self, submission: Submission, *, is_new: bool = False) -> AsyncClient:  # noqa: ARG002  # see `AsyncBrokerSet`
-        """Return the client of the broker that has or gets the tasks of a batch: this one.
-
-        With `is_new`, their names are random, and no other broker has them.
-        """
-        return self
-
-    async def check_brokers(self) -> None:
-        """Raise `NoBroker` if one of several brokers was left out of the last answers."""
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as Client's
         """Wait until all tasks are acknowledged, at most `timeout` seconds, then disconnect.
@@ -277,8 +220,7 @@ class AsyncClient:
         found = await self.decoded_result(name)
         if not found.is_pickled:
             return found.value
-        home = await self.for_campaign(found.campaign)
-        values = home._submitter.calls.values  # noqa: SLF001  # another client
+        values = self._submitter.calls.values
         if not pickled.is_pickled(found.value):
             return functions.value_of(name, found.value, values)
         return await asyncio.to_thread(functions.value_of, name, found.value, values)

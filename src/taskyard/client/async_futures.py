@@ -266,10 +266,6 @@ class AsyncFuture(AwaitableFuture[_T]):
         """Yield these futures as they are settled. See `taskyard.as_completed`."""
         return _as_completed(futures, timeout, progress=progress)
 
-    def use_bridge(self, bridge: LoopBridge) -> None:
-        """Let the outcome come over another bridge to the same loop. For several brokers."""
-        self._bridge = bridge
-
     # For the session's thread.
 
     def settle(self, state: TaskState, result: Result) -> None:

@@ -15,7 +15,6 @@ import sys
 import threading
 from concurrent.futures import Future as AnyFuture
 from concurrent.futures.process import BrokenProcessPool, _RemoteTraceback
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from queue import SimpleQueue
@@ -257,17 +256,12 @@ class ExecutorCore:
         return self._client
 
     def session(self) -> Session | None:
-        """Return the session of the calls. None: there is none yet, or it can't be found."""
-        with suppress(TaskyardError):
-            return None if self._client is None else self._session_of(self._client)
-        return None
-
-    def _session_of(self, client: Client) -> Session:
-        return client.for_campaign(self.campaign)._session  # noqa: SLF001  # of one broker
+        """Return the session of the calls. None: there is none yet."""
+        return None if self._client is None else self._client._session  # noqa: SLF001  # a part of it
 
     def _value_access(self) -> ValueAccess:
         if self._access is None:
-            self._access = self._session_of(self.client).value_access()
+            self._access = self.client._session.value_access()  # noqa: SLF001  # a part of it
         return self._access
 
     # For callers.

@@ -9,9 +9,8 @@ from __future__ import annotations
 from concurrent.futures import FIRST_EXCEPTION, wait
 from concurrent.futures import Future as AnyFuture
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeVar, overload
 
 from taskyard.client import (
     campaigns,
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from taskyard.client.record_stream import RecordBatch
     from taskyard.client.submit import Work
     from taskyard.core.model import Submission, Terms
-    from taskyard.net.keys import PeerKey
     from taskyard.process.call_values import Restore
 
 _T = TypeVar("_T")
@@ -63,41 +61,20 @@ CLOSE_ON_ERROR_SECONDS: Final = 1.0
 
 
 class Client(BlockingRunner):
-    """A connection to a broker, or to several. Use it as a context manager, or `close` it."""
-
-    #: Found before the client is made, because several brokers need another class.
-    _location: discovery.BrokerLocation | None = None
-
-    def __new__(
-        cls,
-        broker: discovery.Brokers = None,
-        *_args: object,
-        state: str | Path | None = None,
-        **_options: object,
-    ) -> Self:
-        """Make a client. With several brokers, it is a `BrokerSet`."""
-        if cls is not Client:
-            return super().__new__(cls)
-        location = discovery.find(broker, state)
-        kind: type[Client] = cls
-        if len(location.brokers) > 1:
-            kind = import_module("taskyard.client.broker_set").BrokerSet  # it derives from this
-        client = super().__new__(kind)
-        client._location = location
-        return cast("Self", client)
+    """A connection to a broker. Use it as a context manager, or `close` it."""
 
     def __init__(  # noqa: PLR0913  # all but the first are named
         self,
-        broker: discovery.Brokers = None,
+        broker: str | None = None,
         *,
         state: str | Path | None = None,
-        key: discovery.KeyFiles = None,
+        key: str | Path | None = None,
         timeout: float | None = None,
         connect_timeout: float = TIMEOUT_SECONDS,
         report: Callable[[str], object] | None = None,
         env: Variables = None,
     ) -> None:
-        """Connect to a broker by its endpoint or its state directory, or to a list of brokers.
+        """Connect to a broker by its endpoint or its state directory.
 
         On the local socket, commands run in the current directory of this moment, with the usual
         variables of this process: PATH, HOME and others. `env` has the names of further variables,
@@ -105,7 +82,7 @@ class Client(BlockingRunner):
         run where their workers were started.
 
         TCP uses the key in the file `key`, or the configured one. Beyond this machine a key is
-        required. Several brokers have a list of keys, in the same order.
+        required.
 
         When the broker does not answer for a second, and when it answers again, `report` is called
         with a line (default: a warning of the logger `taskyard.client`). After `timeout` seconds
@@ -116,38 +93,24 @@ class Client(BlockingRunner):
         A broker that is at one of several places has all of them in its endpoint, with `+` between
         them. Its first answer has 10 seconds more.
         """
-        location = self._location or discovery.find(broker, state)
-        endpoint = location.endpoint()
-        (key_found,) = discovery.keys_for([endpoint], discovery.key_files(key))
-        options: dict[str, Any] = {"timeout": timeout, "connect_timeout": connect_timeout}
-        self._start_session(endpoint, key_found, **options, report=report, env=env)
+        endpoint = discovery.endpoint(broker, state)
+        #: Timeout in seconds of calls that have no parameter for it, such as `Future.cancel`.
+        self.timeout = connect_timeout if timeout is None else timeout
+        self._session = Session(
+            endpoint,
+            ReplyTimeouts.of(timeout, connect_timeout, has_places=has_places(endpoint)),
+            key=discovery.key_for(endpoint, key),
+            report=report,
+            environment=submitter_environment(endpoint, env),
+        )
+        self._reply_to = partial(request_and_wait, self._session)
+        self._submitter = Submitter(self._session, partial(Future, self))
+        self._session.start()
         try:
             self._run_query(requests.first_answer())
         except BaseException:
             self.close()
             raise
-
-    def _start_session(  # noqa: PLR0913  # those of `__init__`
-        self,
-        endpoint: str,
-        key_found: PeerKey | None,
-        *,
-        timeout: float | None,
-        connect_timeout: float,
-        report: Callable[[str], object] | None,
-        env: Variables,
-    ) -> None:
-        """Start the session of one broker, without waiting for an answer."""
-        #: Timeout in seconds of calls that have no parameter for it, such as `Future.cancel`.
-        self.timeout = connect_timeout if timeout is None else timeout
-        limits = ReplyTimeouts.of(timeout, connect_timeout, has_places=has_places(endpoint))
-        environment = submitter_environment(endpoint, env)
-        self._session = Session(
-            endpoint, limits, key=key_found, report=report, environment=environment
-        )
-        self._reply_to = partial(request_and_wait, self._session)
-        self._submitter = Submitter(self._session, partial(Future, self))
-        self._session.start()
 
     @property
     def broker(self) -> str:
@@ -163,23 +126,6 @@ class Client(BlockingRunner):
     def unanswered_since(self) -> datetime | None:
         """Time of the last answer, if it is over a second ago. None while the broker answers."""
         return self._session.outage.since
-
-    def for_campaign(self, campaign: str) -> Client:  # noqa: ARG002  # see `BrokerSet`
-        """Return the client of the broker that has or gets a campaign: this one.
-
-        Of a client with several brokers, it is the one of one of them.
-        """
-        return self
-
-    def for_batch(self, submission: Submission, *, is_new: bool = False) -> Client:  # noqa: ARG002  # see `BrokerSet`
-        """Return the client of the broker that has or gets the tasks of a batch: this one.
-
-        With `is_new`, their names are random, and no other broker has them.
-        """
-        return self
-
-    def check_brokers(self) -> None:
-        """Raise `NoBroker` if one of several brokers was left out of the last answers."""
 
     def _skip_long_results(self) -> None:
         """Settle futures with head and tail of long results. Call it before there are futures."""
@@ -256,8 +202,7 @@ class Client(BlockingRunner):
         found = self.decoded_result(name)
         if not found.is_pickled:
             return found.value
-        calls = self.for_campaign(found.campaign)._submitter.calls  # noqa: SLF001  # another client
-        return functions.value_of(name, found.value, calls.values)
+        return functions.value_of(name, found.value, self._submitter.calls.values)
 
     def open_output(
         self, name: str, stream: str = "stdout", attempt: int | None = None

@@ -37,32 +37,17 @@ Brokers: TypeAlias = "str | Sequence[str] | None"
 #: How long a connection may take to be refused. A reply of the system takes one round trip.
 PROBE_SECONDS: Final = 0.5
 
-#: One or several key files.
-KeyFiles: TypeAlias = "str | Path | Sequence[str | Path] | None"
-
 
 class BrokerLocation(NamedTuple):
-    """The endpoints of brokers, or a state directory."""
+    """The endpoint of a broker, or a state directory."""
 
-    #: Empty: the broker of the state directory.
-    brokers: tuple[str, ...]
+    #: None: the broker of the state directory.
+    broker: str | None
     state: Path
 
-    @property
-    def broker(self) -> str | None:
-        """The endpoint of the first broker. None: that of the state directory."""
-        return self.brokers[0] if self.brokers else None
-
-    def endpoints(self) -> tuple[str, ...]:
-        """Return the endpoints to connect to."""
-        return self.brokers or (endpoints.native_endpoint(self.state),)
-
     def endpoint(self) -> str:
-        """Return the endpoint to connect to. Raises `SeveralBrokers`."""
-        found = self.endpoints()
-        if len(found) > 1:
-            raise SeveralBrokers(f"brokers {', '.join(found)}: this takes one broker")
-        return found[0]
+        """Return the endpoint to connect to."""
+        return self.broker or endpoints.native_endpoint(self.state)
 
 
 def locate(
@@ -71,12 +56,22 @@ def locate(
     environment: Mapping[str, str] = os.environ,
     settings: Settings | None = None,
 ) -> BrokerLocation:
-    """Return the broker's location. Reads the settings only if they are needed and not passed."""
+    """Return the broker's location. Reads the settings only if they are needed and not passed.
+
+    Raises `SeveralBrokers`.
+    """
     given = peer_endpoints(broker)
     if state:
-        return BrokerLocation(given, Path(state))
+        return BrokerLocation(_only(given), Path(state))
     settings = settings or load(environment=environment)
-    return BrokerLocation(given or _named_endpoints(settings), settings.broker.state)
+    return BrokerLocation(_only(given or _named_endpoints(settings)), settings.broker.state)
+
+
+def _only(found: Sequence[str]) -> str | None:
+    """Return the only endpoint. Raises `SeveralBrokers`."""
+    if len(found) > 1:
+        raise SeveralBrokers(f"brokers {', '.join(found)}: this takes one broker")
+    return found[0] if found else None
 
 
 def _named_endpoints(settings: Settings) -> tuple[str, ...]:
@@ -141,20 +136,22 @@ def endpoint(
     environment: Mapping[str, str] = os.environ,
     settings: Settings | None = None,
 ) -> str:
-    """Return the endpoint to connect to. Raises `SeveralBrokers`."""
-    return find(broker, state, environment, settings).endpoint()
+    """Return the endpoint to connect to. A given broker needs no settings.
+
+    Raises `SeveralBrokers`.
+    """
+    given = _only(peer_endpoints(broker))
+    return given or locate(None, state, environment, settings).endpoint()
 
 
-def find(
-    broker: Brokers = None,
-    state: str | Path | None = None,
-    environment: Mapping[str, str] = os.environ,
-    settings: Settings | None = None,
-) -> BrokerLocation:
-    """Return the location of the brokers to connect to. A given broker needs no settings."""
-    if given := peer_endpoints(broker):
-        return BrokerLocation(given, Path(state or ""))
-    return locate(broker, state, environment, settings)
+def worker_endpoints(
+    brokers: Sequence[str], state: Path | None, settings: Settings
+) -> tuple[str, ...]:
+    """Return the endpoints of the brokers that a worker works for."""
+    given = peer_endpoints(brokers)
+    if not given and not state:
+        given = _named_endpoints(settings)
+    return given or (endpoints.native_endpoint(state or settings.broker.state),)
 
 
 def key_for(
@@ -191,11 +188,6 @@ def _read_key(path: Path) -> PeerKey:
     from taskyard.net import keys  # noqa: PLC0415  # most calls have no key, and shell completion must be fast
 
     return keys.read_peer_key(path)
-
-
-def key_files(given: KeyFiles) -> list[str | Path]:
-    """Return key files as a list."""
-    return [given] if isinstance(given, str | Path) else [*(given or ())]
 
 
 def keys_for(

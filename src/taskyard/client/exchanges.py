@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec
 
 from taskyard.client.slot_waits import SlotFuture
 from taskyard.core.model import Refusal
-from taskyard.errors import Refused, TaskProblem, TaskyardError, TimedOut
+from taskyard.errors import Refused, TaskProblem, TimedOut
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-#: How often a request that may be given up is checked.
-POLL_SECONDS: Final = 0.1
 
 #: The last part of a timeout, in which the reason is requested. A shorter timeout has none.
 WHY_SECONDS: Final = 0.2
@@ -118,23 +115,6 @@ def request_and_wait(session: QuerySender, query: Query) -> Reply:
     except TimeoutError:
         session.cancel_request(answer)
         raise query.timed_out() from None
-
-
-def request_until(
-    session: QuerySender, query: Query, end: Callable[[], TaskyardError | None]
-) -> Reply:
-    """Send a query like `request_and_wait`. Raises the error of `end` as soon as it returns one."""
-    answer: AnyFuture[Reply] = SlotFuture() if query.wait_ns else AnyFuture()
-    session.request(query, answer)
-    while True:
-        left = query.seconds_left
-        try:
-            return answer.result(POLL_SECONDS if left is None else min(POLL_SECONDS, left))
-        except TimeoutError:
-            error = end() or (query.timed_out() if query.seconds_left == 0 else None)
-        if error is not None:
-            session.cancel_request(answer)
-            raise error
 
 
 def checked_reply(query: Query) -> Exchange[Reply]:

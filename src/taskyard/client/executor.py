@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from taskyard.client.discovery import Brokers
 
 _NOT_ITS_OWN: Final = (
     "workers, slots, max_workers and max_tasks_per_child: only for an executor that starts its own "
@@ -50,7 +49,7 @@ class Executor(concurrent.futures.Executor):
 
     def __init__(  # noqa: PLR0913  # those of the standard library, and named ones
         self,
-        broker: Brokers | int = None,
+        broker: str | int | None = None,
         mp_context: BaseContext | None = None,
         initializer: Callable[..., object] | None = None,
         initargs: Sequence[Any] = (),
@@ -68,7 +67,7 @@ class Executor(concurrent.futures.Executor):
         Without `broker` and `state`, it starts a broker and `workers` processes (1) with `slots`
         calls at once each (one per core). They end with the executor. `max_workers`, also as the
         first argument, is the standard library's name for `slots`. With a broker, raises `NoBroker`
-        if it does not answer. Of several brokers, one chosen by a hash runs all calls.
+        if it does not answer.
 
         A process calls `initializer(*initargs)` before its first call. It ends after
         `max_tasks_per_child` tasks, and another one replaces it. `mp_context` changes nothing:

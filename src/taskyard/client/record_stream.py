@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
@@ -80,22 +80,6 @@ async def follow_async(
         if batch.records and len(batch.records) < RECORDS_PER_REQUEST:
             await asyncio.sleep(RETRY_SECONDS)
         batch = await run(_follow_request(batch.cursor, batch.journal, scope, wait_ns))
-
-
-class BrokerIdentity(NamedTuple):
-    """Identifies a broker by its journal, and its process by a number."""
-
-    #: It never changes. A copy of a state directory has the same.
-    journal: bytes
-    process: int
-
-
-def identity() -> Exchange[BrokerIdentity]:
-    """Return the identity of the broker."""
-    reply = yield Query(partial(peer.follow, count=RECORDS_PER_REQUEST))
-    if reply.kind != peer.FOLLOW:
-        raise refused_error(reply)
-    return BrokerIdentity(reply.journal, reply.broker)
 
 
 def poll_records(

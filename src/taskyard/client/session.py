@@ -125,12 +125,6 @@ class Session:
             self._value_access = ValueAccess(self.endpoint, self._key, timeout)
         return self._value_access
 
-    @property
-    def has_answered(self) -> bool:
-        """Return whether the broker has answered at least once."""
-        channel = getattr(self, "_channel", None)  # the thread may not have connected yet
-        return channel is not None and channel.was_connected
-
     def skip_long_results(self) -> None:
         """Settle futures with head and tail of long results. Call it before there are futures."""
         self._watches.fetches_long = False

@@ -239,7 +239,7 @@ class Submitter(Generic[_F]):
 
         Those clients may not have sent them yet. The broker refuses tasks that it still lacks.
         """
-        if getattr(self._session, "is_blocking", False):  # not that of several brokers
+        if self._session.is_blocking:
             for one in inputs.references(arguments):
                 if isinstance(one, SentByClient):
                     one.await_sent(self._session)
@@ -374,20 +374,6 @@ def split_arguments(
     if twice:
         raise UserError(f"argument {min(twice)!r}: given twice")
     return (args, {**kwargs, **named} if kwargs and named else named or kwargs), own
-
-
-def explicit_arguments(
-    function: Callable[..., Any], name: str | None, campaign: str, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the options of a call with its named arguments as `kwargs`. Raises `UserError`.
-
-    So a name that a client of several brokers generates is never taken for an argument.
-    """
-    reserved = {key: options[key] for key in ("args", "wait_for_unknown") if key in options}
-    others = {key: value for key, value in options.items() if key not in (*reserved, "kwargs")}
-    arguments = (None, options.get("kwargs"))
-    (_, named), own = split_arguments(function, arguments, others, taken_options(name, campaign))
-    return {**own, **reserved, "kwargs": named or {}}
 
 
 def _take_keys(

@@ -137,22 +137,4 @@ class CallValues:
         return self.load_call(pickled.decode_pickled_call(result), task)
 
 
-class SetValues(CallValues):
-    """Loads the large parts of results at one of several brokers. Stores none."""
-
-    def __init__(self, accesses: Sequence[Callable[[], ValueAccess]]) -> None:
-        super().__init__(None)
-        self._members = [*map(CallValues, accesses)]
-
-    def load_call(self, call: Pickled, task: str) -> Any:  # noqa: ANN401  # as of the base
-        """Unpickle a call by the first broker that has its large parts."""
-        missing: BytesMissing | None = None
-        for member in self._members:
-            try:
-                return member.load_call(call, task)
-            except BytesMissing as error:
-                missing = missing or error
-        raise missing or BytesMissing("large values: this process has no broker")
-
-
 _RESULT: Final = Origin()

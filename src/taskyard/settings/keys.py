@@ -125,7 +125,7 @@ KEYS: Final = (
         kinds.BROKERS,
         None,
         "The broker's endpoint, for commands, workers and clients. `+` joins the places of one "
-        "broker. A list is for several brokers.",
+        "broker. A list is for workers of several brokers.",
         environment="TASKYARD_BROKER",
         unset="in the state directory",
     ),

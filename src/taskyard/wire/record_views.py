@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskyard.core import records
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
-from taskyard.wire.views import BrokerPart, Document, seconds
+from taskyard.wire.views import Document, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskyard.core.model import Terms as CoreTerms
 
 
-class RecordDocument(BrokerPart, tag_field="kind"):
+class RecordDocument(Document, tag_field="kind"):
     """Base of all record documents: the record's number, and when it was decided."""
 
     record: int

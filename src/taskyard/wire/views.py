@@ -38,13 +38,6 @@ class Document(Struct, kw_only=True, forbid_unknown_fields=True):
     """Base of all documents and their parts."""
 
 
-class BrokerPart(Document, kw_only=True):
-    """Base of views that name their broker. Its field comes last."""
-
-    #: The endpoint of its broker, if the client has several.
-    broker: str | UnsetType = UNSET
-
-
 class Counts(Document):
     """Number of tasks in each state."""
 
@@ -57,7 +50,7 @@ class Counts(Document):
     cancelled: int
 
 
-class Task(BrokerPart):
+class Task(Document):
     """A task."""
 
     #: Its name in its campaign.
@@ -205,26 +198,7 @@ class RefusedTasks(Document):
     text: str
 
 
-class BrokerCounts(Document):
-    """Counts of one of several brokers."""
-
-    #: Its endpoint.
-    broker: str
-    counts: Counts
-    workers: int
-    paused: bool
-    accepting: bool
-    health: Health | None
-
-
-class BrokerSums(Document, kw_only=True):
-    """Base of statistics that may be sums over several brokers. Its field comes last."""
-
-    #: The counts of each broker, if the client has several.
-    brokers: list[BrokerCounts] | UnsetType = UNSET
-
-
-class Stats(BrokerSums):
+class Stats(Document):
     """Statistics of a broker."""
 
     counts: Counts
@@ -249,11 +223,11 @@ class Stats(BrokerSums):
     #: Connections cut since the broker started, by reason: "connections", "memory",
     #: "frames".
     connections_cut: dict[str, int]
-    #: The broker's own health. null: none is running. With several brokers it is in `brokers`.
+    #: The broker's own health. null: none is running.
     health: Health | None
 
 
-class Worker(BrokerPart):
+class Worker(Document):
     """A worker."""
 
     name: str
@@ -289,7 +263,7 @@ class Worker(BrokerPart):
     forwards_to: str | None
 
 
-class Lane(BrokerPart):
+class Lane(Document):
     """A lane that has tasks."""
 
     service: str
@@ -324,7 +298,7 @@ class Lane(BrokerPart):
     why: str
 
 
-class Explanation(BrokerPart):
+class Explanation(Document):
     """The reason why a task is in its state."""
 
     #: Its name in its campaign.

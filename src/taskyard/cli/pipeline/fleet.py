@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taskyard.cli.format import format_count
-from taskyard.cli.options import CliContext, broker_options
+from taskyard.cli.options import CliContext, worker_broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.pipeline.documents import PipelineFleetDocument
 from taskyard.cli.pipeline.group import SparkCommand, master_option
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     help="Offer the functions of this module of the executors. Repeatable.",
 )
 @master_option
-@broker_options
+@worker_broker_options
 @click.pass_obj
 def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  # noqa: ANN401
     """Run workers inside Spark executors.
@@ -71,9 +71,9 @@ def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  
     from taskyard.pipeline import executors  # noqa: PLC0415  # imports Spark
     from taskyard.pipeline.jobs import fleet as job  # noqa: PLC0415
 
-    found = discovery.find(
-        cli_context.brokers, cli_context.state, settings=cli_context.settings()
-    ).endpoints()
+    found = discovery.worker_endpoints(
+        cli_context.brokers, cli_context.state, cli_context.settings()
+    )
     for endpoint in found:
         job.check(workers, given["master"], endpoint)
     name = "taskyard pipeline fleet"

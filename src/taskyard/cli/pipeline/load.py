@@ -14,7 +14,7 @@ from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.rejects import write_rejected
 from taskyard.campaign.shell_lines import count_skipped
-from taskyard.cli.connection import broker_location, connect_client
+from taskyard.cli.connection import connect_client
 from taskyard.cli.format import escape_line, format_count, format_duration
 from taskyard.cli.load import format_options, print_rejected, skipped_text
 from taskyard.cli.options import CliContext, broker_options
@@ -30,7 +30,6 @@ from taskyard.core.events import UnknownPolicy
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal
 from taskyard.errors import ExitCode, Refused, UserError
-from taskyard.net import endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -103,8 +102,7 @@ def load(cli_context: CliContext, /, files: tuple[str, ...], **values: Any) -> E
     _report_shell_files(cli_context, planned)
     if values["dry_run"]:
         return _dry_run(cli_context, planned, values)
-    with connect_client(cli_context) as brokers:
-        client = brokers.for_campaign(campaign)
+    with connect_client(cli_context) as client:
         return _load(cli_context, client, planned, values)
 
 
@@ -210,7 +208,7 @@ def _target_now(cli_context: CliContext, client: Client, campaign: str) -> Calla
     """Return the function that returns the broker for the executors, with durations from now on."""
     from taskyard.pipeline.submit import make_target  # noqa: PLC0415
 
-    key = _key_file(cli_context, client)
+    key = _key_file(cli_context)
     limit_ns = cli_context.broker_timeout
     timeout = None if limit_ns is None else limit_ns / SECOND_NS
     unknown = UnknownPolicy.REFUSE
@@ -218,12 +216,9 @@ def _target_now(cli_context: CliContext, client: Client, campaign: str) -> Calla
     return partial(make_target, client.broker, path, campaign, unknown, timeout)
 
 
-def _key_file(cli_context: CliContext, client: Client) -> Path | None:
+def _key_file(cli_context: CliContext) -> Path | None:
     """Return the key file of a client's broker, for the executors."""
-    found = broker_location(cli_context).endpoints()
-    remote = [one for one in found if endpoints.uses_tcp(one)]
-    keys = dict(zip(remote, cli_context.keys, strict=False))
-    return keys.get(client.broker) or discovery.configured_key_file(cli_context.settings())
+    return cli_context.key or discovery.configured_key_file(cli_context.settings())
 
 
 def _report_rejects(
