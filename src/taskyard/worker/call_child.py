@@ -40,12 +40,13 @@ from taskyard.errors import (
 )
 from taskyard.process import current_task
 from taskyard.wire import pickled
-from taskyard.wire.inputs import Input, available, fill
+from taskyard.wire.inputs import available, fill
 from taskyard.wire.payloads import Call, decode_call, encode_value
 from taskyard.wire.pickled import IMPORTING_VARIABLE, MAIN_NAME, Origin, Pickled
 from taskyard.wire.plain_pickles import PlainLoader
 from taskyard.worker import allow_list, call_frames
 from taskyard.worker.allow_list import AllowList
+from taskyard.worker.call_frames import CallFrame, ResultFrame
 from taskyard.worker.child_values import ChildValues
 from taskyard.worker.jobs import cut_reason
 from taskyard.worker.limits import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX
@@ -165,9 +166,6 @@ _STANDARD_FILES: Final = (1, 2)
 _READ_SECONDS_MAX: Final = 0.1
 _READ_STEP_SECONDS: Final = 0.0002
 
-#: Outcome, result or reason, and a last line for the output.
-CallResult = tuple[Outcome, bytes, bytes]
-
 #: Files whose frames are cut from tracebacks.
 _OWN_FILES = (__file__, allow_list.__file__, pickled.__file__)
 
@@ -198,41 +196,33 @@ class CallRunner:
         self._task = ""
         self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
 
-    def run(
-        self,
-        name: bytes,
-        attempt: int,
-        payload: bytes,
-        campaign: bytes,
-        env: Mapping[str, str],
-        *results: Input,
-    ) -> CallResult:
+    def run(self, call: CallFrame) -> ResultFrame:
         """Call a function. An exception becomes a result, unless the function ends the process."""
-        work = decode_call(payload)
-        self._task = name.decode()
-        os.environ.update(task_env(name, attempt, campaign))
+        work = decode_call(call.payload)
+        self._task = call.name.decode()
+        os.environ.update(task_env(call.name, call.attempt, call.campaign))
         try:
             with (
-                _extra_environment(env),
+                _extra_environment(call.env),
                 pickled.large_results(self._load_result),
-                available(results),
+                available(call.inputs),
             ):
                 if isinstance(work, Pickled):
                     return self._run_pickled(work)
-                return self._run_call(work, env)
+                return self._run_call(work, call.env)
         finally:
             # The next call begins in the worker's directory.
             os.fchdir(self._directory)
             _flush()
 
-    def _run_call(self, call: Call, env: Mapping[str, str]) -> CallResult:
+    def _run_call(self, call: Call, env: Mapping[str, str]) -> ResultFrame:
         """Call a function by its name. Variables of the worker replace those of the call."""
         try:
             # First: an import must not see the directory and the variables that a sender chose.
             function = self._function(call.call)
             own = {name: text for name, text in (call.env or {}).items() if name not in env}
             with _extra_environment(own) if own else nullcontext():
-                return Outcome.DONE, self._result(call, function), b""
+                return ResultFrame(Outcome.DONE, self._result(call, function))
         except SystemExit as error:
             _exit_process(error)
         except _CallRefused as error:
@@ -241,12 +231,12 @@ class CallRunner:
             _print_traceback(error, self._log)
             return _failure(error)
 
-    def _run_pickled(self, call: Pickled) -> CallResult:
+    def _run_pickled(self, call: Pickled) -> ResultFrame:
         """Call a pickled function. Exceptions of any kind go back to the caller."""
         try:
-            return Outcome.DONE, self._pickled_result(call), b""
+            return ResultFrame(Outcome.DONE, self._pickled_result(call))
         except _NoRoom as error:
-            return Outcome.RETRY_AT, cut_reason(str(error).encode(errors="replace")), b""
+            return ResultFrame(Outcome.RETRY_AT, cut_reason(str(error).encode(errors="replace")))
         except _CallRefused as error:
             return _refusal(error, _encoded_cause(error, call.origin.token))
         except BaseException as error:  # noqa: BLE001 - no exception may end the process
@@ -350,8 +340,9 @@ def _check_size(result: bytes, bytes_max: int) -> bytes:
     return result
 
 
-def _refusal(error: _CallRefused, line: bytes = b"") -> CallResult:
-    return Outcome.FAILED_FINAL, cut_reason(str(error).encode(errors="replace")), line
+def _refusal(error: _CallRefused, line: bytes = b"") -> ResultFrame:
+    reason = cut_reason(str(error).encode(errors="replace"))
+    return ResultFrame(Outcome.FAILED_FINAL, reason, line)
 
 
 def _encoded_cause(error: _CallRefused, token: str) -> bytes:
@@ -362,9 +353,9 @@ def _encoded_cause(error: _CallRefused, token: str) -> bytes:
     return pickled.encode_exception(cause, f"{_exception_text(cause)}\n", token)
 
 
-def _failure(error: BaseException, line: bytes = b"") -> CallResult:
+def _failure(error: BaseException, line: bytes = b"") -> ResultFrame:
     outcome = Outcome.FAILED_FINAL if is_final(error) else Outcome.FAILED
-    return outcome, cut_reason(_exception_text(error).encode(errors="replace")), line
+    return ResultFrame(outcome, cut_reason(_exception_text(error).encode(errors="replace")), line)
 
 
 def _unpickle_error(call: Pickled, error: BaseException) -> str:
@@ -492,10 +483,10 @@ class WorkerSlot:
 
     def give_back(self) -> None:
         _flush()
-        _write(self._descriptor, call_frames.pack_notice(call_frames.WAIT))
+        _write(self._descriptor, call_frames.pack(call_frames.WAIT))
 
     def retake(self) -> None:
-        _write(self._descriptor, call_frames.pack_notice(call_frames.RESUME))
+        _write(self._descriptor, call_frames.pack(call_frames.RESUME))
         if not os.read(self._resumed, 1):
             os._exit(1)  # the worker has ended
 
@@ -516,10 +507,10 @@ def serve(descriptor: int, log: int, allow: Sequence[str]) -> None:
     while received := os.read(descriptor, READ_BYTES_MAX):
         for frame in inbox.add(received):
             meter.start()
-            run = caller.run(*call_frames.unpack_call(frame))
-            printed = output.has_bytes()
-            _write(descriptor, call_frames.pack_result(*run, meter.stop(), printed=printed))
-            if printed:
+            result = caller.run(call_frames.decode_call(frame))
+            result.printed, result.run = output.has_bytes(), meter.stop()
+            _write(descriptor, call_frames.pack(result))
+            if result.printed:
                 output.wait_until_read()
 
 

@@ -24,12 +24,14 @@ from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import Final, NamedTuple
 
+from msgspec import DecodeError
+
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.runs import Run
 from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.worker import call_frames
+from taskyard.worker.call_frames import CallFrame, ResultFrame
 from taskyard.worker.devices import Shares
 from taskyard.worker.jobs import Job, JobResult, Tail, no_room_retry_ns
 from taskyard.worker.limits import (
@@ -288,11 +290,11 @@ class CallProcess(SupervisedProcess):
             self._on_notice(frame)
             return
         try:
-            result = call_frames.unpack_result(frame)
-        except ValueError:
+            result = call_frames.decode_result(frame)
+        except DecodeError:
             self._on_malformed()
         else:
-            self._on_result(*result[:-1], printed=result[-1])
+            self._on_result(result)
 
     def _on_notice(self, notice: bytes) -> None:
         """Note that the call waits for other tasks, or that it needs its slots again."""
@@ -313,9 +315,7 @@ class CallProcess(SupervisedProcess):
         self._is_waiting = False
         self.idle_since_ns = self._context.now_ns()
 
-    def _on_result(
-        self, outcome: Outcome, text: bytes, output_end: bytes, run: Run | None, *, printed: bool
-    ) -> None:
+    def _on_result(self, result: ResultFrame) -> None:
         if self.job is None:
             self._on_malformed()
         elif self.is_ending():
@@ -324,15 +324,16 @@ class CallProcess(SupervisedProcess):
         else:
             # The call's whole output was in the pipe before its result was sent. While jobs are
             # sent ahead, other output is of a later job.
-            if printed or self.watch_at_ns is None:
+            run = result.run
+            if result.printed or self.watch_at_ns is None:
                 self._pipe.drain()
-            is_short = run is not None and run.run_ns < _SHORT_CALL_NS and not printed
+            is_short = run is not None and run.run_ns < _SHORT_CALL_NS and not result.printed
             self._short_count = self._short_count + 1 if is_short else 0
-            done = self._done(self.job, outcome, text)
-            if outcome is Outcome.RETRY_AT:  # the broker has no room for its result
+            done = self._done(self.job, result.outcome, result.text)
+            if result.outcome is Outcome.RETRY_AT:  # the broker has no room for its result
                 done.retry_at_ns = no_room_retry_ns(self.job, self._context.wall_ns())
-            if output_end:
-                done.printed = _appended(done.printed, output_end)
+            if result.output_end:
+                done.printed = _appended(done.printed, result.output_end)
             done.run = run
             self._clear_job()
             self._context.report(done)
@@ -395,9 +396,9 @@ def _appended(output: Content, end: bytes) -> Content:
 
 
 def _frame(job: Job, gpus: Shares | None = None) -> memoryview:
-    fields = (job.name, job.attempt, job.payload, job.campaign)
-    frame = call_frames.pack_call(*fields, job_env(job, gpus or {}), *job.inputs)
-    return memoryview(frame)
+    env = job_env(job, gpus or {})
+    call = CallFrame(job.name, job.attempt, job.payload, job.campaign, env, job.inputs)
+    return memoryview(call_frames.pack(call))
 
 
 def start_child(

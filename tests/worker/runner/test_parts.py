@@ -5,16 +5,19 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import DecodeError
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX
 from taskyard.worker import call_frames
+from taskyard.worker.call_frames import CallFrame, ResultFrame
 from taskyard.worker.jobs import Tail, cut_reason, last_line
 from taskyard.worker.limits import LAST_LINE_BYTES_MAX
 from taskyard.worker.processes import task_env
 
 orders = st.lists(
-    st.tuples(
+    st.builds(
+        CallFrame,
         *(st.binary(max_size=20), st.integers(0, 2**63)),
         *(st.binary(max_size=50), st.binary(max_size=9)),
         st.dictionaries(st.sampled_from(["A", "B"]), st.sampled_from(["", "1", "x=y"])),
@@ -28,32 +31,30 @@ def pieces(content: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(orders, st.lists(st.integers(0, 1000)))
-def test_calls_arrive_whole_however_they_are_split(
-    sent: list[tuple[bytes, int, bytes, bytes, dict[str, str]]], cuts: list[int]
-) -> None:
+def test_calls_arrive_whole_however_they_are_split(sent: list[CallFrame], cuts: list[int]) -> None:
     inbox = call_frames.FrameBuffer()
-    stream = b"".join(call_frames.pack_call(*order) for order in sent)
+    stream = b"".join(map(call_frames.pack, sent))
     arrived = [frame for piece in pieces(stream, cuts) for frame in inbox.add(piece)]
-    assert [call_frames.unpack_call(frame) for frame in arrived] == sent
+    assert [call_frames.decode_call(frame) for frame in arrived] == sent
     assert inbox.bytes_pending() == 0
 
 
 @pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.FAILED, Outcome.FAILED_FINAL])
 @pytest.mark.parametrize("printed", [False, True])
 def test_answer_arrives_as_it_was_sent(outcome: Outcome, *, printed: bool) -> None:
-    sent = call_frames.pack_result(outcome, b"text", b"end", printed=printed)
-    (frame,) = call_frames.FrameBuffer().add(sent)
-    assert call_frames.unpack_result(frame) == (outcome, b"text", b"end", None, printed)
+    sent = ResultFrame(outcome, b"text", b"end", printed=printed)
+    (frame,) = call_frames.FrameBuffer().add(call_frames.pack(sent))
+    assert call_frames.decode_result(frame) == sent
 
 
 def test_first_frame_of_a_ready_child_is_empty() -> None:
     assert call_frames.FrameBuffer().add(call_frames.READY) == [b""]
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xff", b"\xff\0\0\0\0"])
-def test_malformed_result_frame_raises_value_error(frame: bytes) -> None:
-    with pytest.raises(ValueError, match=r"too short|Outcome"):
-        call_frames.unpack_result(frame)
+@pytest.mark.parametrize("frame", [b"", b"\xff", b"\xff\0\0\0\0", b"\x92\xcc\xff\xc4\0"])
+def test_malformed_result_frame_is_refused(frame: bytes) -> None:
+    with pytest.raises(DecodeError):
+        call_frames.decode_result(frame)
 
 
 @given(st.lists(st.binary(max_size=30)), st.integers(1, 20))
