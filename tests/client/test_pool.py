@@ -308,15 +308,13 @@ def test_objects_of_multiprocessing_work_in_calls() -> None:
 # Output.
 
 
-def test_prints_and_logs_of_calls_arrive_at_once_and_are_kept(
+def test_prints_and_logs_of_calls_arrive_at_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with Executor(1) as own:
         future = own.submit(calls.print_to_both, "hello")
         assert future.result(PATIENCE_SECONDS) == 2
         assert capfd.readouterr() == ("to stdout: hello\n", "to stderr: hello\n")
-        kept = own._core.client.output(future.full_name)  # noqa: SLF001
-        assert kept == b"to stdout: hello\nto stderr: hello\n"
 
 
 def test_output_arrives_before_the_call_ends(

@@ -63,7 +63,7 @@ class WorkerSpec(Struct, frozen=True):
     allow_pickle: bool = False
     #: Start the processes for functions with the worker, not with the first tasks.
     starts_children: bool = False
-    #: Functions print to the worker's stdout and stderr, too.
+    #: Functions print to the worker's stdout and stderr.
     passes_output: bool = False
     #: Calls after which a process for functions is replaced. 0: never.
     calls_max: int = 0

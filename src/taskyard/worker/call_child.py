@@ -3,8 +3,8 @@
 Started as `python -P -m taskyard.worker.call_child SOCKET PIPE LOG MODULE...` with a socket to the
 worker, a pipe from it, the descriptor of the task's output and the allowed modules, or forked from
 a worker at its start. It exits when the worker closes the socket. The result of a call goes over
-the socket. Tracebacks go to the task's output. Prints do, too: stdout and stderr are that output,
-or prints go to both.
+the socket. Tracebacks go to the task's output. Prints do, too, unless they go to the stdout and
+stderr of the worker.
 
 A pickled function of a script belongs to `__main__`. So the child runs that script once under the
 name `__mp_main__`, as `multiprocessing` does, which skips the `if __name__ == "__main__":` part.
@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from io import BufferedWriter, RawIOBase, TextIOWrapper
+from io import TextIOWrapper
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -413,42 +413,6 @@ def _write(descriptor: int, content: bytes) -> None:
         content = content[os.write(descriptor, packet) :]
 
 
-class _Tee(RawIOBase):
-    """A standard file whose bytes are copied to the task's output."""
-
-    def __init__(self, descriptor: int, log: int) -> None:
-        super().__init__()
-        self._descriptor, self._log = descriptor, log
-
-    def writable(self) -> bool:
-        return True
-
-    def isatty(self) -> bool:
-        return os.isatty(self._descriptor)
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def write(self, content: Any, /) -> int:  # noqa: ANN401  # any buffer
-        with memoryview(content) as view:
-            _write(self._log, bytes(view))
-            _write(self._descriptor, bytes(view))
-            return len(view)
-
-
-def _copy_output(log: int) -> None:
-    """Have Python copy what it prints to the task's output."""
-    for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        stream = getattr(sys, name)
-        copied = TextIOWrapper(
-            BufferedWriter(_Tee(descriptor, log)),
-            encoding=getattr(stream, "encoding", "utf-8"),
-            errors="backslashreplace",
-            line_buffering=True,
-        )
-        setattr(sys, name, copied)
-
-
 class OutputPipe:
     """The pipe of the task's output."""
 
@@ -536,8 +500,7 @@ def run(
     faulthandler.enable(log)
     if log not in _STANDARD_FILES:
         os.set_inheritable(log, False)  # noqa: FBT003 - positional only
-        _copy_output(log)
-    elif isinstance(sys.stdout, TextIOWrapper):
+    if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     # Only now, after our own imports: a user's `json.py` must not replace Python's.
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a string is needed

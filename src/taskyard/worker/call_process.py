@@ -77,8 +77,7 @@ class CallOptions(NamedTuple):
 
     #: Calls after which a child is replaced. 0: never.
     calls_max: int = 0
-    #: A call prints to the worker's stdout and stderr. Its task's output has a copy of what Python
-    #: printed, but not of what programs printed that it started.
+    #: A call prints to the worker's stdout and stderr, and not to its task's output.
     passes_output: bool = False
 
 
