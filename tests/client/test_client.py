@@ -99,8 +99,8 @@ def test_long_output_is_the_result_as_a_whole(client: Client) -> None:
         assert (file.read(2), file.tell()) == (b"\0\0", 7)
     some = {"offset": len(whole) - 2, "count": 9}
     assert client.output(future.name, "stdout", **some) == whole[-2:]
-    assert client.result_bytes(future.name, **some) == whole[-2:]
-    assert client.result_bytes(future.name, 5, 1_500_000) == whole[5:1_500_005]
+    assert client.output(future.name, "result", **some) == whole[-2:]
+    assert client.output(future.name, "result", offset=5, count=1_500_000) == whole[5:1_500_005]
     assert client.results([future.name])[future.name].text == whole
     kept = client.kept_result(future.name)
     ends = whole[:8192] + whole[-8192:]

@@ -69,16 +69,14 @@ def decoded_result(name: str) -> Exchange[DecodedResult]:
     return DecodedResult(value, view["campaign"], is_pickled=service == PICKLE)
 
 
-def result_bytes(name: str, offset: int = 0, count: int | None = None) -> Exchange[bytes]:
-    """Return the result of a task as the worker sent it, or `count` bytes from `offset` on.
+def result_bytes(name: str) -> Exchange[bytes]:
+    """Return the result of a task as the worker sent it.
 
     Raises `TaskFailed` if there is none, and `BytesTruncated` if only its end is kept.
     """
     kept = yield from kept_result(name)
     check_not_truncated(name, kept, kept.text)
-    if kept.blob is not None:
-        return (yield from output(name, "result", offset=offset, count=count))
-    return kept.text[offset : None if count is None else offset + count]
+    return (yield from _whole_text(name, kept))
 
 
 def kept_result(name: str) -> Exchange[Result]:

@@ -253,14 +253,8 @@ def existing(
     for first in range(0, len(names), PAGE_TASKS):
         some_names = names[first : first + PAGE_TASKS]
         some = yield from _all_pages(scope_of(some_names), deadline)
-        by_full_name = {full_name(view): view for view in some}
-        # Tasks of old journals are found by their names alone, too.
-        by_name = {view["name"]: view for view in some}
-        found |= {
-            name: view
-            for name in some_names
-            if (view := by_full_name.get(name) or by_name.get(name)) is not None
-        }
+        by_name = {full_name(view): view for view in some}
+        found |= {name: by_name[name] for name in some_names if name in by_name}
     return found
 
 
@@ -284,21 +278,15 @@ def resolve(names: Sequence[str]) -> Exchange[list[str]]:
     A name outside any campaign also stands for the task of that name in a campaign, if there is
     only one. Raises `UnknownName`, for an ambiguous name too.
     """
-    found = yield from candidates(names)
-    unknown = [name for name in names if len(found[name]) != 1]
-    if unknown:
-        text = unknown_task_text(unknown[0], found[unknown[0]], len(unknown) - 1)
-        raise UnknownName(text, *unknown)
-    return [found[name][0] for name in names]
-
-
-def candidates(names: Sequence[str]) -> Exchange[dict[str, list[str]]]:
-    """Return the full names that each name may stand for: itself if there is such a task."""
     found = yield from existing(names)
     meant: dict[str, list[str]] = {}
     for name in names:
         meant[name] = [name] if name in found else (yield from _same_name_tasks(name))
-    return meant
+    unknown = [name for name in names if len(meant[name]) != 1]
+    if unknown:
+        text = _unknown_task_text(unknown[0], meant[unknown[0]], len(unknown) - 1)
+        raise UnknownName(text, *unknown)
+    return [meant[name][0] for name in names]
 
 
 def find_tasks(names: Sequence[str]) -> Exchange[dict[str, TaskRef]]:
@@ -474,7 +462,7 @@ def unknown_task_error(
 ) -> Exchange[UnknownName]:
     """Return the error for an unknown name. Names the campaigns that have a task of that name."""
     suggested = yield from _same_name_tasks(name, timeout)
-    return UnknownName(unknown_task_text(name, suggested, more), name)
+    return UnknownName(_unknown_task_text(name, suggested, more), name)
 
 
 def _same_name_tasks(name: str, timeout: float | None = None) -> Exchange[list[str]]:
@@ -485,7 +473,7 @@ def _same_name_tasks(name: str, timeout: float | None = None) -> Exchange[list[s
     return [] if reply.kind == peer.ERROR else [full_name(view) for view in reply.document()]
 
 
-def unknown_task_text(name: str, suggested: Sequence[str] = (), more: int = 0) -> str:
+def _unknown_task_text(name: str, suggested: Sequence[str] = (), more: int = 0) -> str:
     """Return the message on an unknown task name."""
     others = f" and {more:,} more" if more else ""
     hint = f"did you mean {' or '.join(suggested)}?" if suggested else "see `taskyard list`"
