@@ -14,9 +14,9 @@ import os
 import secrets
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from taskyard.client.origins import CallOrigins
+from taskyard.client.origins import CallOrigins, Marks
 from taskyard.errors import (
     BytesDamaged,
     BytesMissing,
@@ -169,10 +169,21 @@ class FunctionCalls:
 
         A plain call needs no more than `--allow MODULE`. Raises `NotEncodable`.
         """
-        check_main_guard("submits a function")
-        body, encoded = self._origins.encode_body(function, args, kwargs)
-        service = payloads.CALL if plain_pickles.is_plain_call(body) else pickled.PICKLE
+        _, service, encoded = self._encode(function, args, kwargs)
         return service, encoded
+
+    def _encode(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        marks_of: Callable[[bytes], Marks] | None = None,
+    ) -> tuple[bytes, bytes, Encoded]:
+        """Return the pickle of a call, its service, and the call encoded."""
+        check_main_guard("submits a function")
+        body, encoded = self._origins.encode_body(function, args, kwargs, marks_of)
+        service = payloads.CALL if plain_pickles.is_plain_call(body) else pickled.PICKLE
+        return body, service, encoded
 
     def encode_keyed(
         self,
@@ -182,10 +193,9 @@ class FunctionCalls:
         token: str,
     ) -> tuple[bytes, Encoded]:
         """Like `encode`, for a call that is named by its content."""
-        service, (payload, results, restore) = self.encode(function, args, kwargs)
-        call = pickled.decode_pickled_call(payload)
-        origin = structs.replace(call.origin, token=token, nonce=secrets.token_hex(8))
-        return service, (pickled.encode_pickled_call(call.call, origin), results, restore)
+        marks = Marks(token, secrets.token_hex(8))
+        _, service, encoded = self._encode(function, args, kwargs, lambda _: marks)
+        return service, encoded
 
     def encode_named(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -195,17 +205,18 @@ class FunctionCalls:
         The token is made of the call, so that the same call in a later run is the same task. Only
         those who know the call can compute it.
         """
-        service, (payload, results, restore) = self.encode(function, args, kwargs)
-        call = pickled.decode_pickled_call(payload)
-        token = hashlib.sha256(b"token " + call.call).hexdigest()[:_TOKEN_DIGITS]
-        origin = structs.replace(call.origin, token=token)
-        encoded = pickled.encode_pickled_call(call.call, origin), results, restore
-        return service, encoded, OutcomeDecoder(token, self.values)
+        marks_of = _marks_of_named
+        body, service, encoded = self._encode(function, args, kwargs, marks_of)
+        return service, encoded, OutcomeDecoder(marks_of(body).token, self.values)
 
     def pickle_once(self, function: Callable[..., _T]) -> Callable[..., _T]:
         """Return a substitute for a function that many calls share."""
         substitute: Callable[..., _T] = self._origins.pickle_once(function)
         return substitute
+
+
+def _marks_of_named(body: bytes) -> Marks:
+    return Marks(hashlib.sha256(b"token " + body).hexdigest()[:_TOKEN_DIGITS])
 
 
 def check_main_guard(act: str) -> None:

@@ -39,6 +39,15 @@ _INSTALL_DIRECTORIES: Final = tuple(
 _NOTHING: Final = nullcontext()
 
 
+class Marks(NamedTuple):
+    """The marks of one call, in place of those of its program."""
+
+    #: Precedes the call's exception in the output.
+    token: str
+    #: Makes the payload another one in each program.
+    nonce: str = ""
+
+
 class CallOrigins:
     """Encodes this program's calls with their origins. Follows changes of `sys.path`."""
 
@@ -68,9 +77,13 @@ class CallOrigins:
         return self.encode_body(function, args, kwargs)[1]
 
     def encode_body(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        marks_of: Callable[[bytes], Marks] | None = None,
     ) -> tuple[bytes, Encoded]:
-        """Return the pickle of a call, and the call encoded.
+        """Return the pickle of a call, and the call encoded. `marks_of` takes the pickle.
 
         It names the main script only if it refers to that by path: the worker has to run it. Raise
         `NotEncodable`.
@@ -89,6 +102,8 @@ class CallOrigins:
         origin = self._origin_with_main if body.needs_main else self._origin
         if body.results:
             origin = structs.replace(origin, results=body.results)
+        if marks_of is not None:
+            origin = structs.replace(origin, **marks_of(body.pickle)._asdict())
         if values is not None and (body.buffers or len(body.pickle) >= BLOB_BYTES_MIN):
             payload, restore = values.encode(body, origin)
             return body.pickle, (payload, body.results, restore)
