@@ -166,7 +166,7 @@ def test_notebook_gets_a_bar_that_is_drawn_again(cell: Cell, clock: list[float])
     texts = cell.texts()
     assert texts[0] == "0/100"
     assert texts[1:3] == ["3/100, 1 failed, 1 cancelled", "5/100, 1 failed, 1 cancelled"]
-    assert "33/100, 1 failed, 1 cancelled, 16/s, about 4 s left" in texts
+    assert "33/100, 1 failed, 1 cancelled, 16/s, about 4.1 s left" in texts
     assert texts[-1] == "100/100, 1 failed, 1 cancelled"
     assert len(texts) == 51
     assert all("<div" in bundle["text/html"] for bundle in cell.drawn)

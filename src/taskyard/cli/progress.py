@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 import click
 
-from taskyard.cli.format import escape_line, format_count, format_duration
+from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.terminal import escape_control, raw_stream
+from taskyard.client.progress_rate import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -84,8 +84,7 @@ class ProgressBar:
                 self._bars.remove_task(bar)
         self._shown = 0.0
         self._is_end_printed = False
-        #: Times and counts within the rate window.
-        self._seen: deque[tuple[float, int]] = deque()
+        self._rate = Rate(RATE_SECONDS)
         if self._bars is not None and label:
             bar = self._bars.add_task(self.label, total=None, words="")
             self._draw = partial(self._bars.update, bar)
@@ -113,7 +112,7 @@ class ProgressBar:
         if now - self._shown < _SHOWN_SECONDS and ended != total:
             return
         self._shown = now
-        estimate = self._rate_and_eta(now, ended, total)
+        estimate = self._rate.texts(now, ended, None if total is None else total - ended)
         if self._draw is not None:
             words = ", ".join([*extra_counts, *estimate])
             red = re.sub(r"[\d,]+ failed", r"[red]\g<0>[/]", words)
@@ -150,22 +149,6 @@ class ProgressBar:
             self._is_end_printed = True
             return True
         return now - self._printed_at > LINE_SECONDS
-
-    def _rate_and_eta(self, now: float, ended: int, total: int | None) -> list[str]:
-        """Return the current rate and the remaining time, or nothing if they are unknown."""
-        self._seen.append((now, ended))
-        while now - self._seen[1 if len(self._seen) > 1 else 0][0] > RATE_SECONDS:
-            self._seen.popleft()  # keeps one from before the window, as updates may be rare
-        then, before = self._seen[0]
-        rate = (ended - before) / (now - then) if now - then >= 1 else 0.0
-        if not rate or ended == total:
-            return []
-        words = f"{rate:,.0f}/s" if rate >= 1 else f"{60 * rate:,.1f}/min"
-        return (
-            [words]
-            if total is None
-            else [words, f"about {format_duration((total - ended) / rate)} left"]
-        )
 
     def __enter__(self) -> Self:
         if self._bars is not None:

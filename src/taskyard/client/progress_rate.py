@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-from taskyard.core.durations import rough_duration
+from taskyard.core.durations import duration_text
 
 #: Window of the rate: short enough to follow a change, long enough not to jump.
 _RATE_SECONDS: Final = 20.0
@@ -37,14 +37,17 @@ class Rate:
         #: Times and counts of the last updates.
         self._seen: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
 
-    def texts(self, now: float, ended: int, left: int) -> list[str]:
-        """Note a count. Return the rate and the time left, or nothing until there is a rate."""
+    def texts(self, now: float, ended: int, left: int | None) -> list[str]:
+        """Note a count. Return the rate and the time left, or nothing until there is a rate.
+
+        `left` is None if it is unknown.
+        """
         self._seen.append((now, ended))
-        while now - self._seen[0][0] > self._window_seconds:
-            self._seen.popleft()
+        while now - self._seen[1 if len(self._seen) > 1 else 0][0] > self._window_seconds:
+            self._seen.popleft()  # keeps one from before the window, as updates may be rare
         then, before = self._seen[0]
         rate = (ended - before) / (now - then) if now - then >= 1 else 0.0
-        if rate <= 0 or not left:
+        if rate <= 0 or left == 0:
             return []
-        caption = f"{rate:,.0f}/s" if rate >= 1 else f"{_MINUTE_SECONDS * rate:,.1f}/min"
-        return [caption, f"about {rough_duration(left / rate)} left"]
+        words = f"{rate:,.0f}/s" if rate >= 1 else f"{_MINUTE_SECONDS * rate:,.1f}/min"
+        return [words] if left is None else [words, f"about {duration_text(left / rate)} left"]
