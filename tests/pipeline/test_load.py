@@ -656,18 +656,3 @@ def test_several_files_require_a_campaign(
     code, _, err = _call(*files, "--dry-run", capsys=capsys)
     assert code == 2
     assert "--campaign" in err
-
-
-@pytest.mark.usefixtures("spark")
-def test_campaigns_are_loaded_to_the_brokers_that_have_them(
-    broker: InMemoryBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = _write(tmp_path / "d.jsonl", DIAMOND)
-    with testing.broker() as second, second.client() as client:
-        assert client.submit(["true"], name="first", campaign="c").state == "ready"
-        given = ("--broker", broker.endpoint, "--broker", second.endpoint)
-        code, _, err = _call(file, "--campaign", "c", *given, capsys=capsys)
-        assert code == 0, err
-        assert {*_views(client)} == {"first", "top", "left", "right", "end", "last"}
-    with broker.client() as other:
-        assert _views(other) == {}
