@@ -41,7 +41,7 @@ class Broker:
         observers: Iterable[CommitObserver] = (),
         check_lease: Callable[[], None] | None = None,
     ) -> None:
-        """`index` has ended tasks, and `check_lease` raises if another broker may have taken over."""
+        """`index` has ended tasks. `check_lease` raises if another broker may have taken over."""
         self.scheduler, self.transport, self.store = scheduler, transport, store
         self.clock, self.index, self.blobs = clock, index, blobs
         self._observers, self._check_lease = [*observers], check_lease

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from taskyard.core import expiry, holds, lane_rates, reservations, subscriptions, worker_names
 from taskyard.core.blobs import Blob
 from taskyard.core.effects import Assign, LongAssign, NoWork, Shutdown, Wake
-from taskyard.core.lane_queues import one_lane
 from taskyard.core.limits import PARKED_STALE_MAX, WAKE_NS_MAX
 from taskyard.core.model import QueueOrder
 from taskyard.core.records import Leased
-from taskyard.core.selection import Selection
+from taskyard.core.selection import Selection, next_of_only_lane
 from taskyard.core.states import DRAINING, PARKED, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
@@ -30,7 +29,9 @@ WorkerKind: TypeAlias = tuple[object, ...]
 
 
 def tasks_requested(context: Context, event: events.TasksRequested) -> None:
-    if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
+    if event.incarnation is not None and worker_names.refuse_non_holder(
+        context, event.worker, event.incarnation, event.request
+    ):
         return
     worker = context.touch_worker(event.worker, event.request)
     if worker is None:
@@ -38,17 +39,31 @@ def tasks_requested(context: Context, event: events.TasksRequested) -> None:
     if event.is_shared and worker.state is PARKED and worker.open_request:
         _wait_behind(context, worker, event)
         return
-    expiry.expire_tasks(context)
-    close_request(context, worker)
+    if context.ledger.due_heap.expiry:
+        expiry.expire_tasks(context)
+    if worker.open_request or worker.requests_behind:
+        close_request(context, worker)
     worker.open_request = event.request
     if worker.state is DRAINING:
-        if worker.leases and (event.is_shared or not event.parks):
-            _reply_no_work_yet(context, worker)
-        shut_down_if_drained(context, worker)
-    elif event.parks and worker.facts.wants_wake:
+        _drain(context, worker, event)
+    elif worker.facts.wants_wake or not lease(context, worker, event.count):
+        _wait_for_tasks(context, worker, event)
+
+
+def _drain(context: Context, worker: Worker, event: events.TasksRequested) -> None:
+    """Answer the request of a worker that gets no more tasks."""
+    if worker.leases and (event.is_shared or not event.parks):
+        _reply_no_work_yet(context, worker)
+    shut_down_if_drained(context, worker)
+
+
+def _wait_for_tasks(context: Context, worker: Worker, event: events.TasksRequested) -> None:
+    """Decide on the request of a worker that has to be woken first, or that gets nothing now."""
+    wants_wake = worker.facts.wants_wake
+    if event.parks and wants_wake:
         if not (worker.requests_each_task and worker.state is WOKEN):
             park(context, worker, event.count)  # it gets `Wake` and requests again
-    elif _may_take(worker) and lease(context, worker, event.count):
+    elif wants_wake and _may_take(worker) and lease(context, worker, event.count):
         return
     elif event.parks and not (
         event.is_shared and subscriptions.no_work_left(context.ledger, worker)
@@ -156,26 +171,34 @@ def lease(context: Context, worker: Worker, count: int) -> bool:
     tasks = _choose(context, worker, count)
     if not tasks:
         return False
-    names = [task.name for task in tasks]
-    attempts = [task.attempt + 1 for task in tasks]
-    lease_ns = _lease_ns(worker, tasks)
-    is_rarely_seen = not worker.leases and worker.heartbeat_ns > worker.facts.heartbeat_ns
-    context.emit(Leased(context.at_ns, worker.name, names, attempts, lease_ns), tasks)
-    context.counters.add_lease(context.at_ns, tasks)
+    task, at_ns = tasks[0], context.now_ns + context.wall_offset_ns
+    if len(tasks) == 1:
+        names, attempts, lanes = [task.name], [task.attempt + 1], [task.lane.name]
+        payloads, terms = [task.payload], [task.terms]
+    else:
+        names = [task.name for task in tasks]
+        attempts = [task.attempt + 1 for task in tasks]
+        lanes = [task.lane.name for task in tasks]
+        payloads = [task.payload for task in tasks]
+        terms = [task.terms for task in tasks]
+    lease_ns = _lease_ns(worker, tasks) if worker.facts.lease_timeout_ns else 0
+    is_rarely_seen = (
+        worker.heartbeat_requested_ns > 0
+        and not worker.leases
+        and worker.heartbeat_ns > worker.facts.heartbeat_ns
+    )
+    context.emit(Leased(at_ns, worker.name, names, attempts, lease_ns), tasks)
+    context.counters.add_lease(at_ns, tasks)
     if is_rarely_seen:
         worker.leased_ns = context.now_ns  # its last heartbeat may be older than a lease
         context.schedule_timeout(worker)
-    payloads = [task.payload for task in tasks]
-    terms = [task.terms for task in tasks]
-    lane = one_lane(tasks)
-    lanes = [task.lane.name for task in tasks] if lane is None else [lane.name] * len(tasks)
     kept = context.ledger.envelopes
     envelopes = [kept.get(name, b"") for name in names] if kept else None
     has_blobs = Blob in map(type, payloads)
     texts: list[bytes] = [] if has_blobs else payloads  # type: ignore[assignment]  # all are bytes
     columns = (names, attempts, texts, terms, lanes, lease_ns)
-    assign = Assign(worker.name, *columns, context.at_ns, worker.open_request, envelopes)
-    context.send(LongAssign(assign, payloads) if has_blobs else assign)
+    assign = Assign(worker.name, *columns, at_ns, worker.open_request, envelopes)
+    context.effects.append(LongAssign(assign, payloads) if has_blobs else assign)
     worker.open_request = 0
     _update_worker(context, worker, tasks)
     return True
@@ -183,6 +206,9 @@ def lease(context: Context, worker: Worker, count: int) -> bool:
 
 def _choose(context: Context, worker: Worker, count: int) -> list[Task]:
     """Choose tasks for a worker, and reserve workers for tasks that it has no room for."""
+    tasks = next_of_only_lane(context.ledger, worker, count)
+    if tasks is not None:
+        return tasks
     selection = Selection(context.ledger, worker, count, context.now_ns)
     tasks = selection.select()
     if selection.unfit:
@@ -196,11 +222,8 @@ def lease_to_parked(context: Context, worker: Worker, _service: Service) -> bool
 
 
 def _lease_ns(worker: Worker, tasks: list[Task]) -> int:
-    """Return the timeout of a lease: the longest of its tasks' and the worker's own. 0 for a worker
-    without a timeout."""
+    """Return the timeout of a lease: the longest of its tasks' and the worker's own."""
     lease_ns, last = worker.facts.lease_timeout_ns, None
-    if not lease_ns:
-        return 0
     for task in tasks:
         if task.terms is not last:
             last = task.terms
@@ -221,15 +244,16 @@ def _update_worker(context: Context, worker: Worker, tasks: list[Task]) -> None:
     if rule_table.has_rates or rule_table.has_lane_rates:
         _spend_rates(context, worker.leases[context.ledger.record])
     waited = worker.state in (PARKED, WOKEN)
-    cancel_wake(context.ledger, worker)  # it may have got a task of another service
+    if worker.state is WOKEN:
+        cancel_wake(context.ledger, worker)  # it may have got a task of another service
     worker.turn(WorkerCause.ASSIGNED)
     if worker.facts.always_ready:
         park(context, worker, worker.slots_free)
     elif worker.requests_behind:
         _park_next(context, worker)
-    elif worker.requests_each_task:
-        return  # this task was its request
-    elif worker.facts.wants_wake and waited and worker.slots_free > 0:
+    elif not (worker.facts.wants_wake and waited) or worker.requests_each_task:
+        return  # each task was its own request
+    elif worker.slots_free > 0:
         park(context, worker, worker.tasks_wanted)  # it waits while it has free slots
 
 

@@ -112,6 +112,10 @@ class Context:
 
     def schedule_timeout(self, worker: Worker) -> None:
         """Schedule a check of the worker's heartbeats, no later than its timeout."""
+        facts, check_ns = worker.facts, worker.timeout_check_ns
+        shortest_ns = facts.lease_timeout_ns or facts.restart_lease_ns
+        if 0 < check_ns <= worker.last_seen_ns + shortest_ns and not worker.contested_until_ns:
+            return
         timeout_at_ns = worker.timeout_at_ns
         if timeout_at_ns and (
             not worker.timeout_check_ns or timeout_at_ns < worker.timeout_check_ns

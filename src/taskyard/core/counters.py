@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct, field
 
 from taskyard.core import records
-from taskyard.core.lane_queues import whole_lease
+from taskyard.core.entities import Lease
 from taskyard.core.limits import SECOND_NS
 
 if TYPE_CHECKING:
@@ -156,8 +156,8 @@ class Counters(Struct):
 
         Leaves out those that were ready before the broker started: since when is not known.
         """
-        lease, place = tasks[0].lease, 0
-        if lease is None:
+        lease, place = tasks[0].lease_or_ending, 0
+        if type(lease) is not Lease:
             return
         for lane, count in lease.counts:
             name = lane.service.name
@@ -189,8 +189,8 @@ def _add_stale(counters: Counters, record: records.StaleReport, _tasks: object) 
 
 
 def _add_finished(counters: Counters, record: records.Finished, tasks: list[Task]) -> None:
-    lease = whole_lease(tasks) if record.runs is None else None
-    if lease is None:
+    lease = tasks[0].lease_or_ending if record.runs is None else None
+    if type(lease) is not Lease or lease.tasks is not tasks:
         _add_runs(counters, _FINISHED, tasks, record.at_ns, record.runs)
         return
     for lane, count in lease.counts:

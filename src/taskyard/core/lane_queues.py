@@ -196,13 +196,13 @@ def one_queue(tasks: Tasks) -> Queue[Task] | None:
 def whole_lease(tasks: Tasks) -> Lease | None:
     """Return the lease of these tasks if they are all of it, as batch workers report them."""
     lease = tasks[0].lease if tasks else None
-    if lease is None or (lease.tasks is not tasks and lease.tasks != tasks):
-        return None
-    return lease
+    return lease if lease is not None and lease.tasks == tasks else None
 
 
 def lane_counts(tasks: Tasks) -> Counts:
     """Return runs of tasks by lane, in order. A lane may occur more than once."""
+    if len(tasks) == 1:
+        return [(tasks[0].lane, 1)]
     lane = one_lane(tasks)
     if lane is not None:
         return [(lane, len(tasks))]

@@ -302,9 +302,7 @@ class Ledger:
         """Count leased tasks in their worker and their lanes."""
         worker = lease.worker
         worker.leases[lease.number] = lease
-        worker.slots_used += self._slots(tasks)
-        if self.has_wide_tasks:
-            _count_resources(worker, tasks, 1)
+        worker.slots_used += _count_wide(worker, tasks, 1) if self.has_wide_tasks else len(tasks)
         has_worker_limits = self.has_worker_limits
         for lane, count in lease.counts:
             if not lane.leased:
@@ -343,8 +341,8 @@ class Ledger:
         """End the leases of these tasks and count them down in their worker and lanes."""
         if not tasks:
             return
-        lease = tasks[0].lease
-        if lease is not None and is_whole_lease(lease, tasks):
+        lease = tasks[0].lease_or_ending
+        if type(lease) is Lease and (lease.tasks is tasks or is_whole_lease(lease, tasks)):
             self._release(lease, tasks, lane_counts(tasks) if counts is None else counts)
             return
         for task in tasks:
@@ -354,9 +352,7 @@ class Ledger:
 
     def _release(self, lease: Lease, tasks: Tasks, counts: Counts) -> None:
         worker = lease.worker
-        worker.slots_used -= self._slots(tasks)
-        if self.has_wide_tasks:
-            _count_resources(worker, tasks, -1)
+        worker.slots_used -= _count_wide(worker, tasks, -1) if self.has_wide_tasks else len(tasks)
         has_worker_limits = self.has_worker_limits
         for lane, count in counts:
             lane.leased -= count
@@ -370,7 +366,11 @@ class Ledger:
                 lane.extras.released = max(0, lane.extras.released - count)
             if not lane.in_rotation:
                 lane.lane_group.add_to_rotation(lane)
-        self._mark_all_dirty(counts)
+        if len(counts) == 1 and not self.has_worker_limits:
+            service = counts[0][0].service
+            self.dirty[service.name] = service
+        else:
+            self._mark_all_dirty(counts)
         for task in tasks:
             task.lease_or_ending = None
         lease.tasks_left -= len(tasks)
@@ -410,12 +410,10 @@ class Ledger:
         worker = lease.worker
         del worker.leases[lease.number]
         lease.tasks, lease.names, lease.attempts, lease.counts = [], [], [], []
-        if not worker.leases or lease.lease_ns > worker.facts.lease_timeout_ns:
-            others = [other.lease_ns for other in worker.leases.values()]
-            worker.lease_ns_max = max(others, default=0)
-
-    def _slots(self, tasks: Tasks) -> int:
-        return sum([task.terms.slots for task in tasks]) if self.has_wide_tasks else len(tasks)
+        if not worker.leases:
+            worker.lease_ns_max = 0
+        elif lease.lease_ns > worker.facts.lease_timeout_ns:
+            worker.lease_ns_max = max([other.lease_ns for other in worker.leases.values()])
 
     def end(self, tasks: Tasks, ending: Ending, counts: Counts) -> None:
         """Mark tasks as ended and drop all data that is not needed to recognize them."""
@@ -425,7 +423,7 @@ class Ledger:
                 task.payload = self._digests.of(task.payload)
         for lane, count in counts:
             lane.tasks -= count
-            if not lane.tasks:
+            if not lane.tasks and lane.name:
                 lane.service.drop_if_empty(lane)
         for index in (self.reasons, self.envelopes, self.reported):
             if index:
@@ -531,12 +529,13 @@ class Ledger:
             self.dirty[name] = self.service(name)
 
 
-def _count_resources(worker: Worker, tasks: Tasks, sign: int) -> None:
-    """Count the resources of tasks in their worker, up or down."""
+def _count_wide(worker: Worker, tasks: Tasks, sign: int) -> int:
+    """Count the resources of tasks in their worker, up or down. Return their slots."""
     used = worker.resources_used
     for task in tasks:
         for name, amount in task.terms.resources:
             used[name] = used.get(name, 0) + sign * amount
+    return sum([task.terms.slots for task in tasks])
 
 
 def is_whole_lease(lease: Lease, tasks: Tasks) -> bool:

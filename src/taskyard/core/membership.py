@@ -39,7 +39,7 @@ from taskyard.core.records import (
     WorkerLeft,
 )
 from taskyard.core.resources import is_valid
-from taskyard.core.states import BUSY, PARKED, WorkerCause
+from taskyard.core.states import BUSY, DRAINING, PARKED, WorkerCause
 
 if TYPE_CHECKING:
     from taskyard.core import events
@@ -101,13 +101,15 @@ def _facts_valid(facts: WorkerFacts) -> bool:
 def on_slot_free(context: Context, worker: Worker) -> None:
     """Assign tasks to a worker that may have free slots, or shut it down if it is drained."""
     context.schedule_timeout(worker)  # a task with a long lease may be gone
-    assignment.shut_down_if_drained(context, worker)
+    if worker.state is DRAINING:
+        assignment.shut_down_if_drained(context, worker)
     if worker.facts.always_ready:
         assignment.park(context, worker, worker.slots_free)
     elif worker.state is PARKED:
         assignment.park(context, worker, worker.tasks_wanted)
+    services = context.ledger.services
     for name in worker.facts.services:
-        context.ledger.dirty[name] = context.ledger.service(name)
+        context.ledger.dirty[name] = services.get(name) or context.ledger.service(name)
 
 
 def worker_heartbeat(context: Context, event: events.WorkerHeartbeat) -> None:

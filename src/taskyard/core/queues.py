@@ -129,7 +129,11 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         cursor = self.cursor
         if self.front and self.front[-1] is task:
             self.front.pop()
-        elif cursor < len(self.items) and self.items[cursor] is task and not self._is_stale(task):
+        elif (
+            cursor < len(self.items)
+            and self.items[cursor] is task
+            and not (self.removed and id(task) in self.removed)  # else its first entry is stale
+        ):
             self.cursor = cursor + 1
             if cursor > CURSOR_MAX:
                 self._drop_passed()

@@ -21,7 +21,7 @@ from taskyard.core import (
 )
 from taskyard.core.blobs import Blob, length_of, text_of, texts_of
 from taskyard.core.effects import Refused, ReportAck
-from taskyard.core.entities import SLOTS_UNLIMITED, Worker
+from taskyard.core.entities import SLOTS_UNLIMITED, Lease, Worker
 from taskyard.core.events import Outcome
 from taskyard.core.limits import (
     CRASH_DELAY_NS,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from taskyard.core import events
     from taskyard.core.blobs import Content
     from taskyard.core.context import Context
-    from taskyard.core.entities import Lease, Task
+    from taskyard.core.entities import Task
     from taskyard.core.runs import RunColumns
 
 #: The shortest delay of a deferred task, so that an agent that always defers does not keep the
@@ -71,7 +71,9 @@ def tasks_reported(context: Context, event: events.TasksReported) -> None:
     if not columns_match(event.names, *columns, event.runs, event.output):
         context.send(Refused(event.worker, event.request, Refusal.MALFORMED, BAD_COLUMNS))
         return
-    if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
+    if event.incarnation is not None and worker_names.refuse_non_holder(
+        context, event.worker, event.incarnation, event.request
+    ):
         attempts = event.attempts or [0] * len(event.names)
         context.emit(StaleReport(context.at_ns, event.worker, event.names, attempts))
         return
@@ -79,10 +81,11 @@ def tasks_reported(context: Context, event: events.TasksReported) -> None:
     if worker is not None:
         worker.last_seen_ns = context.now_ns
     tasks, kept, stale = _split_held(context, event)
+    refused: list[bytes] = []
     if stale:
-        names = [event.names[index] for index in stale]
+        refused = [event.names[index] for index in stale]
         attempts = [0 if event.attempts is None else event.attempts[index] for index in stale]
-        context.emit(StaleReport(context.at_ns, event.worker, names, attempts))
+        context.emit(StaleReport(context.at_ns, event.worker, refused, attempts))
     if worker is not None and tasks:
         if event.output is not None:
             task_output.keep_output(context, event, event.output, tasks, kept)
@@ -90,7 +93,7 @@ def tasks_reported(context: Context, event: events.TasksReported) -> None:
             _finish(context, event, tasks, kept)
         else:
             _settle(context, worker, event, tasks, kept)
-    context.send(ReportAck(event.worker, event.request, [event.names[index] for index in stale]))
+    context.effects.append(ReportAck(event.worker, event.request, refused))
     if worker is not None:
         membership.on_slot_free(context, worker)
 
@@ -127,8 +130,10 @@ def _split_held(
 
 def _whole_lease(first: Task | None, event: events.TasksReported) -> Lease | None:
     """Return the task's lease if the report covers all of it, as batch workers report."""
-    lease = None if first is None else first.lease
-    if lease is None or lease.worker.name != event.worker or lease.names != event.names:
+    lease = None if first is None else first.lease_or_ending
+    if type(lease) is not Lease:
+        return None
+    if lease.worker.name != event.worker or lease.names != event.names:
         return None
     if lease.tasks_left != len(lease.tasks):  # some of it was settled before
         return None
@@ -156,15 +161,21 @@ def _finish(
     context: Context, event: events.TasksReported, tasks: list[Task], kept: list[int] | None
 ) -> None:
     """Finish the reported tasks that the worker holds."""
-    names = event.names if kept is None else [task.name for task in tasks]
-    attempts = event.attempts if kept is None else None
-    if attempts is None:
+    names, attempts, results = event.names, event.attempts, event.texts
+    if kept is not None:
+        names, attempts, results = [task.name for task in tasks], None, _column(results, kept)
+    lease = tasks[0].lease_or_ending
+    if attempts is None and type(lease) is Lease and lease.tasks is tasks:
+        attempts = lease.attempts
+    elif attempts is None:
         attempts = [task.attempt for task in tasks]
-    results = _column(event.texts, kept)
-    record = Finished(context.at_ns, event.worker, names, attempts, results, event.keeps_slots)
-    record.runs = _runs_of(context, event, tasks, range(len(tasks)) if kept is None else kept)
+    at_ns = context.now_ns + context.wall_offset_ns
+    record = Finished(at_ns, event.worker, names, attempts, results, event.keeps_slots)
+    if event.runs is not None:
+        record.runs = _runs_of(context, event, tasks, range(len(tasks)) if kept is None else kept)
     context.emit(record, tasks)
-    subscriptions.notify_settled(context, tasks, repeat(b"") if results is None else results)
+    if context.watchers or context.campaign_watchers:
+        subscriptions.notify_settled(context, tasks, repeat(b"") if results is None else results)
 
 
 def _runs_of(

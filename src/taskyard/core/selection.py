@@ -45,6 +45,28 @@ if TYPE_CHECKING:
     from taskyard.core.rules import ActiveRule
 
 
+def next_of_only_lane(ledger: Ledger, worker: Worker, count: int) -> list[Task] | None:
+    """Return the next tasks for an idle worker whose only service has one lane, without limits.
+
+    The usual case, chosen as a `Selection` would. None: it needs one.
+    """
+    facts, last = worker.facts, worker.lane
+    service = ledger.services.get(facts.services[0]) if len(facts.services) == 1 else None
+    if service is None or len(service.lane_groups) != 1 or service.has_wide_tasks:
+        return None
+    (lane_group,) = service.lane_groups
+    rotation, active_rule = lane_group.rotation, lane_group.active_rule
+    if len(rotation) != 1 or not active_rule.is_simple or active_rule.options.lane_rate_interval_ns:
+        return None
+    lane, room = rotation[0], min(count, worker.slots_free, LEASE_TASKS_MAX)
+    is_special = (
+        *(worker.leases, worker.reservation, facts.reserved_payloads, last and last.name),
+        *(lane.name, lane.extras, lane.other_queues, lane.rate, lane.paused or not lane.ready),
+        *(service.paused, service.last_attempts, ledger.paused, ledger.has_worker_limits),
+    )
+    return None if room <= 0 or any(is_special) else lane.main_queue.peek(room)
+
+
 class Selection:
     """The tasks for one worker, chosen lane by lane within its slots and the limits."""
 
