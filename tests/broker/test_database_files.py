@@ -108,15 +108,15 @@ def test_pages_of_a_walk_cover_everything(blobs: Blobs, monkeypatch: pytest.Monk
     assert [*blobs.walk(SEALED)] == []
 
 
-def test_parts_that_no_blob_claims_are_removed_in_the_next_term(url: str, blobs: Blobs) -> None:
+def test_file_that_a_killed_writer_has_begun_does_not_count_and_is_removed(blobs: Blobs) -> None:
     with pytest.raises(ZeroDivisionError):
         blobs.put(NAME, _failing())
     assert blobs.size(FILE, NAME) is None
-    blobs.remove_unclaimed()
     assert parts_count(blobs) == 1
-    with open_blobs(url) as newer:
-        newer.remove_unclaimed()
-        assert parts_count(newer) == 0
+    blobs.remove_unfinished()
+    assert parts_count(blobs) == 0
+    blobs.put(NAME, [b"abc", b"def"])
+    assert blobs.read(FILE, NAME, 0, 9) == (b"abcdef", 6)
 
 
 def _failing() -> Iterator[bytes]:
@@ -136,7 +136,6 @@ def test_stale_broker_changes_nothing(url: str, blobs: Blobs) -> None:
             lambda: blobs.put(b"other", [b"y"]),
             lambda: blobs.touch(name, 2),
             lambda: blobs.remove(SEALED, [name]),
-            blobs.remove_unclaimed,
         )
         for attempt in attempts:
             with pytest.raises(LeaderLost, match="has ended"):
@@ -144,7 +143,6 @@ def test_stale_broker_changes_nothing(url: str, blobs: Blobs) -> None:
         assert [*newer.walk(STREAM)] == [(b"o", 3, 1)]
         assert [*newer.walk(SEALED)] == [(name, 1, 1)]
         assert newer.read(STREAM, b"o", 0, 9) == (b"abc", 3)
-        newer.remove_unclaimed()
         assert parts_count(newer) == 2
 
 

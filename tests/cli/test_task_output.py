@@ -73,7 +73,7 @@ def test_output_is_followed_while_the_task_runs_and_over_its_attempts(
     assert follower.returncode == 0
     assert call("log", "live", "--attempt", "1").out == "try 1\nword 1\n"
     assert call("log", "live", "--stderr").out == "word 2\n"
-    assert not [*(yard.state / FOLDER).rglob("*.out")]
+    assert not [*(yard.state / FOLDER).rglob("*.stream")]
 
 
 def test_follower_ends_when_the_run_with_the_broker_ends(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_clean_removes_output_of_settled_tasks(call: Caller, yard: Yard, fifo: P
         call("wait", f"litter/{name}")
     call.submit("busy", "sh", "-c", f"{script}; read line < {fifo}", "busy", campaign="litter")
     files = BlobFiles(yard.state / FOLDER)
-    running = yard.state / FOLDER / "streams" / "litter" / "busy" / "1.out"
+    running = yard.state / FOLDER / "streams" / "1.1.6.litterbusy.stream"
     until(running.exists, "output of the running task")
     os.utime(files.path(name_of(b"old\n" * 20_000)), (0, 0))
     assert call("clean").code == 2
@@ -274,7 +274,7 @@ def test_output_is_whole_after_kills_of_the_broker(tmp_path: Path) -> None:
         yard = stack.enter_context(running(tmp_path))
         with Client(state=yard.state) as client:
             future = client.submit([sys.executable, "-c", WRITER, str(tmp_path / "hash")], name="w")
-            stdout = yard.state / FOLDER / "streams" / "@" / "w" / "1.out"
+            stdout = yard.state / FOLDER / "streams" / "1.1.0.w.stream"
             for kill in range(2):
                 until(partial(_has, stdout, 1 + kill * 500_000), "some output")
                 yard.kill_broker()

@@ -172,16 +172,14 @@ class TestPaths:
             (b"\xff\n", "%FF%0A"),
         ],
     )
-    def test_name_is_encoded_and_decoded(self, name: bytes, part: str) -> None:
+    def test_name_is_encoded(self, name: bytes, part: str) -> None:
         assert output_paths.encode_name(name) == part
-        assert output_paths.decode_name(part) == name
 
     def test_long_names_are_cut_and_stay_different(self) -> None:
         names = [b"x" * 300 + b"%d" % number for number in range(2)]
         parts = [output_paths.encode_name(name) for name in names]
         assert parts[0] != parts[1]
         assert max(map(len, parts)) <= output_paths.NAME_BYTES_MAX
-        assert output_paths.decode_name(parts[0]) is None
 
     def test_task_outside_any_campaign_has_its_own_directory(self) -> None:
         assert output_paths.directory_of(b"", b"a") == ("@", "a")

@@ -192,12 +192,18 @@ def test_sealed_stream_leaves_no_directory(store: BlobFiles) -> None:
     assert not [*(store.directory / "streams").iterdir()]
 
 
-def test_name_that_a_killed_process_has_not_written_is_written_later(store: BlobFiles) -> None:
-    key = StreamKey(b"c" * 300, b"t" * 300, 1, Stream.STDOUT)
-    store.path(key).parent.mkdir(parents=True)
-    store.path(key).parent.joinpath("name").touch()
-    store.append(key, 0, CONTENT)
-    assert [file.id for file in store.walk()] == [key]
+@pytest.mark.parametrize("characters", [*range(188, 200), 1000])
+def test_stream_with_a_name_of_any_length_is_found(store: BlobFiles, characters: int) -> None:
+    keys = [StreamKey(b"", name * characters, 1, Stream.STDOUT) for name in (b".", b"t", b"/")]
+    for key in keys:
+        store.append(key, 0, CONTENT)
+    assert {file.id for file in store.walk()} == {*keys}
+
+
+def test_other_file_among_the_streams_is_left_alone(store: BlobFiles) -> None:
+    (store.directory / "streams" / "a").mkdir(parents=True)
+    (store.directory / "streams" / "a" / "b").touch()
+    assert not [*store.walk()]
 
 
 @pytest.mark.parametrize("is_stored_again", [True, False])

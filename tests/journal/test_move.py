@@ -31,7 +31,7 @@ from tests.kit.postgres import Cluster
 COMPACTED = 30
 
 OUTPUT = b"output that arrives"
-OUTPUT_PATH = Path("blobs", "streams", "@", "t", "1.out")
+OUTPUT_PATH = Path("blobs", "streams", "1.1.0.t.stream")
 BLOB = b"a large value"
 
 

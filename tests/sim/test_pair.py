@@ -55,10 +55,8 @@ def test_every_fenced_statement_is_parsed_with_its_conditions() -> None:
         leader._RELEASE: "release",
         blobs._APPEND: "append_blobs",
         blobs._SEAL: "seal_blob",
-        blobs._CLAIM: "claim_file",
         blobs._TOUCH: "touch_blob",
         blobs._REMOVE: "remove_blobs",
-        blobs._REMOVE_UNCLAIMED: "remove_unclaimed_parts",
     }
     for text, kind in fenced.items():
         statement = parse(text)

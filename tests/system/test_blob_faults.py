@@ -68,7 +68,7 @@ def writer(directory: Path) -> list[str]:
 
 def streams(directory: Path) -> int:
     """Return the bytes of streams that arrive."""
-    return sum(path.stat().st_size for path in directory.glob("streams/*/*/*.out"))
+    return sum(path.stat().st_size for path in directory.glob("streams/*.1.*.stream"))
 
 
 def digest(content: bytes) -> str:
@@ -100,7 +100,7 @@ def test_worker_killed_in_a_long_stream_is_followed_by_another(
     broker.kill()
     found = audit_blobs(tmp_path / ".taskyard", blobs)
     assert (found.wrong, found.unfinished) == ([], [])
-    assert found.streams == ["@/long/1.out"]
+    assert found.streams == ["1.1.0.long.stream"]
 
 
 class Keyed(Yard):

@@ -14,12 +14,9 @@ if TYPE_CHECKING:
 #: Statements by a part of their text.
 KINDS: Final = {
     "grown AS (INSERT INTO taskyard.blobs ": "append_blobs",
-    "moved AS (UPDATE taskyard.blobs SET kind = 'sealed'": "seal_blob",
-    "claimed AS (INSERT INTO taskyard.blobs ": "claim_file",
-    "INSERT INTO taskyard.parts VALUES (%(upload)s": "insert_part",
+    "moved AS (UPDATE taskyard.blobs ": "seal_blob",
     "used AS (UPDATE taskyard.blobs ": "touch_blob",
     "gone AS (DELETE FROM taskyard.blobs WHERE kind = %(kind)s": "remove_blobs",
-    "gone AS (DELETE FROM taskyard.parts WHERE EXISTS": "remove_unclaimed_parts",
     "SELECT bytes FROM taskyard.blobs ": "read_blob_size",
     "LEFT JOIN taskyard.parts ": "read_blob",
     "SELECT name, bytes, used_ns FROM taskyard.blobs ": "read_blob_names",
@@ -29,10 +26,8 @@ KINDS: Final = {
 UNHELD: Final[Mapping[str, Rows]] = {
     "append_blobs": [(0,)],
     "seal_blob": [(0,)],
-    "claim_file": [(0,)],
     "touch_blob": [(0,)],
     "remove_blobs": [(0, 0, 0)],
-    "remove_unclaimed_parts": [(0,)],
 }
 
 
@@ -84,16 +79,16 @@ class BlobTables:
         if any(
             row.upload in values["uploads"]
             for (kind, _), row in self.blobs.items()
-            if kind == "sealed"
+            if kind in {"sealed", "file"}
         ):
             return [(1,)]  # executed late: it violates a constraint, and its session is gone
         for name in dict.fromkeys(one[0] for one in given):
             own = [one for one in given if one[0] == name]
             end = max(start + len(content) for _, _, start, content in own)
-            known = self.blobs.get(("stream", name))
+            known = self.blobs.get((values["kind"], name))
             upload = min(one[1] for one in own) if known is None else known.upload
             bytes_total = end if known is None else max(end, known.bytes_total)
-            self.blobs["stream", name] = BlobRow(upload, bytes_total, values["used_ns"])
+            self.blobs[values["kind"], name] = BlobRow(upload, bytes_total, values["used_ns"])
             for _, _, start, content in own:
                 former = self.parts.get((upload, start), b"")
                 self.parts[upload, start] = content + former[len(content) :]
@@ -101,8 +96,8 @@ class BlobTables:
 
     def seal_blob(self, values: Mapping[str, Any]) -> Rows:
         self._check_term(values, "seal of a blob")
-        stream = self.blobs.pop(("stream", values["name"]), None)
-        key = "sealed", values["new"]
+        stream = self.blobs.pop((values["kind"], values["name"]), None)
+        key = values["as"], values["new"]
         known = self.blobs.get(key)
         if known is not None:
             self.blobs[key] = BlobRow(known.upload, known.bytes_total, values["used_ns"])
@@ -120,13 +115,6 @@ class BlobTables:
             self.blobs[key] = BlobRow(known.upload, known.bytes_total, values["used_ns"])
         return [(1,)]
 
-    def claim_file(self, values: Mapping[str, Any]) -> Rows:
-        self._check_term(values, "claim of a file")
-        key = "file", values["name"]
-        if key not in self.blobs:
-            self.blobs[key] = BlobRow(values["upload"], values["bytes"], values["used_ns"])
-        return [(1,)]
-
     def remove_blobs(self, values: Mapping[str, Any]) -> Rows:
         self._check_term(values, "removal of blobs")
         bytes_total = count = 0
@@ -141,20 +129,8 @@ class BlobTables:
                     self.on_blob_removed(name.decode(), row.used_ns)
         return [(1, bytes_total, count)]
 
-    def remove_unclaimed_parts(self, values: Mapping[str, Any]) -> Rows:
-        self._check_term(values, "removal of parts")
-        claimed = {row.upload for row in self.blobs.values()}
-        for upload, start in [*self.parts]:
-            if int(upload.partition("-")[0]) < values["epoch"] and upload not in claimed:
-                del self.parts[upload, start]
-        return [(1,)]
-
     def _drop_upload(self, row: BlobRow) -> None:
         self.parts = {key: part for key, part in self.parts.items() if key[0] != row.upload}
-
-    def insert_part(self, values: Mapping[str, Any]) -> Rows:
-        self.parts.setdefault((values["upload"], values["start"]), values["content"])
-        return []
 
     # Reads.
 

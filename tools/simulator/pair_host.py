@@ -31,7 +31,7 @@ from simulator.threads import (
     TimeModule,
 )
 from simulator.world import CALM_NS
-from taskyard.broker import compaction, database_files, standby
+from taskyard.broker import compaction, standby
 from taskyard.core.events import RulesSet
 from taskyard.journal.chain import Head
 from taskyard.journal.postgres import (
@@ -179,7 +179,6 @@ class PairHost:
     @contextmanager
     def _blobs_installed(self, time_module: Any, secrets: Any) -> Iterator[None]:  # noqa: ANN401
         with (
-            patched(database_files, "threading", ThreadingModule(self.threads)),
             patched(blobs, "time", time_module),
             patched(blobs, "secrets", secrets),
         ):

@@ -311,12 +311,12 @@ WRITES: Final = (
     *blob_tables.UNHELD,
     *("append", "trim", "cover", "take", "renew", "release"),
     *("show", "set_files", "report_standby", "remove_standby"),
-    *("insert_part", "upsert_ended", "copy_ended"),
+    *("upsert_ended", "copy_ended"),
 )
 
 
 OF_LEASE: Final = ("renew", "release")
-OF_COMPACTION: Final = ("trim", "claim_file", "cover", "remove_blobs")
+OF_COMPACTION: Final = ("trim", "cover", "remove_blobs")
 
 
 def _columns(row: Row) -> tuple[Any, ...]:

@@ -62,7 +62,7 @@ def audit_blobs(state: Path, directory: Path) -> BlobAudit:
     named = {*_named(state)}
     found.named, found.kept = len(named), len(kept)
     found.wrong += [f"{name} is missing" for name in sorted(named - kept.keys())]
-    streams = [*directory.glob("streams/*/*/*.out"), *directory.glob("streams/*/*/*.err")]
+    streams = directory.glob("streams/**/*.stream")
     found.streams = sorted(str(path.relative_to(directory / "streams")) for path in streams)
     unfinished = directory / "unfinished"
     found.unfinished = sorted(path.name for path in unfinished.glob("*"))

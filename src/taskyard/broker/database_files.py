@@ -5,11 +5,9 @@ Needs the extra `postgres`, so it is imported only by its users.
 
 from __future__ import annotations
 
-import logging
-import threading
 from typing import TYPE_CHECKING
 
-from taskyard.errors import TaskyardError, UnusableStore
+from taskyard.errors import UnusableStore
 from taskyard.journal.blobs import FOLDER
 from taskyard.journal.postgres import blobs, database, leader
 from taskyard.journal.postgres.blobs import BlobRows, Blobs
@@ -17,8 +15,6 @@ from taskyard.journal.postgres.leader import Term
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-logger = logging.getLogger("taskyard.broker")
 
 
 def open_blobs(
@@ -28,19 +24,7 @@ def open_blobs(
     place = blobs.DATABASE if files is None else blobs.DIRECTORY
     with database.open_database(url) as connection:
         blobs.note_place(connection, term, place)
-    threading.Thread(
-        target=_remove_unclaimed, args=(url, term), name="taskyard-blobs", daemon=True
-    ).start()
     return Blobs(url, term, reconnect_seconds_max) if files is None else None
-
-
-def _remove_unclaimed(url: str, term: Term) -> None:
-    """Remove what killed brokers left behind, in a thread: there may be many rows."""
-    try:
-        with Blobs(url, term) as own:
-            own.remove_unclaimed()
-    except TaskyardError as error:  # the next broker tries again
-        logger.warning("unfinished blobs of earlier brokers: not removed: %s", error)
 
 
 def open_beside(url: str) -> BlobRows | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 from typing import Final
-from urllib.parse import quote_from_bytes, unquote_to_bytes
+from urllib.parse import quote_from_bytes
 
 from taskyard.core.output import Stream
 
@@ -40,11 +40,6 @@ def encode_name(name: bytes) -> str:
     if len(text) <= NAME_BYTES_MAX:
         return text
     return f"{text[:_CUT_BYTES]}{_CUT_MARK}{sha256(name).hexdigest()[:_HASH_DIGITS]}"
-
-
-def decode_name(part: str) -> bytes | None:
-    """Return the name of a part of a path. None: it was cut."""
-    return None if _CUT_MARK in part else unquote_to_bytes(part)
 
 
 def directory_of(campaign: bytes, name: bytes) -> tuple[str, str]:

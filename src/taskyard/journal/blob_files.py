@@ -17,18 +17,13 @@ import re
 import secrets
 import time
 from collections import OrderedDict
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import msgspec
 from msgspec import Struct
 
-from taskyard.core.output_paths import (
-    NO_CAMPAIGN,
-    SUFFIXES,
-    decode_name,
-    directory_of,
-    file_name,
-)
 from taskyard.errors import BytesDamaged, BytesMissing, BytesNotStored
 from taskyard.journal.blobs import (
     BlobFile,
@@ -53,7 +48,6 @@ from taskyard.journal.store import DISK_RESERVE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 #: The same for a broker without a journal. It is removed with the broker.
 VOLATILE_FOLDER: Final = "blobs-in-memory"
@@ -61,14 +55,15 @@ VOLATILE_FOLDER: Final = "blobs-in-memory"
 #: The file that describes a directory of blobs.
 TERMS_FILE: Final = "store.json"
 
-#: Streams that arrive: a directory for each campaign and task, a file for each attempt.
+#: Streams that arrive: a file for each, whose encoded id is its path, in parts of this length.
 STREAMS_FOLDER: Final = "streams"
+_PART_CHARACTERS: Final = 200
+
+#: Ends the last part.
+_STREAM_SUFFIX: Final = ".stream"
 
 #: Unfinished files of local processes. One that died leaves some behind.
 UNFINISHED_FOLDER: Final = "unfinished"
-
-#: The file with the name of a task or campaign whose directory's name is cut.
-FULL_NAME_FILE: Final = "name"
 
 #: Streams kept open. Opening one costs as much as writing a chunk.
 OPEN_STREAMS_MAX: Final = 64
@@ -79,7 +74,6 @@ SYNC_BYTES: Final = 16 << 20
 
 _FOLDER_NAME: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
 _FOLDER_CHARACTERS: Final = 2
-_STREAMS: Final = {suffix: stream for stream, suffix in SUFFIXES.items()}
 
 #: A sweep may hide a file for a moment, until it has seen that the file is in use.
 _HIDDEN_SECONDS: Final = 0.05
@@ -138,10 +132,10 @@ class BlobFiles:
     def path(self, blob: BlobId) -> Path:
         """Return the path of a blob or stream. Raise ValueError for what is no name."""
         if isinstance(blob, StreamKey):
-            parts = directory_of(blob.campaign, blob.name)
-            return self.directory.joinpath(
-                STREAMS_FOLDER, *parts, file_name(blob.attempt, blob.stream)
-            )
+            text = quote_from_bytes(blob.encode(), safe="")
+            starts = range(0, len(text), _PART_CHARACTERS)
+            *folders, name = (text[start : start + _PART_CHARACTERS] for start in starts)
+            return self.directory.joinpath(STREAMS_FOLDER, *folders, name + _STREAM_SUFFIX)
         if not is_name(blob):
             raise ValueError(f"not the name of a blob: {blob!r}")
         return self.directory / blob[:_FOLDER_CHARACTERS] / blob
@@ -223,7 +217,7 @@ class BlobFiles:
         source = self.path(key)
         self._publish(source, name)
         self._forget(key)
-        _remove_empty(source.parent)
+        self._remove_empty(source.parent)
         return True
 
     def _sync(self, key: StreamKey, stream: _OpenStream) -> None:
@@ -251,7 +245,14 @@ class BlobFiles:
         with contextlib.suppress(OSError):  # a file that is left is harmless
             self.bytes_used -= path.stat().st_size
             path.unlink()
-            _remove_empty(path.parent)
+            self._remove_empty(path.parent)
+
+    def _remove_empty(self, directory: Path) -> None:
+        """Remove the directories of a long id that has ended."""
+        with contextlib.suppress(OSError):  # there are other streams
+            while directory.name != STREAMS_FOLDER:
+                directory.rmdir()
+                directory = directory.parent
 
     def _stream(self, key: StreamKey) -> _OpenStream:
         """Return an open stream, created with its directories if it is missing."""
@@ -260,9 +261,9 @@ class BlobFiles:
             self._open.move_to_end(key)
             return stream
         path = self.path(key)
-        if not _is_made(path.parent):
+        if not path.parent.is_dir():
             self._check_mounted()
-            _make_directory(path.parent, key)
+            make_private_directory(path.parent)
         stream = self._open[key] = _OpenStream(path)
         if len(self._open) > OPEN_STREAMS_MAX:
             self._open.popitem(last=False)[1].close()
@@ -420,18 +421,12 @@ class BlobFiles:
                 for path in _entries(folder):
                     if is_name(path.name):
                         yield from _found(path.name, path)
-        for campaign in _entries(self.directory / STREAMS_FOLDER):
-            is_none = campaign.name == NO_CAMPAIGN
-            campaign_name = b"" if is_none else _full_name(campaign)
-            for task in _entries(campaign):
-                name = _full_name(task)
-                for path in _entries(task):
-                    stream = _STREAMS.get(path.suffix)
-                    if stream and path.stem.isdecimal() and None not in (name, campaign_name):
-                        attempt = int(path.stem)
-                        yield from _found(
-                            StreamKey(campaign_name or b"", name or b"", attempt, stream), path
-                        )
+        streams = self.directory / STREAMS_FOLDER
+        for place, _, names in os.walk(streams):
+            for path in (Path(place, name) for name in sorted(names)):
+                text = "".join(path.relative_to(streams).parts).removesuffix(_STREAM_SUFFIX)
+                with contextlib.suppress(ValueError):  # not a stream
+                    yield from _found(StreamKey.decode(unquote_to_bytes(text)), path)
 
     def remove(self, blob: BlobId, unused_since_ns: int) -> bool:
         """Remove a blob or stream unless it was used since then.
@@ -517,38 +512,3 @@ def _entries(directory: Path) -> list[Path]:
         return sorted(directory.iterdir())
     except OSError:
         return []
-
-
-def _is_made(directory: Path) -> bool:
-    """Return whether a task's directory is complete. A killed process may have begun it."""
-    if decode_name(directory.name) is None or decode_name(directory.parent.name) is None:
-        return bool(_full_name(directory) and _full_name(directory.parent))
-    return directory.is_dir()
-
-
-def _make_directory(directory: Path, key: StreamKey) -> None:
-    """Create a task's directory. One whose name is cut gets a file with the whole name."""
-    make_private_directory(directory.parent.parent)
-    directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
-    directory.parent.chmod(PRIVATE_DIRECTORY)  # `mkdir` gives parents the default mode
-    for path, name in ((directory, key.name), (directory.parent, key.campaign)):
-        if decode_name(path.name) is None:
-            (path / FULL_NAME_FILE).write_bytes(name)
-
-
-def _full_name(directory: Path) -> bytes | None:
-    """Return the name of a campaign's or a task's directory. None: it is unknown."""
-    name = decode_name(directory.name)
-    if name is None:
-        with contextlib.suppress(OSError):
-            return (directory / FULL_NAME_FILE).read_bytes()
-    return name
-
-
-def _remove_empty(directory: Path) -> None:
-    """Remove a task's directory if no stream is left, and that of its campaign."""
-    with contextlib.suppress(OSError):  # there are other streams
-        for path in (directory, directory.parent):
-            if [entry.name for entry in path.iterdir()] == [FULL_NAME_FILE]:
-                (path / FULL_NAME_FILE).unlink()
-            path.rmdir()

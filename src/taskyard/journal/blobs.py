@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 from taskyard.core import blobs
 from taskyard.core.blobs import NAME
@@ -54,6 +54,18 @@ class StreamKey(NamedTuple):
     @property
     def is_upload(self) -> bool:
         return self.attempt == _NO_ATTEMPT
+
+    def encode(self) -> bytes:
+        """Return the id as stores keep it."""
+        numbers = (self.attempt, self.stream, len(self.campaign))
+        return b"%d.%d.%d." % numbers + self.campaign + self.name
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> Self:
+        """Return the id as `encode` has made it. Raises ValueError."""
+        attempt, stream, length, names = encoded.split(b".", 3)
+        end = int(length)
+        return cls(names[:end], names[end:], int(attempt), Stream(int(stream)))
 
 
 #: The name of a blob, or the id of a stream.

@@ -57,8 +57,11 @@ def trim_unfenced() -> Iterator[None]:
 
 @mutation_for_pair
 def claim_unfenced() -> Iterator[None]:
-    """Claim files without a check of the epoch."""
-    with unfenced(blobs, "_CLAIM", leader.HELD, UNCHECKED):
+    """Write files and blobs without a check of the epoch."""
+    with (
+        unfenced(blobs, "_APPEND", leader.HELD, UNCHECKED),
+        unfenced(blobs, "_SEAL", leader.HELD, UNCHECKED),
+    ):
         yield
 
 
@@ -73,13 +76,6 @@ def cover_unfenced() -> Iterator[None]:
 def removal_unfenced() -> Iterator[None]:
     """Remove snapshots and blobs without a check of the epoch."""
     with unfenced(blobs, "_REMOVE", leader.HELD, UNCHECKED):
-        yield
-
-
-@mutation_for_pair
-def removal_of_parts_unfenced() -> Iterator[None]:
-    """Remove parts of earlier terms without a check of the epoch."""
-    with unfenced(blobs, "_REMOVE_UNCLAIMED", leader.HELD, UNCHECKED):
         yield
 
 

@@ -15,7 +15,6 @@ from typing import Any, Final, LiteralString, NamedTuple, Self
 
 import psycopg
 
-from taskyard.core.output import Stream
 from taskyard.errors import LeaderLost
 from taskyard.journal.blobs import (
     BlobFile,
@@ -37,10 +36,11 @@ PART_BYTES: Final = 1024 * 1024
 PAGE_ROWS: Final = 500
 
 #: Kinds of rows: bytes that arrive, those that are named by their content, and files that replace
-#: trimmed rows (`exports`).
+#: trimmed rows (`exports`), complete or not.
 STREAM: Final = "stream"
 SEALED: Final = "sealed"
 FILE: Final = "file"
+UNFINISHED: Final = "unfinished"
 
 #: Streams whose length is in memory.
 _LENGTHS_MAX: Final = 10_000
@@ -54,8 +54,8 @@ _HELD_COUNT: Final = " SELECT (SELECT count(*) FROM held)"
 _APPEND: Final = leader.HELD + (  # noqa: S608  # no input
     ", given AS (SELECT * FROM unnest(%(names)s::bytea[], %(uploads)s::text[], "
     "%(starts)s::bigint[], %(contents)s::bytea[]) AS given (name, new, start, content)), "
-    "grown AS (INSERT INTO taskyard.blobs SELECT 'stream', name, min(new), "
-    "max(start + octet_length(content)), %(used_ns)s, min(epoch) FROM given, held GROUP BY name "
+    "grown AS (INSERT INTO taskyard.blobs SELECT %(kind)s::text, name, min(new), "
+    "max(start + octet_length(content)), %(used_ns)s FROM given, held GROUP BY name "
     "ON CONFLICT (kind, name) DO UPDATE SET used_ns = excluded.used_ns, "
     "bytes = greatest(blobs.bytes, excluded.bytes) RETURNING name, upload), "
     # A part that is sent again overwrites the first one, which may be longer.
@@ -65,21 +65,16 @@ _APPEND: Final = leader.HELD + (  # noqa: S608  # no input
 )
 #: The stream gets the name of its content, unless that is there: then it is removed.
 _SEAL: Final = leader.HELD + (  # noqa: S608  # no input
-    ", known AS (UPDATE taskyard.blobs SET used_ns = %(used_ns)s WHERE kind = 'sealed' "
+    ", known AS (UPDATE taskyard.blobs SET used_ns = %(used_ns)s WHERE kind = %(as)s "
     "AND name = %(new)b AND EXISTS (SELECT FROM held) RETURNING name), "
-    "moved AS (UPDATE taskyard.blobs SET kind = 'sealed', name = %(new)b, used_ns = %(used_ns)s, "
+    "moved AS (UPDATE taskyard.blobs SET kind = %(as)s, name = %(new)b, used_ns = %(used_ns)s, "
     "bytes = %(bytes)s "
-    "WHERE kind = 'stream' AND name = %(name)b AND EXISTS (SELECT FROM held) "
+    "WHERE kind = %(kind)s AND name = %(name)b AND EXISTS (SELECT FROM held) "
     "AND NOT EXISTS (SELECT FROM known) RETURNING name), "
-    "gone AS (DELETE FROM taskyard.blobs WHERE kind = 'stream' AND name = %(name)b "
+    "gone AS (DELETE FROM taskyard.blobs WHERE kind = %(kind)s AND name = %(name)b "
     "AND EXISTS (SELECT FROM known) RETURNING upload), "
     "parts_gone AS (DELETE FROM taskyard.parts USING gone WHERE parts.upload = gone.upload)"
     + _HELD_COUNT
-)
-_CLAIM: Final = leader.HELD + (  # noqa: S608  # no input
-    ", claimed AS (INSERT INTO taskyard.blobs SELECT 'file', %(name)b::bytea, "
-    "%(upload)s::text, %(bytes)s, %(used_ns)s, epoch FROM held "
-    "ON CONFLICT (kind, name) DO UPDATE SET used_ns = excluded.used_ns)" + _HELD_COUNT
 )
 _TOUCH: Final = leader.HELD + (  # noqa: S608  # no input
     ", used AS (UPDATE taskyard.blobs SET used_ns = %(used_ns)s WHERE kind = 'sealed' "
@@ -92,15 +87,6 @@ _REMOVE: Final = leader.HELD + (  # noqa: S608  # no input
     "parts_gone AS (DELETE FROM taskyard.parts USING gone WHERE parts.upload = gone.upload)"
     + _HELD_COUNT
     + ", coalesce(sum(bytes), 0)::bigint, count(*) FROM gone"
-)
-_REMOVE_UNCLAIMED: Final = leader.HELD + (  # noqa: S608  # no input
-    ", gone AS (DELETE FROM taskyard.parts WHERE EXISTS (SELECT FROM held) "
-    "AND split_part(upload, '-', 1)::bigint < %(epoch)s "
-    "AND NOT EXISTS (SELECT FROM taskyard.blobs WHERE blobs.upload = parts.upload))" + _HELD_COUNT
-)
-_INSERT_PART: Final = (
-    "INSERT INTO taskyard.parts VALUES (%(upload)s, %(start)s, %(content)b) "
-    "ON CONFLICT (upload, start) DO NOTHING"
 )
 _SIZE: Final = "SELECT bytes FROM taskyard.blobs WHERE kind = %(kind)s AND name = %(name)b"
 _READ: Final = (
@@ -153,7 +139,7 @@ class BlobTables:
 
     # Writing, under the term.
 
-    def append(self, parts: Iterable[Part], used_ns: int) -> None:
+    def append(self, parts: Iterable[Part], used_ns: int, kind: str = STREAM) -> None:
         """Write parts of streams, which are created if they are missing. A repeat is harmless."""
         longest: dict[tuple[bytes, int], bytes] = {}
         for name, start, content in _split(parts):
@@ -163,27 +149,34 @@ class BlobTables:
             return
         values = {
             "names": [name for name, _ in longest],
-            "uploads": [self._new_upload() for _ in longest],
+            # Random: a repeated statement that is executed late violates a constraint.
+            "uploads": [secrets.token_hex(8) for _ in longest],
             "starts": [start for _, start in longest],
             "contents": [*longest.values()],
             "used_ns": used_ns,
+            "kind": kind,
         }
         self._write(_APPEND, values)
 
-    def seal(self, name: bytes, new: bytes, bytes_total: int, used_ns: int) -> None:
+    def seal(
+        self,
+        name: bytes,
+        new: bytes,
+        bytes_total: int,
+        used_ns: int,
+        kinds: tuple[str, str] = (STREAM, SEALED),
+    ) -> None:
         """Give a stream the name of its content, which has so many bytes."""
         values = {"name": name, "new": new, "bytes": bytes_total, "used_ns": used_ns}
-        self._write(_SEAL, values)
+        self._write(_SEAL, {**values, "kind": kinds[0], "as": kinds[1]})
 
     def put(self, name: bytes, contents: Iterable[bytes]) -> None:
         """Write a file. It counts when all of it is there."""
-        upload, size = self._new_upload(), 0
-        for given in contents:
-            for _, start, content in _split([Part(name, size, given)]):
-                self._execute(_INSERT_PART, {"upload": upload, "start": start, "content": content})
-            size += len(given)
-        values = {"name": name, "upload": upload, "bytes": size, "used_ns": time.time_ns()}
-        self._write(_CLAIM, values)
+        upload, size = b"%b %b" % (name, secrets.token_hex(8).encode()), 0
+        for content in contents:
+            self.append([Part(upload, size, content)], time.time_ns(), UNFINISHED)
+            size += len(content)
+        self.seal(upload, name, size, time.time_ns(), (UNFINISHED, FILE))
 
     def touch(self, name: bytes, used_ns: int) -> None:
         """Note that a blob is used, if it is there."""
@@ -199,13 +192,9 @@ class BlobTables:
         _, bytes_total, count = self._write(_REMOVE, values)
         return bytes_total, count
 
-    def remove_unclaimed(self) -> None:
-        """Remove parts that brokers of earlier terms left behind."""
-        self._write(_REMOVE_UNCLAIMED, {})
-
-    def _new_upload(self) -> str:
-        """Return a new name for parts, which begins with the epoch."""
-        return f"{self._term.epoch}-{secrets.token_hex(8)}"
+    def remove_unfinished(self) -> None:
+        """Remove files that killed writers have not completed."""
+        self.remove(UNFINISHED, [found.name for found in self.walk(UNFINISHED)])
 
     # Reading.
 
@@ -320,12 +309,12 @@ class BlobRows:
         known = min(length - offset, len(data))
         if known:
             self.flush()
-            found = self._tables.read(STREAM, _encode(key), offset, known)
+            found = self._tables.read(STREAM, key.encode(), offset, known)
             if found is None or found[0] != data[:known]:
                 raise BytesDiffer(f"bytes from {offset:,} on differ from those that are there")
         new = data[known:]
         if new:
-            self._parts.append(Part(_encode(key), length, new))
+            self._parts.append(Part(key.encode(), length, new))
             self._hashes.add(key, length, new)
             self._lengths[key] = length + len(new)
             self.bytes_used += len(new)
@@ -351,14 +340,14 @@ class BlobRows:
         if length != length_of(name) or not digest or not name.startswith(digest.hex()):
             self.drop(key)
             return False
-        self._tables.seal(_encode(key), name.encode(), length, time.time_ns())
+        self._tables.seal(key.encode(), name.encode(), length, time.time_ns())
         self._forget(key)
         return True
 
     def length(self, key: StreamKey) -> int:
         length = self._lengths.pop(key, None)
         if length is None:
-            length = self._tables.size(STREAM, _encode(key)) or 0
+            length = self._tables.size(STREAM, key.encode()) or 0
         self._lengths[key] = length
         if len(self._lengths) > _LENGTHS_MAX:
             self._lengths.popitem(last=False)
@@ -366,7 +355,7 @@ class BlobRows:
 
     def drop(self, key: StreamKey) -> None:
         self._forget(key)
-        name = _encode(key)
+        name = key.encode()
         self.bytes_used -= sum(len(part.content) for part in self._parts if part.name == name)
         self._parts = [part for part in self._parts if part.name != name]
         self._dropped.append(name)
@@ -392,13 +381,13 @@ class BlobRows:
         for name, bytes_total, used_ns in self._tables.walk(SEALED):
             yield BlobFile(name.decode(), bytes_total, used_ns)
         for name, bytes_total, used_ns in self._tables.walk(STREAM):
-            yield BlobFile(_decode(name), bytes_total, used_ns)
+            yield BlobFile(StreamKey.decode(name), bytes_total, used_ns)
 
     def close(self) -> None:
         self._tables.close()
 
     def _read(self, key: StreamKey, offset: int, count: int) -> bytes | None:
-        found = self._tables.read(STREAM, _encode(key), offset, count)
+        found = self._tables.read(STREAM, key.encode(), offset, count)
         return None if found is None else found[0]
 
     def _forget(self, key: StreamKey) -> None:
@@ -408,21 +397,7 @@ class BlobRows:
 
 def _row(blob: BlobId) -> tuple[str, bytes]:
     """Return the kind and the name of a row."""
-    return (STREAM, _encode(blob)) if isinstance(blob, StreamKey) else (SEALED, blob.encode())
-
-
-def _encode(key: StreamKey) -> bytes:
-    """Return the name of a stream's row."""
-    numbers = (key.attempt, key.stream, len(key.campaign))
-    return b"%d/%d/%d/" % numbers + key.campaign + key.name
-
-
-def _decode(name: bytes) -> StreamKey:
-    attempt, stream, length, names = name.split(b"/", 3)
-    campaign_bytes = int(length)
-    return StreamKey(
-        names[:campaign_bytes], names[campaign_bytes:], int(attempt), Stream(int(stream))
-    )
+    return STREAM if isinstance(blob, StreamKey) else SEALED, blob.encode()
 
 
 def known_place(connection: Connection) -> str:

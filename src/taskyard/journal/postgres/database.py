@@ -58,8 +58,7 @@ TABLES: Final[tuple[LiteralString, ...]] = (
     # Files that replace trimmed rows. Blobs and streams, unless a directory has them. See `blobs`.
     (
         "CREATE TABLE taskyard.blobs (kind text, name bytea, upload text NOT NULL UNIQUE, "
-        "bytes bigint NOT NULL, used_ns bigint NOT NULL, epoch bigint NOT NULL, "
-        "PRIMARY KEY (kind, name))"
+        "bytes bigint NOT NULL, used_ns bigint NOT NULL, PRIMARY KEY (kind, name))"
     ),
     (
         "CREATE TABLE taskyard.parts (upload text, start bigint, content bytea NOT NULL, "

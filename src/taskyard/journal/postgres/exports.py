@@ -105,6 +105,7 @@ def publish(
     connection: Connection, directory: Path, identity: bytes, head: Head, term: Term
 ) -> None:
     """Copy what a compaction up to `head` wrote, and check that it covers all rows up to there."""
+    BlobTables(connection, term).remove_unfinished()
     claimed = {claim.name for claim in claims(connection)}
     whole = history.parts(directory)
     newest = snapshot.path_of(directory, head.sequence)
