@@ -101,7 +101,6 @@ def test_options_are_those_of_a_submission(url: str, connection: _Connection) ->
         memory="1G",
         env={"A": "1"},
         cwd="/srv",
-        wait_for_unknown=True,
     )
     connection.commit()
     (row,) = rows(url)
@@ -118,7 +117,6 @@ def test_options_are_those_of_a_submission(url: str, connection: _Connection) ->
         "service": "exec",
         "time_limit": "30s",
     }
-    assert row.wait_for_unknown
     argv = ["convert", "{result:a}"]
     assert row.payload == payloads.encode_command(argv, {"A": "1"}, "/srv", results=["a"])
 

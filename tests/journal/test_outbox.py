@@ -50,12 +50,7 @@ def test_row_has_the_task_as_a_line_of_a_campaign_file(connection: Connection) -
     )
     assert submit(connection, arguments) == "thumbs/a"
     (row,) = rows(connection)
-    assert (row.name, row.campaign, row.payload, row.wait_for_unknown) == (
-        "a",
-        "thumbs",
-        None,
-        False,
-    )
+    assert (row.name, row.campaign, row.payload) == ("a", "thumbs", None)
     assert row.task == (
         '{"due": "2031-05-04T10:00:00.000000Z", "env": {"A": null}, "argv": "resize 17.png", '
         '"lane": "l", "after": ["b", "c/d"], "retries": 3, "service": "s", "priority": 5}'
@@ -178,27 +173,11 @@ def test_refused_rows_stay_until_a_user_decides(connection: Connection) -> None:
     for _ in range(3):
         submit(connection, "'true'")
     first, second, third = [row.id for row in rows(connection)]
-    refused = [Refused(first, "conflict", "taken"), Refused(second, "unknown", "wait", again=True)]
+    refused = [Refused(first, "conflict", "taken"), Refused(second, "unknown", "no such lane")]
     outbox.refuse(connection, term, refused)
-    assert outbox.count(connection) == OutboxCounts(1, 1, 1)
-    assert [row.id for row in outbox.read_again(connection, 0)] == [second]
-    assert not outbox.give_up(connection, term)
-    connection.execute("UPDATE taskyard.outbox SET retry_until = now() WHERE id = %s", (second,))
-    assert [(one.id, one.reason) for one in outbox.give_up(connection, term)] == [(second, "wait")]
-    assert outbox.count(connection) == OutboxCounts(1, 0, 2)
+    assert outbox.count(connection) == OutboxCounts(1, 2)
     assert outbox.drop(connection, [first, third]) == [first]
     assert outbox.retry(connection, [second, third]) == [second]
     assert [row.id for row in rows(connection)] == [second, third]
     outbox.remove(connection, term, [second, third])
     assert outbox.count(connection) == OutboxCounts()
-
-
-def test_second_refusal_does_not_extend_the_time(connection: Connection) -> None:
-    term = leader.acquire(connection, 1)
-    submit(connection, "'true'")
-    (row,) = rows(connection)
-    times = []
-    for reason in ("one", "two"):
-        outbox.refuse(connection, term, [Refused(row.id, "unknown", reason, again=True)])
-        times += connection.execute("SELECT retry_until FROM taskyard.outbox").fetchall()
-    assert times[0] == times[1] != (None,)

@@ -64,7 +64,7 @@ def status(*services: dict[str, Any]) -> dict[str, Any]:
         lease=5.0,
         standbys=[StandbyHealth(host="b", **behind)],
     )
-    measures.outbox = OutboxHealth(new=0, retried=1, refused=2)
+    measures.outbox = OutboxHealth(new=0, refused=2)
     return {"services": list(services), "health": to_builtins(health(counted.copied(), measures))}
 
 

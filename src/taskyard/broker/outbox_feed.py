@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from taskyard.journal.postgres.outbox import OutboxRow
     from taskyard.wire.native.peer import Reply
 
-#: How often rows are read without a notification: it may be lost with its connection, and a
-#: predecessor may be submitted elsewhere.
+#: How often rows are read without a notification, which may be lost with its connection.
 POLL_SECONDS: Final = 1.0
 
 #: The pause after which rows are read again that the broker, or the database, did not take.
@@ -56,8 +55,8 @@ _JOIN_SECONDS: Final = 0.5
 #: How often the blobs are noted as used that refused rows name. They are kept for an hour then.
 RENEW_SECONDS: Final = 600
 
-#: Submitting rows again takes at most this part of the time, however many there are.
-_AGAIN_SHARE: Final = 20
+#: Counting rows takes at most this part of the time, however many there are.
+_COUNT_SHARE: Final = 20
 
 #: For administrators, in `pg_stat_activity`.
 _NAME: Final = "SET application_name = 'taskyard outbox'"
@@ -65,8 +64,6 @@ _NAME: Final = "SET application_name = 'taskyard outbox'"
 #: The code of a row that can't be read as a task.
 INVALID: Final = "invalid-task"
 
-#: A name in `after` is unknown: its own transaction may end later.
-_UNKNOWN: Final = Refusal.UNKNOWN.value
 _DUPLICATE: Final = Refusal.DUPLICATE.value
 _FULL: Final = Refusal.FULL.value
 
@@ -83,10 +80,6 @@ class _Task(Struct):
     row: OutboxRow
     batch: Submission
 
-    @property
-    def unknown(self) -> UnknownPolicy:
-        return UnknownPolicy.WAIT if self.row.wait_for_unknown else UnknownPolicy.REFUSE
-
 
 class OutboxFeed:
     """A thread that submits rows until it is closed. Use it as a context manager."""
@@ -100,7 +93,7 @@ class OutboxFeed:
         self.counts = OutboxCounts()
         self._templates = LaneTemplates()
         self._connection: Connection | None = None
-        self._again_at = self._renew_at = 0.0
+        self._count_at = self._renew_at = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outbox-feed", daemon=True)
 
@@ -142,31 +135,23 @@ class OutboxFeed:
                 if rows := outbox.read_new(connection):
                     self._consume(connection, channel, rows)
                     continue
-                if time.monotonic() >= self._again_at:
-                    self._consume_again(connection, channel)
+                if time.monotonic() >= self._count_at:
+                    self._count(connection, channel)
             except _Paused:
                 self._stopping.wait(PAUSE_SECONDS)
             else:
                 for _ in connection.notifies(timeout=POLL_SECONDS, stop_after=1):
                     pass
 
-    def _consume_again(self, connection: Connection, channel: BlockingChannel) -> None:
-        """Submit rows again that wait for a predecessor, and give up those whose time is over."""
+    def _count(self, connection: Connection, channel: BlockingChannel) -> None:
+        """Count the rows, and keep the blobs of refused ones at times."""
         started = time.monotonic()
         self.counts = outbox.count(connection)
         if started >= self._renew_at:
             self._renew_at = started + RENEW_SECONDS
             _renew(connection, channel)
-        if self.counts.retried:
-            for row in outbox.give_up(connection, self._term):
-                _log_refused(row.id, spelling(row.campaign, row.name), row.reason)
-            after = 0
-            while rows := outbox.read_again(connection, after):
-                self._consume(connection, channel, rows)
-                after = rows[-1].id
-            self.counts = outbox.count(connection)
         ended = time.monotonic()
-        self._again_at = ended + max(POLL_SECONDS / 2, _AGAIN_SHARE * (ended - started))
+        self._count_at = ended + max(POLL_SECONDS / 2, _COUNT_SHARE * (ended - started))
 
     def _consume(
         self, connection: Connection, channel: BlockingChannel, rows: Sequence[OutboxRow]
@@ -183,9 +168,7 @@ class OutboxFeed:
         accepted: list[int] = []
         try:
             tasks = self._with_lanes(channel, tasks, refused)
-            for policy in (UnknownPolicy.REFUSE, UnknownPolicy.WAIT):
-                some = [task for task in tasks if task.unknown is policy]
-                self._submit(channel, some, accepted, refused)
+            self._submit(channel, tasks, accepted, refused)
         finally:  # what the broker has is settled, also if it takes no more
             if accepted:
                 outbox.remove(connection, self._term, accepted)
@@ -193,8 +176,7 @@ class OutboxFeed:
                 outbox.refuse(connection, self._term, refused)
         names = {row.id: spelling(row.campaign, row.name) for row in rows}
         for one in refused:
-            if not one.again:
-                _log_refused(one.id, names[one.id], one.reason)
+            _log_refused(one.id, names[one.id], one.reason)
         if not accepted and not refused:
             raise _Paused
 
@@ -223,11 +205,14 @@ class OutboxFeed:
         accepted: list[int],
         refused: list[Refused],
     ) -> None:
-        """Submit tasks of one policy until each is accepted or refused."""
+        """Submit tasks until each is accepted or refused.
+
+        They wait for unknown predecessors, whose transactions may end later.
+        """
         while tasks:
             batch = joined([task.batch for task in tasks])
-            unknown = tasks[0].unknown
-            reply = channel.ask(partial(peer.create, submission=batch, unknown=unknown))
+            create = partial(peer.create, submission=batch, unknown=UnknownPolicy.WAIT)
+            reply = channel.ask(create)
             if reply.kind == peer.OK:
                 accepted += [task.row.id for task in tasks]
                 return
@@ -239,10 +224,7 @@ class OutboxFeed:
                 return
             for index, fault in faults.items():
                 if fault.code != _DUPLICATE:  # stays, for a batch after the first of its name
-                    is_unknown = fault.code == _UNKNOWN
-                    refused.append(
-                        Refused(tasks[index].row.id, fault.code, fault.reason, is_unknown)
-                    )
+                    refused.append(Refused(tasks[index].row.id, fault.code, fault.reason))
             tasks = [task for index, task in enumerate(tasks) if index not in faults]
 
     def _submit_halves(

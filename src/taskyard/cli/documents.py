@@ -557,7 +557,7 @@ class OutboxTask(Document):
     #: The role in PostgreSQL.
     submitted_by: str
     submitted: float
-    #: `new`, `waiting` for an unknown task, or `refused`.
+    #: `new` or `refused`.
     state: str
     #: Why it was refused. null: it is new.
     code: str | None

@@ -141,8 +141,7 @@ def outbox(
     """List tasks that were submitted in transactions and have not reached the broker.
 
     The default of URL is the setting `broker.store`. New tasks are submitted at once while a broker
-    runs. One that waits for an unknown task is submitted again for 10 minutes. A refused one stays
-    until it is retried or dropped. Lists the first 1,000.
+    runs. A refused one stays until it is retried or dropped. Lists the first 1,000.
     """
     with _database(url or _configured(cli_context)) as connection:
         from taskyard.journal.postgres import database, outbox  # noqa: PLC0415  # an extra
@@ -156,7 +155,7 @@ def outbox(
     tasks = [
         OutboxTask(
             *(one.id, one.name, one.campaign, one.submitted_by, one.submitted),
-            state="new" if one.code is None else "waiting" if one.is_retried else "refused",
+            state="new" if one.code is None else "refused",
             code=one.code,
             reason=one.reason,
         )

@@ -40,10 +40,9 @@ if TYPE_CHECKING:
 #: Types are named, because not every driver sends them.
 _SQL: Final = (
     "SELECT taskyard.submit(name => CAST({name} AS text), campaign => CAST({campaign} AS text), "
-    "payload => CAST({payload} AS bytea), options => CAST(CAST({options} AS text) AS jsonb), "
-    "wait_for_unknown => CAST({wait_for_unknown} AS boolean))"
+    "payload => CAST({payload} AS bytea), options => CAST(CAST({options} AS text) AS jsonb))"
 )
-_KEYS: Final = ("name", "campaign", "payload", "options", "wait_for_unknown")
+_KEYS: Final = ("name", "campaign", "payload", "options")
 
 #: With names as drivers and as SQLAlchemy write them.
 _DRIVER_SQL: Final = _SQL.format(**{key: f"%({key})s" for key in _KEYS})
@@ -68,15 +67,13 @@ class _OutboxTasks:
     def __init__(self) -> None:
         self._calls = FunctionCalls(None)
 
-    def one(  # noqa: PLR0913  # one per key
+    def one(  # one per key
         self,
         work: Work,
         name: str | None,
         campaign: str,
         arguments: Arguments,
         options: dict[str, Any],
-        *,
-        wait_for_unknown: bool,
     ) -> _Values:
         """Return a task as the values of a statement. Raises `UserError`."""
         if name == "":
@@ -85,7 +82,7 @@ class _OutboxTasks:
             taken = taken_options(name, campaign)
             arguments, options = split_arguments(work, arguments, options, taken)
         raw = self._row(work, name, campaign, arguments, options)
-        return _values(raw, campaign, wait_for_unknown=wait_for_unknown)
+        return _values(raw, campaign)
 
     def each(
         self,
@@ -143,7 +140,7 @@ class _OutboxTasks:
         return function_row(name, campaign, (args, kwargs), service, encoded, options)
 
 
-def _values(raw: dict[str, Any], campaign: str, *, wait_for_unknown: bool = False) -> _Values:
+def _values(raw: dict[str, Any], campaign: str) -> _Values:
     """Return a row of a file as the values of a statement. Its work is encoded as a payload."""
     if "after" in raw:
         raw["after"] = after_names(raw["after"], campaign)
@@ -160,7 +157,6 @@ def _values(raw: dict[str, Any], campaign: str, *, wait_for_unknown: bool = Fals
         "campaign": campaign,
         "payload": batch.text_of(0),
         "options": msgspec.json.encode(row).decode(),
-        "wait_for_unknown": wait_for_unknown,
     }
 
 
@@ -215,7 +211,7 @@ class Outbox:
         self._connection = connection
         self._tasks = _OutboxTasks()
 
-    def submit(  # noqa: PLR0913  # all but the first are named
+    def submit(  # all but the first are named
         self,
         work: Work,
         /,
@@ -224,7 +220,6 @@ class Outbox:
         campaign: str = "",
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
-        wait_for_unknown: bool = False,
         **options: Any,  # noqa: ANN401  # the keys of a task, checked there
     ) -> str:
         """Submit one task when the transaction commits: a function, an argv, or bytes.
@@ -236,8 +231,7 @@ class Outbox:
         """
         if values:
             args = positional(args, values)
-        more = {"wait_for_unknown": wait_for_unknown}
-        task = self._tasks.one(work, name, campaign, (args, kwargs), options, **more)
+        task = self._tasks.one(work, name, campaign, (args, kwargs), options)
         self._execute([task])
         return _full_name(task)
 
@@ -278,7 +272,7 @@ class AsyncOutbox:
         self._connection = connection
         self._tasks = _OutboxTasks()
 
-    async def submit(  # noqa: PLR0913  # all but the first are named
+    async def submit(  # all but the first are named
         self,
         work: Work,
         /,
@@ -287,7 +281,6 @@ class AsyncOutbox:
         campaign: str = "",
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
-        wait_for_unknown: bool = False,
         **options: Any,  # noqa: ANN401  # the keys of a task, checked there
     ) -> str:
         """Submit one task when the transaction commits, as `Outbox.submit` does.
@@ -296,8 +289,7 @@ class AsyncOutbox:
         """
         if values:
             args = positional(args, values)
-        more = {"wait_for_unknown": wait_for_unknown}
-        task = self._tasks.one(work, name, campaign, (args, kwargs), options, **more)
+        task = self._tasks.one(work, name, campaign, (args, kwargs), options)
         await self._execute([task])
         return _full_name(task)
 

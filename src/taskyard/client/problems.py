@@ -40,7 +40,6 @@ def _refused_line(number: int, last: dict[str, Any]) -> str:
 
 
 def _outbox_line(outbox: dict[str, int]) -> str:
-    """Return how many tasks of the outbox are refused or wait, else ""."""
-    texts = {"new": "new", "retried": "waiting for an unknown task", "refused": "refused"}
-    parts = [f"{outbox[key]:,} {text}" for key, text in texts.items() if outbox.get(key)]
+    """Return how many tasks of the outbox are new or refused, else ""."""
+    parts = [f"{count:,} {state}" for state, count in outbox.items() if count]
     return f"outbox: {', '.join(parts)} (see `taskyard store outbox`)" if parts else ""

@@ -73,8 +73,6 @@ class OutboxHealth(HealthPart):
 
     #: Not submitted yet.
     new: int
-    #: Wait for a task that is unknown, and are submitted again for a while.
-    retried: int
     #: Refused, until they are retried or dropped.
     refused: int
 

@@ -1,8 +1,7 @@
 """The rows of `taskyard.outbox`: tasks that users submitted in transactions of their own.
 
-A row is new, is submitted again until a time, or is refused until a user decides. The leader
-removes a row once its journal has the task, and writes only while its term lasts. Knows nothing
-about the meaning of a task.
+A row is new, or is refused until a user decides. The leader removes a row once its journal has the
+task, and writes only while its term lasts. Knows nothing about the meaning of a task.
 """
 
 from collections.abc import Sequence
@@ -17,54 +16,33 @@ ROWS_MAX: Final = 1_000
 #: Bytes of one batch, unless its first row has more.
 BYTES_MAX: Final = 4 * 1024 * 1024
 
-#: How long a task is submitted again whose predecessor is unknown. The transaction with the
-#: predecessor ends in seconds, if it exists. The user finds a typing error on the same day.
-RETRY_SECONDS: Final = 600
-
 LISTEN: Final = "LISTEN taskyard_outbox"
 
 _COLUMNS: Final = (
-    "id, name, campaign, task::text, payload, wait_for_unknown, "
+    "id, name, campaign, task::text, payload, "
     "(extract(epoch FROM submitted_at) * 1000000)::bigint * 1000"
 )
-_NEW: Final = "refused_code IS NULL"
-_AGAIN: Final = "refused_code IS NOT NULL AND retry_until IS NOT NULL AND id > %(after)s"
 
-#: The first rows of a kind that fit one batch.
+#: The first new rows that fit one batch.
 _READ: Final = (
     "SELECT " + _COLUMNS + " FROM (SELECT *, sum(bytes) OVER (ORDER BY id) AS total, "  # noqa: S608  # no input
-    "row_number() OVER (ORDER BY id) AS place FROM (SELECT * FROM taskyard.outbox WHERE {} "
-    "ORDER BY id LIMIT %(rows)s) AS first) AS summed "
+    "row_number() OVER (ORDER BY id) AS place FROM (SELECT * FROM taskyard.outbox "
+    "WHERE refused_code IS NULL ORDER BY id LIMIT %(rows)s) AS first) AS summed "
     "WHERE total <= %(bytes)s OR place = 1 ORDER BY id"
 )
-_READ_NEW: Final = _READ.format(_NEW)
-_READ_AGAIN: Final = _READ.format(_AGAIN)
 
 _REMOVE: Final = HELD + (  # noqa: S608  # no input
     " DELETE FROM taskyard.outbox WHERE id = ANY(%(ids)s) AND EXISTS (SELECT FROM held)"
 )
-#: A row that is refused again for the same reason is not written again.
 _REFUSE: Final = HELD + (  # noqa: S608  # no input
-    " UPDATE taskyard.outbox AS one SET refused_code = given.code, "
-    "refused_reason = given.reason, retry_until = CASE WHEN given.again THEN coalesce(retry_until, "
-    "CASE WHEN refused_code IS NULL THEN now() + make_interval(secs => %(seconds)s) END) END "
-    "FROM unnest(%(ids)s::bigint[], %(codes)s::text[], %(reasons)s::text[], %(again)s::boolean[]) "
-    "AS given (id, code, reason, again) WHERE one.id = given.id AND EXISTS (SELECT FROM held) "
-    "AND (refused_code, refused_reason) IS DISTINCT FROM (given.code, given.reason)"
+    " UPDATE taskyard.outbox AS one SET refused_code = given.code, refused_reason = given.reason "
+    "FROM unnest(%(ids)s::bigint[], %(codes)s::text[], %(reasons)s::text[]) "
+    "AS given (id, code, reason) WHERE one.id = given.id AND EXISTS (SELECT FROM held)"
 )
-_GIVE_UP: Final = HELD + (  # noqa: S608  # no input
-    " UPDATE taskyard.outbox SET retry_until = NULL WHERE refused_code IS NOT NULL "
-    "AND retry_until <= now() AND EXISTS (SELECT FROM held) "
-    "RETURNING id, name, campaign, refused_reason"
-)
-_COUNT: Final = (
-    "SELECT count(*) FILTER (WHERE refused_code IS NULL), "
-    "count(*) FILTER (WHERE refused_code IS NOT NULL AND retry_until IS NOT NULL), "
-    "count(*) FILTER (WHERE refused_code IS NOT NULL AND retry_until IS NULL) FROM taskyard.outbox"
-)
+_COUNT: Final = "SELECT count(*) - count(refused_code), count(refused_code) FROM taskyard.outbox"
 _LIST: Final = (
     "SELECT id, name, campaign, submitted_by, extract(epoch FROM submitted_at)::float8, "
-    "refused_code, refused_reason, retry_until IS NOT NULL FROM taskyard.outbox "
+    "refused_code, refused_reason FROM taskyard.outbox "
     "WHERE id > %s ORDER BY id LIMIT %s"
 )
 _FIRST_LINES: Final = (
@@ -73,8 +51,8 @@ _FIRST_LINES: Final = (
     "WHERE refused_code IS NOT NULL AND substring(payload FROM 1 FOR %s) = %s"
 )
 _RETRY: Final = (
-    "WITH changed AS (UPDATE taskyard.outbox SET refused_code = NULL, refused_reason = NULL, "
-    "retry_until = NULL WHERE refused_code IS NOT NULL AND id = ANY(%s) RETURNING id) "
+    "WITH changed AS (UPDATE taskyard.outbox SET refused_code = NULL, refused_reason = NULL "
+    "WHERE refused_code IS NOT NULL AND id = ANY(%s) RETURNING id) "
     "SELECT id, pg_notify('taskyard_outbox', '') FROM changed"
 )
 _DROP: Final = (
@@ -91,7 +69,6 @@ class OutboxRow(NamedTuple):
     #: The JSON of a line of a campaign file, without its name.
     task: str
     payload: bytes | None
-    wait_for_unknown: bool
     #: By the clock of the database.
     submitted_ns: int
 
@@ -102,25 +79,12 @@ class Refused(NamedTuple):
     id: int
     code: str
     reason: str
-    #: Submit it again for a while.
-    again: bool = False
-
-
-class GivenUp(NamedTuple):
-    """A row that is not submitted again."""
-
-    id: int
-    name: str
-    campaign: str
-    reason: str
 
 
 class OutboxCounts(NamedTuple):
     """How many rows there are."""
 
     new: int = 0
-    #: Refused, and submitted again for a while.
-    retried: int = 0
     refused: int = 0
 
 
@@ -136,19 +100,12 @@ class OutboxEntry(NamedTuple):
     #: None: the broker has not seen it yet.
     code: str | None
     reason: str | None
-    is_retried: bool
 
 
 def read_new(connection: Connection) -> list[OutboxRow]:
     """Return the first new rows that fit one batch."""
-    found = connection.execute(_READ_NEW, {"rows": ROWS_MAX, "bytes": BYTES_MAX}, prepare=True)
+    found = connection.execute(_READ, {"rows": ROWS_MAX, "bytes": BYTES_MAX}, prepare=True)
     return [OutboxRow(*columns) for columns in found]
-
-
-def read_again(connection: Connection, after: int) -> list[OutboxRow]:
-    """Return rows after this one that are submitted again, as many as fit one batch."""
-    values = {"after": after, "rows": ROWS_MAX, "bytes": BYTES_MAX}
-    return [OutboxRow(*columns) for columns in connection.execute(_READ_AGAIN, values)]
 
 
 def remove(connection: Connection, term: Term, ids: Sequence[int]) -> None:
@@ -158,14 +115,9 @@ def remove(connection: Connection, term: Term, ids: Sequence[int]) -> None:
 
 def refuse(connection: Connection, term: Term, refused: Sequence[Refused]) -> None:
     """Keep rows with the reason why they were refused. Does nothing if the term is over."""
-    ids, codes, reasons, again = (list(column) for column in zip(*refused, strict=True))
-    values = {"ids": ids, "codes": codes, "reasons": reasons, "again": again}
-    connection.execute(_REFUSE, {**term._asdict(), **values, "seconds": RETRY_SECONDS})
-
-
-def give_up(connection: Connection, term: Term) -> list[GivenUp]:
-    """Stop submitting rows again whose time is over, and return them."""
-    return [GivenUp(*columns) for columns in connection.execute(_GIVE_UP, term._asdict())]
+    ids, codes, reasons = (list(column) for column in zip(*refused, strict=True))
+    values = {"ids": ids, "codes": codes, "reasons": reasons}
+    connection.execute(_REFUSE, {**term._asdict(), **values})
 
 
 def count(connection: Connection) -> OutboxCounts:

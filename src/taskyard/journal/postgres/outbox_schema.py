@@ -20,10 +20,9 @@ _TABLE: Final = (
         "name text NOT NULL, campaign text NOT NULL, "
         # A line of a campaign file without its name, and without a payload that is not text.
         "task jsonb NOT NULL, payload bytea, bytes integer NOT NULL, "
-        "wait_for_unknown boolean NOT NULL, submitted_by text NOT NULL, "
-        "submitted_at timestamptz NOT NULL, "
-        # Why the broker refused it. With a time in `retry_until` it is submitted again until then.
-        "refused_code text, refused_reason text, retry_until timestamptz)"
+        "submitted_by text NOT NULL, submitted_at timestamptz NOT NULL, "
+        # Why the broker refused it.
+        "refused_code text, refused_reason text)"
     ),
     "CREATE INDEX outbox_new ON taskyard.outbox (id) WHERE refused_code IS NULL",
     "CREATE INDEX outbox_refused ON taskyard.outbox (id) WHERE refused_code IS NOT NULL",
@@ -47,8 +46,7 @@ CREATE FUNCTION taskyard.submit(
     priority integer DEFAULT NULL,
     due timestamptz DEFAULT NULL,
     expiry timestamptz DEFAULT NULL,
-    options jsonb DEFAULT '{}',
-    wait_for_unknown boolean DEFAULT false
+    options jsonb DEFAULT '{}'
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -124,9 +122,8 @@ BEGIN
             MESSAGE = concat('taskyard.submit: ', shown, problem);
     END IF;
     INSERT INTO taskyard.outbox
-        (name, campaign, task, payload, bytes, wait_for_unknown, submitted_by, submitted_at)
-    VALUES (name, campaign, task, payload, size, coalesce(wait_for_unknown, false), session_user,
-        clock_timestamp());
+        (name, campaign, task, payload, bytes, submitted_by, submitted_at)
+    VALUES (name, campaign, task, payload, size, session_user, clock_timestamp());
     PERFORM pg_notify('taskyard_outbox', '');
     RETURN full_name;
 END
