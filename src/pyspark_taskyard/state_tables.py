@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_taskyard.tables import View, results_batch, tasks_batch
+from taskyard.broker.results import ResultLoader
+from taskyard.broker.rows import Budget, DecodedRows
 from taskyard.core import effects
 from taskyard.core.blobs import Blob, Content, blob_name
 from taskyard.core.events import ListRequested, Scope
@@ -128,6 +130,8 @@ class _StateReader:
         self._blobs = BlobFiles(state / blobs.FOLDER)
         self._ledger = recovery.open_ledger(state, self._reader)
         self._scheduler = Scheduler(self._ledger)
+        rows = DecodedRows(self._reader)
+        self._results = ResultLoader(rows, self._index, self._ledger, self._blobs)
 
     def __enter__(self) -> Self:
         return self
@@ -157,8 +161,7 @@ class _StateReader:
         return [{"key": view.name, **_fields(wire_views.task(view))} for view in page.views]
 
     def result(self, view: View) -> Content | None:
-        kept = recovery.result_of(self._reader, self._index, self._ledger, view["key"])
-        return whole(self._blobs, kept)
+        return whole(self._blobs, self._results.result_of(view["key"], Budget()))
 
 
 def whole(files: BlobFiles, kept: Content | None) -> Content | None:

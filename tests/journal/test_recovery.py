@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from simulator import snapshots
+from taskyard.broker.results import ResultLoader
+from taskyard.broker.rows import Budget, DecodedRows
 from taskyard.core import invariants
 from taskyard.core.apply import apply
 from taskyard.core.blobs import Blob, Content
@@ -48,9 +50,10 @@ from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged
 from taskyard.journal import archive, compaction, recovery, snapshot
 from taskyard.journal.archive import Archive
+from taskyard.journal.blobs import BlobMemory
 from taskyard.journal.recovery import encode
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.store import Head, MemoryStore
+from taskyard.journal.store import Head, MemoryStore, StoreReader
 from tests.journal.scenarios import (
     LONG_PAYLOAD,
     WritingYard,
@@ -459,14 +462,20 @@ class TestOutput:
             recovery.output_in(record, 3, b"c")
 
 
+def result_of(store: StoreReader, index: Archive, ledger: Ledger, name: bytes) -> Content | None:
+    """Return a result as a broker does for a reply."""
+    loader = ResultLoader(DecodedRows(store), index, ledger, BlobMemory())
+    return loader.result_of(name, Budget())
+
+
 class TestResults:
     def test_result_comes_from_the_row_while_it_is_kept(self, tmp_path: Path) -> None:
         yard = rich_yard(tmp_path)
         ledger = yard.scheduler.ledger
         with Archive(tmp_path) as index:
-            assert recovery.result_of(yard.store, index, ledger, b"first/b") == b""
+            assert result_of(yard.store, index, ledger, b"first/b") == b""
             for name in (b"second/k1", b"second/k2", b"mail/l3"):  # one record
-                assert recovery.result_of(yard.store, index, ledger, name) == b"kept " + name
+                assert result_of(yard.store, index, ledger, name) == b"kept " + name
 
     def test_result_comes_from_the_right_record_of_a_row(self, tmp_path: Path) -> None:
         store = MemoryStore()
@@ -478,7 +487,7 @@ class TestResults:
         commit(store, *ends)
         ledger, index = recovery.recover(store), Archive(tmp_path)
         for name in (b"a", b"b"):
-            assert recovery.result_of(store, index, ledger, name) == b"of " + name
+            assert result_of(store, index, ledger, name) == b"of " + name
 
     @pytest.mark.parametrize("in_memory", [True, False])
     def test_result_comes_from_the_index_when_the_row_is_trimmed(
@@ -488,18 +497,18 @@ class TestResults:
         ledger = yard.scheduler.ledger
         with Archive(tmp_path) as index:
             done = [n for n, task in ledger.tasks.items() if task.state is TaskState.DONE]
-            before = [recovery.result_of(yard.store, index, ledger, name) for name in done]
+            before = [result_of(yard.store, index, ledger, name) for name in done]
             compaction.compact(tmp_path, yard.store)
             if not in_memory:
                 ledger.archive(done)
                 recovery.recall_for(ledger, index, done)
-            after = [recovery.result_of(yard.store, index, ledger, name) for name in done]
+            after = [result_of(yard.store, index, ledger, name) for name in done]
         assert before == after
         assert None not in after
 
     def test_task_that_is_not_done_has_no_result(self, archived: Archived) -> None:
         for name in (b"first/d", b"unwanted", b"no such task", b"first/a"):
-            found = recovery.result_of(archived.store, archived.index, archived.ledger, name)
+            found = result_of(archived.store, archived.index, archived.ledger, name)
             assert found is None
 
     def test_record_that_ends_nothing_is_damage(self, tmp_path: Path) -> None:
@@ -514,7 +523,7 @@ class TestResults:
         task.ending.record = 1
         index = Archive(tmp_path)
         with pytest.raises(JournalDamaged, match="record 1 has no result of b'a'"):
-            recovery.result_of(store, index, ledger, b"a")
+            result_of(store, index, ledger, b"a")
 
 
 def test_sqlite_and_memory_give_the_same_ledger(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from taskyard.core.blobs import Content
     from taskyard.core.ledger import Ledger
     from taskyard.journal.blobs import BlobStore
 
@@ -125,7 +124,9 @@ def _found(store: BlobStore, state: Path) -> tuple[list[_File], set[str]]:
 
     The broker removes what no task names.
     """
-    from taskyard.journal import recovery, witness  # noqa: PLC0415  # not for `taskyard --help`
+    from taskyard.broker.results import ResultLoader  # noqa: PLC0415  # not for `taskyard --help`
+    from taskyard.broker.rows import Budget, DecodedRows  # noqa: PLC0415  # as above
+    from taskyard.journal import recovery, witness  # noqa: PLC0415  # as above
     from taskyard.journal.archive import Archive  # noqa: PLC0415  # as above
     from taskyard.journal.blob_names import blobs_needed, tasks_by_blob  # noqa: PLC0415
     from taskyard.journal.state_store import open_reader  # noqa: PLC0415
@@ -136,15 +137,12 @@ def _found(store: BlobStore, state: Path) -> tuple[list[_File], set[str]]:
     with open_reader(state, *witnessed) as rows, Archive(state) as index:
         ledger = recovery.open_ledger(state, rows)
         tasks = tasks_by_blob(rows, index)
-
-        def result_of(name: bytes) -> Content | None:
-            return recovery.result_of(rows, index, ledger, name)
-
+        loader = ResultLoader(DecodedRows(rows), index, ledger, store)
         needed: set[str] = set()
         active: set[str] = set()
         for task in ledger.tasks.values():
             if task.state not in _SETTLED_STATES:
-                found = blobs_needed(task, result_of)
+                found = blobs_needed(task, lambda name: loader.result_of(name, Budget()))
                 needed |= found
                 if found:
                     active.add(shown(task.name))

@@ -9,9 +9,10 @@ import logging
 import os
 import shlex
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from taskyard.errors import UnusableState, UserError
 
@@ -113,33 +114,38 @@ def link_directory(link: Path, directory: Path) -> None:
 
 
 def create_private(path: Path, content: bytes) -> None:
-    """Write and sync a new file, replacing one that an earlier attempt left behind.
-
-    A long file is synced in portions.
-    """
-    starts, whole = range(0, len(content), SYNC_BYTES), memoryview(content)
-    create_private_of(path, (whole[start : start + SYNC_BYTES] for start in starts))
+    """Write and sync a new file, replacing one that an earlier attempt left behind."""
+    with _creating(path) as file:
+        file.write(content)
 
 
-def create_private_of(path: Path, portions: Iterable[bytes | memoryview]) -> None:
-    """Like `create_private`, with the content in portions of at most `SYNC_BYTES`."""
+@contextmanager
+def _creating(path: Path) -> Iterator[BinaryIO]:
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, PRIVATE_FILE), "wb") as file:
-        for number, portion in enumerate(portions):
-            if number:
-                os.fdatasync(file.fileno())
-            file.write(portion)
-            file.flush()
+        yield file
+        file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def replacing(path: Path, unfinished: str = "{}.new") -> Iterator[BinaryIO]:
+    """Open a new file, which replaces that of a path at the end, and is durable then.
+
+    `unfinished` is a pattern of its name until then.
+    """
+    new = path.with_name(unfinished.format(path.name))
+    with _creating(new) as file:
+        yield file
+    new.rename(path)
+    sync_directory(path.parent)
 
 
 def replace_private(path: Path, content: bytes) -> None:
     """Replace a file atomically with synced content."""
-    unfinished = path.with_name(f"{path.name}.new")
-    create_private(unfinished, content)
-    unfinished.rename(path)
-    sync_directory(path.parent)
+    with replacing(path) as file:
+        file.write(content)
 
 
 def sync_directory(directory: Path) -> None:

@@ -6,7 +6,6 @@ Columns have plain types (strings, UTC times), so that Spark reads them directly
 row files: bytes that are not UTF-8 become \xNN. Numbers are clamped to 64 bits.
 """
 
-import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 
 from taskyard.errors import UnusableFile
 from taskyard.journal import history_reader, row_file, witness
-from taskyard.journal.files import PRIVATE_FILE, make_private_directory, sync_directory
+from taskyard.journal.files import make_private_directory, replacing
 from taskyard.journal.row_file import Block, ColumnRuns, RowFile
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -219,19 +218,12 @@ def _exported_end(out: Path, journal: bytes) -> int:
 def _write(source: Path, table: str, first: int, target: Path, journal: bytes) -> int:
     """Write the rows from journal row `first` on. Return their number. Durable on return."""
     make_private_directory(target.parent)
-    unfinished = target.with_name(f".{target.name}.new")  # which Spark does not see
-    unfinished.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     count = 0
-    with os.fdopen(os.open(unfinished, flags, PRIVATE_FILE), "wb") as file:
+    with replacing(target, ".{}.new") as file:  # which Spark does not see
         schema = TABLES[table].with_metadata({_JOURNAL: journal})
         with pq.ParquetWriter(file, schema, compression="zstd") as writer:
             for batch in batches(source, table):
                 kept = batch.filter(pc.greater_equal(batch["sequence"], first))
                 writer.write_batch(kept)
                 count += kept.num_rows
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.rename(target)
-    sync_directory(target.parent)
     return count

@@ -3,7 +3,7 @@
 Owns the encoding of records into row bodies and the choice of the snapshot. A damaged snapshot is
 skipped with a warning if an older one, or the rows alone, still give the complete state. Otherwise
 recovery raises. Also finds ended tasks that a compaction moved out of memory: `recall_for` loads
-those that an event names, `result_of` finds a result, `output_in` a task's output.
+those that an event names, `output_in` finds a task's output.
 
 Decides nothing and writes nothing. A row's body is one byte of format version and the turn's
 records as MessagePack. A new format needs a new version number with its writer, the old reader and
@@ -28,7 +28,6 @@ from taskyard.core.ledger import Ledger
 from taskyard.core.model import EndedTask
 from taskyard.core.output import Stream
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed
-from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged
 from taskyard.journal import chain, snapshot
 from taskyard.journal.archive import END, Archive, Streams
@@ -331,22 +330,6 @@ def archivable_among(ledger: Ledger, names: Iterable[bytes], record: int) -> lis
 
 def _ended_by(tasks: Iterable[Task], record: int) -> list[bytes]:
     return [task.name for task in tasks if task.ending is not None and task.ending.record <= record]
-
-
-def result_of(store: StoreReader, index: Archive, ledger: Ledger, name: bytes) -> Content | None:
-    """Return the result of a DONE task from its row or the index. None if it is not DONE.
-
-    Archived tasks are recalled first.
-    """
-    task = ledger.tasks.get(name)
-    if task is None or task.state is not TaskState.DONE or task.ending is None:
-        return None
-    row = store.row_of(task.ending.record)
-    if row is None:
-        kept = index.streams(name)
-        return None if kept is None else kept[0]
-    record = records_of(row, row.record_first - 1)[task.ending.record - row.record_first]
-    return results_in(record, task.ending.record, [name])[0]
 
 
 def results_in(record: AnyRecord, number: int, names: list[bytes]) -> list[Content]:

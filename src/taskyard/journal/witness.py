@@ -16,7 +16,7 @@ from pathlib import Path
 
 from taskyard.errors import JournalDamaged
 from taskyard.journal.chain import SEALED_BYTES, Head, seal, unseal
-from taskyard.journal.files import create_private, open_regular, sync_directory
+from taskyard.journal.files import open_regular, replace_private
 
 FILE_NAME = "witness"
 
@@ -31,10 +31,7 @@ END_UNKNOWN = "the journal may have lost its end"
 def create(directory: Path, identity: bytes, head: Head) -> None:
     """Create a complete, synced witness, atomically by a rename."""
     sealed = seal(identity, head)
-    unfinished = directory / f"{FILE_NAME}.new"
-    create_private(unfinished, sealed.ljust(SLOT_SPACING_BYTES, b"\0") + sealed)
-    unfinished.rename(directory / FILE_NAME)
-    sync_directory(directory)
+    replace_private(directory / FILE_NAME, sealed.ljust(SLOT_SPACING_BYTES, b"\0") + sealed)
 
 
 def read(directory: Path) -> tuple[bytes, Head] | None:

@@ -25,7 +25,7 @@ from taskyard.journal import chain, compaction, history, snapshot
 from taskyard.journal.archive import Archive, ArchiveWriter, IndexRow
 from taskyard.journal.chain import Head
 from taskyard.journal.compaction import CompactionResult, DatabaseTerm
-from taskyard.journal.files import create_private, make_private_directory, sync_directory
+from taskyard.journal.files import make_private_directory, replacing
 from taskyard.journal.postgres import blobs, database, leader
 from taskyard.journal.postgres.blobs import FILE, BlobTables
 from taskyard.journal.postgres.database import Connection
@@ -274,15 +274,10 @@ def _download(connection: Connection, directory: Path, claim: Claim) -> Iterator
     """Fetch a file. One that is removed meanwhile is left out."""
     path = directory / claim.name
     make_private_directory(path.parent)
-    unfinished = path.with_name(f"{path.name}.new")
-    create_private(unfinished, b"")
-    with _unless_removed(connection, claim):
-        with unfinished.open("wb") as file:
-            for content in read(connection, claim):
-                file.write(content)
-                yield
-        unfinished.rename(path)
-        sync_directory(path.parent)
+    with _unless_removed(connection, claim), replacing(path) as file:
+        for content in read(connection, claim):
+            file.write(content)
+            yield
 
 
 @contextmanager
