@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 from taskyard.client.client import Client
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Terms
 from taskyard.wire.dwork_pb2 import QueryMsg as Query
 from taskyard.wire.dwork_pb2 import WorkerMsg
 from tests.kit.processes import PATIENCE_SECONDS, Running, until
@@ -259,7 +259,7 @@ class Yard:
     def lose_message(self, proxy: Proxy, worker: Careless) -> Future:
         """Submit a task whose message to a worker is lost with its connection."""
         until(lambda: len(self.client.workers()) == 1)
-        (task,) = self.client.submit_all(Submission([PAYLOAD], [PAYLOAD], [Terms()]))
+        task = self.client.submit_encoded(PAYLOAD.decode(), PAYLOAD, Terms())
         worker.work(proxy.has_cut.is_set)
         return task
 

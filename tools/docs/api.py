@@ -58,15 +58,9 @@ COMMON_ARGUMENTS: Final = {
     "work": "a command, a function or bytes",
 }
 
-#: Methods that the session or the command line calls. They are public
-#: in Python's sense only, and their types are those of inner layers.
-_INNER_OF_CLIENTS: Final = (
-    *("create", "create_bundle", "kept_result", "known_predecessors"),
-    *("lane_templates", "output_page", "resolve"),
-    *("submit_all", "submit_encoded", "views"),
-)
+#: Methods that the session or the command line calls. They are public in Python's sense only, and
+#: their types are those of inner layers.
 INNER_MEMBERS: Final = {
-    "AsyncClient": _INNER_OF_CLIENTS,
     "AsyncFuture": (
         "completed",
         "deliver",
@@ -75,7 +69,10 @@ INNER_MEMBERS: Final = {
         "settle",
         "settle_failed",
     ),
-    "Client": _INNER_OF_CLIENTS,
+    "Client": (
+        *("create", "create_bundle", "kept_result", "known_predecessors", "lane_templates"),
+        *("output_page", "resolve", "submit_encoded", "views"),
+    ),
     "Future": ("set_exception", "set_result", "settle", "settle_failed"),
 }
 

@@ -23,7 +23,7 @@ from simulator.outputs import (
     result_text,
 )
 from simulator.plan import SECOND_NS
-from simulator.product_clients import NativeProductClient, full_name_of
+from simulator.product_clients import NativeProductClient, SettableFuture, full_name_of
 from simulator.values import ValueChannel
 from taskyard.client import pending_tasks
 from taskyard.client.uploads import Uploads
@@ -137,8 +137,9 @@ class CallClient(NativeProductClient):
         """Submit a call at a time. It needs the results of others, by their names for it."""
         terms = Terms(campaign=campaign, service=CALLS)
         payload = payload_of(identity.spelling(campaign, name), [one.decode() for one in needed])
+        future = SettableFuture(self, name)  # each process has another one
         task = pending_tasks.PendingTask(
-            name, payload, terms, b"", tuple(needed), UnknownPolicy.REFUSE, None
+            name, payload, terms, b"", tuple(needed), UnknownPolicy.REFUSE, future
         )
         task.restore = lambda: None  # see `CallUploads`
         self.pending.append((when_ns, task))

@@ -103,7 +103,10 @@ class NativeProductClient(SimProcess):
         """Submit a task at a time, or as soon as the process runs then."""
         terms = Terms(campaign=campaign, service=service)
         payload = DO + identity.spelling(campaign, name)
-        task = pending_tasks.PendingTask(name, payload, terms, b"", (), UnknownPolicy.REFUSE, None)
+        future = SettableFuture(self, name)  # each process has another one
+        task = pending_tasks.PendingTask(
+            name, payload, terms, b"", (), UnknownPolicy.REFUSE, future
+        )
         self.pending.append((when_ns, task))
 
     def build(self) -> None:

@@ -129,4 +129,4 @@ class OfflineClient(Client):
         """Raise `NoBroker`."""
         self._raise_offline()
 
-    map = submit_all = future = submit
+    map = future = submit

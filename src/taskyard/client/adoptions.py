@@ -20,7 +20,7 @@ from taskyard.errors import Refused, UnknownName
 from taskyard.wire.native import peer, reads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from taskyard.client.pending_tasks import PendingTask
     from taskyard.client.results import SettableFuture
@@ -73,7 +73,7 @@ class Adoptions:
         for tasks, _ in self.open.values():
             waiting += [task for some in tasks.values() for task in some]
         self.open.clear()
-        return [task.future for task in waiting if task.future is not None]
+        return [task.future for task in waiting]
 
     def _request_states(self, tasks: _Tasks) -> None:
         number = self.channel.request(partial(reads.results, names=[*tasks]))
@@ -89,8 +89,8 @@ class Adoptions:
         for name, state, result in zip(reply.names, reply.states, reply.results, strict=True):
             some = tasks.pop(name, [])
             if state is TaskState.DONE and result.blob is None:
-                for future in _futures(some):
-                    settle_future(future.settle, state, result)
+                for task in some:
+                    settle_future(task.future.settle, state, result)
             elif state is TaskState.FAILED:
                 failed[name] = some
             elif state is TaskState.CANCELLED:
@@ -125,18 +125,13 @@ class Adoptions:
     def _watch(self, tasks: _Tasks) -> None:
         """Watch tasks. Those with several futures need several watches."""
         while tasks:
-            futures = {name: _futures(some) for name, some in tasks.items()}
             self._watches.requested.append(
-                {name: some[0] for name, some in futures.items() if some}
+                {name: some[0].future for name, some in tasks.items() if some}
             )
             tasks = {name: some[1:] for name, some in tasks.items() if len(some) > 1}
 
     @staticmethod
     def _refuse(tasks: _Tasks, error: Exception) -> None:
         for some in tasks.values():
-            for future in _futures(some):
-                settle_future(future.set_exception, error)
-
-
-def _futures(tasks: Sequence[PendingTask]) -> list[SettableFuture]:
-    return [task.future for task in tasks if task.future is not None]
+            for task in some:
+                settle_future(task.future.set_exception, error)

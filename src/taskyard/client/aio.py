@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from taskyard.client.future_sets import Errors
     from taskyard.client.record_stream import RecordBatch
     from taskyard.client.submit import Work
-    from taskyard.core.model import Submission, Terms
-    from taskyard.process.call_values import Restore
     from taskyard.wire.native.peer import Reply
     from taskyard.wire.native.reads import Part
 
@@ -188,20 +186,12 @@ class AsyncClient:
     explain = awaited(requests.explain)
     why = awaited(requests.why)
     existing = awaited(requests.existing)
-    views = awaited(requests.views)
-    resolve = awaited(requests.resolve)
     decoded_result = awaited(reads.decoded_result)
     result_bytes = awaited(reads.result_bytes)
-    kept_result = awaited(reads.kept_result)
     results = awaited(reads.results)
     output = awaited(reads.output)
-    output_page = awaited(reads.output_page)
     wait_campaign = awaited(requests.wait_campaign)
     wait_names = awaited(requests.wait_names)
-    create = awaited(commands.create)
-    create_bundle = awaited(campaigns.create_bundle)
-    lane_templates = awaited(commands.lane_templates)
-    known_predecessors = awaited(commands.known_predecessors)
     cancel = awaited(commands.cancel)
     retry = awaited(commands.retry)
     expire = awaited(commands.expire)
@@ -377,48 +367,19 @@ class AsyncClient:
         keys = {"lane": lane, **options}
         spec = campaigns.bundle_spec(payload, recipients, name, campaign, keys)
         spec.unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
-        await self.create_bundle(spec)
+        await self._run_query(campaigns.create_bundle(spec))
         return AsyncBundle(self, spec.name, self._submitter.watch(spec.tasks()).values())
 
-    async def submit_all(
-        self,
-        submission: Submission,
-        unknown: UnknownPolicy = UnknownPolicy.REFUSE,
-        *,
-        watch: bool = True,
-    ) -> list[AsyncFuture]:
-        """Submit a batch of tasks as columns, in pieces. Without `watch`, return no futures."""
-        return await self._collect_futures(
-            self._submitter.submit_all(submission, unknown, watch=watch)
-        )
-
-    async def _collect_futures(self, sent: Iterable[AsyncFuture | None]) -> list[AsyncFuture]:
+    async def _collect_futures(self, sent: Iterable[AsyncFuture]) -> list[AsyncFuture]:
         """Return the futures of tasks that are submitted lazily, yielding to the loop."""
         futures: list[AsyncFuture] = []
         for number, future in enumerate(sent, start=1):
-            if future is not None:
-                futures.append(future)
+            futures.append(future)
             if number % _TASKS_UNACKNOWLEDGED_MAX == 0:
                 await self._run_query(requests.acknowledged())
             elif number % _TASKS_PER_TURN == 0:
                 await asyncio.sleep(0)
         return futures
-
-    def submit_encoded(  # noqa: PLR0913  # the last ones are named
-        self,
-        name: str,
-        payload: bytes,
-        terms: Terms,
-        *,
-        lane: str = "",
-        after: Sequence[str] = (),
-        wait_for_unknown: bool = False,
-        watch: bool = True,
-        restore: Restore | None = None,
-    ) -> AsyncFuture:
-        """Submit a task with an encoded payload, as `Client.submit_encoded` does."""
-        more: Any = {"wait_for_unknown": wait_for_unknown, "watch": watch, "restore": restore}
-        return self._submitter.submit_encoded(name, payload, terms, lane, after, **more)
 
     async def future(self, name: str) -> AsyncFuture:
         """Return a future of a task that was submitted earlier, by any client."""

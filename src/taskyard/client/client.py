@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeVar, overload
 
+from taskyard.campaign.batches import encode_text
 from taskyard.client import (
     campaigns,
     commands,
@@ -29,6 +30,7 @@ from taskyard.client.future_sets import FIRST
 from taskyard.client.futures import Future
 from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.client.outbox import Outbox
+from taskyard.client.pending_tasks import PendingTask
 from taskyard.client.requests import scope_of
 from taskyard.client.session import Session
 from taskyard.client.submit import Submitter, positional, rows_of
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from taskyard.client.future_sets import Errors
     from taskyard.client.record_stream import RecordBatch
     from taskyard.client.submit import Work
-    from taskyard.core.model import Submission, Terms
+    from taskyard.core.model import Terms
     from taskyard.process.call_values import Restore
 
 _T = TypeVar("_T")
@@ -383,17 +385,6 @@ class Client(BlockingRunner):
         self.create_bundle(spec)
         return Bundle(self, spec.name, self._submitter.watch(spec.tasks()).values())
 
-    def submit_all(
-        self,
-        submission: Submission,
-        unknown: UnknownPolicy = UnknownPolicy.REFUSE,
-        *,
-        watch: bool = True,
-    ) -> list[Future]:
-        """Submit a batch of tasks as columns, in pieces. Without `watch`, return no futures."""
-        sent = self._submitter.submit_all(submission, unknown, watch=watch)
-        return [future for future in sent if future is not None]
-
     def submit_encoded(  # noqa: PLR0913  # the last ones are named
         self,
         name: str,
@@ -412,8 +403,13 @@ class Client(BlockingRunner):
         `terms` object take less room in messages and in the journal. `restore` stores the large
         parts of a call again if the broker lacks them.
         """
-        more: Any = {"wait_for_unknown": wait_for_unknown, "watch": watch, "restore": restore}
-        return self._submitter.submit_encoded(name, payload, terms, lane, after, **more)
+        encoded = encode_text(name)
+        future: Future = Future(self, encoded, b"", terms.campaign)
+        before = tuple([encode_text(one) for one in after])
+        unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
+        fixed = (encoded, payload, terms, encode_text(lane), before, unknown)
+        self._session.submit(PendingTask(*fixed, future, watch, restore=restore))
+        return future
 
     def future(self, name: str) -> Future:
         """Return a future of a task that was submitted earlier, by any client."""

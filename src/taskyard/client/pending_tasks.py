@@ -26,7 +26,7 @@ class PendingTask(Struct, gc=False):
     lane: bytes | None
     after: tuple[bytes, ...]
     unknown: UnknownPolicy
-    future: SettableFuture | None
+    future: SettableFuture
     #: Settle the future when the task is settled. False: as soon as it is accepted.
     watched: bool = True
     #: A known task of this name is used, whatever its payload.

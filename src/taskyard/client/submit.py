@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from taskyard.client.origins import Encoded
     from taskyard.client.requests import TaskRef
     from taskyard.client.results import SettableFuture
-    from taskyard.core.model import Submission
     from taskyard.process.call_values import Restore
 
 _F = TypeVar("_F", bound="SettableFuture")
@@ -155,8 +154,9 @@ class Submitter(Generic[_F]):
         kind = terms.service if decoder is None else PICKLE  # of the result
         future = self._make_future(submission.names[0], kind, terms.campaign, decoder)
         lane = submission.lanes[0] if submission.lanes else None
-        row: Any = {"lane": lane, "unknown": unknown, "future": future, "adopts": adopts}
-        self._queue_row(submission, 0, **row, restore=restore)
+        after = tuple(submission.after[0]) if submission.after else ()
+        fixed = (submission.names[0], submission.text_of(0), terms, lane, after, unknown)
+        self._session.submit(PendingTask(*fixed, future, adopts=adopts, restore=restore))
         return future
 
     def _name_prefix(self, campaign: str) -> str:
@@ -264,56 +264,6 @@ class Submitter(Generic[_F]):
             work = self.calls.pickle_once(work)
         for row in rows:
             yield submit(work, None, campaign, (row, named), options)
-
-    def submit_all(
-        self, submission: Submission, unknown: UnknownPolicy, *, watch: bool = True
-    ) -> Iterator[_F | None]:
-        """Submit a task per row, lazily, and yield the futures: None without `watch`."""
-        for index, name in enumerate(submission.names):
-            terms = submission.terms_of(index)
-            future = self._make_future(name, terms.service, terms.campaign) if watch else None
-            lane = submission.lanes[index] if submission.lanes else b""
-            self._queue_row(submission, index, lane=lane, unknown=unknown, future=future)
-            yield future
-
-    def _queue_row(  # noqa: PLR0913  # all but two are named
-        self,
-        submission: Submission,
-        index: int,
-        *,
-        lane: bytes | None,
-        unknown: UnknownPolicy,
-        future: _F | None,
-        adopts: bool = False,
-        restore: Restore | None = None,
-    ) -> None:
-        name, payload = submission.names[index], submission.text_of(index)
-        after = tuple(submission.after[index]) if submission.after else ()
-        terms = submission.terms_of(index)
-        task = PendingTask(name, payload, terms, lane, after, unknown, future, adopts=adopts)
-        task.restore = restore
-        self._session.submit(task)
-
-    def submit_encoded(  # noqa: PLR0913  # one per key
-        self,
-        name: str,
-        payload: bytes,
-        terms: Terms,
-        lane: str,
-        after: Sequence[str],
-        *,
-        wait_for_unknown: bool,
-        watch: bool,
-        restore: Restore | None = None,
-    ) -> _F:
-        """Submit a task with an encoded payload."""
-        encoded = encode_text(name)
-        future = self._make_future(encoded, b"", terms.campaign)
-        before = tuple([encode_text(one) for one in after])
-        unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
-        fixed = (encoded, payload, terms, encode_text(lane), before, unknown)
-        self._session.submit(PendingTask(*fixed, future, watch, restore=restore))
-        return future
 
     def watch(self, tasks: Mapping[str, TaskRef]) -> dict[str, _F]:
         """Return futures of tasks that were submitted earlier, by their full names."""

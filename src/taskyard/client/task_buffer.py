@@ -120,7 +120,6 @@ class TaskBuffer:
             task.future
             for tasks in (*(batch.tasks for batch in self._unacknowledged()), self.tasks)
             for task in tasks
-            if task.future is not None
         ]
         self.open.clear()
         self._refused.clear()
@@ -173,9 +172,7 @@ class TaskBuffer:
 
     def _send_batch(self, batch: Batch) -> None:
         tasks = batch.tasks
-        stream = self._watches.may_stream() and all(
-            task.watched and task.future is not None for task in tasks
-        )
+        stream = self._watches.may_stream() and all(task.watched for task in tasks)
         try:
             submission, unknown = submission_of(tasks), tasks[0].unknown
             more: dict[str, Any] = {"stream": stream, "environment": self.environment}
@@ -212,8 +209,6 @@ class TaskBuffer:
     def _on_accepted(self, number: int, tasks: list[PendingTask]) -> None:
         watched: dict[bytes, SettableFuture] = {}
         for task in tasks:
-            if task.future is None:
-                continue
             if task.watched:
                 watched[spelling(task.terms.campaign, task.name)] = task.future
             elif not task.future.done():
@@ -339,7 +334,7 @@ def _refuse(task: PendingTask, reason: str, code: str) -> None:
 
 
 def _fail(task: PendingTask, error: Exception) -> None:
-    if task.future is not None and not task.future.done():
+    if not task.future.done():
         settle_future(task.future.set_exception, error)
 
 
