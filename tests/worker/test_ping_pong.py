@@ -19,7 +19,7 @@ from taskyard.wire.payloads import encode_command
 from taskyard.wire.ping_pong.peer import Settings
 from taskyard.worker.jobs import Job
 from taskyard.worker.ping_pong import PingPongGroup, PingPongWorkerLoop
-from taskyard.worker.runner import StdinRunner
+from taskyard.worker.runner import ProcessRunner
 from tests.kit.processes import PATIENCE_SECONDS, environment, until
 from tests.wire.ping_pong.broker_thread import Host, a_host
 from tests.wire.ping_pong.kit import BACKEND, Harness
@@ -184,8 +184,8 @@ def test_second_shutdown_stops_the_job_and_returns_it() -> None:
 
 
 @contextmanager
-def a_feeder(*argv: str) -> Iterator[StdinRunner]:
-    feeder = StdinRunner(1, argv, RealClock())
+def a_feeder(*argv: str) -> Iterator[ProcessRunner]:
+    feeder = ProcessRunner(1, (), RealClock(), command=argv)
     try:
         yield feeder
     finally:
@@ -231,12 +231,11 @@ def test_fed_program_can_be_stopped() -> None:
 #: The program of a worker process: endpoint, slots, and a command if any.
 MAIN = """
 import sys
-from taskyard.worker.runner import StdinRunner
 from taskyard.worker.ping_pong import serve
 from taskyard.worker.runner import ProcessRunner
 endpoint, slots, *command = sys.argv[1:]
 def hire(clock):
-    return StdinRunner(1, command, clock) if command else ProcessRunner(1, (), clock)
+    return ProcessRunner(1, (), clock, command=command)
 def announce(text):
     print(text, flush=True)
 serve(endpoint, hire, announce, slots=int(slots), until_eof=True)

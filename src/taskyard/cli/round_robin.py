@@ -46,7 +46,7 @@ from taskyard.wire.round_robin.frames import DIALECT, ENDPOINT, KEY_BYTES_MAX, S
 from taskyard.wire.round_robin.frames import logger as message_logger
 from taskyard.wire.round_robin.peer import BASIC, RESERVED_KEYS, SLOTS, SUMMARIES
 from taskyard.worker import round_robin as worker_program
-from taskyard.worker.runner import make_runner
+from taskyard.worker.runner import ProcessRunner
 from taskyard.worker.settings import check_workers_key
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def worker(
     with Host() as host:
         slots_all = slots * worker_program.BULK_WORKERS
         runners = {
-            name: host.add_resource(make_runner(slots_all, host.clock, argv))
+            name: host.add_resource(ProcessRunner(slots_all, (), host.clock, command=argv))
             for name, argv in installed.items()
         }
         program = worker_program.RoundRobinProgram(

@@ -45,7 +45,7 @@ from taskyard.worker.agents.runner import AgentSettings, read_command, read_vari
 from taskyard.worker.call_process import CallOptions
 from taskyard.worker.native_process import BrokerTarget, serve
 from taskyard.worker.native_process import WorkerOptions as NativeOptions
-from taskyard.worker.runner import make_runner
+from taskyard.worker.runner import ProcessRunner
 from taskyard.worker.settings import check_workers_key, name_for_key, worker_settings
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import Clock
     from taskyard.process.machine import Machine
-    from taskyard.worker.runner import ProcessRunner
     from taskyard.worker.settings import WorkerSettings
 
 #: The usual endpoints of brokers for workers.
@@ -485,7 +484,7 @@ def _run_ping_pong_worker(cli_context: CliContext, values: WorkerOptions) -> Non
     argv = values.argv()
 
     def runner_for(clock: Clock) -> ProcessRunner:
-        return make_runner(1, clock, argv, values.allow, allow_pickle=values.allow_pickle)
+        return ProcessRunner(1, values.allow, clock, command=argv, allow_pickle=values.allow_pickle)
 
     slots = values.slots or usable_cores()
     (endpoint,) = _endpoints(cli_context, values)

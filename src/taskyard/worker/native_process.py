@@ -24,7 +24,7 @@ from taskyard.worker.announcer import Announcer
 from taskyard.worker.call_process import CallOptions
 from taskyard.worker.child_values import WORKER_VARIABLE
 from taskyard.worker.native import NativeWorkerLoop
-from taskyard.worker.runner import make_runner
+from taskyard.worker.runner import ProcessRunner
 from taskyard.worker.slot_budget import SlotBudget
 from taskyard.worker.spool import OutputSpool
 
@@ -301,7 +301,7 @@ def _make_worker(
         how = {"allow": allow, "env": options.env, **shared}
         rule_runner = AgentRunner(slots, host.clock, options.agents, **how)
     runner = host.add_resource(
-        rule_runner or make_runner(slots, host.clock, options.command, allow, **shared)
+        rule_runner or ProcessRunner(slots, allow, host.clock, command=options.command, **shared)
     )
     runner.call_options = options.call_options
     runner.set_task_env({**broker.task_env, WORKER_VARIABLE: shown(broker.settings.name)})

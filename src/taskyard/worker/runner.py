@@ -16,7 +16,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import structs
 
@@ -63,12 +63,17 @@ _MILLISECOND_NS: Final = SECOND_NS // 1000
 
 _NO_CALLS: Final[Sequence[Job]] = ()
 
+#: Services whose payloads describe the work.
+_SELF_DESCRIBING: Final = (EXEC, CALL, PICKLE)
+
 
 class ProcessRunner:
     """Runs up to `slots` jobs at once, with the GPUs of `gpus` by id.
 
     Functions come from the modules in `allow` and below them. With `allow_pickle`, pickled
-    functions are called too.
+    functions are called too. A `command` takes the tasks of other services. It starts anew for each
+    task, by its argv and never through a shell. It reads the payload from stdin, and its stdout is
+    the result.
     """
 
     def __init__(  # noqa: PLR0913  # the last ones are named
@@ -77,6 +82,7 @@ class ProcessRunner:
         allow: Sequence[str],
         clock: Clock,
         *,
+        command: Sequence[str] | None = None,
         allow_pickle: bool = False,
         gpus: Sequence[str] = (),
         spool: OutputSpool | None = None,
@@ -88,6 +94,7 @@ class ProcessRunner:
         self._gpus = DevicePool(gpus)
         self._memory_guard = MemoryGuard(clock.monotonic_ns)
         self._allow = list(allow)
+        self._command = command
         self._allow_pickle = allow_pickle
         self._clock = clock
         self._waiting: deque[tuple[Job, Work]] = deque()
@@ -185,6 +192,8 @@ class ProcessRunner:
 
     def _work_of(self, job: Job) -> Work | None:
         """Decode the job's work. Report the job and return None if it is not allowed."""
+        if self._command and job.service not in _SELF_DESCRIBING:
+            return Command(list(self._command), stdin=job.payload)
         try:
             work = decode_payload(job.payload, job.service)
         except PeerError as error:
@@ -539,52 +548,3 @@ def _restore_sigchld() -> None:
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-#: Services whose payloads describe the work.
-_SELF_DESCRIBING: Final = (EXEC, CALL, PICKLE)
-
-
-class StdinRunner(ProcessRunner):
-    """A runner that passes payloads of other services to one program.
-
-    The program starts anew for each task, by its argv and never through a shell. It reads the
-    payload from stdin, and its stdout is the result.
-    """
-
-    def __init__(  # noqa: PLR0913  # the last ones are named
-        self,
-        slots: int,
-        argv: Sequence[str],
-        clock: Clock,
-        allow: Sequence[str] = (),
-        *,
-        allow_pickle: bool = False,
-        gpus: Sequence[str] = (),
-        spool: OutputSpool | None = None,
-    ) -> None:
-        super().__init__(slots, allow, clock, allow_pickle=allow_pickle, gpus=gpus, spool=spool)
-        self._argv = list(argv)
-
-    def start(self, job: Job) -> None:
-        if job.service in _SELF_DESCRIBING:
-            super().start(job)
-        else:
-            self._waiting.append((job, Command(self._argv, stdin=job.payload)))
-
-
-def make_runner(  # noqa: PLR0913  # the last ones are named
-    slots: int,
-    clock: Clock,
-    command: Sequence[str] | None,
-    allow: Sequence[str] = (),
-    *,
-    allow_pickle: bool = False,
-    gpus: Sequence[str] = (),
-    spool: OutputSpool | None = None,
-) -> ProcessRunner:
-    """Return a runner. `command` takes the payloads that don't describe their work."""
-    shared: Any = {"allow_pickle": allow_pickle, "gpus": gpus, "spool": spool}
-    if command is None:
-        return ProcessRunner(slots, allow, clock, **shared)
-    return StdinRunner(slots, command, clock, allow, **shared)

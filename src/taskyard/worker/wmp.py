@@ -23,7 +23,7 @@ from taskyard.net.protocols import SystemClock
 from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.worker.announcer import Announcer
 from taskyard.worker.jobs import Job
-from taskyard.worker.runner import make_runner
+from taskyard.worker.runner import ProcessRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -305,7 +305,9 @@ def serve(  # noqa: PLR0913  # the last ones are named
     """
     with Host(until_eof=until_eof) as host:
         runner = host.add_resource(
-            make_runner(settings.slots, host.clock, command, allow, allow_pickle=allow_pickle)
+            ProcessRunner(
+                settings.slots, allow, host.clock, command=command, allow_pickle=allow_pickle
+            )
         )
         pairs = zip_longest(endpoints, keys)
         connections = [host.add_socket(sockets.connect(*pair)) for pair in pairs]
