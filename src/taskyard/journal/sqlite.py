@@ -100,7 +100,8 @@ class SqliteStore(RowReader):
     def __init__(self, directory: Path, page_bytes: int = PAGE_BYTES) -> None:
         self._path = directory / schema.FILE_NAME
         self._page_bytes = page_bytes
-        self._log_bytes = self._log_bytes_filled = 0
+        #: Bytes in the log, how many are filled, and up to which a commit needs no room.
+        self._log_bytes = self._log_bytes_filled = self._log_bytes_easy = 0
         try:
             make_private_directory(directory)
             schema.check_in_sqlite(directory)
@@ -115,20 +116,23 @@ class SqliteStore(RowReader):
 
     def commit(self, body: bytes, records: int) -> Head:
         check_row(body, records)
-        self._check_usable()
-        row = chain.next_row(self._head, body, records)
+        if self._broken:
+            raise JournalFailed(self._broken)
+        sequence, record = self._head.sequence + 1, self._head.record
+        link = chain.link(self._head.chain, sequence, record + 1, record + records, body)
+        head = Head(sequence, record + records, link)
+        pages = -(-len(body) // self._page_bytes) + _PAGES_BESIDE_BODY
+        self._log_bytes += pages * (self._page_bytes + _FRAME_BYTES)
         try:
-            self._make_room(len(body))
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.execute(
-                INSERT_ROW, (row.sequence, row.record_first, row.record_last, row.chain, body)
-            )
-            self._connection.execute("COMMIT")
-            self._witness.update(row.head)
+            if self._log_bytes > self._log_bytes_easy:
+                self._make_room(pages)
+            # One statement is a transaction by itself, without BEGIN and COMMIT.
+            self._connection.execute(INSERT_ROW, (sequence, record + 1, head.record, link, body))
+            self._witness.update(head)
         except DiskErrors as error:
-            raise self._mark_broken(error, f"writing row {row.sequence}") from error
-        self._head = row.head
-        return row.head
+            raise self._mark_broken(error, f"writing row {sequence}") from error
+        self._head = head
+        return head
 
     def trim(self, through: int) -> None:
         check_trim(through, self._head)
@@ -205,21 +209,22 @@ class SqliteStore(RowReader):
         self._broken = str(failure)
         return failure
 
-    def _make_room(self, body_bytes: int) -> None:
-        """Checkpoint a long log and fill a short one, before the commit of a row.
+    def _make_room(self, pages: int) -> None:
+        """Checkpoint a long log and fill a short one, before the commit of a row of some pages.
 
         So a failure leaves no row half acknowledged.
         """
-        if self._log_bytes > LOG_BYTES_MERGE:
+        row_bytes = pages * (self._page_bytes + _FRAME_BYTES)
+        if self._log_bytes - row_bytes > LOG_BYTES_MERGE:
             self._merge("PASSIVE")
-        pages = -(-body_bytes // self._page_bytes) + _PAGES_BESIDE_BODY
-        self._log_bytes += pages * (self._page_bytes + _FRAME_BYTES)
+            self._log_bytes = row_bytes
         if self._log_bytes > self._log_bytes_filled < LOG_BYTES_FILLED_MAX:
             self._fill(min(max(2 * self._log_bytes_filled, self._log_bytes), LOG_BYTES_FILLED_MAX))
 
     def _fill(self, size: int) -> None:
         """Lengthen the log file with zeros. On a full disk, it stays as it is."""
         self._log_bytes_filled = size
+        self._log_bytes_easy = min(size, LOG_BYTES_MERGE)
         end = os.fstat(self._log).st_size
         if end >= size:
             return
@@ -233,6 +238,7 @@ class SqliteStore(RowReader):
         if written < size - end:
             os.ftruncate(self._log, end)
             self._log_bytes_filled = LOG_BYTES_FILLED_MAX  # no more
+        self._log_bytes_easy = min(self._log_bytes_filled, LOG_BYTES_MERGE)
 
     def _merge(self, mode: str) -> None:
         _merge(self._connection, mode)

@@ -73,8 +73,7 @@ class Witness:
     def update(self, head: Head) -> None:
         """Write `head` over the older slot, without a sync (see above)."""
         sealed = seal(self._identity, head)
-        written = os.pwrite(self._descriptor, sealed, _OFFSETS[self._next])
-        if written != len(sealed):
+        if os.pwrite(self._descriptor, sealed, _OFFSETS[self._next]) != SEALED_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), FILE_NAME)
         self._next = 1 - self._next
 
