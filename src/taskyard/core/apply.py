@@ -68,11 +68,13 @@ def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None
 def _submitted(ledger: Ledger, record: records.Submitted) -> None:
     submission = record.submission.applied(ledger.environment)
     ledger.environment = submission.environment or ledger.environment
+    has_times = False
     for terms in submission.terms:
-        ledger.campaign(terms.campaign)
-        service = ledger.service(terms.service)
-        if terms.is_wide:
+        ledger.campaigns.get(terms.campaign) or ledger.campaign(terms.campaign)
+        service = ledger.services.get(terms.service) or ledger.service(terms.service)
+        if terms.slots != 1 or terms.resources:
             service.has_wide_tasks = ledger.has_wide_tasks = True
+        has_times = has_times or terms.expires_hard_ns > 0 or terms.report_ns > 0
     enter = _enter_uniform if submission.terms_at is None else _enter_each
     tasks = enter(ledger, submission, record.at_ns)
     ledger.tasks.update(zip(submission.names, tasks, strict=True))
@@ -84,17 +86,21 @@ def _submitted(ledger: Ledger, record: records.Submitted) -> None:
     if submission.envelopes is not None:
         ledger.envelopes.update(zip(submission.names, submission.envelopes, strict=True))
     if record.attempts is not None:
-        for task, attempt in zip(tasks, record.attempts, strict=True):
-            task.attempt = attempt
-            task.change_extras(losses_excused=attempt)
-            ledger.campaigns[task.terms.campaign].restarted += attempt > 0
-            ledger.outputs.pop(task.name, None)  # the output of the former generation
-            ledger.failed_attempts.pop(task.name, None)
-    due_heap = ledger.due_heap
-    _schedule_times(
-        submission, [terms.expires_hard_ns for terms in submission.terms], due_heap.push_expiry
-    )
-    _schedule_times(submission, [terms.report_ns for terms in submission.terms], due_heap.push_late)
+        _restart(ledger, tasks, record.attempts)
+    if has_times:
+        heap, every = ledger.due_heap, submission.terms
+        _schedule_times(submission, [terms.expires_hard_ns for terms in every], heap.push_expiry)
+        _schedule_times(submission, [terms.report_ns for terms in every], heap.push_late)
+
+
+def _restart(ledger: Ledger, tasks: Tasks, attempts: list[int]) -> None:
+    """Let new tasks of known names continue the numbers of their attempts."""
+    for task, attempt in zip(tasks, attempts, strict=True):
+        task.attempt = attempt
+        task.change_extras(losses_excused=attempt)
+        ledger.campaigns[task.terms.campaign].restarted += attempt > 0
+        ledger.outputs.pop(task.name, None)  # the output of the former generation
+        ledger.failed_attempts.pop(task.name, None)
 
 
 def _enter_uniform(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
@@ -136,7 +142,7 @@ def _enter_uniform(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
 def _lanes(service: Service, submission: Submission) -> Iterable[Lane]:
     """Return the lane of each task, created on first use."""
     if submission.lanes is None:
-        return repeat(service.lane(OPEN_LANE))
+        return repeat(service.lanes.get(OPEN_LANE) or service.lane(OPEN_LANE))
     known, make = service.lanes, service.lane
     return [known.get(name) or make(name) for name in submission.lanes]
 
@@ -158,8 +164,12 @@ def _enqueue_ready(ledger: Ledger, tasks: Tasks, terms: Terms, lane: Lane | None
         ledger.debouncing.append(lane)
     lane.tasks += len(tasks)
     lane.ready += len(tasks)
-    lower_lane_needs(lane, terms)
-    lane.queue(terms.priority).items += tasks
+    if lane.slots_min > terms.slots or lane.resources_min:
+        lower_lane_needs(lane, terms)
+    queue = lane.main_queue
+    if queue.priority != terms.priority:
+        queue = lane.queue(terms.priority)
+    queue.items += tasks
     ledger.mark_dirty(lane)
 
 

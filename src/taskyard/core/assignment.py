@@ -216,11 +216,6 @@ def _choose(context: Context, worker: Worker, count: int) -> list[Task]:
     return tasks
 
 
-def lease_to_parked(context: Context, worker: Worker, _service: Service) -> bool:
-    """Lease a parked worker as many tasks as it waits for."""
-    return lease(context, worker, worker.tasks_wanted)
-
-
 def _lease_ns(worker: Worker, tasks: list[Task]) -> int:
     """Return the timeout of a lease: the longest of its tasks' and the worker's own."""
     lease_ns, last = worker.facts.lease_timeout_ns, None
@@ -336,22 +331,28 @@ def assign_parked(context: Context) -> None:
 def _serve_parked(context: Context, service: Service) -> None:
     """Serve the parked workers of a service in order. An idle worker is passed over if one like it
     just got nothing, so that a thousand workers without room cost little more than one."""
-    is_open = _is_open(context, service)  # right before the loop it would stop mypyc
     passed_over: list[Worker] = []
     unserved: dict[WorkerKind, None] = {}
-    while is_open and (worker := _next_parked(context.ledger, service)) is not None:
-        kind = _idle_kind(context.ledger, worker)
-        if kind in unserved:
+    while service.parked and _is_open(context, service):
+        worker = _next_parked(context.ledger, service)
+        if worker is None:
+            break
+        if unserved and _idle_kind(context.ledger, worker) in unserved:
             passed_over.append(worker)
             continue
-        served = _wake if worker.facts.wants_wake else lease_to_parked
-        if served(context, worker, service):
-            unserved.clear()
+        if worker.facts.wants_wake:
+            is_served = _wake(context, worker, service)
         else:
-            passed_over.append(worker)
-            if kind is not None:
-                unserved[kind] = None
-        is_open = _is_open(context, service)
+            is_served = lease(context, worker, worker.tasks_wanted)
+        if is_served:
+            unserved.clear()
+            continue
+        passed_over.append(worker)
+        kind = _idle_kind(context.ledger, worker)
+        if kind is not None:
+            unserved[kind] = None
+    if not passed_over:
+        return
     if not service.parked:  # all were passed over: nothing to merge with
         service.parked += [(worker.last_used, worker.name) for worker in passed_over]
         heapify(service.parked)
@@ -377,7 +378,11 @@ def _is_open(context: Context, service: Service) -> bool:
     if context.ledger.paused or service.paused:
         return False
     for lane_group in service.lane_groups:
-        if lane_group.rotation and holds.rate_allowance(lane_group.active_rule, context.now_ns) > 0:
+        active_rule = lane_group.active_rule
+        has_rate = active_rule.options.rate_interval_ns
+        if lane_group.rotation and not (
+            has_rate and holds.rate_allowance(active_rule, context.now_ns) <= 0
+        ):
             return True
     return False
 

@@ -55,9 +55,10 @@ def submit_requested(context: Context, event: events.SubmitRequested) -> None:
     asked = event
     try:
         event = submission.keyed(context.ledger, event)
-        event = submission.expand_campaigns(context.ledger, event)
+        if event.after_campaigns:
+            event = submission.expand_campaigns(context.ledger, event)
         decide = faults.decide_partial if event.partial else submission.decide
-        taken = decide(context.ledger, event, context.at_ns)
+        taken = decide(context.ledger, event, context.now_ns + context.wall_offset_ns)
     except SubmissionRefused as refusing:
         is_whole = isinstance(refusing, BatchRefused)
         tasks = [] if is_whole else faults.refused_tasks(context.ledger, asked)
@@ -71,7 +72,7 @@ def submit_requested(context: Context, event: events.SubmitRequested) -> None:
     if taken.refused:
         _count_refused(context, [*taken.refused], *next(iter(taken.refused.values())))
     counts = (taken.new, taken.existing, len(taken.refused))
-    context.send(Accepted(event.client, event.request, *counts))
+    context.effects.append(Accepted(event.client, event.request, *counts))
     if event.watch:
         subscriptions.watch(context, (event.client, event.request), event.submission.names)
 

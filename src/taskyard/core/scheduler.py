@@ -28,6 +28,7 @@ from taskyard.core import (
 )
 from taskyard.core.context import Context
 from taskyard.core.ledger import Ledger
+from taskyard.core.states import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +65,7 @@ class Scheduler:
             reservations.review_reservations(ledger, context.now_ns)
         if ledger.dirty:
             assignment.assign_parked(context)
-        if len(context.records) > decided and (context.watchers or context.campaign_watchers):
+        if ledger.counts[FAILED] and len(context.records) > decided:
             subscriptions.schedule_stuck_check(context)
         return context.effects
 

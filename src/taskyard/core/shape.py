@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
 
     from taskyard.core.model import Submission, TermsChanges
+    from taskyard.core.resources import Resources
 
 BAD_COLUMNS: Final = f"report: columns must have one length, at most {TASKS_PER_MESSAGE_MAX}"
 
@@ -120,9 +121,8 @@ def _terms_fault(terms: Terms) -> Fault | None:
     if not terms.service or longest > NAME_BYTES_MAX:
         text = f"a service's or campaign's name must have at most {NAME_BYTES_MAX} bytes"
         return Refusal.BAD_NAME, text
-    too_little = _amounts_fault(terms)
-    if too_little is not None:
-        return Refusal.MALFORMED, too_little
+    if terms.slots < 1 or terms.crashes_max < 1:
+        return Refusal.MALFORMED, "slots and crash attempts must be 1 or more"
     if len(terms.retry_delays_ns or ()) > RETRIES_MAX:
         return Refusal.TOO_MANY, f"a task can be retried at most {RETRIES_MAX} times"
     if abs(terms.priority) > PRIORITY_MAX:
@@ -133,7 +133,14 @@ def _terms_fault(terms: Terms) -> Fault | None:
     numbers = times + amounts + (terms.retry_delays_ns or ())
     if min(numbers) < 0 or max(numbers) > NUMBER_MAX:
         return Refusal.MALFORMED, f"times, durations and counts must be from 0 to {NUMBER_MAX}"
-    return None
+    return _resources_fault(terms.resources) if terms.resources else None
+
+
+def _resources_fault(resources: Resources) -> Fault | None:
+    if is_valid(resources, NUMBER_MAX, NAME_BYTES_MAX):
+        return None
+    text = f"resources must be up to {RESOURCES_MAX} names in order, with amounts above 0"
+    return Refusal.MALFORMED, text
 
 
 def changes_fault(changes: TermsChanges) -> Fault | None:
@@ -141,15 +148,6 @@ def changes_fault(changes: TermsChanges) -> Fault | None:
     if not changes.given():
         return Refusal.MALFORMED, "edit: no changes"
     return _terms_fault(changes.applied_to(Terms()))
-
-
-def _amounts_fault(terms: Terms) -> str | None:
-    """Return why slots, crash attempts or resources are invalid. None: they are valid."""
-    if terms.slots < 1 or terms.crashes_max < 1:
-        return "slots and crash attempts must be 1 or more"
-    if not terms.resources or is_valid(terms.resources, NUMBER_MAX, NAME_BYTES_MAX):
-        return None
-    return f"resources must be up to {RESOURCES_MAX} names in order, with amounts above 0"
 
 
 def _faults_by_terms(submission: Submission) -> Iterator[tuple[int, Fault]]:

@@ -90,8 +90,6 @@ def expand_campaigns(ledger: Ledger, event: SubmitRequested) -> SubmitRequested:
 
     Every pair of a task and a predecessor is an edge, and `AFTER_MAX` limits their number.
     """
-    if not event.after_campaigns:
-        return event
     asked = event.submission
     names = _unfinished(ledger, event.after_campaigns, dict.fromkeys(asked.names))
     if len(names) * len(asked.names) > AFTER_MAX:
@@ -133,7 +131,8 @@ def decide(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDeci
     if ledger.rule_table.has_expiry:
         submission = rules.with_expiry(ledger.rule_table, submission, at_ns)
     event = structs.replace(event, submission=submission)
-    _check_room(ledger, len(submission.names))
+    if sum(ledger.counts) + len(submission.names) > TASKS_MAX:
+        _check_room(ledger, len(submission.names))
     batch = _index_batch(submission)
     if len(batch.places) != len(submission.names):
         raise SubmissionRefused(*DUPLICATE)

@@ -45,10 +45,12 @@ def watch(context: Context, watcher: _Subscription, names: list[bytes]) -> None:
         context.send(Settled(*watcher, [], [], []))  # an empty subscription is settled
     if names:
         context.watched.setdefault(watcher, {}).update(dict.fromkeys(names))
+    over: list[Task] = []
     for name in names:
         context.watchers.setdefault(name, []).append(watcher)
-    found = map(context.ledger.tasks.get, names)
-    over = [task for task in found if task is not None and task.state in _TERMINAL_STATES]
+        task = context.ledger.tasks.get(name)
+        if task is not None and task.state in _TERMINAL_STATES:
+            over.append(task)
     if over:
         notify_settled(context, over)
     if context.ledger.counts[FAILED]:
@@ -133,7 +135,7 @@ def add_settled(notice: Settled, ledger: Ledger, task: Task, text: Content | Non
 
 def schedule_stuck_check(context: Context) -> None:
     """Schedule a search for watched tasks behind a failure, because the state has changed."""
-    if context.ledger.counts[FAILED] and not context.stuck_check_ns:
+    if (context.watchers or context.campaign_watchers) and not context.stuck_check_ns:
         context.stuck_check_ns = context.now_ns + STUCK_CHECK_NS
 
 

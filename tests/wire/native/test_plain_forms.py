@@ -16,7 +16,6 @@ from taskyard.core.model import Terms
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import TaskDefaults
 from taskyard.wire.native import plain
-from taskyard.wire.native import replies as native_replies
 from taskyard.wire.native import requests as native_requests
 from taskyard.wire.native import server as native_server
 from taskyard.wire.native.pending import plain_peers
@@ -257,7 +256,7 @@ def test_replies_at_the_limits_have_the_bytes_of_protobuf() -> None:
 
 
 def test_usual_replies_are_not_encoded_by_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_replies, "replies_to", None)
+    monkeypatch.setattr(native_server, "REPLIES", {})
     server = make_server()
     for names in ([b"t%03d" % number for number in range(100)], [b"t", b"uu"] * 50):
         assigned = assign([(name, b"o") for name in names], 5)

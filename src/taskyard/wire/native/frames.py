@@ -151,8 +151,10 @@ def submission_of(query: pb.QueryMsg) -> tuple[Submission, bool]:
         submission, is_extended = _from_columns(query.batch), True
     else:
         submission, is_extended = _from_task_messages(query)
-    if any(terms.environment for terms in submission.terms):
-        raise Malformed("`environment` in the terms of a Create: only allowed beside the tasks")
+    for terms in submission.terms:
+        if terms.environment:
+            text = "`environment` in the terms of a Create: only allowed beside the tasks"
+            raise Malformed(text)
     if query.HasField("environment"):
         submission.environment = _environment(query.environment)
     return submission, is_extended or query.HasField("environment")
@@ -224,7 +226,7 @@ def _from_columns(batch: pb.Batch) -> Submission:
         terms=[*map(terms_of, batch.terms)] or [_PLAIN_TERMS],
         terms_at=batch.terms_at[:] or None,
         lanes=lanes,
-        after=after_of(batch),
+        after=after_of(batch) if batch.after_count or batch.after else None,
     )
 
 

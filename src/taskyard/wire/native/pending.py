@@ -201,7 +201,8 @@ class PendingRequests:
         #: Any number from 0 to 2**32.
         self.random_bits = random_bits
         self.entries: dict[int, PendingRequest] = {}
-        self._numbers = request_numbers(dialect)
+        #: The numbers of the next requests.
+        self.numbers = request_numbers(dialect)
         #: The last facts of each worker, so that the scheduler gets each of them once.
         self.facts: dict[bytes, KnownWorker] = {}
         #: The routes of each process's messages, the latest last. For an extended worker the first
@@ -251,7 +252,8 @@ class PendingRequests:
         query = incoming.query
         request = query.request if query.HasField("request") else None
         entry = PendingRequest(incoming.route, query.type, request, incoming.extended, **more)
-        number = self.enter(entry)
+        number = next(self.numbers)
+        self.entries[number] = entry
         if entry.deadline_ns:
             self._wait(number, entry)
         return number
@@ -263,7 +265,7 @@ class PendingRequests:
 
     def enter(self, entry: PendingRequest) -> int:
         """Add a request that does not wait, and return its number."""
-        number = next(self._numbers)
+        number = next(self.numbers)
         self.entries[number] = entry
         return number
 
@@ -278,7 +280,7 @@ class PendingRequests:
 
     def next_number(self) -> int:
         """Return the number of a request that is kept elsewhere."""
-        return next(self._numbers)
+        return next(self.numbers)
 
     def check_waiting(self, route: bytes) -> None:
         """Raise `TooMany` if too many requests of a route wait already."""
@@ -298,29 +300,29 @@ class PendingRequests:
 
     def exceeds_watch_limit(self, incoming: Request, count: int) -> bool:
         """Return whether a peer would watch too many names. A repeated watch counts once."""
-        waiting = self._waiting.get(incoming.route, {}).keys() - self._former(incoming)
+        if incoming.route not in self._waiting:
+            return count > WATCHED_NAMES_MAX
+        waiting = self._waiting[incoming.route].keys() - self._former(incoming)
         return count + sum(self.entries[number].left for number in waiting) > WATCHED_NAMES_MAX
 
     def replace_watch(self, incoming: Request) -> list[events.Event]:
         """Drop earlier watches with the number of this request, which replaces them."""
-        former = self._former(incoming)
-        for number in former:
+        ended: list[events.Event] = []
+        for number in self._former(incoming) if incoming.route in self._waiting else ():
             self.drop(number)
-        return [events.WatchEnded(0, incoming.route, number) for number in former]
+            ended.append(events.WatchEnded(0, incoming.route, number))
+        return ended
 
     def _former(self, incoming: Request) -> list[int]:
         """Return the numbers of watches that this request replaces."""
         if not incoming.query.HasField("request"):
             return []
-        request = incoming.query.request
-        waiting = [
-            (number, self.entries[number]) for number in self._waiting.get(incoming.route, ())
-        ]
-        return [
-            number
-            for number, entry in waiting
-            if entry.request == request and entry.kind == _Q.Watch
-        ]
+        request, former = incoming.query.request, list[int]()
+        for number in self._waiting.get(incoming.route, ()):
+            entry = self.entries[number]
+            if entry.request == request and entry.kind == _Q.Watch:
+                former.append(number)
+        return former
 
     def name_steal(self, heartbeat: int, worker: bytes, request: int) -> None:
         """Note which waiting Steal a heartbeat names by the peer's number of it, 0 for none."""

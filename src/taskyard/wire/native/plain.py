@@ -19,6 +19,7 @@ from taskyard.core import effects, events
 from taskyard.core.model import Submission
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import roles
+from taskyard.wire.dialect import ASSIGNED
 from taskyard.wire.native import alike
 from taskyard.wire.native.counts import MEASURED_BYTES_MIN
 from taskyard.wire.native.pending import ENCODED_PLAIN, PendingRequest
@@ -43,16 +44,20 @@ FORM_BYTES_MAX: Final = 512
 LENGTHS_MAX: Final = 4
 
 #: All encoders write the type first, and then the tasks.
-_TYPES: Final = [_Q(type=kind).SerializeToString() for kind in (_Q.Create, _Q.Steal, _Q.Complete)]
-_TYPE_BYTES: Final = 2
+PLAIN_TYPES: Final = frozenset(
+    _Q(type=kind).SerializeToString() for kind in (_Q.Create, _Q.Steal, _Q.Complete)
+)
+TYPE_BYTES: Final = 2
+
+#: The field that every request of ours has. In a name, these bytes cost a plain peer some time.
+REQUEST_TAG: Final = _Q(request=0).SerializePartialToString()[:-1]
 
 
 def split(route: bytes, body: bytes) -> tuple[FormKey, list[bytes]] | None:
     """Return the form of a request, and the names of its tasks. None: it has no form."""
-    start = body[:_TYPE_BYTES]
-    if start not in _TYPES or len(body) >= MEASURED_BYTES_MIN:
+    if len(body) >= MEASURED_BYTES_MIN:
         return None
-    at, rest, names = _TYPE_BYTES, b"", list[bytes]()
+    at, rest, names = TYPE_BYTES, b"", list[bytes]()
     for _ in range(LENGTHS_MAX):
         if body[at : at + 1] != alike.TASK_TAG:
             break
@@ -61,16 +66,14 @@ def split(route: bytes, body: bytes) -> tuple[FormKey, list[bytes]] | None:
             return None
         rest, some, at = run
         names += some
-    form = start + body[at:]
-    if len(form) + len(rest) > FORM_BYTES_MAX or not _is_text(body, names):
+    form = body[:TYPE_BYTES] + body[at:]
+    if len(form) + len(rest) > FORM_BYTES_MAX or not (body.isascii() or _is_text(names)):
         return None
     return (route[0], form, rest), names
 
 
-def _is_text(body: bytes, names: list[bytes]) -> bool:
-    """Return whether names are UTF-8. Nearly all are ASCII."""
-    if body.isascii():
-        return True
+def _is_text(names: list[bytes]) -> bool:
+    """Return whether names are UTF-8."""
     try:
         b"\n".join(names).decode()
     except UnicodeDecodeError:
@@ -137,9 +140,13 @@ class PlainRequests:
         if found is None or form is None or not self._applies(route, form, peer):
             return None
         self._last = None
-        if form.count:
+        if form.count and route[1:2] != ASSIGNED:
             self._pending.note_worker(route, (form.worker, None))
-        number = self._pending.enter(form.pending(route))
+        worker = form.worker if form.count else b""
+        number = next(self._pending.numbers)
+        self._pending.entries[number] = PendingRequest(
+            route, form.kind, None, extended=False, worker=worker
+        )
         return [form.event(route, found[1], number)]
 
     def _applies(self, route: bytes, form: Form, peer: roles.AuthenticatedPeer | None) -> bool:
@@ -152,7 +159,7 @@ class PlainRequests:
         known = pending.facts.get(form.worker)
         if known is None or known.registration.prefetch:
             return False
-        return known.facts == pending.plain_at(route).worker
+        return known.registration.facts == pending.plain_at(route).worker
 
     def learn(self, found: Sequence[events.Event]) -> None:
         """Keep the form of the last request, if its events are those of a form."""
@@ -182,20 +189,20 @@ _TIMES_MAX: Final = 4
 _MICROSECOND_NS: Final = 1000
 
 
-def reply_to(pending: PendingRequests, effect: effects.Effect) -> list[Reply] | None:
+def reply_to(pending: PendingRequests, effect: effects.Effect) -> Reply | None:
     """Encode the reply to a plain request. None: it is another one, or has other parts."""
-    encode = _REPLIES.get(type(effect))
-    if encode is None:
-        return None
     number: int = effect.request  # type: ignore[attr-defined]
     entry = pending.entries.get(number)
-    body = None if entry is None or entry.extended else encode(effect)
+    body = None if entry is None or entry.extended else PLAIN_REPLIES[type(effect)](effect)
     if entry is None or body is None:
         return None
-    pending.drop(number)
+    if entry.deadline_ns:
+        pending.drop(number)
+    else:
+        del pending.entries[number]
     if body is _NOT_FOUND:
         pending.note_idle(number, entry)
-    return [(entry.route, [b"", body])]
+    return entry.route, [b"", body]
 
 
 def _accepted(effect: effects.Accepted) -> bytes:
@@ -232,7 +239,8 @@ def _log_field(at_us: int) -> bytes:
     return pb.TaskMsg(log=[log]).SerializePartialToString()
 
 
-_REPLIES: Final[dict[type[effects.Effect], Callable[[Any], bytes | None]]] = {
+#: The effects whose replies are encoded here.
+PLAIN_REPLIES: Final[dict[type[effects.Effect], Callable[[Any], bytes | None]]] = {
     effects.Accepted: _accepted,
     effects.ReportAck: _report_ack,
     effects.NoWork: _no_work,

@@ -76,7 +76,7 @@ class Relays:
         #: The relay and number of each relayed route.
         self._peers: dict[bytes, tuple[bytes, int]] = {}
         #: Replies that wait for the end of the turn, by relay.
-        self._collected: dict[bytes, list[bytes]] = {}
+        self.collected: dict[bytes, list[bytes]] = {}
         #: Renewals in this turn: by request, the relay, its own request, and the peers.
         self._renewals: dict[int, tuple[bytes, int, list[int]]] = {}
         #: See `RelayedDialect`.
@@ -160,7 +160,7 @@ class Relays:
             return []
         found = [one for number in [*relay.routes] for one in self.forget_peer(route, number)]
         del self._relays[route]
-        self._collected.pop(route, None)
+        self.collected.pop(route, None)
         return found
 
     def forget_excess(self) -> list[bytes]:
@@ -218,15 +218,15 @@ class Relays:
     def _collect(self, route: bytes, message: bytes) -> Iterator[Reply]:
         relay, number = self._peers[route]
         envelope = pb.Envelope(peer=number, message=message).SerializeToString()
-        collected = self._collected.setdefault(relay, [])
+        collected = self.collected.setdefault(relay, [])
         if collected and sum(map(len, collected)) + len(envelope) > BUNDLE_BYTES_MAX:
             yield from self._bundle(relay)
-            collected = self._collected.setdefault(relay, [])
+            collected = self.collected.setdefault(relay, [])
         collected.append(envelope)
 
     def _bundle(self, relay: bytes) -> list[Reply]:
         """Return the collected replies of one relay as a message to it."""
-        collected = self._collected.pop(relay, None)
+        collected = self.collected.pop(relay, None)
         if not collected:
             return []
         message = _Q(type=_Q.Relay, envelope=collected).SerializeToString()
@@ -235,9 +235,9 @@ class Relays:
     def flush(self) -> list[Reply]:
         """Return all collected replies, one message for each relay or more."""
         replies: list[Reply] = []
-        while self._collected:
+        while self.collected:
             # The last in a chain first: their messages are collected for relays before them.
-            relay = max(self._collected, key=lambda route: self._relays[route].depth)
+            relay = max(self.collected, key=lambda route: self._relays[route].depth)
             replies += self._bundle(relay)
         return replies
 

@@ -37,7 +37,7 @@ _SEEN_TAG: Final = _FIELDS["seen"].number << 3 | _VARINT
 #: All encoders write fields in order. So a Heartbeat begins with its type and the tag of its
 #: worker's name, and the reply to it with its type and the tag of `request`.
 _TYPE: Final = _Q(type=_Q.Heartbeat).SerializeToString()
-_START: Final = _TYPE + bytes([_FIELDS["location"].number << 3 | _DELIMITED])
+HEARTBEAT_START: Final = _TYPE + bytes([_FIELDS["location"].number << 3 | _DELIMITED])
 
 
 class Repeat(Struct, gc=False, eq=False):
@@ -75,10 +75,10 @@ class Repeat(Struct, gc=False, eq=False):
 
 
 def worker_of(body: bytes) -> bytes:
-    """Return the worker's name in a Heartbeat. Empty: it is another message, or a long one."""
-    if not body.startswith(_START) or not len(_START) < len(body) <= REPEAT_BYTES_MAX:
+    """Return the worker's name in a message that begins as a Heartbeat. Empty: it is long."""
+    if not len(HEARTBEAT_START) < len(body) <= REPEAT_BYTES_MAX:
         return b""
-    at = len(_START) + 1
+    at = len(HEARTBEAT_START) + 1
     size = body[at - 1]
     return body[at : at + size] if size < _HIGH else b""
 

@@ -38,12 +38,6 @@ _MICROSECOND_NS: Final = 1000
 _OVER: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 
 
-def replies_to(pending: PendingRequests, effect: effects.Effect) -> list[Reply]:
-    """Encode the replies to an effect."""
-    encode = _REPLIES.get(type(effect))
-    return [] if encode is None else encode(pending, effect)
-
-
 # Commands.
 
 
@@ -101,13 +95,14 @@ def _assign(pending: PendingRequests, effect: effects.Assign) -> list[Reply]:
     entry = pending.drop(effect.request)
     if entry is None:
         return []
-    facts = pending.facts.get(effect.worker)
-    host = b"" if facts is None else facts.facts.host
+    known = pending.facts.get(effect.worker)
+    host = b"" if known is None else known.registration.facts.host
     if entry.columns:
         columns = _columns(effect, host)
         if entry.forwards:
             columns["submitted_ns"] = [terms.submitted_ns for terms in effect.terms]
-        return [pending.reply(entry, _Q.Transfer, batch=columns, **_missing(entry))]
+        missing = _missing(entry) if entry.missing else {}
+        return [pending.reply(entry, _Q.Transfer, batch=columns, **missing)]
     messages = _messages(effect, host, extended=entry.extended)
     return [pending.reply(entry, _Q.Transfer, task=messages)]
 
@@ -313,7 +308,8 @@ def _value_received(pending: PendingRequests, effect: values.ValueReceived) -> l
     return pending.answer(effect.request, _Q.PutValue, offset=effect.received)
 
 
-_REPLIES: Final[dict[type[effects.Effect], Callable[[PendingRequests, Any], list[Reply]]]] = {
+#: Encodes the replies to an effect, by its type.
+REPLIES: Final[dict[type[effects.Effect], Callable[[PendingRequests, Any], list[Reply]]]] = {
     effects.Accepted: _accepted,
     effects.Refused: _refused,
     effects.CommandAck: _command_ack,

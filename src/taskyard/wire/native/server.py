@@ -24,9 +24,14 @@ from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import roles
 from taskyard.wire.native import development
-from taskyard.wire.native import replies as native_replies
 from taskyard.wire.native import requests as native_requests
-from taskyard.wire.native.counts import TooMany, check_counts, check_lengths, outline
+from taskyard.wire.native.counts import (
+    MEASURED_BYTES_MIN,
+    TooMany,
+    check_counts,
+    check_lengths,
+    outline,
+)
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import (
     NOT_WAITING,
@@ -38,9 +43,17 @@ from taskyard.wire.native.pending import (
     PlainPeers,
     Request,
 )
-from taskyard.wire.native.plain import PlainRequests, reply_to
+from taskyard.wire.native.plain import (
+    PLAIN_REPLIES,
+    PLAIN_TYPES,
+    REQUEST_TAG,
+    TYPE_BYTES,
+    PlainRequests,
+    reply_to,
+)
 from taskyard.wire.native.relays import Relays
-from taskyard.wire.native.repeats import Repeat, encode_acks, worker_of
+from taskyard.wire.native.repeats import HEARTBEAT_START, Repeat, encode_acks, worker_of
+from taskyard.wire.native.replies import REPLIES
 from taskyard.wire.seen_relays import RefusedPeer
 
 if TYPE_CHECKING:
@@ -131,17 +144,33 @@ class NativeServer:
         keys, where everything is allowed."""
         if route in self.pending.idle:
             return self._receive_idle(route, frames, now_ns, peer)
+        is_plain = False
         if len(frames) == _FRAMES and not frames[0]:
-            known = self._receive_repeated(route, frames[1], peer)
-            if known is None:
-                self._repeated = None
-                known = self._plain.receive(route, frames[1], peer)
+            body, known = frames[1], None
+            if body.startswith(HEARTBEAT_START):
+                known = self._receive_repeated(route, body, peer)
+            elif body[:TYPE_BYTES] in PLAIN_TYPES and REQUEST_TAG not in body:
+                is_plain, self._repeated = True, None
+                known = self._plain.receive(route, body, peer)
             if known is not None:
                 return known
         self._repeated = None
+        found = self._decode(route, frames, now_ns, peer)
+        if is_plain:
+            self._plain.learn(found)
+        return found
+
+    def _decode(
+        self,
+        route: bytes,
+        frames: Sequence[bytes],
+        now_ns: int,
+        peer: roles.AuthenticatedPeer | None,
+    ) -> Sequence[events.Event]:
+        """Decode a message of any kind, field by field."""
         incoming = Request(route, _UNREADABLE, extended=False, now_ns=now_ns)
         try:
-            query = self._parse(incoming, _body(frames))
+            query = self._parse(incoming, frames)
             if peer is not None:
                 for_task = query.type == _Q.Read and query.HasField("held")
                 kind = roles.READ_FOR_TASK if for_task else query.type
@@ -156,7 +185,6 @@ class NativeServer:
             return self._refuse_malformed(incoming, frames, malformed)
         if query.type == _Q.Heartbeat:
             self._keep_heartbeat(route, frames[-1], found[-1])
-        self._plain.learn(found)
         return found
 
     def _receive_idle(
@@ -214,7 +242,8 @@ class NativeServer:
         entry.known = known
         if entry.steal == NOT_WAITING:
             return  # the next one may name the same Steal when it waits
-        if known.raw and not route[0] & RELAYED and worker_of(body) == event.worker:
+        is_usual = body.startswith(HEARTBEAT_START) and not route[0] & RELAYED
+        if known.raw and is_usual and worker_of(body) == event.worker:
             last = structs.replace(event, registration=known.registration)
             entry.repeat = Repeat(body, last)
             steal = self.pending.entries.get(entry.steal)
@@ -241,25 +270,31 @@ class NativeServer:
             result += self._drop(gone)
         return result
 
-    def _parse(self, incoming: Request, body: bytes) -> pb.QueryMsg:
+    def _parse(self, incoming: Request, frames: Sequence[bytes]) -> pb.QueryMsg:
         """Parse a request into `incoming`, as far as possible. Raise `Malformed`."""
-        try:
-            check_counts(_Q, body)
-        except Malformed:
-            self._note(incoming, parse(_Q, outline(_Q, body)))
-            raise
+        if len(frames) != _FRAMES or frames[0]:
+            raise Malformed("a message must be an empty frame and a QueryMsg")
+        body = frames[1]
+        if len(body) >= MEASURED_BYTES_MIN:
+            return self._parse_long(incoming, body)
         query = parse(_Q, body)
         if not query.request and development.error_for(body) is not None:
             raise Malformed("of a development version")  # its fields have other meanings
-        self._note(incoming, query)
-        check_lengths(query, body)
+        incoming.query, incoming.extended = query, query.HasField("request") or _is_extended(query)
         return query
 
-    def _note(self, incoming: Request, query: pb.QueryMsg) -> None:
-        incoming.query = query
-        incoming.extended = query.type >= _EXTENSION_FIELD_MIN or any(
-            map(query.HasField, _EXTENSION_FIELDS)
-        )
+    def _parse_long(self, incoming: Request, body: bytes) -> pb.QueryMsg:
+        """Parse a request with few entries in each field. Raise `Malformed` if it has more."""
+        try:
+            check_counts(_Q, body)
+        except Malformed:
+            incoming.query = parse(_Q, outline(_Q, body))
+            incoming.extended = _is_extended(incoming.query)
+            raise
+        incoming.query = query = parse(_Q, body)
+        incoming.extended = _is_extended(query)
+        check_lengths(query, body)
+        return query
 
     def _refuse_malformed(
         self, incoming: Request, frames: Sequence[bytes], malformed: Malformed
@@ -284,18 +319,26 @@ class NativeServer:
 
     def reply(self, effect: effects.Effect) -> list[Reply]:
         """Encode the replies to an effect, mostly one. `flush` returns those to relayed peers."""
-        plain = reply_to(self.pending, effect)
-        if plain is not None:
-            self._repeated = None
-            return self._relays.collect(plain)
-        if isinstance(effect, effects.RenewalAck):
-            return self._relays.acknowledge(effect, self.pending.broker)
+        kind = type(effect)
+        if kind is effects.RenewalAck:
+            return self._relays.acknowledge(effect, self.pending.broker)  # type: ignore[arg-type]
         self._repeated = None
-        if isinstance(effect, effects.HeartbeatsAck):
-            return self._acknowledge_repeated(effect)
-        if isinstance(effect, effects.HeartbeatAck):
-            self._note_heartbeat(effect)
-        return self._relays.collect(native_replies.replies_to(self.pending, effect))
+        plain = reply_to(self.pending, effect) if kind in PLAIN_REPLIES else None
+        if plain is not None:
+            replies = [plain]
+        elif kind is effects.HeartbeatsAck:
+            return self._acknowledge_repeated(effect)  # type: ignore[arg-type]
+        else:
+            if kind is effects.HeartbeatAck:
+                self._note_heartbeat(effect)  # type: ignore[arg-type]
+            encode = REPLIES.get(kind)
+            if encode is None:
+                return []
+            replies = encode(self.pending, effect)
+        for route, _ in replies:
+            if route[0] & RELAYED:
+                return self._relays.collect(replies)
+        return replies
 
     def _note_heartbeat(self, effect: effects.HeartbeatAck) -> None:
         entry = self.pending.entries.get(effect.request)
@@ -322,7 +365,7 @@ class NativeServer:
         acknowledged: list[Reply] = []
         if self.pending.unacknowledged:
             acknowledged = self._relays.collect(self.pending.acknowledge_reports())
-        return [*acknowledged, *self._relays.flush()]
+        return [*acknowledged, *self._relays.flush()] if self._relays.collected else acknowledged
 
     def carrier(self, route: bytes) -> bytes:
         """Return the route of the connection that a client's replies leave by."""
@@ -375,10 +418,9 @@ class NativeServer:
         return [events.WatchEnded(0, entry.route, number), sign]
 
 
-def _body(frames: Sequence[bytes]) -> bytes:
-    if len(frames) != _FRAMES or frames[0]:
-        raise Malformed("a message must be an empty frame and a QueryMsg")
-    return frames[1]
+def _is_extended(query: pb.QueryMsg) -> bool:
+    """Return whether a request has a type or a field of ours."""
+    return query.type >= _EXTENSION_FIELD_MIN or any(map(query.HasField, _EXTENSION_FIELDS))
 
 
 #: Stands for a message that could not be parsed.
