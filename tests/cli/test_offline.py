@@ -13,7 +13,7 @@ from taskyard.client.client import Client
 from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
 from taskyard.errors import NoBroker, StateLocked, UserError
-from tests.kit.processes import Broker, Running, campaign, run_here
+from tests.kit.processes import Broker, campaign, run_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,12 +101,12 @@ def test_state_in_use_is_left_alone(state: Path) -> None:
         OfflineClient(state)
 
 
-def test_broker_that_is_started_meanwhile_waits_for_the_look_to_end(state: Path) -> None:
-    stopped = OfflineClient(state)
-    with Running(state.parent, "broker", "--until-eof", "-v") as running:
-        stopped.why("campaign/bad")
-        stopped.close()
-        assert running.line().startswith("listening native")
+def test_broker_that_is_started_meanwhile_changes_no_reply(state: Path) -> None:
+    with OfflineClient(state) as stopped, Broker(state.parent):
+        counts = stopped.status()["counts"]
+        assert run_here(state.parent, "submit", "--name", "late", "--", "true")[0] == 0
+        assert stopped.status()["counts"] == counts
+        assert stopped.why("campaign/bad").startswith("it failed")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from taskyard.cli.entry import run, taskyard
 from taskyard.errors import UnknownFormat
 from taskyard.journal import history_arrow, readonly, schema, snapshot, witness
 from taskyard.journal.archive import Archive, ArchiveWriter
-from taskyard.journal.lock import ReadLock, StateLock
+from taskyard.journal.lock import StateLock
 from taskyard.journal.postgres import database
 from taskyard.journal.row_file import RowFile
 from taskyard.journal.sqlite import SqliteStore
@@ -54,7 +54,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "a row file": lambda state: RowFile(row_files(state)[0]),
     "a row file, as Arrow": lambda state: history_arrow.read_table(row_files(state), "events"),
     "the lock": StateLock,
-    "the lock of a reader": ReadLock,
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -10,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.errors import JournalDamaged, StateLocked, UserError
+from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal import readonly, schema
-from taskyard.journal.lock import FILE_NAME, ReadLock, StateLock
 from taskyard.journal.readonly import open_reader
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.verify import verify_journal
@@ -92,19 +90,3 @@ def test_link_in_place_of_the_database_is_refused(killed: Path, tmp_path: Path) 
     for open_it in (SqliteStore, open_reader):
         with pytest.raises(UserError, match=r"journal\.sqlite: a symbolic link"):
             open_it(killed)
-
-
-def test_reader_keeps_writers_and_readers_out(tmp_path: Path) -> None:
-    with ReadLock(tmp_path):
-        assert (tmp_path / FILE_NAME).read_text() == f"{os.getpid()}\n"
-        for lock in (StateLock, ReadLock):
-            with pytest.raises(StateLocked, match=f"in use by process {os.getpid()}"):
-                lock(tmp_path)
-    StateLock(tmp_path).release()
-
-
-@pytest.mark.needs("root")
-def test_reader_leaves_no_file_in_another_users_directory(tmp_path: Path) -> None:
-    os.chown(tmp_path, 65534, 65534)
-    with ReadLock(tmp_path):
-        assert not [*tmp_path.iterdir()]

@@ -42,7 +42,7 @@ def capture(state: Path, directory: Path, wanted: Filter | None = None) -> list[
     is_live = lock_holder(state / LOCK_FILE) is not None
 
     def connect(*, is_live: bool) -> Client:
-        return Client(state=state) if is_live else OfflineClient(state, keeps_lock=False)
+        return Client(state=state) if is_live else OfflineClient(state)
 
     link = BrokerLink(connect)
     directory.mkdir(parents=True, exist_ok=True)

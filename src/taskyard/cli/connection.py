@@ -225,16 +225,13 @@ def has_journal(state: Path) -> bool:
     return any((state / name).exists() for name in _JOURNAL_FILES)
 
 
-def open_last_state(cli_context: CliContext, state: Path, *, keeps_lock: bool = True) -> Client:
-    """Open a client for a state directory without a broker. Raises `StateLocked`.
-
-    With `keeps_lock`, no broker can start until it is closed.
-    """
+def open_last_state(cli_context: CliContext, state: Path) -> Client:
+    """Open a client for a state directory without a broker. Raises `StateLocked`."""
     from taskyard.cli.offline import OfflineClient  # noqa: PLC0415  # imports most of the broker
     from taskyard.settings import rules  # noqa: PLC0415
 
     own = rules.to_rules_set(cli_context.settings())
-    return OfflineClient(state, own, keeps_lock=keeps_lock)
+    return OfflineClient(state, own)
 
 
 @contextmanager

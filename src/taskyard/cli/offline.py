@@ -1,8 +1,8 @@
 """A read-only client for a state directory without a broker.
 
-Recovers the state as a broker would, under the state's lock, and replies with the broker's own code
-in this process. It writes nothing, so a full or read-only disk is fine. A journal in PostgreSQL is
-copied to a temporary directory first. Requests that would change something raise `NoBroker`.
+Recovers the state as a broker would, and replies with the broker's own code in this process. It
+locks and writes nothing, so a full or read-only disk is fine. A journal in PostgreSQL is copied to
+a temporary directory first. Requests that would change something raise `NoBroker`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from taskyard.broker.completer import Completer
 from taskyard.client.client import Client
 from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
-from taskyard.errors import NoBroker
+from taskyard.errors import NoBroker, StateLocked
 from taskyard.journal import readonly, recovery, state_store
 from taskyard.journal.archive import Archive
-from taskyard.journal.lock import ReadLock
-from taskyard.journal.reader import JournalReader
 from taskyard.net.protocols import SystemClock
+from taskyard.process.locks import LOCK_FILE, lock_holder
 from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
 
@@ -44,31 +43,24 @@ _ROUTE = b"\0"
 
 
 class OfflineClient(Client):
-    """A client of a stopped state directory. Holds the state's lock until closed."""
+    """A client of a stopped state directory, as of before a broker that starts later."""
 
-    def __init__(
-        self, state: Path, rules: RulesSet | None = None, *, keeps_lock: bool = True
-    ) -> None:
+    def __init__(self, state: Path, rules: RulesSet | None = None) -> None:
         """Open a state directory with the rules that a broker would apply.
 
-        Without `keeps_lock`, a broker may start later, and replies stay as of before it. Raises
-        `StateLocked` if a broker uses the state, `JournalDamaged` if it is damaged.
+        Raises `StateLocked` if a broker uses the state, `JournalDamaged` if it is damaged.
         """
+        if lock_holder(state / LOCK_FILE) is not None:
+            raise StateLocked(f"state directory {state}: in use by a broker")
         self._reply_to = self._request
         self._state = state
         self._numbers = count(1)
         self._open = ExitStack()
         try:
-            locked = self._open.enter_context(ExitStack())
-            locked.enter_context(ReadLock(state))
             place = self._open.enter_context(state_store.in_sqlite(state))
-            store = locked.enter_context(readonly.open_reader(place))
-            index = locked.enter_context(Archive(place, readonly.connect))
+            store = self._open.enter_context(readonly.open_reader(place))
+            index = self._open.enter_context(Archive(place, readonly.connect))
             ledger = recovery.open_ledger(place, store, index)
-            if not keeps_lock:
-                locked.close()
-                store = self._open.enter_context(JournalReader(place, store.identity, store.head))
-                index = self._open.enter_context(Archive(place))
             kept = self._open.enter_context(closing(database.open_blobs(state)))
         except BaseException:
             self._open.close()

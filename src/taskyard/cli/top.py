@@ -110,4 +110,4 @@ class BrokerConnector:
             raise NoBroker(f"no broker answers at {self.name}")
         check_not_standby(self._state)
         self._watch.check_last_state()
-        return open_last_state(self._cli_context, self._state, keeps_lock=False)
+        return open_last_state(self._cli_context, self._state)

@@ -156,7 +156,7 @@ class _Connector:
         check_not_standby(self._state)
         if not is_live:
             self._watch.check_last_state()
-            return open_last_state(self._cli_context, self._state, keeps_lock=False)
+            return open_last_state(self._cli_context, self._state)
         self._watch.check_running()
         from taskyard.client.client import Client  # noqa: PLC0415
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from taskyard.errors import JournalFailed, StateLocked, UnusableFile
+from taskyard.errors import StateLocked, UnusableFile
 from taskyard.journal import witness
 from taskyard.journal.files import check_owner, make_private_directory, open_regular
 
@@ -72,27 +72,6 @@ class StateLock:
         self.release()
 
 
-class ReadLock(StateLock):
-    """A lock that keeps brokers out of a state directory during a read, even on a read-only disk.
-
-    Where no lock file exists or can be created, no broker can run, so nothing is locked.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._descriptor = None
-        witness.check_format(directory)
-        try:
-            descriptor = _open_read_only(directory)
-        except OSError as error:
-            raise JournalFailed(
-                f"state directory {directory}: {error.strerror} (use a directory that you may read)"
-            ) from error
-        if descriptor is not None:
-            self._descriptor = _keep(descriptor, directory)
-            with contextlib.suppress(OSError):  # a full or read-only disk
-                _write_holder(descriptor)
-
-
 def open_file(path: Path) -> int:
     """Open an existing lock file to test whether it is locked, even on a read-only disk."""
     try:
@@ -103,35 +82,13 @@ def open_file(path: Path) -> int:
         return open_regular(path, os.O_RDONLY)
 
 
-def _open_read_only(directory: Path) -> int | None:
-    path = directory / FILE_NAME
-    try:
-        return open_file(path)
-    except FileNotFoundError:
-        # A lock file created by root would lock out the owner of the directory.
-        if directory.stat().st_uid != os.geteuid():
-            return None
-    with contextlib.suppress(OSError):
-        return open_regular(path, os.O_RDWR | os.O_CREAT)
-    return None
-
-
 def _open(directory: Path) -> int:
+    """Open and lock the file, or close it and raise."""
     descriptor = open_regular(directory / FILE_NAME, os.O_RDWR | os.O_CREAT)
-    _keep(descriptor, directory)
-    try:
-        _write_holder(descriptor)
-    except BaseException:
-        _held.remove(descriptor)
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _keep(descriptor: int, directory: Path) -> int:
-    """Lock the file, or close it and raise."""
     try:
         _take(descriptor, directory)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
     except BaseException:
         os.close(descriptor)
         raise
@@ -153,11 +110,6 @@ def _take(descriptor: int, directory: Path) -> None:
             time.sleep(_RETRY_SECONDS)
         else:
             return
-
-
-def _write_holder(descriptor: int) -> None:
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
 
 
 def _holder(descriptor: int) -> str:

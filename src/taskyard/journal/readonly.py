@@ -2,7 +2,7 @@
 
 SQLite reads a database with a log only if it can create a file beside it. Here a database with an
 empty log is opened as immutable, and one with a filled log is copied to a temporary directory.
-Nothing in the state directory changes. No broker may run: see `lock.ReadLock`.
+Nothing in the state directory changes. No broker may run when it is opened.
 """
 
 import shutil
