@@ -174,9 +174,9 @@ def test_restarts_and_pauses_are_marked_where_they_happened(
     begin_ns = min(row["time_ns"] for row in events if row["kind"] == "submitted")
     (paused,) = [row["time_ns"] for row in events if row["kind"] == "paused"]
     (resumed,) = [row["time_ns"] for row in events if row["kind"] == "resumed"]
-    lines = (place / ".taskyard" / "starts").read_text().split()
-    times = [int(one) for one in lines[::2]]
-    assert lines[1::2] == ["started", "started", "stopped", "started"]
+    lines = json.loads((place / ".taskyard" / "starts").read_text())
+    times = [time_ns for time_ns, _ in lines]
+    assert [word for _, word in lines] == ["started", "started", "stopped", "started"]
     text = (place / document["page"]).read_text()
     figures = json.loads(re.findall(r'id="figures">(.*?)</script>', text)[0])
     layout = figures["over-time"]["layout"]

@@ -42,6 +42,7 @@ from taskyard.journal.files import (
     free_bytes,
     make_private_directory,
     open_regular,
+    read_json,
     sync_directory,
 )
 from taskyard.journal.store import DISK_RESERVE_BYTES
@@ -161,11 +162,7 @@ class BlobFiles:
 
     def terms(self) -> StoreTerms | None:
         """Return the terms. None: the directory is not there, or is none of blobs."""
-        try:
-            content = (self.directory / TERMS_FILE).read_bytes()
-            return msgspec.json.decode(content, type=StoreTerms)
-        except (OSError, msgspec.MsgspecError):
-            return None
+        return read_json(self.directory / TERMS_FILE, StoreTerms)
 
     # Streams, of the broker.
 

@@ -12,9 +12,13 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
+
+import msgspec
 
 from taskyard.errors import UnusableState, UserError
+
+_T = TypeVar("_T")
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
@@ -22,6 +26,9 @@ PRIVATE_FILE = 0o600
 #: Bytes written between two syncs. The disk does one sync after another, so a large sync delays
 #: the small one of a broker's turn.
 SYNC_BYTES: Final = 4 * 1024 * 1024
+
+#: A longer JSON file was written by something else.
+JSON_BYTES_MAX: Final = 1024 * 1024
 
 #: The last resort in a message about damage.
 RESTORE_HINT = "restore the state directory from a backup, or use another --state"
@@ -146,6 +153,15 @@ def replace_private(path: Path, content: bytes) -> None:
     """Replace a file atomically with synced content."""
     with replacing(path) as file:
         file.write(content)
+
+
+def read_json(path: Path, kind: type[_T]) -> _T | None:
+    """Return the content of a small file. None: it is missing, unreadable or something else."""
+    try:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+            return msgspec.json.decode(file.read(JSON_BYTES_MAX), type=kind)
+    except (OSError, UserError, msgspec.MsgspecError):
+        return None
 
 
 def sync_directory(directory: Path) -> None:

@@ -7,27 +7,20 @@ something, and nothing is lost without it.
 """
 
 import logging
-import os
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
-from taskyard.errors import UserError
-from taskyard.journal.files import open_regular, replace_private
+from taskyard.journal.files import read_json, replace_private
 
 FILE_NAME: Final = "starts"
 
 #: Lines that are kept: 500 restarts, in about 30 kB.
 LINES_MAX: Final = 1000
-
-#: A longer file was written by something else.
-_BYTES_MAX: Final = LINES_MAX * 40
-
-#: A time in nanoseconds has 19 digits until the year 2286.
-_DIGITS_MAX: Final = 19
 
 logger = logging.getLogger("taskyard.journal")
 
@@ -62,26 +55,21 @@ def note(state: Path, word: Word, time_ns: int, recorded_ns: int = 0) -> None:
 
     `recorded_ns` is the time of the last record before a start. 0: unknown.
     """
+    lines = _lines(state)
+    was_killed = word is Word.STARTED and lines and lines[-1][1] is not Word.STOPPED
+    if was_killed and lines[-1][0] <= recorded_ns <= time_ns:
+        lines.append((recorded_ns, Word.RECORDED))
+    lines.append((time_ns, word))
     try:
-        lines = _lines(state)
-        was_killed = word is Word.STARTED and lines and lines[-1][1] is not Word.STOPPED
-        if was_killed and lines[-1][0] <= recorded_ns <= time_ns:
-            lines.append((recorded_ns, Word.RECORDED))
-        lines.append((time_ns, word))
-        content = "".join(f"{at_ns} {known}\n" for at_ns, known in lines[-LINES_MAX:])
-        replace_private(state / FILE_NAME, content.encode())
-    except (OSError, UserError) as error:
+        replace_private(state / FILE_NAME, msgspec.json.encode(lines[-LINES_MAX:]))
+    except OSError as error:
         logger.warning("%s: not written: %s", state / FILE_NAME, error)
 
 
 def read(state: Path) -> list[Start]:
     """Return the restarts of a broker. Empty if there is no readable file."""
-    try:
-        lines = _lines(state)
-    except (OSError, UserError):
-        return []
     found = []
-    for (before_ns, before), (time_ns, word) in pairwise(lines):
+    for (before_ns, before), (time_ns, word) in pairwise(_lines(state)):
         if word is Word.STARTED:
             stopped_ns = before_ns if before is Word.STOPPED else None
             recorded_ns = before_ns if before is Word.RECORDED else None
@@ -90,16 +78,4 @@ def read(state: Path) -> list[Start]:
 
 
 def _lines(state: Path) -> list[tuple[int, Word]]:
-    """Read the lines, without those that are not valid. A missing file has none."""
-    try:
-        descriptor = open_regular(state / FILE_NAME, os.O_RDONLY)
-    except FileNotFoundError:
-        return []
-    with os.fdopen(descriptor, "rb") as file:
-        text = file.read(_BYTES_MAX).decode("ascii", "replace")
-    found = []
-    for line in text.splitlines():
-        digits, _, word = line.partition(" ")
-        if digits.isdecimal() and len(digits) <= _DIGITS_MAX and word in tuple(Word):
-            found.append((int(digits), Word(word)))
-    return found
+    return read_json(state / FILE_NAME, list[tuple[int, Word]]) or []

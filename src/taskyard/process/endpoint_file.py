@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from taskyard.journal.files import replace_private
+from taskyard.journal.files import read_json, replace_private
 from taskyard.process.locks import LOCK_FILE, lock_holder
 
 if TYPE_CHECKING:
@@ -54,10 +54,5 @@ def listed(state: Path, listeners: Sequence[OpenListener]) -> Iterator[None]:
 
 def open_listeners(state: Path) -> list[OpenListener]:
     """Return the listeners of the running broker. Empty: none runs, or it has none."""
-    try:
-        if lock_holder(state / LOCK_FILE) is None:
-            return []
-        content = (state / FILE_NAME).read_bytes()
-        return msgspec.json.decode(content, type=list[OpenListener])
-    except (OSError, msgspec.DecodeError):
-        return []
+    found = read_json(state / FILE_NAME, list[OpenListener])
+    return found if found and lock_holder(state / LOCK_FILE) is not None else []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from taskyard.journal.files import replace_private
+from taskyard.journal.files import read_json, replace_private
 from taskyard.process.locks import LOCK_FILE, lock_holder
 
 if TYPE_CHECKING:
@@ -54,10 +54,5 @@ def remove(state: Path) -> None:
 
 def running_standby(state: Path) -> StandbyFile | None:
     """Return the standby that runs on a state directory. None: there is none."""
-    try:
-        content = (state / FILE_NAME).read_bytes()
-        if lock_holder(state / LOCK_FILE) is None:
-            return None
-        return msgspec.json.decode(content, type=StandbyFile)
-    except (OSError, msgspec.DecodeError):
-        return None
+    found = read_json(state / FILE_NAME, StandbyFile)
+    return found if found and lock_holder(state / LOCK_FILE) is not None else None

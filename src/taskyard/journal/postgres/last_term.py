@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from taskyard.journal import lock
-from taskyard.journal.files import replace_private
+from taskyard.journal.files import read_json, replace_private
 from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.leader import Term
 
@@ -42,11 +42,10 @@ def end(state: Path, url: str) -> bool:
 
     Return whether there was one. Changes nothing if another broker has taken over since.
     """
-    try:
-        found = msgspec.json.decode((state / FILE_NAME).read_bytes(), type=_LastTerm)
-    except (FileNotFoundError, msgspec.DecodeError):
+    found = read_json(state / FILE_NAME, _LastTerm)
+    if found is None or not found.boot:
         return False
-    if not found.boot or (found.boot, found.device, found.inode) != _lock_of(state):
+    if (found.boot, found.device, found.inode) != _lock_of(state):
         return False
     with database.open_database(url) as connection:
         database.check_tables(connection)
