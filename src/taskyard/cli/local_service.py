@@ -522,7 +522,7 @@ def own_state_in_task(cli_context: CliContext) -> Iterator[None]:
 
 
 @contextmanager
-def local_service(  # the last ones are named
+def local_service(
     cli_context: CliContext,
     worker_spec: WorkerSpec,
     *,
