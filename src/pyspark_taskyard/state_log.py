@@ -31,7 +31,7 @@ from taskyard.journal.history_arrow import EVENTS, to_arrow
 from taskyard.journal.history_rows import RowFollower
 from taskyard.journal.row_file import ROWS_PER_BLOCK, ColumnBuilder, RowFile
 from taskyard.journal.state_store import open_reader
-from taskyard.journal.store import VerifiedRows
+from taskyard.journal.store import StoreReader
 
 _T = TypeVar("_T")
 
@@ -161,7 +161,7 @@ class JournalTail:
             self._rows = within(self._rows, last, _RECORD_MAX)
             self._after = last
 
-    def _at(self, reader: VerifiedRows, after: int) -> RowFollower:
+    def _at(self, reader: StoreReader, after: int) -> RowFollower:
         """Return the follower, from a newer snapshot if there is one: it has fewer ended tasks."""
         known = self._follower
         if known is not None:
@@ -176,7 +176,7 @@ class JournalTail:
         return self._follower
 
     def _extend(
-        self, reader: VerifiedRows, follower: RowFollower, last: int, rows_max: int | None
+        self, reader: StoreReader, follower: RowFollower, last: int, rows_max: int | None
     ) -> None:
         """Follow the journal, and keep the rows of records after `_after`."""
         events, edges = ColumnBuilder("events"), ColumnBuilder("edges")
@@ -196,7 +196,7 @@ class JournalTail:
         self._rows = within(pa.Table.from_batches(batches, EVENTS), self._after, _RECORD_MAX)
 
 
-def _last_row(reader: VerifiedRows, record: int) -> int:
+def _last_row(reader: StoreReader, record: int) -> int:
     """Return the last journal row whose records are all up to this one."""
     row = reader.row_of(record)
     if row is None:

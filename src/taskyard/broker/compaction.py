@@ -9,7 +9,7 @@ logged and retried later, and the broker continues. Independent of the turns' co
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -88,21 +88,13 @@ class CompactionLimits(Struct, frozen=True):
         return CompactionLimits(rows, self.rows_bytes, ended)
 
 
-class SizedStore(Store, Protocol):
-    """A store that measures its rows."""
-
-    def used_bytes(self) -> int:
-        """Return the bytes used by rows."""
-        ...
-
-
 class Compactor:
     """Runs compactions, one step after each turn."""
 
     def __init__(
         self,
         directory: Path,
-        store: SizedStore,
+        store: Store,
         archive: EndedTasks,
         clock: Clock,
         limits: CompactionLimits,

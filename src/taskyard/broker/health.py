@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from socket import gethostname
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.journal import history, schema
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from taskyard.broker.compaction import SizedStore
     from taskyard.broker.listeners import Listeners
     from taskyard.broker.outbox_feed import OutboxFeed
     from taskyard.broker.turn import Broker
@@ -105,7 +104,7 @@ class HealthReporter:
             journal = self._state / schema.FILE_NAME
             self._journal_bytes = _bytes_of([journal, *schema.companions(journal)])
             if schema.database_url(self._state):
-                self._journal_bytes = cast("SizedStore", self._broker.store).used_bytes()
+                self._journal_bytes = self._broker.store.used_bytes()
             self._history_bytes = _bytes_of((self._state / history.FOLDER).rglob("*"))
 
 

@@ -24,7 +24,7 @@ from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs, check_mounted
 from taskyard.broker.broker_settings import BrokerSettings
-from taskyard.broker.compaction import Compactor, SizedStore
+from taskyard.broker.compaction import Compactor
 from taskyard.broker.database import (
     OpenDatabase,
     keyring_of,
@@ -321,7 +321,7 @@ def _open(
         memory = MemoryStore()
         return _OpenState(memory, Ledger(), _open_blobs(settings, limits, memory.identity, stack))
     opened: OpenDatabase | None = None
-    store: SizedStore
+    store: Store
     if settings.store:
         opened = open_database(settings, stack, warm)
         store = opened.store

@@ -21,7 +21,7 @@ from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.journal import recovery
 from taskyard.journal.chain import Row
-from taskyard.journal.store import VerifiedRows
+from taskyard.journal.store import StoreReader
 
 #: Columns by name. A list holds a value for each row. Any other value is shared by all rows.
 Values = dict[str, object]
@@ -104,7 +104,7 @@ class RowSink(Protocol):
 class RowFollower:
     """Follows a journal, and makes rows of its records. Holds the ledger as of the last row."""
 
-    def __init__(self, state: Path, reader: VerifiedRows, sequence: int) -> None:
+    def __init__(self, state: Path, reader: StoreReader, sequence: int) -> None:
         """Load the ledger as of a row. Raises JournalDamaged if rows before it are trimmed."""
         self.ledger, self.base = recovery.recovery_base(state, reader, sequence)
         self.sequence = self.base
@@ -114,7 +114,7 @@ class RowFollower:
             if row.sequence == sequence:
                 break
 
-    def follow(self, reader: VerifiedRows, events: RowSink, edges: RowSink) -> Iterator[Row]:
+    def follow(self, reader: StoreReader, events: RowSink, edges: RowSink) -> Iterator[Row]:
         """Write the rows of each row of the journal, and yield it then."""
         for row in reader.rows(self.sequence):
             for record in recovery.records_of(row, self.ledger.record):

@@ -16,7 +16,7 @@ from taskyard.journal import chain, schema
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.schema import Connect, DiskErrors, connect_reader
-from taskyard.journal.store import VerifiedRows
+from taskyard.journal.store import StoreReader
 
 #: Rows read at once: some megabytes in a busy broker.
 READ_ROWS_MAX: Final = 64
@@ -27,7 +27,7 @@ _ANCHOR = "SELECT value FROM meta WHERE key = 'anchor'"
 _HEAD = "SELECT record_last, chain FROM journal WHERE sequence = ?"
 
 
-class RowReader(VerifiedRows):
+class RowReader(StoreReader):
     """The rows in SQLite. Subclasses provide the connection."""
 
     _path: Path
@@ -71,7 +71,7 @@ class RowReader(VerifiedRows):
 
 
 class JournalReader(RowReader):
-    """A journal that another process writes, as of one of its rows. Implements `StoreReader`."""
+    """A journal that another process writes, as of one of its rows."""
 
     def __init__(
         self, directory: Path, identity: bytes, head: Head, connect: Connect = connect_reader

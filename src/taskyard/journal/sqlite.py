@@ -44,7 +44,7 @@ from taskyard.journal.files import (
 )
 from taskyard.journal.reader import RowReader
 from taskyard.journal.schema import INSERT_ROW, Connect, DiskErrors, connect_reader
-from taskyard.journal.store import check_row, check_trim
+from taskyard.journal.store import Store, check_row, check_trim
 from taskyard.journal.witness import Witness
 
 PAGE_BYTES = 4096
@@ -94,8 +94,8 @@ class LogInUse(sqlite3.OperationalError):
     """The log could not be checkpointed completely, because another process reads it."""
 
 
-class SqliteStore(RowReader):
-    """The journal of one state directory, which the caller has locked. Implements `Store`."""
+class SqliteStore(RowReader, Store):
+    """The journal of one state directory, which the caller has locked."""
 
     def __init__(self, directory: Path, page_bytes: int = PAGE_BYTES) -> None:
         self._path = directory / schema.FILE_NAME

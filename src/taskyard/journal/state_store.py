@@ -10,10 +10,10 @@ from taskyard.journal.chain import Head
 from taskyard.journal.compaction import CompactionResult, Progress, no_progress
 from taskyard.journal.reader import JournalReader
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.store import VerifiedRows
+from taskyard.journal.store import StoreReader
 
 
-def open_reader(directory: Path, identity: bytes, head: Head) -> VerifiedRows:
+def open_reader(directory: Path, identity: bytes, head: Head) -> StoreReader:
     """Open the journal of a state directory that another process writes, as of one of its rows."""
     url = schema.database_url(directory)
     if not url:

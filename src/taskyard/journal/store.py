@@ -1,6 +1,6 @@
-"""The `Store` protocol: append opaque bytes, one row for each turn, and read them back verified.
+"""The `Store`: append opaque bytes, one row for each turn, and read them back verified.
 
-Owns the protocol that every store implements, what all stores share, and the store in memory.
+Owns what all stores share, and the store in memory.
 Stores never decode a body and never decide when to commit.
 
 Sequences start at 1 and have no gaps. Record numbers start at 1 and have no gaps across rows. A row
@@ -9,7 +9,7 @@ holds at least one record.
 
 import secrets
 from collections.abc import Iterator
-from typing import Protocol, Self
+from typing import Self
 
 from taskyard.errors import JournalFailed
 from taskyard.journal import chain
@@ -24,7 +24,6 @@ __all__ = [
     "Row",
     "Store",
     "StoreReader",
-    "VerifiedRows",
 ]
 
 #: Below this much free disk the broker refuses submissions, so that workers can still complete
@@ -37,54 +36,6 @@ LEASE_NS = 5_000_000_000
 
 #: Half of SQLite's limit of 1,000,000,000 bytes in a row, as a margin.
 BODY_BYTES_MAX = 500_000_000
-
-
-class StoreReader(Protocol):
-    """A journal to read. Any thread may call it, but only one at a time."""
-
-    @property
-    def identity(self) -> bytes:
-        """The journal's random name, stored in every file that belongs to it."""
-        ...
-
-    @property
-    def head(self) -> Head:
-        """The newest row's sequence, last record and chain. Zeros and the origin when new."""
-        ...
-
-    @property
-    def anchor(self) -> Head:
-        """The head of the last trimmed row, or the origin. Verification starts there."""
-        ...
-
-    def rows(self, after: int = 0) -> Iterator[Row]:
-        """Return the kept rows with a sequence above `after`, each verified when it is read.
-
-        Rows committed during the iteration are not included.
-        """
-        ...
-
-    def row_of(self, record: int) -> Row | None:
-        """Return the verified row of a record. None if it is trimmed or not written yet."""
-        ...
-
-
-class Store(StoreReader, Protocol):
-    """A journal to read and write."""
-
-    def commit(self, body: bytes, records: int) -> Head:
-        """Append one row that holds `records` records. Durable on return."""
-        ...
-
-    def trim(self, through: int) -> None:
-        """Delete the rows up to and including `through`, which a snapshot covers."""
-        ...
-
-    def disk_free_bytes(self) -> int:
-        """Return the free bytes of the disk, to compare with DISK_RESERVE_BYTES."""
-        ...
-
-    def close(self) -> None: ...
 
 
 def check_row(body: bytes, records: int) -> None:
@@ -100,8 +51,11 @@ def check_trim(through: int, head: Head) -> None:
         raise ValueError(f"can't trim through row {through}: the newest is row {head.sequence}")
 
 
-class VerifiedRows:
-    """The rows after an anchor, up to a head. Subclasses read them from a database."""
+class StoreReader:
+    """A journal to read: the rows after an anchor, up to a head. Subclasses read a database.
+
+    Any thread may call it, but only one at a time.
+    """
 
     _identity: bytes
     _anchor: Head
@@ -109,22 +63,30 @@ class VerifiedRows:
 
     @property
     def identity(self) -> bytes:
+        """The journal's random name, stored in every file that belongs to it."""
         return self._identity
 
     @property
     def head(self) -> Head:
+        """The newest row's sequence, last record and chain. Zeros and the origin when new."""
         return self._head
 
     @property
     def anchor(self) -> Head:
+        """The head of the last trimmed row, or the origin. Verification starts there."""
         return self._anchor
 
     def rows(self, after: int = 0) -> Iterator[Row]:
+        """Return the kept rows with a sequence above `after`, each verified when it is read.
+
+        Rows committed during the iteration are not included.
+        """
         self._check_open()
         start = self._head_at(min(max(after, self._anchor.sequence), self._head.sequence))
         return chain.verify(self._read(start.sequence, self._head.sequence), start, self._head)
 
     def row_of(self, record: int) -> Row | None:
+        """Return the verified row of a record. None if it is trimmed or not written yet."""
         self._check_open()
         if not self._anchor.record < record <= self._head.record:
             return None
@@ -170,8 +132,28 @@ class VerifiedRows:
         raise NotImplementedError
 
 
-class MemoryStore(VerifiedRows):
-    """A journal in memory, for tests and brokers with `--memory`. Implements `Store`."""
+class Store(StoreReader):
+    """A journal to read and write."""
+
+    def commit(self, body: bytes, records: int) -> Head:
+        """Append one row that holds `records` records. Durable on return."""
+        raise NotImplementedError
+
+    def trim(self, through: int) -> None:
+        """Delete the rows up to and including `through`, which a snapshot covers."""
+        raise NotImplementedError
+
+    def disk_free_bytes(self) -> int:
+        """Return the free bytes of the disk, to compare with DISK_RESERVE_BYTES."""
+        raise NotImplementedError
+
+    def used_bytes(self) -> int:
+        """Return the bytes used by rows. One in memory is never compacted, and has no size."""
+        raise NotImplementedError
+
+
+class MemoryStore(Store):
+    """A journal in memory, for tests and brokers with `--memory`."""
 
     def __init__(self, identity: bytes | None = None) -> None:
         self._identity = identity or secrets.token_bytes(chain.IDENTITY_BYTES)

@@ -19,7 +19,7 @@ from taskyard.journal import history, recovery, schema, state_check, witness
 from taskyard.journal.history_rows import RowFollower
 from taskyard.journal.row_file import TABLES, Block, ColumnBuilder, RowFile
 from taskyard.journal.state_store import open_reader
-from taskyard.journal.store import VerifiedRows
+from taskyard.journal.store import StoreReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -127,7 +127,7 @@ class EventFeed:
             for block in file.blocks("edges"):
                 yield Batch(_NO_ROWS, rows_after(block, self._sequence))
 
-    def _read_rows(self, reader: VerifiedRows, follower: RowFollower) -> Iterator[Batch]:
+    def _read_rows(self, reader: StoreReader, follower: RowFollower) -> Iterator[Batch]:
         ledger = follower.ledger
         self._archive(ledger, reader.anchor)
         events, edges = ColumnBuilder("events"), ColumnBuilder("edges")

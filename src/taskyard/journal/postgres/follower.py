@@ -73,7 +73,7 @@ class Polled(NamedTuple):
 
 
 class Follower(WitnessedRows):
-    """Reads the rows of another broker as they come. Implements `StoreReader`.
+    """Reads the rows of another broker as they come.
 
     Its head is the last row that `poll` returned. For one thread, except `close`.
     """

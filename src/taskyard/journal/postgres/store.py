@@ -27,7 +27,7 @@ from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.leader import Term
 from taskyard.journal.postgres.session import CLOSED, Session, TermSession
 from taskyard.journal.reader import READ_ROWS_MAX
-from taskyard.journal.store import VerifiedRows, check_row, check_trim
+from taskyard.journal.store import Store, StoreReader, check_row, check_trim
 from taskyard.journal.witness import Witness
 
 #: Rows that one statement of `trim` deletes: some milliseconds.
@@ -72,7 +72,7 @@ _LOST_ROWS: Final = (
 )
 
 
-class PostgresRows(Session, VerifiedRows):
+class PostgresRows(Session, StoreReader):
     """The rows in PostgreSQL, over one connection that is made again when it is lost."""
 
     def _read(self, after: int, last: int) -> Iterator[Row]:
@@ -118,7 +118,7 @@ class PostgresRows(Session, VerifiedRows):
 
 
 class PostgresReader(PostgresRows):
-    """A journal that another process writes, as of one of its rows. Implements `StoreReader`."""
+    """A journal that another process writes, as of one of its rows."""
 
     def __init__(self, url: str, identity: bytes, head: Head) -> None:
         super().__init__(url)
@@ -188,10 +188,10 @@ class WitnessedRows(PostgresRows):
         return int(found)
 
 
-class PostgresStore(WitnessedRows, TermSession):
+class PostgresStore(WitnessedRows, TermSession, Store):
     """The journal of one term, with a witness in a state directory that the caller has locked.
 
-    Implements `Store`. The caller begins the term before and ends it after.
+    The caller begins the term before and ends it after.
     """
 
     def __init__(self, url: str, directory: Path, term: Term, verified: Head | None = None) -> None:
