@@ -112,23 +112,6 @@ def test_second_compaction_in_the_middle_of_the_index(
     assert machine_at(directory).ended() == leader.ended()
 
 
-def test_snapshot_that_is_replaced_during_its_fetch_is_left_out(
-    tmp_path: Path, story: MemoryStore, leader: Machine
-) -> None:
-    directory = tmp_path / "standby"
-    leader.write(story, story.head.sequence // 2)
-    leader.compact()
-    (newest,) = [one for one in exports.claims(leader.connection) if "snapshot" in one.name]
-    parts = exports.fetch(leader.connection, directory, leader.store.identity)
-    while not (directory / f"{newest.name}.new").exists():
-        next(parts)
-    leader.write(story, story.head.sequence)
-    leader.compact()
-    list(parts)
-    assert not (directory / newest.name).exists()
-    assert leader.files().items() <= machine_at(directory).files().items()
-
-
 def test_rows_trimmed_in_the_middle_of_a_fetch(
     url: str, tmp_path: Path, story: MemoryStore, leader: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -114,7 +114,7 @@ def test_same_machine_fetches_nothing_again(
     first.write(story, story.head.sequence)
     first.compact()
     first.close()
-    monkeypatch.setattr(exports, "_download", None)
+    monkeypatch.setattr(exports, "read", None)
     monkeypatch.setattr(exports, "_fetch_index", None)
     Machine(url, tmp_path).close()
 

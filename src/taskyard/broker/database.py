@@ -113,7 +113,7 @@ def _take_over(settings: BrokerSettings, stack: ExitStack, warm: WarmState | Non
         lease.on_lost = store.interrupt
         with database.open_database(url) as connection:
             if warm is None:
-                exports.run(exports.fetch_base(connection, state, store.identity))
+                exports.run(exports.fetch(connection, state, store.identity, history=False))
             lacks_files = bool(exports.remove_others(connection, state))
         if warm is None:
             archive = recover(state, store)

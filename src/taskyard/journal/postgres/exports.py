@@ -12,7 +12,7 @@ broker adds only what is true. The row up to which the index is complete is writ
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -130,19 +130,22 @@ def drop_snapshots(connection: Connection, before: int, term: Term) -> None:
     BlobTables(connection, term).remove(FILE, older)
 
 
-def fetch(connection: Connection, directory: Path, identity: bytes) -> Iterator[None]:
-    """Make the files of a state directory equal to the tables, with a pause after each part."""
-    yield from index_parts(connection, directory, identity)
-    while missing := remove_others(connection, directory):
-        for claim in missing:
-            yield from _download(connection, directory, claim)
+def fetch(
+    connection: Connection, directory: Path, identity: bytes, *, history: bool = True
+) -> Iterator[None]:
+    """Make the files of a state directory equal to the tables, with a pause after each part.
 
-
-def fetch_base(connection: Connection, directory: Path, identity: bytes) -> Iterator[None]:
-    """Fetch what a broker needs to start: index and snapshots."""
+    Without `history`, only what a broker needs to start: index and snapshots. No compaction may
+    change the tables meanwhile: the caller has the term, or is in a transaction.
+    """
     for claim in remove_others(connection, directory):
-        if snapshot.sequence_of(Path(claim.name)) is not None:
-            yield from _download(connection, directory, claim)
+        if history or snapshot.sequence_of(Path(claim.name)) is not None:
+            path = directory / claim.name
+            make_private_directory(path.parent)
+            with replacing(path) as file:
+                for content in read(connection, claim):
+                    file.write(content)
+                    yield
     yield from index_parts(connection, directory, identity)
 
 
@@ -268,26 +271,6 @@ def _with_digest(path: Path) -> Iterator[bytes]:
             digest.update(content)
             yield content
     yield digest.digest()
-
-
-def _download(connection: Connection, directory: Path, claim: Claim) -> Iterator[None]:
-    """Fetch a file. One that is removed meanwhile is left out."""
-    path = directory / claim.name
-    make_private_directory(path.parent)
-    with _unless_removed(connection, claim), replacing(path) as file:
-        for content in read(connection, claim):
-            file.write(content)
-            yield
-
-
-@contextmanager
-def _unless_removed(connection: Connection, claim: Claim) -> Iterator[None]:
-    """Skip the rest for a file whose parts are gone, as it was removed meanwhile."""
-    try:
-        yield
-    except JournalDamaged:
-        if claim in claims(connection):
-            raise
 
 
 def read(connection: Connection, claim: Claim) -> Iterator[bytes]:

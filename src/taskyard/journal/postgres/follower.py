@@ -106,7 +106,7 @@ class Follower(WitnessedRows):
     def _load(self, use: Callable[[], _T]) -> _T:
         self._close_witness()
         self._open(self._directory)
-        exports.run(exports.fetch_base(self._connection, self._directory, self._identity))
+        exports.run(exports.fetch(self._connection, self._directory, self._identity, history=False))
         return use()
 
     def _at_one_moment(self, read: Callable[[], _T]) -> _T:
