@@ -49,10 +49,11 @@ if TYPE_CHECKING:
 
 _Reply = TypeVar("_Reply", bound=Effect)
 
-#: The effects that need bytes. A turn without them costs one look at its types.
+#: The effects that need bytes, beside some `Settled`. A turn without them costs one look at its
+#: types.
 KINDS: Final = frozenset(
     (
-        *(Settled, RecordPage, ReplyDue, Part, TaskDetails, TaskPage, ExplanationReply),
+        *(RecordPage, ReplyDue, Part, TaskDetails, TaskPage, ExplanationReply),
         *(OutputWritten, OutputEnded, LongAssign, StoreReply, ValueReceived),
     )
 )
@@ -111,6 +112,12 @@ class Completer:
         }
         #: Replies wait, or a client follows the records.
         self.is_waiting = False
+
+    @staticmethod
+    def owes_results(effects: Sequence[Effect]) -> bool:
+        """Return whether results are missing in a reply."""
+        replies = [effect for effect in effects if type(effect) is Settled]
+        return any(map(ResultLoader.is_due, replies))
 
     def has_pending(self) -> bool:
         """Return whether a reply can go on in the next turn."""

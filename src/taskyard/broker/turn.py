@@ -1,9 +1,9 @@
 """The broker's turn: receive, decide, commit, complete, reply.
 
-A reply leaves only after the commit that contains its records, and after every commit before it: a
-reply without own records depends on them too. One commit serves all that arrived meanwhile. A stage
-that nothing needs costs no call: it is entered by the types of events and effects, or by a plain
-attribute. The simulator runs this very code. Independent of sockets, dialects and SQLite.
+A reply leaves after the commit of its records, and after every commit before it: one without own
+records depends on them too. A commit serves all that arrived meanwhile. A stage that nothing needs
+costs no call: it is entered by types of events and effects, or by a plain attribute. The simulator
+runs this very code. Independent of sockets, dialects and SQLite.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ from taskyard.broker.environment import CatchUp, CommitObserver, Environment, Ev
 from taskyard.broker.requests import ESTIMATED, Requests
 from taskyard.broker.whole_bytes import WITH_BYTES, take_in
 from taskyard.core.counters import turn_histogram
-from taskyard.core.effects import Effect
+from taskyard.core.effects import Effect, Settled
 from taskyard.core.events import Event, TimePassed
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
@@ -51,8 +51,7 @@ class Broker:
         #: How long turns and commits took since the start.
         self.turn_times, self.sync_times = turn_histogram(), turn_histogram()
         self.backpressure = Backpressure()
-        #: Events for the next turn: undelivered effects and enqueued events.
-        self._undelivered: list[Event] = []
+        self._undelivered: list[Event] = []  # and enqueued events, for the next turn
         self._catch_up = CatchUp()
         self.environment = Environment(scheduler.context, store, clock, blobs)
         scheduler.resume(clock.monotonic_ns())
@@ -69,7 +68,9 @@ class Broker:
         effects = self._decide(arrived, since_ns)
         context, completer = self.scheduler.context, self.completer
         records, context.records = context.records, []
-        is_completed = completer.is_waiting or not KINDS.isdisjoint(map(type, effects))
+        kinds = [*map(type, effects)]
+        is_completed = completer.is_waiting or not KINDS.isdisjoint(kinds)
+        is_completed = is_completed or (Settled in kinds and completer.owes_results(effects))
         if is_completed:
             completer.sync(effects)
         row_bytes = self._commit(records) if records else 0
@@ -98,7 +99,7 @@ class Broker:
         return len(body)
 
     def enqueue(self, event: Event | None) -> None:
-        """Add an event to the next turn that did not come from the transport, unless it is None."""
+        """Add an event of other origin to the next turn, unless it is None."""
         if event is not None:
             self._undelivered.append(event)
 

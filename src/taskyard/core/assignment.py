@@ -160,7 +160,7 @@ def park(context: Context, worker: Worker, count: int) -> None:
             ledger = context.ledger
             ledger.dirty.update((name, ledger.service(name)) for name in worker.facts.services)
         worker.tasks_wanted = count
-        if _queues_fifo(worker):
+        if worker.facts.queue_order is QueueOrder.FIFO and _goes_behind(worker):
             context.use_count += 1
             worker.last_used = context.use_count
         list_parked(context.ledger, worker)
@@ -267,10 +267,9 @@ def _spend_rates(context: Context, lease: Lease) -> None:
 # Parked workers. The least recently used one is served first.
 
 
-def _queues_fifo(worker: Worker) -> bool:
+def _goes_behind(worker: Worker) -> bool:
     """Return whether a worker goes behind all that wait already, whenever it was last used."""
-    is_fifo = worker.facts.queue_order is QueueOrder.FIFO
-    return is_fifo and worker.listed_as != worker.last_used and worker.slots_free > 0
+    return worker.listed_as != worker.last_used and worker.slots_free > 0
 
 
 def list_parked(ledger: Ledger, worker: Worker) -> None:
@@ -279,7 +278,7 @@ def list_parked(ledger: Ledger, worker: Worker) -> None:
         return
     worker.listed_as = worker.last_used
     for name in worker.facts.services:
-        service = ledger.service(name)
+        service = ledger.services.get(name) or ledger.service(name)
         relist(ledger, service, worker)
         ledger.dirty[name] = service
 

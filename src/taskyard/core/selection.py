@@ -61,10 +61,15 @@ def next_of_only_lane(ledger: Ledger, worker: Worker, count: int) -> list[Task] 
     lane, room = rotation[0], min(count, worker.slots_free, LEASE_TASKS_MAX)
     is_special = (
         *(worker.leases, worker.reservation, facts.reserved_payloads, last and last.name),
-        *(lane.name, lane.extras, lane.other_queues, lane.rate, lane.paused or not lane.ready),
-        *(service.paused, service.last_attempts, ledger.paused, ledger.has_worker_limits),
+        *(lane.name, lane.extras, lane.other_queues, lane.rate, lane.paused, service.paused),
+        *(service.last_attempts, ledger.paused, ledger.has_worker_limits),
     )
-    return None if room <= 0 or any(is_special) else lane.main_queue.peek(room)
+    if room <= 0 or any(is_special):
+        return None
+    if not lane.ready:
+        lane_group.note_removed(rotation.popleft())  # added again when it gets work
+        return []
+    return lane.main_queue.peek(room)
 
 
 class Selection:

@@ -445,12 +445,15 @@ def report_of(query: pb.QueryMsg) -> Report:
     if query.HasField("batch"):
         if query.task:
             raise Malformed("tasks in `task` and `batch`: only one is allowed")
-        report = _report_in_columns(query.batch)
-        report.streams = native_streams.decode_columns(query.batch, len(report.names))
-        report.runs = native_runs.decode_columns(query.batch, query.host)
+        batch = query.batch
+        report = _report_in_columns(batch)
+        if batch.stderr or batch.stdout or batch.text_bytes_total:
+            report.streams = native_streams.decode_columns(batch, len(report.names))
+        report.runs = native_runs.decode_columns(batch, query.host)
     else:
         report = _report_of_messages(query)
-    check_text([query.host], "a host")
+    if not query.host.isascii():
+        check_text([query.host], "a host")
     columns = (report.attempts, report.outcomes, report.texts, report.retry_at_ns)
     for column in (*columns, report.outputs, report.percents):
         if column is not None and len(column) != len(report.names):
@@ -497,7 +500,7 @@ def _report_in_columns(batch: pb.Batch) -> Report:
         outcomes=[_OUTCOMES[value] for value in outcomes] if any(outcomes) else None,
         texts=native_streams.decode_contents(batch, "text") or None,
         retry_at_ns=batch.retry_at_ns[:] or None,
-        outputs=native_streams.decode_contents(batch, "output") or None,
+        outputs=(native_streams.decode_contents(batch, "output") if batch.output else None),
         percents=batch.percent[:] or None,
     )
 

@@ -364,7 +364,8 @@ class PendingRequests:
         """Return the registration of a worker, and before it the event of a new connection. Nothing
         if all is unchanged."""
         known, ahead = self.facts.get(worker), incoming.query.worker.ahead
-        if known is None or known.facts != facts or known.registration.prefetch != ahead:
+        former = None if known is None else known.registration
+        if former is None or former.facts != facts or former.prefetch != ahead:
             return self.worker_registered(incoming, worker, facts)
         return self.note_sender(incoming, worker, facts.incarnation)
 
@@ -375,13 +376,16 @@ class PendingRequests:
         Return an event if it came by a new connection."""
         if incarnation is None or not incoming.extended:
             return []
-        return self._note_route(incoming.route, (worker, incarnation))
-
-    def _note_route(self, route: bytes, process: Process) -> list[events.Event]:
-        """Keep a route as the latest of a process. Return an event if it is a new connection."""
+        process = (worker, incarnation)
         routes = self.routes.get(process)
-        if routes and routes[-1] == route:
+        if routes and routes[-1] == incoming.route:
             return []
+        return self._note_route(incoming.route, process, routes)
+
+    def _note_route(
+        self, route: bytes, process: Process, routes: tuple[bytes, ...] | None
+    ) -> list[events.Event]:
+        """Keep a route as the latest of a process. Return an event if it is a new connection."""
         result: list[events.Event] = []
         if routes is None:
             result = self._forget_excess()
@@ -510,9 +514,14 @@ class PendingRequests:
 
     def acknowledge_reports(self) -> list[Reply]:
         """Acknowledge the reports of this turn whose Completes wait for tasks from now on."""
-        waiting = [self.entries[number] for number in self.unacknowledged if number in self.entries]
+        replies: list[Reply] = []
+        for number in self.unacknowledged:
+            entry = self.entries.get(number)
+            if entry is not None:
+                missing = entry.take_missing() if entry.missing else {}
+                replies.append(self.reply(entry, _Q.OK, **missing))
         self.unacknowledged.clear()
-        return [self.reply(entry, _Q.OK, **entry.take_missing()) for entry in waiting]
+        return replies
 
     def fields_if_extended(self, number: int, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
         """Return these fields if the peer of the request uses them, else none."""

@@ -190,7 +190,7 @@ def _settled(pending: PendingRequests, effect: effects.Settled) -> list[Reply]:
 def _stream(
     pending: PendingRequests, effect: effects.Settled, entry: PendingRequest
 ) -> list[Reply]:
-    notice = _take_ready(effect)
+    notice = _take_ready(effect) if effect.records else effect
     if effect.names and not notice.names:
         return []  # no result is available yet
     left = entry.left
@@ -438,8 +438,6 @@ def _collect(entry: PendingRequest, effect: effects.Settled) -> None:
 
 def _take_ready(effect: effects.Settled) -> effects.Settled:
     """Take the results that are available out of an effect. The others remain in it."""
-    if not effect.records:
-        return effect
     ready = effects.Settled(effect.client, effect.request, [], [], [])
     ready.aliases, ready.printed = effect.aliases, effect.printed
     rest = effects.Settled(effect.client, effect.request, [], [], [])
@@ -478,7 +476,7 @@ def _parts(notice: effects.Settled) -> list[effects.Settled]:
         if room > TEXT_BYTES_MAX and index > start:
             parts.append(_part(notice, start, index))
             start, room = index, size
-    return [*parts, _part(notice, start, len(notice.names))]
+    return [*parts, _part(notice, start, len(notice.names))] if parts else [notice]
 
 
 def _part(notice: effects.Settled, start: int, end: int) -> effects.Settled:

@@ -26,7 +26,7 @@ from taskyard.wire.native.frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from taskyard.core.model import WorkerFacts
     from taskyard.wire.native.pending import KnownWorker, PendingRequests, Request
@@ -117,7 +117,7 @@ def _issue_create(pending: PendingRequests, incoming: Request, count: int) -> in
 def _steal(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
     query = incoming.query
     _refuse_fields(query, "name", "task", "batch")
-    worker, count = _location(query), _count(query)
+    worker, count = _location(query, pending.facts), _count(query)
     facts = _facts(pending, incoming, worker)
     wait_ns = _wait_ns(query)
     if wait_ns:
@@ -157,7 +157,7 @@ def _complete(pending: PendingRequests, incoming: Request) -> Sequence[events.Ev
     query = incoming.query
     steals = incoming.extended and query.HasField("n")
     _refuse_fields(query, "name", *(() if steals else ("n",)))
-    worker, report = _location(query), _report(query)
+    worker, report = _location(query, pending.facts), _report(query)
     result: list[events.Event] = []
     if report.outputs is not None:
         result.append(_printed(query, report))
@@ -173,11 +173,11 @@ def _complete(pending: PendingRequests, incoming: Request) -> Sequence[events.Ev
         worker=worker,
         columns=True,
         forwards=query.worker.forwards,
-        deadline_ns=_steal_deadline_ns(incoming.now_ns, wait_ns),
+        deadline_ns=_steal_deadline_ns(incoming.now_ns, wait_ns) if wait_ns else 0,
     )
     result.append(_reported(pending, query, report, number))
     asks = events.TasksRequested(0, worker, count, bool(wait_ns), number, facts.incarnation)
-    result.append(_unless_leaving(pending, incoming, asks))
+    result.append(_unless_leaving(pending, incoming, asks) if pending.leaving else asks)
     return result
 
 
@@ -487,8 +487,11 @@ def _refuse_fields(query: pb.QueryMsg, *fields: str) -> None:
             raise Malformed(f"a {_Q.Type.Name(query.type)} must not have `{field}`")
 
 
-def _location(query: pb.QueryMsg) -> bytes:
+def _location(query: pb.QueryMsg, known: Container[bytes] = ()) -> bytes:
+    """Return the worker's name in a request, one of `known` unchecked. Raise `Malformed`."""
     location = query.location
+    if location in known:
+        return location
     tasks.check_name(location, "a location")
     if is_reserved(location):
         raise Malformed("a location must not begin with the prefix of another dialect")
@@ -521,10 +524,10 @@ def _facts(pending: PendingRequests, incoming: Request, worker: bytes) -> Worker
         if known is None or pending.is_plain_worker(known.facts):
             return UNREGISTERED_FACTS
         return known.facts
-    repeated = _known_worker(pending, incoming.query)
-    if repeated is not None:
-        return repeated.facts
     raw = incoming.query.worker.SerializeToString()
+    known = pending.facts.get(worker)
+    if known is not None and known.raw and known.raw == raw:
+        return known.registration.facts
     return decode_facts(raw) if len(raw) > FACTS_CACHE_BYTES_MAX else cached_facts(raw)
 
 

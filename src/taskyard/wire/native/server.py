@@ -325,16 +325,16 @@ class NativeServer:
         self._repeated = None
         plain = reply_to(self.pending, effect) if kind in PLAIN_REPLIES else None
         if plain is not None:
-            replies = [plain]
-        elif kind is effects.HeartbeatsAck:
+            return self._relays.collect([plain]) if plain[0][0] & RELAYED else [plain]
+        if kind is effects.HeartbeatsAck:
             return self._acknowledge_repeated(effect)  # type: ignore[arg-type]
-        else:
-            if kind is effects.HeartbeatAck:
-                self._note_heartbeat(effect)  # type: ignore[arg-type]
-            encode = REPLIES.get(kind)
-            if encode is None:
-                return []
-            replies = encode(self.pending, effect)
+        if kind is effects.HeartbeatAck:
+            self._note_heartbeat(effect)  # type: ignore[arg-type]
+        encode = REPLIES.get(kind)
+        return [] if encode is None else self._without_relayed(encode(self.pending, effect))
+
+    def _without_relayed(self, replies: list[Reply]) -> list[Reply]:
+        """Return the replies to peers that no relay is before. Keep the others for `flush`."""
         for route, _ in replies:
             if route[0] & RELAYED:
                 return self._relays.collect(replies)
@@ -364,7 +364,7 @@ class NativeServer:
         at the end of a turn."""
         acknowledged: list[Reply] = []
         if self.pending.unacknowledged:
-            acknowledged = self._relays.collect(self.pending.acknowledge_reports())
+            acknowledged = self._without_relayed(self.pending.acknowledge_reports())
         return [*acknowledged, *self._relays.flush()] if self._relays.collected else acknowledged
 
     def carrier(self, route: bytes) -> bytes:

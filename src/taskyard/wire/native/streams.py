@@ -76,10 +76,8 @@ def decode_contents(batch: pb.Batch, field: str) -> list[Content]:
     return [Blob(digest, total, text) if total else text for text, total, digest in columns]
 
 
-def decode_columns(batch: pb.Batch, count: int) -> OutputColumns | None:
-    """Decode the streams of `count` attempts in a Complete. None: it has none."""
-    if not (batch.stderr or batch.stdout or batch.text_bytes_total):
-        return None  # nearly always
+def decode_columns(batch: pb.Batch, count: int) -> OutputColumns:
+    """Decode the streams of `count` attempts in a Complete."""
     stdouts = decode_contents(batch, "stdout") or [b""] * count
     stderrs = decode_contents(batch, "stderr") or [b""] * count
     if not len(stdouts) == len(stderrs) == count:
