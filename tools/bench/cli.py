@@ -14,6 +14,7 @@ from rich.table import Table
 from bench import commands, heartbeats, lanes, steady
 from bench.broker import growth
 from bench.broker import suite as broker_suite
+from bench.calls import suite as calls
 from bench.core import suite as core_suite
 from bench.dialects import suite as dialects
 from bench.page import suite as page_suite
@@ -132,6 +133,23 @@ def broker_command(  # noqa: PLR0913  # an option each
     suite = " ".join(["broker", *["--huge"] * huge, *["--quick"] * quick])
     made = growth.run(settings) if huge else broker_suite.run(settings, only)
     _finish(suite, made, json_file)
+
+
+@main.command("calls")
+@click.option("--keep", is_flag=True, help="Write the numbers of this run as the kept ones.")
+def calls_command(*, keep: bool) -> None:
+    """Count the Python calls of each usual message. No clock: the same on any machine.
+
+    Calls of our own code are compared with the kept numbers, which may only fall.
+
+    Example: ./yard bench calls
+    """
+    found, idle = calls.run(_progress_to_stderr())
+    calls.show(found, idle)
+    if keep:
+        calls.keep(found)
+    elif lines := calls.changed(found):
+        raise click.ClickException("\n".join([*lines, "--keep writes these numbers"]))
 
 
 @main.command("dialects")

@@ -35,12 +35,19 @@ PROFILE_LINES: Final = 30
 class Process(ChildProcess):
     """A module as a child process. `output` is its stdout, unbuffered so that it can be polled."""
 
-    def __init__(self, module: str, *arguments: str, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        environment: dict[str, str],
+        before: Sequence[str] = (),
+    ) -> None:
+        """`before` are the words of a program that runs Python, such as strace."""
         reader, writer = os.pipe()
         self.output = os.fdopen(reader, "rb", buffering=0)
         with os.fdopen(writer, "wb") as stdout:
             super().__init__(
-                [sys.executable, "-m", module, *arguments],
+                [*before, sys.executable, "-m", module, *arguments],
                 stdout=stdout,
                 env=os.environ | environment,
             )

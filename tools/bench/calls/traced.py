@@ -1,6 +1,7 @@
 """Processes whose calls are counted: `python -m bench.calls.traced FILE WHAT …`.
 
-Each writes its trace to the file when it ends.
+Each writes its trace to the file when it ends. Without a file nothing is counted, so that the
+system calls of the process itself can be.
 """
 
 import sys
@@ -8,32 +9,63 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from bench.calls.tracer import Trace, Tracer, write
+from bench.calls.cases import REPEATS
+from bench.calls.tracer import Tracer, write
 from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.server import serve
 from taskyard.broker.turn import Broker
+from taskyard.client.client import Client
 from taskyard.core.scheduler import Scheduler
+
+_PAYLOAD: Final = b"payload-of-000000000"  # 20 bytes
 
 
 def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def broker(state: str, *listen: str) -> Trace:
-    """Serve until a signal ends it. A segment is a turn, and the work until the next one."""
+def serve_broker(state: str, *listen: str) -> None:
+    """Serve until a signal ends it."""
     places = [one.partition("=")[::2] for one in listen]
-    settings = BrokerSettings(Path(state), listen=tuple(places))
-    tracer = Tracer({Broker.turn.__code__: ""}, {Scheduler.handle.__code__: "event"})
-    tracer.start()
-    serve(settings, _say)
-    return tracer.stop()
+    serve(BrokerSettings(Path(state), listen=tuple(places)), _say)
 
 
-_PROCESSES: Final[dict[str, Callable[..., Trace]]] = {"broker": broker}
+def submit_tasks(endpoint: str) -> None:
+    """Submit tasks, each when the result of the one before is there."""
+    with Client(endpoint) as client:
+        for _ in range(REPEATS):
+            _submit_one(client)
+
+
+def _submit_one(client: Client) -> None:
+    client.submit(_PAYLOAD).result()
+
+
+def broker_tracer() -> Tracer:
+    """A segment is a turn, and the work until the next one."""
+    return Tracer({Broker.turn.__code__: ""}, {Scheduler.handle.__code__: "event"})
+
+
+def client_tracer() -> Tracer:
+    """A segment is a task, in all threads."""
+    return Tracer({_submit_one.__code__: ""}, {}, all_threads=True)
+
+
+_PROCESSES: Final[dict[str, tuple[Callable[..., None], Callable[[], Tracer]]]] = {
+    "broker": (serve_broker, broker_tracer),
+    "client": (submit_tasks, client_tracer),
+}
 
 
 def main(file: str, what: str, *words: str) -> None:
-    write(_PROCESSES[what](*words), Path(file))
+    run, make_tracer = _PROCESSES[what]
+    if not file:
+        run(*words)
+        return
+    tracer = make_tracer()
+    tracer.start()
+    run(*words)
+    write(tracer.stop(), Path(file))
 
 
 if __name__ == "__main__":
