@@ -75,9 +75,9 @@ logger = logging.getLogger("taskyard.broker")
 #: There are millions of small objects without cycles: collect rarely.
 GC_THRESHOLD: Final = 50_000
 
-#: The longest pause between two steps of housekeeping: while messages arrive, and while none do.
+#: The longest pause between two steps of housekeeping: after a turn, and while there are none.
 BUSY_NS: Final = SECOND_NS // 10
-IDLE_NS: Final = SECOND_NS
+IDLE_NS: Final = 10 * SECOND_NS
 
 #: How long workers may take to leave a draining broker, once no task is leased.
 DRAIN_NS_MAX: Final = 2 * SECOND_NS
@@ -498,6 +498,8 @@ def _run_until_stopped(
         now_ns = monotonic_ns()
         if now_ns >= housekeeping.due_ns:
             housekeeping.run_step(now_ns)
+        else:  # what this turn did is looked at soon, also if no other follows
+            transport.wait_ns_max = housekeeping.due_ns - now_ns
         if handover is not None and handover.is_requested:
             return True
         if transport.signalled and ending():

@@ -61,7 +61,7 @@ from taskyard.net.signals import Waker
 from taskyard.net.unrouted import UnroutedPeers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 logger = logging.getLogger("taskyard.net")
 
@@ -74,6 +74,9 @@ EVENTS_MAX: Final = 100
 
 #: Strangers are cut with the gates shut once more than this part of the descriptors is in use.
 GATES_SHARE: Final = 2
+
+#: The interval of checks while nothing happens.
+CHECK_ALL_NS: Final = SECOND_NS
 
 #: How often to check which strangers have sent a message since.
 CHECK_NS: Final = SECOND_NS // 50
@@ -236,6 +239,9 @@ class _Work:
         self._is_shut = False
         self._pulse_ns = 0
         self._look_at_ns = 0
+        #: When to check all that is watched, if nothing happens before. Between these, a look at
+        #: the memory is enough.
+        self._check_all_ns = 0
         #: When a large message was last received, and when the next one may cause a check.
         self._alarmed_ns = -LARGE_NS
         self._alarm_from_ns = 0
@@ -261,12 +267,13 @@ class _Work:
         poller.register(self._alarm.fileno(), zmq.POLLIN)
         for listener in self._listeners:
             poller.register(listener.monitor, zmq.POLLIN)
+        end, alarm = self._waker.fileno(), self._alarm.fileno()
         with self._meter, contextlib.closing(self._cutter):
-            while self._waker.fileno() not in (ready := dict(poller.poll(self._wait_ms()))):
+            while end not in (ready := dict(poller.poll(self._wait_ms()))):
                 try:
-                    if self._alarm.fileno() in ready:
+                    if alarm in ready:
                         self._on_alarm()
-                    self._turn()
+                    self._turn(ready)
                 except Exception:
                     # The thread must not end: ZeroMQ's thread waits for events to be read.
                     logger.exception("internal error in the connection guard")
@@ -280,9 +287,12 @@ class _Work:
             return PULSE_MS
         return max(0, self._look_at_ns - time.monotonic_ns()) * 1000 // SECOND_NS + 1
 
-    def _turn(self) -> None:
+    def _turn(self, ready: Container[object]) -> None:
         now_ns = time.monotonic_ns()
         for listener in self._listeners:
+            if listener.monitor not in ready:
+                continue
+            self._check_all_ns = now_ns
             for kind, descriptor in itertools.islice(listener.events(), EVENTS_MAX):
                 if kind == zmq.EVENT_ACCEPTED:
                     self._accepted(listener, descriptor, now_ns)
@@ -293,15 +303,24 @@ class _Work:
         if self._is_shut:
             self._let_in()
         if now_ns >= self._look_at_ns:
-            wait_ms = self._check(now_ns)
+            wait_ms = self._pressure.look_ms if self._is_quiet(now_ns) else self._check(now_ns)
             ended_ns = time.monotonic_ns()
             self._look_at_ns = ended_ns + wait_ms * SECOND_NS // 1000
             self._alarm_from_ns = ended_ns + min(wait_ms, ALARM_MS) * SECOND_NS // 1000
 
+    def _is_quiet(self, now_ns: int) -> bool:
+        """Return whether a look is enough: no event since the last check, and memory is calm."""
+        if now_ns >= self._check_all_ns or self._held or self._ending:
+            return False
+        for listener in self._listeners:
+            if listener.arrivals.overlong or listener.arrivals.refused:
+                return False
+        return self._pressure.is_calm(self._meter.read())
+
     def _on_alarm(self) -> None:
         """Check soon, because a large message was received."""
         self._alarm.clear()
-        self._alarmed_ns = time.monotonic_ns()
+        self._check_all_ns = self._alarmed_ns = time.monotonic_ns()
         self._look_at_ns = min(self._look_at_ns, self._alarm_from_ns)
 
     def _accepted(self, listener: _Listener, descriptor: int, now_ns: int) -> None:
@@ -396,6 +415,7 @@ class _Work:
     def _check(self, now_ns: int) -> int:
         """Check descriptors and memory. Return the milliseconds until the next check."""
         cpu_ns = time.thread_time_ns()
+        self._check_all_ns = now_ns + CHECK_ALL_NS
         self._descriptors_used = _descriptors_used(self._limits.descriptors)
         # Connections that ZeroMQ has not closed by now may be cut again.
         late_ns = now_ns - ENDING_NS_MAX
@@ -423,7 +443,10 @@ class _Work:
         else:
             self._relieve(level, now, now_ns, has_large=has_large)
         is_error = level >= Level.TROUBLE or bool(self._held)
-        return wait_ms_after(time.thread_time_ns() - cpu_ns, is_error=is_error)
+        if is_error or has_large or level is not Level.CALM:
+            self._check_all_ns = now_ns
+        cpu_ns = time.thread_time_ns() - cpu_ns
+        return wait_ms_after(cpu_ns, is_error=is_error, look_ms=self._pressure.look_ms)
 
     def _sample(self, now_ns: int) -> None:
         """Sample the received bytes of each connection."""

@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 
 MIB: Final = 1 << 20
 
-#: The interval of checks in normal operation. A flood of tiny frames takes 30 MiB in this time.
+#: The shortest and the longest interval of looks in normal operation: a flood of tiny frames takes
+#: 30 and 120 MiB in this time. Between them it is the time in which one takes half of the budget.
 LOOK_MS: Final = 50
+LOOK_MS_MAX: Final = 200
+#: Bytes that a flood of tiny frames takes in a millisecond.
+FLOOD_BYTES_MS: Final = 600 << 10
 #: The interval while memory is short.
 TROUBLE_MS: Final = 20
 #: Sampling many connections takes long. Then the guard rests for this multiple of its CPU time.
@@ -86,6 +90,16 @@ class Pressure:
         #: Bytes of whole messages that wait. Their senders are held, so no peer is cut for them.
         self.backlog = 0
         self.budget = min(max(limit.resident // BUDGET_SHARE, BUDGET_BYTES_MIN), BUDGET_BYTES_MAX)
+        #: The interval of looks while memory is calm.
+        self.look_ms = min(max(self.budget // 2 // FLOOD_BYTES_MS, LOOK_MS), LOOK_MS_MAX)
+
+    def is_calm(self, now: Memory) -> bool:
+        """Return whether memory has not grown much, with one look at the figures."""
+        resident, space = self.calm.resident, self.calm.address_space
+        return (
+            now.resident - resident <= self.budget // 4
+            and now.address_space - space <= (self.limit.address_space - space) // 4
+        )
 
     def level(self, now: Memory) -> Level:
         grown = self._growth(now)
@@ -140,14 +154,14 @@ class ConnectionLimits(Struct, frozen=True):
         return min(self.descriptors // DESCRIPTORS_FREE_SHARE, DESCRIPTORS_FREE_MAX)
 
 
-def wait_ms_after(cpu_ns: int, *, is_error: bool) -> int:
+def wait_ms_after(cpu_ns: int, *, is_error: bool, look_ms: int = LOOK_MS) -> int:
     """Return the milliseconds until the next check, after one that took this much CPU time.
 
     The time that passed does not count. On a busy machine a check may be suspended, and memory
     would run out during a rest in proportion to that.
     """
     rest_ms = min(REST_FACTOR * cpu_ns * 1000 // SECOND_NS, REST_MS_MAX)
-    return max(TROUBLE_MS if is_error else LOOK_MS, rest_ms)
+    return max(TROUBLE_MS if is_error else look_ms, rest_ms)
 
 
 def backlog_bytes(connections: list[Connection]) -> int:
