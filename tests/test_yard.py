@@ -537,7 +537,6 @@ def test_long_check_runs_the_checks_and_every_long_program_with_its_counts(
     assert noted["sweeps"][-2:] == ["--whole", "--timeout=3600"]
     assert "tests/journal" in noted["sweeps"]
     assert noted["coverage"][-2:] == ["tests/wire", "--cov"]
-    assert noted["compiled"] == ["python", "tools/compiled_check.py"]
     assert noted["soak"] == ["python", "tools/soak.py", "--minutes", "1"]
     assert noted["takeovers"] == ["python", "tools/takeover_soak.py", "1000"]
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator import invariants
 from taskyard.broker import requests
 from taskyard.broker.requests import Budget, Requests
-from taskyard.core import effects, events, invariants
+from taskyard.core import effects, events
 from taskyard.core.effects import CommandAck, Refused, TaskPage
 from taskyard.core.events import Scope
 from taskyard.core.fingerprint import ledger_fingerprint

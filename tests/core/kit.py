@@ -7,7 +7,7 @@ journal's encoding and recovery.
 
 from typing import Any
 
-from taskyard.core import invariants
+from simulator import invariants
 from taskyard.core.apply import apply
 from taskyard.core.effects import Assign, Effect, ReportAck
 from taskyard.core.entities import Lane, Task

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.invariants import InvariantViolated, check_demand_queue
 from taskyard.core import assignment, demand_queues, queues, selection
 from taskyard.core.demand_queues import Demand, DemandQueue, index_queues
 from taskyard.core.entities import Lane, Task
 from taskyard.core.events import SubmitRequested
-from taskyard.core.invariants import InvariantViolated, check_demand_queue
 from taskyard.core.limits import DEMANDS_MAX, LEASE_TASKS_MAX, SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.core.queues import CURSOR_MAX, Queue

@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from taskyard.core import invariants, lane_queues
+from simulator import invariants
+from simulator.invariants import InvariantViolated
+from taskyard.core import lane_queues
 from taskyard.core.entities import (
     Lane,
     LaneGroup,
@@ -15,7 +17,6 @@ from taskyard.core.entities import (
     Worker,
 )
 from taskyard.core.events import Outcome, RulesSet, UnknownPolicy, WorkerLost
-from taskyard.core.invariants import InvariantViolated
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
 from taskyard.core.model import Ending

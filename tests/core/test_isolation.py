@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from taskyard.core import invariants
+from simulator import invariants
 from taskyard.core.effects import Assign, Effect
 from taskyard.core.events import (
     DrainRequested,

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from taskyard.core import invariants
+from simulator import invariants
 from taskyard.core.effects import Accepted
 from taskyard.core.events import (
     Outcome,

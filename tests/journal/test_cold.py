@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from simulator import snapshots
-from taskyard.core import invariants
+from simulator import invariants, snapshots
 from taskyard.core.apply import apply
 from taskyard.core.events import (
     DuplicatePolicy,

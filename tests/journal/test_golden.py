@@ -8,7 +8,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from taskyard.core import invariants
+from simulator import invariants
 from taskyard.core.blobs import Blob, blob_name
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.records import AnyRecord

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator import snapshots
+from simulator import invariants, snapshots
 from taskyard.broker.results import ResultLoader
 from taskyard.broker.rows import Budget, DecodedRows
-from taskyard.core import invariants
 from taskyard.core.apply import apply
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.effects import Accepted, Refused

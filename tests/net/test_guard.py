@@ -226,7 +226,10 @@ def test_check_that_was_suspended_is_repeated_soon(monkeypatch: pytest.MonkeyPat
         return 0
 
     monkeypatch.setattr(guard, "_descriptors_used", suspended)
-    with guarded("tcp://127.0.0.1:0", few_strangers(10)):
+    with (
+        guarded("tcp://127.0.0.1:0", few_strangers(10)) as (wire, _),
+        raw_connection(wire.endpoint),  # while a peer has not spoken, all is checked
+    ):
         until(lambda: len(times) >= 10)
     rests = [later - earlier for earlier, later in zip(times[1::2], times[2::2], strict=False)]
     assert min(rests) < 1

@@ -3,13 +3,11 @@
 Pythons are found on the PATH, among uv's and among pyenv's. Dependencies have the versions of
 constraints.txt, and come from uv's cache or an index. `./yard test` takes the Python of the
 checkout alone, and checks the types without an installation: each takes 20 s of CPU.
-`./yard check --long` takes all, and builds a wheel with a compiled core
-(`tools/compiled_check.py`).
+`./yard check --long` takes all.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +17,6 @@ from zipfile import ZipFile
 
 import pytest
 
-import compiled_core
 from tests.kit.processes import PATIENCE_SECONDS, environment
 from tests.kit.requirements import need, skip
 
@@ -36,21 +33,20 @@ OWN_VERSION: Final = "{}.{}".format(*sys.version_info)
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a wheel, as pip does."""
     directory = tmp_path_factory.mktemp("wheel")
-    others = {name: value for name, value in os.environ.items() if name != compiled_core.VARIABLE}
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
-    subprocess.run(build, cwd=ROOT, env=others, check=True, capture_output=True)
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (made,) = directory.iterdir()
     return made
 
 
-def test_wheel_is_pure_without_the_variable(wheel: Path) -> None:
+def test_wheel_is_pure(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     with ZipFile(wheel) as archive:
         names = archive.namelist()
         (about,) = [archive.read(name) for name in names if name.endswith(".dist-info/WHEEL")]
     assert b"Root-Is-Purelib: true" in about
     assert [name for name in names if name.endswith(".so")] == []
-    assert {*compiled_core.MODULES, "taskyard/py.typed"} <= set(names)
+    assert {"taskyard/core/scheduler.py", "taskyard/py.typed"} <= set(names)
 
 
 @pytest.mark.parametrize(

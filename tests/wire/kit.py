@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.core import invariants
+from simulator import invariants
 from taskyard.core.effects import Settled
 from taskyard.core.events import ClockSet, TimePassed
 from taskyard.core.limits import SECOND_NS

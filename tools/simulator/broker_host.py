@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from simulator import listeners, snapshots
+from simulator import invariants, listeners, snapshots
 from simulator.blob_host import BlobHost
 from simulator.checkers import Violation
 from simulator.disk import Crashed, SimIndex, SimStore
@@ -21,7 +21,6 @@ from simulator.outputs import has_blobs
 from taskyard.broker.connections import Connections
 from taskyard.broker.transport import unsent_events
 from taskyard.broker.turn import Broker
-from taskyard.core import invariants
 from taskyard.core.effects import Effect, HeartbeatAck
 from taskyard.core.events import Event, RulesSet
 from taskyard.core.fingerprint import ledger_fingerprint

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol, get_args
 import psycopg
 from msgspec import structs
 
-from simulator import listeners
+from simulator import invariants, listeners
 from simulator.models import Violation
 from simulator.mutations.registry import no_op
 from simulator.network import Message
@@ -32,7 +32,6 @@ from taskyard.broker.database import OpenDatabase, open_database, open_standby
 from taskyard.broker.environment import CommitObserver
 from taskyard.broker.transport import unsent_events
 from taskyard.broker.turn import Broker
-from taskyard.core import invariants
 from taskyard.core.events import RulesSet
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler

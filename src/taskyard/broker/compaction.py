@@ -113,6 +113,8 @@ class Compactor:
         self._next_ns = 0
         self._failures = 0
         self._retry_ns = 0
+        #: The head at the last step.
+        self._seen: Head | None = None
         #: Compactions completed.
         self.completed = 0
         #: Work since the last compaction, in percent of the work that makes one due.
@@ -123,6 +125,8 @@ class Compactor:
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_ns:
             return self._next_ns - now_ns if self._is_busy else None
+        if self._is_unchanged():
+            return None
         self.lag_percent = int(100 * self._largest_share(self._limits.lenient()))
         try:
             wait_ns = self._advance(now_ns)
@@ -133,6 +137,14 @@ class Compactor:
         now_ns = self._clock.monotonic_ns()
         self._next_ns = now_ns + wait_ns
         return wait_ns if self._is_busy else None
+
+    def _is_unchanged(self) -> bool:
+        """Return whether nothing was committed since the last step, which found nothing to do."""
+        former, self._seen = self._seen, self._store.head
+        is_waiting = self._is_busy or self._failures or self.database is not None
+        if is_waiting or former is not self._seen:
+            return False
+        return self._archive.recalled_count <= RECALLED_MAX and not self._archive.needs_filter
 
     @property
     def _is_busy(self) -> bool:

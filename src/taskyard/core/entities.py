@@ -1,7 +1,7 @@
 """Tasks, leases, workers, lanes and services: the linked objects of the ledger.
 
 They refer to each other, so they share a file. `lane_queues` queues ready tasks in a lane, `Ledger`
-moves tasks between objects, and `invariants` compares every count here with its source.
+moves tasks between objects, and the simulator compares every count here with its source.
 
 Millions of tasks may wait at once, so a task is one small object that shares its `Terms` with its
 submission. No reference cycle outlives a lease, so tasks and lanes need no collector (`gc=False`).

@@ -1,7 +1,7 @@
 """The durable state: tasks, campaigns, services, lanes, workers, and the leases between them.
 
 The ledger moves tasks between states, queues and workers and keeps every count and index true.
-`invariants` compares these with the state that they are derived from. Only `apply` calls the
+The simulator compares these with the state that they are derived from. Only `apply` calls the
 methods that change durable state. The deciders read.
 """
 

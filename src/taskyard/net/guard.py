@@ -75,8 +75,8 @@ EVENTS_MAX: Final = 100
 #: Strangers are cut with the gates shut once more than this part of the descriptors is in use.
 GATES_SHARE: Final = 2
 
-#: The interval of checks while nothing happens.
-CHECK_ALL_NS: Final = SECOND_NS
+#: The interval of checks while nothing happens and every peer has sent a message.
+CHECK_ALL_NS: Final = 5 * SECOND_NS
 
 #: How often to check which strangers have sent a message since.
 CHECK_NS: Final = SECOND_NS // 50
@@ -310,7 +310,7 @@ class _Work:
 
     def _is_quiet(self, now_ns: int) -> bool:
         """Return whether a look is enough: no event since the last check, and memory is calm."""
-        if now_ns >= self._check_all_ns or self._held or self._ending:
+        if now_ns >= self._check_all_ns or self._held or self._ending or self._strangers:
             return False
         for listener in self._listeners:
             if listener.arrivals.overlong or listener.arrivals.refused:
@@ -416,6 +416,8 @@ class _Work:
         """Check descriptors and memory. Return the milliseconds until the next check."""
         cpu_ns = time.thread_time_ns()
         self._check_all_ns = now_ns + CHECK_ALL_NS
+        if self._strangers:
+            self._strangers = {one: None for one in self._strangers if not one.has_spoken}
         self._descriptors_used = _descriptors_used(self._limits.descriptors)
         # Connections that ZeroMQ has not closed by now may be cut again.
         late_ns = now_ns - ENDING_NS_MAX

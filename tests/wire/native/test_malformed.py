@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core import invariants
+from simulator import invariants
 from taskyard.core.events import DrainRequested, Scope
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Submission, Terms, WorkerFacts

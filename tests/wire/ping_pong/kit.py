@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simulator import invariants
 from taskyard.broker.transport import DialectRouter, unsent_events
-from taskyard.core import invariants
 from taskyard.core.effects import Settled
 from taskyard.core.events import ClockSet, TimePassed
 from taskyard.core.limits import SECOND_NS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.core import invariants
+from simulator import invariants
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.wire.dialect import PROBE
 from taskyard.wire.round_robin.frames import FRAMES_MAX, Message, parse

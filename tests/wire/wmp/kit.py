@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taskyard.core import invariants
+from simulator import invariants
 from taskyard.core.events import ClockSet, SubmitRequested, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms

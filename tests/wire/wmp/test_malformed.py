@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core import invariants
+from simulator import invariants
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import NAME_BYTES_MAX
 from taskyard.relay.server import Forwarder

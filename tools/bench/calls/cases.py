@@ -27,7 +27,7 @@ from taskyard.wire.native.peer import Reply, ReportColumns
 REPEATS: Final = 40
 
 #: How long an idle broker with one worker is watched.
-IDLE_S: Final = 6
+IDLE_S: Final = 12
 
 _PAYLOAD: Final = b"payload-of-000000000"  # 20 bytes
 _WAIT_NS: Final = 60 * SECOND_NS
@@ -181,9 +181,9 @@ def idle(endpoint: str) -> None:
         worker.send(b"", peer.steal(1, b"worker", message, 1, _WAIT_NS))
         beat = partial(peer.heartbeat, held=[], heartbeat_ns=5 * SECOND_NS, waiting=1)
         worker.ask(b"", beat(2, b"worker", message))
-        time.sleep(IDLE_S - 1)
-        worker.ask(b"", beat(3, b"worker", message))
-        time.sleep(1)
+        for number in range(3, 6):
+            time.sleep(IDLE_S / 3)
+            worker.ask(b"", beat(number, b"worker", message))
 
 
 #: The runs: what is sent to a broker with these listeners. The native endpoint is always there.

@@ -5,6 +5,7 @@ code and of C functions are printed beside them, and so are system calls where s
 No clock: the figures are the same on any machine with the same Python.
 """
 
+import os
 import shutil
 import sys
 import tempfile
@@ -23,6 +24,10 @@ from bench.calls import cases
 from bench.calls.tracer import Segment, Trace, read
 from bench.peers import PeerTask
 from bench.processes import Peer, Process
+from taskyard.net import endpoints
+
+#: Tests add the tools to the path of their own process only.
+_ENVIRONMENT: Final = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 #: The kept numbers of our own calls, by message.
 KEPT: Final = Path(__file__).with_name("kept.json")
@@ -90,7 +95,7 @@ def _broker(run_name: str, file: str, *before: str) -> Iterator[tuple[Process, P
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         state = Path(directory) / "state"
         words = (file, "broker", str(state), *cases.RUNS[run_name][1])
-        broker = Process("bench.calls.traced", *words, environment={}, before=before)
+        broker = Process("bench.calls.traced", *words, environment=_ENVIRONMENT, before=before)
         try:
             broker.line()
             yield broker, state
@@ -121,12 +126,10 @@ def _middle(segments: Sequence[Segment]) -> Segment:
 
 
 def _figures(what: str, *segments: Segment) -> Figures:
-    sums = [
-        sum(getattr(one, field) for one in segments)
-        for field in ("own", "zmq", "other", "c", "sqlite")
-    ]
+    fields = ("own", "zmq", "other", "c", "sqlite")
+    sums = {field: sum(getattr(one, field) for one in segments) for field in fields}
     files = {key.partition(" ")[0] for one in segments for key in one.functions}
-    return Figures(what, *sums, len(files))
+    return Figures(what, **sums, files=len(files))
 
 
 def figures_of(what: str, traces: dict[str, Trace]) -> Figures:
@@ -154,14 +157,15 @@ def client_figures() -> Figures:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         _, state = stack.enter_context(_broker("native", ""))
-        (place,) = (str(state),)
-        endpoint = cases.endpoints.native_endpoint(Path(place))
+        endpoint = endpoints.native_endpoint(state)
         worker = Peer(PeerTask("work", endpoint, 1, is_parking=True))
         stack.callback(worker.end)
         worker.done()
         worker.send_go()
         file = directory / "trace"
-        client = Process("bench.calls.traced", str(file), "client", endpoint, environment={})
+        client = Process(
+            "bench.calls.traced", str(file), "client", endpoint, environment=_ENVIRONMENT
+        )
         client.output.readall()
         client.end()
         return _figures("submit(…).result(), client", _middle(read(file).segments[5:]))
@@ -200,13 +204,13 @@ def changed(found: Sequence[Figures]) -> list[str]:
     return [
         f"{one.what}: {one.own} calls of our own, {numbers.get(one.what)} are kept"
         for one in found
-        if one.own and one.own != numbers.get(one.what)
+        if one.what in MESSAGES and one.own != numbers.get(one.what)
     ]
 
 
 def keep(found: Sequence[Figures]) -> None:
     """Write the numbers of this run as the kept ones."""
-    numbers = {one.what: one.own for one in found if one.own}
+    numbers = {one.what: one.own for one in found if one.what in MESSAGES}
     KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(numbers)) + b"\n")
 
 

@@ -42,12 +42,12 @@ def _submit_one(client: Client) -> None:
 
 
 def broker_tracer() -> Tracer:
-    """A segment is a turn, and the work until the next one."""
+    """Return a tracer of turns, each with the work until the next one."""
     return Tracer({Broker.turn.__code__: ""}, {Scheduler.handle.__code__: "event"})
 
 
 def client_tracer() -> Tracer:
-    """A segment is a task, in all threads."""
+    """Return a tracer of tasks, in all threads."""
     return Tracer({_submit_one.__code__: ""}, {}, all_threads=True)
 
 
