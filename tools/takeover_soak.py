@@ -284,7 +284,6 @@ class TakeoverSoak(Soak):
         is_moved = succeeds(
             self._place,
             *("store", "move", self._place.store, str(self._place.state)),
-            *("--files", str(self._place.root / "files")),
         )
         wrong = [] if is_moved else ["`store move` failed"]
         self._lines.append(AuditLine("state moved to SQLite", "`store move`", wrong))

@@ -31,7 +31,6 @@ VALUES: Final[dict[str, tuple[Any, Any]]] = {
     "url": (["tcp://127.0.0.1:1", "ipc:///a,b"], ("tcp://127.0.0.1:1", "ipc:///a,b")),
     "state": ("/var/yard", Path("/var/yard")),
     "store": ("postgresql://me@db.example/yard", "postgresql://me@db.example/yard"),
-    "broker.files": ("/mnt/yard", Path("/mnt/yard")),
     "key": ("/var/me.key", Path("/var/me.key")),
     "invite": ("/var/me.invite", Path("/var/me.invite")),
     "page": ("[::1]:80", "[::1]:80"),

@@ -103,7 +103,7 @@ def test_rate_has_an_interval() -> None:
         ("broker", 'state = ""', "broker.state must be a directory, such as ./.taskyard, not ''"),
         ("broker", "state = true", "broker.state must be text, not True"),
         ("broker", 'state = "postgresql://h/d"', "broker.state must be a directory, not 'postgre"),
-        ("broker", 'files = "s3://b/p"', "broker.files must be a directory, not 's3://b/p'"),
+        ("blobs", 'directory = "s3://b/p"', "blobs.directory must be a directory, not 's3://b/p'"),
         ("listen", 'dwork = ["tcp://127.0.0.1:1", 2]', "listen.dwork must be an endpoint, such"),
         ("listen", 'ping-pong = "tcp://h:1"', "listen.ping-pong must be a list of two endpoints"),
         ("listen", 'ping-pong = ["ipc://a"]', "listen.ping-pong must be a list of two endpoints"),

@@ -141,8 +141,9 @@ def test_worker_killed_in_a_fetch_is_followed_by_another(tmp_path: Path, stack: 
 class Pair:
     """The brokers of a store, each started as the standby of the one before."""
 
-    def __init__(self, directory: Path, url: str, *options: str) -> None:
-        self._directory, self._options = directory, ("--standby", "--store", url, *options)
+    def __init__(self, directory: Path, url: str, settings: str = "") -> None:
+        self._directory, self._settings = directory, settings
+        self._options = ("--standby", "--store", url)
         self._ports = free_port(), free_port()
         self._count = 0
         self.endpoint = "+".join(f"tcp://127.0.0.1:{port}" for port in self._ports)
@@ -151,7 +152,7 @@ class Pair:
         """Start the next broker, which a step kills, if there is one."""
         directory = self._directory / f"machine-{self._count % 2}"
         directory.mkdir(exist_ok=True)
-        (directory / "taskyard.toml").write_text('[lease]\nstore = "1s"\n')
+        (directory / "taskyard.toml").write_text(f'[lease]\nstore = "1s"\n{self._settings}')
         listen = ("--listen", f"dwork=tcp://127.0.0.1:{self._ports[self._count % 2]}")
         self._count += 1
         program: Any = {"program": (sys.executable, PROGRAM, step)} if step else {}
@@ -211,7 +212,7 @@ def test_directory_of_a_pair_that_is_away_for_a_while_loses_nothing(
     tmp_path: Path, stack: ExitStack, cluster: Cluster
 ) -> None:
     files, away, work = (tmp_path / name for name in ("files", "away", "work"))
-    pair = Pair(tmp_path, cluster.database(), "--files", str(files))
+    pair = Pair(tmp_path, cluster.database(), f'[blobs]\ndirectory = "{files}/blobs"\n')
     leader = stack.enter_context(pair.start())
     leads(leader)
     standby = stack.enter_context(pair.start())

@@ -19,7 +19,7 @@ import pytest
 import taskyard
 from taskyard.client.client import Client
 from taskyard.journal.blob_files import BlobFiles
-from taskyard.journal.blobs import FOLDER, name_of, short_name
+from taskyard.journal.blobs import name_of, short_name
 from taskyard.journal.postgres import database, outbox
 from taskyard.journal.postgres.outbox import OutboxCounts
 from taskyard.process.value_access import ValueAccess
@@ -45,7 +45,8 @@ def connection(url: str) -> Iterator[_Connection]:
 
 
 def broker_of(tmp_path: Path, url: str, *more: str) -> Broker:
-    return Broker(tmp_path, "--store", url, "--files", str(tmp_path / "files"), *more)
+    (tmp_path / "taskyard.toml").write_text('[blobs]\ndirectory = "files"\n')
+    return Broker(tmp_path, "--store", url, *more)
 
 
 def submit(connection: _Connection, arguments: str) -> str:
@@ -176,7 +177,7 @@ def test_row_that_names_unknown_bytes_is_refused_and_keeps_those_it_names(
         assert short_name(missing) in refused["reason"]
         assert short_name(kept) not in refused["reason"]
         assert broker.terminate()[0] == 0
-    file = BlobFiles(tmp_path / "files" / FOLDER).path(kept)
+    file = BlobFiles(tmp_path / "files").path(kept)
     os.utime(file, (0, 0))
     with broker_of(tmp_path, url):
         until(lambda: file.stat().st_atime > 0, "bytes of a refused row in use")
@@ -229,9 +230,7 @@ def test_store_with_an_outbox_is_not_moved_to_sqlite(
     tmp_path: Path, url: str, connection: _Connection
 ) -> None:
     submit(connection, "'true'")
-    code, _, errors = run_here(
-        tmp_path, "store", "move", url, "new", "--files", str(tmp_path / "files")
-    )
+    code, _, errors = run_here(tmp_path, "store", "move", url, "new")
     assert (code, "its outbox is not empty" in errors) == (2, True)
     await_counts(url, OutboxCounts(1))
 

@@ -48,7 +48,7 @@ class Machine:
 
     def share(self, files: Path) -> None:
         """Have output and values in a directory that all machines share."""
-        self.options = (*self.options, "--files", str(files))
+        (self.directory / "taskyard.toml").write_text(f'[blobs]\ndirectory = "{files}"\n')
 
     def broker(self, *more: str) -> Broker:
         return Broker(self.directory, *self.options, *more)
@@ -350,11 +350,10 @@ def test_clean_removes_from_the_database(tmp_path: Path, url: str) -> None:
 
 def test_move_needs_a_url_and_a_directory(tmp_path: Path, url: str) -> None:
     found = {
-        (".", "elsewhere", "--files", "f"): "must be a URL",
-        (url, url, "--files", "f"): "must be a URL",
+        (".", "elsewhere"): "must be a URL",
+        (url, url): "must be a URL",
         (".", url): "has no journal in SQLite",
         ("missing", url): "does not exist",
-        (".", url, "--files", "f"): "has no journal in SQLite",
     }
     for words, text in found.items():
         code, _, errors = run_here(tmp_path, "store", "move", *words)
@@ -383,6 +382,6 @@ def test_store_that_can_not_be_used_is_refused(tmp_path: Path, url: str) -> None
         assert text in error
         assert "secret" not in error
     plain = Machine(tmp_path, "plain", "sqlite")
-    assert "--files: needs a store in PostgreSQL" in plain.refused("--files", "x")
+    assert "--standby: needs a store in PostgreSQL" in plain.refused("--standby")
     error = machine.refused("--memory")
     assert "--memory: excludes a store in PostgreSQL" in error

@@ -91,8 +91,10 @@ class Machine:
     def __init__(self, tmp_path: Path, name: str, url: str, lease: str = LEASE) -> None:
         self.directory = tmp_path / name
         self.directory.mkdir()
-        (self.directory / "taskyard.toml").write_text(f'[lease]\nstore = "{lease}"\n')
-        self._options = ("--store", url, "--files", str(tmp_path / "files"))
+        (self.directory / "taskyard.toml").write_text(
+            f'[lease]\nstore = "{lease}"\n[blobs]\ndirectory = "{tmp_path}/files"\n'
+        )
+        self._options = ("--store", url)
 
     def broker(self) -> Broker:
         return Broker(self.directory, *self._options)

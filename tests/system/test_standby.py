@@ -37,9 +37,11 @@ class Machine:
     def __init__(self, tmp_path: Path, name: str, url: str) -> None:
         self.directory = tmp_path / name
         self.directory.mkdir()
-        (self.directory / "taskyard.toml").write_text(f'[lease]\nstore = "{LEASE_SECONDS}s"\n')
+        (self.directory / "taskyard.toml").write_text(
+            f'[lease]\nstore = "{LEASE_SECONDS}s"\n[blobs]\ndirectory = "{tmp_path}/files"\n'
+        )
         self.state = self.directory / ".taskyard"
-        self.options = ("--standby", "--store", url, "--files", str(tmp_path / "files"))
+        self.options = ("--standby", "--store", url)
 
     def leader(self, *more: str) -> Broker:
         """Start a broker that finds the journal free."""

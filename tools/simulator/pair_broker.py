@@ -182,7 +182,7 @@ class PairBroker:
             directory,
             store=URL,
             # Blobs are in the database, or there are none.
-            files=None if self._drawn else host.directory / "files",
+            blobs_directory=None if self._drawn else host.directory / "files",
             store_lease_ns=host.faults.lease_ns,
         )
         stack.enter_context(StateLock(directory))

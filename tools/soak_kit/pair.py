@@ -90,7 +90,9 @@ class PairFleet(Fleet):
     def __init__(self, place: PairLayout, dice: random.Random, log: Callable[[str], None]) -> None:
         super().__init__(place, dice, log, pair_members(place))
         self._losses_expected = 0
-        (place.root / "taskyard.toml").write_text(f'[lease]\nstore = "{place.lease}"\n')
+        (place.root / "taskyard.toml").write_text(
+            f'[lease]\nstore = "{place.lease}"\n[blobs]\ndirectory = "files"\n'
+        )
 
     def worker_names(self) -> list[str]:
         return [name for name in self.members if not name.startswith(_SPARED)]
@@ -191,7 +193,7 @@ def pair_members(place: PairLayout) -> list[Member]:
 
 
 def _broker(place: PairLayout, name: str) -> Member:
-    store = ("--store", place.stores[name], "--files", str(place.root / "files"))
+    store = ("--store", place.stores[name])
     state = ("--state", str(place.root / name), "--compact-after-rows", COMPACT_AFTER_ROWS)
     words = ("broker", "--standby", *store, *state, *place.listen_of(name))
     return taskyard_member(f"broker-{name}", *words)

@@ -37,12 +37,10 @@ class BrokerSettings(Struct, frozen=True):
     compact: CompactionLimits = CompactionLimits()
     #: How many bytes of blobs are kept, and how long, unless a `SettingsReloader` provides it.
     blobs: BlobLimits = BlobLimits()
-    #: Where, if not in the state directory.
+    #: Where, if neither in the state directory nor in PostgreSQL.
     blobs_directory: Path | None = None
     #: The URL of a journal in PostgreSQL. Empty: in SQLite, in the state directory.
     store: str = ""
-    #: The directory of blobs beside a journal in PostgreSQL. None: in the database.
-    files: Path | None = None
     #: How long a broker of that journal may be silent before another takes over.
     store_lease_ns: int = LEASE_NS
     #: Follow the broker that has the journal, and take over when it ends.

@@ -139,7 +139,9 @@ def _with_files(settings: BrokerSettings, stack: ExitStack, opened: OpenDatabase
     with database.open_database(url) as connection:
         copy.poll(connection)
     lease.on_renewed = copy.poll
-    tables = database_files.open_blobs(url, settings.files, lease.term, store.reconnect_seconds_max)
+    tables = database_files.open_blobs(
+        url, settings.blobs_directory, lease.term, store.reconnect_seconds_max
+    )
     if tables is None:
         return opened
     stack.enter_context(tables)
@@ -181,13 +183,13 @@ def _check_state(state: Path) -> None:
 
 def _prepare(settings: BrokerSettings) -> None:
     """Check the directories, and link that of blobs."""
-    state, files = settings.state, settings.files
+    state, directory = settings.state, settings.blobs_directory
     _check_state(state)
     with _needs_extra():
         from taskyard.broker import database_files  # noqa: PLC0415  # an extra
-    database_files.check_place(settings.store, state, files)
-    if files is not None:
-        link_directory(state / blobs.FOLDER, files.absolute() / blobs.FOLDER)
+    database_files.check_place(settings.store, state, directory)
+    if directory is not None:
+        link_directory(state / blobs.FOLDER, directory.absolute())
 
 
 def outbox_feed(settings: BrokerSettings, lease: Lease) -> OutboxFeed:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def open_blobs(
-    url: str, files: Path | None, term: Term, reconnect_seconds_max: float
+    url: str, directory: Path | None, term: Term, reconnect_seconds_max: float
 ) -> Blobs | None:
     """Open the tables for a broker that leads. None: blobs are in a directory."""
-    place = blobs.DATABASE if files is None else blobs.DIRECTORY
+    place = blobs.DATABASE if directory is None else blobs.DIRECTORY
     with database.open_database(url) as connection:
         blobs.note_place(connection, term, place)
-    return Blobs(url, term, reconnect_seconds_max) if files is None else None
+    return Blobs(url, term, reconnect_seconds_max) if directory is None else None
 
 
 def open_beside(url: str) -> BlobRows | None:
@@ -40,14 +40,14 @@ def open_beside(url: str) -> BlobRows | None:
     return BlobRows(Blobs(url, Term(seen.epoch, seen.holder)))
 
 
-def check_place(url: str, state: Path, files: Path | None) -> None:
+def check_place(url: str, state: Path, directory: Path | None) -> None:
     """Refuse a place of blobs that is not the one of the store."""
     with database.open_database(url) as connection:
         database.check_tables(connection)
         known = blobs.known_place(connection)
-    if known == blobs.DATABASE and files is not None:
-        raise UnusableStore("blobs of the store are in the database (start without --files)")
+    if known == blobs.DATABASE and directory is not None:
+        raise UnusableStore("blobs of the store are in the database (unset blobs.directory)")
     link = state / FOLDER
-    if files is None and (known == blobs.DIRECTORY or link.is_symlink()):
-        where = f" {link.readlink().parent}" if link.is_symlink() else ""
-        raise UnusableStore(f"blobs of the store are in a directory{where} (give it with --files)")
+    if directory is None and (known == blobs.DIRECTORY or link.is_symlink()):
+        where = f" {link.readlink()}" if link.is_symlink() else ""
+        raise UnusableStore(f"blobs of the store are in a directory{where} (set blobs.directory)")

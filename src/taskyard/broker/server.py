@@ -333,7 +333,7 @@ def _open(
     compactor = Compactor(state, store, archive, clock, settings.compact)
     stack.enter_context(closing(compactor))
     rows = None if opened is None else opened.blobs
-    shared = settings.blobs_directory or (settings.files and state / blobs.FOLDER)
+    shared = settings.blobs_directory
     if shared:
         check_mounted(shared, store, archive.index)
     kept = _open_blobs(settings, limits, store.identity, stack, rows, archive.index)

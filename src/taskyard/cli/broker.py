@@ -12,7 +12,6 @@ from taskyard.broker.server import SettingsReloader, serve
 from taskyard.cli.connection import removed_if_unused
 from taskyard.cli.daemon_options import (
     listen_option,
-    read_files,
     read_listen,
     read_store,
     secure_option,
@@ -45,13 +44,6 @@ from taskyard.cli.output import example
     show_default="sqlite",
     help="Keep the journal in PostgreSQL: postgresql://USER@HOST/DATABASE.",
 )
-@setting_option(
-    "broker.files",
-    "--files",
-    metavar="DIR",
-    help="Long output and large values with --store: a directory that outlives this "
-    "machine. If omitted, the database has them.",
-)
 @click.option(
     "--standby",
     is_flag=True,
@@ -71,7 +63,6 @@ def broker(  # noqa: PLR0913  # one per option
     secure: bool,
     memory: bool,
     store: str,
-    files: Path | None,
     standby: bool,
     compact_after_rows: int | None,
     until_eof: bool,
@@ -103,9 +94,8 @@ def broker(  # noqa: PLR0913  # one per option
         read_listen(listen, cli_context.settings().listeners),
         secure=secure,
         in_memory=memory,
-        store=_read_store(store, files, memory=memory, standby=standby),
+        store=_read_store(store, memory=memory, standby=standby),
         standby=standby,
-        files=read_files(files),
         until_eof=until_eof,
         compact=_read_limits(compact_after_rows),
     )
@@ -129,13 +119,11 @@ def _serve(cli_context: CliContext, options: BrokerSettings) -> None:
         settings = structs.replace(settings, yields=True)
 
 
-def _read_store(store: str, files: object, *, memory: bool, standby: bool) -> str:
+def _read_store(store: str, *, memory: bool, standby: bool) -> str:
     """Return the URL of a journal in PostgreSQL. Empty: in SQLite, or in memory."""
     url = read_store(store)
     if standby and not url:
         raise click.UsageError("--standby: needs a store in PostgreSQL (give one with --store)")
-    if files is not None and not url:
-        raise click.UsageError("--files: needs a store in PostgreSQL (give one with --store)")
     if memory and url:
         raise click.UsageError("--memory: excludes a store in PostgreSQL (add --store sqlite)")
     return url

@@ -19,7 +19,6 @@ from taskyard.settings.values import InvalidValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from taskyard.settings.sections import Settings
 
@@ -220,14 +219,6 @@ def read_store(store: str) -> str:
     """Return the URL of a journal in PostgreSQL. Empty: in SQLite."""
     url: str = _read("--store", kinds.STORE, store) if store else ""
     return url
-
-
-def read_files(files: Path | None) -> Path | None:
-    """Return the directory of long output and large values. None: the database has them."""
-    if files is None:
-        return None
-    directory: Path = _read("--files", kinds.DIRECTORY, str(files))
-    return directory
 
 
 def _read(option: str, kind: kinds.Kind, given: str) -> Any:  # noqa: ANN401  # of any kind

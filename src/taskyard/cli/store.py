@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskyard.cli.daemon_options import read_files
 from taskyard.cli.documents import OutboxTask, StoreOutboxDocument
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import (
     CliContext,
     json_option,
     quiet_option,
-    setting_option,
     verbose_option,
 )
 from taskyard.cli.output import example, moment_cell, print_document, print_table
@@ -73,21 +71,16 @@ def init(url: str) -> None:
 @store.command(epilog=_example("move .taskyard postgresql://taskyard@db.example/taskyard"))
 @click.argument("source")
 @click.argument("target")
-@setting_option(
-    "broker.files",
-    "--files",
-    metavar="DIR",
-    help="The directory of long output and large values of the store in PostgreSQL. "
-    "If omitted, the database has them.",
-)
 @verbose_option
 @quiet_option
-def move(source: str, target: str, files: Path | None) -> None:
+@click.pass_obj
+def move(cli_context: CliContext, source: str, target: str) -> None:
     """Move a state to PostgreSQL, or back.
 
     One of SOURCE and TARGET is a state directory, the other the URL of a store. A database must be
     empty, as after `store init`. A state directory must be new, or one that a broker of this store
-    used. Stop the broker first.
+    used. Stop the broker first. Long output and large values stay in `blobs.directory`, if that is
+    set.
 
     The copy is verified by its hash chain before the source is removed. A move that was interrupted
     is continued by the same command.
@@ -98,7 +91,7 @@ def move(source: str, target: str, files: Path | None) -> None:
     with _extra():
         from taskyard.journal.postgres import database, move  # noqa: PLC0415  # an extra
     state = Path(source if is_to_database else target)
-    shared, keys = read_files(files), state / DIRECTORY_NAME
+    shared, keys = cli_context.settings().blobs.directory, state / DIRECTORY_NAME
     try:
         if is_to_database:
             head, place = move.to_database(state, target, shared, keys), database.describe(target)

@@ -147,15 +147,6 @@ KEYS: Final = (
     ),
     _key(
         "broker",
-        "files",
-        kinds.DIRECTORY,
-        None,
-        "The directory of blobs of a broker on PostgreSQL, which outlives its "
-        "machine. If not set: the database has them.",
-        unset="none",
-    ),
-    _key(
-        "broker",
         "key",
         kinds.FILE,
         None,
@@ -246,7 +237,8 @@ KEYS: Final = (
         "directory",
         kinds.DIRECTORY,
         None,
-        "The directory of them all, which other machines may mount. One for each broker.",
+        "The directory of them all, which other machines may mount. One for each broker, or for "
+        "each pair. A broker on PostgreSQL without one has them in the database.",
         unset="in the state directory",
     ),
     _key(

@@ -62,7 +62,6 @@ class BrokerSection(Struct, frozen=True):
     state: Path
     #: A URL of PostgreSQL. Empty: SQLite in the state directory.
     store: str
-    files: Path | None
     key: Path | None
     invite: Path | InvitationLine | None
     workers_max: int

@@ -58,7 +58,7 @@ def main(state: Path, kind: str, encoded: str = "", limits: str = "") -> None:
         rules=rules,
         compact=compact,
         store=os.environ[STORE_VARIABLE] if kind == "postgresql" else "",
-        files=state.parent / "files",
+        blobs_directory=state.parent / "files" if kind == "postgresql" else None,
     )
     profile = os.environ.get(PROFILE_VARIABLE)
     if not profile:

@@ -2,9 +2,10 @@
 
 Both sides are locked until the end, so no broker runs. The copy is one transaction of the database,
 read back and compared with the chain before its commit. Blobs are copied between stores of blobs,
-each compared with its name, and removed at the source at the end. A state directory has the file
-`store` while its journal is, or may be, in the database: SQLite does not open one then. So a move
-that is killed at any point leaves at most one side that can be opened, and can be run again.
+each compared with its name, and removed at the source at the end, unless they have a directory of
+their own. A state directory has the file `store` while its journal is, or may be, in the database:
+SQLite does not open one then. So a move that is killed at any point leaves at most one side that
+can be opened, and can be run again.
 """
 
 import os
@@ -54,11 +55,11 @@ _COVER: Final = "INSERT INTO taskyard.meta VALUES ('covered', %b)"
 _RUN_AGAIN: Final = "nothing was changed at the source"
 
 
-def to_database(state: Path, url: str, files: Path | None, keys: Path) -> Head:
+def to_database(state: Path, url: str, directory: Path | None, keys: Path) -> Head:
     """Move the journal of a state directory to an empty database. Return its newest row.
 
-    `files` is the directory of blobs that brokers of the store share. None: in the database. `keys`
-    is the directory of keys in the state directory.
+    Blobs stay in a `directory` of their own. None: they move, too. `keys` is the directory of keys
+    in the state directory.
     """
     if not state.is_dir():
         raise UnusableState(f"state directory {state}: does not exist")
@@ -71,32 +72,28 @@ def to_database(state: Path, url: str, files: Path | None, keys: Path) -> Head:
         with readonly.open_reader(state) as source, _held(url) as (connection, term):
             head = source.head
             is_copied = _is_copied(connection, url, source, known)
+            if directory is not None:
+                link_directory(own, directory.absolute())
             replace_private(state / schema.DATABASE_NAME, url.encode())
             try:
-                if files is not None and not own.is_symlink():
-                    shared = _shared(files, source.identity)
-                    shared.create(StoreTerms(source.identity.hex()))
-                    _copy_blobs(BlobFiles(own), shared)
                 if not is_copied:
                     _fill(connection, state, source, term)
-                    blobs.note_place(connection, term, _place(files))
+                    blobs.note_place(connection, term, _place(directory))
                     key_table.adopt(connection, keys)
-                    if files is None:
+                    if directory is None:
                         _copy_blobs(BlobFiles(own), BlobRows(BlobTables(connection, term)))
                     _verify(connection, state, source)
             except BaseException:
                 if not is_copied:
                     (state / schema.DATABASE_NAME).unlink()
                 raise
-        if not own.is_symlink():
+        if directory is None:
             shutil.rmtree(own, ignore_errors=True)
-        if files is not None:
-            link_directory(own, files.absolute() / FOLDER)
         sqlite.remove(state)
     return head
 
 
-def to_directory(url: str, state: Path, files: Path | None, keys: Path) -> Head:
+def to_directory(url: str, state: Path, directory: Path | None, keys: Path) -> Head:
     """Move the journal of a database to a new state directory, or to one that was its broker's.
 
     The database has an empty journal then. Returns the newest row.
@@ -109,37 +106,22 @@ def to_directory(url: str, state: Path, files: Path | None, keys: Path) -> Head:
         with _held(url) as (connection, term):
             if not _is_back(connection, state):
                 _check_outbox(connection, url)
-                _check_place(connection, files)
+                _check_place(connection, directory)
                 identity, _ = database.read_anchor(connection)
-                source: BlobStore = BlobRows(BlobTables(connection, term))
-                if files is not None:
-                    source = shared = _shared(files, identity)
-                    if shared.terms() is None:
-                        raise UnusableState(f"{shared.directory}: no directory of blobs (mount it)")
                 _fetch(connection, url, state)
-                if own.is_symlink():
-                    own.unlink()
-                local = BlobFiles(own)
-                local.create(StoreTerms(identity.hex()))
-                _copy_blobs(source, local)
+                if directory is None:
+                    local = BlobFiles(own)
+                    local.create(StoreTerms(identity.hex()))
+                    _copy_blobs(BlobRows(BlobTables(connection, term)), local)
+                else:
+                    link_directory(own, directory.absolute())
                 key_table.copy_to(connection, keys)
                 key_table.clear(connection)
                 database.clear(connection)
-        identity, _, head = sqlite.read_verified(state)
-        if files is not None and (shared := _shared(files, identity)).terms() is not None:
-            shutil.rmtree(shared.directory)
+        _, _, head = sqlite.read_verified(state)
         (state / schema.DATABASE_NAME).unlink()
         sync_directory(state)
     return head
-
-
-def _shared(files: Path, identity: bytes) -> BlobFiles:
-    """Return the blobs in a shared directory. Raises if they are of another journal."""
-    shared = BlobFiles(files.absolute() / FOLDER)
-    terms = shared.terms()
-    if terms is not None and terms.identity != identity.hex():
-        raise UnusableState(f"{shared.directory}: has blobs of another state (use another --files)")
-    return shared
 
 
 def _copy_blobs(source: BlobStore, target: BlobStore) -> None:
@@ -169,8 +151,8 @@ def _copy_stream(source: BlobStore, blob: BlobId, target: BlobStore, key: Stream
         target.flush()
 
 
-def _place(files: Path | None) -> str:
-    return blobs.DATABASE if files is None else blobs.DIRECTORY
+def _place(directory: Path | None) -> str:
+    return blobs.DATABASE if directory is None else blobs.DIRECTORY
 
 
 def _check_outbox(connection: Connection, url: str) -> None:
@@ -287,8 +269,8 @@ def _fetch(connection: Connection, url: str, state: Path) -> None:
     _check_sound(state)
 
 
-def _check_place(connection: Connection, files: Path | None) -> None:
+def _check_place(connection: Connection, directory: Path | None) -> None:
     """Refuse another place of blobs than that of the store."""
-    if blobs.known_place(connection) not in ("", _place(files)):
-        hint = "give their directory with" if files is None else "leave out"
-        raise UnusableStore(f"blobs of the store are elsewhere ({hint} --files)")
+    if blobs.known_place(connection) not in ("", _place(directory)):
+        hint = "set" if directory is None else "unset"
+        raise UnusableStore(f"blobs of the store are elsewhere ({hint} blobs.directory)")
