@@ -6,10 +6,10 @@ at first use, because every command imports this package and few of them need a 
 
 TYPE_CHECKING = False  # as in typing, which is not imported
 if TYPE_CHECKING:
-    from taskyard.client.aio import AsyncClient
+    from taskyard.client.aio import AsyncBundle, AsyncCampaign, AsyncClient
     from taskyard.client.async_futures import AsyncFuture
     from taskyard.client.calls import ExecutorBroken
-    from taskyard.client.campaigns import AsyncBundle, AsyncCampaign, Bundle, Campaign
+    from taskyard.client.campaigns import Bundle, Campaign
     from taskyard.client.client import Client
     from taskyard.client.current import CurrentTask, current
     from taskyard.client.executor import Executor
@@ -80,8 +80,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncBundle": "taskyard.client.campaigns",
-    "AsyncCampaign": "taskyard.client.campaigns",
+    "AsyncBundle": "taskyard.client.aio",
+    "AsyncCampaign": "taskyard.client.aio",
     "AsyncClient": "taskyard.client.aio",
     "AsyncFuture": "taskyard.client.async_futures",
     "AsyncOutbox": "taskyard.client.outbox",

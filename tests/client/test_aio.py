@@ -16,9 +16,9 @@ import pytest
 
 from docs import api
 from taskyard.client import aio, task_buffer
-from taskyard.client.aio import AsyncClient
+from taskyard.client.aio import AsyncCampaign, AsyncClient
 from taskyard.client.async_futures import AsyncFuture
-from taskyard.client.campaigns import AsyncCampaign, Campaign
+from taskyard.client.campaigns import Campaign
 from taskyard.client.client import Client, scope_of
 from taskyard.client.futures import Future, as_completed
 from taskyard.core.model import Submission, Terms

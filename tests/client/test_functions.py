@@ -91,7 +91,7 @@ def test_name_that_may_be_option_or_argument_is_refused(client: Client) -> None:
     with pytest.raises(UserError, match="at least one iterable"):
         client.map(calls.power)
     with pytest.raises(UserError, match="expected a function"):
-        client.map(["echo"], ["a"])  # type: ignore[call-overload]
+        client.map(["echo"], ["a"])  # type: ignore[arg-type]
 
 
 def test_named_call_of_a_program_that_is_run_again_is_the_same_task(client: Client) -> None:

@@ -19,7 +19,7 @@ def mistakes(client: taskyard.Client, executor: taskyard.Executor) -> None:
     executor.submit(cube, 1, 2)  # type: ignore[call-arg]
     text: str = executor.submit(cube, 3).result()  # type: ignore[assignment]
     text = client.submit(cube, 3).result()  # type: ignore[assignment]
-    client.submit(3)  # type: ignore[call-overload]
+    client.submit(3)  # type: ignore[arg-type]
     text = client.submit(cube, 3).result()  # type: ignore[assignment]
     half("3")  # type: ignore[arg-type]
     half.submit("3")  # type: ignore[arg-type]

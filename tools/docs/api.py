@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from enum import Enum
 from importlib import import_module
+from itertools import groupby
 from textwrap import fill
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -26,9 +27,11 @@ Other modules of the package are internal, and change without notice.
 
 """
 
-_ASYNC: Final = """### Methods of AsyncClient that are those of Client
+_ASYNC: Final = """### Members of {owner} that are those of {twin}
 
-They have the same arguments, and return the same: to `await`, or for `async for` instead of `for`.
+They have the same arguments. What asks the broker returns the same to `await`, and what yields is
+for `async for`.
+
 """
 
 _COMMON_HEAD: Final = """Some arguments mean the same everywhere:
@@ -145,8 +148,12 @@ def _public_names(module: ModuleType) -> Iterator[str]:
 
 def _is_own_member(found: type, name: str) -> bool:
     """Return whether a member is defined by Taskyard, not by a base of the standard library."""
-    home = next((one for one in found.__mro__ if name in vars(one)), object)
-    return not name.startswith("_") and home.__module__.startswith("taskyard")
+    return not name.startswith("_") and _home_of(found, name).startswith("taskyard")
+
+
+def _home_of(found: type, name: str) -> str:
+    """Return the module of the class that defines a member."""
+    return next((one for one in found.__mro__ if name in vars(one)), object).__module__
 
 
 # Entries.
@@ -155,8 +162,9 @@ def _is_own_member(found: type, name: str) -> bool:
 def _class_entry(path: str, value: type) -> Entry:
     """Return the entry of a class. Its constructor is shown if it has a docstring of its own."""
     text = inspect.getdoc(value) or ""
-    made: Any = vars(value).get("__init__")
-    if issubclass(value, BaseException) or not getattr(made, "__doc__", None):
+    made: Any = getattr(value, "__init__", None)
+    is_own = _home_of(value, "__init__").startswith("taskyard")
+    if issubclass(value, BaseException) or not is_own or not getattr(made, "__doc__", None):
         return Entry(path, value, text, "")
     signature = f"{value.__name__}{_signature(made, returns=False)}"
     return Entry(path, value, f"{text}\n\n{inspect.getdoc(made)}", signature, _parameters(made))
@@ -270,17 +278,24 @@ def _index() -> Iterator[str]:
 
 
 def _body() -> Iterator[str]:
-    blocking = {one.name: one for one in entries() if one.owner is taskyard.Client}
-    shared: list[str] = []
-    for one in entries():
-        twin = blocking.get(one.name) if one.owner is taskyard.AsyncClient else None
-        if twin and twin.text == one.text and twin.parameters == one.parameters:
-            shared.append(f"[`{one.name}`](#{twin.anchor})")
-            continue
-        if shared and one.owner is None:
-            yield f"{_ASYNC}{fill(', '.join(shared), _WIDTH)}.\n\n"
-            shared.clear()
-        yield from _section(one)
+    found = {one.path: one for one in entries()}
+    for _, group in groupby(found.values(), lambda one: one.owner or one.value):
+        owner, shared = "", []
+        for one in group:
+            owner = owner or one.name
+            twin = found.get(one.path.replace("taskyard.Async", "taskyard."))
+            if twin and twin is not one and _is_like(twin, one):
+                shared.append(f"[`{one.name}`](#{twin.anchor})")
+            else:
+                yield from _section(one)
+        if shared:
+            yield _ASYNC.format(owner=owner, twin=owner.removeprefix("Async"))
+            yield f"{fill(', '.join(shared), _WIDTH)}.\n\n"
+
+
+def _is_like(twin: Entry, one: Entry) -> bool:
+    """Return whether members of two clients differ in waiting only."""
+    return bool(one.owner) and twin.text == one.text and twin.parameters == one.parameters
 
 
 def _section(one: Entry) -> Iterator[str]:

@@ -45,6 +45,7 @@ class AsyncFutureOwner(SessionOwner, Protocol):
     """The methods of `AsyncClient` that its futures call."""
 
     timeout: float
+    _bridge: LoopBridge
 
     def show(self, name: str) -> Awaited[dict[str, Any]]: ...
 
@@ -98,10 +99,9 @@ class AsyncFuture(AwaitableFuture[_T]):
 
     _client: AsyncFutureOwner
 
-    def __init__(  # noqa: PLR0913, PLR0917  # made for many tasks, by position
+    def __init__(  # made for many tasks, by position
         self,
         client: AsyncFutureOwner,
-        bridge: LoopBridge,
         name: bytes,
         service: bytes,
         campaign: bytes = b"",
@@ -109,7 +109,6 @@ class AsyncFuture(AwaitableFuture[_T]):
     ) -> None:
         self._client = client
         self._decoder = decoder
-        self._bridge = bridge
         self._campaign = campaign
         self._name = name
         self._service = service
@@ -118,6 +117,10 @@ class AsyncFuture(AwaitableFuture[_T]):
         self._error: BaseException | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._callbacks: list[tuple[Callable[[AsyncFuture], object], Context | None]] = []
+
+    @property
+    def _bridge(self) -> LoopBridge:
+        return self._client._bridge  # noqa: SLF001  # a future is a part of its client
 
     @property
     def state(self) -> Awaited[str]:

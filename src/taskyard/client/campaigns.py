@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -18,53 +18,44 @@ from taskyard.campaign.bundles import assign_lanes, expand_row
 from taskyard.campaign.task_spec import service_of
 from taskyard.client import commands, requests
 from taskyard.client import progress as drawing
+from taskyard.client.exchanges import BlockingRunner, exchange_method
+from taskyard.client.futures import Future
 from taskyard.client.requests import TaskRef, scope_of
 from taskyard.client.submit import after_names
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling, split
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from taskyard.campaign.task_spec import TaskSpec
-    from taskyard.client.exchanges import Awaited, Exchange
-    from taskyard.client.futures import AwaitableFuture, Future
+    from taskyard.client.exchanges import Exchange
+    from taskyard.client.futures import FutureBase
     from taskyard.client.session import Session
+    from taskyard.client.submit import Submitter
     from taskyard.core.events import Scope
 
-_T = TypeVar("_T")
-_F = TypeVar("_F", bound="AwaitableFuture")
+_Future = TypeVar("_Future", bound="FutureBase")
 
 
 class CampaignOwner(Protocol):
-    """The methods of `Client` that its campaigns and bundles call."""
+    """The parts of a client that its campaigns and bundles use."""
 
     _session: Session
+    _submitter: Submitter[Any]
 
-    def _run_query(self, exchange: Exchange[_T]) -> _T: ...
+    def _run_query(self, exchange: Exchange[Any]) -> Any: ...  # noqa: ANN401  # or something to await
 
-    def tasks(self, scope: Scope, match: str) -> Iterator[dict[str, Any]]: ...
-
-    def futures_of(self, campaign: str) -> list[Future]: ...
-
-
-class AsyncCampaignOwner(Protocol[_F]):
-    """The methods of `AsyncClient` that its campaigns and bundles call."""
-
-    _session: Session
-
-    def _run_query(self, exchange: Exchange[_T]) -> Awaited[_T]: ...
-
-    def tasks(self, scope: Scope, match: str) -> AsyncIterator[dict[str, Any]]: ...
-
-    def futures_of(self, campaign: str) -> Awaited[list[_F]]: ...
+    def tasks(self, scope: Scope, match: str) -> Any: ...  # noqa: ANN401  # an iterator of its kind
 
 
-class _CampaignBase:
-    """The name of a campaign, and its notebook view."""
+class CampaignBase(Generic[_Future]):
+    """The name of a campaign, and what both clients do with it."""
 
-    _client: CampaignOwner | AsyncCampaignOwner[Any]
-    name: str
+    def __init__(self, client: CampaignOwner, name: str) -> None:
+        self._client = client
+        self._run_query: Any = client._run_query  # noqa: SLF001  # see its protocol
+        self.name = name
 
     def __repr__(self) -> str:
         endpoint = self._client._session.endpoint  # noqa: SLF001  # see its protocol
@@ -76,136 +67,77 @@ class _CampaignBase:
 
         return notebook.campaign_html(self._client._session, self.name)  # noqa: SLF001  # see its protocol
 
-
-class Campaign(_CampaignBase):
-    """The tasks of a campaign, present and future. Made by `Client.campaign`."""
-
-    _client: CampaignOwner
-
-    def __init__(self, client: CampaignOwner, name: str) -> None:
-        self._client = client
-        self._run = client._run_query  # noqa: SLF001  # see its protocol
-        self.name = name
-
-    def status(self, timeout: float | None = None) -> dict[str, int]:
+    @exchange_method
+    def status(self, timeout: float | None = None) -> Exchange[dict[str, int]]:
         """Return how many tasks are in each state."""
-        return self._run(requests.counts(self.name, timeout))
+        return (yield from requests.counts(self.name, timeout))
+
+    @exchange_method
+    def futures(self) -> Exchange[list[_Future]]:
+        """Return futures of all tasks that the campaign has now."""
+        tasks = yield from requests.campaign_tasks(self.name)
+        return [*self._client._submitter.watch(tasks).values()]  # noqa: SLF001  # see its protocol
+
+    @exchange_method
+    def wait(self, timeout: float | None = None, *, progress: bool = False) -> Exchange[None]:
+        """Wait until no task of the campaign can run any more. Raises `TimedOut`.
+
+        With `progress`, draw a bar on a terminal or in a notebook, else print a line now and then.
+        """
+        follow = drawing.follow_campaign if progress else requests.wait_campaign
+        yield from follow(self.name, timeout)
+
+    @exchange_method
+    def cancel(self, timeout: float | None = None) -> Exchange[int]:
+        """Cancel unsettled tasks and all that wait for them. Return how many."""
+        return (yield from commands.cancel(campaign=self.name, timeout=timeout))
+
+    @exchange_method
+    def retry(self, timeout: float | None = None) -> Exchange[int]:
+        """Retry failed tasks, and delayed ones now. Return how many."""
+        return (yield from commands.retry(campaign=self.name, timeout=timeout))
+
+
+class Campaign(CampaignBase[Future], BlockingRunner):
+    """The tasks of a campaign, present and future. Made by `Client.campaign`."""
 
     def tasks(self, match: str = "") -> Iterator[dict[str, Any]]:
         """Yield the tasks in the order of their submission, page by page."""
-        return self._client.tasks(scope_of(campaign=self.name), match)
-
-    def futures(self) -> list[Future]:
-        """Return futures of all tasks that the campaign has now."""
-        return self._client.futures_of(self.name)
-
-    def wait(self, timeout: float | None = None, *, progress: bool = False) -> None:
-        """Wait until no task of the campaign can run any more. Raises `TimedOut`.
-
-        With `progress`, draw a bar on a terminal or in a notebook, else print a line now and then.
-        """
-        self._run(_wait(self.name, timeout, progress=progress))
-
-    def cancel(self, timeout: float | None = None) -> int:
-        """Cancel unsettled tasks and all that wait for them. Return how many."""
-        return self._run(commands.cancel(campaign=self.name, timeout=timeout))
-
-    def retry(self, timeout: float | None = None) -> int:
-        """Retry failed tasks, and delayed ones now. Return how many."""
-        return self._run(commands.retry(campaign=self.name, timeout=timeout))
-
-
-class AsyncCampaign(_CampaignBase):
-    """The tasks of a campaign, present and future. Made by `AsyncClient.campaign`."""
-
-    _client: AsyncCampaignOwner[Any]
-
-    def __init__(self, client: AsyncCampaignOwner[Any], name: str) -> None:
-        self._client = client
-        self._run = client._run_query  # noqa: SLF001  # see its protocol
-        self.name = name
-
-    def status(self, timeout: float | None = None) -> Awaited[dict[str, int]]:
-        """Return how many tasks are in each state."""
-        return self._run(requests.counts(self.name, timeout))
-
-    def tasks(self, match: str = "") -> AsyncIterator[dict[str, Any]]:
-        """Yield the tasks in the order of their submission, page by page."""
-        return self._client.tasks(scope_of(campaign=self.name), match)
-
-    def futures(self) -> Awaited[list[Any]]:
-        """Return `AsyncFuture`s of all tasks that the campaign has now."""
-        return self._client.futures_of(self.name)
-
-    def wait(self, timeout: float | None = None, *, progress: bool = False) -> Awaited[None]:
-        """Wait until no task of the campaign can run any more. Raises `TimedOut`.
-
-        With `progress`, draw a bar on a terminal or in a notebook, else print a line now and then.
-        """
-        return self._run(_wait(self.name, timeout, progress=progress))
-
-    def cancel(self, timeout: float | None = None) -> Awaited[int]:
-        """Cancel unsettled tasks and all that wait for them. Return how many."""
-        return self._run(commands.cancel(campaign=self.name, timeout=timeout))
-
-    def retry(self, timeout: float | None = None) -> Awaited[int]:
-        """Retry failed tasks, and delayed ones now. Return how many."""
-        return self._run(commands.retry(campaign=self.name, timeout=timeout))
-
-
-def _wait(name: str, timeout: float | None, *, progress: bool) -> Exchange[None]:
-    if not progress:
-        return requests.wait_campaign(name, timeout)
-    return drawing.follow_campaign(name, timeout)
+        found: Iterator[dict[str, Any]] = self._client.tasks(scope_of(campaign=self.name), match)
+        return found
 
 
 # Bundles.
 
 
-class Bundle(list["Future"]):
+class BundleBase(list[_Future]):
+    """The futures of a bundle's tasks, in the recipients' order."""
+
+    def __init__(self, client: CampaignOwner, bundle: BundleSpec) -> None:
+        super().__init__(client._submitter.watch(bundle.tasks()).values())  # noqa: SLF001  # see its protocol
+        self._run_query: Any = client._run_query  # noqa: SLF001  # see its protocol
+        self.name = bundle.name
+
+    @exchange_method
+    def wait(self, timeout: float | None = None) -> Exchange[None]:
+        """Wait until all tasks are settled. Raises `TimedOut`."""
+        yield from requests.wait_names([future.full_name for future in self], timeout)
+
+    @exchange_method
+    def cancel(self, timeout: float | None = None) -> Exchange[int]:
+        """Cancel unsettled tasks and all that wait for them. Return how many."""
+        names = [future.full_name for future in self]
+        return (yield from commands.cancel(names, timeout=timeout))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} of {len(self)} tasks>"
+
+
+class Bundle(BundleBase[Future], BlockingRunner):
     """The futures of a bundle's tasks, in the recipients' order.
 
     Made by `Client.submit_bundle`.
     """
-
-    def __init__(self, client: CampaignOwner, name: str, futures: Iterable[Future]) -> None:
-        super().__init__(futures)
-        self._run = client._run_query  # noqa: SLF001  # see its protocol
-        self.name = name
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until all tasks are settled. Raises `TimedOut`."""
-        self._run(requests.wait_names([future.full_name for future in self], timeout))
-
-    def cancel(self, timeout: float | None = None) -> int:
-        """Cancel unsettled tasks and all that wait for them. Return how many."""
-        return self._run(commands.cancel([future.full_name for future in self], timeout=timeout))
-
-    def __repr__(self) -> str:
-        return f"<Bundle {self.name!r} of {len(self)} tasks>"
-
-
-class AsyncBundle(list[_F]):
-    """The futures of a bundle's tasks, in the recipients' order.
-
-    Made by `AsyncClient.submit_bundle`.
-    """
-
-    def __init__(self, client: AsyncCampaignOwner[_F], name: str, futures: Iterable[_F]) -> None:
-        super().__init__(futures)
-        self._run = client._run_query  # noqa: SLF001  # see its protocol
-        self.name = name
-
-    async def wait(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as Bundle's
-        """Wait until all tasks are settled. Raises `TimedOut`."""
-        await self._run(requests.wait_names([future.full_name for future in self], timeout))
-
-    def cancel(self, timeout: float | None = None) -> Awaited[int]:
-        """Cancel unsettled tasks and all that wait for them. Return how many."""
-        return self._run(commands.cancel([future.full_name for future in self], timeout=timeout))
-
-    def __repr__(self) -> str:
-        return f"<AsyncBundle {self.name!r} of {len(self)} tasks>"
 
 
 class BundleSpec(Struct):

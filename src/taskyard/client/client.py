@@ -1,7 +1,7 @@
 """The blocking client: submit tasks, wait for them, inspect them, change them.
 
-Most methods are made from the exchanges in `requests` and `commands`, which `AsyncClient` shares.
-Hand-written are those that handle futures or iterate. Several threads may use one client.
+`ClientBase` is the table of all methods that are exchanges, for `AsyncClient` too. Each client adds
+those that iterate, and those whose futures have its own type. Several threads may use one client.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_EXCEPTION, wait
 from concurrent.futures import Future as AnyFuture
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Self, TypeVar, overload
 
 from taskyard.campaign.batches import encode_text
 from taskyard.client import (
@@ -25,7 +25,12 @@ from taskyard.client import (
 )
 from taskyard.client.campaigns import Bundle, Campaign
 from taskyard.client.environment import submitter_environment
-from taskyard.client.exchanges import BlockingRunner, blocking, request_and_wait
+from taskyard.client.exchanges import (
+    BlockingRunner,
+    exchange_method,
+    exchanged,
+    request_and_wait,
+)
 from taskyard.client.future_sets import FIRST
 from taskyard.client.futures import Future
 from taskyard.client.open_requests import ReplyTimeouts
@@ -44,14 +49,21 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    from taskyard.client.async_futures import LoopBridge
     from taskyard.client.environment import Variables
+    from taskyard.client.exchanges import Exchange
     from taskyard.client.future_sets import Errors
     from taskyard.client.record_stream import RecordBatch
-    from taskyard.client.submit import Work
+    from taskyard.client.results import SettableFuture
     from taskyard.core.model import Terms
     from taskyard.process.call_values import Restore
 
-_T = TypeVar("_T")
+    _T = TypeVarWithDefault("_T", default=Any)
+
+_Future = TypeVar("_Future", bound="SettableFuture")
+_Bundle = TypeVar("_Bundle")
 
 __all__ = ["Client", "scope_of"]
 
@@ -62,8 +74,11 @@ TIMEOUT_SECONDS: Final = 5.0
 CLOSE_ON_ERROR_SECONDS: Final = 1.0
 
 
-class Client(BlockingRunner):
-    """A connection to a broker. Use it as a context manager, or `close` it."""
+class ClientBase(Generic[_Future, _Bundle]):
+    """The session of a client, and the methods that are exchanges. The base of both clients."""
+
+    _future_kind: Callable[..., _Future]
+    _bundle_kind: Callable[..., _Bundle]
 
     def __init__(  # noqa: PLR0913  # all but the first are named
         self,
@@ -96,23 +111,30 @@ class Client(BlockingRunner):
         them. Its first answer has 10 seconds more.
         """
         endpoint = discovery.endpoint(broker, state)
+        bridge = self._bridge = self._loop_bridge()
         #: Timeout in seconds of calls that have no parameter for it, such as `Future.cancel`.
         self.timeout = connect_timeout if timeout is None else timeout
         self._session = Session(
             endpoint,
             ReplyTimeouts.of(timeout, connect_timeout, has_places=has_places(endpoint)),
+            blocking=bridge is None,
             key=discovery.key_for(endpoint, key),
+            on_turn=None if bridge is None else bridge.wake,
             report=report,
             environment=submitter_environment(endpoint, env),
         )
-        self._reply_to = partial(request_and_wait, self._session)
-        self._submitter = Submitter(self._session, partial(Future, self))
+        self._submitter: Submitter[_Future] = Submitter(
+            self._session, partial(self._future_kind, self)
+        )
         self._session.start()
-        try:
-            self._run_query(requests.first_answer())
-        except BaseException:
-            self.close()
-            raise
+        self._begin()
+
+    def _begin(self) -> None:
+        """Do what has to follow the start of the session."""
+
+    def _loop_bridge(self) -> LoopBridge | None:
+        """Return what passes outcomes to a loop. None: the session's thread settles futures."""
+        return None
 
     @property
     def broker(self) -> str:
@@ -128,6 +150,115 @@ class Client(BlockingRunner):
     def unanswered_since(self) -> datetime | None:
         """Time of the last answer, if it is over a second ago. None while the broker answers."""
         return self._session.outage.since
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.broker}>"
+
+    def _repr_html_(self) -> str:
+        """Return HTML for a notebook, within a second. Never raises."""
+        from taskyard.client import notebook  # noqa: PLC0415  # only notebooks need it
+
+        return notebook.client_html(self._session, type(self).__name__)
+
+    # Exchanges.
+
+    status = exchanged(requests.status)
+    workers = exchanged(requests.workers)
+    counts = exchanged(requests.counts)
+    show = exchanged(requests.show)
+    explain = exchanged(requests.explain)
+    why = exchanged(requests.why)
+    existing = exchanged(requests.existing)
+    decoded_result = exchanged(reads.decoded_result)
+    result_bytes = exchanged(reads.result_bytes)
+    results = exchanged(reads.results)
+    output = exchanged(reads.output)
+    wait_campaign = exchanged(requests.wait_campaign)
+    wait_names = exchanged(requests.wait_names)
+    cancel = exchanged(commands.cancel)
+    retry = exchanged(commands.retry)
+    expire = exchanged(commands.expire)
+    move = exchanged(commands.move)
+    edit = exchanged(commands.edit)
+    drain = exchanged(commands.drain)
+    failover = exchanged(commands.failover)
+    pause = exchanged(commands.pause)
+    resume = exchanged(commands.resume)
+
+    @exchange_method
+    def submit_bundle(  # noqa: PLR0913  # all but two are named
+        self,
+        /,
+        payload: str | bytes | list[Any] | dict[str, Any],
+        recipients: Iterable[str] | Iterable[dict[str, Any]],
+        *,
+        name: str | None = None,
+        campaign: str | None = None,
+        lane: str | None = None,
+        wait_for_unknown: bool = False,
+        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
+    ) -> Exchange[_Bundle]:
+        """Submit one payload for many recipients (fan-out): a task for each text or dict of fields.
+
+        The tasks are 0, 1, … of the campaign NAME, with the full names NAME/0, NAME/1, …. In
+        another campaign they are called NAME/0, NAME/1, …. They share the payload, a JSON object
+        with `body` and `recipients`. A worker calls `taskyard.bundle_part` for its part.
+
+        The lane is a template of the recipient's fields. The default is the template of the
+        service, else "{recipient}". Other options are those of `submit`. Returns when the broker
+        has the bundle. Raises `Refused` if it refuses the whole, and `UserError` for more than
+        100,000 recipients.
+        """
+        keys = {"lane": lane, **options}
+        spec = campaigns.bundle_spec(payload, recipients, name, campaign, keys)
+        spec.unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
+        yield from campaigns.create_bundle(spec)
+        return self._bundle_kind(self, spec)
+
+    @exchange_method
+    def future(self, name: str) -> Exchange[_Future]:
+        """Return a future of a task that was submitted earlier, by any client."""
+        tasks = yield from requests.find_tasks([name])
+        return self._submitter.watch(tasks)[name]
+
+    @exchange_method
+    def futures(self, names: Sequence[str]) -> Exchange[list[_Future]]:
+        """Return a future for each name. Raises `UserError` for an unknown name."""
+        made = self._submitter.watch((yield from requests.find_tasks(names)))
+        return [made[name] for name in names]
+
+    @exchange_method
+    def futures_of(self, campaign: str) -> Exchange[list[_Future]]:
+        """Return futures of all tasks that a campaign has now, in the order of submission."""
+        return [*self._submitter.watch((yield from requests.campaign_tasks(campaign))).values()]
+
+    # Submitting.
+
+    def scatter(self, values: Any) -> Any:  # noqa: ANN401  # as given
+        """Store values for tasks that use them. Return a future for each, or for one value.
+
+        Of a list, tuple, set or dict, each item is stored. Pass the futures as arguments: each
+        value is sent to the broker once. A worker with --allow-pickle has to be there.
+        """
+        return future_sets.scattered(values, self._scatter)
+
+    def _scatter(self, value: object) -> _Future:
+        return self._submitter.submit(FIRST, None, "", (((value,),), None), {})
+
+
+class Client(ClientBase[Future[Any], Bundle], BlockingRunner):
+    """A connection to a broker. Use it as a context manager, or `close` it."""
+
+    _future_kind = Future
+    _bundle_kind = Bundle
+
+    def _begin(self) -> None:
+        self._reply_to = partial(request_and_wait, self._session)
+        try:
+            self._run_query(requests.first_answer())
+        except BaseException:
+            self.close()
+            raise
 
     def _skip_long_results(self) -> None:
         """Settle futures with head and tail of long results. Call it before there are futures."""
@@ -154,47 +285,44 @@ class Client(BlockingRunner):
         is_interrupted = kind is not None and not issubclass(kind, Exception)
         self.close(CLOSE_ON_ERROR_SECONDS if is_interrupted else None)
 
-    def __repr__(self) -> str:
-        return f"<Client of {self.broker}>"
+    # For commands, Spark and the session.
 
-    def _repr_html_(self) -> str:
-        """Return HTML for a notebook, within a second. Never raises."""
-        from taskyard.client import notebook  # noqa: PLC0415  # only notebooks need it
+    views = exchanged(requests.views)
+    resolve = exchanged(requests.resolve)
+    kept_result = exchanged(reads.kept_result)
+    output_page = exchanged(reads.output_page)
+    create = exchanged(commands.create)
+    create_bundle = exchanged(campaigns.create_bundle)
+    lane_templates = exchanged(commands.lane_templates)
+    known_predecessors = exchanged(commands.known_predecessors)
 
-        return notebook.client_html(self._session, type(self).__name__)
+    def submit_encoded(  # noqa: PLR0913  # the last ones are named
+        self,
+        name: str,
+        payload: bytes,
+        terms: Terms,
+        *,
+        lane: str = "",
+        after: Sequence[str] = (),
+        wait_for_unknown: bool = False,
+        watch: bool = True,
+        restore: Restore | None = None,
+    ) -> Future:
+        """Submit a task with an encoded payload. Its future returns the result as bytes.
 
-    # Made from exchanges, as in AsyncClient.
+        Without `watch` it returns None as soon as the broker has the task. Tasks that share one
+        `terms` object take less room in messages and in the journal. `restore` stores the large
+        parts of a call again if the broker lacks them.
+        """
+        encoded = encode_text(name)
+        future: Future = Future(self, encoded, b"", terms.campaign)
+        before = tuple([encode_text(one) for one in after])
+        unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
+        fixed = (encoded, payload, terms, encode_text(lane), before, unknown)
+        self._session.submit(PendingTask(*fixed, future, watch, restore=restore))
+        return future
 
-    status = blocking(requests.status)
-    workers = blocking(requests.workers)
-    counts = blocking(requests.counts)
-    show = blocking(requests.show)
-    explain = blocking(requests.explain)
-    why = blocking(requests.why)
-    existing = blocking(requests.existing)
-    views = blocking(requests.views)
-    resolve = blocking(requests.resolve)
-    decoded_result = blocking(reads.decoded_result)
-    result_bytes = blocking(reads.result_bytes)
-    kept_result = blocking(reads.kept_result)
-    results = blocking(reads.results)
-    output = blocking(reads.output)
-    output_page = blocking(reads.output_page)
-    wait_campaign = blocking(requests.wait_campaign)
-    wait_names = blocking(requests.wait_names)
-    create = blocking(commands.create)
-    create_bundle = blocking(campaigns.create_bundle)
-    lane_templates = blocking(commands.lane_templates)
-    known_predecessors = blocking(commands.known_predecessors)
-    cancel = blocking(commands.cancel)
-    retry = blocking(commands.retry)
-    expire = blocking(commands.expire)
-    move = blocking(commands.move)
-    edit = blocking(commands.edit)
-    drain = blocking(commands.drain)
-    failover = blocking(commands.failover)
-    pause = blocking(commands.pause)
-    resume = blocking(commands.resume)
+    # For programs.
 
     def result(self, name: str) -> Any:  # noqa: ANN401  # a task's own value
         """Return the result of a task that is done. That of a pickled function is unpickled.
@@ -217,46 +345,18 @@ class Client(BlockingRunner):
 
     # Submitting.
 
-    @overload
-    def submit(
-        self,
-        work: Callable[..., _T],
-        /,
-        *values: object,
-        name: str | None = None,
-        campaign: str = "",
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        wait_for_unknown: bool = False,
-        **options: object,
-    ) -> Future[_T]: ...
-
-    @overload
-    def submit(
-        self,
-        work: Sequence[str] | str | bytes,
-        /,
-        *values: object,
-        name: str | None = None,
-        campaign: str = "",
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        wait_for_unknown: bool = False,
-        **options: object,
-    ) -> Future[Any]: ...
-
     def submit(  # noqa: PLR0913  # all but the first are named
         self,
-        work: Work,
+        work: Callable[..., _T] | Sequence[str] | str | bytes,
         /,
-        *values: Any,
+        *values: object,
         name: str | None = None,
         campaign: str = "",
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         wait_for_unknown: bool = False,
-        **options: Any,
-    ) -> Future[Any]:
+        **options: object,
+    ) -> Future[_T]:
         """Submit one task: a function with its arguments, an argv, or bytes.
 
         A function is an object, or "module:function" with values for JSON. Its arguments follow, or
@@ -277,37 +377,15 @@ class Client(BlockingRunner):
             work, name, campaign, (args, kwargs), options, wait_for_unknown=wait_for_unknown
         )
 
-    @overload
     def map(
         self,
-        work: Callable[..., _T],
+        work: Callable[..., _T] | str,
         /,
         *iterables: Iterable[Any],
         campaign: str = "",
         kwargs: Mapping[str, Any] | None = None,
         **options: object,
-    ) -> list[Future[_T]]: ...
-
-    @overload
-    def map(
-        self,
-        work: str,
-        /,
-        *iterables: Iterable[Any],
-        campaign: str = "",
-        kwargs: Mapping[str, Any] | None = None,
-        **options: object,
-    ) -> list[Future[Any]]: ...
-
-    def map(
-        self,
-        work: Callable[..., Any] | str,
-        /,
-        *iterables: Iterable[Any],
-        campaign: str = "",
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> list[Future[Any]]:
+    ) -> list[Future[_T]]:
         """Submit a call of a function per item, or per row of several iterables, as `map` calls it.
 
         A function is an object, or "module:function". Options and `kwargs` are those of `submit`,
@@ -336,17 +414,6 @@ class Client(BlockingRunner):
             wait([*future_sets.futures_in(futures, AnyFuture)], return_when=FIRST_EXCEPTION)
         return future_sets.without_skipped(future_sets.gathered(futures, AnyFuture, errors))
 
-    def scatter(self, values: Any) -> Any:  # noqa: ANN401  # as given
-        """Store values for tasks that use them. Return a future for each, or for one value.
-
-        Of a list, tuple, set or dict, each item is stored. Pass the futures as arguments: each
-        value is sent to the broker once. A worker with --allow-pickle has to be there.
-        """
-        return future_sets.scattered(values, self._scatter)
-
-    def _scatter(self, value: object) -> Future[Any]:
-        return self.submit(FIRST, (value,))
-
     @staticmethod
     def outbox(connection: Any) -> Outbox:  # noqa: ANN401  # of several packages
         """Return an object that submits tasks in the transaction of a connection to PostgreSQL.
@@ -356,73 +423,6 @@ class Client(BlockingRunner):
         connection of SQLAlchemy. Needs no client: call it as `Client.outbox(connection)`.
         """
         return Outbox(connection)
-
-    def submit_bundle(  # noqa: PLR0913  # all but two are named
-        self,
-        payload: str | bytes | list[Any] | dict[str, Any],
-        recipients: Iterable[str] | Iterable[dict[str, Any]],
-        *,
-        name: str | None = None,
-        campaign: str | None = None,
-        lane: str | None = None,
-        wait_for_unknown: bool = False,
-        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
-    ) -> Bundle:
-        """Submit one payload for many recipients (fan-out): a task for each text or dict of fields.
-
-        The tasks are 0, 1, … of the campaign NAME, with the full names NAME/0, NAME/1, …. In
-        another campaign they are called NAME/0, NAME/1, …. They share the payload, a JSON object
-        with `body` and `recipients`. A worker calls `taskyard.bundle_part` for its part.
-
-        The lane is a template of the recipient's fields. The default is the template of the
-        service, else "{recipient}". Other options are those of `submit`. Returns when the broker
-        has the bundle. Raises `Refused` if it refuses the whole, and `UserError` for more than
-        100,000 recipients.
-        """
-        keys = {"lane": lane, **options}
-        spec = campaigns.bundle_spec(payload, recipients, name, campaign, keys)
-        spec.unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
-        self.create_bundle(spec)
-        return Bundle(self, spec.name, self._submitter.watch(spec.tasks()).values())
-
-    def submit_encoded(  # noqa: PLR0913  # the last ones are named
-        self,
-        name: str,
-        payload: bytes,
-        terms: Terms,
-        *,
-        lane: str = "",
-        after: Sequence[str] = (),
-        wait_for_unknown: bool = False,
-        watch: bool = True,
-        restore: Restore | None = None,
-    ) -> Future:
-        """Submit a task with an encoded payload. Its future returns the result as bytes.
-
-        Without `watch` it returns None as soon as the broker has the task. Tasks that share one
-        `terms` object take less room in messages and in the journal. `restore` stores the large
-        parts of a call again if the broker lacks them.
-        """
-        encoded = encode_text(name)
-        future: Future = Future(self, encoded, b"", terms.campaign)
-        before = tuple([encode_text(one) for one in after])
-        unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
-        fixed = (encoded, payload, terms, encode_text(lane), before, unknown)
-        self._session.submit(PendingTask(*fixed, future, watch, restore=restore))
-        return future
-
-    def future(self, name: str) -> Future:
-        """Return a future of a task that was submitted earlier, by any client."""
-        return self.futures([name])[0]
-
-    def futures(self, names: Sequence[str]) -> list[Future]:
-        """Return a future for each name. Raises `UserError` for an unknown name."""
-        made = self._submitter.watch(self._run_query(requests.find_tasks(names)))
-        return [made[name] for name in names]
-
-    def futures_of(self, campaign: str) -> list[Future]:
-        """Return futures of all tasks that a campaign has now, in the order of submission."""
-        return [*self._submitter.watch(self._run_query(requests.campaign_tasks(campaign))).values()]
 
     def campaign(self, name: str) -> Campaign:
         """Return an object for a campaign's tasks, present and future."""

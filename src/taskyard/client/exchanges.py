@@ -1,17 +1,29 @@
 """Exchanges: a request and the handling of its reply, without a connection.
 
-An exchange is a generator. It yields a query, is sent the reply, and returns the caller's value.
-`blocking` makes a method of `Client` of a function that returns an exchange, and `awaited` a method
-of `AsyncClient`. Both clients are made this way from the functions in `requests`.
+An exchange is a generator. It yields a query, is sent the reply, and returns the caller's value. A
+class has exchanges as methods, which block in an object of a `Client` and are awaited in an object
+of an `AsyncClient`: its runner decides. So both clients have one table of methods.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import time
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future as AnyFuture
-from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from taskyard.client.slot_waits import SlotFuture
 from taskyard.core.model import Refusal
@@ -24,6 +36,7 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
 
 #: The last part of a timeout, in which the reason is requested. A shorter timeout has none.
 WHY_SECONDS: Final = 0.2
@@ -136,7 +149,7 @@ def refused_error(reply: Reply) -> Refused:
 
 
 class BlockingRunner:
-    """Runs exchanges by blocking. The base of `Client`."""
+    """Runs exchanges by blocking. The base of `Client`, and of objects that use one."""
 
     #: Returns the reply to a query.
     _reply_to: Callable[[Query], Reply]
@@ -145,37 +158,59 @@ class BlockingRunner:
         return run_exchange(exchange, self._reply_to)
 
 
-class AsyncRunner(Protocol):
-    """An object that runs exchanges by awaiting, such as `AsyncClient`."""
+class AwaitingRunner:
+    """Runs exchanges by awaiting. The base of `AsyncClient`, and of objects that use one."""
 
-    def _run_query(self, exchange: Exchange[_T]) -> Awaited[_T]: ...
+    #: Returns the reply to a query, to `await`.
+    _reply_to: Callable[[Query], Awaited[Reply]]
 
-
-def blocking(
-    operation: Callable[_P, Exchange[_T]],
-) -> Callable[Concatenate[BlockingRunner, _P], _T]:
-    """Return a method that runs the operation and blocks until it has its value."""
-
-    def method(self: BlockingRunner, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return run_exchange(operation(*args, **kwargs), self._reply_to)
-
-    _describe(method, operation, "{}")
-    return method
+    async def _run_query(self, exchange: Exchange[_T]) -> _T:
+        try:
+            query = next(exchange)
+            while True:
+                query = exchange.send(await self._reply_to(query))
+        except StopIteration as end:
+            value: _T = end.value
+            return value
 
 
-def awaited(
-    operation: Callable[_P, Exchange[_T]],
-) -> Callable[Concatenate[AsyncRunner, _P], Awaited[_T]]:
-    """Return a method that runs the operation and returns its value to `await`."""
+class Method(Protocol[_P, _T_co]):
+    """A method that runs an exchange: it returns the value, or something to await for it."""
 
-    def method(self: AsyncRunner, /, *args: _P.args, **kwargs: _P.kwargs) -> Awaited[_T]:
-        return self._run_query(operation(*args, **kwargs))  # a method of `self`
+    @overload
+    def __get__(self, instance: BlockingRunner, owner: object) -> Callable[_P, _T_co]: ...
 
-    _describe(method, operation, "Awaitable[{}]")
-    return method
+    @overload
+    def __get__(self, instance: AwaitingRunner, owner: object) -> Callable[_P, Awaited[_T_co]]: ...
+
+    @overload
+    def __get__(self, instance: None, owner: object) -> Callable[Concatenate[Any, _P], Any]: ...
 
 
-def _describe(method: Any, operation: Any, returned: str) -> None:  # noqa: ANN401  # functions
+def exchanged(operation: Callable[_P, Exchange[_T]]) -> Method[_P, _T]:
+    """Return a method that runs the exchange which a function returns."""
+
+    def method(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> Any:  # noqa: ANN401  # see `Method`
+        return self._run_query(operation(*args, **kwargs))
+
+    _describe(method, operation, [_SELF])
+    return cast("Method[_P, _T]", method)
+
+
+def exchange_method(operation: Callable[Concatenate[Any, _P], Exchange[_T]]) -> Method[_P, _T]:
+    """Return a method that runs the exchange which it returns. A decorator."""
+
+    def method(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> Any:  # noqa: ANN401  # see `Method`
+        return self._run_query(operation(self, *args, **kwargs))
+
+    _describe(method, operation, [])
+    return cast("Method[_P, _T]", method)
+
+
+_SELF: Final = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _describe(method: Any, operation: Any, before: list[inspect.Parameter]) -> None:  # noqa: ANN401  # functions
     """Give a method its operation's name, docstring and signature, for `help` and notebooks."""
     method.__name__ = operation.__name__
     method.__qualname__ = operation.__qualname__
@@ -183,8 +218,7 @@ def _describe(method: Any, operation: Any, returned: str) -> None:  # noqa: ANN4
     method.__doc__ = operation.__doc__
     signature = inspect.signature(operation)
     value = str(signature.return_annotation).removeprefix("Exchange[").removesuffix("]")
-    self_ = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     method.__signature__ = signature.replace(
-        parameters=[self_, *signature.parameters.values()],
-        return_annotation=returned.format(value),
+        parameters=[*before, *signature.parameters.values()],
+        return_annotation=re.sub(r"\b_(?=[A-Z])", "", value),  # variables are named after types
     )
