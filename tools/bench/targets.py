@@ -122,3 +122,8 @@ NATIVE_OVER_GEARMAN: Final = Target(1.5, 1.0)
 #: CPU of the broker per task, dwork's protocol, durable, batch 100, over one message of an echo
 #: with 100 under way in the same run.
 PLAIN_OVER_ECHO: Final = Target(1.0, 0.7)
+#: Latency of one task from submit to result, over two round trips of an echo, and two commits on a
+#: warm log if it is durable, in the same round.
+TASK_OVER_FLOOR: Final = {True: Target(3.6, 2.8), False: Target(3.6, 2.6)}
+#: CPU of all processes per task, native, durable, batch 1, over Redis with AOF always.
+OVER_REDIS: Final = Target(3.4, 2.6)

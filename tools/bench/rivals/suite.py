@@ -21,13 +21,14 @@ from msgspec import Struct
 
 from bench.peers import PeerProgress, PeerTask
 from bench.processes import Broker, BrokerBench, Process
-from bench.rivals import pools
+from bench.rivals import floor, pools
+from bench.rivals.floor import Floor
 from bench.rivals.links import CALLS
 from bench.rivals.parts import Part
 from bench.rivals.servers import RIVALS, Rival, Server, dwork_rival, is_installed, tree_cpu_ns
 from bench.settings import Kind, Settings
 from bench.table import TableLine, table_line
-from bench.targets import NATIVE_OVER_GEARMAN, PLAIN_OVER_ECHO
+from bench.targets import NATIVE_OVER_GEARMAN, OVER_REDIS, PLAIN_OVER_ECHO, TASK_OVER_FLOOR
 
 WORKERS: Final = 2
 #: Tasks by batch size: enough for a second or so.
@@ -36,6 +37,7 @@ LATENCY_COUNT: Final = 1_000
 ECHO_COUNT: Final = 50_000
 
 OURS: Final = "Taskyard"
+REDIS_AOF: Final = "Redis lists, AOF always"
 PLAIN: Final = "Taskyard by dwork's protocol"
 ECHO: Final = "one message of an echo, 100 under way"
 #: The batch size that has targets.
@@ -287,6 +289,7 @@ class _Run:
         self.costs: dict[tuple[str, int], list[Cost]] = defaultdict(list)
         self.latencies: dict[str, list[list[float]]] = defaultdict(list)
         self.echoes_us: list[float] = []
+        self.floors: list[Floor] = []
 
     def measure(self) -> None:
         settings = self._settings
@@ -298,6 +301,8 @@ class _Run:
                     tasks = settings.count(count // system.slower)
                     self.costs[system.name, batch].append(system.cost(max(WORKERS, tasks), batch))
             self.echoes_us.append(_echo_us(settings.count(ECHO_COUNT)))
+            settings.say("  sockets and disk")
+            self.floors.append(floor.measure(max(2, settings.count(LATENCY_COUNT))))
             for system in self._systems:
                 if system.latency is not None:
                     settings.say(f"  {system.name}: one task")
@@ -342,8 +347,29 @@ class _Run:
             table_line(f"{what}, p99", "ms", [quantiles(run, n=100)[-1] for run in runs]),
         ]
 
+    def _floor_lines(self) -> list[TableLine]:
+        """Return our latency over what sockets and disk need in the same round."""
+        floors = self.floors
+        lines = [
+            table_line("an echo's round trip, p50", "ms", [one.round_trip for one in floors]),
+            table_line("a commit on a warm log, p50", "ms", [one.commit for one in floors]),
+        ]
+        needed = {
+            OURS: [one.durable for one in floors],
+            f"{OURS} in memory": [one.in_memory for one in floors],
+        }
+        for name, least in needed.items():
+            runs = self.latencies[name]
+            ratios = [median(run) / one for run, one in zip(runs, least, strict=True)]
+            what = f"{name}, one task over sockets and disk"
+            lines.append(table_line(what, "×", ratios, TASK_OVER_FLOOR[name == OURS]))
+        return lines
+
     def _target_lines(self) -> list[TableLine]:
-        lines = [table_line(ECHO, "µs", self.echoes_us)]
+        lines = [table_line(ECHO, "µs", self.echoes_us), *self._floor_lines()]
+        if self.costs[REDIS_AOF, 1]:
+            ratios = self._ratios(OURS, REDIS_AOF, 1)
+            lines.append(table_line(f"{OURS}, batch 1, over {REDIS_AOF}", "×", ratios, OVER_REDIS))
         if plain := [cost.server_us or 0.0 for cost in self.costs[PLAIN, BATCH]]:
             ratios = [cost / echo for cost, echo in zip(plain, self.echoes_us, strict=True)]
             what = f"{PLAIN}, server over echo"
