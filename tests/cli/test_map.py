@@ -535,11 +535,16 @@ def test_reader_that_stops_leaves_the_tasks_to_a_lasting_broker(yard: Yard) -> N
     assert err.startswith("taskyard: stdout was closed; submitted tasks continue: `taskyard cancel")
 
 
-def test_stopped_map_waits_for_running_tasks_of_a_broker_that_continues(call: Caller) -> None:
+def test_stopped_map_waits_for_running_tasks_of_a_broker_that_continues(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
     script = '[ "$0" != bad ] || exit 1; sleep 0.4; echo "$0"'
     limits = ("--max-failures", "1", "--finish-running")
     words = ("sh", "-c", script, ":::", "a", "bad", *"cdefghijk")
-    outcome = call("map", "--campaign", "stopped", *limits, *words)
+    # A worker of its own: one with quick tasks before holds tasks beyond its slots.
+    with running(tmp_path) as yard:
+        call = Caller(yard.state, capsysbinary)
+        outcome = call("map", "--campaign", "stopped", *limits, *words)
     done = len(outcome.out.splitlines())
     assert (outcome.code, done > 0) == (1, True)
     reason, cancelled, waiting, failure, summary, _retry = outcome.err.splitlines()

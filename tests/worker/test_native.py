@@ -156,6 +156,19 @@ def test_worker_sends_one_message_per_task() -> None:
     assert harness.sent_kinds == [peer.COMPLETE] * 3
 
 
+def test_worker_with_quick_tasks_sends_one_message_per_task() -> None:
+    harness = WorkerHarness(slots=1)
+    harness.turn()
+    for number in range(40):
+        harness.create(b"%d" % number)
+        harness.turn()
+        harness.sent_kinds.clear()
+        harness.runner.finish()
+        harness.turn()
+        assert harness.sent_kinds == [peer.COMPLETE]
+    assert harness.scheduler.ledger.workers[b"w"].prefetch > 0
+
+
 def test_tasks_that_finish_while_a_report_is_under_way_share_the_next_report() -> None:
     harness = WorkerHarness(slots=3)
     harness.create(b"a", b"b", b"c")

@@ -7,8 +7,9 @@ again when they have changed.
 
 One report and one `Steal` are in flight at a time. Tasks that finish meanwhile go into the next
 report, which carries the next `Steal`. It is acknowledged at once and waits for tasks, so a worker
-sends one message per task. While enough tasks are queued here, a report waits a moment for more
-tasks to finish. The channel resends unacknowledged requests.
+sends one message per task. A `Steal` of its own requests tasks for free slots, and beyond the slots
+only while the broker has enough. While enough tasks are queued here, a report waits a moment for
+more tasks to finish. The channel resends unacknowledged requests.
 """
 
 from __future__ import annotations
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from taskyard.worker.settings import WorkerSettings
     from taskyard.worker.slot_budget import Share
 
-
 #: How long a `Steal` may wait at the broker.
 STEAL_WAIT_NS: Final = 60 * SECOND_NS
 
@@ -73,7 +73,6 @@ NEVER_NS: Final = NUMBER_MAX
 #: for each quick task costs CPU time in worker, broker and client.
 REPORT_DELAY_NS: Final = SECOND_NS // 20
 
-
 #: How soon the broker gets to know that a call waits, if no other message is sent.
 WAITING_NOTICE_NS: Final = SECOND_NS // 10
 
@@ -95,6 +94,8 @@ class NativeWorkerLoop:
     has_exited = False
     #: Called with held tasks that have ended at the broker, before they are stopped.
     on_ended: Callable[[Sequence[tuple[bytes, int]]], None] | None = None
+    #: The last answer had fewer tasks than were requested: the broker has no more for now.
+    _came_short = False
     #: `Steal`s in a row that the broker answered at once without tasks.
     _not_found_count = 0
     #: `seen` of the last heartbeat reply, sent back with the next heartbeat.
@@ -400,6 +401,7 @@ class NativeWorkerLoop:
         self._backoff_until_ns = self._clock.monotonic_ns() + REFUSED_RETRY_NS
 
     def _start_assigned(self, assigned: peer.Assigned) -> None:
+        self._came_short = len(assigned.names) < self._steal_count
         fresh = [job for job in assigned_jobs(assigned) if job.key not in self._held]
         if not self._held:
             self._prefetch.on_busy(self._clock.monotonic_ns())
@@ -529,10 +531,12 @@ class NativeWorkerLoop:
         return first
 
     def _request_tasks(self) -> None:
-        """Send a `Steal` that waits at the broker, unless one in a report does."""
-        count = self._tasks_wanted()
-        if self._steal_request or self._reports_due_ns or not count:
+        """Send a `Steal` that waits at the broker, unless one in a report does, or will soon."""
+        if self._steal_request or self._reports_due_ns:
             return
+        count = self._tasks_wanted()
+        if not count or (self._came_short and self._held and count <= self._waiting_max()):
+            return  # no slot is free, and the report of a held task requests the next ones
         name, worker = self.settings.name, self._worker_message
         request = self._channel.request(
             lambda number: peer.steal(number, name, worker, count, STEAL_WAIT_NS), STEAL_WAIT_NS
