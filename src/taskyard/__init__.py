@@ -6,15 +6,14 @@ at first use, because every command imports this package and few of them need a 
 
 TYPE_CHECKING = False  # as in typing, which is not imported
 if TYPE_CHECKING:
-    from taskyard.client.aio import AsyncBundle, AsyncCampaign, AsyncClient
-    from taskyard.client.async_futures import AsyncFuture
+    from taskyard.client.aio import AsyncBundle, AsyncCampaign, AsyncClient, AsyncFuture
     from taskyard.client.calls import ExecutorBroken
     from taskyard.client.campaigns import Bundle, Campaign
     from taskyard.client.client import Client
     from taskyard.client.current import CurrentTask, current
     from taskyard.client.executor import Executor
-    from taskyard.client.future_sets import progress
-    from taskyard.client.futures import Future, as_completed, wait
+    from taskyard.client.future_sets import as_completed, progress, wait
+    from taskyard.client.futures import Future
     from taskyard.client.outbox import AsyncOutbox, Outbox
     from taskyard.client.task import Task, task
     from taskyard.errors import (
@@ -83,7 +82,7 @@ _HOMES = {
     "AsyncBundle": "taskyard.client.aio",
     "AsyncCampaign": "taskyard.client.aio",
     "AsyncClient": "taskyard.client.aio",
-    "AsyncFuture": "taskyard.client.async_futures",
+    "AsyncFuture": "taskyard.client.aio",
     "AsyncOutbox": "taskyard.client.outbox",
     "Bundle": "taskyard.client.campaigns",
     "BundlePart": "taskyard.wire.payloads",
@@ -95,14 +94,14 @@ _HOMES = {
     "Future": "taskyard.client.futures",
     "Outbox": "taskyard.client.outbox",
     "Task": "taskyard.client.task",
-    "as_completed": "taskyard.client.futures",
+    "as_completed": "taskyard.client.future_sets",
     "bundle_part": "taskyard.wire.payloads",
     "current": "taskyard.client.current",
     "progress": "taskyard.client.future_sets",
     "register": "taskyard.spark",
     "result": "taskyard.wire.inputs",
     "task": "taskyard.client.task",
-    "wait": "taskyard.client.futures",
+    "wait": "taskyard.client.future_sets",
 }
 
 if not TYPE_CHECKING:  # else a checker would accept every name

@@ -16,11 +16,11 @@ import pytest
 
 from docs import api
 from taskyard.client import aio, task_buffer
-from taskyard.client.aio import AsyncCampaign, AsyncClient
-from taskyard.client.async_futures import AsyncFuture
+from taskyard.client.aio import AsyncCampaign, AsyncClient, AsyncFuture
 from taskyard.client.campaigns import Campaign
 from taskyard.client.client import Client, scope_of
-from taskyard.client.futures import Future, as_completed
+from taskyard.client.future_sets import as_completed
+from taskyard.client.futures import Future
 from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState
 from taskyard.errors import (
@@ -245,6 +245,25 @@ def test_futures_work_with_gather_wait_for_and_shield(yard: Yard) -> None:
         return 2 * await future
 
     play(yard, scenario)
+
+
+def test_future_of_a_blocking_client_is_awaited_in_any_loop(yard: Yard) -> None:
+    async def scenario() -> None:
+        futures = client.map("operator:neg", range(5))
+        assert await asyncio.gather(*futures) == [0, -1, -2, -3, -4]
+        assert await futures[1] == -1
+        with pytest.raises(TaskFailed, match="exit status 1"):
+            await client.submit(["false"])
+        never = client.submit(b"", service=UNSERVED)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(never, 0.01)
+        assert (never.done(), never.state) == (False, "ready")
+        assert never.cancel()
+        with pytest.raises(concurrent.futures.CancelledError):
+            await never
+
+    with Client(state=yard.state) as client:
+        asyncio.run(scenario())
 
 
 def test_wait_returns_settled_and_unsettled_futures(yard: Yard) -> None:

@@ -15,7 +15,8 @@ from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.task_spec import check_task
 from taskyard.client import watches
 from taskyard.client.client import Client, scope_of
-from taskyard.client.futures import Future, as_completed, wait
+from taskyard.client.future_sets import as_completed, wait
+from taskyard.client.futures import Future
 from taskyard.core.blobs import Blob, Result
 from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState

@@ -15,7 +15,8 @@ import pytest
 
 from taskyard.client.aio import AsyncClient
 from taskyard.client.client import Client
-from taskyard.client.futures import Future, as_completed
+from taskyard.client.future_sets import as_completed
+from taskyard.client.futures import Future
 from taskyard.errors import NotEncodable, Refused, TaskFailed, UserError
 from tests.cli.yard import Yard, running
 from tests.client import function_calls as calls

@@ -11,7 +11,7 @@ import pytest
 import taskyard
 from taskyard.client.aio import AsyncClient
 from taskyard.client.client import Client
-from taskyard.client.futures import as_completed, wait
+from taskyard.client.future_sets import as_completed, wait
 from taskyard.errors import UserError
 from tests.cli.yard import Yard, running
 from tests.client import function_calls as calls

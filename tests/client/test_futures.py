@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from taskyard.client.async_futures import AsyncFuture
+from taskyard.client.aio import AsyncFuture
 from taskyard.client.functions import OutcomeDecoder
-from taskyard.client.futures import Future, FutureOwner, wait
+from taskyard.client.future_sets import wait
+from taskyard.client.futures import Future, FutureOwner
 from taskyard.core.blobs import Result
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError

@@ -18,7 +18,8 @@ import pytest
 from taskyard.client import progress
 from taskyard.client.aio import AsyncClient
 from taskyard.client.client import Client
-from taskyard.client.futures import Future, as_completed, wait
+from taskyard.client.future_sets import as_completed, wait
+from taskyard.client.futures import Future
 from taskyard.errors import TimedOut
 from tests.cli.yard import Yard, running
 from tests.kit.processes import PATIENCE_SECONDS

@@ -65,12 +65,7 @@ COMMON_ARGUMENTS: Final = {
 #: their types are those of inner layers.
 INNER_MEMBERS: Final = {
     "AsyncFuture": (
-        "completed",
-        "deliver",
-        "set_exception",
-        "set_result",
-        "settle",
-        "settle_failed",
+        *("completed", "deliver", "set_exception", "set_result", "settle", "settle_failed"),
     ),
     "Client": (
         *("create", "create_bundle", "kept_result", "known_predecessors", "lane_templates"),

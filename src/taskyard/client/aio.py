@@ -9,24 +9,29 @@ future.cancel()`.
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import CancelledError
 from concurrent.futures import Future as AnyFuture
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, cast
 
 from taskyard.client import functions, future_sets, reads, record_stream, requests
-from taskyard.client.async_futures import AsyncFuture, LoopBridge
 from taskyard.client.campaigns import BundleBase, CampaignBase
 from taskyard.client.client import CLOSE_ON_ERROR_SECONDS, ClientBase
-from taskyard.client.exchanges import AwaitingRunner
+from taskyard.client.exchanges import WHY_SECONDS, AwaitingRunner
+from taskyard.client.functions import Outcome
+from taskyard.client.futures import FutureBase, LoopBridge, Settled, end_wait
 from taskyard.client.outbox import AsyncOutbox
+from taskyard.client.progress import ProgressBar
 from taskyard.client.requests import scope_of
+from taskyard.client.stalls import request_why, timeout_error
 from taskyard.client.submit import positional, rows_of
 from taskyard.core.events import Scope
 from taskyard.wire import pickled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from contextvars import Context
     from types import TracebackType
 
     from typing_extensions import TypeVar  # with a default
@@ -38,11 +43,161 @@ if TYPE_CHECKING:
     from taskyard.wire.native.reads import Part
 
     _T = TypeVar("_T", default=Any)
+else:
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
 
 #: Tasks after which `map` yields to the loop, and after which it waits for acknowledgements: unsent
 #: tasks take memory, and nothing may block the loop.
 _TASKS_PER_TURN: Final = 1_000
 _TASKS_UNACKNOWLEDGED_MAX: Final = 20_000
+
+
+class AsyncFuture(FutureBase[_T], AwaitingRunner):
+    """A task's result, once it is there. May be awaited many times, and by several at once.
+
+    The value of a function is unpickled when it is first asked for, in the thread of the loop.
+
+    It is not an `asyncio.Future`, which is cancelled with the asyncio task that awaits it. It works
+    with `asyncio.wait`, `gather`, `wait_for`, `timeout` and `as_completed`.
+    """
+
+    #: Callbacks with their contexts. The tuple is replaced, never changed.
+    _callbacks: tuple[tuple[Callable[[AsyncFuture], object], Context | None], ...] = ()
+
+    @property
+    def _bridge(self) -> LoopBridge:
+        return cast("LoopBridge", self._client._bridge)  # noqa: SLF001  # a future is a part of its client
+
+    async def _reply_to(self, query: Query | Settled) -> Any:  # noqa: ANN401  # of several steps
+        if not isinstance(query, Settled):
+            return await self._client._reply_to(query)  # noqa: SLF001  # a future is a part of its client
+        try:
+            async with asyncio.timeout(query.timeout):
+                return await self.settled()
+        except TimeoutError:
+            raise timeout_error([self], query.timeout or 0) from None
+
+    def result(self) -> _T:
+        """Return the result, or raise what awaiting raises. `InvalidStateError` if unsettled."""
+        error = self.exception()
+        if error is not None:
+            raise error.with_traceback(None)  # without the frames of earlier calls
+        return cast("_T", self._result)
+
+    def exception(self) -> BaseException | None:
+        """Return the exception that awaiting raises, or None. Raises if the task was cancelled."""
+        if not self.done():
+            raise asyncio.InvalidStateError(f"task {self.full_name}: not settled yet")
+        self._decode()
+        if self._exception is not None and self.cancelled():
+            raise self._exception.with_traceback(None)
+        return self._exception
+
+    async def settled(self) -> None:
+        """Wait until the task is settled. Each call has its own waiter, which may be cancelled."""
+        if self.done():
+            return
+        waiter = self._bridge.loop.create_future()
+        wake = partial(end_wait, waiter)
+        self.add_done_callback(wake)
+        try:
+            await waiter
+        except asyncio.CancelledError as error:
+            if why := self._stalls.known_why(self.full_name):
+                error.add_note(f"task {self.full_name}{why}")
+            raise
+        finally:
+            self.remove_done_callback(wake)
+
+    def add_done_callback(
+        self, callback: Callable[[AsyncFuture], object], *, context: Context | None = None
+    ) -> None:
+        """Have the loop call `callback` once the task is settled, in `context` if given."""
+        if self.done():
+            self._bridge.loop.call_soon(callback, self, context=context)
+        else:
+            self._callbacks = (*self._callbacks, (callback, context))
+
+    def remove_done_callback(self, callback: Callable[[AsyncFuture], object]) -> int:
+        """Remove a callback. Return how many times it was registered."""
+        left = tuple(one for one in self._callbacks if one[0] != callback)
+        removed = len(self._callbacks) - len(left)
+        self._callbacks = left
+        return removed
+
+    def __repr__(self) -> str:
+        state = "pending"
+        if self.done():
+            state = "cancelled" if self.cancelled() else "failed" if self._exception else "done"
+        return f"<AsyncFuture of task {self.full_name!r}: {state}>"
+
+    @classmethod
+    def completed(
+        cls, futures: Sequence[AsyncFuture], timeout: float | None, *, progress: bool
+    ) -> AsyncIterator[AsyncFuture]:
+        """Yield these futures as they are settled. See `taskyard.as_completed`."""
+        return _as_completed(futures, timeout, progress=progress)
+
+    def _end(self, value: object, error: BaseException | None) -> None:
+        self._bridge.put(self, value, error)
+
+    def deliver(self, value: object, error: BaseException | None) -> None:
+        """Settle the future, in its loop. Ignore any but the first outcome."""
+        if self.done():
+            return
+        if isinstance(value, Outcome):
+            self._outcome, value = value, None
+        is_cancelled = isinstance(error, CancelledError)
+        self._result, self._exception = value, error
+        self._state = "CANCELLED" if is_cancelled else "FINISHED"
+        for callback, context in self._callbacks:
+            self._bridge.loop.call_soon(callback, self, context=context)
+        self._callbacks = ()
+
+
+async def _as_completed(
+    futures: Sequence[AsyncFuture],
+    timeout: float | None,  # noqa: ASYNC109  # as the standard library's
+    *,
+    progress: bool,
+) -> AsyncIterator[AsyncFuture]:
+    arrived: asyncio.Queue[AsyncFuture] = asyncio.Queue()
+    left, began = dict.fromkeys(futures), asyncio.get_running_loop().time()
+    for future in futures:
+        future.add_done_callback(arrived.put_nowait)
+    try:
+        with ProgressBar(len(futures), drawn=progress) as bar:
+            for _ in futures:
+                settled = await _next_arrived(arrived, left, timeout, began)
+                del left[settled]
+                bar.count(settled)
+                yield settled
+    finally:
+        for future in futures:
+            future.remove_done_callback(arrived.put_nowait)
+
+
+async def _next_arrived(
+    arrived: asyncio.Queue[AsyncFuture],
+    left: dict[AsyncFuture, None],
+    timeout: float | None,  # noqa: ASYNC109  # as the standard library's
+    began: float,
+) -> AsyncFuture:
+    """Return the next settled future. Raises `TimeoutError` that says why one is not settled."""
+    if timeout is None:
+        return await arrived.get()
+    if timeout > WHY_SECONDS:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(began + timeout - WHY_SECONDS):
+                return await arrived.get()
+        request_why(left)
+    try:
+        async with asyncio.timeout_at(began + timeout):
+            return await arrived.get()
+    except TimeoutError:
+        raise timeout_error(left, timeout) from None
 
 
 class AsyncCampaign(CampaignBase[AsyncFuture], AwaitingRunner):

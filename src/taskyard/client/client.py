@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-    from taskyard.client.async_futures import LoopBridge
     from taskyard.client.environment import Variables
     from taskyard.client.exchanges import Exchange
     from taskyard.client.future_sets import Errors
+    from taskyard.client.futures import LoopBridge
     from taskyard.client.record_stream import RecordBatch
     from taskyard.client.results import SettableFuture
     from taskyard.core.model import Terms

@@ -97,6 +97,9 @@ class Query(NamedTuple):
 #: Queries and their replies, until the value is complete.
 Exchange = Generator[Query, Reply, _T]
 
+#: An exchange of one kind of objects, whose runner knows other steps besides queries.
+Steps = Generator[Any, Any, _T]
+
 
 class QuerySender(Protocol):
     """A session, as far as a blocking caller needs it."""
@@ -197,7 +200,7 @@ def exchanged(operation: Callable[_P, Exchange[_T]]) -> Method[_P, _T]:
     return cast("Method[_P, _T]", method)
 
 
-def exchange_method(operation: Callable[Concatenate[Any, _P], Exchange[_T]]) -> Method[_P, _T]:
+def exchange_method(operation: Callable[Concatenate[Any, _P], Steps[_T]]) -> Method[_P, _T]:
     """Return a method that runs the exchange which it returns. A decorator."""
 
     def method(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> Any:  # noqa: ANN401  # see `Method`
@@ -205,6 +208,25 @@ def exchange_method(operation: Callable[Concatenate[Any, _P], Exchange[_T]]) -> 
 
     _describe(method, operation, [])
     return cast("Method[_P, _T]", method)
+
+
+class Value(Protocol[_T_co]):
+    """A property whose value is that of an exchange, or something to await for it."""
+
+    @overload
+    def __get__(self, instance: BlockingRunner, owner: object) -> _T_co: ...
+
+    @overload
+    def __get__(self, instance: AwaitingRunner, owner: object) -> Awaited[_T_co]: ...
+
+    @overload
+    def __get__(self, instance: None, owner: object) -> property: ...
+
+
+def exchange_value(operation: Callable[[Any], Exchange[_T]]) -> Value[_T]:
+    """Return a property that runs the exchange which it returns. A decorator."""
+    method: Any = exchange_method(operation)
+    return cast("Value[_T]", property(method))
 
 
 _SELF: Final = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -217,8 +239,9 @@ def _describe(method: Any, operation: Any, before: list[inspect.Parameter]) -> N
     method.__module__ = operation.__module__
     method.__doc__ = operation.__doc__
     signature = inspect.signature(operation)
-    value = str(signature.return_annotation).removeprefix("Exchange[").removesuffix("]")
+    value = re.sub(r"^(Exchange|Steps)\[(.*)\]$", r"\2", str(signature.return_annotation))
+    value = re.sub(r"\b_(?=[A-Z])", "", value)  # variables are named after types
+    method.__annotations__ = {**operation.__annotations__, "return": value}
     method.__signature__ = signature.replace(
-        parameters=[*before, *signature.parameters.values()],
-        return_annotation=re.sub(r"\b_(?=[A-Z])", "", value),  # variables are named after types
+        parameters=[*before, *signature.parameters.values()], return_annotation=value
     )

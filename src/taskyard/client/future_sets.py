@@ -1,23 +1,34 @@
-"""Many futures at once: gathering their values, and scattering values as futures.
+"""Many futures at once: waiting for them, gathering their values, scattering values as futures.
 
-Owns the walk over collections of futures, for both clients. Imports no client.
+Owns `as_completed`, `wait` and the walk over collections of futures, for both clients. Imports no
+client.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import operator
+import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, Literal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, overload
 
 from taskyard.client import progress as drawing
-from taskyard.client.futures import as_completed
+from taskyard.client.exchanges import WHY_SECONDS, AwaitingRunner
+from taskyard.client.futures import Future
+from taskyard.client.stalls import request_why, timeout_error
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
-    from taskyard.client.futures import Future
+    from typing_extensions import TypeVar  # with a default
+
+    _T = TypeVar("_T", default=Any)
+else:
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
 
 #: What `gather` does with futures that have no value.
 Errors = Literal["raise", "skip"]
@@ -112,3 +123,156 @@ def progress(*futures: Future[Any] | Iterable[Future[Any]]) -> None:
 def _as_list(value: object) -> object:
     """Return the items of an iterator as a list, and any other value as it is."""
     return [*value] if isinstance(value, Iterator) else value
+
+
+# As they are settled.
+
+_A = TypeVar("_A", bound=AwaitingRunner)
+
+
+@overload
+def as_completed(
+    futures: Iterable[Future[_T]],
+    timeout: float | None = None,
+    *,
+    with_results: Literal[False] = False,
+    progress: bool = False,
+) -> Iterator[Future[_T]]: ...
+
+
+@overload
+def as_completed(
+    futures: Iterable[Future[_T]],
+    timeout: float | None = None,
+    *,
+    with_results: Literal[True],
+    progress: bool = False,
+) -> Iterator[tuple[Future[_T], _T]]: ...
+
+
+@overload
+def as_completed(
+    futures: Iterable[_A],
+    timeout: float | None = None,
+    *,
+    with_results: Literal[False] = False,
+    progress: bool = False,
+) -> AsyncIterator[_A]: ...
+
+
+@overload
+def as_completed(
+    futures: Iterable[_A],
+    timeout: float | None = None,
+    *,
+    with_results: Literal[True],
+    progress: bool = False,
+) -> AsyncIterator[tuple[_A, Any]]: ...
+
+
+def as_completed(
+    futures: Iterable[Any],
+    timeout: float | None = None,
+    *,
+    with_results: bool = False,
+    progress: bool = False,
+) -> Iterator[Any] | AsyncIterator[Any]:
+    """Yield futures as they are settled: by `for`, or by `async for` those of an `AsyncClient`.
+
+    With `with_results`, yield each with its result, and raise the exception of one that has none.
+    With `progress`, draw a bar on a terminal or in a notebook. Raises `TimeoutError` if they are
+    not all settled in time.
+    """
+    waiting = list(dict.fromkeys(futures))
+    if not waiting:
+        return _NoFutures()
+    first = waiting[0]
+    if isinstance(first, AwaitingRunner):
+        settled = cast("Any", type(first)).completed(waiting, timeout, progress=progress)
+        return _async_with_results(settled) if with_results else settled
+    done = _as_completed(waiting, timeout, progress=progress)
+    return ((future, future.result()) for future in done) if with_results else done
+
+
+def _as_completed(
+    waiting: list[Future], timeout: float | None, *, progress: bool
+) -> Iterator[Future]:
+    done = _as_settled(waiting) if timeout is None else _completed(waiting, timeout)
+    if not progress:
+        return done
+    return drawing.with_progress(done, len(waiting))
+
+
+def _as_settled(futures: list[Future], timeout: float | None = None) -> Iterator[Future]:
+    return cast("Iterator[Future]", concurrent.futures.as_completed(futures, timeout))
+
+
+def _completed(waiting: list[Future], timeout: float) -> Iterator[Future]:
+    """Yield futures as they are settled. Raises `TimeoutError` that says why one is not."""
+    left, ends = dict.fromkeys(waiting), time.monotonic() + timeout
+    del waiting  # a settled future is not kept
+    if timeout > WHY_SECONDS:
+        with suppress(TimeoutError):
+            for future in _as_settled([*left], timeout - WHY_SECONDS):
+                del left[future]
+                yield future
+        request_why(left)
+    try:
+        for future in _as_settled([*left], max(0.0, ends - time.monotonic())):
+            del left[future]
+            yield future
+    except TimeoutError:
+        raise timeout_error(left, timeout) from None
+
+
+async def _async_with_results(settled: AsyncIterator[Any]) -> AsyncIterator[tuple[Any, Any]]:
+    async for future in settled:
+        yield future, future.result()
+
+
+class _NoFutures:
+    """An empty iterator, for `for` and `async for`."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401  # never returns
+        raise StopIteration
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:  # noqa: ANN401  # never returns
+        raise StopAsyncIteration
+
+
+def wait(
+    futures: Iterable[Future[_T]],
+    timeout: float | None = None,
+    return_when: str = concurrent.futures.ALL_COMPLETED,
+    *,
+    progress: bool = False,
+) -> concurrent.futures._base.DoneAndNotDoneFutures[_T]:
+    """Wait until futures are settled, as `concurrent.futures.wait` does.
+
+    With `progress`, draw a bar. Raises `UserError` for futures of an `AsyncClient`: `asyncio.wait`
+    takes those.
+    """
+    waiting = list(futures)
+    if any(isinstance(one, AwaitingRunner) for one in waiting):
+        raise UserError("futures of an AsyncClient: wait with `await asyncio.wait(futures)`")
+    if not progress:
+        return concurrent.futures.wait(waiting, timeout, return_when)
+    try:
+        for settled in as_completed(waiting, timeout, progress=True):
+            if _is_condition_met(settled, return_when):
+                break
+    except TimeoutError:
+        pass  # return the settled ones
+    return concurrent.futures.wait(waiting, 0, return_when)
+
+
+def _is_condition_met(settled: Future, return_when: str) -> bool:
+    if return_when == concurrent.futures.FIRST_EXCEPTION:
+        return not settled.cancelled() and settled.exception() is not None
+    return return_when == concurrent.futures.FIRST_COMPLETED

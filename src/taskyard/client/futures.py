@@ -1,8 +1,8 @@
 """Futures of tasks: real `concurrent.futures` ones, with the name of their task.
 
 A future is settled when its task is: with the result, with `TaskFailed` or `TaskBlocked`, or as
-cancelled. A retry does not reopen it: ask the client for a new future. Owns the parts that the
-futures of both clients share. Those of `AsyncClient` are in `aio`. Imports no client.
+cancelled. A retry does not reopen it: ask the client for a new future. Owns what the futures of
+both clients share: those of `AsyncClient`, in `aio`, add how they wait. Imports no client.
 """
 
 from __future__ import annotations
@@ -10,39 +10,45 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import threading
-import time
+from collections import deque
 from collections.abc import Awaitable
+from concurrent.futures import Future as AnyFuture
 from concurrent.futures import _base
 from contextlib import suppress
+from functools import partial
 from typing import (
     TYPE_CHECKING,
     Any,
     Final,
-    Literal,
     NamedTuple,
     Protocol,
     TypeAlias,
     cast,
-    overload,
     runtime_checkable,
 )
 
-from taskyard.client import progress as drawing
-from taskyard.client.exchanges import WHY_SECONDS
+from taskyard.client import commands, reads, requests
+from taskyard.client.exchanges import (
+    BlockingRunner,
+    exchange_method,
+    exchange_value,
+)
 from taskyard.client.functions import Outcome, printed_text, traceback_of
 from taskyard.client.results import failure_of, result_or_error
 from taskyard.client.slot_waits import SlotCondition, SlotWaiters
-from taskyard.client.stalls import request_why, timeout_error, wait_or_explain
+from taskyard.client.stalls import wait_or_explain
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
-from taskyard.errors import TaskyardError, UserError
-from taskyard.wire import inputs, payloads
+from taskyard.errors import TaskyardError
+from taskyard.wire import inputs, payloads, pickled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+    import asyncio
+    from collections.abc import Generator
 
     from typing_extensions import TypeVar  # with a default
 
+    from taskyard.client.exchanges import Exchange, Query, Steps
     from taskyard.client.functions import OutcomeDecoder
     from taskyard.client.session import Session
     from taskyard.client.stalls import Stalls
@@ -77,26 +83,43 @@ def _on_fork() -> None:
 os.register_at_fork(after_in_child=_on_fork)
 
 
-class SessionOwner(Protocol):
-    """A client of either kind."""
-
-    _session: Session
-
-
-class FutureOwner(SessionOwner, Protocol):
-    """The methods of `Client` that its futures call."""
+class FutureOwner(Protocol):
+    """The parts of a client that its futures use."""
 
     timeout: float
+    _session: Session
+    _bridge: LoopBridge | None
+    _reply_to: Any
 
-    def show(self, name: str) -> dict[str, Any]: ...
 
-    def why(self, name: str) -> str: ...
+class LoopBridge:
+    """Outcomes on their way from the session's thread to the loop of an `AsyncClient`.
 
-    def result_bytes(self, name: str) -> bytes: ...
+    The loop is woken once for all outcomes of a turn, and for all that arrive until it runs.
+    """
 
-    def output(self, name: str, stream: str | None = None) -> bytes: ...
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._arrived: deque[tuple[Any, Any, BaseException | None]] = deque()
+        self._awake = False
 
-    def cancel(self, names: Iterable[str], *, timeout: float | None) -> int: ...
+    def put(self, future: object, value: object, error: BaseException | None) -> None:
+        """Queue the outcome of a future. Called by the session's thread."""
+        self._arrived.append((future, value, error))
+
+    def wake(self) -> None:
+        """Wake the loop if outcomes are queued. Called by the session's thread after a turn."""
+        if self._arrived and not self._awake:
+            self._awake = True
+            with suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        # Reset first: outcomes that arrive after the count wake the loop again.
+        self._awake = False
+        for _ in range(len(self._arrived)):
+            future, value, error = self._arrived.popleft()
+            future.deliver(value, error)
 
 
 class Progress(NamedTuple):
@@ -119,10 +142,16 @@ class SentByClient(Protocol):
         """Wait until the broker has the task, unless it is one of this session. Never raises."""
 
 
-class FutureBase:
-    """The parts of a future that name its task."""
+class Settled(NamedTuple):
+    """A step of a future's exchange: to wait until its task is settled."""
 
-    _client: SessionOwner
+    timeout: float | None
+
+
+class FutureBase(Awaitable[_T]):
+    """The task of a future and its outcome, and the methods that futures of both clients have."""
+
+    _client: FutureOwner
     _name: bytes
     _service: bytes
     _campaign: bytes
@@ -131,6 +160,25 @@ class FutureBase:
     #: Of a pickled call: unpickles its outcome. The outcome is None before it is there, and after.
     _decoder: OutcomeDecoder | None = None
     _outcome: Outcome | None = None
+    # The attributes of the standard library's future, which its `__init__` would set.
+    _state = _base.PENDING
+    _result: Any = None
+    _exception: BaseException | None = None
+
+    def __init__(  # made for many tasks, by position
+        self,
+        client: FutureOwner,
+        name: bytes,
+        service: bytes,
+        campaign: bytes = b"",
+        decoder: OutcomeDecoder | None = None,
+    ) -> None:
+        self._client = client
+        self._campaign = campaign
+        self._name = name
+        self._service = service
+        if decoder is not None:
+            self._decoder = decoder
 
     @property
     def wants_output(self) -> bool:
@@ -173,19 +221,146 @@ class FutureBase:
         session = self._client._session  # noqa: SLF001  # a future is a part of its client
         return notebook.future_html(session, cast("notebook.SettledFuture", self))
 
+    def done(self) -> bool:
+        """Return whether the task is settled: done, failed, blocked or cancelled."""
+        return self._state in _DONE
 
-class AwaitableFuture(FutureBase, Awaitable[_T]):
-    """A future of an `AsyncClient`, as far as `as_completed` needs it."""
+    def cancelled(self) -> bool:
+        """Return whether the task was cancelled."""
+        return self._state in _DONE and self._state != _base.FINISHED
 
-    @classmethod
-    def completed(
-        cls, futures: Sequence[Any], timeout: float | None, *, progress: bool
-    ) -> AsyncIterator[Any]:
-        """Yield these futures as they are settled."""
+    def result(self) -> _T:
+        """Return the result of the settled task."""
+        raise NotImplementedError
+
+    def exception(self) -> BaseException | None:
+        """Return the exception that `result` raises, or None."""
+        raise NotImplementedError
+
+    async def settled(self) -> None:
+        """Wait until the task is settled. Each call has its own waiter, which may be cancelled."""
+        raise NotImplementedError
+
+    def __await__(self) -> Generator[Any, None, _T]:
+        if self._state not in _DONE:
+            yield from self.settled().__await__()
+        outcome = self._outcome
+        if outcome is not None and pickled.is_pickled(outcome.data):
+            import asyncio  # noqa: PLC0415  # it is loaded here
+
+            # Large values are read, or fetched from the broker.
+            yield from asyncio.to_thread(self._decode).__await__()
+        return self.result()
+
+    def _decode(self) -> None:
+        """Unpickle the value or the exception of a settled call, unless that is done."""
+        outcome = self._outcome
+        if outcome is not None and self._decoder is not None:
+            value, error = self._decoder.decode(self.full_name, outcome)
+            self._result, self._exception = value, error
+            self._outcome = None
+
+    # Exchanges.
+
+    @exchange_value
+    def state(self) -> Exchange[str]:
+        """The task's state: blocked, delayed, ready, leased, done, failed or cancelled."""
+        return str((yield from requests.show(self.full_name))["state"])
+
+    @exchange_value
+    def progress(self) -> Exchange[Progress]:
+        """The progress of a running task, as its worker has reported it."""
+        return Progress.of((yield from requests.show(self.full_name)))
+
+    @exchange_method
+    def why(self) -> Exchange[str]:
+        """Return a sentence on why the task is in its state."""
+        return (yield from requests.why(self.full_name))
+
+    @exchange_method
+    def output(self) -> Exchange[str]:
+        """Return what the task has printed so far: stdout, then stderr.
+
+        That of a function is one text, and is there when the call has ended.
+        """
+        return (yield from self._printed())
+
+    def _printed(self) -> Exchange[str]:
+        stdout = yield from reads.output(self.full_name, "stdout")
+        return printed_text(stdout, (yield from reads.output(self.full_name, "stderr")))
+
+    @exchange_method
+    def bytes(self, timeout: float | None = None) -> Steps[bytes]:
+        """Wait for the result, and return it as the worker sent it. Raises what `result` raises."""
+        yield Settled(timeout)
+        outcome = self._outcome
+        if outcome is not None and outcome.failure is None:
+            return outcome.data
+        value = self.result()
+        if self._decoder is None and isinstance(value, str) and self._service == payloads.EXEC:
+            return value.encode(errors="surrogateescape")
+        if self._decoder is None and isinstance(value, Bytes):
+            return value
+        return (yield from reads.result_bytes(self.full_name))
+
+    @exchange_method
+    def traceback(self, timeout: float | None = None) -> Steps[str | None]:
+        """Wait for the end of the task. Return the traceback of its exception as text.
+
+        For a program, it is the last one that it printed. None if there is none.
+        """
+        yield Settled(timeout)
+        error = self.exception()
+        found = traceback_of(error, "")
+        return found if found or not error else traceback_of(error, (yield from self._printed()))
+
+    @exchange_method
+    def cancel(self) -> Steps[bool]:
+        """Cancel the task, even if it runs. Return whether it was cancelled.
+
+        Raises `TimedOut` if the broker does not answer within the client's timeout.
+        """
+        if not self.done():
+            timeout = self._client.timeout
+            yield from commands.cancel([self.full_name], timeout=timeout)
+            with suppress(TimeoutError):
+                yield Settled(timeout)
+        return self.cancelled()
+
+    # For the session.
+
+    def settle(self, state: TaskState, result: Result) -> None:
+        """Set the outcome of the settled task. Called by the session."""
+        if self._state in _DONE:
+            return
+        if result.has_stderr:
+            self.has_stderr = True
+        value, error = result_or_error(self._campaign, self._name, self._service, state, result)
+        if error is None and self._decoder is not None:
+            value = Outcome(value)
+        self._end(value, error)
+
+    def settle_failed(self, result: Result, output: Bytes) -> None:
+        """Set the outcome of a failed call, with the output of its task. Called by the session."""
+        if self._state in _DONE:
+            return
+        failure = failure_of(self._campaign, self._name, result)
+        self._end(Outcome(output, failure), failure)
+
+    def set_result(self, result: Any) -> None:  # noqa: ANN401  # a task's own value
+        """Set the result. Called by the session."""
+        self._end(result, None)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Set the exception. Called by the session."""
+        self._end(None, exception)
+
+    def _end(self, value: object, error: BaseException | None) -> None:
+        """Set the outcome."""
         raise NotImplementedError
 
 
-class Future(FutureBase, concurrent.futures.Future[_T]):
+class Future(FutureBase[_T], BlockingRunner, AnyFuture[_T]):
     """A task's result, once it is there.
 
     The value of a function is unpickled when it is first asked for, in the thread of the caller.
@@ -194,28 +369,15 @@ class Future(FutureBase, concurrent.futures.Future[_T]):
     callback on. Most futures are settled before, and a program may hold a million of them.
     """
 
-    _client: FutureOwner
-    # The attributes of the base, which `__init__` would set.
-    _state = _base.PENDING
-    _result = None
-    _exception = None
     #: Condition, waiters and callbacks. None: nothing waits.
     _waiting: tuple[threading.Condition, list[Any], list[Any]] | None = None
 
-    def __init__(  # the base's would make the condition
-        self,
-        client: FutureOwner,
-        name: bytes,
-        service: bytes,
-        campaign: bytes = b"",
-        decoder: OutcomeDecoder | None = None,
-    ) -> None:
-        self._client = client
-        self._campaign = campaign
-        self._name = name
-        self._service = service
-        if decoder is not None:
-            self._decoder = decoder
+    def _reply_to(self, query: Query | Settled) -> Any:  # noqa: ANN401  # of several steps
+        if not isinstance(query, Settled):
+            return self._client._reply_to(query)  # noqa: SLF001  # a future is a part of its client
+        with suppress(concurrent.futures.CancelledError):
+            self._await_settled(query.timeout)
+        return None
 
     def _made(self) -> tuple[threading.Condition, list[Any], list[Any]]:
         with _Guard.lock:
@@ -237,12 +399,6 @@ class Future(FutureBase, concurrent.futures.Future[_T]):
         def _done_callbacks(self) -> list[Any]:
             return (self._waiting or self._made())[2]
 
-    def done(self) -> bool:
-        return self._state in _DONE
-
-    def cancelled(self) -> bool:
-        return self._state in _DONE and self._state != _base.FINISHED
-
     def result(self, timeout: float | None = None) -> _T:
         """Wait for the result, and return it. Raises what the task failed with.
 
@@ -253,7 +409,7 @@ class Future(FutureBase, concurrent.futures.Future[_T]):
             return cast("_T", self._result)
         if self._decoder is not None or timeout is not None:
             self.exception(timeout)
-        return super().result()
+        return AnyFuture.result(self)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end of the task. Return the exception that `result` raises, or None."""
@@ -261,29 +417,31 @@ class Future(FutureBase, concurrent.futures.Future[_T]):
         if self._decoder is None:
             return error
         self._decode()
-        return super().exception()
+        return AnyFuture.exception(self)
 
     def _await_settled(self, timeout: float | None) -> BaseException | None:
         """Wait for the end of the task, and leave its outcome pickled."""
         if timeout is None or self._state in _DONE:
-            return super().exception()
-        return wait_or_explain(super().exception, timeout, self)
+            return AnyFuture.exception(self)
+        return wait_or_explain(partial(AnyFuture.exception, self), timeout, self)
 
     def _decode(self) -> None:
-        """Unpickle the value or the exception of a settled call, unless that is done."""
         with self._condition:
-            if self._outcome is not None and self._decoder is not None:
-                value, error = self._decoder.decode(self.full_name, self._outcome)
-                self._result, self._exception = value, error
-                self._outcome = None
+            super()._decode()
 
-    def set_result(self, result: Any) -> None:  # noqa: ANN401  # a task's own value
-        """Set the result. Called by the session."""
-        with _Guard.lock:
-            if self._waiting is None and self._state == _base.PENDING:
-                self._result, self._state = result, _base.FINISHED
-                return
-        super().set_result(result)
+    async def settled(self) -> None:
+        """Wait until the task is settled, in any loop."""
+        import asyncio  # noqa: PLC0415  # it is loaded here
+
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+
+        def wake(_: object) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(end_wait, waiter)
+
+        self.add_done_callback(wake)
+        await waiter
 
     def await_sent(self, session: object) -> None:
         """Wait until the broker has the task, unless it is one of this session. Never raises."""
@@ -291,235 +449,28 @@ class Future(FutureBase, concurrent.futures.Future[_T]):
             with suppress(TaskyardError):
                 _ = self.state  # asked after the tasks of its client are acknowledged
 
-    @property
-    def state(self) -> str:
-        """The task's state: blocked, delayed, ready, leased, done, failed or cancelled."""
-        return str(self._client.show(self.full_name)["state"])
-
-    @property
-    def progress(self) -> Progress:
-        """The progress of a running task, as its worker has reported it."""
-        return Progress.of(self._client.show(self.full_name))
-
-    def why(self) -> str:
-        """Return a sentence on why the task is in its state."""
-        return self._client.why(self.full_name)
-
-    def bytes(self, timeout: float | None = None) -> bytes:
-        """Wait for the result, and return it as the worker sent it. Raises what `result` raises."""
-        if self._decoder is not None and self._await_settled(timeout) is None:
-            outcome = self._outcome
-            return self._client.result_bytes(self.full_name) if outcome is None else outcome.data
-        value = self.result(timeout)
-        if isinstance(value, str) and self._service == payloads.EXEC:
-            return value.encode(errors="surrogateescape")
-        return value if isinstance(value, bytes) else self._client.result_bytes(self.full_name)
-
-    def output(self) -> str:
-        """Return what the task has printed so far: stdout, then stderr.
-
-        That of a function is one text, and is there when the call has ended.
-        """
-        output = self._client.output
-        return printed_text(output(self.full_name, "stdout"), output(self.full_name, "stderr"))
-
-    def traceback(self, timeout: float | None = None) -> str | None:
-        """Wait for the end of the task. Return the traceback of its exception as text.
-
-        For a program, it is the last one that it printed. None if there is none.
-        """
-        error = self.exception(timeout)
-        found = traceback_of(error, "")
-        return found if found or not error else traceback_of(error, self.output())
-
-    def cancel(self) -> bool:
-        """Cancel the task, even if it runs. Return whether it was cancelled.
-
-        Raises `TimedOut` if the broker does not answer within the client's timeout.
-        """
-        if not self.done():
-            self._client.cancel([self.full_name], timeout=self._client.timeout)
-            concurrent.futures.wait([self], timeout=self._client.timeout)
-        return self.cancelled()
-
     def __repr__(self) -> str:
         if self._state == _base.FINISHED and self._outcome is not None:
             return f"<Future of task {self.full_name!r}: finished, not read yet>"
         return f"<Future of task {self.full_name!r}: {super().__repr__().split(' state=')[-1]}"
 
-    def settle(self, state: TaskState, result: Result) -> None:
-        """Set the outcome of the settled task. Called by the session."""
-        if self._state in _DONE:
-            return
-        if result.has_stderr:
-            self.has_stderr = True
-        value, error = result_or_error(self._campaign, self._name, self._service, state, result)
-        if error is None and self._decoder is not None:
-            self._outcome = Outcome(value)
-            self.set_result(None)
-        elif error is None:
-            self.set_result(value)
+    def _end(self, value: Any, error: BaseException | None) -> None:  # noqa: ANN401  # a task's own value
+        if isinstance(value, Outcome):
+            self._outcome, value = value, None
+        if error is None:
+            with _Guard.lock:
+                if self._waiting is None and self._state == _base.PENDING:
+                    self._result, self._state = value, _base.FINISHED
+                    return
+            AnyFuture.set_result(self, value)
         elif isinstance(error, concurrent.futures.CancelledError):
-            super().cancel()
+            AnyFuture.cancel(self)
             self.set_running_or_notify_cancel()
         else:
-            self.set_exception(error)
-
-    def settle_failed(self, result: Result, output: Bytes) -> None:
-        """Set the outcome of a failed call, with the output of its task. Called by the session."""
-        if self._state in _DONE:
-            return
-        failure = failure_of(self._campaign, self._name, result)
-        self._outcome = Outcome(output, failure)
-        self.set_exception(failure)
+            AnyFuture.set_exception(self, error)
 
 
-_A = TypeVar("_A", bound=AwaitableFuture)
-
-
-@overload
-def as_completed(
-    futures: Iterable[Future[_T]],
-    timeout: float | None = None,
-    *,
-    with_results: Literal[False] = False,
-    progress: bool = False,
-) -> Iterator[Future[_T]]: ...
-
-
-@overload
-def as_completed(
-    futures: Iterable[Future[_T]],
-    timeout: float | None = None,
-    *,
-    with_results: Literal[True],
-    progress: bool = False,
-) -> Iterator[tuple[Future[_T], _T]]: ...
-
-
-@overload
-def as_completed(
-    futures: Iterable[_A],
-    timeout: float | None = None,
-    *,
-    with_results: Literal[False] = False,
-    progress: bool = False,
-) -> AsyncIterator[_A]: ...
-
-
-@overload
-def as_completed(
-    futures: Iterable[_A],
-    timeout: float | None = None,
-    *,
-    with_results: Literal[True],
-    progress: bool = False,
-) -> AsyncIterator[tuple[_A, Any]]: ...
-
-
-def as_completed(
-    futures: Iterable[Any],
-    timeout: float | None = None,
-    *,
-    with_results: bool = False,
-    progress: bool = False,
-) -> Iterator[Any] | AsyncIterator[Any]:
-    """Yield futures as they are settled: by `for`, or by `async for` those of an `AsyncClient`.
-
-    With `with_results`, yield each with its result, and raise the exception of one that has none.
-    With `progress`, draw a bar on a terminal or in a notebook. Raises `TimeoutError` if they are
-    not all settled in time.
-    """
-    waiting = list(dict.fromkeys(futures))
-    if not waiting:
-        return _NoFutures()
-    first = waiting[0]
-    if isinstance(first, AwaitableFuture):
-        settled = type(first).completed(waiting, timeout, progress=progress)
-        return _async_with_results(settled) if with_results else settled
-    done = _as_completed(waiting, timeout, progress=progress)
-    return ((future, future.result()) for future in done) if with_results else done
-
-
-def _as_completed(
-    waiting: list[Future], timeout: float | None, *, progress: bool
-) -> Iterator[Future]:
-    done = _as_settled(waiting) if timeout is None else _completed(waiting, timeout)
-    if not progress:
-        return done
-    return drawing.with_progress(done, len(waiting))
-
-
-def _as_settled(futures: list[Future], timeout: float | None = None) -> Iterator[Future]:
-    return cast("Iterator[Future]", concurrent.futures.as_completed(futures, timeout))
-
-
-def _completed(waiting: list[Future], timeout: float) -> Iterator[Future]:
-    """Yield futures as they are settled. Raises `TimeoutError` that says why one is not."""
-    left, ends = dict.fromkeys(waiting), time.monotonic() + timeout
-    del waiting  # a settled future is not kept
-    if timeout > WHY_SECONDS:
-        with suppress(TimeoutError):
-            for future in _as_settled([*left], timeout - WHY_SECONDS):
-                del left[future]
-                yield future
-        request_why(left)
-    try:
-        for future in _as_settled([*left], max(0.0, ends - time.monotonic())):
-            del left[future]
-            yield future
-    except TimeoutError:
-        raise timeout_error(left, timeout) from None
-
-
-async def _async_with_results(settled: AsyncIterator[Any]) -> AsyncIterator[tuple[Any, Any]]:
-    async for future in settled:
-        yield future, future.result()
-
-
-class _NoFutures:
-    """An empty iterator, for `for` and `async for`."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:  # noqa: ANN401  # never returns
-        raise StopIteration
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self
-
-    async def __anext__(self) -> Any:  # noqa: ANN401  # never returns
-        raise StopAsyncIteration
-
-
-def wait(
-    futures: Iterable[Future[_T]],
-    timeout: float | None = None,
-    return_when: str = concurrent.futures.ALL_COMPLETED,
-    *,
-    progress: bool = False,
-) -> concurrent.futures._base.DoneAndNotDoneFutures[_T]:
-    """Wait until futures are settled, as `concurrent.futures.wait` does.
-
-    With `progress`, draw a bar. Raises `UserError` for futures of an `AsyncClient`: `asyncio.wait`
-    takes those.
-    """
-    waiting = list(futures)
-    if any(isinstance(one, AwaitableFuture) for one in waiting):
-        raise UserError("futures of an AsyncClient: wait with `await asyncio.wait(futures)`")
-    if not progress:
-        return concurrent.futures.wait(waiting, timeout, return_when)
-    try:
-        for settled in as_completed(waiting, timeout, progress=True):
-            if _is_condition_met(settled, return_when):
-                break
-    except TimeoutError:
-        pass  # return the settled ones
-    return concurrent.futures.wait(waiting, 0, return_when)
-
-
-def _is_condition_met(settled: Future, return_when: str) -> bool:
-    if return_when == concurrent.futures.FIRST_EXCEPTION:
-        return not settled.cancelled() and settled.exception() is not None
-    return return_when == concurrent.futures.FIRST_COMPLETED
+def end_wait(waiter: asyncio.Future[None], _: object = None) -> None:
+    """End a wait in its loop, unless it was cancelled. May be called with a settled future."""
+    if not waiter.done():
+        waiter.set_result(None)
