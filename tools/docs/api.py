@@ -29,8 +29,8 @@ Other modules of the package are internal, and change without notice.
 
 _ASYNC: Final = """### Members of {owner} that are those of {twin}
 
-They have the same arguments. What asks the broker returns the same to `await`, and what yields is
-for `async for`.
+They have the same arguments. What waits returns the same to `await`, and what yields is for
+`async for`.
 
 """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,6 +18,7 @@ import msgspec
 from taskyard.campaign.batches import encode_batch, encode_text, task_bytes
 from taskyard.campaign.task_spec import check_task, to_row
 from taskyard.client import functions
+from taskyard.client.exchanges import AwaitingRunner, BlockingRunner, exchange_method
 from taskyard.client.functions import FunctionCalls
 from taskyard.client.submit import (
     after_names,
@@ -35,6 +37,7 @@ from taskyard.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from taskyard.client.exchanges import Steps
     from taskyard.client.submit import Arguments, Work
 
 #: Types are named, because not every driver sends them.
@@ -59,85 +62,6 @@ _NAME_RANDOM_BYTES: Final = 10
 
 #: A task as the values of a statement.
 _Values = dict[str, Any]
-
-
-class _OutboxTasks:
-    """Checks and encodes tasks for an outbox."""
-
-    def __init__(self) -> None:
-        self._calls = FunctionCalls(None)
-
-    def one(  # one per key
-        self,
-        work: Work,
-        name: str | None,
-        campaign: str,
-        arguments: Arguments,
-        options: dict[str, Any],
-    ) -> _Values:
-        """Return a task as the values of a statement. Raises `UserError`."""
-        if name == "":
-            raise UserError("task name: must not be empty")
-        if callable(work) or isinstance(work, str):
-            taken = taken_options(name, campaign)
-            arguments, options = split_arguments(work, arguments, options, taken)
-        raw = self._row(work, name, campaign, arguments, options)
-        return _values(raw, campaign)
-
-    def each(
-        self,
-        work: Callable[..., Any] | str,
-        iterables: Sequence[Iterable[Any]],
-        campaign: str,
-        kwargs: Mapping[str, Any] | None,
-        options: dict[str, Any],
-    ) -> list[_Values]:
-        """Return a call of a function per row of arguments."""
-        check_function(work)
-        taken = taken_options(None, campaign)
-        (_, named), options = split_arguments(work, (None, kwargs), options, taken)
-        substitute = self._calls.pickle_once(work) if callable(work) else None
-        rows = (
-            self._row(work, None, campaign, (row, named), options)
-            if substitute is None
-            else self._call(substitute, None, campaign, (row, named), options)
-            for row in rows_of(iterables)
-        )
-        return [_values(raw, campaign) for raw in rows]
-
-    def _row(
-        self,
-        work: Work,
-        name: str | None,
-        campaign: str,
-        arguments: Arguments,
-        options: dict[str, Any],
-    ) -> dict[str, Any]:
-        """Return a task as a row of a file."""
-        if callable(work):
-            return self._call(work, name, campaign, arguments, options)
-        check_work_type(work, arguments)
-        raw = {"name": name or _new_name(campaign or "task")}
-        return {**raw, **work_keys(work, *arguments), **options}
-
-    def _call(
-        self,
-        function: Callable[..., Any],
-        name: str | None,
-        campaign: str,
-        arguments: Arguments,
-        options: dict[str, Any],
-    ) -> dict[str, Any]:
-        """Return the call of a function, or of its substitute, as a row of a file."""
-        if "key" in options:
-            raise UserError("key: names by content are for `Client.submit`, not for an outbox")
-        args, kwargs = arguments[0] or (), arguments[1] or {}
-        if name is None:
-            service, encoded = self._calls.encode(function, args, kwargs)
-            name = _new_name(functions.function_name(function))
-        else:
-            service, encoded, _ = self._calls.encode_named(function, args, kwargs)
-        return function_row(name, campaign, (args, kwargs), service, encoded, options)
 
 
 def _values(raw: dict[str, Any], campaign: str) -> _Values:
@@ -203,14 +127,15 @@ def _sqlalchemy_statement() -> Any:  # noqa: ANN401  # of a package that may be 
     return text(_SQLALCHEMY_SQL)
 
 
-class Outbox:
-    """Submits tasks in the transaction of a connection. Made by `Client.outbox`."""
+class OutboxBase:
+    """Checks and encodes tasks. The base of both outboxes, which execute the statements."""
 
     def __init__(self, connection: Any) -> None:  # noqa: ANN401  # of several packages
-        _check(connection, is_async=False)
+        _check(connection, is_async=isinstance(self, AwaitingRunner))
         self._connection = connection
-        self._tasks = _OutboxTasks()
+        self._calls = FunctionCalls(None)
 
+    @exchange_method
     def submit(  # all but the first are named
         self,
         work: Work,
@@ -221,7 +146,7 @@ class Outbox:
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         **options: Any,  # noqa: ANN401  # the keys of a task, checked there
-    ) -> str:
+    ) -> Steps[str]:
         """Submit one task when the transaction commits: a function, an argv, or bytes.
 
         Arguments are those of `Client.submit`. Returns the full name of the task, which
@@ -229,12 +154,17 @@ class Outbox:
         driver's errors. The task runs where its worker was started, and large arguments are a part
         of the task, which has at most 16 MiB.
         """
-        if values:
-            args = positional(args, values)
-        task = self._tasks.one(work, name, campaign, (args, kwargs), options)
-        self._execute([task])
+        arguments: Arguments = (positional(args, values) if values else args, kwargs)
+        if name == "":
+            raise UserError("task name: must not be empty")
+        if callable(work) or isinstance(work, str):
+            taken = taken_options(name, campaign)
+            arguments, options = split_arguments(work, arguments, options, taken)
+        task = _values(self._row(work, name, campaign, arguments, options), campaign)
+        yield [task]
         return _full_name(task)
 
+    @exchange_method
     def map(
         self,
         work: Callable[..., Any] | str,
@@ -243,17 +173,64 @@ class Outbox:
         campaign: str = "",
         kwargs: Mapping[str, Any] | None = None,
         **options: Any,  # noqa: ANN401  # the keys of a task, checked there
-    ) -> list[str]:
+    ) -> Steps[list[str]]:
         """Submit a call of a function per item, or per row of several iterables.
 
         Like `Client.map`, when the transaction commits. Returns the full names of the tasks.
         """
-        tasks = self._tasks.each(work, iterables, campaign, kwargs, options)
+        check_function(work)
+        taken = taken_options(None, campaign)
+        (_, named), options = split_arguments(work, (None, kwargs), options, taken)
+        row = partial(self._row, work)
+        if callable(work):
+            row = partial(self._call, self._calls.pickle_once(work))
+        tasks = [
+            _values(row(None, campaign, (args, named), options), campaign)
+            for args in rows_of(iterables)
+        ]
         if tasks:
-            self._execute(tasks)
+            yield tasks
         return [*map(_full_name, tasks)]
 
-    def _execute(self, tasks: list[_Values]) -> None:
+    def _row(
+        self,
+        work: Work,
+        name: str | None,
+        campaign: str,
+        arguments: Arguments,
+        options: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Return a task as a row of a file."""
+        if callable(work):
+            return self._call(work, name, campaign, arguments, options)
+        check_work_type(work, arguments)
+        raw = {"name": name or _new_name(campaign or "task")}
+        return {**raw, **work_keys(work, *arguments), **options}
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        name: str | None,
+        campaign: str,
+        arguments: Arguments,
+        options: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Return the call of a function, or of its substitute, as a row of a file."""
+        if "key" in options:
+            raise UserError("key: names by content are for `Client.submit`, not for an outbox")
+        args, kwargs = arguments[0] or (), arguments[1] or {}
+        if name is None:
+            service, encoded = self._calls.encode(function, args, kwargs)
+            name = _new_name(functions.function_name(function))
+        else:
+            service, encoded, _ = self._calls.encode_named(function, args, kwargs)
+        return function_row(name, campaign, (args, kwargs), service, encoded, options)
+
+
+class Outbox(OutboxBase, BlockingRunner):
+    """Submits tasks in the transaction of a connection. Made by `Client.outbox`."""
+
+    def _reply_to(self, tasks: Any) -> Any:  # noqa: ANN401  # of no exchange with a broker
         if _is_sqlalchemy(self._connection):
             self._connection.execute(_sqlalchemy_statement(), tasks)
             return
@@ -264,51 +241,10 @@ class Outbox:
                 cursor.executemany(_DRIVER_SQL, tasks)
 
 
-class AsyncOutbox:
+class AsyncOutbox(OutboxBase, AwaitingRunner):
     """Submits tasks in the transaction of a connection. Made by `AsyncClient.outbox`."""
 
-    def __init__(self, connection: Any) -> None:  # noqa: ANN401  # of several packages
-        _check(connection, is_async=True)
-        self._connection = connection
-        self._tasks = _OutboxTasks()
-
-    async def submit(  # all but the first are named
-        self,
-        work: Work,
-        /,
-        *values: Any,  # noqa: ANN401  # arguments of a function
-        name: str | None = None,
-        campaign: str = "",
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
-    ) -> str:
-        """Submit one task when the transaction commits, as `Outbox.submit` does.
-
-        `values` are the arguments of a function.
-        """
-        if values:
-            args = positional(args, values)
-        task = self._tasks.one(work, name, campaign, (args, kwargs), options)
-        await self._execute([task])
-        return _full_name(task)
-
-    async def map(
-        self,
-        work: Callable[..., Any] | str,
-        /,
-        *iterables: Iterable[Any],
-        campaign: str = "",
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
-    ) -> list[str]:
-        """Submit a call per item or row when the transaction commits, as `Outbox.map` does."""
-        tasks = self._tasks.each(work, iterables, campaign, kwargs, options)
-        if tasks:
-            await self._execute(tasks)
-        return [*map(_full_name, tasks)]
-
-    async def _execute(self, tasks: list[_Values]) -> None:
+    async def _reply_to(self, tasks: Any) -> Any:  # noqa: ANN401  # of no exchange with a broker
         if _is_sqlalchemy(self._connection):
             await self._connection.execute(_sqlalchemy_statement(), tasks)
             return
