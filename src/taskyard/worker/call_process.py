@@ -136,7 +136,7 @@ class CallProcess(SupervisedProcess):
         runner_context.selector.register(self._socket, EVENT_READ, self._on_socket)
 
     def is_free(self) -> bool:
-        return self.job is None and self._is_connected and not self.is_ending()
+        return self.job is None and self._is_connected and self.ending is None
 
     def let_exit(self) -> bool:
         """Close the socket of an idle child, so that it exits. Return whether it was idle."""
@@ -379,7 +379,7 @@ class CallProcess(SupervisedProcess):
         if self.job is None or not has_begun:
             return None
         died = f"the process died: {status_text(status)}".encode()
-        done = self._done(self.job, Outcome.FAILED, self._ending or died)
+        done = self._done(self.job, Outcome.FAILED, self.ending or died)
         # The process's usage covers all its calls, so only the time is recorded.
         done.run = self._run_record(None if status == STATUS_UNKNOWN else status)
         return done

@@ -68,7 +68,7 @@ class InputFetcher:
         self._worker = settings.name
         self._runner = runner
         #: Tasks by their requests.
-        self._waiting: dict[int, _Waiting] = {}
+        self.waiting: dict[int, _Waiting] = {}
         self._directory: Path | None = None
 
     def start(self, job: Job) -> None:
@@ -80,13 +80,9 @@ class InputFetcher:
         else:
             self._runner.start(job)
 
-    def owns(self, request: int) -> bool:
-        """Return whether a request is for inputs."""
-        return request in self._waiting
-
     def on_reply(self, reply: Reply) -> list[JobResult]:
         """Start a task that has all its inputs. Return the result of one that can't start."""
-        waiting = self._waiting.pop(reply.request)
+        waiting = self.waiting.pop(reply.request)
         try:
             if waiting.names:
                 self._add_results(waiting, reply)
@@ -109,15 +105,15 @@ class InputFetcher:
 
     def unstarted(self) -> list[Job]:
         """Remove and return all tasks that have not started."""
-        jobs = [waiting.job for waiting in self._waiting.values()]
+        jobs = [waiting.job for waiting in self.waiting.values()]
         for job in jobs:
             self._drop(job.key)
         return [*jobs, *self._runner.unstarted()]
 
     def _drop(self, key: tuple[bytes, int]) -> None:
-        for request, waiting in [*self._waiting.items()]:
+        for request, waiting in [*self.waiting.items()]:
             if waiting.job.key == key:
-                del self._waiting[request]
+                del self.waiting[request]
                 self._channel.drop(request)
         self._remove(key)
 
@@ -145,7 +141,7 @@ class InputFetcher:
             def build(number: int) -> bytes:
                 return reads.part(number, name, offset=offset, holder=holder)
 
-        self._waiting[self._channel.request(build)] = waiting
+        self.waiting[self._channel.request(build)] = waiting
 
     def _add_results(self, waiting: _Waiting, reply: Reply) -> None:
         if reply.kind != peer.READ:

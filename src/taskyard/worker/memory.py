@@ -48,20 +48,14 @@ class MemoryGuard:
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
-        self._next_ns = 0
+        #: When `check` is due, if a running task has a limit.
+        self.due_ns = 0
         self._has_warned = False
 
-    def wake_at_ns(self, processes: Iterable[SupervisedProcess]) -> int | None:
-        """Return when `check` is due. None: no running task has a limit."""
-        limited = any(process.memory_limit_bytes for process in processes)
-        return self._next_ns if limited else None
-
     def check(self, processes: Iterable[SupervisedProcess]) -> None:
-        """Measure the tasks with a limit, if that is due, and kill those beyond it."""
+        """Measure the tasks with a limit, and kill those beyond it."""
         limited = [process for process in processes if process.memory_limit_bytes]
-        if not limited or self._now_ns() < self._next_ns:
-            return
-        self._next_ns = self._now_ns() + MEMORY_CHECK_NS
+        self.due_ns = self._now_ns() + MEMORY_CHECK_NS
         table = read_processes()
         if not table and not self._has_warned:
             self._has_warned = True

@@ -66,7 +66,6 @@ PREFETCH_NS: Final = SECOND_NS
 
 #: Heartbeats that may be unanswered at once.
 HEARTBEATS_OPEN_MAX: Final = 16
-
 NEVER_NS: Final = NUMBER_MAX
 
 #: How long a report waits for more tasks to finish, while enough tasks are queued here. A message
@@ -134,6 +133,7 @@ class NativeWorkerLoop:
         self._reports: list[JobResult] = []
         self._reports_due_ns = 0
         spool = OutputSpool(clock.monotonic_ns) if spool is None else spool
+        self._spool = spool
         self._output = OutputSender(spool, channel, settings, clock)
         self._inputs = InputFetcher(channel, settings, runner)
         #: The report in flight, and its tasks.
@@ -143,7 +143,8 @@ class NativeWorkerLoop:
         self._steal_request = self._steal_sent_ns = self._steal_count = 0
         #: Heartbeats in flight, and the `Steal` that each names. A slow broker may have several.
         self._heartbeats: dict[int, int] = {}
-        #: The interval of heartbeats now.
+        #: The longest interval of heartbeats that renews leases, and the interval now.
+        self._longest_ns = heartbeats.longest_ns(settings.lease_timeout_ns)
         self.heartbeat_ns = settings.heartbeat_ns or heartbeats.interval_ns(
             1, settings.lease_timeout_ns
         )
@@ -187,24 +188,26 @@ class NativeWorkerLoop:
         self.receive()
         self.send()
 
-    def receive(self) -> None:
-        """Receive, and run tasks. The first half of a turn."""
+    def receive(self) -> bool:
+        """Receive, and run tasks, the first half of a turn. Return whether there are reports."""
         for reply in self._channel.receive():
-            if self._inputs.owns(reply.request):  # a refusal concerns its task alone
+            if reply.request in self._inputs.waiting:  # a refusal concerns its task alone
                 self._collect_done(self._inputs.on_reply(reply))
             else:
                 self._on_reply(reply)
-        self.run_tasks()
+        return self.run_tasks()
 
-    def run_tasks(self) -> None:
-        """Run tasks without receiving."""
-        self._collect_done(self._runner.turn())
+    def run_tasks(self) -> bool:
+        """Run tasks without receiving. Return whether there are reports."""
+        if done := self._runner.turn():
+            self._collect_done(done)
         waiting, kept_count = self._runner.waiting_calls()
         if waiting != self._waiting or kept_count != self._kept_count:
             self._waiting, self._kept_count = waiting, kept_count
             self._worker_message = self._make_worker_message()
             soon_ns = self._clock.monotonic_ns() + WAITING_NOTICE_NS
             self._heartbeat_due_ns = min(self._heartbeat_due_ns, soon_ns)
+        return bool(self._reports)
 
     def is_gathering(self) -> bool:
         """Return whether there are reports that may wait for more tasks to finish."""
@@ -216,18 +219,29 @@ class NativeWorkerLoop:
         reserve = 0 if self._steal_request else self._prefetch.count // 3
         return self._unfinished_count() > self._slots() + reserve
 
-    def send(self) -> None:
+    def send(self) -> None:  # noqa: C901  # a check here costs no call
         """Send reports, requests and heartbeats. The second half of a turn."""
         if self._share is not None and self._share.must_return(self._excess()):
             self._return_excess(b"the worker's slots are taken")
-        self._output.send()
-        self._request_rules()
-        self._send_reports()
-        self._request_tasks()
-        self._send_heartbeat()
-        if self._prefetch.count and self._prefetch_due_ns <= self._clock.monotonic_ns():
+        now_ns = self._clock.monotonic_ns()
+        if self._spool.streams:
+            self._output.send()
+        if self._rules_due_ns <= now_ns:
+            self._request_rules()
+        if not self._reports:
+            self._reports_due_ns = 0
+        elif not self._report_request:
+            self._send_reports()
+        if not (self._steal_request or self._reports_due_ns):
+            self._request_tasks()
+        runner = self._rule_runner
+        has_news = runner is not None and (runner.agent_error or self._sent_agent_error)
+        if has_news or self._heartbeat_due_ns <= now_ns:
+            self._send_heartbeat(now_ns)
+        if self._prefetch.count and self._prefetch_due_ns <= now_ns:
             self._adjust_prefetch()
-        self._progress.send(self._clock.monotonic_ns())
+        if self._progress.printed:
+            self._progress.send(now_ns)
         if self.stopping and not self._held and not self._exit_request:
             self._leave()
         self._channel.turn()
@@ -235,9 +249,9 @@ class NativeWorkerLoop:
     def _leave(self) -> None:
         """Send `Exit` as the last request: an older one that is sent again would register anew."""
         self._channel.drop_all()
-        name, incarnation = self.settings.name, self.settings.incarnation
+        own = self.settings
         self._exit_request = self._channel.request(
-            lambda number: peer.leave(number, name, incarnation)
+            lambda number: peer.leave(number, own.name, own.incarnation)
         )
 
     def set_progress(self, job: Job, printed: Content) -> None:
@@ -251,12 +265,12 @@ class NativeWorkerLoop:
                 self._reports.append(one)
             self._progress.printed.pop(one.job.key, None)  # the report has the whole output
             self._inputs.release(one.job)
-        if any(one.outcome is Outcome.REFUSED and not one.healthy for one in done):
-            self._back_off()
+            if one.outcome is Outcome.REFUSED and not one.healthy:
+                self._back_off()
 
     def wake_at_ns(self) -> int:
         """Return when the next turn is due without input."""
-        times = [self._channel.wake_at_ns(), self._runner.wake_at_ns()]
+        times = [NEVER_NS, self._channel.wake_at_ns(), self._runner.wake_at_ns()]
         if not self._exit_request:
             times.append(self._heartbeat_due_ns)
             if self._rule_runner is not None and not self._rules_request:
@@ -265,23 +279,24 @@ class NativeWorkerLoop:
                 times.append(self._prefetch_due_ns)
         if self._reports_due_ns:
             times.append(self._reports_due_ns)
-        times += [self._output.wake_at_ns(), self._progress.wake_at_ns()]
+        if self._spool.streams or self._progress.printed:
+            times += [self._output.wake_at_ns(), self._progress.wake_at_ns()]
         if self._share is not None:
             times.append(self._share.wake_at_ns())
-        due_ns = min((time for time in times if time is not None), default=None)
-        return self._clock.monotonic_ns() + SECOND_NS if due_ns is None else due_ns
+        due_ns = min([time for time in times if time is not None])
+        return self._clock.monotonic_ns() + SECOND_NS if due_ns == NEVER_NS else due_ns
 
     # Replies of the broker.
 
     def _on_reply(self, reply: Reply) -> None:
-        number = reply.request
-        if reply.kind == peer.ERROR and reply.code in peer.EXCLUDED:
+        number, kind = reply.request, reply.kind
+        if kind == peer.ERROR and reply.code in peer.EXCLUDED:
             self._on_excluded(reply)
         if number == self._exit_request:
             self.has_exited = True
         elif number in self._heartbeats:
             named = self._heartbeats.pop(number)
-            if reply.kind == peer.ERROR:
+            if kind == peer.ERROR:
                 self._on_refused(reply.reason, 0)
                 return
             if self.waits_for_name:
@@ -296,7 +311,7 @@ class NativeWorkerLoop:
         elif number == self._rules_request:
             self._on_rules(reply)
         elif number in (self._report_request, self._steal_request):
-            self._on_tasks(number, reply)
+            self._on_tasks(number, kind, reply)
 
     def _on_heartbeat(self, reply: Reply) -> None:
         """Stop tasks, use the broker's interval, and request rules that have changed."""
@@ -322,10 +337,9 @@ class NativeWorkerLoop:
 
     def _shorten_heartbeat(self) -> None:
         """Return to an interval that renews leases. Without tasks it may have been longer."""
-        longest_ns = heartbeats.longest_ns(self.settings.lease_timeout_ns)
-        if self._held and self.heartbeat_ns > longest_ns and self.settings.heartbeat_ns == AUTO:
-            self._set_heartbeat(longest_ns)
-            self._heartbeat_due_ns = self._heartbeat_sent_ns + longest_ns
+        if self._held and self.settings.heartbeat_ns == AUTO:
+            self._set_heartbeat(self._longest_ns)
+            self._heartbeat_due_ns = self._heartbeat_sent_ns + self._longest_ns
 
     def _on_excluded(self, reply: Reply) -> None:
         """Stop running tasks: they belong to another process, or to none any more."""
@@ -352,28 +366,27 @@ class NativeWorkerLoop:
             self._overfeed_max = self._rule_runner.overfeed_max
             self._worker_message = self._make_worker_message()
 
-    def _on_tasks(self, number: int, reply: Reply) -> None:
+    def _on_tasks(self, number: int, kind: int, reply: Reply) -> None:
         is_report, is_steal = number == self._report_request, number == self._steal_request
         if is_report:
             self._report_request = 0
             for key in self._reported_keys:  # durable, or lost to another worker
                 self._held.pop(key, None)
-        if is_report and is_steal and reply.kind == peer.OK:
+        if is_report and is_steal and kind == peer.OK:
             self._on_report_waits(number)
             is_steal = False
-        if is_steal:
-            self._steal_request = 0
-            if self._share is not None:
-                self._share.on_reply()
-        if reply.kind == peer.ERROR:
+        self._steal_request = 0 if is_steal else self._steal_request
+        if is_steal and self._share is not None:
+            self._share.on_reply()
+        if kind == peer.ERROR:
             self._on_refused(reply.reason, len(self._reported_keys) if is_report else 0)
-        elif is_steal and reply.kind == peer.NOT_FOUND and not is_report:
+        elif is_steal and kind == peer.NOT_FOUND and not is_report:
             self._on_not_found()
         else:
             self.refusal, self._not_found_count = "", 0
-        if is_steal and reply.kind == peer.TRANSFER:
+        if is_steal and kind == peer.TRANSFER:
             self._start_assigned(reply.assigned())
-        elif is_steal and reply.kind == peer.EXIT:
+        elif is_steal and kind == peer.EXIT:
             self.shut_down()
 
     def _on_report_waits(self, number: int) -> None:
@@ -402,12 +415,15 @@ class NativeWorkerLoop:
 
     def _start_assigned(self, assigned: peer.Assigned) -> None:
         self._came_short = len(assigned.names) < self._steal_count
-        fresh = [job for job in assigned_jobs(assigned) if job.key not in self._held]
         if not self._held:
             self._prefetch.on_busy(self._clock.monotonic_ns())
-        for job in fresh:
-            self._held[job.key] = (job.service, job.lane)
-        self._shorten_heartbeat()
+        fresh = []
+        for job in assigned_jobs(assigned):
+            if (key := job.key) not in self._held:
+                self._held[key] = (job.service, job.lane)
+                fresh.append(job)
+        if self.heartbeat_ns > self._longest_ns:
+            self._shorten_heartbeat()
         if self.stopping:
             self._return_tasks(fresh, b"the worker shuts down")
         else:
@@ -443,11 +459,10 @@ class NativeWorkerLoop:
         return peer.worker_message(facts, ahead, settings.replaces, forwards=settings.forwards)
 
     def _request_rules(self) -> None:
-        is_due = self._rules_due_ns <= self._clock.monotonic_ns()
-        if self._rule_runner is None or self._rules_request or not is_due or self._exit_request:
+        if self._rule_runner is None or self._rules_request or self._exit_request:
             return
-        services = self.settings.services
-        self._rules_request = self._channel.request(lambda number: peer.rules(number, services))
+        wanted = self.settings.services
+        self._rules_request = self._channel.request(lambda number: peer.rules(number, wanted))
 
     def _tasks_wanted(self) -> int:
         """Return how many tasks to request. The broker adds overfed tasks of a lane unasked."""
@@ -470,21 +485,20 @@ class NativeWorkerLoop:
 
         Calls that wait for other tasks don't count: they have no slots.
         """
-        waiting = [job.key for job in self._waiting if job.key in self._held]
+        held = self._held
+        waiting = [job.key for job in self._waiting if job.key in held] if self._waiting else ()
         if self._rule_runner is None or not self._overfeed_max:
             over = len(self._reports) + len(self._output.held) + len(waiting)
             over += len(self._reported_keys) if self._report_request else 0
             return len(self._held) - over
-        over_keys = {done.job.key for done in (*self._reports, *self._output.held)}
-        over_keys.update(waiting)
-        if self._report_request:
-            over_keys.update(self._reported_keys)
+        over_keys = {*waiting, *(one.job.key for one in (*self._reports, *self._output.held))}
+        over_keys.update(self._reported_keys if self._report_request else ())
         lanes = [lane for key, lane in self._held.items() if key not in over_keys]
         return slots_of_lanes(lanes, self._rule_runner.overfeed)
 
     def _send_reports(self) -> None:
         """Send a report, with a `Steal` in the same message if none is in flight."""
-        if self._report_request or self._must_wait_for_more():
+        if self._must_wait_for_more():
             return
         done = self._next_reports()
         finished = sum(one.outcome is not Outcome.REFUSED for one in done)
@@ -505,23 +519,18 @@ class NativeWorkerLoop:
             self._on_steal(self._report_request, count)
 
     def _on_steal(self, request: int, count: int) -> None:
-        self._steal_request, self._steal_count = request, count
-        self._steal_sent_ns = self._clock.monotonic_ns()
+        sent_ns = self._clock.monotonic_ns()
+        self._steal_request, self._steal_count, self._steal_sent_ns = request, count, sent_ns
         if self._share is not None:
             self._share.on_request(count)
 
     def _must_wait_for_more(self) -> bool:
-        """Return whether there is no report to send yet."""
-        if not self._reports:
+        """Return whether the report is not sent yet."""
+        due_ns, now_ns = self._reports_due_ns, self._clock.monotonic_ns()
+        if self.stopping or 0 < due_ns <= now_ns or not self._has_enough():
             self._reports_due_ns = 0
-            return True
-        now_ns = self._clock.monotonic_ns()
-        if self.stopping or not self._has_enough():
-            self._reports_due_ns = 0
-        elif not self._reports_due_ns:
+        elif not due_ns:
             self._reports_due_ns = now_ns + REPORT_DELAY_NS
-        elif self._reports_due_ns <= now_ns:
-            self._reports_due_ns = 0
         return bool(self._reports_due_ns)
 
     def _next_reports(self) -> list[JobResult]:
@@ -532,8 +541,6 @@ class NativeWorkerLoop:
 
     def _request_tasks(self) -> None:
         """Send a `Steal` that waits at the broker, unless one in a report does, or will soon."""
-        if self._steal_request or self._reports_due_ns:
-            return
         count = self._tasks_wanted()
         if not count or (self._came_short and self._held and count <= self._waiting_max()):
             return  # no slot is free, and the report of a held task requests the next ones
@@ -543,11 +550,13 @@ class NativeWorkerLoop:
         )
         self._on_steal(request, count)
 
-    def _send_heartbeat(self) -> None:
-        now_ns = self._clock.monotonic_ns()
-        agent_error = self._agent_error_to_send()
-        is_due = self._heartbeat_due_ns <= now_ns or agent_error != self._sent_agent_error
-        if not is_due or self._exit_request:
+    def _send_heartbeat(self, now_ns: int) -> None:
+        # b"" after agents could start again, None if they always could. It is repeated in every
+        # heartbeat, because a restarted broker has lost it.
+        problem = b"" if self._rule_runner is None else self._rule_runner.agent_error
+        agent_error = problem if problem or self._sent_agent_error is not None else None
+        is_early = now_ns < self._heartbeat_due_ns and agent_error == self._sent_agent_error
+        if is_early or self._exit_request:
             return
         self._sent_agent_error = agent_error
         self._adjust_prefetch()
@@ -571,15 +580,6 @@ class NativeWorkerLoop:
             lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns, **more)
         )
         self._heartbeats[number] = named
-
-    def _agent_error_to_send(self) -> bytes | None:
-        """Return why agents can't be started.
-
-        b"" after they could again, None if they always could. It is repeated in every heartbeat,
-        because a restarted broker has lost it.
-        """
-        agent_error = b"" if self._rule_runner is None else self._rule_runner.agent_error
-        return agent_error if agent_error or self._sent_agent_error is not None else None
 
     def _adjust_prefetch(self) -> None:
         """Adjust the prefetch. Return queued tasks beyond it: another worker may be idle."""

@@ -49,6 +49,9 @@ GATHER_NS_MAX: Final = SECOND_NS // 50
 
 _MILLISECOND_NS: Final = SECOND_NS // 1000
 
+#: How often to check a connection that is announced and carries replies.
+CHECK_NS: Final = SECOND_NS // 4
+
 #: Announce that the broker is missing after this time without a reply.
 BROKER_MISSING_NS: Final = 2 * SECOND_NS
 
@@ -65,6 +68,7 @@ class WorkerMonitor:
         announce: Callable[[str], None],
     ) -> None:
         self._loop = loop
+        self.wake_at_ns = loop.wake_at_ns
         self._channel = channel
         self._runner = runner
         self._settings = settings
@@ -74,6 +78,16 @@ class WorkerMonitor:
         self._refusal_logged = ""
         self._waits_for_name = False
         self.has_exited = False
+        #: When to check the connection again. 0: in each turn.
+        self._check_due_ns = 0
+
+    def is_steady(self) -> bool:
+        """Return whether there is nothing to announce, to log or to check in this turn."""
+        loop = self._loop
+        if loop.stopping or loop.refusal != self._refusal_logged:
+            return False
+        is_same = loop.waits_for_name == self._waits_for_name
+        return is_same and time.monotonic_ns() < self._check_due_ns
 
     def after_turn(self, endpoint: str, place: str = "") -> None:
         """Announce and log changes of the turn. `place` is the present one of a broker that has
@@ -86,6 +100,7 @@ class WorkerMonitor:
         connected = self._channel.was_connected and not missing
         self._announcer.connection(endpoint, connected=connected, missing=missing, place=place)
         self._log_refusal()
+        self._check_due_ns = time.monotonic_ns() + CHECK_NS if connected else 0
         self.has_exited = self._loop.has_exited or self._should_give_up()
 
     def shut_down(self) -> None:
@@ -142,6 +157,7 @@ class SocketWorker(WorkerMonitor):
     """A native worker on a socket, as the host drives it."""
 
     wire: ZmqSocket
+    host: Host
     #: Ready when a process of the runner has ended or printed. None: it runs no quick tasks.
     runner_poll: select.poll | None = None
     #: Its part of a process that works for several brokers.
@@ -152,8 +168,11 @@ class SocketWorker(WorkerMonitor):
         return self.wire.endpoint
 
     def turn(self) -> bool:
-        self.receive()
-        if self.runner_poll is not None:
+        # A socket that is not ready is not asked.
+        has_reports = (
+            self._loop.receive() if self.wire in self.host.ready else self._loop.run_tasks()
+        )
+        if has_reports and self.runner_poll is not None:
             run_quick_tasks(self._loop, self.runner_poll)
         self.send()
         return False
@@ -165,8 +184,9 @@ class SocketWorker(WorkerMonitor):
     def send(self) -> None:
         """Send, announce and log. Raises `Refused` if the broker refuses this worker."""
         self._loop.send()
-        self.wire.check_accepted(self._channel.unanswered_ns())
-        self.after_turn(self.endpoint, self.wire.place)
+        if not self.is_steady():
+            self.wire.check_accepted(self._channel.unanswered_ns())
+            self.after_turn(self.endpoint, self.wire.place)
 
     def slots_taken(self) -> int:
         return 0 if self.share is None else self.share.slots_taken()
@@ -178,9 +198,6 @@ class SocketWorker(WorkerMonitor):
         for job in self._runner.running():
             self._runner.stop(*job.key)
         return self._runner
-
-    def wake_at_ns(self) -> int:
-        return self._loop.wake_at_ns()
 
 
 class BrokerTarget(NamedTuple):
@@ -318,7 +335,7 @@ def _make_worker(
         worker.log_name += f" at {broker.endpoint}"
     if rule_runner is not None:
         rule_runner.on_output = loop.set_progress
-    worker.wire, worker.share = wire, share
+    worker.wire, worker.host, worker.share = wire, host, share
     worker.runner_poll = select.poll()
     for descriptor in runner.filenos():
         worker.runner_poll.register(descriptor, select.POLLIN)

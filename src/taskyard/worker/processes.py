@@ -17,7 +17,6 @@ import resource
 import signal
 import sys
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -381,7 +380,7 @@ class Pipe:
         return len(chunk)
 
 
-class SupervisedProcess(ABC):
+class SupervisedProcess:
     """A process group that works on a job. Subclasses: programs, Python children and agents."""
 
     def __init__(self, process: Process, runner_context: RunnerContext) -> None:
@@ -400,7 +399,7 @@ class SupervisedProcess(ABC):
         #: The process was reaped and its descriptors are closed.
         self.has_ended = False
         #: Why SIGTERM was sent. None: it was not.
-        self._ending: bytes | None = None
+        self.ending: bytes | None = None
         self._is_wanted = True
         #: The start of its job, by the monotonic clock.
         self._began_ns = 0
@@ -409,7 +408,7 @@ class SupervisedProcess(ABC):
             runner_context.selector.register(process.pidfd, EVENT_READ, self._on_exit)
 
     def is_ending(self) -> bool:
-        return self._ending is not None
+        return self.ending is not None
 
     def is_wanted(self) -> bool:
         """Return whether its job was not cancelled."""
@@ -424,7 +423,7 @@ class SupervisedProcess(ABC):
 
     def on_due(self) -> None:
         """Send SIGTERM, or SIGKILL if SIGTERM was sent before."""
-        if self._ending is None:
+        if self.ending is None:
             self.end(self._limit_text())
         else:
             self.process.signal(signal.SIGKILL)
@@ -436,15 +435,15 @@ class SupervisedProcess(ABC):
 
     def end(self, reason: bytes) -> None:
         """Send SIGTERM. SIGKILL follows after the grace period."""
-        if self._ending is None:
-            self._ending = reason
+        if self.ending is None:
+            self.ending = reason
             self.due_ns = self._context.now_ns() + KILL_GRACE_NS
             self.process.signal(signal.SIGTERM)
 
     def end_over_memory(self, reason: bytes) -> None:
         """Kill it at once, before it takes the memory of others."""
-        if self._ending is None:
-            self._ending = reason
+        if self.ending is None:
+            self.ending = reason
         self.memory_limit_bytes = 0
         self.process.signal(signal.SIGKILL)
 
@@ -461,7 +460,7 @@ class SupervisedProcess(ABC):
     def kill(self) -> None:
         """Kill it, and wait for its end. Report nothing."""
         self._is_wanted = False
-        self._ending = b"the worker has ended"
+        self.ending = b"the worker has ended"
         self.process.signal(signal.SIGKILL)
         self._on_exit(EVENT_READ)
 
@@ -512,6 +511,6 @@ class SupervisedProcess(ABC):
         if done is not None and self._is_wanted:
             self._context.report(done)
 
-    @abstractmethod
     def _on_ended(self, status: int) -> JobResult | None:
         """Read the rest of the output, close descriptors, and return the job's result if any."""
+        raise NotImplementedError

@@ -165,19 +165,19 @@ class Program(SupervisedProcess):
 
     def _result_of(self, job: Job, status: int) -> JobResult:
         """Return the job's result without its run."""
-        if self._ending is None and status == 0:
+        if self.ending is None and status == 0:
             return self._printed.done(job)
-        is_final = self._ending is None and status in self._final_statuses
+        is_final = self.ending is None and status in self._final_statuses
         outcome = Outcome.FAILED_FINAL if is_final else Outcome.FAILED
         return self._printed.failed(job, outcome, self._reason(status))
 
     def _reason(self, status: int) -> bytes:
         """Return why it failed, with the last line of its output."""
         line = self._printed.last_line()
-        if self._ending is None and status > 0:
+        if self.ending is None and status > 0:
             text = status_text(status).encode()
             return text + b": " + line if line else text
-        text = self._ending or status_text(status).encode()
+        text = self.ending or status_text(status).encode()
         return text + b", last line: " + line if line else text
 
 

@@ -16,6 +16,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Final, TypeAlias
 
 from msgspec import structs
@@ -61,6 +62,9 @@ _STANDARD_DESCRIPTORS: Final = 3
 _MILLISECOND_NS: Final = SECOND_NS // 1000
 
 
+#: Modules of calls for which it is known whether they are allowed.
+_MODULES_KNOWN: Final = 64
+
 _NO_CALLS: Final[Sequence[Job]] = ()
 
 #: Services whose payloads describe the work.
@@ -94,6 +98,7 @@ class ProcessRunner:
         self._gpus = DevicePool(gpus)
         self._memory_guard = MemoryGuard(clock.monotonic_ns)
         self._allow = list(allow)
+        self._is_allowed = lru_cache(_MODULES_KNOWN)(partial(is_module_allowed, allow=tuple(allow)))
         self._command = command
         self._allow_pickle = allow_pickle
         self._clock = clock
@@ -168,6 +173,8 @@ class ProcessRunner:
         Also return the number of calls that keep theirs, because too many wait.
         """
         calls = self._waiting_calls
+        if not calls.waiting:
+            return _NO_CALLS, len(calls.keeping)
         waiting = [one.job for one in calls.waiting if one.job is not None]
         return waiting or _NO_CALLS, len(calls.keeping)
 
@@ -211,7 +218,7 @@ class ProcessRunner:
             # The child process loads plain pickles only, unless all are allowed.
             return None if self._allow_pickle or service == CALL else PICKLE_REFUSAL
         module = work.call.partition(":")[0] if isinstance(work, Call) else None
-        if module is None or is_module_allowed(module, self._allow):
+        if module is None or self._is_allowed(module):
             return None
         return refusal(module)
 
@@ -231,18 +238,18 @@ class ProcessRunner:
 
     def wake_at_ns(self) -> int | None:
         """Return when a turn is due without input, by the monotonic clock. May be in the past."""
-        now_ns = self._clock.monotonic_ns()
         if self._done or (self._waiting and self._has_room()):
-            return now_ns
-        times = [(process.due_ns, process.watch_at_ns) for process in self._processes]
-        moments = [moment for pair in times for moment in pair if moment is not None]
-        memory_due_ns = self._memory_guard.wake_at_ns(self._processes)
-        if memory_due_ns is not None:
-            moments.append(memory_due_ns)
-        moments += [one.idle_since_ns + CHILD_IDLE_NS_MAX for one in self._surplus_children()]
-        if any(process.process.pidfd is None for process in self._processes):
-            moments.append(now_ns + REAP_INTERVAL_NS)
-        return min(moments, default=None)
+            return self._clock.monotonic_ns()
+        moments = []
+        for process in self._processes:
+            moments += [process.due_ns, process.watch_at_ns]
+            if process.memory_limit_bytes:
+                moments.append(self._memory_guard.due_ns)
+            if process.process.pidfd is None:
+                moments.append(self._clock.monotonic_ns() + REAP_INTERVAL_NS)
+        if len(self._processes) > self.slots_total:
+            moments += [one.idle_since_ns + CHILD_IDLE_NS_MAX for one in self._surplus_children()]
+        return min([one for one in moments if one is not None], default=None)
 
     def turn(self) -> list[JobResult]:
         """Read output, reap processes, enforce time limits, start waiting jobs. Return results."""
@@ -251,7 +258,9 @@ class ProcessRunner:
         self._check_processes()
         if self._share is not None:
             self._share.begin()
-        self._resume_calls()
+        calls = self._waiting_calls
+        if calls.keeping or calls.resuming:
+            self._resume_calls()
         self._start_waiting()
         if self._waiting and self._share is None:
             self._call_ahead()
@@ -328,6 +337,7 @@ class ProcessRunner:
 
     def _check_processes(self) -> None:
         now_ns = self._clock.monotonic_ns()
+        have_ended = has_limit = False
         for process in self._processes:
             if process.process.pidfd is None:
                 process.poll()
@@ -336,12 +346,18 @@ class ProcessRunner:
             if process.watch_at_ns is not None and process.watch_at_ns <= now_ns:
                 process.watch()
             if process.has_ended:
+                have_ended = True
                 self._gpus.give_back(process.gpus)
-            if isinstance(process, CallProcess) and (process.has_ended or process.is_ending()):
+            is_over = process.has_ended or process.ending is not None
+            if is_over and isinstance(process, CallProcess):
                 self._waiting_calls.drop(process)
-        self._processes = [process for process in self._processes if not process.has_ended]
-        self._memory_guard.check(self._processes)
-        self._end_surplus(now_ns)
+            has_limit = has_limit or process.memory_limit_bytes > 0
+        if have_ended:
+            self._processes = [process for process in self._processes if not process.has_ended]
+        if has_limit and self._memory_guard.due_ns <= now_ns:
+            self._memory_guard.check(self._processes)
+        if len(self._processes) > self.slots_total:
+            self._end_surplus(now_ns)
 
     def _surplus_children(self) -> list[CallProcess]:
         """Return idle children beyond the slots, the longest idle first."""

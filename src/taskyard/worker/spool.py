@@ -158,7 +158,7 @@ class OutputSpool:
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         #: Streams with output, by task, attempt and stream.
-        self._streams: dict[tuple[bytes, int, Stream], SpooledStream] = {}
+        self.streams: dict[tuple[bytes, int, Stream], SpooledStream] = {}
         #: Bytes in memory of all these streams.
         self.bytes_kept = 0
         #: Called when there is room again.
@@ -171,7 +171,7 @@ class OutputSpool:
     def add(self, stream: SpooledStream) -> None:
         """Keep a stream that has its first bytes."""
         stream.due_ns = self._now_ns() + SPOOL_START_NS
-        self._streams[*stream.job.key, stream.stream] = stream
+        self.streams[*stream.job.key, stream.stream] = stream
 
     def is_full(self) -> bool:
         return self.bytes_kept >= SPOOL_BYTES_MAX
@@ -183,10 +183,10 @@ class OutputSpool:
     def end(self, key: tuple[bytes, int]) -> bool:
         """Note that an attempt is over. Return whether its report must wait for the broker."""
         waits = False
-        if not self._streams:
+        if not self.streams:
             return waits
         for stream in _STREAMS:
-            found = self._streams.get((*key, stream))
+            found = self.streams.get((*key, stream))
             if found is None:
                 continue
             found.ended = True
@@ -199,19 +199,19 @@ class OutputSpool:
 
     def is_waiting(self, key: tuple[bytes, int]) -> bool:
         """Return whether bytes of an ended attempt are not acknowledged yet."""
-        return any((*key, stream) in self._streams for stream in _STREAMS)
+        return any((*key, stream) in self.streams for stream in _STREAMS)
 
     def streams_of(self, job: Job) -> tuple[SpooledStream, SpooledStream]:
         """Return stdout and stderr of an attempt."""
         stdout, stderr = (
-            self._streams.get((*job.key, stream)) or self.stream(job, stream) for stream in _STREAMS
+            self.streams.get((*job.key, stream)) or self.stream(job, stream) for stream in _STREAMS
         )
         return stdout, stderr
 
     def drop(self, key: tuple[bytes, int]) -> None:
         """Forget the streams of an attempt, and let its program go on without them."""
         for stream in _STREAMS:
-            found = self._streams.get((*key, stream))
+            found = self.streams.get((*key, stream))
             if found is not None:
                 found.refuse()
                 self._remove(found)
@@ -219,18 +219,18 @@ class OutputSpool:
 
     def take(self) -> list[StreamChunk]:
         """Return the next chunks to send, if any are due."""
-        if not self._streams:
+        if not self.streams:
             return []
         now_ns, room = self._now_ns(), APPEND_BYTES_MAX
         chunks: list[StreamChunk] = []
-        for stream in [*self._streams.values()]:
+        for stream in [*self.streams.values()]:
             if room and stream.bytes_unsent and self._is_due(stream, now_ns):
                 chunk = stream.take(room)
                 chunks.append(chunk)
                 room -= len(chunk.data)
                 stream.due_ns = now_ns + SPOOL_INTERVAL_NS
                 key = (*stream.job.key, stream.stream)
-                self._streams[key] = self._streams.pop(key)  # the next message begins with others
+                self.streams[key] = self.streams.pop(key)  # the next message begins with others
         return chunks
 
     def _is_due(self, stream: SpooledStream, now_ns: int) -> bool:
@@ -242,7 +242,7 @@ class OutputSpool:
     def acknowledge(self, chunks: list[StreamChunk], refused: set[tuple[bytes, int]]) -> None:
         """Note that the broker has written chunks, or that it refuses attempts."""
         for chunk in chunks:
-            stream = self._streams.get((chunk.name, chunk.attempt, chunk.stream))
+            stream = self.streams.get((chunk.name, chunk.attempt, chunk.stream))
             if stream is None:
                 continue
             self.bytes_kept -= stream.acknowledge(chunk.offset + len(chunk.data))
@@ -260,7 +260,7 @@ class OutputSpool:
         """
         lost: dict[tuple[bytes, int], None] = {}
         for chunk in chunks:
-            stream = self._streams.get((chunk.name, chunk.attempt, chunk.stream))
+            stream = self.streams.get((chunk.name, chunk.attempt, chunk.stream))
             if stream is None:
                 continue
             stream.bytes_sent = stream.bytes_acked
@@ -273,15 +273,15 @@ class OutputSpool:
 
     def wake_at_ns(self) -> int | None:
         """Return when the next bytes are due. None: there are none."""
-        if not self._streams:
+        if not self.streams:
             return None
-        unsent = [stream for stream in self._streams.values() if stream.bytes_unsent]
+        unsent = [stream for stream in self.streams.values() if stream.bytes_unsent]
         if any(self._is_due(stream, 0) for stream in unsent):
             return self._now_ns()
         return min((stream.due_ns for stream in unsent), default=None)
 
     def _remove(self, stream: SpooledStream) -> None:
-        self._streams.pop((*stream.job.key, stream.stream), None)
+        self.streams.pop((*stream.job.key, stream.stream), None)
         self.bytes_kept -= stream.bytes_total - stream.bytes_acked
 
     def _resume(self) -> None:

@@ -429,7 +429,7 @@ class Agent(SupervisedProcess):
         self._pipes.stdin.close()
         self._stderr_log.end()
         self._state_log.end()
-        self.exit_reason = self._ending or self._exit_text(status)
+        self.exit_reason = self.ending or self._exit_text(status)
         for job in self.jobs():
             if job.key in unsent_keys:
                 self.unstarted_jobs.append(job)

@@ -178,6 +178,8 @@ class AgentRunner(runner.ProcessRunner):
         self._agents_wanted: dict[tuple[str, ...], list[tuple[Job, AgentSettings]]] = {}
         #: Waiting tasks must be examined though no descriptor is ready.
         self._is_dirty = False
+        #: An agent was started. Until then none has to be looked for.
+        self._has_had_agents = False
         #: A task with a lane was queued. Until then the waiting tasks need no search for lanes.
         self._has_had_lanes = False
         #: When a lane becomes free for another agent.
@@ -222,6 +224,8 @@ class AgentRunner(runner.ProcessRunner):
     @property
     def agent_error(self) -> bytes:
         """Return why agents can't be started; b"" if no start has failed."""
+        if not self._backoffs:
+            return b""
         return next((one.agent_error for one in self._backoffs.values() if one.agent_error), b"")
 
     @property
@@ -250,10 +254,10 @@ class AgentRunner(runner.ProcessRunner):
         return held + super().running()
 
     def wake_at_ns(self) -> int | None:
-        moments = [super().wake_at_ns()]
-        if self._waiting:
-            moments += [backoff.next_ns for backoff in self._backoffs_due()]
-            moments.append(self._recheck_ns)
+        if not self._waiting:
+            return super().wake_at_ns()
+        moments = [super().wake_at_ns(), self._recheck_ns]
+        moments += [backoff.next_ns for backoff in self._backoffs_due()]
         return min((one for one in moments if one is not None), default=None)
 
     def stop(self, name: bytes, attempt: int) -> None:
@@ -286,9 +290,10 @@ class AgentRunner(runner.ProcessRunner):
         return self._is_dirty
 
     def _start_waiting(self) -> None:
-        self._start_eligible()
-        self._start_agents()
-        self._release_idle()
+        if self._waiting or self._is_dirty or self._has_had_agents:
+            self._start_eligible()
+            self._start_agents()
+            self._release_idle()
 
     def _start_eligible(self) -> None:
         """Start waiting tasks in their order.
@@ -479,6 +484,7 @@ class AgentRunner(runner.ProcessRunner):
         return sorted(others, key=lambda agent: agent.last_received_ns)
 
     def _start_agent(self, settings: AgentSettings, backoff: StartBackoff) -> None:
+        self._has_had_agents = True
         try:
             self._processes.append(start_agent(self._agent_context, settings))
         except (OSError, ValueError) as error:
@@ -488,7 +494,7 @@ class AgentRunner(runner.ProcessRunner):
             self._refuse_waiting(settings.pool, reason)
 
     def _check_processes(self) -> None:
-        agents = self._agents()
+        agents = self._agents() if self._has_had_agents else ()
         for agent in agents:
             agent.check_pipes()
         super()._check_processes()
