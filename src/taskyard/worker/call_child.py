@@ -22,7 +22,7 @@ import termios
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from io import TextIOWrapper
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -133,8 +133,11 @@ class UsageMeter:
 
     def start(self) -> None:
         """Begin to measure a call."""
-        with contextlib.suppress(OSError):
-            os.pwrite(self._reset, _RESET, 0)
+        if self._reset >= 0:
+            try:
+                os.pwrite(self._reset, _RESET, 0)
+            except OSError:
+                self._reset = -1
         self._cpu_ns = _cpu_ns()
         self._started_ns, self._began_ns = time.time_ns(), time.monotonic_ns()
 
@@ -200,28 +203,32 @@ class CallRunner:
         """Call a function. An exception becomes a result, unless the function ends the process."""
         work = decode_call(call.payload)
         self._task = call.name.decode()
-        os.environ.update(task_env(call.name, call.attempt, call.campaign))
+        for name, text in task_env(call.name, call.attempt, call.campaign).items():
+            os.environ[name] = text
         try:
-            with (
-                _extra_environment(call.env),
-                pickled.large_results(self._load_result),
-                available(call.inputs),
-            ):
-                if isinstance(work, Pickled):
-                    return self._run_pickled(work)
-                return self._run_call(work, call.env)
+            if not call.env and not call.inputs:
+                return self._run_work(work, call)
+            with _extra_environment(call.env), available(call.inputs):
+                return self._run_work(work, call)
         finally:
             # The next call begins in the worker's directory.
             os.fchdir(self._directory)
             _flush()
+
+    def _run_work(self, work: Call | Pickled, call: CallFrame) -> ResultFrame:
+        if isinstance(work, Pickled):
+            return self._run_pickled(work)
+        return self._run_call(work, call.env)
 
     def _run_call(self, call: Call, env: Mapping[str, str]) -> ResultFrame:
         """Call a function by its name. Variables of the worker replace those of the call."""
         try:
             # First: an import must not see the directory and the variables that a sender chose.
             function = self._function(call.call)
-            own = {name: text for name, text in (call.env or {}).items() if name not in env}
-            with _extra_environment(own) if own else nullcontext():
+            if not call.env:
+                return ResultFrame(Outcome.DONE, self._result(call, function))
+            own = {name: text for name, text in call.env.items() if name not in env}
+            with _extra_environment(own):
                 return ResultFrame(Outcome.DONE, self._result(call, function))
         except SystemExit as error:
             _exit_process(error)
@@ -296,7 +303,7 @@ class CallRunner:
     def _guard(self) -> AbstractContextManager[None]:
         return nullcontext() if self._loader is None else pickled.guarded(self._loader.loads)
 
-    def _load_result(self, result: bytes) -> Any:  # noqa: ANN401  # any value of a user
+    def load_result(self, result: bytes) -> Any:  # noqa: ANN401  # any value of a user
         """Load the result of another task whose large parts are values."""
         return self._values.calls.load_result(result, self._task)
 
@@ -368,9 +375,10 @@ def _unpickle_error(call: Pickled, error: BaseException) -> str:
 def _flush() -> None:
     """Flush stdout and stderr, so that all output is in the pipe before the result is sent."""
     for stream in (sys.stdout, sys.stderr):
-        # The function may have closed or replaced them.
-        with suppress(Exception):
+        try:
             stream.flush()
+        except Exception:  # noqa: BLE001, S112 - a function may have closed or replaced them
+            continue
 
 
 def _exit_process(error: SystemExit) -> NoReturn:
@@ -468,14 +476,15 @@ def serve(descriptor: int, log: int, allow: Sequence[str]) -> None:
     caller, output = CallRunner(allow, log), OutputPipe(log)
     inbox, meter = call_frames.FrameBuffer(), UsageMeter()
     _write(descriptor, call_frames.READY)
-    while received := os.read(descriptor, READ_BYTES_MAX):
-        for frame in inbox.add(received):
-            meter.start()
-            result = caller.run(call_frames.decode_call(frame))
-            result.printed, result.run = output.has_bytes(), meter.stop()
-            _write(descriptor, call_frames.pack(result))
-            if result.printed:
-                output.wait_until_read()
+    with pickled.large_results(caller.load_result):
+        while received := os.read(descriptor, READ_BYTES_MAX):
+            for frame in inbox.add(received):
+                meter.start()
+                result = caller.run(call_frames.decode_call(frame))
+                result.printed, result.run = output.has_bytes(), meter.stop()
+                _write(descriptor, call_frames.pack(result))
+                if result.printed:
+                    output.wait_until_read()
 
 
 def run(
