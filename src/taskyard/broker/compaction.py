@@ -113,8 +113,8 @@ class Compactor:
         self._next_ns = 0
         self._failures = 0
         self._retry_ns = 0
-        #: The head at the last step.
-        self._seen: Head | None = None
+        #: The head at the last step that found nothing to do.
+        self._idle_head: Head | None = None
         #: Compactions completed.
         self.completed = 0
         #: Work since the last compaction, in percent of the work that makes one due.
@@ -139,12 +139,10 @@ class Compactor:
         return wait_ns if self._is_busy else None
 
     def _is_unchanged(self) -> bool:
-        """Return whether nothing was committed since the last step, which found nothing to do."""
-        former, self._seen = self._seen, self._store.head
-        is_waiting = self._is_busy or self._failures or self.database is not None
-        if is_waiting or former is not self._seen:
+        """Return whether nothing was committed since a step that found nothing to do."""
+        if self._store.head is not self._idle_head or self._is_busy or self._failures:
             return False
-        return self._archive.recalled_count <= RECALLED_MAX and not self._archive.needs_filter
+        return self.database is None and self._archive.recalled_count <= RECALLED_MAX
 
     @property
     def _is_busy(self) -> bool:
@@ -160,6 +158,7 @@ class Compactor:
         elif self._steps is None:
             self._begin(now_ns)
         if self._steps is None:
+            self._idle_head = None if self._is_busy else self._store.head
             return DUE_CHECK_NS
         self._step(self._steps)
         lagging = self.lag_percent >= LAG_SLOW_PERCENT

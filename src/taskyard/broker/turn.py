@@ -1,9 +1,8 @@
 """The broker's turn: receive, decide, commit, complete, reply.
 
-A reply leaves after the commit of its records, and after every commit before it: one without own
-records depends on them too. A commit serves all that arrived meanwhile. A stage that nothing needs
-costs no call: it is entered by types of events and effects, or by a plain attribute. The simulator
-runs this very code. Independent of sockets, dialects and SQLite.
+A reply leaves after the commit of its records and after every commit before, on which one without
+records depends too. A commit serves all that arrived meanwhile. A stage that nothing needs costs no
+call: types of events and effects, or a plain attribute, lead to it. Knows no sockets, no dialects.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +20,7 @@ from taskyard.core.effects import Effect, Settled
 from taskyard.core.events import Event, TimePassed
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
+from taskyard.journal.blob_names import NAMING
 from taskyard.journal.recovery import EndedTaskIndex, encode, recall_for_event
 from taskyard.journal.store import Store
 from taskyard.net.protocols import Clock
@@ -87,7 +87,7 @@ class Broker:
 
     def _commit(self, records: list[AnyRecord]) -> int:
         """Make the records of a turn durable. Return the bytes of their row."""
-        if self.blobs is not None:
+        if self.blobs is not None and not NAMING.isdisjoint(map(type, records)):
             self.blobs.note(records, self.completer.blobs_needed)
         body, since_ns = encode(records), self.clock.monotonic_ns()
         head = self.store.commit(body, len(records))

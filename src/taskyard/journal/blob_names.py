@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from taskyard.core import identity
 from taskyard.core.blobs import Blob, text_of
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from taskyard.core.records import AnyRecord
     from taskyard.journal.archive import Archive
     from taskyard.journal.store import StoreReader
+
+
+#: The records that may name blobs.
+NAMING: Final[frozenset[type]] = frozenset((Submitted, Finished, Progressed))
 
 
 def blobs_named(record: AnyRecord) -> Iterator[tuple[str, Sequence[bytes]]]:

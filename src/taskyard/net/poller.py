@@ -57,8 +57,10 @@ class Poller:
         """
         if self._places:
             return self._wait_at_places(wait_ns)
-        ready, sources = [], self._sources
-        for key, _ in zmq.zmq_poll(self._poller.sockets, _milliseconds(wait_ns)):
+        ready, sources, wait_ms = [], self._sources, WAIT_MS_MAX
+        if wait_ns is not None and wait_ns < _WAIT_NS_MAX:
+            wait_ms = -(-wait_ns // _TICK_NS) if wait_ns > 0 else 0
+        for key, _ in zmq.zmq_poll(self._poller.sockets, wait_ms):
             ready.append(sources[key])  # a comprehension is one more call
         return ready
 

@@ -1,4 +1,4 @@
-"""What sockets and the disk alone cost: a round trip, and a commit on a warm log.
+"""Measure what sockets and the disk alone cost: a round trip, and a commit on a warm log.
 
 From submit to result a durable task needs two of each, in memory two round trips. So the latency of
 a broker over these is the part that is its own, on any machine.
