@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -275,12 +274,6 @@ def test_image_is_not_root_and_checks_its_health() -> None:
         *sources, _ = line.split()
         if not sources[0].startswith("--"):
             assert all((DEPLOY.parent / name).exists() for name in sources), line
-
-
-def test_image_has_the_build_hook_of_the_package() -> None:
-    settings = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
-    hook = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["path"]
-    assert f"{hook} {Path(hook).parent}/" in docker_lines("COPY")
 
 
 def queries() -> Iterator[tuple[str, str]]:

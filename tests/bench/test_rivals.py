@@ -34,6 +34,9 @@ def test_installed_systems_run_beside_ours(monkeypatch: pytest.MonkeyPatch) -> N
         "ProcessPoolExecutor, one task, p50",
         "ProcessPoolExecutor, one task, p99",
         "one message of an echo, 100 under way",
+        "an echo's round trip, p50",
+        "a commit on a warm log, p50",
+        "Taskyard, one task over sockets and disk",
     ]
     assert all(figure > 0 for figure in figures.values())
     ours, pools = (figures[what] for what in list(figures) if what.endswith("batch 100"))

@@ -56,7 +56,6 @@ def test_only_bugs_and_bases_have_the_code_of_a_bug() -> None:
     internal = [one.__name__ for one in error_codes.error_classes() if one.code == "internal"]
     assert sorted(internal) == [
         "IllegalTransition",
-        "InvariantViolated",
         "StateError",
         "TaskyardError",
     ]

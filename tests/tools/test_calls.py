@@ -12,10 +12,12 @@ import pytest
 
 from bench.calls import suite
 from bench.calls.tracer import Segment, Trace
+from tests.kit.requirements import skip
 
 
-@pytest.mark.skipif(sys.version_info[:2] != suite.PYTHON, reason="the numbers are of Python 3.11")
 def test_usual_messages_make_the_kept_number_of_calls() -> None:
+    if sys.version_info[:2] != suite.PYTHON:
+        skip("Python 3.11", "the kept numbers are of its calls")
     traces = {run: suite.trace(run) for run in ("plain", "native", "steal")}
     messages = {what: run for what, (run, _) in suite.MESSAGES.items() if run in traces}
     found = [suite.figures_of(what, traces) for what in messages]

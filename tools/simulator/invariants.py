@@ -20,7 +20,6 @@ from taskyard.core.ledger import Ledger
 from taskyard.core.limits import EXCLUSIVE
 from taskyard.core.model import isolation_room
 from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState
-from taskyard.errors import TaskyardError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from taskyard.core.scheduler import Scheduler
 
 
-class InvariantViolated(TaskyardError):
+class InvariantViolated(AssertionError):
     """The state contradicts itself, by a bug in Taskyard."""
 
 

@@ -342,7 +342,8 @@ class Ledger:
         if not tasks:
             return
         lease = tasks[0].lease_or_ending
-        if type(lease) is Lease and (lease.tasks is tasks or is_whole_lease(lease, tasks)):
+        is_same = type(lease) is Lease and lease.tasks is tasks and lease.tasks_left == len(tasks)
+        if type(lease) is Lease and (is_same or is_whole_lease(lease, tasks)):
             self._release(lease, tasks, lane_counts(tasks) if counts is None else counts)
             return
         for task in tasks:

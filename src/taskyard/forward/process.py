@@ -89,7 +89,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
         loop.on_ended = runner.cancel_ended
         runner.on_capacity = lambda one: loop.set_capacity(slots or one.slots, one.resources)
         worker = SocketWorker(loop, channel, runner, settings, announce)
-        worker.wire = wire
+        worker.wire, worker.host = wire, host
         host.run(worker)
 
 

@@ -44,7 +44,7 @@ from taskyard.journal.files import (
 )
 from taskyard.journal.reader import RowReader
 from taskyard.journal.schema import INSERT_ROW, Connect, DiskErrors, connect_reader
-from taskyard.journal.store import BODY_BYTES_MAX, Store, check_row, check_trim
+from taskyard.journal.store import Store, check_row, check_trim
 from taskyard.journal.witness import Witness
 
 PAGE_BYTES = 4096
@@ -115,8 +115,8 @@ class SqliteStore(RowReader, Store):
         self._broken: str | None = None
 
     def commit(self, body: bytes, records: int) -> Head:
-        if self._broken or records < 1 or len(body) > BODY_BYTES_MAX:
-            check_row(body, records)
+        check_row(body, records)
+        if self._broken:
             raise JournalFailed(self._broken)
         sequence, record = self._head.sequence + 1, self._head.record
         link = chain.link(self._head.chain, sequence, record + 1, record + records, body)

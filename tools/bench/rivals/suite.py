@@ -360,6 +360,8 @@ class _Run:
         }
         for name, least in needed.items():
             runs = self.latencies[name]
+            if not runs:
+                continue
             ratios = [median(run) / one for run, one in zip(runs, least, strict=True)]
             what = f"{name}, one task over sockets and disk"
             lines.append(table_line(what, "×", ratios, TASK_OVER_FLOOR[name == OURS]))
