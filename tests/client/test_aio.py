@@ -539,6 +539,19 @@ def test_loop_runs_while_an_answer_is_late(stage: Stage) -> None:
     asyncio.run(scenario())
 
 
+def test_cancelling_a_task_that_does_not_end_in_time_returns_false(stage: Stage) -> None:
+    async def scenario() -> None:
+        async with welcomed(stage) as client:
+            client.timeout = 0.1
+            future = client.submit(b"", name="endless")
+            await acknowledged(stage, 1)
+            cancelling = asyncio.create_task(future.cancel())
+            stage.reply(await next_request(stage), Q.OK, n=1)
+            assert not await cancelling
+
+    asyncio.run(scenario())
+
+
 def test_cancelled_request_is_not_sent_again(stage: Stage) -> None:
     async def scenario() -> None:
         async with welcomed(stage) as client:

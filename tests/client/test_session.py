@@ -113,6 +113,21 @@ def reason_of(future: Future) -> str:
     return str(future.exception(PATIENCE_SECONDS))
 
 
+# Cancelling.
+
+
+def test_cancelling_a_task_that_does_not_end_in_time_returns_false(
+    stage: Stage, client: Client
+) -> None:
+    client.timeout = 0.1
+    future = client.submit(b"", name="endless")
+    stage.reply(stage.receive(), Q.OK)
+    with ThreadPoolExecutor(1) as pool:
+        cancelled = pool.submit(future.cancel)
+        stage.reply(stage.receive(), Q.OK, n=1)
+        assert not cancelled.result(PATIENCE_SECONDS)
+
+
 # Order.
 
 

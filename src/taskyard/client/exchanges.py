@@ -112,11 +112,19 @@ class QuerySender(Protocol):
 
 
 def run_exchange(exchange: Exchange[_T], reply_to: Callable[[Query], Reply]) -> _T:
-    """Run an exchange to its end. `reply_to` returns the reply to each query."""
+    """Run an exchange to its end. `reply_to` returns the reply to each query.
+
+    The exchange may handle an error of `reply_to`.
+    """
     try:
         query = next(exchange)
         while True:
-            query = exchange.send(reply_to(query))
+            try:
+                reply = reply_to(query)
+            except BaseException as error:  # noqa: BLE001  # the exchange may handle it
+                query = exchange.throw(error)
+            else:
+                query = exchange.send(reply)
     except StopIteration as end:
         value: _T = end.value
         return value
@@ -171,7 +179,12 @@ class AwaitingRunner:
         try:
             query = next(exchange)
             while True:
-                query = exchange.send(await self._reply_to(query))
+                try:
+                    reply = await self._reply_to(query)
+                except BaseException as error:  # noqa: BLE001  # as in `run_exchange`
+                    query = exchange.throw(error)
+                else:
+                    query = exchange.send(reply)
         except StopIteration as end:
             value: _T = end.value
             return value

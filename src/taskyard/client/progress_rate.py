@@ -43,7 +43,7 @@ class Rate:
         `left` is None if it is unknown.
         """
         self._seen.append((now, ended))
-        while now - self._seen[1 if len(self._seen) > 1 else 0][0] > self._window_seconds:
+        while len(self._seen) > 1 and now - self._seen[1][0] > self._window_seconds:
             self._seen.popleft()  # keeps one from before the window, as updates may be rare
         then, before = self._seen[0]
         rate = (ended - before) / (now - then) if now - then >= 1 else 0.0
