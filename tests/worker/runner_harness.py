@@ -15,7 +15,8 @@ from taskyard.core.blobs import Content
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.wire.payloads import CALL, EXEC, encode_call, encode_command
-from taskyard.worker.runner import Job, JobResult, ProcessRunner
+from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.runner import ProcessRunner
 
 #: Longer than anything takes on the slowest machine. A test that waits longer fails.
 PATIENCE_NS = 60 * SECOND_NS

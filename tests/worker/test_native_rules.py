@@ -108,6 +108,16 @@ def test_worker_refreshes_its_rules() -> None:
     assert harness.sent_kinds.count(peer.RULES) == 2
 
 
+def test_worker_whose_runner_follows_no_rules_requests_none() -> None:
+    harness = WorkerHarness()
+    harness.handle([RulesSet(harness.now_ns, (OVERFED,))])
+    harness.turn()
+    harness.pass_time(SECOND_NS)
+    harness.turn()
+    assert peer.HEARTBEAT in harness.sent_kinds
+    assert peer.RULES not in harness.sent_kinds
+
+
 def test_worker_whose_request_for_rules_is_refused_runs_tasks() -> None:
     harness = RuledWorkerHarness(tells_rules=False)
     harness.create(b"a")

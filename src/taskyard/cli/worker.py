@@ -41,7 +41,8 @@ from taskyard.settings.keys import SLOTS_MAX, variable_of
 from taskyard.settings.sections import Source
 from taskyard.wire.hungry.zmailer import SESSIONS
 from taskyard.wire.pickled import PICKLE
-from taskyard.worker.agents.runner import AgentSettings, read_command, read_variables
+from taskyard.worker.agents.rules import AgentSettings
+from taskyard.worker.agents.runner import read_command, read_variables
 from taskyard.worker.call_process import CallOptions
 from taskyard.worker.native_process import BrokerTarget, serve
 from taskyard.worker.native_process import WorkerOptions as NativeOptions

@@ -152,7 +152,7 @@ class NativeWorkerLoop:
         self._heartbeat_sent_ns = self._heartbeat_due_ns
         #: The rules request in flight, when the next is due, and whether a reply has come.
         self._rules_request = 0
-        self._rules_due_ns = self._heartbeat_due_ns
+        self._rules_due_ns = NEVER_NS if rule_runner is None else self._heartbeat_due_ns
         self._has_rules = rule_runner is None
         self._progress = ProgressSender(channel, settings)
         self._exit_request = self._backoff_until_ns = self._overfeed_max = 0
@@ -272,9 +272,7 @@ class NativeWorkerLoop:
         """Return when the next turn is due without input."""
         times = [NEVER_NS, self._channel.wake_at_ns(), self._runner.wake_at_ns()]
         if not self._exit_request:
-            times.append(self._heartbeat_due_ns)
-            if self._rule_runner is not None and not self._rules_request:
-                times.append(self._rules_due_ns)
+            times += [self._heartbeat_due_ns, self._rules_due_ns]
             if self._prefetch.count:
                 times.append(self._prefetch_due_ns)
         if self._reports_due_ns:
@@ -327,7 +325,7 @@ class NativeWorkerLoop:
             self._set_heartbeat(max(HEARTBEAT_NS_MIN, min(reply.heartbeat_ns, longest_ns)))
             self._heartbeat_due_ns = self._heartbeat_sent_ns + self.heartbeat_ns
         self._rules_version_newest = reply.rules_version
-        if self._has_rules:
+        if self._rule_runner is not None and self._has_rules and not self._rules_request:
             self._schedule_rules(0)
 
     def _set_heartbeat(self, heartbeat_ns: int) -> None:
@@ -459,9 +457,9 @@ class NativeWorkerLoop:
         return peer.worker_message(facts, ahead, settings.replaces, forwards=settings.forwards)
 
     def _request_rules(self) -> None:
-        if self._rule_runner is None or self._rules_request or self._exit_request:
+        if self._exit_request:
             return
-        wanted = self.settings.services
+        self._rules_due_ns, wanted = NEVER_NS, self.settings.services
         self._rules_request = self._channel.request(lambda number: peer.rules(number, wanted))
 
     def _tasks_wanted(self) -> int:

@@ -51,8 +51,6 @@ from taskyard.worker.slot_budget import Share, WaitingCalls
 from taskyard.worker.spool import OutputSpool
 from taskyard.worker.workplaces import Workplaces
 
-__all__ = ["Job", "JobResult", "ProcessRunner", "Work"]
-
 #: The work of a job. Only an agent runner has `AgentSettings`.
 Work: TypeAlias = Command | Call | Pickled | AgentSettings
 

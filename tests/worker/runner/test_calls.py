@@ -8,11 +8,11 @@ import pytest
 from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX
+from taskyard.worker.jobs import Job
 from taskyard.worker.limits import (
     OUTPUT_TAIL_BYTES,
     RESULT_BYTES_MAX,
 )
-from taskyard.worker.runner import Job
 from tests.worker.runner_harness import (
     a_fifo,
     a_runner,

@@ -10,6 +10,7 @@ import pytest
 from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS
+from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import (
     KILL_GRACE_NS,
     LAST_LINE_BYTES_MAX,
@@ -17,7 +18,6 @@ from taskyard.worker.limits import (
     RESULT_BYTES_MAX,
     UNWATCHED_NS,
 )
-from taskyard.worker.runner import Job, JobResult
 from tests.worker.runner_harness import (
     HANG,
     HANG_IGNORING_SIGTERM,

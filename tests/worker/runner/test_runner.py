@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from taskyard.core.events import Outcome
+from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import (
     KILL_GRACE_NS,
     REAP_INTERVAL_NS,
     UNWATCHED_NS,
 )
-from taskyard.worker.runner import Job, JobResult
 from tests.worker.runner_harness import (
     HANG,
     HANG_IGNORING_SIGTERM,

@@ -8,7 +8,7 @@ import pytest
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.worker import call_process, runner
-from taskyard.worker.jobs import Job
+from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import CHILD_IDLE_NS_MAX
 from taskyard.worker.runner import ProcessRunner
 from tests.worker.runner_harness import (
@@ -70,7 +70,7 @@ def named(name: str, function: str, *args: object, **terms: object) -> Job:
     return call(f"nested:{function}", *args, name=name.encode(), **terms)
 
 
-def names(results: list[runner.JobResult]) -> list[bytes]:
+def names(results: list[JobResult]) -> list[bytes]:
     return [one.job.name for one in results]
 
 

@@ -14,7 +14,6 @@ import os
 import select
 import shlex
 from collections import deque
-from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
     from taskyard.worker.agents.rules import LaneKey
     from taskyard.worker.runner import Work
     from taskyard.worker.spool import OutputSpool
+
+logger = logging.getLogger("taskyard.worker")
 
 #: Variables that agents inherit from the worker.
 PASSED_VARIABLES: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "TMPDIR")
@@ -82,9 +83,6 @@ def _read_variable(given: str, own: Mapping[str, str]) -> tuple[str, str]:
     return name, own[name]
 
 
-logger = logging.getLogger("taskyard.worker")
-
-
 class StartBackoff:
     """The delay before the next start of one command for one lane, after failed starts."""
 
@@ -110,11 +108,6 @@ class StartBackoff:
             self.agent_error = cut_reason(reason)
         text = reason.decode(errors="replace")
         logger.warning("%s (next start in %g s)", text, delay_ns / SECOND_NS)
-
-
-__all__ = ["AgentRunner", "AgentSettings", "read_command"]
-
-logger = logging.getLogger("taskyard.worker")
 
 
 class StartResult(Enum):
