@@ -61,6 +61,8 @@ class PeerTask(msgspec.Struct):
     unfinished_max: int = 0
     #: work: reports wait for the next tasks, with no other request beside them.
     is_parking: bool = False
+    #: produce: open requests at once.
+    under_way_max: int = CREATES_MAX
 
 
 class PeerProgress(msgspec.Struct):
@@ -121,10 +123,10 @@ def produce(peer_task: PeerTask) -> Iterator[PeerProgress]:
     yield PeerProgress()
     start_ns = time.monotonic_ns()
     for under_way, event in enumerate(events):
-        if under_way >= CREATES_MAX:
+        if under_way >= peer_task.under_way_max:
             _expect_ok(link)
         link.send(peer.create(next(numbers), event.submission))
-    for _ in range(min(len(events), CREATES_MAX)):
+    for _ in range(min(len(events), peer_task.under_way_max)):
         _expect_ok(link)
     yield PeerProgress(peer_task.count, start_ns, time.monotonic_ns())
 

@@ -127,3 +127,6 @@ PLAIN_OVER_ECHO: Final = Target(1.0, 0.7)
 TASK_OVER_FLOOR: Final = {True: Target(3.6, 2.8), False: Target(3.6, 2.6)}
 #: CPU of all processes per task, native, durable, batch 1, over Redis with AOF always.
 OVER_REDIS: Final = Target(3.4, 2.6)
+#: Tasks per second one at a time, native, durable, over Redis with AOF always, 12 workers and 4
+#: producers.
+RATE_OVER_REDIS: Final = Target(0.5, 1.0, at_least=True)

@@ -40,6 +40,16 @@ class Calls(Protocol):
         """Wait for one task and send its result."""
 
 
+class Takes(Protocol):
+    """A connection of a worker that waits for single tasks."""
+
+    def take(self, done: bytes) -> bytes:
+        """Report a task, or none, and wait for the next. Return its handle."""
+
+    def exchange(self, done: Sequence[bytes], count: int) -> list[bytes]:
+        """Report the last task, with a count of 0."""
+
+
 class Stream:
     """A TCP connection with a buffer for replies."""
 
@@ -201,9 +211,16 @@ class Redis:
         self._bulk()
         self._bulk()
 
+    def take(self, done: bytes) -> bytes:
+        remove = self._command(b"LREM", self._own, b"1", done) if done else b""
+        move = self._command(b"BLMOVE", b"tasks", self._own, b"RIGHT", b"RIGHT", b"0")
+        self._stream.send(remove + move)
+        if done:
+            self._stream.expect(b":1")
+        return self._bulk()
+
     def serve(self) -> None:
-        self._stream.send(self._command(b"BLMOVE", b"tasks", self._own, b"RIGHT", b"RIGHT", b"0"))
-        payload = self._bulk()
+        payload = self.take(b"")
         self._stream.send(self._command(b"LPUSH", b"results", b"done"))
         self._stream.expect(b":")
         self.exchange([payload], 0)
@@ -321,3 +338,4 @@ CALLS: Final[dict[str, Callable[..., Calls]]] = {
     "beanstalkd": Beanstalk,
     "redis": Redis,
 }
+TAKES: Final[dict[str, Callable[..., Takes]]] = {"redis": Redis}

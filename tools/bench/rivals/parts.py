@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from bench.peers import BrokerLink, PeerProgress, print_progress
-from bench.rivals.links import CALLS, LINKS
+from bench.rivals.links import CALLS, LINKS, TAKES
 from taskyard.wire import dwork_pb2 as pb
 
 _STDIN: Final = 0
@@ -24,18 +24,21 @@ ECHO_MAX: Final = 100
 class Part(msgspec.Struct):
     """The work of a client, and the number of its tasks."""
 
-    what: Literal["produce", "work", "check", "call", "serve", "echo"]
+    what: Literal["produce", "work", "take", "check", "call", "serve", "echo"]
     #: The key of the connection's class, and its address.
     link: str
     address: int | str
     count: int
     batch: int = 1
+    #: Distinguishes the tasks of several producers.
+    number: int = 0
 
 
 def produce(part: Part) -> Iterator[PeerProgress]:
     """Submit tasks with payloads of 20 bytes."""
     link = LINKS[part.link](part.address, works=False)
-    payloads = [b"payload-of-%09d" % number for number in range(part.count)]
+    first = part.number * part.count
+    payloads = [b"payload-of-%09d" % number for number in range(first, first + part.count)]
     batches = [payloads[at : at + part.batch] for at in range(0, part.count, part.batch)]
     yield PeerProgress()
     for batch in batches:
@@ -52,6 +55,17 @@ def work(part: Part) -> Iterator[PeerProgress]:
         taken = link.exchange(taken, min(part.batch, left))
         left -= len(taken)
     link.exchange(taken, 0)
+    yield PeerProgress(part.count)
+
+
+def take(part: Part) -> Iterator[PeerProgress]:
+    """Finish a number of tasks one by one as they arrive."""
+    link = TAKES[part.link](part.address, works=True)
+    yield PeerProgress()
+    taken = b""
+    for _ in range(part.count):
+        taken = link.take(taken)
+    link.exchange([taken], 0)
     yield PeerProgress(part.count)
 
 
@@ -99,6 +113,7 @@ def echo(part: Part) -> Iterator[PeerProgress]:
 _PARTS: Final = {
     "produce": produce,
     "work": work,
+    "take": take,
     "check": check,
     "call": call,
     "serve": serve,

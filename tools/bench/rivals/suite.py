@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
@@ -23,18 +24,28 @@ from bench.peers import PeerProgress, PeerTask
 from bench.processes import Broker, BrokerBench, Process
 from bench.rivals import floor, pools
 from bench.rivals.floor import Floor
-from bench.rivals.links import CALLS
+from bench.rivals.links import CALLS, TAKES
 from bench.rivals.parts import Part
 from bench.rivals.servers import RIVALS, Rival, Server, dwork_rival, is_installed, tree_cpu_ns
 from bench.settings import Kind, Settings
 from bench.table import TableLine, table_line
-from bench.targets import NATIVE_OVER_GEARMAN, OVER_REDIS, PLAIN_OVER_ECHO, TASK_OVER_FLOOR
+from bench.targets import (
+    NATIVE_OVER_GEARMAN,
+    OVER_REDIS,
+    PLAIN_OVER_ECHO,
+    RATE_OVER_REDIS,
+    TASK_OVER_FLOOR,
+)
+from taskyard.core.limits import SECOND_NS
 
 WORKERS: Final = 2
 #: Tasks by batch size: enough for a second or so.
 COUNTS: Final = {1: 5_000, 10: 30_000, 100: 100_000}
 LATENCY_COUNT: Final = 1_000
 ECHO_COUNT: Final = 50_000
+#: Workers with one task at a time and producers with one request at a time, together.
+CREWS: Final = ((4, 2), (12, 4))
+RATE_COUNT: Final = 24_000
 
 OURS: Final = "Taskyard"
 REDIS_AOF: Final = "Redis lists, AOF always"
@@ -62,6 +73,8 @@ class System(Struct, frozen=True):
     #: Measures the latency of single tasks, in milliseconds.
     latency: Callable[[int], list[float]] | None = None
     slower: int = 1
+    #: Measures the tasks a second of a number of workers and producers.
+    rate: Callable[[int, int, int], float] | None = None
 
 
 class Client(Process):
@@ -137,8 +150,26 @@ def _rival(rival: Rival) -> System:
             caller.send_go()
             return [wait_ns / 1e6 for wait_ns in caller.done().waits_ns]
 
+    def rate(count: int, workers: int, producers: int) -> float:
+        with ExitStack() as stack:
+            address = _server(stack, rival).address
+            made = count // workers // producers * workers * producers
+            produces = [
+                Part("produce", rival.link, address, made // producers, number=number)
+                for number in range(producers)
+            ]
+            takes = [Part("take", rival.link, address, made // workers)] * workers
+            clients = _clients(stack, *takes, *produces)
+            start_ns = time.monotonic_ns()
+            for client in clients:
+                client.send_go()
+            for client in clients:
+                client.done()
+            return made / (time.monotonic_ns() - start_ns) * SECOND_NS
+
     calls = latency if rival.link in CALLS else None
-    return System(rival.name, rival.durable, cost, calls, rival.slower)
+    rates = rate if rival.link in TAKES else None
+    return System(rival.name, rival.durable, cost, calls, rival.slower, rates)
 
 
 def _server(stack: ExitStack, rival: Rival) -> Server:
@@ -174,9 +205,27 @@ def _native(kind: Kind) -> System:
             caller.send_go()
             return [wait_ns / 1e6 for wait_ns in caller.done().waits_ns]
 
+    def rate(count: int, workers: int, producers: int) -> float:
+        share = count // producers
+        with BrokerBench(kind) as bench:
+            works = [
+                PeerTask("work", bench.endpoint, number, is_parking=True)
+                for number in range(workers)
+            ]
+            produces = [
+                PeerTask("produce", bench.endpoint, count=share, first=share * one, under_way_max=1)
+                for one in range(producers)
+            ]
+            started = bench.start_peers(*works, *produces)
+            start_ns = time.monotonic_ns()
+            for one in started:
+                one.send_go()
+            end_ns = bench.wait_for(started[:workers], share * producers)
+            return share * producers / (end_ns - start_ns) * SECOND_NS
+
     durable = kind == "durable"
     name = OURS if durable else f"{OURS} in memory"
-    return System(name, "yes" if durable else "no", cost, latency)
+    return System(name, "yes" if durable else "no", cost, latency, rate=rate)
 
 
 def _plain_cost(count: int, batch: int) -> Cost:
@@ -288,6 +337,7 @@ class _Run:
         self._systems = chosen
         self.costs: dict[tuple[str, int], list[Cost]] = defaultdict(list)
         self.latencies: dict[str, list[list[float]]] = defaultdict(list)
+        self.rates: dict[tuple[str, int], list[float]] = defaultdict(list)
         self.echoes_us: list[float] = []
         self.floors: list[Floor] = []
 
@@ -308,6 +358,16 @@ class _Run:
                     settings.say(f"  {system.name}: one task")
                     waits = system.latency(max(2, settings.count(LATENCY_COUNT)))
                     self.latencies[system.name].append(waits)
+            self._measure_rates()
+
+    def _measure_rates(self) -> None:
+        for workers, producers in CREWS:
+            for system in self._systems:
+                if system.rate is not None:
+                    self._settings.say(f"  {system.name}: {workers} workers")
+                    count = max(workers * producers, self._settings.count(RATE_COUNT))
+                    rate = system.rate(count, workers, producers)
+                    self.rates[system.name, workers].append(rate)
 
     def lines(self) -> list[TableLine]:
         lines: list[TableLine] = []
@@ -315,6 +375,7 @@ class _Run:
             for batch in COUNTS:
                 lines += self._cost_lines(system, batch)
             lines += self._latency_lines(system)
+            lines += self._rate_lines(system)
         return [*lines, *self._target_lines()]
 
     def _cost_lines(self, system: System, batch: int) -> list[TableLine]:
@@ -347,6 +408,18 @@ class _Run:
             table_line(f"{what}, p99", "ms", [quantiles(run, n=100)[-1] for run in runs]),
         ]
 
+    def _rate_lines(self, system: System) -> list[TableLine]:
+        return [
+            table_line(
+                f"{system.name}, {workers} workers and {producers} producers, one task at a time",
+                "tasks/s",
+                self.rates[system.name, workers],
+                higher_is_better=True,
+            )
+            for workers, producers in CREWS
+            if system.rate is not None
+        ]
+
     def _floor_lines(self) -> list[TableLine]:
         """Return our latency over what sockets and disk need in the same round."""
         floors = self.floors
@@ -372,6 +445,7 @@ class _Run:
         if self.costs[REDIS_AOF, 1]:
             ratios = self._ratios(OURS, REDIS_AOF, 1)
             lines.append(table_line(f"{OURS}, batch 1, over {REDIS_AOF}", "×", ratios, OVER_REDIS))
+            lines += [self._rate_line(workers) for workers, _ in CREWS]
         if plain := [cost.server_us or 0.0 for cost in self.costs[PLAIN, BATCH]]:
             ratios = [cost / echo for cost, echo in zip(plain, self.echoes_us, strict=True)]
             what = f"{PLAIN}, server over echo"
@@ -381,6 +455,13 @@ class _Run:
             what = f"{OURS}, batch {BATCH}, over gearmand"
             lines.append(table_line(what, "×", ratios, NATIVE_OVER_GEARMAN))
         return lines
+
+    def _rate_line(self, workers: int) -> TableLine:
+        pairs = zip(self.rates[OURS, workers], self.rates[REDIS_AOF, workers], strict=True)
+        ratios = [one / other for one, other in pairs]
+        target = RATE_OVER_REDIS if workers == CREWS[-1][0] else None
+        what = f"{OURS}, tasks/s of {workers} workers over {REDIS_AOF}"
+        return table_line(what, "×", ratios, target, higher_is_better=True)
 
 
 def run(
