@@ -162,8 +162,12 @@ class Channel:
         """
         arrived: list[Reply] = []
         while (frames := self._transport.receive()) is not None:
-            reply = _decoded(frames)
-            if reply is not None and self._take(reply, frames[-1]):
+            try:
+                reply = Reply(frames[-1])
+            except Malformed:  # the request is sent again
+                development.check_reply(frames[-1])
+                continue
+            if self._take(reply, frames[-1]):
                 arrived.append(reply)
         return arrived
 
@@ -172,7 +176,7 @@ class Channel:
         self._last_reply_ns = self._clock.monotonic_ns()
         number = reply.request
         request = self._open.get(number)
-        if reply.broker:
+        if reply.broker and reply.broker != self._broker:
             self._on_broker(reply.broker, number)
         if request is None:
             if not number:
@@ -199,9 +203,7 @@ class Channel:
         self._reasons[number] = reason
 
     def _on_broker(self, broker: int, answered: int) -> None:
-        """Queue all open requests again if another broker process replies."""
-        if broker == self._broker:
-            return
+        """Queue all open requests again: another broker process replies."""
         first, self._broker = not self._broker, broker
         for number, request in self._open.items():
             # Before the first reply the receiver is unknown. A recent request went to this one.
@@ -212,14 +214,16 @@ class Channel:
     def turn(self) -> None:
         """Send queued requests, repeat overdue ones, and ping if there was no reply for long."""
         now_ns = self._clock.monotonic_ns()
-        self._check_reconnected(now_ns)
+        if now_ns - self._counted_ns >= PING_NS:
+            self._check_reconnected(now_ns)
         for number, request in self._open.items():
             limit_ns = PING_OVERDUE_NS if number == self._ping else OVERDUE_NS + request.wait_ns
             if request.sent_ns and now_ns - request.sent_ns > limit_ns:
                 self._unsent[number] = None
-        for number in [number for number, when_ns in self._later.items() if when_ns <= now_ns]:
-            del self._later[number]
-            self._unsent[number] = None
+        for number, when_ns in [*self._later.items()]:
+            if when_ns <= now_ns:
+                del self._later[number]
+                self._unsent[number] = None
         for number in [*self._unsent]:
             if not self._send(number):
                 break
@@ -227,9 +231,7 @@ class Channel:
             self._ping = self.request(lambda number: peer.query(number, peer.OK))
 
     def _check_reconnected(self, now_ns: int) -> None:
-        """Queue all open requests again after a reconnect. Checks twice a second at most."""
-        if now_ns - self._counted_ns < PING_NS:
-            return
+        """Queue all open requests again after a reconnect."""
         self._counted_ns = now_ns
         connections = self._transport.connections()
         if connections > max(1, self._connections):
@@ -262,12 +264,3 @@ class Channel:
 def _more_follow(reply: Reply) -> bool:
     """Return whether more replies follow: a stream was accepted, or some of it is left."""
     return reply.kind == peer.OK or (reply.kind == peer.WATCH and reply.count > 0)
-
-
-def _decoded(frames: list[bytes]) -> Reply | None:
-    """Decode a reply. Return None if it is malformed. Then the request is sent again."""
-    try:
-        return Reply(frames[-1])
-    except Malformed:
-        development.check_reply(frames[-1])
-        return None

@@ -102,27 +102,18 @@ POSTPONED: Final = (Refusal.RETRY_LATER.value, Refusal.OVERLOADED.value)
 
 
 class Reply:
-    """A reply. Its parts are decoded on access."""
+    """A reply. Most of its parts are decoded on access."""
 
-    __slots__ = ("_query",)
+    __slots__ = ("_query", "broker", "kind", "request")
 
     def __init__(self, body: bytes) -> None:
         """Parse a reply. Raise Malformed."""
-        self._query = tasks.parse(_Q, body)
-
-    @property
-    def kind(self) -> int:
-        return self._query.type
-
-    @property
-    def request(self) -> int:
-        """The number of the request, 0 if there is none."""
-        return self._query.request
-
-    @property
-    def broker(self) -> int:
-        """The number of the broker's process."""
-        return self._query.broker
+        query = self._query = tasks.parse(_Q, body)
+        self.kind: int = query.type
+        #: The number of the request, 0 if there is none.
+        self.request: int = query.request
+        #: The number of the broker's process.
+        self.broker: int = query.broker
 
     @property
     def reason(self) -> str:
