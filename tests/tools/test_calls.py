@@ -20,7 +20,7 @@ def test_usual_messages_make_the_kept_number_of_calls() -> None:
         skip("Python 3.11", "the kept numbers are of its calls")
     traces = {run: suite.trace(run) for run in ("plain", "native", "steal")}
     messages = {what: run for what, (run, _) in suite.MESSAGES.items() if run in traces}
-    found = [suite.figures_of(what, traces) for what in messages]
+    found = [*(suite.figures_of(what, traces) for what in messages), suite.client_figures()]
     assert suite.changed(found) == []
 
 

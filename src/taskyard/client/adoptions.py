@@ -43,20 +43,20 @@ class Adoptions:
 
     def __init__(self, watches: Watches) -> None:
         self._watches = watches
-        self._waiting: list[PendingTask] = []
+        self.waiting: list[PendingTask] = []
         self.open: dict[int, tuple[_Tasks, Callable[[_Tasks, Reply], None]]] = {}
 
     def __bool__(self) -> bool:
         """Return whether a task is neither watched nor settled yet."""
-        return bool(self._waiting or self.open)
+        return bool(self.waiting or self.open)
 
     def add(self, task: PendingTask) -> None:
         """Use the known task of this name."""
-        self._waiting.append(task)
+        self.waiting.append(task)
 
     def send(self) -> None:
         """Request the states of all tasks that wait."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for first in range(0, len(waiting), _TASKS_MAX):
             tasks: _Tasks = {}
             for task in waiting[first : first + _TASKS_MAX]:
@@ -69,7 +69,7 @@ class Adoptions:
 
     def take_futures(self) -> list[SettableFuture]:
         """Drop all tasks. Return their futures."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for tasks, _ in self.open.values():
             waiting += [task for some in tasks.values() for task in some]
         self.open.clear()

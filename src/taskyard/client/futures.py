@@ -64,6 +64,9 @@ else:
 #: In the class of futures, `bytes` is a method.
 Bytes: TypeAlias = bytes
 
+#: The attributes of the standard library's future that only waits and callbacks use.
+_WAIT_ATTRIBUTES: Final = ("_condition", "_waiters", "_done_callbacks")
+
 _DONE: Final = (_base.FINISHED, _base.CANCELLED, _base.CANCELLED_AND_NOTIFIED)
 
 
@@ -369,8 +372,8 @@ class Future(FutureBase[_T], BlockingRunner, AnyFuture[_T]):
     callback on. Most futures are settled before, and a program may hold a million of them.
     """
 
-    #: Condition, waiters and callbacks. None: nothing waits.
-    _waiting: tuple[threading.Condition, list[Any], list[Any]] | None = None
+    #: Whether it has the attributes below.
+    _may_wait = False
 
     def _reply_to(self, query: Query | Settled) -> Any:  # noqa: ANN401  # of several steps
         if not isinstance(query, Settled):
@@ -379,25 +382,18 @@ class Future(FutureBase[_T], BlockingRunner, AnyFuture[_T]):
             self._await_settled(query.timeout)
         return None
 
-    def _made(self) -> tuple[threading.Condition, list[Any], list[Any]]:
-        with _Guard.lock:
-            if self._waiting is None:
-                self._waiting = SlotCondition(), SlotWaiters(), []
-            return self._waiting
-
     if not TYPE_CHECKING:  # there they stay attributes of the base
 
-        @property
-        def _condition(self) -> threading.Condition:
-            return (self._waiting or self._made())[0]
-
-        @property
-        def _waiters(self) -> list[Any]:
-            return (self._waiting or self._made())[1]
-
-        @property
-        def _done_callbacks(self) -> list[Any]:
-            return (self._waiting or self._made())[2]
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # one of three
+            """Make the condition and the lists when one of them is first used."""
+            if name not in _WAIT_ATTRIBUTES:
+                raise AttributeError(f"future: no attribute {name!r}", name=name, obj=self)
+            with _Guard.lock:
+                if not self._may_wait:
+                    self._condition = SlotCondition()
+                    self._waiters, self._done_callbacks = SlotWaiters(), []
+                    self._may_wait = True
+            return self.__dict__[name]
 
     def result(self, timeout: float | None = None) -> _T:
         """Wait for the result, and return it. Raises what the task failed with.
@@ -459,7 +455,7 @@ class Future(FutureBase[_T], BlockingRunner, AnyFuture[_T]):
             self._outcome, value = value, None
         if error is None:
             with _Guard.lock:
-                if self._waiting is None and self._state == _base.PENDING:
+                if not self._may_wait and self._state == _base.PENDING:
                     self._result, self._state = value, _base.FINISHED
                     return
             AnyFuture.set_result(self, value)

@@ -152,6 +152,8 @@ class Outage:
         #: Since when submissions are postponed. 0: they are accepted.
         self._refused_ns = 0
         self._refusal_reported = False
+        #: An outage or a refusal lasts.
+        self.is_noted = False
 
     @property
     def since(self) -> datetime | None:
@@ -159,8 +161,16 @@ class Outage:
         since_ns = self._last_reply_ns
         return None if since_ns is None else _local(since_ns)
 
-    def update(self, silent_ns: int, wall_ns: int) -> None:
-        """Report an outage that began, lasts or ended: no answer for `silent_ns` at `wall_ns`."""
+    def update(self, silent_ns: int, wall_ns: int, refusal: str = "") -> None:
+        """Report an outage that began, lasts or ended: no answer for `silent_ns` at `wall_ns`.
+
+        `refusal` is why submissions are postponed. Empty: they are accepted.
+        """
+        self._note_silence(silent_ns, wall_ns)
+        self._note_refusal(refusal, wall_ns)
+        self.is_noted = self._last_reply_ns is not None or bool(self._refused_ns)
+
+    def _note_silence(self, silent_ns: int, wall_ns: int) -> None:
         since_ns = self._last_reply_ns
         if silent_ns < REPORT_NS:
             if since_ns is not None:
@@ -174,11 +184,8 @@ class Outage:
             since = f"{_local(since_ns):%Y-%m-%d %H:%M:%S}"
             self._send(f"no answer since {since}{length}; waiting{self._end}")
 
-    def note_refusal(self, reason: str, wall_ns: int) -> None:
-        """Report submissions that are postponed for over a second, and when they are accepted.
-
-        An empty reason means that they are accepted.
-        """
+    def _note_refusal(self, reason: str, wall_ns: int) -> None:
+        """Report submissions that are postponed for over a second, and when they are accepted."""
         if not reason:
             if self._refusal_reported:
                 self._send("takes tasks again")

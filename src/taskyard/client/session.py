@@ -16,12 +16,13 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from taskyard.campaign.batches import task_bytes
 from taskyard.client import discovery
 from taskyard.client.fetches import Fetches
 from taskyard.client.open_requests import Outage, PendingRequest, PendingRequests
 from taskyard.client.results import SettableFuture, settle_future
 from taskyard.client.stalls import Stalls
-from taskyard.client.task_buffer import TaskBuffer, message_bytes
+from taskyard.client.task_buffer import TaskBuffer
 from taskyard.client.watches import Watches
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError, UserError
@@ -87,7 +88,7 @@ class Session:
         self.call_values = CallValues(self.value_access)
         self.outage = Outage(endpoint, limits.next_ns, report)
         self.is_blocking = blocking
-        self._on_turn = on_turn or (lambda: None)
+        self._on_turn = on_turn
         self._clock = clock or SystemClock()
         #: Held to hand something over, and to end: nothing is accepted after the end.
         self._lock = threading.Lock()
@@ -98,6 +99,7 @@ class Session:
         self._requests = PendingRequests()
         self.stalls = Stalls(self._watches, self._requests, self.outage, self.run_later)
         self._waker = Waker()
+        #: The waker was used since the last turn.
         self._awake = False
         self._stopping = False
         self._abandoned = False
@@ -133,7 +135,7 @@ class Session:
 
     def submit(self, task: PendingTask) -> None:
         """Queue a task. Block while the buffer is full. Raises `InvalidTask` if it is too large."""
-        task.message_bytes = message_bytes(task)
+        task.message_bytes = task_bytes(task.name, task.payload, task.lane or b"", task.after)
         buffer = self._buffer
         with self._lock:
             if self._stopping or self._end is not None:
@@ -141,8 +143,7 @@ class Session:
             buffer.tasks.append(task)
             buffer.submitted_count += 1
             if not self._awake:
-                self._awake = True
-                self._waker.wake()
+                self._wake()
         if len(buffer.tasks) > buffer.tasks_max:
             self._wait_for_room()
 
@@ -177,7 +178,7 @@ class Session:
             after = self._buffer.submitted_count
             request = PendingRequest(build, query.wait_ns, query.awaited, reply_future, after)
             self._requests.waiting.append(request)
-            self._waker.wake()
+            self._wake()
 
     def run_later(self, exchange: Exchange[_T]) -> AnyFuture[_T]:
         """Run an exchange without blocking. The future gets its value, or its error."""
@@ -201,16 +202,15 @@ class Session:
         """Drop a request, so that it is not sent again."""
         reply_future.cancel()
         with self._lock:
-            if self._end is None:
-                self._requests.cancelled.append(reply_future)
-                self._waker.wake()
+            self._requests.cancelled.append(reply_future)
+            self._wake()
 
     def watch(self, futures: dict[bytes, SettableFuture]) -> None:
         """Watch tasks that were submitted earlier, by this client or another."""
         with self._lock:
             self._check_open()
             self._watches.requested.append(futures)
-            self._waker.wake()
+            self._wake()
 
     def stop(self, timeout: float | None = None) -> None:
         """Wait until all tasks are acknowledged, at most `timeout` seconds, then end."""
@@ -231,7 +231,7 @@ class Session:
     def abandon(self) -> None:
         """End at once."""
         with self._lock:
-            self._abandoned = True
+            self._stopping = self._abandoned = True
             self._wake()
 
     def _wake_from_upload(self) -> None:
@@ -239,7 +239,9 @@ class Session:
             self._wake()
 
     def _wake(self) -> None:
-        if self._end is None:
+        """Wake the thread, once until its next turn. The caller holds the lock."""
+        if not self._awake and self._end is None:
+            self._awake = True
             self._waker.wake()
 
     def _check_open(self) -> None:
@@ -281,18 +283,18 @@ class Session:
         poller = Poller()
         poller.add(wire)
         poller.add(self._waker.fileno())
-        while not self._is_over():
-            wake_at_ns = self.wake_at_ns()
-            wait_ns = None if wake_at_ns is None else wake_at_ns - self._clock.monotonic_ns()
-            poller.wait(wait_ns)
-            self.turn()
-            self.stalls.check(self._clock.monotonic_ns())
-            self._on_turn()
-            wire.check_accepted(self._channel.unanswered_ns())
-
-    def _is_over(self) -> bool:
+        channel, monotonic_ns = self._channel, self._clock.monotonic_ns
         # `_stopping` is read first: everything handed over before it was set is seen.
-        return self._abandoned or (self._stopping and not (self._buffer or self._requests.waiting))
+        while not self._stopping or (
+            not self._abandoned and (self._buffer or self._requests.waiting)
+        ):
+            wake_at_ns = channel.wake_at_ns()
+            ready = poller.wait(None if wake_at_ns is None else wake_at_ns - monotonic_ns())
+            if not self.turn(is_readable=wire in ready):
+                wire.check_accepted(channel.unanswered_ns())
+            self.stalls.check(monotonic_ns())
+            if self._on_turn is not None:
+                self._on_turn()
 
     def _finish(self, error: TaskyardError) -> None:
         """Refuse new calls, and fail everything that waits with this error."""
@@ -300,7 +302,8 @@ class Session:
             self._end = error
             self._waker.close()
         self._fail_all(error)
-        self._on_turn()
+        if self._on_turn is not None:
+            self._on_turn()
         self.ended.set_result(None)
 
     def close(self) -> None:
@@ -319,19 +322,31 @@ class Session:
         """Return when the next turn is due even if nothing arrives."""
         return self._channel.wake_at_ns()
 
-    def turn(self) -> None:
-        """Receive, route and send everything that can be without waiting."""
-        self._waker.clear()
-        self._awake = False
-        for reply in self._channel.receive():
+    def turn(self, *, is_readable: bool = True) -> bool:
+        """Receive, route and send everything that can be without waiting.
+
+        Return whether the broker has replied.
+        """
+        if self._awake:
+            self._waker.clear()  # before callers may use it again
+            self._awake = False
+        replies = self._channel.receive() if is_readable else []
+        for reply in replies:
             self._route(reply)
-        self._requests.drop_cancelled()
-        self._watches.start_requested()
-        self._buffer.send()
-        self._requests.send(self._buffer.acknowledged())
-        self._watches.poll()
+        requests, watches, buffer = self._requests, self._watches, self._buffer
+        if requests.cancelled:
+            requests.drop_cancelled()
+        if watches.requested:
+            watches.start_requested()
+        buffer.send()
+        if requests.waiting:
+            requests.send(buffer.acknowledged())
+        if watches.polled:
+            watches.poll()
         self._channel.turn()
-        self._check_timeout()
+        if not replies or self.outage.is_noted:
+            self._check_timeout()
+        return bool(replies)
 
     def _route(self, reply: Reply) -> None:
         """Pass a reply to the part that sent its request. Ignore replies to dropped requests."""
@@ -352,8 +367,7 @@ class Session:
     def _check_timeout(self) -> None:
         """Report a broker that does not answer, and fail all requests at the limit."""
         unanswered_ns = self._channel.unanswered_ns() if self._channel.open_count else 0
-        self.outage.update(unanswered_ns, self._clock.wall_ns())
-        self.outage.note_refusal(self._channel.postponed, self._clock.wall_ns())
+        self.outage.update(unanswered_ns, self._clock.wall_ns(), self._channel.postponed)
         limit_ns = self._limits.next_ns if self._channel.was_connected else self._limits.first_ns
         if limit_ns is not None and unanswered_ns > limit_ns:
             self._channel.drop_all()

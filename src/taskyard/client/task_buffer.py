@@ -12,9 +12,10 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections import deque
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.campaign.batches import task_bytes
 from taskyard.campaign.lanes import LaneTemplates
 from taskyard.campaign.values import InvalidValue
 from taskyard.client.adoptions import Adoptions
@@ -45,6 +46,8 @@ BYTES_PER_CREATE_MAX: Final = 4 * 1024 * 1024
 
 #: Tasks that wait to be sent. Beyond this, `submit` blocks until half of them are sent.
 TASKS_MAX: Final = 100_000
+
+_IS_WATCHED: Final = attrgetter("watched")
 
 _DUPLICATE: Final = Refusal.DUPLICATE.value
 _CONFLICT: Final = Refusal.CONFLICT.value
@@ -92,7 +95,7 @@ class TaskBuffer:
 
     def __bool__(self) -> bool:
         """Return whether a task is not acknowledged."""
-        return bool(self.tasks or self.open or self._refused or self.adoptions or self.uploads)
+        return bool(self.tasks or self.open or self._refused or self.adoptions or self.uploads.open)
 
     def wait_for_room(self, is_running: Callable[[], bool]) -> None:
         """Block until half of the buffer is free, or the session has ended."""
@@ -107,11 +110,14 @@ class TaskBuffer:
 
     def send(self) -> None:
         """Send as many batches as may be in flight."""
-        if self.adoptions:
+        if self.adoptions.waiting:
             self.adoptions.send()
-        if self.uploads:
+        if self.uploads.open:
             self._requeue_uploaded()
-        while len(self.open) < CREATES_MAX and (batch := self._next_batch()) is not None:
+        while (self.tasks or self._refused) and len(self.open) < CREATES_MAX:
+            batch = self._next_batch()
+            if batch is None:
+                return
             self._send_batch(batch)
 
     def take_futures(self) -> list[SettableFuture]:
@@ -172,15 +178,12 @@ class TaskBuffer:
 
     def _send_batch(self, batch: Batch) -> None:
         tasks = batch.tasks
-        stream = self._watches.may_stream() and all(task.watched for task in tasks)
+        stream = self._watches.may_stream() and all(map(_IS_WATCHED, tasks))
         try:
             submission, unknown = submission_of(tasks), tasks[0].unknown
             more: dict[str, Any] = {"stream": stream, "environment": self.environment}
-            number = self.channel.request(
-                lambda number: peer.create(number, submission, unknown, **more),
-                STREAM_NS if stream else 0,
-                stream=stream,
-            )
+            create = partial(peer.create, submission=submission, unknown=unknown, **more)
+            number = self.channel.request(create, STREAM_NS if stream else 0, stream=stream)
         except Exception as error:  # noqa: BLE001  # raised by the future of the bad task
             self._on_encoding_failed(batch, error)
             return
@@ -315,11 +318,6 @@ class TaskBuffer:
                 task.lane = lane or None
                 fit.append(task)
         return fit
-
-
-def message_bytes(task: PendingTask) -> int:
-    """Return the size of a task in a message. Raises `InvalidTask` if it is too large."""
-    return task_bytes(task.name, task.payload, task.lane or b"", task.after)
 
 
 def _refuse(task: PendingTask, reason: str, code: str) -> None:

@@ -38,10 +38,6 @@ class Uploads:
         #: Uploads that have ended, and why tasks have no bytes, by their places in `lacking`.
         self._ended: SimpleQueue[tuple[Upload, dict[int, Exception]]] = SimpleQueue()
 
-    def __bool__(self) -> bool:
-        """Return whether a batch is not ready."""
-        return bool(self.open)
-
     def start(self, batch: Batch, lacking: Sequence[PendingTask]) -> None:
         """Store the bytes of some tasks of a batch."""
         upload = Upload(batch, lacking)

@@ -70,7 +70,7 @@ class Watches:
         #: The numbers in `open` that are polls.
         self._polls: dict[int, None] = {}
         #: Tasks for the next poll.
-        self._polled: dict[bytes, SettableFuture] = {}
+        self.polled: dict[bytes, SettableFuture] = {}
 
     def may_stream(self) -> bool:
         """Return whether a batch of any size may open a stream."""
@@ -93,7 +93,7 @@ class Watches:
             del self._reserved[number]
             self.open[number] = futures
             self._shrink(number)
-        else:
+        elif futures:
             self._add(futures)
 
     def start_requested(self) -> None:
@@ -103,9 +103,9 @@ class Watches:
 
     def poll(self) -> None:
         """Send the next poll, or turn the polled tasks into a stream if they are many."""
-        if not self._polled or self._polls:
+        if self._polls:
             return
-        polled, self._polled = self._polled, {}
+        polled, self.polled = self.polled, {}
         steps = max(0, self._stream_count() - STREAMS_MAX) // POLLED_STREAMS_PER_STEP
         stream = self.may_stream() or len(polled) >= POLLED_STREAM_TASKS_MIN << steps
         request, size = (
@@ -136,40 +136,39 @@ class Watches:
             self._named_count.pop(number, None)
             self._polls.pop(number, None)
             self.channel.drop(number)
-            self._add(futures)
+            if futures:
+                self._add(futures)
         elif 2 * len(futures) <= self._named_count[number]:
             self._shrink(number)
 
     def oldest(self) -> bytes | None:
         """Return the name of the task that is watched for the longest time, if there is one."""
-        return next(iter(next(iter(self.open.values()), self._polled)), None)
+        return next(iter(next(iter(self.open.values()), self.polled)), None)
 
     def names(self, count_max: int) -> Iterator[bytes]:
         """Yield the names of watched tasks, about the oldest first."""
-        return islice(chain(*self.open.values(), self._polled), count_max)
+        return islice(chain(*self.open.values(), self.polled), count_max)
 
     def count(self) -> int:
         """Return how many tasks are watched."""
-        return sum(map(len, self.open.values())) + len(self._polled)
+        return sum(map(len, self.open.values())) + len(self.polled)
 
     def take_futures(self) -> list[SettableFuture]:
         """Drop all watches. Return their futures."""
-        watched = (*self.open.values(), *self.requested, self._polled)
+        watched = (*self.open.values(), *self.requested, self.polled)
         futures = [future for each in watched for future in each.values()]
         for numbers in (self.open, self._named_count, self._reserved, self._polls):
             numbers.clear()
-        self._polled.clear()
+        self.polled.clear()
         self.requested.clear()
         return futures
 
     def _add(self, futures: dict[bytes, SettableFuture]) -> None:
-        if not futures:
-            return
         # A task with two futures needs two watches.
-        if self.may_stream() or not self._polled.keys().isdisjoint(futures):
+        if self.may_stream() or not self.polled.keys().isdisjoint(futures):
             self._open_stream(futures)
         else:
-            self._polled.update(futures)
+            self.polled.update(futures)
 
     def _open_stream(self, futures: dict[bytes, SettableFuture]) -> None:
         names = list(futures)

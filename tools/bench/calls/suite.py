@@ -52,6 +52,14 @@ MESSAGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "empty turn": ("idle", ()),
 }
 
+#: A task in the client's process, and the turns of its session: for the submission, for its
+#: acknowledgement and for the result. On a busy machine two of them may be one.
+CLIENT: Final = "submit(…).result(), client"
+_CLIENT_TURNS: Final = ("Session",) * 3
+
+#: What is compared with the kept numbers.
+KEPT_MESSAGES: Final = (*MESSAGES, CLIENT)
+
 #: The runs in which a task is several messages. Their turns are added up.
 TASKS: Final = ("ping-pong", "round-robin", "wmp")
 
@@ -168,7 +176,7 @@ def client_figures() -> Figures:
         )
         client.output.readall()
         client.end()
-        return _figures("submit(…).result(), client", _middle(read(file).segments[5:]))
+        return _figures(CLIENT, _middle(_by_labels(read(file))[_CLIENT_TURNS]))
 
 
 def idle_calls(found: Trace) -> tuple[float, float]:
@@ -204,13 +212,13 @@ def changed(found: Sequence[Figures]) -> list[str]:
     return [
         f"{one.what}: {one.own} calls of our own, {numbers.get(one.what)} are kept"
         for one in found
-        if one.what in MESSAGES and one.own != numbers.get(one.what)
+        if one.what in KEPT_MESSAGES and one.own != numbers.get(one.what)
     ]
 
 
 def keep(found: Sequence[Figures]) -> None:
     """Write the numbers of this run as the kept ones."""
-    numbers = {one.what: one.own for one in found if one.what in MESSAGES}
+    numbers = {one.what: one.own for one in found if one.what in KEPT_MESSAGES}
     KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(numbers)) + b"\n")
 
 

@@ -15,6 +15,7 @@ from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.server import serve
 from taskyard.broker.turn import Broker
 from taskyard.client.client import Client
+from taskyard.client.session import Session
 from taskyard.core.scheduler import Scheduler
 
 _PAYLOAD: Final = b"payload-of-000000000"  # 20 bytes
@@ -47,8 +48,9 @@ def broker_tracer() -> Tracer:
 
 
 def client_tracer() -> Tracer:
-    """Return a tracer of tasks, in all threads."""
-    return Tracer({_submit_one.__code__: ""}, {}, all_threads=True)
+    """Return a tracer of tasks with the turns of their session, in all threads."""
+    turns = {Session.turn.__code__: "self"}
+    return Tracer({_submit_one.__code__: ""}, turns, all_threads=True)
 
 
 _PROCESSES: Final[dict[str, tuple[Callable[..., None], Callable[[], Tracer]]]] = {
