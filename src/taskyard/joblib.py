@@ -22,6 +22,7 @@ from taskyard.client import content, discovery
 from taskyard.client.calls import CallFuture, ExecutorCore
 from taskyard.client.executor import Executor
 from taskyard.client.functions import function_name
+from taskyard.client.requests import TaskRef
 from taskyard.core.model import Refusal, Submission
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, TaskFailed, TaskyardError
@@ -221,8 +222,6 @@ class _CampaignCore(ExecutorCore):
     def __init__(self, service: str, *, client: Client, campaign: str) -> None:
         #: Calls whose tasks an earlier run submitted. Their exceptions have its token.
         self._adopted: dict[str, Encoded] = {}
-        #: Full names of tasks whose futures unpickle their values.
-        self._followed: set[str] = set()
         super().__init__(service, client=client, campaign=campaign)
 
     def _submit_task(self, client: Client, name: str, call: Encoded) -> AnyFuture[Any]:
@@ -230,17 +229,13 @@ class _CampaignCore(ExecutorCore):
         if full_name not in client.existing([full_name]):
             return super()._submit_task(client, name, call)
         self._adopted[name] = call
-        return self._follow(client, full_name)
-
-    def _follow(self, client: Client, full_name: str) -> AnyFuture[Any]:
-        self._followed.add(full_name)
         return client.future(full_name)
 
-    def _outcome(self, name: str, task: AnyFuture[Any]) -> tuple[Any, BaseException | None]:
-        if name in self._followed and task.exception() is None:
-            self._followed.discard(name)
-            return task.result(), None
-        return super()._outcome(name, task)
+    def _watch(self, future: CallFuture[Any]) -> AnyFuture[Any]:
+        """Return a future of a call's known task, which also unpickles its exception."""
+        known = {future.full_name: TaskRef(future.name, self.campaign, pickled.PICKLE)}
+        submitter = self.client._submitter  # noqa: SLF001  # for this backend
+        return submitter.watch(known, self.calls.decoder)[future.full_name]
 
     def _settle_task(self, future: CallFuture[Any], task: AnyFuture[Any]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -254,9 +249,9 @@ class _CampaignCore(ExecutorCore):
             elif not is_known:
                 super()._settle_task(future, task)
                 return
-            again = self._follow(self.client, future.full_name)
+            again = self._watch(future)
         except TaskyardError as refused:
-            self._settle(future, partial(future.settle_exception, refused))
+            self._settle(future, partial(future.settle, None, refused))
         else:
             again.add_done_callback(lambda settled: self._arrived.put((future, settled)))
 

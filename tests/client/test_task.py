@@ -28,9 +28,6 @@ from tests.kit.processes import PATIENCE_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Where the default client is kept.
-DEFAULT = task_module._Default  # noqa: SLF001  # each test has its own
-
 SCRIPT = Path(__file__).with_name("task_script.py")
 
 
@@ -116,7 +113,7 @@ def test_task_has_options(client: Client) -> None:
 def test_default_client_is_found_as_client_finds_it(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DEFAULT, "client", None)
+    monkeypatch.setattr(task_module, "_clients", task_module.ProcessClients())
     monkeypatch.setenv("TASKYARD_STATE", str(yard.state))
     assert double.submit(4).result(PATIENCE_SECONDS) == 8
     first = task_module.default_client()
@@ -235,7 +232,7 @@ def test_task_of_no_function_is_refused() -> None:
 
 
 def test_task_after_a_fork_has_its_own_client(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DEFAULT, "client", None)
+    monkeypatch.setattr(task_module, "_clients", task_module.ProcessClients())
     monkeypatch.setenv("TASKYARD_STATE", str(yard.state))
     ours = task_module.default_client()
     child = os.fork()

@@ -133,12 +133,29 @@ class AsyncFuture(FutureBase[_T], AwaitingRunner):
             state = "cancelled" if self.cancelled() else "failed" if self._exception else "done"
         return f"<AsyncFuture of task {self.full_name!r}: {state}>"
 
-    @classmethod
-    def completed(
-        cls, futures: Sequence[AsyncFuture], timeout: float | None, *, progress: bool
-    ) -> AsyncIterator[AsyncFuture]:
+    @staticmethod
+    async def completed(
+        futures: Sequence[AsyncFuture],
+        timeout: float | None,  # noqa: ASYNC109  # as the standard library's
+        *,
+        with_results: bool,
+        progress: bool,
+    ) -> AsyncIterator[Any]:
         """Yield these futures as they are settled. See `taskyard.as_completed`."""
-        return _as_completed(futures, timeout, progress=progress)
+        arrived: asyncio.Queue[AsyncFuture] = asyncio.Queue()
+        left, began = dict.fromkeys(futures), asyncio.get_running_loop().time()
+        for future in futures:
+            future.add_done_callback(arrived.put_nowait)
+        try:
+            with ProgressBar(len(futures), drawn=progress) as bar:
+                for _ in futures:
+                    settled = await _next_arrived(arrived, left, timeout, began)
+                    del left[settled]
+                    bar.count(settled)
+                    yield (settled, settled.result()) if with_results else settled
+        finally:
+            for future in futures:
+                future.remove_done_callback(arrived.put_nowait)
 
     def _end(self, value: object, error: BaseException | None) -> None:
         self._bridge.put(self, value, error)
@@ -155,28 +172,6 @@ class AsyncFuture(FutureBase[_T], AwaitingRunner):
         for callback, context in self._callbacks:
             self._bridge.loop.call_soon(callback, self, context=context)
         self._callbacks = ()
-
-
-async def _as_completed(
-    futures: Sequence[AsyncFuture],
-    timeout: float | None,  # noqa: ASYNC109  # as the standard library's
-    *,
-    progress: bool,
-) -> AsyncIterator[AsyncFuture]:
-    arrived: asyncio.Queue[AsyncFuture] = asyncio.Queue()
-    left, began = dict.fromkeys(futures), asyncio.get_running_loop().time()
-    for future in futures:
-        future.add_done_callback(arrived.put_nowait)
-    try:
-        with ProgressBar(len(futures), drawn=progress) as bar:
-            for _ in futures:
-                settled = await _next_arrived(arrived, left, timeout, began)
-                del left[settled]
-                bar.count(settled)
-                yield settled
-    finally:
-        for future in futures:
-            future.remove_done_callback(arrived.put_nowait)
 
 
 async def _next_arrived(
@@ -341,9 +336,14 @@ class AsyncClient(ClientBase[AsyncFuture[Any], AsyncBundle], AwaitingRunner):
         Waits while too many tasks are unacknowledged.
         """
         rows = rows_of(iterables)
-        return await self._collect_futures(
-            self._submitter.submit_each(work, rows, campaign, kwargs, options)
-        )
+        futures: list[AsyncFuture] = []
+        for future in self._submitter.submit_each(work, rows, campaign, kwargs, options):
+            futures.append(future)
+            if len(futures) % _TASKS_UNACKNOWLEDGED_MAX == 0:
+                await self._run_query(requests.acknowledged())
+            elif len(futures) % _TASKS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return futures
 
     async def gather(self, futures: object, errors: Errors = "raise") -> Any:  # noqa: ANN401  # as given
         """Wait for futures, and return their results in the same collection.
@@ -364,17 +364,6 @@ class AsyncClient(ClientBase[AsyncFuture[Any], AsyncBundle], AwaitingRunner):
         `AsyncConnection` of SQLAlchemy. Its methods are awaited.
         """
         return AsyncOutbox(connection)
-
-    async def _collect_futures(self, sent: Iterable[AsyncFuture]) -> list[AsyncFuture]:
-        """Return the futures of tasks that are submitted lazily, yielding to the loop."""
-        futures: list[AsyncFuture] = []
-        for number, future in enumerate(sent, start=1):
-            futures.append(future)
-            if number % _TASKS_UNACKNOWLEDGED_MAX == 0:
-                await self._run_query(requests.acknowledged())
-            elif number % _TASKS_PER_TURN == 0:
-                await asyncio.sleep(0)
-        return futures
 
     def campaign(self, name: str) -> AsyncCampaign:
         """Return an object for a campaign's tasks, present and future."""
@@ -423,5 +412,8 @@ class AsyncClient(ClientBase[AsyncFuture[Any], AsyncBundle], AwaitingRunner):
         A `scope` selects records by campaign, service and lane. A batch may be empty: it shows that
         the broker answers. Raises `Refused` if there is no record `since`.
         """
-        async for batch in record_stream.follow_async(self._run_query, since, scope):
+        batch = await self._run_query(record_stream.poll(since, scope=scope))
+        while True:
             yield batch
+            await asyncio.sleep(record_stream.pause_after(batch))
+            batch = await self._run_query(record_stream.next_batch(batch, scope))

@@ -24,20 +24,17 @@ from msgspec import structs
 
 from taskyard.campaign.batches import encode_text
 from taskyard.client.client import Client
-from taskyard.client.functions import function_name, unpickle_error
+from taskyard.client.functions import FunctionCalls, function_name
 from taskyard.client.futures import SentByClient
-from taskyard.client.origins import CallOrigins, Initializer
-from taskyard.client.stalls import ExplainedFuture
+from taskyard.client.slot_waits import SlotFuture
+from taskyard.client.stalls import wait_or_explain
 from taskyard.core.identity import spelling
 from taskyard.core.model import Terms
 from taskyard.core.states import TaskState
 from taskyard.errors import (
-    BytesDamaged,
-    BytesMissing,
     BytesNotStored,
     ClientClosed,
     ExitCode,
-    NoBroker,
     TaskFailed,
     TaskyardError,
     UserError,
@@ -52,7 +49,7 @@ from taskyard.wire import inputs, pickled
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.client.origins import Encoded
+    from taskyard.client.origins import Encoded, Initializer
     from taskyard.client.session import Session
     from taskyard.client.stalls import Stalls
     from taskyard.process.value_access import ValueAccess
@@ -63,7 +60,6 @@ logger = logging.getLogger("taskyard.executor")
 
 #: States in which no worker has the task: it can be cancelled.
 UNSTARTED_STATES: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
-_UNSTARTED_STATE_NAMES: Final = tuple(state.name.lower() for state in UNSTARTED_STATES)
 
 #: Timeout for the first answer of the executor's own broker, on a busy machine. Its death is
 #: reported at once.
@@ -93,43 +89,47 @@ class CallLost(TaskFailed, BrokenProcessPool):
     """
 
 
-class CallFuture(ExplainedFuture[_T]):
+class CallFuture(SlotFuture[_T]):
     """The result of a call, once it is there."""
 
     def __init__(self, core: ExecutorCore, name: str) -> None:
         super().__init__()
         self._core = core
-        self._name = name
-        self._full_name = spelling(core.campaign, name)
+        #: The name of its task in its campaign.
+        self.name = name
+        #: The campaign of its task: that of its executor.
+        self.campaign = core.campaign
+        #: The name that every call of a client accepts: CAMPAIGN/NAME.
+        self.full_name = spelling(core.campaign, name)
         self._claiming = threading.Lock()
         self._is_claimed = False
 
     @property
-    def name(self) -> str:
-        """The name of its task in its campaign."""
-        return self._name
-
-    @property
-    def campaign(self) -> str:
-        """The campaign of its task: that of its executor."""
-        return self._core.campaign
-
-    @property
-    def full_name(self) -> str:
-        """The name that every call of a client accepts: CAMPAIGN/NAME."""
-        return self._full_name
-
-    @property
     def _stalls(self) -> Stalls | None:
         """The waits of its client. None: it is not connected."""
-        session = self._core.session()
+        session = self._core.session
         return None if session is None else session.stalls
 
     @property
     def state(self) -> str:
         """The task's state: blocked, delayed, ready, leased, done, failed or cancelled."""
         client = self._core.client
-        return str(client.show(self._full_name, client.timeout)["state"])
+        return str(client.show(self.full_name, client.timeout)["state"])
+
+    def result(self, timeout: float | None = None) -> _T:
+        """Wait for the value, and return it. Raises what the call raised, or `TimeoutError`.
+
+        That says why the task of the call has not settled.
+        """
+        if timeout is not None:
+            self.exception(timeout)
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end of the call. Return the exception that `result` raises, or None."""
+        if timeout is None or self.done():
+            return super().exception()
+        return wait_or_explain(super().exception, timeout, self)
 
     def await_sent(self, _session: object) -> None:
         """Wait until the broker has the task. Never raises."""
@@ -138,7 +138,7 @@ class CallFuture(ExplainedFuture[_T]):
     def why(self) -> str:
         """Return a sentence on why the task is in its state."""
         client = self._core.client
-        return client.why(self._full_name, client.timeout)
+        return client.why(self.full_name, client.timeout)
 
     def running(self) -> bool:
         """Return whether a worker holds the task. False if the broker does not answer."""
@@ -151,13 +151,13 @@ class CallFuture(ExplainedFuture[_T]):
 
     def cancel(self) -> bool:
         """Cancel the call if no worker has it yet. Return whether it was cancelled."""
-        if not self.done() and self._core.cancel_unstarted([self._full_name]):
+        if not self.done() and self._core.cancel_unstarted([self.full_name]):
             self.settle_cancelled()
         return self.cancelled()
 
     def result_reference(self) -> tuple[str, str]:
         """Return the full name of the task, and the kind of its result."""
-        return self._full_name, inputs.PICKLED
+        return self.full_name, inputs.PICKLED
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Reduce to the call's value in the arguments of another call. Raises `TypeError`."""
@@ -165,13 +165,12 @@ class CallFuture(ExplainedFuture[_T]):
 
     # For ExecutorCore. The first call settles the future, later ones do nothing.
 
-    def settle_result(self, value: _T) -> None:
+    def settle(self, value: Any, error: BaseException | None = None) -> None:  # noqa: ANN401  # a user's
         if self._claim():
-            self.set_result(value)
-
-    def settle_exception(self, error: BaseException) -> None:
-        if self._claim():
-            self.set_exception(error)
+            if error is None:
+                self.set_result(value)
+            else:
+                self.set_exception(error)
 
     def settle_cancelled(self) -> None:
         if self._claim():
@@ -204,9 +203,7 @@ class ExecutorCore:
         self.campaign = campaign or f"executor-{self._prefix}"
         self._terms = Terms(campaign=encode_text(self.campaign), service=encode_text(service))
         self._numbers = count(1)
-        self._token = secrets.token_hex(16)
-        self._values = CallValues(self._value_access)
-        self.origins = CallOrigins(self._token, self._values)
+        self.calls = FunctionCalls(CallValues(self._value_access))
         self._timeout = timeout
         self._client = client
         #: Set when there is a client, or when there will be none.
@@ -241,11 +238,11 @@ class ExecutorCore:
         """Have each process call `initializer` before its first call."""
         call, globals_key = initializer
         if self._supervisor is None:
-            self.origins.use_setup(call=call, globals_key=globals_key)
+            self.calls.origins.use_setup(call=call, globals_key=globals_key)
         else:
             file = self._supervisor.state / SETUP_FILE
             call_setup.write_setup(file, call)
-            self.origins.use_setup(file=str(file), globals_key=globals_key)
+            self.calls.origins.use_setup(file=str(file), globals_key=globals_key)
 
     @property
     def client(self) -> Client:
@@ -255,8 +252,9 @@ class ExecutorCore:
             raise ExecutorBroken(f"the executor is broken: {self._broken}")
         return self._client
 
+    @property
     def session(self) -> Session | None:
-        """Return the session of the calls. None: there is none yet."""
+        """The session of the calls. None: there is none yet."""
         return None if self._client is None else self._client._session  # noqa: SLF001  # a part of it
 
     def _value_access(self) -> ValueAccess:
@@ -282,9 +280,9 @@ class ExecutorCore:
             self._check_open()
             self._pending[name] = future
         try:
-            call = self.origins.encode(function, args, kwargs)
+            _, call, _ = self.calls.encode(function, args, kwargs)
         except (UserError, BytesNotStored) as error:  # raised by the future, as in a pool
-            self._settle(future, partial(future.settle_exception, error))
+            self._settle(future, partial(future.settle, None, error))
             return future
         except BaseException:  # a user's class raised an exit: no call was made
             self._drop(name)
@@ -316,7 +314,8 @@ class ExecutorCore:
         priority = current_task.nested_priority(client.broker)
         if priority != self._terms.priority:
             self._terms = structs.replace(self._terms, priority=priority)
-        return client.submit_encoded(name, payload, self._terms, after=after, restore=restore)
+        more: Any = {"after": after, "restore": restore, "decoder": self.calls.decoder}
+        return client.submit_encoded(name, payload, self._terms, **more)
 
     def _check_open(self) -> None:
         if self._is_in_child:
@@ -332,19 +331,10 @@ class ExecutorCore:
         """Cancel calls that no worker has. Return how many."""
         client = self.client
         try:
-            states = {name: view["state"] for name, view in self._views(names).items()}
-            waiting = [name for name in names if states.get(name) in _UNSTARTED_STATE_NAMES]
-            if not waiting:
-                return 0
-            return client.cancel(waiting, states=UNSTARTED_STATES, timeout=client.timeout)
+            return client.cancel(names, states=UNSTARTED_STATES, timeout=client.timeout)
         except TaskyardError as error:  # they run on, and are not counted
             logger.warning("could not cancel calls (%d): %s", len(names), error)
             return 0
-
-    def _views(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        if len(names) > 1:
-            return self.client.existing(names, self.client.timeout)
-        return {names[0]: self.client.show(names[0], self.client.timeout)}
 
     def stop(self, *, cancel_pending: bool = False) -> None:
         """Refuse new calls, and end when all others are settled."""
@@ -481,24 +471,13 @@ class ExecutorCore:
             self._supervisor.stop()
 
     def _settle_task(self, future: CallFuture[Any], task: AnyFuture[Any]) -> None:
-        """Settle a call with the outcome of its task.
-
-        Unpickling runs users' code, which may raise anything, even `SystemExit`. That becomes the
-        outcome of this call.
-        """
+        """Settle a call with the outcome of its task."""
         if task.cancelled():
             self._settle(future, future.settle_cancelled)
-            return
-        try:
-            value, error = self._outcome(future.full_name, task)
-        except (BytesMissing, BytesDamaged, NoBroker) as lost:
-            value, error = None, lost
-        except BaseException as unpickling:  # noqa: BLE001  # see above
-            value, error = None, unpickle_error(future.full_name, unpickling, CallLost)
-        if error is None:
-            self._settle(future, partial(future.settle_result, value))
+        elif (error := task.exception()) is None:
+            self._settle(future, partial(future.settle, task.result()))
         else:
-            self._settle(future, partial(future.settle_exception, error))
+            self._settle(future, partial(future.settle, None, self._exception_of(error)))
 
     def _settle(self, future: CallFuture[Any], settle: Callable[[], None]) -> None:
         """Settle a future. It counts as pending until its callbacks have run."""
@@ -515,29 +494,16 @@ class ExecutorCore:
         if self._is_stopping:  # it may have been the last one
             self._arrived.put(None)
 
-    def _outcome(self, name: str, task: AnyFuture[Any]) -> tuple[Any, BaseException | None]:
-        error = task.exception()
-        if error is None:
-            return self._values.load_result(task.result(), name), None
-        if not isinstance(error, TaskFailed):
-            return None, error
-        return None, self._exception_of(name, error)
-
-    def _exception_of(self, name: str, error: TaskFailed) -> BaseException:
-        """Return the exception that the function raised, or else the failure of its task."""
-        try:
-            printed = self.client.output_page(name).data
-            raised, traceback = pickled.decode_exception(printed, self._token)
-        except TaskyardError:
-            return error
-        if not traceback:
-            return CallLost(str(error), error.reason) if type(error) is TaskFailed else error
-        if isinstance(raised, InitializerFailed):
-            return self._on_initializer_failed(str(raised))
-        shown = error if raised is None else raised
-        # typeshed has another type.
-        shown.__cause__ = _RemoteTraceback(f'\n"""\n{traceback}"""')  # type: ignore[arg-type]
-        return shown
+    def _exception_of(self, error: BaseException) -> BaseException:
+        """Return the exception of a call, as that of a pool's process."""
+        if isinstance(error, InitializerFailed):
+            return self._on_initializer_failed(str(error))
+        if isinstance(error.__cause__, pickled.RemoteTraceback):
+            # typeshed has another type.
+            error.__cause__ = _RemoteTraceback(error.__cause__.tb)  # type: ignore[arg-type]
+        elif type(error) is TaskFailed:
+            return CallLost(str(error), error.reason).with_traceback(error.__traceback__)
+        return error
 
     def _on_initializer_failed(self, why: str) -> ExecutorBroken:
         """Fail all calls, as the standard library does. Cancel those at a shared broker."""
@@ -555,7 +521,7 @@ class ExecutorCore:
             pending = [*self._pending.values()]
         for future in pending:
             error = ExecutorBroken(f"call {future.name} is lost: {why}")
-            self._settle(future, partial(future.settle_exception, error))
+            self._settle(future, partial(future.settle, None, error))
         self._arrived.put(None)
 
 

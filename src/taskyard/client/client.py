@@ -6,6 +6,7 @@ those that iterate, and those whose futures have its own type. Several threads m
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import FIRST_EXCEPTION, wait
 from concurrent.futures import Future as AnyFuture
 from functools import partial
@@ -307,15 +308,17 @@ class Client(ClientBase[Future[Any], Bundle], BlockingRunner):
         wait_for_unknown: bool = False,
         watch: bool = True,
         restore: Restore | None = None,
+        decoder: functions.OutcomeDecoder | None = None,
     ) -> Future:
         """Submit a task with an encoded payload. Its future returns the result as bytes.
 
-        Without `watch` it returns None as soon as the broker has the task. Tasks that share one
-        `terms` object take less room in messages and in the journal. `restore` stores the large
-        parts of a call again if the broker lacks them.
+        With the `decoder` of a pickled call, it returns the value. Without `watch` it returns None
+        as soon as the broker has the task. Tasks that share one `terms` object take less room in
+        messages and in the journal. `restore` stores the large parts of a call again if the broker
+        lacks them.
         """
         encoded = encode_text(name)
-        future: Future = Future(self, encoded, b"", terms.campaign)
+        future: Future = Future(self, encoded, b"", terms.campaign, decoder)
         before = tuple([encode_text(one) for one in after])
         unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
         fixed = (encoded, payload, terms, encode_text(lane), before, unknown)
@@ -465,4 +468,8 @@ class Client(ClientBase[Future[Any], Bundle], BlockingRunner):
         A `scope` selects records by campaign, service and lane. A batch may be empty: it shows that
         the broker answers. Raises `Refused` if there is no record `since`.
         """
-        return record_stream.follow(self, since, scope)
+        batch = self._run_query(record_stream.poll(since, scope=scope))
+        while True:
+            yield batch
+            time.sleep(record_stream.pause_after(batch))
+            batch = self._run_query(record_stream.next_batch(batch, scope))

@@ -18,6 +18,7 @@ import sys
 import sysconfig
 from enum import EnumMeta
 from hashlib import blake2b
+from operator import itemgetter
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -248,7 +249,7 @@ class _Digester:
         return _hash(tag, *map(self.of, value))
 
     def _dict(self, value: dict[Any, Any]) -> bytes:
-        keys = sorted([(self.of(key), key) for key in value], key=_first)
+        keys = sorted([(self.of(key), key) for key in value], key=itemgetter(0))
         return _hash(
             b"dict", *(one for digest, key in keys for one in (digest, self.of(value[key])))
         )
@@ -362,10 +363,6 @@ class _Digester:
         if array.nbytes:
             hashed.update(numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8))
         return _hash(b"array", facts, hashed.digest())
-
-
-def _first(pair: tuple[bytes, object]) -> bytes:
-    return pair[0]
 
 
 def _wrapped(function: Any) -> Any:  # noqa: ANN401  # any callable

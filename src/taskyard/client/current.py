@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from typing import TYPE_CHECKING, Final
 
-from taskyard.client.client import Client
+from msgspec import Struct
+
 from taskyard.client.executor import Executor
+from taskyard.client.task import ProcessClients
 from taskyard.core.identity import spelling
 from taskyard.errors import UserError
 from taskyard.process import current_task
@@ -20,24 +21,25 @@ from taskyard.process import current_task
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from taskyard.client.client import Client
+
 logger = logging.getLogger("taskyard.client")
 
 #: Timeout for the first answer of the broker, on a busy machine or while it is restarted.
 CONNECT_SECONDS: Final = 60.0
 
 
-class CurrentTask:
+class CurrentTask(Struct, frozen=True):
     """The task that runs this code."""
 
-    def __init__(self, name: str, campaign: str, attempt: int, broker: str) -> None:
-        #: Its name in its campaign.
-        self.name = name
-        #: Its campaign. Empty: none.
-        self.campaign = campaign
-        #: The number of this attempt, from 1.
-        self.attempt = attempt
-        #: The endpoint of its broker. Empty: the worker has a dialect without clients.
-        self.broker = broker
+    #: Its name in its campaign.
+    name: str
+    #: Its campaign. Empty: none.
+    campaign: str
+    #: The number of this attempt, from 1.
+    attempt: int
+    #: The endpoint of its broker. Empty: the worker has a dialect without clients.
+    broker: str
 
     @property
     def full_name(self) -> str:
@@ -51,7 +53,8 @@ class CurrentTask:
         It uses the key of the worker, which has to be a producer's too: only then may it submit
         tasks. Raises `UserError` if the worker has passed no broker on.
         """
-        return _clients.get(self._endpoint())
+        endpoint = self._endpoint()
+        return _clients.get(endpoint, connect_timeout=CONNECT_SECONDS, report=logger.info)
 
     def executor(self) -> Executor:
         """Return an executor that calls functions as tasks of the same broker.
@@ -81,28 +84,7 @@ class CurrentTask:
         return f"<CurrentTask {self.full_name!r}, attempt {self.attempt}>"
 
 
-class _Clients:
-    """The clients of this process by endpoint. A forked process makes its own."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._made: dict[tuple[int, str], Client] = {}
-
-    def get(self, broker: str) -> Client:
-        key = os.getpid(), broker
-        with self._lock:
-            if key not in self._made:
-                self._made[key] = Client(
-                    broker, connect_timeout=CONNECT_SECONDS, report=logger.info
-                )
-            return self._made[key]
-
-    def on_fork(self) -> None:
-        self._lock = threading.Lock()  # a thread that is not in this process may have held it
-
-
-_clients = _Clients()
-os.register_at_fork(after_in_child=_clients.on_fork)
+_clients = ProcessClients()
 
 
 def current() -> CurrentTask:

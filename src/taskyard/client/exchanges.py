@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future as AnyFuture
+from functools import update_wrapper
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -247,10 +248,7 @@ _SELF: Final = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 def _describe(method: Any, operation: Any, before: list[inspect.Parameter]) -> None:  # noqa: ANN401  # functions
     """Give a method its operation's name, docstring and signature, for `help` and notebooks."""
-    method.__name__ = operation.__name__
-    method.__qualname__ = operation.__qualname__
-    method.__module__ = operation.__module__
-    method.__doc__ = operation.__doc__
+    update_wrapper(method, operation)
     signature = inspect.signature(operation)
     value = re.sub(r"^(Exchange|Steps)\[(.*)\]$", r"\2", str(signature.return_annotation))
     value = re.sub(r"\b_(?=[A-Z])", "", value)  # variables are named after types

@@ -128,7 +128,7 @@ class Executor(concurrent.futures.Executor):
         rows = zip(*iterables, strict=False)
         chunks = iter(lambda: [*islice(rows, chunksize)], [])
         core = self._core
-        shared = core.origins.pickle_once(fn)
+        shared = core.calls.pickle_once(fn)
         later = (core.submit(pickled.call_each, (shared, chunk), {}, fn) for chunk in chunks)
         futures = deque(islice(later, buffersize))
         if buffersize is None:

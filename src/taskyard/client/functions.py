@@ -139,16 +139,10 @@ def value_of(full_name: str, result: bytes, values: CallValues | None) -> Any:  
     except NoBroker:
         raise
     except BaseException as error:  # noqa: BLE001  # see above
-        raise unpickle_error(full_name, error) from None
-
-
-def unpickle_error(
-    name: str, raised: BaseException, kind: type[TaskFailed] = TaskFailed
-) -> TaskFailed:
-    """Return the error for a result whose unpickling raised, with its traceback."""
-    shown = pickled.shown_error(raised)
-    text = f"the result of {name} can't be unpickled: {shown} (can its module be imported here?)"
-    return kind(text).with_traceback(raised.__traceback__)
+        raise TaskFailed(
+            f"the result of {full_name} can't be unpickled: {pickled.shown_error(error)} (can its "
+            "module be imported here?)"
+        ).with_traceback(error.__traceback__) from None
 
 
 class FunctionCalls:
@@ -156,66 +150,43 @@ class FunctionCalls:
 
     def __init__(self, values: CallValues | None) -> None:
         token = secrets.token_hex(16)
-        self._origins = CallOrigins(token, values)
+        self.origins = CallOrigins(token, values)
         self.values = values
         self.decoder = OutcomeDecoder(token, values)
         #: Decodes the outcomes of other clients' calls.
         self.foreign_decoder = OutcomeDecoder("", values)
 
     def encode(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[bytes, Encoded]:
-        """Return the service of a call, and the call encoded.
-
-        A plain call needs no more than `--allow MODULE`. Raises `NotEncodable`.
-        """
-        _, service, encoded = self._encode(function, args, kwargs)
-        return service, encoded
-
-    def _encode(
         self,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         marks_of: Callable[[bytes], Marks] | None = None,
-    ) -> tuple[bytes, bytes, Encoded]:
-        """Return the pickle of a call, its service, and the call encoded."""
-        check_main_guard("submits a function")
-        body, encoded = self._origins.encode_body(function, args, kwargs, marks_of)
-        service = payloads.CALL if plain_pickles.is_plain_call(body) else pickled.PICKLE
-        return body, service, encoded
-
-    def encode_keyed(
-        self,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        token: str,
-    ) -> tuple[bytes, Encoded]:
-        """Like `encode`, for a call that is named by its content."""
-        marks = Marks(token, secrets.token_hex(8))
-        _, service, encoded = self._encode(function, args, kwargs, lambda _: marks)
-        return service, encoded
-
-    def encode_named(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[bytes, Encoded, OutcomeDecoder]:
-        """Like `encode`, for a call with a name of the user's. Also return its decoder.
+        """Return the service of a call, the call encoded, and the decoder of its outcome.
 
-        The token is made of the call, so that the same call in a later run is the same task. Only
-        those who know the call can compute it.
+        A plain call needs no more than `--allow MODULE`. `marks_of` takes the pickle of a call with
+        marks of its own. Raises `NotEncodable`.
         """
-        marks_of = _marks_of_named
-        body, service, encoded = self._encode(function, args, kwargs, marks_of)
+        check_main_guard("submits a function")
+        body, encoded = self.origins.encode(function, args, kwargs, marks_of)
+        service = payloads.CALL if plain_pickles.is_plain_call(body) else pickled.PICKLE
+        if marks_of is None:
+            return service, encoded, self.decoder
         return service, encoded, OutcomeDecoder(marks_of(body).token, self.values)
 
     def pickle_once(self, function: Callable[..., _T]) -> Callable[..., _T]:
         """Return a substitute for a function that many calls share."""
-        substitute: Callable[..., _T] = self._origins.pickle_once(function)
+        substitute: Callable[..., _T] = self.origins.pickle_once(function)
         return substitute
 
 
-def _marks_of_named(body: bytes) -> Marks:
+def marks_of_named(body: bytes) -> Marks:
+    """Return the marks of a call with a name of the user's.
+
+    The token is made of the call, so that the same call in a later run is the same task. Only those
+    who know the call can compute it.
+    """
     return Marks(hashlib.sha256(b"token " + body).hexdigest()[:_TOKEN_DIGITS])
 
 

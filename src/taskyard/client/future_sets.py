@@ -188,19 +188,12 @@ def as_completed(
         return _NoFutures()
     first = waiting[0]
     if isinstance(first, AwaitingRunner):
-        settled = cast("Any", type(first)).completed(waiting, timeout, progress=progress)
-        return _async_with_results(settled) if with_results else settled
-    done = _as_completed(waiting, timeout, progress=progress)
-    return ((future, future.result()) for future in done) if with_results else done
-
-
-def _as_completed(
-    waiting: list[Future], timeout: float | None, *, progress: bool
-) -> Iterator[Future]:
+        completed: Callable[..., AsyncIterator[Any]] = cast("Any", type(first)).completed
+        return completed(waiting, timeout, with_results=with_results, progress=progress)
     done = _as_settled(waiting) if timeout is None else _completed(waiting, timeout)
-    if not progress:
-        return done
-    return drawing.with_progress(done, len(waiting))
+    if progress:
+        done = drawing.with_progress(done, len(waiting))
+    return ((future, future.result()) for future in done) if with_results else done
 
 
 def _as_settled(futures: list[Future], timeout: float | None = None) -> Iterator[Future]:
@@ -223,11 +216,6 @@ def _completed(waiting: list[Future], timeout: float) -> Iterator[Future]:
             yield future
     except TimeoutError:
         raise timeout_error(left, timeout) from None
-
-
-async def _async_with_results(settled: AsyncIterator[Any]) -> AsyncIterator[tuple[Any, Any]]:
-    async for future in settled:
-        yield future, future.result()
 
 
 class _NoFutures:

@@ -131,11 +131,6 @@ class Progress(NamedTuple):
     percent: int | None
     text: str
 
-    @classmethod
-    def of(cls, view: dict[str, Any]) -> Progress:
-        """Return the progress in a task's view."""
-        return cls(view["percent"], view["progress"])
-
 
 @runtime_checkable
 class SentByClient(Protocol):
@@ -273,7 +268,8 @@ class FutureBase(Awaitable[_T]):
     @exchange_value
     def progress(self) -> Exchange[Progress]:
         """The progress of a running task, as its worker has reported it."""
-        return Progress.of((yield from requests.show(self.full_name)))
+        view = yield from requests.show(self.full_name)
+        return Progress(view["percent"], view["progress"])
 
     @exchange_method
     def why(self) -> Exchange[str]:

@@ -176,8 +176,8 @@ _shorten.maxlist = _shorten.maxtuple = _shorten.maxdict = 20
 
 
 def _waiting_lines(session: Session, name: str) -> list[str]:
-    state, sentence = _query(session, requests.state_and_why(name, _SECONDS))
-    return [_state(state), _line(sentence)]
+    view = _query(session, requests.show(name, _SECONDS))
+    return [_state(view["state"]), _line(_query(session, requests.why(name, _SECONDS)))]
 
 
 def progress_html(progress: Progress) -> str:

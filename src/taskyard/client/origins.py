@@ -71,12 +71,6 @@ class CallOrigins:
         self._header = b""
 
     def encode(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Encoded:
-        """Encode a call."""
-        return self.encode_body(function, args, kwargs)[1]
-
-    def encode_body(
         self,
         function: Callable[..., Any],
         args: Sequence[Any],
@@ -153,7 +147,7 @@ def encode_initializer(initializer: Callable[..., Any], args: Sequence[Any]) -> 
     origins, key = CallOrigins(), secrets.token_hex(8)
     origins.use_setup(globals_key=key)
     with call_setup.inheritance():
-        call, _, _ = origins.encode(initializer, args, {})
+        _, (call, _, _) = origins.encode(initializer, args, {})
     return Initializer(call, key if pickled.refers_to_main(call) else "")
 
 

@@ -219,11 +219,10 @@ class OutboxBase:
         if "key" in options:
             raise UserError("key: names by content are for `Client.submit`, not for an outbox")
         args, kwargs = arguments[0] or (), arguments[1] or {}
+        marks_of = None if name is None else functions.marks_of_named
+        service, encoded, _ = self._calls.encode(function, args, kwargs, marks_of)
         if name is None:
-            service, encoded = self._calls.encode(function, args, kwargs)
             name = _new_name(functions.function_name(function))
-        else:
-            service, encoded, _ = self._calls.encode_named(function, args, kwargs)
         return function_row(name, campaign, (args, kwargs), service, encoded, options)
 
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from taskyard.client import requests
 from taskyard.client.progress_rate import Progress, Rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Future
 
     from taskyard.client.exchanges import Exchange
+    from taskyard.client.futures import FutureBase
     from taskyard.client.requests import CampaignCounts
 
 #: Time between updates of a bar.
@@ -25,23 +27,7 @@ _SHOWN_SECONDS: Final = 0.1
 _LINE_SECONDS: Final = 5.0
 
 
-class SettledFuture(Protocol):
-    """A settled future of either client."""
-
-    def cancelled(self) -> bool: ...
-
-    def exception(self) -> BaseException | None: ...
-
-
-class ProgressDisplay(Protocol):
-    """A place to draw a bar."""
-
-    def show(self, progress: Progress) -> None: ...
-
-    def close(self) -> None: ...
-
-
-_S = TypeVar("_S", bound=SettledFuture)
+_S = TypeVar("_S", bound="Future[Any]")
 
 
 def with_progress(settled: Iterable[_S], total: int) -> Iterator[_S]:
@@ -74,7 +60,7 @@ class ProgressBar:
             self._show(time.monotonic())
             self._screen.close()
 
-    def count(self, future: SettledFuture) -> None:
+    def count(self, future: FutureBase | Future[Any]) -> None:
         if self._screen is None:
             return
         self._ended += 1
@@ -116,7 +102,7 @@ def follow_campaign(campaign: str, timeout: float | None) -> Exchange[None]:
         yield from requests.follow_campaign(campaign, bar.show_counts, timeout)
 
 
-def _screen() -> ProgressDisplay:
+def _screen() -> _NotebookDisplay | _TerminalDisplay | _LineDisplay:
     display = notebook_display()
     if display is not None:
         return _NotebookDisplay(display)

@@ -48,7 +48,6 @@ class DecodedResult(NamedTuple):
     """The result of a task, not yet unpickled if that of a pickled function."""
 
     value: Any
-    campaign: str
     is_pickled: bool
 
 
@@ -66,7 +65,7 @@ def decoded_result(name: str) -> Exchange[DecodedResult]:
     if service == CALL and view["call"] is None and looks_pickled(kept.text):
         service = PICKLE
     value = decode_whole_result(name, service, kept)
-    return DecodedResult(value, view["campaign"], is_pickled=service == PICKLE)
+    return DecodedResult(value, is_pickled=service == PICKLE)
 
 
 def result_bytes(name: str) -> Exchange[bytes]:

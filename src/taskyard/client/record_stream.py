@@ -6,7 +6,6 @@ batch reports a gap if compaction has removed records meanwhile.
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,8 +17,6 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.wire.native import peer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-
     from taskyard.client.exchanges import BlockingRunner, Exchange
 
 #: The broker holds a reply for at most this long. Then the request is sent again.
@@ -44,44 +41,6 @@ class RecordBatch(Struct):
     gap: str = ""
 
 
-def follow(
-    client: BlockingRunner,
-    since: int | None = None,
-    scope: Scope | None = None,
-    wait_ns: int = WAIT_NS,
-) -> Iterator[RecordBatch]:
-    """Yield batches of records after record `since`, or from now on, without end.
-
-    A scope selects records by campaign, service and lane. Its states and names are ignored. A batch
-    comes at least every `wait_ns`, perhaps without records. Raises `Refused` if `since` is not a
-    record of that broker's journal.
-    """
-    poll = partial(poll_records, client, scope=scope)
-    batch = poll(since)  # without `since`, this sets the cursor, for a broker that restarts
-    while True:
-        yield batch
-        if batch.records and len(batch.records) < RECORDS_PER_REQUEST:
-            time.sleep(RETRY_SECONDS)
-        batch = poll(batch.cursor, batch.journal, wait_ns=wait_ns)
-
-
-async def follow_async(
-    run: Callable[[Exchange[RecordBatch]], Awaitable[RecordBatch]],
-    since: int | None = None,
-    scope: Scope | None = None,
-    wait_ns: int = WAIT_NS,
-) -> AsyncIterator[RecordBatch]:
-    """Like `follow`, for `async for`. `run` runs an exchange."""
-    import asyncio  # noqa: PLC0415  # takes 25 ms to import, and async callers have it
-
-    batch = await run(_follow_request(since, b"", scope, 0))
-    while True:
-        yield batch
-        if batch.records and len(batch.records) < RECORDS_PER_REQUEST:
-            await asyncio.sleep(RETRY_SECONDS)
-        batch = await run(_follow_request(batch.cursor, batch.journal, scope, wait_ns))
-
-
 def poll_records(
     client: BlockingRunner,
     since: int | None = None,
@@ -91,12 +50,28 @@ def poll_records(
     wait_ns: int = 0,
 ) -> RecordBatch:
     """Return records after `since`. If there are none, wait for some for `wait_ns` at most."""
-    return client._run_query(_follow_request(since, journal, scope, wait_ns))  # noqa: SLF001  # see its protocol
+    return client._run_query(poll(since, journal, scope, wait_ns))  # noqa: SLF001  # see its protocol
 
 
-def _follow_request(
-    since: int | None, journal: bytes, scope: Scope | None, wait_ns: int
+def next_batch(last: RecordBatch, scope: Scope | None) -> Exchange[RecordBatch]:
+    """Return the records after a batch. It comes after `WAIT_NS` at most, perhaps without any."""
+    return poll(last.cursor, last.journal, scope, WAIT_NS)
+
+
+def pause_after(batch: RecordBatch) -> float:
+    """Return the seconds until the next request. A full batch has no pause."""
+    return RETRY_SECONDS if 0 < len(batch.records) < RECORDS_PER_REQUEST else 0
+
+
+def poll(
+    since: int | None, journal: bytes = b"", scope: Scope | None = None, wait_ns: int = 0
 ) -> Exchange[RecordBatch]:
+    """Return records after `since`. If there are none, wait for some for `wait_ns` at most.
+
+    Without `since` there are none, but a cursor, which holds though the broker restarts. A scope
+    selects records by campaign, service and lane. Its states and names are ignored. Raises
+    `Refused` if `since` is not a record of that broker's journal.
+    """
     more = {"journal": journal, "scope": scope, "count": RECORDS_PER_REQUEST, "wait_ns": wait_ns}
     reply = yield Query(partial(peer.follow, cursor=since, **more), wait_ns)  # type: ignore[arg-type]
     if reply.kind == peer.FOLLOW:

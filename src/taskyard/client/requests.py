@@ -7,7 +7,6 @@ are in `commands`. A call without a timeout waits for a broker's restart, howeve
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -191,14 +190,6 @@ def why(name: str, timeout: float | None = None) -> Exchange[str]:
     return str((yield from explain(name, timeout))["sentence"])
 
 
-def state_and_why(name: str, timeout: float) -> Exchange[tuple[str, str]]:
-    """Return a task's state and the sentence of `why`, both within one timeout."""
-    deadline = Deadline(time.monotonic() + timeout, timeout)
-    view = yield from show(name, timeout)
-    sentence = yield from why(name, deadline.seconds_left)
-    return view["state"], sentence
-
-
 def tasks_page(  # noqa: PLR0913  # the last ones are named
     scope: Scope,
     match: str = "",
@@ -233,13 +224,12 @@ def lanes_page(
     service: str | None = None,
     pattern: str | None = None,
     after: peer.LaneCursor | None = None,
-    timeout: float | None = None,
     count: int = PAGE_TASKS,
 ) -> Exchange[tuple[list[View], peer.LaneCursor | None]]:
     """Return a page of lanes that match a pattern, and the next cursor: None after the last."""
     service_name, lane = (None if one is None else encode_text(one) for one in (service, pattern))
     build = partial(peer.lanes, service=service_name, lane=lane, after=after, count=count)
-    reply = yield from checked_reply(Query(build, deadline=Deadline.after(timeout)))
+    reply = yield from checked_reply(Query(build))
     return reply.document(), reply.place
 
 
@@ -317,10 +307,10 @@ def wait_campaign(campaign: str, timeout: float | None = None) -> Exchange[None]
     """Wait until no task of a campaign can run any more. Raises `TimedOut`."""
     deadline, what = Deadline.after(timeout), f"campaign {campaign}"
     scope, why, early = scope_of(campaign=campaign), "", deadline and deadline.before_why
-    _, left = yield from _poll_settled(None, scope.campaign, early, what)
+    _, left = yield from _poll_settled(scope, early, what)
     if left and deadline is not None and early is not deadline:
         why = yield from _why_waiting(scope, deadline, what)
-        _, left = yield from _poll_settled(None, scope.campaign, deadline, what)
+        _, left = yield from _poll_settled(scope, deadline, what)
     if left and deadline is not None:
         raise _unsettled(what, deadline, why)
 
@@ -346,7 +336,7 @@ def campaign_counts(
 
     Waits up to `wait_ns` for the end of the campaign.
     """
-    watch = _watch(None, encode_text(campaign), deadline, f"campaign {campaign}", wait_ns)
+    watch = _watch(scope_of(campaign=campaign), deadline, f"campaign {campaign}", wait_ns)
     is_settled = not (yield from checked_reply(watch)).count
     seconds = None if deadline is None else deadline.seconds_left + GRACE_SECONDS
     return CampaignCounts((yield from counts(campaign, seconds)), is_settled)
@@ -381,7 +371,7 @@ def wait_names(
     left, why = encoded, " (see `taskyard why NAME`)"
     for limit in dict.fromkeys((deadline and deadline.before_why, deadline)):
         for some in portions([one for one in encoded if shown(one) not in states]):
-            states |= (yield from _poll_settled(some, None, limit, what))[0]
+            states |= (yield from _poll_settled(Scope(names=tuple(some)), limit, what))[0]
         left = [one for one in encoded if shown(one) not in states]
         if left and deadline is not None and limit is not deadline:
             scope = Scope(names=tuple(left[:PAGE_TASKS]))
@@ -392,34 +382,29 @@ def wait_names(
 
 
 def _poll_settled(
-    names: list[bytes] | None, campaign: bytes | None, deadline: Deadline | None, what: str
+    scope: Scope, deadline: Deadline | None, what: str
 ) -> Exchange[tuple[dict[str, TaskState], int]]:
-    """Return the states of settled tasks, and how many are unsettled at the deadline.
+    """Return the states of named tasks that settle, and how many are unsettled at the deadline.
 
     The broker holds each reply for `WAIT_STEP_NS` at most, so the request is repeated.
     """
     states: dict[str, TaskState] = {}
     while True:
-        reply = yield from checked_reply(_watch(names, campaign, deadline, what))
+        reply = yield from checked_reply(_watch(scope, deadline, what))
         states.update(zip(map(shown, reply.names), reply.states, strict=True))
         if not reply.count or (deadline is not None and not deadline.seconds_left):
             return states, reply.count
-        if names is not None:
-            settled = set(reply.names)
-            names = [name for name in names if name not in settled]
+        if scope.names is not None:
+            left = tuple(name for name in scope.names if shown(name) not in states)
+            scope = Scope(names=left)
 
 
 def _watch(
-    names: list[bytes] | None,
-    campaign: bytes | None,
-    deadline: Deadline | None,
-    what: str,
-    wait_ns: int = WAIT_STEP_NS,
+    scope: Scope, deadline: Deadline | None, what: str, wait_ns: int = WAIT_STEP_NS
 ) -> Query:
     if deadline is not None:
         wait_ns = min(wait_ns, int(deadline.seconds_left * SECOND_NS))
-    build = partial(peer.watch, names=names, campaign=campaign, wait_ns=wait_ns)
-    scope = Scope(names=None if names is None else tuple(names), campaign=campaign)
+    build = partial(peer.watch, names=scope.names, campaign=scope.campaign, wait_ns=wait_ns)
     return Query(build, wait_ns, deadline, GRACE_SECONDS, what, awaited=scope)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import CancelledError, InvalidStateError
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskyard.core.blobs import length_of
 from taskyard.core.identity import spelling
@@ -30,7 +30,11 @@ _DECODED: Final = (payloads.EXEC, payloads.CALL)
 
 
 class SettableFuture(Protocol):
-    """The methods of a future that the session calls to settle it."""
+    """The methods of a future that the session calls to settle it.
+
+    That of a pickled call has two more. If its `wants_output` is true, `settle_failed` gets the
+    output of a failed task, which has its exception.
+    """
 
     def done(self) -> bool: ...
 
@@ -39,19 +43,6 @@ class SettableFuture(Protocol):
     def set_result(self, result: Any, /) -> None: ...  # noqa: ANN401  # a task's own value
 
     def set_exception(self, exception: BaseException, /) -> None: ...
-
-
-class OutputFuture(SettableFuture, Protocol):
-    """A future of a call, which needs the output of a failed task for its exception."""
-
-    wants_output: bool
-
-    def settle_failed(self, result: Result, output: bytes) -> None: ...
-
-
-def wants_output(future: SettableFuture) -> TypeGuard[OutputFuture]:
-    """Return whether a future needs the output of its failed task."""
-    return getattr(future, "wants_output", False)
 
 
 def settle_future(settle: Callable[..., None], *outcome: object) -> None:

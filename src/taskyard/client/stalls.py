@@ -17,7 +17,6 @@ from msgspec import structs
 
 from taskyard.client import requests
 from taskyard.client.exchanges import WHY_SECONDS
-from taskyard.client.slot_waits import SlotFuture
 from taskyard.core.effects import Reason
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
@@ -214,29 +213,3 @@ def wait_or_explain(wait: Callable[[float], _T], timeout: float, future: Waiting
         return wait(max(0.0, ends - time.monotonic()))
     except TimeoutError:
         raise timeout_error([future], timeout) from None
-
-
-class ExplainedFuture(SlotFuture[_T]):
-    """A future of a task whose `TimeoutError` says why the task has not settled."""
-
-    @property
-    def full_name(self) -> str:
-        """The name of its task that every call of a client accepts."""
-        raise NotImplementedError
-
-    @property
-    def _stalls(self) -> Stalls | None:
-        """The waits of its client. None: it is not connected."""
-        raise NotImplementedError
-
-    def result(self, timeout: float | None = None) -> _T:
-        """Wait for the value, and return it. Raises what the call raised, or `TimeoutError`."""
-        if timeout is not None:
-            self.exception(timeout)
-        return super().result()
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end of the call. Return the exception that `result` raises, or None."""
-        if timeout is None or self.done():
-            return super().exception()
-        return wait_or_explain(super().exception, timeout, self)

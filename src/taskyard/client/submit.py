@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from taskyard.campaign import lanes
 from taskyard.campaign.batches import encode_batch, encode_text
@@ -21,6 +21,7 @@ from taskyard.client import functions
 from taskyard.client.content import ContentKeys, campaign_of
 from taskyard.client.functions import FunctionCalls, OutcomeDecoder
 from taskyard.client.futures import FutureBase, SentByClient
+from taskyard.client.origins import Marks
 from taskyard.client.pending_tasks import PendingTask
 from taskyard.client.session import Session
 from taskyard.core.events import UnknownPolicy
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from taskyard.process.call_values import Restore
 
 _F = TypeVar("_F", bound="SettableFuture")
-_F_co = TypeVar("_F_co", bound="SettableFuture", covariant=True)
 
 
 #: What a task does: a function, 'module:function', an argv or bytes.
@@ -55,40 +55,20 @@ _NAMES_PER_WATCH: Final = 1000
 _NONE: Final = (None, None)
 
 
-class _Plain(NamedTuple):
-    """Values that plain tasks of one service and campaign share."""
-
-    #: The buffer sends shared terms once.
-    terms: Terms
-    campaign: bytes
-    #: Of generated names.
-    name_prefix: bytes
-
-
-class FutureFactory(Protocol[_F_co]):
-    """Makes the future of a task. A decoder is for a pickled call."""
-
-    def __call__(
-        self,
-        name: bytes,
-        service: bytes,
-        campaign: bytes = b"",
-        decoder: OutcomeDecoder | None = None,
-    ) -> _F_co: ...
-
-
 class Submitter(Generic[_F]):
     """Passes tasks to a session."""
 
-    def __init__(self, session: Session, make_future: FutureFactory[_F]) -> None:
+    def __init__(self, session: Session, make_future: Callable[..., _F]) -> None:
+        """`make_future` takes the name, service, campaign and decoder of a task."""
         self._session = session
         self._make_future = make_future
         #: Random, so that generated names are unique.
         self._prefix = secrets.token_hex(5)
         self._count = count(1)
         self.calls = FunctionCalls(session.call_values)
-        #: Values that plain tasks share, by service, campaign and priority.
-        self._plain: dict[tuple[bytes, str, int], _Plain] = {}
+        #: The terms of plain tasks, which the buffer sends once, and the prefix of their names. By
+        #: service, campaign and priority.
+        self._plain: dict[tuple[bytes, str, int], tuple[Terms, bytes]] = {}
 
     def submit(  # noqa: PLR0913  # one per key
         self,
@@ -176,11 +156,10 @@ class Submitter(Generic[_F]):
         priority = current_task.nested_priority(self._session.endpoint)
         plain = self._plain.get((service, campaign, priority))
         if plain is None:
-            space = encode_text(campaign)
-            terms = Terms(campaign=space, service=service, priority=priority)
-            plain = _Plain(terms, space, encode_text(self._name_prefix(campaign)))
+            terms = Terms(campaign=encode_text(campaign), service=service, priority=priority)
+            plain = terms, encode_text(self._name_prefix(campaign))
             self._plain[(service, campaign, priority)] = plain
-        terms, space, prefix = plain
+        terms, prefix = plain
         if name is None:
             task = b"%b%d" % (prefix, next(self._count))
         elif name:
@@ -188,7 +167,7 @@ class Submitter(Generic[_F]):
         else:
             raise UserError("task name: must not be empty")
         kind = service if decoder is None else PICKLE  # of the result
-        future = self._make_future(task, kind, space, decoder)
+        future = self._make_future(task, kind, terms.campaign, decoder)
         refuse = UnknownPolicy.REFUSE
         after = tuple([encode_text(one) for one in results]) if results else ()
         pending = PendingTask(task, payload, terms, None, after, refuse, future)
@@ -214,15 +193,14 @@ class Submitter(Generic[_F]):
     ) -> _F:
         """Submit a call of a function object, pickled. With keys, it is named by its content."""
         args, kwargs = arguments[0] or (), arguments[1] or {}
+        marks_of: Callable[[bytes], Marks] | None = None
         if keys is not None:
             name, token = keys.of(args, kwargs)
-            service, encoded = self.calls.encode_keyed(function, args, kwargs, token)
-            decoder = OutcomeDecoder(token, self.calls.values)
+            marks = Marks(token, secrets.token_hex(8))
+            marks_of = lambda _: marks  # noqa: E731  # not of the pickle
         elif name is not None:
-            service, encoded, decoder = self.calls.encode_named(function, args, kwargs)
-        else:
-            service, encoded = self.calls.encode(function, args, kwargs)
-            decoder = self.calls.decoder
+            marks_of = functions.marks_of_named
+        service, encoded, decoder = self.calls.encode(function, args, kwargs, marks_of)
         if encoded[1]:
             self._await_others((args, {**kwargs}))
         if name is None:
@@ -265,14 +243,20 @@ class Submitter(Generic[_F]):
         for row in rows:
             yield submit(work, None, campaign, (row, named), options)
 
-    def watch(self, tasks: Mapping[str, TaskRef]) -> dict[str, _F]:
-        """Return futures of tasks that were submitted earlier, by their full names."""
+    def watch(
+        self, tasks: Mapping[str, TaskRef], decoder: OutcomeDecoder | None = None
+    ) -> dict[str, _F]:
+        """Return futures of tasks that were submitted earlier, by their full names.
+
+        The decoder is for pickled calls, by default for those of other clients.
+        """
+        decoder = decoder or self.calls.foreign_decoder
         made = {
             full_name: self._make_future(
                 encode_text(one.name),
                 one.service,
                 encode_text(one.campaign),
-                self.calls.foreign_decoder if one.service == PICKLE else None,
+                decoder if one.service == PICKLE else None,
             )
             for full_name, one in tasks.items()
         }

@@ -148,31 +148,39 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
 # The default client.
 
 
-class _Default:
-    """The default client of this process."""
+class ProcessClients:
+    """The clients that this process shares, by endpoint. A forked process makes its own."""
 
-    lock = threading.Lock()
-    client: Client | None = None
-    process = 0
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: By process, too: the thread of a client does not survive a fork.
+        self._made: dict[tuple[int, str | None], Client] = {}
+        os.register_at_fork(after_in_child=self._on_fork)
+
+    def _on_fork(self) -> None:
+        self._lock = threading.Lock()  # another thread may have held it
+
+    def get(self, broker: str | None = None, **options: Any) -> Client:  # noqa: ANN401  # those of a client
+        """Return the client of a broker, by default the one that `Client()` finds."""
+        key = os.getpid(), broker
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = Client(broker, **options)
+            return self._made[key]
+
+    def close(self, timeout: float) -> None:
+        """Close the clients of this process."""
+        for (process, _), client in self._made.items():
+            if process == os.getpid():
+                client.close(timeout)
+
+
+_clients = ProcessClients()
 
 
 def default_client() -> Client:
     """Return the client of tasks without one of their own. Makes it at the first call."""
-    with _Default.lock:
-        # The thread of a client does not survive a fork.
-        if _Default.client is None or _Default.process != os.getpid():
-            _Default.client, _Default.process = Client(), os.getpid()
-        return _Default.client
+    return _clients.get()
 
 
-def _on_fork() -> None:
-    _Default.lock = threading.Lock()  # another thread may have held it
-
-
-def _close() -> None:
-    if _Default.client is not None and _Default.process == os.getpid():
-        _Default.client.close(_EXIT_SECONDS)
-
-
-os.register_at_fork(after_in_child=_on_fork)
-atexit.register(_close)
+atexit.register(lambda: _clients.close(_EXIT_SECONDS))

@@ -219,7 +219,9 @@ class TaskBuffer:
         self._watches.on_accepted(number, watched)
 
     def _requeue(self, batch: Batch) -> None:
-        insort(self._refused, batch, key=_batch_start)
+        """Queue a batch again, unless it has no tasks any more."""
+        if batch.tasks:
+            insort(self._refused, batch, key=attrgetter("before"))
 
     def _on_refused(self, batch: Batch, reply: Reply) -> None:
         """Refuse the tasks at fault, or all if the reply names none. Queue the others again."""
@@ -245,19 +247,13 @@ class TaskBuffer:
                 self.adoptions.add(task)
             else:
                 _refuse(task, fault.reason, fault.code)
-        self._queue_again(Batch(batch.before, left), lacking)
+        again = Batch(batch.before, left)
+        if lacking:  # the others may wait for these
+            self.uploads.start(again, lacking)
+        else:
+            self._requeue(again)
         for part in _without_repeats(repeats):
             self._requeue(part)
-
-    def _queue_again(self, batch: Batch, lacking: list[PendingTask]) -> None:
-        """Queue a batch again, after the bytes of the lacking ones are stored.
-
-        The others are sent with these, because they may wait for them.
-        """
-        if lacking:
-            self.uploads.start(batch, lacking)
-        elif batch.tasks:
-            self._requeue(batch)
 
     def _requeue_uploaded(self) -> None:
         """Queue batches again whose bytes are stored, without the tasks that have none."""
@@ -265,8 +261,7 @@ class TaskBuffer:
             for task, error in errors:
                 batch.tasks.remove(task)
                 _fail(task, error)
-            if batch.tasks:
-                self._requeue(batch)
+            self._requeue(batch)
 
     def _on_encoding_failed(self, batch: Batch, error: Exception) -> None:
         """Refuse the tasks that can't be encoded, or all if each of them can. Queue the others."""
@@ -279,8 +274,7 @@ class TaskBuffer:
                 left.append(task)
             else:
                 _refuse(task, str(own), Refusal.MALFORMED.value)
-        if left:
-            self._requeue(Batch(batch.before, left))
+        self._requeue(Batch(batch.before, left))
 
     # Lanes.
 
@@ -362,7 +356,3 @@ def _encoding_error(task: PendingTask) -> Exception | None:
     except Exception as error:  # noqa: BLE001  # raised by the future of the task
         return error
     return None
-
-
-def _batch_start(batch: Batch) -> int:
-    return batch.before

@@ -8,8 +8,9 @@ are accepted. Storing blocks, so each refused batch has a thread of its own.
 from __future__ import annotations
 
 import threading
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 UPLOADS_MAX: Final = 3
 
 
-class Upload(NamedTuple):
+class Upload(Struct, eq=False):
     """A batch whose bytes are being stored again."""
 
     batch: Batch
     #: The tasks whose bytes the broker lacks. Others may wait for these.
     lacking: Sequence[PendingTask]
+    #: Why tasks have no bytes, by their places in `lacking`. None: it has not ended.
+    errors: dict[int, Exception] | None = None
 
 
 class Uploads:
@@ -35,8 +38,6 @@ class Uploads:
         """Call `wake` from another thread when a batch is ready."""
         self._wake = wake
         self.open: list[Upload] = []
-        #: Uploads that have ended, and why tasks have no bytes, by their places in `lacking`.
-        self._ended: SimpleQueue[tuple[Upload, dict[int, Exception]]] = SimpleQueue()
 
     def start(self, batch: Batch, lacking: Sequence[PendingTask]) -> None:
         """Store the bytes of some tasks of a batch."""
@@ -49,16 +50,10 @@ class Uploads:
     def take(self) -> list[tuple[Batch, list[tuple[PendingTask, Exception]]]]:
         """Return the batches that are ready, each with the tasks that have no bytes, and why."""
         found: list[tuple[Batch, list[tuple[PendingTask, Exception]]]] = []
-        while self.open:
-            try:
-                upload, errors = self._ended.get_nowait()
-            except Empty:
-                break
-            if upload in self.open:
+        for upload in [*self.open]:
+            if (errors := upload.errors) is not None:
                 self.open.remove(upload)
-                found.append(
-                    (upload.batch, [(upload.lacking[at], why) for at, why in errors.items()])
-                )
+                found.append((upload.batch, [(upload.lacking[at], errors[at]) for at in errors]))
         return found
 
     def _run(self, upload: Upload) -> None:
@@ -79,5 +74,5 @@ class Uploads:
         self._end(upload, errors)
 
     def _end(self, upload: Upload, errors: dict[int, Exception]) -> None:
-        self._ended.put((upload, errors))
+        upload.errors = errors
         self._wake()

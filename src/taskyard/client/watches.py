@@ -11,7 +11,7 @@ from collections import deque
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from taskyard.client.results import SettableFuture, settle_future, wants_output
+from taskyard.client.results import SettableFuture, settle_future
 from taskyard.core.blobs import Blob
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
@@ -99,7 +99,8 @@ class Watches:
     def start_requested(self) -> None:
         """Watch the tasks that callers requested."""
         while self.requested:
-            self._add(self.requested.popleft())
+            if futures := self.requested.popleft():
+                self._add(futures)
 
     def poll(self) -> None:
         """Send the next poll, or turn the polled tasks into a stream if they are many."""
@@ -127,8 +128,8 @@ class Watches:
                 continue
             if isinstance(result.content, Blob) and result.content.digest and self.fetches_long:
                 self.fetches.start(name, state, future)
-            elif state is TaskState.FAILED and wants_output(future):
-                self.fetches.start_output(name, result, future)
+            elif state is TaskState.FAILED and getattr(future, "wants_output", False):
+                self.fetches.start(name, state, future, result)
             else:
                 settle_future(future.settle, state, result)
         if not futures or number in self._polls or reply.kind == peer.ERROR:
