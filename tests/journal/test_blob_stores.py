@@ -1,4 +1,4 @@
-"""The conformance of all stores of blobs: a directory, tables of PostgreSQL, and memory."""
+"""The conformance of all stores of blobs: a directory, and tables of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from taskyard.core.output import Stream
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import (
-    BlobMemory,
     BytesDiffer,
     StreamKey,
     length_of,
@@ -36,22 +35,18 @@ NAME = name_of(CONTENT)
 NEVER = (1 << 63) - 1
 
 
-@pytest.fixture(params=["directory", "database", "memory"])
+@pytest.fixture(params=["directory", "database"])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], BlobStore]]:
     """Open a store, and the same store again in place of a process that was killed."""
     with contextlib.ExitStack() as stack:
-        memory = BlobMemory()
 
         def open_directory() -> BlobStore:
             return stack.enter_context(contextlib.closing(BlobFiles(tmp_path / "blobs")))
 
-        def open_memory() -> BlobStore:
-            return memory
-
         if request.param == "database":
             yield stack.enter_context(_database(request, stack))
         else:
-            yield open_directory if request.param == "directory" else open_memory
+            yield open_directory
 
 
 @contextlib.contextmanager
@@ -188,8 +183,6 @@ def test_dropped_stream_is_gone(store: BlobStore) -> None:
 
 
 def test_what_was_used_is_not_removed(store: BlobStore) -> None:
-    if isinstance(store, BlobMemory):  # it has no times
-        return
     write(store, KEY, 0, CONTENT)
     store.seal(KEY, NAME)
     before = time.time_ns()
@@ -223,14 +216,16 @@ def test_stream_that_was_removed_begins_again(store: BlobStore) -> None:
 
 
 def test_bytes_are_counted(store: BlobStore) -> None:
-    if isinstance(store, BlobMemory):  # it does not count
-        return
     write(store, KEY, 0, b"abc")
     write(store, KEY, 1, b"bcde")
     assert store.bytes_used == 5
     write(store, LONG_KEY, 0, CONTENT)
     store.seal(LONG_KEY, NAME)
     assert store.bytes_used == 5 + len(CONTENT)
+    write(store, upload_of(NAME), 0, b"x" + CONTENT)
+    store.seal(upload_of(NAME), name_of(b"x" + CONTENT[:-1]))  # one byte is cut
+    assert store.bytes_used == 5 + 2 * len(CONTENT)
+    store.remove(name_of(b"x" + CONTENT[:-1]), NEVER)
     store.drop(KEY)
     store.remove(NAME, NEVER)
     store.flush()

@@ -49,7 +49,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged
 from taskyard.journal import archive, compaction, recovery, snapshot
 from taskyard.journal.archive import Archive
-from taskyard.journal.blobs import BlobMemory
+from taskyard.journal.blobs import BlobStore
 from taskyard.journal.recovery import encode
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import Head, MemoryStore, StoreReader
@@ -463,7 +463,7 @@ class TestOutput:
 
 def result_of(store: StoreReader, index: Archive, ledger: Ledger, name: bytes) -> Content | None:
     """Return a result as a broker does for a reply."""
-    loader = ResultLoader(DecodedRows(store), index, ledger, BlobMemory())
+    loader = ResultLoader(DecodedRows(store), index, ledger, BlobStore())
     return loader.result_of(name, Budget())
 
 

@@ -59,7 +59,7 @@ STEPS: Final[dict[str, tuple[Any, str, Callable[..., bool]]]] = {
     "seal": (BlobRows, "seal", _always),
     "append": (BlobFiles, "append", _always),
     "sync": (BlobFiles, "_sync", _always),
-    "publish": (BlobFiles, "_publish", _always),
+    "publish": (BlobFiles, "publish", _always),
     "folder": (BlobFiles, "_sync_folder", _always),
     "commit": (Broker, "_commit", _names_a_blob),
     "drop": (BlobFiles, "drop", _has_bytes),

@@ -33,7 +33,7 @@ from taskyard.core.effects import (
 )
 from taskyard.core.values import StoreReply, ValueReceived
 from taskyard.journal.blob_names import blobs_needed
-from taskyard.journal.blobs import BlobMemory
+from taskyard.journal.blobs import BlobStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
     from taskyard.core.records import AnyRecord
-    from taskyard.journal.blobs import BlobStore
     from taskyard.journal.recovery import EndedTaskIndex
     from taskyard.journal.store import StoreReader
 
@@ -80,7 +79,7 @@ class Completer:
         self._is_reading = is_reading
         self._ledger = ledger
         self._rows = decoded = DecodedRows(rows)
-        kept = blob_store or (BlobMemory() if blobs is None else blobs.store)
+        kept = blob_store or (BlobStore() if blobs is None else blobs.store)
         if blobs is not None:
             blobs.drop_ended(rows, ledger)
         self._results = results = ResultLoader(decoded, index, ledger, kept)

@@ -28,8 +28,7 @@ from taskyard.errors import BytesDamaged, BytesMissing, BytesNotStored
 from taskyard.journal.blobs import (
     BlobFile,
     BlobId,
-    BytesDiffer,
-    StreamHashes,
+    BlobStore,
     StreamKey,
     is_name,
     length_of,
@@ -112,15 +111,14 @@ class _OpenStream:
 _checked: set[tuple[int, int, int, int]] = set()
 
 
-class BlobFiles:
-    """Implements `BlobStore` in a directory, which is created with the first bytes."""
+class BlobFiles(BlobStore):
+    """The blobs in a directory, which is created with the first bytes."""
 
     def __init__(self, directory: Path, *, durable: bool = True) -> None:
+        super().__init__()
         self.directory = directory
-        self.bytes_used = 0
         self._durable = durable
         self._open: OrderedDict[StreamKey, _OpenStream] = OrderedDict()
-        self._hashes = StreamHashes()
         #: Folders that this process has synced. A killed one may have left names in others.
         self._synced: set[str] = set()
         #: This process has created it. If it is gone, it is not mounted, and not created again.
@@ -166,56 +164,37 @@ class BlobFiles:
 
     # Streams, of the broker.
 
-    def append(self, key: StreamKey, offset: int, data: bytes) -> int:
-        stream = self._stream(key)
-        if offset > stream.bytes_total:
-            return stream.bytes_total
-        new = memoryview(data)
-        known = min(stream.bytes_total - offset, len(new))
-        if known:
-            if os.pread(stream.descriptor, known, offset) != new[:known]:
-                raise BytesDiffer(f"bytes from {offset:,} on differ from those that are there")
-            new = new[known:]
-        while new:
-            count = os.pwrite(stream.descriptor, new, stream.bytes_total)
-            self._hashes.add(key, stream.bytes_total, new[:count])
-            stream.bytes_total += count
-            self.bytes_used += count
+    def seal(self, key: StreamKey, name: str) -> bool:
+        if self.path(key).exists():
+            return super().seal(key, name)
+        self._check_mounted()
+        return False
+
+    def _extend(self, key: StreamKey, length: int, new: bytes) -> None:
+        stream, left = self._stream(key), memoryview(new)
+        while left:
+            count = os.pwrite(stream.descriptor, left, length)
             stream.bytes_unsynced += count
-            new = new[count:]
+            stream.bytes_total = length = length + count
+            left = left[count:]
         if stream.bytes_unsynced >= SYNC_BYTES:
             self._sync(key, stream)
-        return stream.bytes_total
 
-    def flush(self) -> None:
-        """Do nothing: the writes of `append` are complete."""
+    def _cut(self, key: StreamKey, length: int) -> None:
+        stream = self._stream(key)
+        os.ftruncate(stream.descriptor, length)
+        self.bytes_used -= stream.bytes_total - length
+        stream.bytes_total = length
 
-    def seal(self, key: StreamKey, name: str) -> bool:
-        if not self.path(key).exists():
-            self._check_mounted()
-            return False
-        stream, length = self._stream(key), length_of(name)
-        descriptor = stream.descriptor
-        if stream.bytes_total > length:  # of another history of this state
-            os.ftruncate(descriptor, length)
-            self.bytes_used -= stream.bytes_total - length
-            stream.bytes_total = length
-            self._hashes.forget(key)
-        digest = self._hashes.digest(
-            key, stream.bytes_total, lambda at, count: os.pread(descriptor, count, at)
-        )
-        if stream.bytes_total != length or not name.startswith(digest.hex()) or not digest:
-            self.drop(key)
-            return False
-        self._sync(key, stream)
+    def _seal(self, key: StreamKey, name: str) -> None:
+        self._sync(key, self._stream(key))
         if self.touch(name):
             self.drop(key)
-            return True
+            return
         source = self.path(key)
-        self._publish(source, name)
+        self.publish(source, name)
         self._forget(key)
         self._remove_empty(source.parent)
-        return True
 
     def _sync(self, key: StreamKey, stream: _OpenStream) -> None:
         """Sync a stream, or drop it: after a failure the next sync would miss its bytes."""
@@ -233,7 +212,7 @@ class BlobFiles:
             return stream.bytes_total
         try:
             return self.path(key).stat().st_size
-        except OSError:
+        except FileNotFoundError:
             return 0
 
     def drop(self, key: StreamKey) -> None:
@@ -288,7 +267,7 @@ class BlobFiles:
                     piece = piece[os.write(descriptor, piece) :]
                 if terms is None or terms.durable:
                     os.fdatasync(descriptor)
-            self._publish(path, name)
+            self.publish(path, name)
         return name
 
     @contextlib.contextmanager
@@ -309,10 +288,6 @@ class BlobFiles:
             raise BytesNotStored(f"{text} (free some space, or see `taskyard clean`)") from error
         finally:
             path.unlink(missing_ok=True)
-
-    def publish(self, path: Path, name: str) -> None:
-        """Give a complete file the name of its content. Raise OSError."""
-        self._publish(path, name)
 
     def disk_free_bytes(self) -> int | None:
         """Return the free bytes of its disk. None: it is not mounted."""
@@ -390,7 +365,8 @@ class BlobFiles:
             return False
         return found.st_size == length_of(name)
 
-    def _publish(self, source: Path, name: str) -> None:
+    def publish(self, source: Path, name: str) -> None:
+        """Give a complete file the name of its content. Raise OSError."""
         path = self.path(name)
         if not path.parent.is_dir():
             path.parent.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)

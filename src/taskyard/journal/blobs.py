@@ -1,4 +1,4 @@
-"""Blobs: bytes that are larger than a record holds, and the interface of what keeps them.
+"""Blobs: bytes that are larger than a record holds, and what their stores share.
 
 A blob that is complete is named by its content and never changes. Equal contents are stored once.
 Bytes that still arrive are a stream with an id of its own: that of an attempt's stdout or stderr,
@@ -8,9 +8,11 @@ Knows neither tasks' states nor messages.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from taskyard.core import blobs
 from taskyard.core.blobs import NAME
@@ -81,54 +83,6 @@ class BlobFile(NamedTuple):
     used_ns: int
 
 
-class BlobStore(Protocol):
-    """Keeps blobs and streams: in a directory, in a database, or in memory for simulations."""
-
-    #: Bytes of everything, as of the last count. The owner sets it, and writes add to it.
-    bytes_used: int
-
-    def append(self, key: StreamKey, offset: int, data: bytes) -> int:
-        """Write bytes of a stream, and return how many it has then.
-
-        Nothing is written behind a gap. Bytes that are there are compared. Raises `OSError`, or
-        `BytesDiffer`.
-        """
-
-    def flush(self) -> None:
-        """Complete the writes and removals of a turn, before their senders get a reply."""
-
-    def seal(self, key: StreamKey, name: str) -> bool:
-        """Make a stream the blob of this name, durably. Raises `OSError`.
-
-        Bytes beyond the length are cut. Return False if it has another content, or is missing.
-        Another content is dropped.
-        """
-
-    def length(self, key: StreamKey) -> int:
-        """Return the bytes of a stream, 0 for one that is missing."""
-
-    def drop(self, key: StreamKey) -> None:
-        """Remove a stream."""
-
-    def read(self, blob: BlobId, offset: int, count: int) -> tuple[bytes, int] | None:
-        """Return some bytes, unchecked, and the length. None: it is missing. Raises `OSError`."""
-
-    def touch(self, name: str) -> bool:
-        """Note that a blob is used, so that no sweep removes it for some time.
-
-        Return whether it is there.
-        """
-
-    def remove(self, blob: BlobId, unused_since_ns: int) -> bool:
-        """Remove a blob or stream unless it was used since then. Return whether it was removed."""
-
-    def walk(self) -> Iterator[BlobFile]:
-        """Yield all blobs and streams. Those that disappear meanwhile are skipped."""
-
-    def close(self) -> None:
-        """Close what is open."""
-
-
 def is_name(text: str) -> bool:
     """Return whether a text is the name of a blob."""
     return _NAME.fullmatch(text) is not None
@@ -191,58 +145,99 @@ class StreamHashes:
         self._known.pop(key, None)
 
 
-class BlobMemory:
-    """Implements `BlobStore` in memory, for brokers without a disk."""
+class BlobStore:
+    """Keeps blobs and streams: in a directory, or in a database. This class itself keeps nothing.
+
+    Subclasses write and read. Offsets and digests are checked here, for all of them.
+    """
 
     def __init__(self) -> None:
-        self.streams: dict[StreamKey, bytearray] = {}
-        self.blobs: dict[str, bytes] = {}
+        #: Bytes of everything, as of the last count. The owner sets it, and writes add to it.
         self.bytes_used = 0
+        self._hashes = StreamHashes()
 
     def append(self, key: StreamKey, offset: int, data: bytes) -> int:
-        stream = self.streams.get(key)
-        if stream is None:
-            stream = self.streams[key] = bytearray()
-        if offset <= len(stream):
-            known = min(len(stream) - offset, len(data))
-            if stream[offset : offset + known] != data[:known]:
-                raise BytesDiffer(f"other bytes at {offset}")
-            stream += data[known:]
-        return len(stream)
+        """Write bytes of a stream, and return how many it has then.
+
+        Nothing is written behind a gap. Bytes that are there are compared. Raises `OSError`, or
+        `BytesDiffer`.
+        """
+        length = self.length(key)
+        if offset > length:
+            return length
+        known = min(length - offset, len(data))
+        if known:
+            self.flush()
+            if self._part(key, offset, known) != data[:known]:
+                raise BytesDiffer(f"bytes from {offset:,} on differ from those that are there")
+        new = data[known:]
+        if new:
+            self._extend(key, length, new)
+            self._hashes.add(key, length, new)
+            self.bytes_used += len(new)
+        return length + len(new)
 
     def flush(self) -> None:
-        """Do nothing: writes are complete."""
+        """Complete the writes and removals of a turn, before their senders get a reply."""
 
     def seal(self, key: StreamKey, name: str) -> bool:
-        content = bytes(self.streams.pop(key, b""))[: length_of(name)]
-        if not content or name_of(content) != name:
+        """Make a stream the blob of this name, durably. Raises `OSError`.
+
+        Bytes beyond the length are cut. Return False if it has another content, or is missing.
+        Another content is dropped.
+        """
+        self.flush()
+        length = length_of(name)
+        if self.length(key) > length:  # of another history of this state
+            self._hashes.forget(key)
+            self._cut(key, length)
+        digest = self._hashes.digest(key, length, partial(self._part, key))
+        if not digest or not name.startswith(digest.hex()):
+            self.drop(key)
             return False
-        self.blobs[name] = content
+        self._seal(key, name)
         return True
 
-    def length(self, key: StreamKey) -> int:
-        return len(self.streams.get(key, b""))
+    def length(self, key: StreamKey) -> int:  # noqa: ARG002  # it has none
+        """Return the bytes of a stream, 0 for one that is missing. Raises `OSError`."""
+        return 0
 
     def drop(self, key: StreamKey) -> None:
-        self.streams.pop(key, None)
+        """Remove a stream."""
 
-    def read(self, blob: BlobId, offset: int, count: int) -> tuple[bytes, int] | None:
-        found = self.blobs.get(blob) if isinstance(blob, str) else self.streams.get(blob)
-        return None if found is None else (bytes(found[offset : offset + count]), len(found))
+    def read(self, blob: BlobId, offset: int, count: int) -> tuple[bytes, int] | None:  # noqa: ARG002
+        """Return some bytes, unchecked, and the length. None: it is missing. Raises `OSError`."""
+        return None
 
-    def touch(self, name: str) -> bool:
-        return name in self.blobs
+    def touch(self, name: str) -> bool:  # noqa: ARG002
+        """Note that a blob is used, so that no sweep removes it for some time.
 
-    def remove(self, blob: BlobId, unused_since_ns: int) -> bool:  # noqa: ARG002  # it has no times
-        if isinstance(blob, str):
-            return self.blobs.pop(blob, None) is not None
-        return self.streams.pop(blob, None) is not None
+        Return whether it is there.
+        """
+        return False
+
+    def remove(self, blob: BlobId, unused_since_ns: int) -> bool:  # noqa: ARG002
+        """Remove a blob or stream unless it was used since then. Return whether it was removed."""
+        return False
 
     def walk(self) -> Iterator[BlobFile]:
-        for name, content in [*self.blobs.items()]:
-            yield BlobFile(name, len(content), 0)
-        for key, stream in [*self.streams.items()]:
-            yield BlobFile(key, len(stream), 0)
+        """Yield all blobs and streams. Those that disappear meanwhile are skipped."""
+        return iter(())
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Close what is open."""
+
+    def _part(self, key: StreamKey, offset: int, count: int) -> bytes:
+        found = self.read(key, offset, count)
+        return b"" if found is None else found[0]
+
+    def _extend(self, key: StreamKey, length: int, new: bytes) -> None:
+        """Write bytes at the end of a stream, which is created if it is missing."""
+        raise OSError(errno.EROFS, f"{length + len(new):,} bytes of {key.name!r} are kept nowhere")
+
+    def _cut(self, key: StreamKey, length: int) -> None:
+        """Remove the end of a stream. `_seal` may do that, too."""
+
+    def _seal(self, key: StreamKey, name: str) -> None:
+        """Give a stream the name of its content, or remove it if there is a blob of that name."""
+        raise NotImplementedError

@@ -26,7 +26,7 @@ from taskyard.core.blobs import Blob, blob_name
 from taskyard.core.output import OutputChunk
 from taskyard.journal import blob_names
 from taskyard.journal.blob_files import BlobFiles
-from taskyard.journal.blobs import StreamHashes, StreamKey
+from taskyard.journal.blobs import BlobStore, StreamHashes, StreamKey
 from taskyard.journal.postgres.blobs import BlobRows
 from taskyard.worker.spool import OutputSpool
 
@@ -75,25 +75,25 @@ def blob_kept_after_failed_sync() -> Iterator[None]:
 @mutation_for_blobs
 def blob_digest_unchecked() -> Iterator[None]:
     """Give a stream a name without a look at its bytes."""
-    sound = BlobFiles.seal
+    sound = BlobStore.seal
 
-    def seal(self: BlobFiles, key: StreamKey, name: str) -> bool:
+    def seal(self: BlobStore, key: StreamKey, name: str) -> bool:
         with patched(StreamHashes, "digest", lambda *_: bytes.fromhex(name[:64])):
             return sound(self, key, name)
 
-    with patched(BlobFiles, "seal", seal):
+    with patched(BlobStore, "seal", seal):
         yield
 
 
 @mutation_for_blobs
 def output_written_without_offset() -> Iterator[None]:
     """Append a chunk of output to its file, wherever it belongs."""
-    sound = BlobFiles.append
+    sound = BlobStore.append
 
-    def append(self: BlobFiles, key: StreamKey, _offset: int, data: bytes) -> int:
+    def append(self: BlobStore, key: StreamKey, _offset: int, data: bytes) -> int:
         return sound(self, key, self.length(key), data)
 
-    with patched(BlobFiles, "append", append):
+    with patched(BlobStore, "append", append):
         yield
 
 

@@ -19,8 +19,7 @@ from taskyard.errors import LeaderLost
 from taskyard.journal.blobs import (
     BlobFile,
     BlobId,
-    BytesDiffer,
-    StreamHashes,
+    BlobStore,
     StreamKey,
     length_of,
 )
@@ -290,35 +289,16 @@ class Blobs(TermSession, BlobTables):
                 return row
 
 
-class BlobRows:
-    """Implements `BlobStore`. The chunks of a turn are written by one statement, in `flush`."""
+class BlobRows(BlobStore):
+    """The blobs in a database. The chunks of a turn are written by one statement, in `flush`."""
 
     def __init__(self, tables: BlobTables) -> None:
+        super().__init__()
         self._tables = tables
         self._parts: list[Part] = []
         self._dropped: list[bytes] = []
         #: Lengths of streams, with parts that are not written yet.
         self._lengths: OrderedDict[StreamKey, int] = OrderedDict()
-        self._hashes = StreamHashes()
-        self.bytes_used = 0
-
-    def append(self, key: StreamKey, offset: int, data: bytes) -> int:
-        length = self.length(key)
-        if offset > length:
-            return length
-        known = min(length - offset, len(data))
-        if known:
-            self.flush()
-            found = self._tables.read(STREAM, key.encode(), offset, known)
-            if found is None or found[0] != data[:known]:
-                raise BytesDiffer(f"bytes from {offset:,} on differ from those that are there")
-        new = data[known:]
-        if new:
-            self._parts.append(Part(key.encode(), length, new))
-            self._hashes.add(key, length, new)
-            self._lengths[key] = length + len(new)
-            self.bytes_used += len(new)
-        return length + len(new)
 
     def flush(self) -> None:
         if self._dropped:  # first: one may have begun again
@@ -328,21 +308,14 @@ class BlobRows:
             self._tables.append(self._parts, time.time_ns())
             self._parts = []
 
-    def seal(self, key: StreamKey, name: str) -> bool:
-        self.flush()
-        length = min(self.length(key), length_of(name))
-        if length < self.length(key):  # of another history of this state
-            self.bytes_used -= self.length(key) - length
-            self._hashes.forget(key)
-        digest = self._hashes.digest(
-            key, length, lambda at, count: self._read(key, at, count) or b""
-        )
-        if length != length_of(name) or not digest or not name.startswith(digest.hex()):
-            self.drop(key)
-            return False
-        self._tables.seal(key.encode(), name.encode(), length, time.time_ns())
+    def _extend(self, key: StreamKey, length: int, new: bytes) -> None:
+        self._parts.append(Part(key.encode(), length, new))
+        self._lengths[key] = length + len(new)
+
+    def _seal(self, key: StreamKey, name: str) -> None:
+        self.bytes_used -= self.length(key) - length_of(name)
+        self._tables.seal(key.encode(), name.encode(), length_of(name), time.time_ns())
         self._forget(key)
-        return True
 
     def length(self, key: StreamKey) -> int:
         length = self._lengths.pop(key, None)
@@ -385,10 +358,6 @@ class BlobRows:
 
     def close(self) -> None:
         self._tables.close()
-
-    def _read(self, key: StreamKey, offset: int, count: int) -> bytes | None:
-        found = self._tables.read(STREAM, key.encode(), offset, count)
-        return None if found is None else found[0]
 
     def _forget(self, key: StreamKey) -> None:
         self._lengths.pop(key, None)
