@@ -163,7 +163,7 @@ class TestAdding:
             add(tmp_path, *[done(b"%d" % number) for number in range(1000)])
             assert index.count() == 1000  # it is open, so that the log stays
             add(tmp_path, *[done(b"more %d" % number) for number in range(1000)])
-            assert (tmp_path / archive.LOG_NAME).stat().st_size == 0
+            assert (tmp_path / f"{archive.FILE_NAME}-wal").stat().st_size == 0
 
     def test_names_are_walked_in_their_order(self, tmp_path: Path) -> None:
         names = [b"", b"\0", b"a", b"b", b"\xff"]

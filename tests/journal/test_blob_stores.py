@@ -61,7 +61,7 @@ def _database(
     def open_tables() -> BlobStore:
         with database.connect(url) as connection:
             term = leader.acquire(connection, 0)
-        return BlobRows(stack.enter_context(Blobs(url, term)))
+        return BlobRows(stack.enter_context(contextlib.closing(Blobs(url, term))))
 
     yield open_tables
 

@@ -310,7 +310,7 @@ class TestCheck:
             killed = Path(shutil.copytree(shell.state, tmp_path / "killed"))
         shell.state = killed
         before = contents(killed)
-        assert before[str(killed / archive.LOG_NAME)]
+        assert before[str(killed / f"{archive.FILE_NAME}-wal")]
         assert shell("check", "--deep") == 0
         assert contents(killed) == before
 

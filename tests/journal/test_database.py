@@ -115,6 +115,17 @@ class TestTables:
                     with pytest.raises(error):
                         use(connection)
 
+    @pytest.mark.parametrize(("written", "error"), [(b"2", UnknownFormat), (b"1", JournalDamaged)])
+    def test_unreadable_anchor_may_be_of_a_newer_version(
+        self, url: str, written: bytes, error: type[Exception]
+    ) -> None:
+        with database.connect(url) as connection:
+            for key, value in (("format", written), ("anchor", b"sealed in another way")):
+                query = "UPDATE taskyard.meta SET value = %b WHERE key = %s"
+                connection.execute(query, (value, key))
+            with pytest.raises(error):
+                database.check_tables(connection)
+
 
 class TestCommands:
     def test_init_can_be_repeated(

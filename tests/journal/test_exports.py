@@ -102,7 +102,7 @@ def test_another_machine_has_everything_that_was_trimmed(
         assert ours.covered() == theirs.covered()
         for name in first.ended():
             assert ours.streams(name) == theirs.streams(name)
-    assert len([one for one in exports.claims(second.connection) if "snapshot" in one.name]) == 1
+    assert len([one for one in exports.claims(second.connection) if "snapshot" in one]) == 1
     first.close()
     second.close()
 
@@ -115,8 +115,22 @@ def test_same_machine_fetches_nothing_again(
     first.compact()
     first.close()
     monkeypatch.setattr(exports, "read", None)
-    monkeypatch.setattr(exports, "_fetch_index", None)
+    monkeypatch.setattr(exports, "_portions", None)
     Machine(url, tmp_path).close()
+
+
+def test_file_of_another_length_is_fetched_again(
+    url: str, tmp_path: Path, story: MemoryStore
+) -> None:
+    machine = Machine(url, tmp_path)
+    machine.write(story, story.head.sequence)
+    machine.compact()
+    path = next(exports.local_files(tmp_path))
+    path.write_bytes(path.read_bytes() + b"x")
+    missing = exports.remove_others(machine.connection, tmp_path)
+    assert [*missing] == [path.relative_to(tmp_path).as_posix()]
+    assert not path.exists()
+    machine.close()
 
 
 def test_machine_that_was_replaced_catches_up(url: str, tmp_path: Path, story: MemoryStore) -> None:
@@ -149,7 +163,7 @@ def test_stale_machine_claims_and_covers_nothing(
     leader.acquire(first.connection, 0)
     with pytest.raises(LeaderLost):
         first.export()
-    assert exports.claims(first.connection) == []
+    assert exports.claims(first.connection) == {}
     assert exports.read_covered(first.connection) is None
     first.close()
 
@@ -182,7 +196,7 @@ def test_interrupted_publication_is_repeated(
         patch.setattr(blobs, "_SEAL", "SELECT error")
         with pytest.raises(Exception, match="error"):
             first.publish()
-    assert exports.claims(first.connection) == []
+    assert exports.claims(first.connection) == {}
     first.compact()
     second = Machine(url, tmp_path / "second")
     assert second.files() == first.files()

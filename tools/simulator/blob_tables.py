@@ -17,7 +17,6 @@ KINDS: Final = {
     "moved AS (UPDATE taskyard.blobs ": "seal_blob",
     "used AS (UPDATE taskyard.blobs ": "touch_blob",
     "gone AS (DELETE FROM taskyard.blobs WHERE kind = %(kind)s": "remove_blobs",
-    "SELECT bytes FROM taskyard.blobs ": "read_blob_size",
     "LEFT JOIN taskyard.parts ": "read_blob",
     "SELECT name, bytes, used_ns FROM taskyard.blobs ": "read_blob_names",
 }
@@ -133,10 +132,6 @@ class BlobTables:
         self.parts = {key: part for key, part in self.parts.items() if key[0] != row.upload}
 
     # Reads.
-
-    def read_blob_size(self, values: Mapping[str, Any]) -> Rows:
-        row = self.blobs.get((values["kind"], values["name"]))
-        return [] if row is None else [(row.bytes_total,)]
 
     def read_blob(self, values: Mapping[str, Any]) -> Rows:
         row = self.blobs.get((values["kind"], values["name"]))

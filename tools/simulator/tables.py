@@ -72,7 +72,6 @@ _KINDS: Final = {
     "SELECT epoch, holder, renewal, lease_ns FROM taskyard.leader": "read_leader",
     store._PORTION: "read_portion",  # noqa: SLF001  # executed as it is
     store._BYTES: "read_bytes",  # noqa: SLF001
-    store._ONE: "read_one",  # noqa: SLF001
     store._HEAD: "read_head",  # noqa: SLF001
     store._HOLDING: "read_holding",  # noqa: SLF001
     store._NEWEST: "read_newest",  # noqa: SLF001
@@ -284,10 +283,6 @@ class Tables(blob_tables.BlobTables):
     def read_bytes(self, values: Mapping[str, Any]) -> Rows:
         last = values["sequence"]
         return [(sum(len(row.body) for row in self.rows.values() if row.sequence <= last),)]
-
-    def read_one(self, values: Mapping[str, Any]) -> Rows:
-        row = self.rows.get(values["sequence"])
-        return [] if row is None else [_columns(row)]
 
     def read_head(self, values: Mapping[str, Any]) -> Rows:
         row = self.rows.get(values["sequence"])

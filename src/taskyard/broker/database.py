@@ -139,12 +139,11 @@ def _with_files(settings: BrokerSettings, stack: ExitStack, opened: OpenDatabase
     with database.open_database(url) as connection:
         copy.poll(connection)
     lease.on_renewed = copy.poll
-    tables = database_files.open_blobs(
-        url, settings.blobs_directory, lease.term, store.reconnect_seconds_max
-    )
+    tables = database_files.open_blobs(url, settings.blobs_directory, lease.term)
     if tables is None:
         return opened
-    stack.enter_context(tables)
+    tables.reconnect_seconds_max = store.reconnect_seconds_max
+    stack.enter_context(closing(tables))
 
     def interrupt() -> None:
         store.interrupt()

@@ -17,14 +17,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def open_blobs(
-    url: str, directory: Path | None, term: Term, reconnect_seconds_max: float
-) -> Blobs | None:
+def open_blobs(url: str, directory: Path | None, term: Term) -> Blobs | None:
     """Open the tables for a broker that leads. None: blobs are in a directory."""
     place = blobs.DATABASE if directory is None else blobs.DIRECTORY
     with database.open_database(url) as connection:
         blobs.note_place(connection, term, place)
-    return Blobs(url, term, reconnect_seconds_max) if directory is None else None
+    return Blobs(url, term) if directory is None else None
 
 
 def open_beside(url: str) -> BlobRows | None:

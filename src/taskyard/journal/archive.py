@@ -37,7 +37,6 @@ from taskyard.journal.files import (
 from taskyard.journal.schema import Connect, DiskErrors
 
 FILE_NAME: Final = "finished.sqlite"
-LOG_NAME: Final = f"{FILE_NAME}-wal"
 
 #: The format's version. A change needs a new number, the old reader and a golden file.
 FORMAT: Final = b"1"
@@ -209,14 +208,7 @@ class Archive:
 
     def find(self, names: list[bytes]) -> list[EndedTask]:
         """Return the ended tasks among these names, in no order."""
-        found: list[EndedTask] = []
-        for start in range(0, len(names), _NAMES_PER_QUERY):
-            some = names[start : start + _NAMES_PER_QUERY]
-            marks = ",".join("?" * len(some))
-            found += [
-                _ended(*row) for row in self._fetch(f"{_SELECT_ENDS} AND name IN ({marks})", some)
-            ]
-        return found
+        return [_ended(*row) for row in self._among(f"{_SELECT_ENDS} AND name", names)]
 
     def streams(self, name: bytes, attempt: int = END) -> Streams | None:
         """Return stdout and stderr of an attempt, or None if they are not kept here.
@@ -229,13 +221,8 @@ class Archive:
 
     def blobs_named(self, blobs: list[str]) -> set[str]:
         """Return those of these blobs that a result or an output names."""
-        found: set[str] = set()
-        for start in range(0, len(blobs), _NAMES_PER_QUERY):
-            some = blobs[start : start + _NAMES_PER_QUERY]
-            marks = ",".join("?" * len(some))
-            query = f"SELECT DISTINCT blob FROM blobs WHERE blob IN ({marks})"  # noqa: S608 - marks
-            found.update(blob for (blob,) in self._fetch(query, some))
-        return found
+        found = self._among("SELECT DISTINCT blob FROM blobs WHERE blob", blobs)
+        return {blob for (blob,) in found}
 
     def all_blobs(self) -> Iterator[tuple[str, bytes]]:
         """Yield each blob that a result or an output names, with each of its tasks."""
@@ -278,6 +265,13 @@ class Archive:
     def walk(self) -> Iterator[IndexRow]:
         """Yield all rows as they are stored."""
         return map(IndexRow._make, self._rows("SELECT * FROM ended"))
+
+    def _among(self, query: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows whose column, at the end of the query, has one of these values."""
+        for start in range(0, len(values), _NAMES_PER_QUERY):
+            some = values[start : start + _NAMES_PER_QUERY]
+            marks = ",".join("?" * len(some))
+            yield from self._fetch(f"{query} IN ({marks})", some)
 
     def _rows(self, query: str, values: Iterable[object] = ()) -> Iterator[tuple[Any, ...]]:
         connection = self._open()
@@ -395,7 +389,7 @@ _LOST = (
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    return schema.connect(path, "rw", _BUSY_TIMEOUT_SECONDS, _SETTINGS)
+    return schema.connect(path, "mode=rw", _BUSY_TIMEOUT_SECONDS, _SETTINGS)
 
 
 def _create(directory: Path, identity: bytes) -> None:

@@ -43,15 +43,13 @@ class RowReader(StoreReader):
             yield from rows
             after = rows[-1].sequence
 
-    def _head_at(self, sequence: int) -> Head:
-        if sequence == self._anchor.sequence:
-            return self._anchor
+    def _stored_head(self, sequence: int) -> Head:
         try:
             found = self._connection.execute(_HEAD, (sequence,)).fetchall()
         except DiskErrors as error:
             raise schema.read_error(error, f"row {sequence}") from error
         if not found:
-            raise self._missing(sequence)
+            raise self._missing(f"row {sequence} is missing")
         ((record, link),) = found
         if not isinstance(record, int) or not isinstance(link, bytes):
             raise JournalDamaged(
@@ -59,15 +57,8 @@ class RowReader(StoreReader):
             )
         return Head(sequence, record, link)
 
-    def _stored(self, sequence: int) -> Row:
-        for row in schema.select_rows(self._connection, "WHERE sequence = ?", sequence):
-            return row
-        raise self._missing(sequence)
-
-    def _missing(self, sequence: int) -> JournalDamaged:
-        return JournalDamaged(
-            f"row {sequence} is missing in {self._path}", f"it is lost ({RESTORE_HINT})"
-        )
+    def _missing(self, problem: str) -> JournalDamaged:
+        return JournalDamaged(f"{problem} in {self._path}", f"it is lost ({RESTORE_HINT})")
 
 
 class JournalReader(RowReader):

@@ -13,7 +13,6 @@ from pathlib import Path
 from taskyard.journal import schema
 from taskyard.journal.files import check_regular
 from taskyard.journal.reader import JournalReader
-from taskyard.journal.schema import DiskErrors
 from taskyard.journal.sqlite import read_verified
 
 
@@ -26,7 +25,7 @@ def connect(path: Path) -> sqlite3.Connection:
     with tempfile.TemporaryDirectory(prefix="taskyard-read-") as copy:
         for part in (path, log):
             shutil.copy(part, copy)
-        connection = schema.connect(Path(copy, path.name), "rw", settings=("query_only=ON",))
+        connection = schema.connect(Path(copy, path.name), "mode=rw", settings=("query_only=ON",))
         try:
             # Opens all files, which may lose their names then.
             connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
@@ -41,8 +40,5 @@ def open_reader(directory: Path) -> JournalReader:
 
     Raises `JournalDamaged`.
     """
-    try:
-        identity, _, head = read_verified(directory, connect)
-    except DiskErrors as error:
-        raise schema.read_error(error, "its files") from error
+    identity, _, head = read_verified(directory, connect)
     return JournalReader(directory, identity, head, connect)

@@ -82,15 +82,14 @@ def check_in_sqlite(directory: Path) -> None:
 
 
 def connect(
-    path: Path, mode: str, timeout_seconds: float = 0.0, settings: Iterable[str] = ()
+    path: Path, option: str, timeout_seconds: float = 0.0, settings: Iterable[str] = ()
 ) -> sqlite3.Connection:
-    """Open a database for any thread, `mode` being `rw`, `ro` or an option of SQLite's URIs.
+    """Open a database for any thread, with an option of SQLite's URIs.
 
-    Without a timeout, a locked one is an error at once. Read-only keeps SQLite from checkpointing
+    Without a timeout, a locked one is an error at once. `mode=ro` keeps SQLite from checkpointing
     and deleting the log.
     """
     check_regular(path, *companions(path))
-    option = mode if "=" in mode else f"mode={mode}"
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?{option}",
         uri=True,
@@ -109,7 +108,7 @@ Connect = Callable[[Path], sqlite3.Connection]
 
 def connect_reader(path: Path) -> sqlite3.Connection:
     """Open a database read-only, beside a process that writes it."""
-    return connect(path, "ro", READER_TIMEOUT_SECONDS)
+    return connect(path, "mode=ro", READER_TIMEOUT_SECONDS)
 
 
 def new_file(path: Path) -> Path:

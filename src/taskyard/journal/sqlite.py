@@ -66,9 +66,6 @@ _PAGES_BESIDE_BODY = 3
 #: The header of a page in the log.
 _FRAME_BYTES = 24
 
-#: Rows that one transaction of `trim` deletes: some milliseconds.
-TRIM_ROWS_MAX = 256
-
 #: Rows that one transaction of a copy writes.
 COPY_ROWS_MAX = 256
 
@@ -137,13 +134,12 @@ class SqliteStore(RowReader, Store):
     def trim(self, through: int) -> None:
         check_trim(through, self._head)
         self._check_usable()
-        while self._anchor.sequence < through:
-            last = min(self._anchor.sequence + TRIM_ROWS_MAX, through)
-            anchor = self._verified(last).head
+        if self._anchor.sequence < through:
+            anchor = self._verified(through).head
             try:
                 self._delete_rows(anchor)
             except DiskErrors as error:
-                raise self._mark_broken(error, f"trimming through row {last}") from error
+                raise self._mark_broken(error, f"trimming through row {through}") from error
             self._anchor = anchor
 
     def disk_free_bytes(self) -> int:
@@ -269,15 +265,8 @@ def _is_new(directory: Path) -> bool:
 
 
 def _create(directory: Path, page_bytes: int) -> None:
-    """Create the journal under another name. Its witness exists before the rename."""
-    unfinished = schema.new_file(directory / schema.FILE_NAME)
     identity = secrets.token_bytes(chain.IDENTITY_BYTES)
-    head = Head(0, 0, chain.origin(identity))
-    with closing(_connect(unfinished)) as connection:
-        _write_tables(connection, page_bytes, chain.seal(identity, head))
-    witness.create(directory, identity, head)
-    unfinished.rename(directory / schema.FILE_NAME)
-    sync_directory(directory)
+    _write(directory, identity, Head(0, 0, chain.origin(identity)), (), page_bytes)
 
 
 def write_copy(directory: Path, identity: bytes, anchor: Head, rows: Iterable[Row]) -> Head:
@@ -285,24 +274,35 @@ def write_copy(directory: Path, identity: bytes, anchor: Head, rows: Iterable[Ro
 
     The caller has locked the directory, and lets nothing open its journal before the copy is whole.
     """
-    path, head = directory / schema.FILE_NAME, anchor
     try:
-        unfinished = schema.new_file(directory / schema.FILE_NAME)
-        with closing(_connect(unfinished)) as connection:
-            _write_tables(connection, PAGE_BYTES, chain.seal(identity, anchor))
-            rest = iter(rows)
-            while some := list(islice(rest, COPY_ROWS_MAX)):
-                connection.execute("BEGIN IMMEDIATE")
-                connection.executemany(INSERT_ROW, map(msgspec.structs.astuple, some))
-                connection.execute("COMMIT")
-                _merge(connection, "TRUNCATE")
-                head = some[-1].head
-        witness.create(directory, identity, head)
-        remove(directory)
-        unfinished.rename(path)
-        sync_directory(directory)
+        return _write(directory, identity, anchor, rows)
     except DiskErrors as error:
+        path = directory / schema.FILE_NAME
         raise schema.write_error(error, "copying the journal", path) from error
+
+
+def _write(
+    directory: Path,
+    identity: bytes,
+    anchor: Head,
+    rows: Iterable[Row],
+    page_bytes: int = PAGE_BYTES,
+) -> Head:
+    """Write a journal under another name. Its witness exists before the rename."""
+    unfinished, head = schema.new_file(directory / schema.FILE_NAME), anchor
+    with closing(_connect(unfinished)) as connection:
+        _write_tables(connection, page_bytes, chain.seal(identity, anchor))
+        rest = iter(rows)
+        while some := list(islice(rest, COPY_ROWS_MAX)):
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(INSERT_ROW, map(msgspec.structs.astuple, some))
+            connection.execute("COMMIT")
+            _merge(connection, "TRUNCATE")
+            head = some[-1].head
+    witness.create(directory, identity, head)
+    remove(directory)
+    unfinished.rename(directory / schema.FILE_NAME)
+    sync_directory(directory)
     return head
 
 
@@ -342,7 +342,7 @@ def read_verified(directory: Path, connect: Connect = connect_reader) -> tuple[b
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    return schema.connect(path, "rw", BUSY_TIMEOUT_SECONDS, _SETTINGS)
+    return schema.connect(path, "mode=rw", BUSY_TIMEOUT_SECONDS, _SETTINGS)
 
 
 def _merge(connection: sqlite3.Connection, mode: str) -> None:

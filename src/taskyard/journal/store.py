@@ -124,11 +124,20 @@ class StoreReader:
         raise NotImplementedError
 
     def _head_at(self, sequence: int) -> Head:
-        """Return the stored head of a row, which was verified when the journal was opened."""
-        raise NotImplementedError
+        """Return the head of a row, which was verified when the journal was opened."""
+        return self._anchor if sequence == self._anchor.sequence else self._stored_head(sequence)
+
+    def _stored_head(self, sequence: int) -> Head:
+        return self._stored(sequence).head
 
     def _stored(self, sequence: int) -> Row:
         """Return a stored row, well-formed but not verified."""
+        for row in self._read(sequence - 1, sequence):
+            return row
+        raise self._missing(f"row {sequence} is missing")
+
+    def _missing(self, problem: str) -> Exception:
+        """Return the error about something that is not there."""
         raise NotImplementedError
 
 
@@ -140,7 +149,10 @@ class Store(StoreReader):
         raise NotImplementedError
 
     def trim(self, through: int) -> None:
-        """Delete the rows up to and including `through`, which a snapshot covers."""
+        """Delete the rows up to and including `through`, which a snapshot covers.
+
+        All are deleted at once: a live broker calls it for some hundred rows, and again.
+        """
         raise NotImplementedError
 
     def disk_free_bytes(self) -> int:
@@ -196,6 +208,3 @@ class MemoryStore(Store):
 
     def _stored(self, sequence: int) -> Row:
         return self._rows[sequence - self._anchor.sequence - 1]
-
-    def _head_at(self, sequence: int) -> Head:
-        return self._anchor if sequence == self._anchor.sequence else self._stored(sequence).head

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, LiteralString, NamedTuple, Self
+from typing import Any, Final, LiteralString, NamedTuple
 
 import psycopg
 
@@ -26,7 +26,7 @@ from taskyard.journal.blobs import (
 from taskyard.journal.postgres import database, leader
 from taskyard.journal.postgres.database import Connection
 from taskyard.journal.postgres.leader import Term
-from taskyard.journal.postgres.session import RECONNECT_SECONDS_MAX, TermSession
+from taskyard.journal.postgres.session import TermSession
 
 #: Bytes of a blob in one row. As much as a peer reads at once.
 PART_BYTES: Final = 1024 * 1024
@@ -87,7 +87,6 @@ _REMOVE: Final = leader.HELD + (  # noqa: S608  # no input
     + _HELD_COUNT
     + ", coalesce(sum(bytes), 0)::bigint, count(*) FROM gone"
 )
-_SIZE: Final = "SELECT bytes FROM taskyard.blobs WHERE kind = %(kind)s AND name = %(name)b"
 _READ: Final = (
     "SELECT bytes, start, content FROM taskyard.blobs "
     "LEFT JOIN taskyard.parts ON parts.upload = blobs.upload "
@@ -103,7 +102,6 @@ _NOTE_PLACE: Final = leader.HELD + (  # noqa: S608  # no input
     " INSERT INTO taskyard.meta SELECT 'files', %(place)b FROM held "
     "ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 )
-_PLACE: Final = "SELECT value FROM taskyard.meta WHERE key = 'files'"
 
 #: For removals without an age.
 _ANY_NS: Final = (1 << 63) - 1
@@ -115,15 +113,6 @@ class Part(NamedTuple):
     name: bytes
     start: int
     content: bytes
-
-
-class StoredBlob(NamedTuple):
-    """A row of `blobs`."""
-
-    name: bytes
-    bytes_total: int
-    #: When it was written, or touched.
-    used_ns: int
 
 
 class BlobTables:
@@ -193,15 +182,9 @@ class BlobTables:
 
     def remove_unfinished(self) -> None:
         """Remove files that killed writers have not completed."""
-        self.remove(UNFINISHED, [found.name for found in self.walk(UNFINISHED)])
+        self.remove(UNFINISHED, [name for name, _, _ in self.walk(UNFINISHED)])
 
     # Reading.
-
-    def size(self, kind: str, name: bytes) -> int | None:
-        """Return the bytes of a blob. None: it is not there."""
-        for (bytes_total,) in self._execute(_SIZE, {"kind": kind, "name": name}):
-            return int(bytes_total)
-        return None
 
     def read(self, kind: str, name: bytes, offset: int, count: int) -> tuple[bytes, int] | None:
         """Return some bytes of a blob and its size. None: it is not there."""
@@ -222,22 +205,21 @@ class BlobTables:
                 end = offset + len(found)
         return bytes(found[: max(0, min(count, bytes_total - offset))]), bytes_total
 
-    def walk(self, kind: str) -> Iterator[StoredBlob]:
-        """Yield all blobs of a kind. Reads some rows at a time."""
-        after = b""
-        while True:
-            values = {"kind": kind, "after": after, "count": PAGE_ROWS}
-            rows = [StoredBlob(*columns) for columns in self._execute(_PAGE, values)]
-            if not rows:
-                return
+    def walk(self, kind: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the name of each blob of a kind, its length, and when it was used last."""
+        values = {"kind": kind, "after": b"", "count": PAGE_ROWS}
+        while rows := self._execute(_PAGE, values):
             yield from rows
-            after = rows[-1].name
+            values["after"] = rows[-1][0]
 
     def _write(self, statement: LiteralString, values: Mapping[str, object]) -> tuple[Any, ...]:
         """Run a statement under the term, and return its row."""
         (row,) = self._execute(statement, {**self._term._asdict(), **values})
         if row[0] != 1:
-            raise self._lost()
+            raise LeaderLost(
+                f"the term of epoch {self._term.epoch} has ended, so this broker answers nothing "
+                "more and keeps no more blobs"
+            )
         return row
 
     def _execute(
@@ -247,30 +229,11 @@ class BlobTables:
         found = self._connection.execute(statement, values, prepare=True, binary=True)
         return found.fetchall() if found.description else []
 
-    def _lost(self) -> LeaderLost:
-        return LeaderLost(
-            f"the term of epoch {self._term.epoch} has ended, so this broker answers nothing more "
-            "and keeps no more blobs"
-        )
-
 
 class Blobs(TermSession, BlobTables):
     """The tables, over one connection of one thread, which is made again when it is lost."""
 
     _purpose = "keeping blobs"
-
-    def __init__(
-        self, url: str, term: Term, reconnect_seconds_max: float = RECONNECT_SECONDS_MAX
-    ) -> None:
-        """`reconnect_seconds_max` is how long a lost connection is tried again."""
-        TermSession.__init__(self, url, term)
-        self.reconnect_seconds_max = reconnect_seconds_max
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _write(self, statement: LiteralString, values: Mapping[str, object]) -> tuple[Any, ...]:
         """Write, and write again if the session ended: another server may not have it."""
@@ -282,8 +245,7 @@ class Blobs(TermSession, BlobTables):
             try:
                 self._confirm()
             except psycopg.Error as error:
-                if not database.is_in_doubt(self._connection, error):
-                    raise database.failed(self._url, self._purpose, error) from error
+                self._check_in_doubt(error)
                 self._reconnect(self._give_up_at(), error)
             else:
                 return row
@@ -320,7 +282,8 @@ class BlobRows(BlobStore):
     def length(self, key: StreamKey) -> int:
         length = self._lengths.pop(key, None)
         if length is None:
-            length = self._tables.size(STREAM, key.encode()) or 0
+            found = self.read(key, 0, 0)
+            length = 0 if found is None else found[1]
         self._lengths[key] = length
         if len(self._lengths) > _LENGTHS_MAX:
             self._lengths.popitem(last=False)
@@ -337,10 +300,10 @@ class BlobRows(BlobStore):
         return self._tables.read(*_row(blob), offset, count)
 
     def touch(self, name: str) -> bool:
-        size = self._tables.size(SEALED, name.encode())
-        if size is not None:
+        found = self.read(name, 0, 0)
+        if found is not None:
             self._tables.touch(name.encode(), time.time_ns())
-        return size == length_of(name)
+        return found is not None and found[1] == length_of(name)
 
     def remove(self, blob: BlobId, unused_since_ns: int) -> bool:
         kind, name = _row(blob)
@@ -371,9 +334,7 @@ def _row(blob: BlobId) -> tuple[str, bytes]:
 
 def known_place(connection: Connection) -> str:
     """Return where the blobs of a store are, as a broker noted it. Empty: not known."""
-    for (place,) in connection.execute(_PLACE, binary=True):
-        return bytes(place).decode()
-    return ""
+    return database.read_meta(connection, "files").decode()
 
 
 def note_place(connection: Connection, term: Term, place: str) -> None:

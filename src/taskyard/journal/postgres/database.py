@@ -136,7 +136,7 @@ _ENDING: Final = "57"
 #: SQLSTATE of a full disk.
 _DISK_FULL: Final = "53100"
 
-_RESTORE_HINT: Final = "restore the database from a backup"
+RESTORE_HINT: Final = "restore the database from a backup"
 
 #: Databases without fsync that this process has warned of.
 _warned: Final[set[str]] = set()
@@ -262,20 +262,35 @@ def check_tables(connection: Connection) -> None:
     if not _exists(connection):
         name = connection.info.dbname
         raise UnusableStore(f"database {name}: has no store (run `taskyard store init`)")
-    read_anchor(connection)  # refuses a development format
-    query = "SELECT value FROM taskyard.meta WHERE key = 'format'"
-    found = connection.execute(query, binary=True).fetchall()
-    check_format("the store", found[0][0] if found else b"", FORMAT, _RESTORE_HINT)
+    checked_anchor(read_meta(connection, "format"), read_meta(connection, "anchor"))
 
 
 def read_anchor(connection: Connection) -> tuple[bytes, Head]:
     """Return the journal's identity and the head of the last trimmed row."""
-    query = "SELECT value FROM taskyard.meta WHERE key = 'anchor'"
-    found = connection.execute(query, binary=True).fetchall()
-    sealed = chain.unseal(found[0][0]) if found else None
-    if sealed is None:
-        raise JournalDamaged("taskyard.meta: the anchor is damaged", _RESTORE_HINT)
-    return sealed
+    return unseal(read_meta(connection, "anchor"), "the anchor")
+
+
+def checked_anchor(written: bytes, sealed: bytes) -> tuple[bytes, Head]:
+    """Return what `read_anchor` does. Raises UnknownFormat if the tables are of another version."""
+    chain.unseal(sealed)  # refuses a development format
+    check_format("the store", written, FORMAT, RESTORE_HINT)
+    return unseal(sealed, "the anchor")
+
+
+def unseal(sealed: bytes, what: str) -> tuple[bytes, Head]:
+    """Return the journal's identity and a head that is stored in the table `meta`."""
+    found = chain.unseal(sealed)
+    if found is None:
+        raise JournalDamaged(f"taskyard.meta: {what} is damaged", RESTORE_HINT)
+    return found
+
+
+def read_meta(connection: Connection, key: LiteralString) -> bytes:
+    """Return a value of the table `meta`. Empty: there is none."""
+    query = f"SELECT value FROM taskyard.meta WHERE key = '{key}'"  # noqa: S608  # our own key
+    for (value,) in connection.execute(query, binary=True):
+        return bytes(value)
+    return b""
 
 
 def other_journal(url: str, directory: Path) -> UnusableStore:

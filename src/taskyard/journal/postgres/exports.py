@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import psycopg
 from psycopg.errors import UniqueViolation
@@ -49,21 +49,11 @@ _UPSERT: Final = (
     "WHERE excluded.record >= ended.record"
 )
 
-_LOST: Final = "restore the database from a backup"
-
 #: The SHA-256 of a file follows its bytes.
 _DIGEST_BYTES: Final = 32
 
 #: For readers.
 _NO_TERM: Final = Term(0, "")
-
-
-class Claim(NamedTuple):
-    """A file that counts."""
-
-    #: As a path in a state directory.
-    name: str
-    bytes_total: int
 
 
 class PublishedIndex(ArchiveWriter):
@@ -106,7 +96,7 @@ def publish(
 ) -> None:
     """Copy what a compaction up to `head` wrote, and check that it covers all rows up to there."""
     BlobTables(connection, term).remove_unfinished()
-    claimed = {claim.name for claim in claims(connection)}
+    claimed = claims(connection)
     whole = history.parts(directory)
     newest = snapshot.path_of(directory, head.sequence)
     for path in (*(part.path(directory) for part in whole), newest):
@@ -123,9 +113,9 @@ def publish(
 def drop_snapshots(connection: Connection, before: int, term: Term) -> None:
     """Remove snapshots of rows before `before`, which are trimmed."""
     older = [
-        claim.name.encode()
-        for claim in claims(connection)
-        if (sequence := snapshot.sequence_of(Path(claim.name))) is not None and sequence < before
+        name.encode()
+        for name in claims(connection)
+        if (sequence := snapshot.sequence_of(Path(name))) is not None and sequence < before
     ]
     BlobTables(connection, term).remove(FILE, older)
 
@@ -138,41 +128,50 @@ def fetch(
     Without `history`, only what a broker needs to start: index and snapshots. No compaction may
     change the tables meanwhile: the caller has the term, or is in a transaction.
     """
-    for claim in remove_others(connection, directory):
-        if history or snapshot.sequence_of(Path(claim.name)) is not None:
-            path = directory / claim.name
+    for name, bytes_total in remove_others(connection, directory).items():
+        if history or snapshot.sequence_of(Path(name)) is not None:
+            path = directory / name
             make_private_directory(path.parent)
             with replacing(path) as file:
-                for content in read(connection, claim):
+                for content in read(connection, name, bytes_total):
                     file.write(content)
                     yield
     yield from index_parts(connection, directory, identity)
 
 
-def remove_others(connection: Connection, directory: Path) -> list[Claim]:
+def remove_others(connection: Connection, directory: Path) -> dict[str, int]:
     """Remove files of a state directory that do not count, and return the missing ones."""
-    wanted = {claim.name: claim for claim in claims(connection)}
+    wanted = claims(connection)
     for path in local_files(directory):
-        claim = wanted.pop(_name_of(directory, path), None)
-        if claim is None or path.stat().st_size != claim.bytes_total:
+        name = _name_of(directory, path)
+        if path.stat().st_size == wanted.get(name):
+            del wanted[name]
+        else:
             path.unlink()
-            if claim is not None:
-                wanted[claim.name] = claim
-    return list(wanted.values())
+    return wanted
 
 
 def index_parts(connection: Connection, directory: Path, identity: bytes) -> Iterator[None]:
-    """Make the index equal to the tables, with a pause after each part."""
+    """Add the rows that the local index lacks, with a pause after each part.
+
+    The row up to which it is complete comes last.
+    """
     covered = read_covered(connection)
     if covered is None:
         return
     if covered[0] != identity:
-        raise JournalDamaged("the index in the database belongs to another journal", _LOST)
+        raise JournalDamaged(
+            "the index in the database belongs to another journal", database.RESTORE_HINT
+        )
     with Archive(directory) as index:
         local = index.covered()
     after = 0 if local is None else local[1].record
     if after < covered[1].record:
-        yield from _fetch_index(connection, directory, covered, after)
+        with closing(ArchiveWriter(directory, identity)) as writer:
+            for rows in _portions(connection, after):
+                writer.write(rows)
+                yield
+            writer.commit(covered[1])
 
 
 def compact(
@@ -226,24 +225,16 @@ def compact_stopped(
     return outcome
 
 
-def claims(connection: Connection) -> list[Claim]:
-    """Return all files that count."""
-    return [
-        Claim(found.name.decode(), found.bytes_total - _DIGEST_BYTES)
-        for found in BlobTables(connection, _NO_TERM).walk(FILE)
-    ]
+def claims(connection: Connection) -> dict[str, int]:
+    """Return all files that count, as paths in a state directory, and how long they are."""
+    found = BlobTables(connection, _NO_TERM).walk(FILE)
+    return {name.decode(): bytes_total - _DIGEST_BYTES for name, bytes_total, _ in found}
 
 
 def read_covered(connection: Connection) -> tuple[bytes, Head] | None:
     """Return the journal's identity and the row up to which the index is complete."""
-    query = "SELECT value FROM taskyard.meta WHERE key = 'covered'"
-    found = connection.execute(query, binary=True).fetchall()
-    if not found:
-        return None
-    sealed = chain.unseal(found[0][0])
-    if sealed is None:
-        raise JournalDamaged("taskyard.meta: the covered row is damaged", _LOST)
-    return sealed
+    sealed = database.read_meta(connection, "covered")
+    return database.unseal(sealed, "the covered row") if sealed else None
 
 
 def _name_of(directory: Path, path: Path) -> str:
@@ -273,9 +264,9 @@ def _with_digest(path: Path) -> Iterator[bytes]:
     yield digest.digest()
 
 
-def read(connection: Connection, claim: Claim) -> Iterator[bytes]:
+def read(connection: Connection, file: str, end: int) -> Iterator[bytes]:
     """Yield the content of a file in parts. Raises at its end if it is not what was written."""
-    tables, name, end = BlobTables(connection, _NO_TERM), claim.name.encode(), claim.bytes_total
+    tables, name = BlobTables(connection, _NO_TERM), file.encode()
     digest = hashlib.sha256()
     for offset in range(0, end, blobs.PART_BYTES):
         found = tables.read(FILE, name, offset, min(blobs.PART_BYTES, end - offset))
@@ -283,19 +274,8 @@ def read(connection: Connection, claim: Claim) -> Iterator[bytes]:
             digest.update(found[0])
             yield found[0]
     if tables.read(FILE, name, end, _DIGEST_BYTES) != (digest.digest(), end + _DIGEST_BYTES):
-        wrong = f"{claim.name} in the database does not match its digest"
-        raise JournalDamaged(wrong, _LOST)
-
-
-def _fetch_index(
-    connection: Connection, directory: Path, covered: tuple[bytes, Head], after: int
-) -> Iterator[None]:
-    """Add the rows that the local index lacks, then the row up to which it is complete."""
-    with closing(ArchiveWriter(directory, covered[0])) as writer:
-        for rows in _portions(connection, after):
-            writer.write(rows)
-            yield
-        writer.commit(covered[1])
+        wrong = f"{file} in the database does not match its digest"
+        raise JournalDamaged(wrong, database.RESTORE_HINT)
 
 
 def _portions(connection: Connection, after: int) -> Iterator[list[IndexRow]]:
@@ -311,7 +291,7 @@ def _portions(connection: Connection, after: int) -> Iterator[list[IndexRow]]:
             yield list(map(IndexRow._make, rows))
 
 
-def run(parts: Iterator[None]) -> None:
+def run(parts: Iterator[object]) -> None:
     """Run all parts without a pause."""
     for _ in parts:
         pass

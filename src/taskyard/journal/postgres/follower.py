@@ -12,13 +12,12 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 import psycopg
 
-from taskyard.errors import JournalDamaged, JournalFailed, UnusableStore
+from taskyard.errors import JournalFailed, UnusableStore
 from taskyard.journal import chain
 from taskyard.journal.chain import Row
 from taskyard.journal.postgres import database, exports, leader, standbys
@@ -26,7 +25,6 @@ from taskyard.journal.postgres.leader import LeaderRow, Term
 from taskyard.journal.postgres.standbys import StandbyRow
 from taskyard.journal.postgres.store import WitnessedRows
 from taskyard.journal.reader import READ_ROWS_MAX
-from taskyard.journal.schema import check_format
 
 _T = TypeVar("_T")
 
@@ -92,38 +90,32 @@ class Follower(WitnessedRows):
 
     def load(self, use: Callable[[], _T]) -> _T:
         """Verify all rows, fetch index and snapshots, and call `use`, all as of one moment."""
-        return self._at_one_moment(partial(self._load, use))
+        while True:
+            self._is_in_snapshot = True
+            try:
+                with self._connection.transaction():
+                    self._connection.execute(_SNAPSHOT)
+                    self._close_witness()
+                    self._open(self._directory)
+                    parts = exports.fetch(
+                        self._connection, self._directory, self._identity, history=False
+                    )
+                    exports.run(parts)
+                    return use()
+            except psycopg.Error as error:
+                self._check_in_doubt(error)
+                lost_by = error
+            finally:
+                self._is_in_snapshot = False
+            self._reconnect(math.inf, lost_by)
 
     def index_parts(self) -> Iterator[None]:
         """Fetch the index of ended tasks, with a pause after each part for the next poll."""
         try:
             yield from exports.index_parts(self._connection, self._directory, self._identity)
         except psycopg.Error as error:
-            if not database.is_in_doubt(self._connection, error):
-                raise database.failed(self._url, "reading the store", error) from error
+            self._check_in_doubt(error)
             raise Interrupted from error
-
-    def _load(self, use: Callable[[], _T]) -> _T:
-        self._close_witness()
-        self._open(self._directory)
-        exports.run(exports.fetch(self._connection, self._directory, self._identity, history=False))
-        return use()
-
-    def _at_one_moment(self, read: Callable[[], _T]) -> _T:
-        """Call `read` in a transaction, and again when the connection is lost."""
-        while True:
-            self._is_in_snapshot = True
-            try:
-                with self._connection.transaction():
-                    self._connection.execute(_SNAPSHOT)
-                    return read()
-            except psycopg.Error as error:
-                if not database.is_in_doubt(self._connection, error):
-                    raise database.failed(self._url, "reading the store", error) from error
-                lost_by = error
-            finally:
-                self._is_in_snapshot = False
-            self._reconnect(math.inf, lost_by)
 
     def poll(self) -> Polled:
         """Read the row of the leader and the next rows.
@@ -150,8 +142,7 @@ class Follower(WitnessedRows):
         try:
             return leader.take(self._connection, seen, lease_ns, self._holder)
         except psycopg.Error as error:
-            if not database.is_in_doubt(self._connection, error):
-                raise database.failed(self._url, "taking over", error) from error
+            self._check_in_doubt(error, "taking over")
             return None
 
     def is_ours(self, seen: LeaderRow) -> bool:
@@ -191,11 +182,7 @@ class Follower(WitnessedRows):
     def _check_store(self, written: bytes, sealed: bytes) -> None:
         """Raise if the tables are those of another version, or of another journal."""
         name = database.describe(self._url)
-        found = chain.unseal(sealed)
-        check_format("the store", written, database.FORMAT, "restore the database")
-        if found is None:
-            raise JournalDamaged("taskyard.meta: the anchor is damaged", "restore the database")
-        identity, self._anchor = found
+        identity, self._anchor = database.checked_anchor(written, sealed)
         if identity != self._identity:
             raise UnusableStore(
                 f"{name}: has another journal now, as after `taskyard store move` (use another "

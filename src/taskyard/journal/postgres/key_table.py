@@ -14,6 +14,7 @@ from typing import Final
 
 from taskyard.errors import UnusableKey
 from taskyard.journal.files import make_private_directory, replace_private
+from taskyard.journal.postgres import database
 from taskyard.journal.postgres.database import Connection
 
 #: The file with the secret of the brokers, which tells keyrings apart.
@@ -24,7 +25,6 @@ _FILE: Final = re.compile(r"[0-9A-Za-z_-]+\.(key|guest)", re.ASCII)
 #: One change at a time. The lock ends with the session.
 _LOCK: Final = "SELECT pg_advisory_lock(hashtext('taskyard keys'))"
 _UNLOCK: Final = "SELECT pg_advisory_unlock(hashtext('taskyard keys'))"
-_VERSION: Final = "SELECT value FROM taskyard.meta WHERE key = 'keys'"
 _READ: Final = "SELECT name, content FROM taskyard.keys"
 _PUT: Final = (
     "WITH changed AS (INSERT INTO taskyard.meta VALUES ('keys', %(version)b) "
@@ -50,9 +50,7 @@ def locked(connection: Connection) -> Iterator[None]:
 
 def version(connection: Connection) -> bytes:
     """Return what changes with each key. Empty: there are none."""
-    for (found,) in connection.execute(_VERSION, binary=True).fetchall():
-        return bytes(found)
-    return b""
+    return database.read_meta(connection, "keys")
 
 
 def read(connection: Connection) -> dict[str, bytes]:

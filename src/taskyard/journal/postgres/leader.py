@@ -26,18 +26,11 @@ _TAKE: Final = (
     "lease_ns = %s, host = '', endpoints = '{}' "
     "WHERE epoch = %s AND holder = %s AND renewal = %s RETURNING epoch"
 )
-_RENEW: Final = (
-    "UPDATE taskyard.leader SET renewal = renewal + 1 "
-    "WHERE epoch = %(epoch)s AND holder = %(holder)s"
-)
-_SHOW: Final = (
-    "UPDATE taskyard.leader SET host = %(host)s, endpoints = %(endpoints)s "
-    "WHERE epoch = %(epoch)s AND holder = %(holder)s"
-)
-_RELEASE: Final = (
-    "UPDATE taskyard.leader SET holder = '', renewal = renewal + 1 "
-    "WHERE epoch = %(epoch)s AND holder = %(holder)s"
-)
+_IF_OURS: Final = " WHERE epoch = %(epoch)s AND holder = %(holder)s"
+_RENEW: Final = "UPDATE taskyard.leader SET renewal = renewal + 1" + _IF_OURS  # noqa: S608  # no input
+_SHOW: Final = "UPDATE taskyard.leader SET host = %(host)s, endpoints = %(endpoints)s" + _IF_OURS  # noqa: S608  # no input
+_RELEASE: Final = "UPDATE taskyard.leader SET holder = '', renewal = renewal + 1" + _IF_OURS  # noqa: S608  # no input
+
 #: The holder of a row that no broker has.
 NO_HOLDER: Final = ""
 
@@ -137,17 +130,7 @@ def acquire(
     lease_ns: int,
     on_wait: Callable[[LeaderRow], None] = lambda _seen: None,
 ) -> Term:
-    """Take the journal when it is free. Waits, and raises, as `await_vacancy` does."""
-    term = take(connection, await_vacancy(connection, on_wait), lease_ns)
-    if term is None:
-        raise _in_use(connection)
-    return term
-
-
-def await_vacancy(
-    connection: Connection, on_wait: Callable[[LeaderRow], None] = lambda _seen: None
-) -> LeaderRow:
-    """Return the row when no broker uses the journal, and wait for that as long as its lease.
+    """Take the journal when no broker uses it, and wait for that as long as its lease.
 
     `on_wait` is called once if the row has a holder. Raises `StoreInUse` if that renews its term.
     """
@@ -160,7 +143,10 @@ def await_vacancy(
         vacancy.update(read(connection), boottime_ns())
         if vacancy.seen != first and vacancy.seen.holder != NO_HOLDER:
             raise _in_use(connection)
-    return vacancy.seen
+    term = take(connection, vacancy.seen, lease_ns)
+    if term is None:
+        raise _in_use(connection)
+    return term
 
 
 def _in_use(connection: Connection) -> StoreInUse:

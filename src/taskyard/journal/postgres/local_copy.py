@@ -29,10 +29,9 @@ def rows(connection: Connection, anchor: Head) -> Iterator[Row]:
     A row up to the anchor is one that a late statement has added again, see `PostgresRows`.
     """
     with connection.cursor("journal", binary=True) as cursor:
-        cursor.execute(_ROWS, (anchor.sequence,))
-        while some := cursor.fetchmany(READ_ROWS_MAX):
-            for columns in some:
-                yield Row(*columns)
+        cursor.itersize = READ_ROWS_MAX
+        for columns in cursor.execute(_ROWS, (anchor.sequence,)):
+            yield Row(*columns)
 
 
 def write(connection: Connection, directory: Path, seen: Head | None = None) -> None:

@@ -252,9 +252,8 @@ def _verify(connection: Connection, state: Path, source: JournalReader) -> None:
     head = anchor
     for row in chain.verify(local_copy.rows(connection, anchor), anchor, source.head):
         head = row.head
-    for claim in exports.claims(connection):
-        for _ in exports.read(connection, claim):
-            pass
+    for claimed in exports.claims(connection).items():
+        exports.run(exports.read(connection, *claimed))
     with Archive(state) as index:
         count = sum(1 for _ in index.walk())
     if (head, [(count,)]) != (source.head, connection.execute(_COUNT).fetchall()):

@@ -72,9 +72,14 @@ class Session:
                 found = self._connection.execute(statement, values, prepare=True, binary=True)
                 return found.fetchall() if found.description else []
             except psycopg.Error as error:
-                if not self._is_interrupted and not database.is_in_doubt(self._connection, error):
-                    raise database.failed(self._url, self._purpose, error) from error
+                if not self._is_interrupted:
+                    self._check_in_doubt(error)
                 self._reconnect(give_up, error)
+
+    def _check_in_doubt(self, error: psycopg.Error, what: str = "") -> None:
+        """Raise `JournalFailed` unless a statement that failed may still have been committed."""
+        if not database.is_in_doubt(self._connection, error):
+            raise database.failed(self._url, what or self._purpose, error) from error
 
     def _give_up_at(self) -> float:
         """Return until when a connection is tried again that is lost now."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import psycopg
+from msgspec.structs import asdict
 from psycopg.errors import UniqueViolation
 
 from taskyard.errors import JournalDamaged, JournalFailed, LeaderLost, UnusableStore
@@ -30,9 +31,6 @@ from taskyard.journal.reader import READ_ROWS_MAX
 from taskyard.journal.store import Store, StoreReader, check_row, check_trim
 from taskyard.journal.witness import Witness
 
-#: Rows that one statement of `trim` deletes: some milliseconds.
-TRIM_ROWS_MAX: Final = 256
-
 _INSERT: Final = leader.HELD + (  # noqa: S608  # no input
     " INSERT INTO taskyard.journal SELECT %(sequence)s, %(record_first)s, "
     "%(record_last)s, epoch, %(chain)b, %(body)b FROM held"
@@ -45,11 +43,10 @@ _TRIM: Final = leader.HELD + (  # noqa: S608  # no input
     "WHERE key = 'anchor' AND EXISTS (SELECT FROM held) "
     "RETURNING (SELECT coalesce(sum(bytes), 0)::bigint FROM gone)"
 )
-_ROW: Final = "SELECT sequence, record_first, record_last, chain, body FROM taskyard.journal"
 _PORTION: Final = (
-    f"{_ROW} WHERE sequence > %(after)s AND sequence <= %(last)s ORDER BY sequence LIMIT %(count)s"
+    "SELECT sequence, record_first, record_last, chain, body FROM taskyard.journal "
+    "WHERE sequence > %(after)s AND sequence <= %(last)s ORDER BY sequence LIMIT %(count)s"
 )
-_ONE: Final = f"{_ROW} WHERE sequence = %(sequence)s"
 _HEAD: Final = "SELECT record_last, chain FROM taskyard.journal WHERE sequence = %(sequence)s"
 _HOLDING: Final = (
     "SELECT sequence FROM taskyard.journal WHERE record_last >= %(record)s "
@@ -65,10 +62,9 @@ _BYTES: Final = (
     "WHERE sequence <= %(sequence)s"
 )
 
-_RESTORE_HINT: Final = "restore the database from a backup"
 _LOST_ROWS: Final = (
     "acknowledged rows are lost, as after a failover without a synchronous standby "
-    f"({_RESTORE_HINT})"
+    f"({database.RESTORE_HINT})"
 )
 
 
@@ -84,17 +80,10 @@ class PostgresRows(Session, StoreReader):
             yield from rows
             after = rows[-1].sequence
 
-    def _stored(self, sequence: int) -> Row:
-        for columns in self._execute(_ONE, {"sequence": sequence}):
-            return Row(*columns)
-        raise self._missing(f"row {sequence} is missing in taskyard.journal")
-
-    def _head_at(self, sequence: int) -> Head:
-        if sequence == self._anchor.sequence:
-            return self._anchor
+    def _stored_head(self, sequence: int) -> Head:
         for columns in self._execute(_HEAD, {"sequence": sequence}):
             return Head(sequence, *columns)
-        raise self._missing(f"row {sequence} is missing in taskyard.journal")
+        raise self._missing(f"row {sequence} is missing")
 
     def _sequence_of(self, record: int) -> int:
         for (sequence,) in self._execute(_HOLDING, {"record": record}):
@@ -102,8 +91,9 @@ class PostgresRows(Session, StoreReader):
         raise self._missing(f"record {record} is missing")
 
     def _missing(self, problem: str) -> Exception:
-        """Return the error about something that is not there."""
-        return JournalDamaged(problem, f"it is lost ({_RESTORE_HINT})")
+        return JournalDamaged(
+            f"{problem} in taskyard.journal", f"it is lost ({database.RESTORE_HINT})"
+        )
 
     def _newest(self) -> Head:
         """Return the head of the newest row, or the anchor as it is stored.
@@ -177,9 +167,16 @@ class WitnessedRows(PostgresRows):
         """Return a head that was verified before. Raises if the journal has another, or none."""
         newest = self._newest().sequence
         if newest < verified.sequence:
-            raise lost(self._url, newest, verified)
+            raise JournalDamaged(
+                f"{database.describe(self._url)}: the journal ends at row {newest}, but this "
+                f"broker has followed it to row {verified.sequence}",
+                _LOST_ROWS,
+            )
         if self._head_at(verified.sequence) != verified:
-            raise differs(verified)
+            raise JournalDamaged(
+                f"row {verified.sequence} differs from the one that this broker has followed",
+                _LOST_ROWS,
+            )
         return verified
 
     def _bytes_through(self, head: Head) -> int:
@@ -235,8 +232,8 @@ class PostgresStore(WitnessedRows, TermSession, Store):
     def trim(self, through: int) -> None:
         check_trim(through, self._head)
         self._check_usable()
-        while self._anchor.sequence < through:
-            anchor = self._verified(min(self._anchor.sequence + TRIM_ROWS_MAX, through)).head
+        if self._anchor.sequence < through:
+            anchor = self._verified(through).head
             sealed = chain.seal(self._identity, anchor)
             values = {**self._term._asdict(), "through": anchor.sequence, "anchor": sealed}
             found = self._execute(_TRIM, values)
@@ -270,14 +267,7 @@ class PostgresStore(WitnessedRows, TermSession, Store):
     def _insert(self, row: Row) -> None:
         """Append a row. After a warning, confirm it. Raises `LeaderLost` if the term is over."""
         self._warnings.clear()
-        values = {
-            **self._term._asdict(),
-            "sequence": row.sequence,
-            "record_first": row.record_first,
-            "record_last": row.record_last,
-            "chain": row.chain,
-            "body": row.body,
-        }
+        values = {**self._term._asdict(), **asdict(row)}
         if self._connection.execute(_INSERT, values, prepare=True).rowcount != 1:
             raise self._fenced()
         if self._warnings:
@@ -333,19 +323,3 @@ class PostgresStore(WitnessedRows, TermSession, Store):
         """Record the first failure, which every later call reports."""
         self._broken = self._broken or str(failure)
         return failure
-
-
-def lost(url: str, newest: int, followed: Head) -> JournalDamaged:
-    """Return the error about a journal that ends before a row that was read before."""
-    return JournalDamaged(
-        f"{database.describe(url)}: the journal ends at row {newest}, but this broker has "
-        f"followed it to row {followed.sequence}",
-        _LOST_ROWS,
-    )
-
-
-def differs(head: Head) -> JournalDamaged:
-    """Return the error about a row that is not the one that was read before."""
-    return JournalDamaged(
-        f"row {head.sequence} differs from the one that this broker has followed", _LOST_ROWS
-    )
