@@ -584,7 +584,7 @@ def test_check_reports_a_sound_journal(store: SqliteStore, tmp_path: Path) -> No
     commit(store, 5)
     store.trim(2)
     verdict = check(tmp_path)
-    assert (verdict.rows, verdict.first, verdict.last) == (3, 3, 5)
+    assert verdict.rows == 3
     assert verdict.anchor == store.anchor
     assert verdict.head == verdict.witness == store.head
     assert (verdict.wrong, verdict.lost) == ([], [])
@@ -592,7 +592,7 @@ def test_check_reports_a_sound_journal(store: SqliteStore, tmp_path: Path) -> No
 
 def test_check_reports_an_empty_journal(store: SqliteStore, tmp_path: Path) -> None:
     verdict = check(tmp_path)
-    assert (verdict.rows, verdict.first, verdict.last, verdict.wrong) == (0, None, None, [])
+    assert (verdict.rows, verdict.wrong) == (0, [])
     assert verdict.head == store.head
 
 
@@ -603,7 +603,8 @@ def test_check_reports_all_that_is_wrong(tmp_path: Path) -> None:
     change(tmp_path, "UPDATE journal SET body = x'00' WHERE sequence = 6")
     (tmp_path / WITNESS).unlink()
     verdict = check(tmp_path)
-    assert (verdict.rows, verdict.first, verdict.last) == (5, 1, 5)
+    assert verdict.head is not None
+    assert (verdict.rows, verdict.head.sequence) == (5, 5)
     assert verdict.wrong == [
         "the witness is missing",
         "in journal.sqlite row 6 does not match its chain",
@@ -617,7 +618,7 @@ def test_check_reports_all_that_is_wrong(tmp_path: Path) -> None:
 def test_check_reports_a_missing_journal(tmp_path: Path) -> None:
     verdict = check(tmp_path)
     assert verdict.wrong == ["the witness is missing", "journal.sqlite is missing"]
-    assert (verdict.first, verdict.last) == (None, None)
+    assert (verdict.rows, verdict.head) == (0, None)
 
 
 def test_check_leaves_a_torn_tail_as_it_is(store: SqliteStore, tmp_path: Path) -> None:

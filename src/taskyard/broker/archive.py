@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.core.records import AnyRecord, Cancelled, Finished
 from taskyard.journal.archive import END, Archive
-from taskyard.journal.recovery import archivable, archivable_among, open_ledger
+from taskyard.journal.recovery import archivable, open_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -154,7 +154,7 @@ class EndedTasks:
                 yield
 
     def _forget(self, names: list[bytes]) -> None:
-        self.ledger.archive(archivable_among(self.ledger, names, self._record))
+        self.ledger.archive(archivable(self.ledger, self._record, names))
 
     @property
     def needs_filter(self) -> bool:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+    _Moves = records.Failed | records.TaskExpired | records.Retried | records.Cancelled
+
 
 class AuditCounts(Struct):
     """Counts of an audit. Tasks are counted by generation: a resubmitted name counts again."""
@@ -81,11 +83,7 @@ class Auditor:
             after = submission.after[index] if submission.after is not None else []
             self._histories[name] = _TaskHistory(after=self._from_now(after))
 
-    def _extended(self, record: records.Extended) -> None:
-        for name, after in zip(record.names, record.after, strict=True):
-            self._history(name).after += self._from_now(after)
-
-    def _returned(self, record: records.Returned) -> None:
+    def _extended(self, record: records.Extended | records.Returned) -> None:
         if record.after is not None:
             for name, after in zip(record.names, record.after, strict=True):
                 self._history(name).after += self._from_now(after)
@@ -111,17 +109,9 @@ class Auditor:
             history.state = TaskState.DONE
             self._times_done[name] = self._times_done.get(name, 0) + 1
 
-    def _failed(self, record: records.Failed | records.TaskExpired) -> None:
+    def _moved(self, record: _Moves) -> None:
         for name in record.names:
-            self._history(name).state = TaskState.FAILED
-
-    def _retried(self, record: records.Retried) -> None:
-        for name in record.names:
-            self._history(name).state = TaskState.READY
-
-    def _cancelled(self, record: records.Cancelled) -> None:
-        for name in record.names:
-            self._history(name).state = TaskState.CANCELLED
+            self._history(name).state = _STATES[type(record)]
 
     def _stale(self, record: records.StaleReport) -> None:
         self._counts.stale += len(record.names)
@@ -134,15 +124,20 @@ class Auditor:
         return history
 
 
+#: The state of tasks after each of these records.
+_STATES: dict[type, TaskState] = {
+    records.Failed: TaskState.FAILED,
+    records.TaskExpired: TaskState.FAILED,
+    records.Retried: TaskState.READY,
+    records.Cancelled: TaskState.CANCELLED,
+}
+
 _COUNTED: dict[type, Callable[[Auditor, Any], None]] = {
     records.Submitted: Auditor._submitted,  # noqa: SLF001  # its own table
     records.Extended: Auditor._extended,  # noqa: SLF001
-    records.Returned: Auditor._returned,  # noqa: SLF001
+    records.Returned: Auditor._extended,  # noqa: SLF001
     records.Leased: Auditor._leased,  # noqa: SLF001
     records.Finished: Auditor._finished,  # noqa: SLF001
-    records.Failed: Auditor._failed,  # noqa: SLF001
-    records.TaskExpired: Auditor._failed,  # noqa: SLF001
-    records.Retried: Auditor._retried,  # noqa: SLF001
-    records.Cancelled: Auditor._cancelled,  # noqa: SLF001
     records.StaleReport: Auditor._stale,  # noqa: SLF001
+    **dict.fromkeys(_STATES, Auditor._moved),  # noqa: SLF001
 }

@@ -122,8 +122,7 @@ def export(
             base = outcome.sequence
             segment = _next_segment(store, base, head)
             replay = _Replay(directory, store, segment, outcome, reached)
-            replay.open_index = open_index
-            replay.run(base, total, progress)
+            replay.run(base, total, progress, open_index)
             if made:
                 snapshot.remove(directory, made)
             made = outcome.sequence
@@ -226,17 +225,11 @@ def _sound_base(directory: Path, store: StoreReader, through: int) -> tuple[int,
     return tasks or 0, sequence
 
 
-class Segment(msgspec.Struct):
-    """Rows that are compacted together."""
+def _next_segment(store: StoreReader, base: int, head: Head) -> tuple[set[bytes], Head]:
+    """Read ahead until the names mentioned fill the memory limit, or up to `head`.
 
-    #: All names in the records, except those that they submit.
-    touched: set[bytes]
-    #: The last row.
-    head: Head
-
-
-def _next_segment(store: StoreReader, base: int, head: Head) -> Segment:
-    """Read ahead until the names mentioned fill the memory limit, or up to `head`."""
+    Return all names in the records, except those that they submit, and the head of the last row.
+    """
     touched: set[bytes] = set()
     last = head
     for row in store.rows(base):
@@ -245,7 +238,7 @@ def _next_segment(store: StoreReader, base: int, head: Head) -> Segment:
         last = row.head
         if len(touched) >= TOUCHED_MAX or row.sequence == head.sequence:
             break
-    return Segment(touched, last)
+    return touched, last
 
 
 def _names_in(record: AnyRecord) -> Iterable[bytes]:
@@ -267,14 +260,13 @@ class _Replay:
         self,
         directory: Path,
         store: StoreReader,
-        segment: Segment,
+        segment: tuple[set[bytes], Head],
         outcome: CompactionResult,
         reached: int,
     ) -> None:
-        self.open_index: OpenIndex = ArchiveWriter
         self._directory = directory
         self._store = store
-        self._head = segment.head
+        self._touched, self._head = segment
         #: The last row in the history.
         self._reached = reached
         self._whole = dict.fromkeys(part.last for part in history.parts(directory))
@@ -285,17 +277,16 @@ class _Replay:
         self._index_bytes = 0
         self._ended: list[bytes] = []
         self._outcome = outcome
-        self._file = SnapshotFile(directory, store.identity, segment.head)
-        self._touched = segment.touched
+        self._file = SnapshotFile(directory, store.identity, self._head)
 
-    def run(self, base: int, total: int, progress: Progress) -> None:
+    def run(self, base: int, total: int, progress: Progress, open_index: OpenIndex) -> None:
         with ExitStack() as stack:
             stack.callback(self._file.close)
             old = None
             if base:
                 old = stack.enter_context(snapshot.read(self._directory, base))
             self._open(old)
-            index = self._index = self.open_index(self._directory, self._store.identity)
+            index = self._index = open_index(self._directory, self._store.identity)
             stack.callback(index.close)
             stack.callback(self._abandon)
             for row in self._store.rows(base):
@@ -337,12 +328,7 @@ class _Replay:
         if is_new and self._writer is None:
             self._writer, self._first = history.new_file(self._directory), row.sequence
         for record in recovery.records_of(row, self._ledger.record):
-            if isinstance(record, Submitted) and self._cold.enter(record):
-                self._write_submission(row.sequence, record)
-            elif self._writer is None:
-                apply(self._ledger, record)
-            else:
-                self._write_rows(self._writer, row.sequence, record)
+            self._write(row.sequence, record)
             if isinstance(record, Finished | Cancelled):
                 self._ended += record.names
                 self._keep(_ended_rows(self._ledger, record))
@@ -353,29 +339,35 @@ class _Replay:
                     for name, attempt, out, err in recovery.outputs_in(record)
                 )
 
-    def _write_rows(self, writer: RowFileWriter, sequence: int, record: AnyRecord) -> None:
-        history_rows.write_rows(self._ledger, sequence, record, writer.events, writer.edges)
-        writer.flush_if_full()
-
-    def _write_submission(self, sequence: int, record: Submitted) -> None:
-        if self._writer is not None:
-            events, edges = self._writer.events, self._writer.edges
-            history_rows.write_submission(self._ledger.record, sequence, record, events, edges)
-            self._writer.flush_if_full()
+    def _write(self, sequence: int, record: AnyRecord) -> None:
+        """Apply a record, and write its rows unless the history has them."""
+        writer, ledger = self._writer, self._ledger
+        if isinstance(record, Submitted) and self._cold.enter(record):
+            if writer is not None:
+                history_rows.write_submission(
+                    ledger.record, sequence, record, writer.events, writer.edges
+                )
+        elif writer is None:
+            apply(ledger, record)
+        else:
+            history_rows.write_rows(ledger, sequence, record, writer.events, writer.edges)
+        if writer is not None:
+            writer.flush_if_full()
 
     def _is_full(self, sequence: int, head: Head) -> bool:
         """Return whether a part ends here: an existing one, a full one, or the last."""
         if self._writer is None:
             return sequence in self._whole
-        return self._writer.events_total >= history.EVENTS_PER_FILE_MAX or sequence == head.sequence
+        events = self._writer.written["events"] + self._writer.events.rows
+        return events >= history.EVENTS_PER_FILE_MAX or sequence == head.sequence
 
     def _close_part(self, sequence: int) -> None:
         """Close a part and archive ended tasks, so that memory holds those of one part only."""
         if self._writer is not None:
             part = HistoryPart(self._first, sequence)
-            self._outcome.events += self._writer.events_total
-            self._outcome.edges += self._writer.edges_total
             self._writer.finish(part.path(self._directory), self._first, sequence)
+            self._outcome.events += self._writer.written["events"]
+            self._outcome.edges += self._writer.written["edges"]
             self._writer = None
             self._outcome.files.append(part.name)
         self._archive()

@@ -44,14 +44,9 @@ class HistoryPart(msgspec.Struct, frozen=True, order=True):
 def parts(directory: Path) -> list[HistoryPart]:
     """Return all files, in order."""
     folder = directory / FOLDER
-    found = map(part_of, folder.iterdir() if folder.is_dir() else ())
-    return sorted(part for part in found if part is not None)
-
-
-def part_of(path: Path) -> HistoryPart | None:
-    """Return the part of a file, by its name, or None."""
-    named = _NAME.fullmatch(path.name)
-    return HistoryPart(int(named[1]), int(named[2])) if named else None
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    found = filter(None, map(_NAME.fullmatch, names))
+    return sorted(HistoryPart(int(named[1]), int(named[2])) for named in found)
 
 
 def problems(whole: list[HistoryPart], trimmed: int | None, head: int) -> Iterator[JournalDamaged]:

@@ -138,16 +138,12 @@ def _times(values: list[Any]) -> pa.Array:
     return pc.divide(_integers(values), _MICROSECOND_NS).cast(_TIME)
 
 
-def _booleans(values: list[Any]) -> pa.Array:
-    return pa.array(values, pa.bool_())
-
-
 _ARRAY_BUILDERS: dict[pa.DataType, Callable[[list[Any]], pa.Array]] = {
     pa.string(): _strings,
     _STRINGS: _string_lists,
     pa.int64(): _integers,
     _TIME: _times,
-    pa.bool_(): _booleans,
+    pa.bool_(): lambda values: pa.array(values, pa.bool_()),
 }
 
 

@@ -6,9 +6,9 @@ priority come from the task, so `write_rows` applies each record to a ledger whi
 `apply` does not depend on this module.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from taskyard.core import records
 from taskyard.core.apply import apply
@@ -21,6 +21,7 @@ from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.journal import recovery
 from taskyard.journal.chain import Row
+from taskyard.journal.row_file import ColumnBuilder
 from taskyard.journal.store import StoreReader
 
 #: Columns by name. A list holds a value for each row. Any other value is shared by all rows.
@@ -95,12 +96,6 @@ _TASK_TERMS: Final = ("campaign", "service", "priority")
 _UNVERIFIED = (records.StaleReport, records.Progressed)
 
 
-class RowSink(Protocol):
-    """Receives rows."""
-
-    def add(self, count: int, values: Mapping[str, object]) -> None: ...
-
-
 class RowFollower:
     """Follows a journal, and makes rows of its records. Holds the ledger as of the last row."""
 
@@ -114,7 +109,9 @@ class RowFollower:
             if row.sequence == sequence:
                 break
 
-    def follow(self, reader: StoreReader, events: RowSink, edges: RowSink) -> Iterator[Row]:
+    def follow(
+        self, reader: StoreReader, events: ColumnBuilder, edges: ColumnBuilder
+    ) -> Iterator[Row]:
         """Write the rows of each row of the journal, and yield it then."""
         for row in reader.rows(self.sequence):
             for record in recovery.records_of(row, self.ledger.record):
@@ -124,7 +121,7 @@ class RowFollower:
 
 
 def write_rows(
-    ledger: Ledger, sequence: int, record: AnyRecord, events: RowSink, edges: RowSink
+    ledger: Ledger, sequence: int, record: AnyRecord, events: ColumnBuilder, edges: ColumnBuilder
 ) -> None:
     """Apply a record of journal row `sequence` and write its rows."""
     kind = type(record)
@@ -143,18 +140,22 @@ def write_rows(
         _write_ready(
             [task for task in among if task.state is TaskState.READY], kind, shared, events
         )
-    after = _EDGES.get(kind)
-    if after is not None:
-        _write_edges(*after(record), shared, edges)
+    if isinstance(record, records.Extended | records.Returned):
+        _write_edges(record.names, record.after, shared, edges)
 
 
 def write_submission(
-    number: int, sequence: int, record: records.Submitted, events: RowSink, edges: RowSink
+    number: int,
+    sequence: int,
+    record: records.Submitted,
+    events: ColumnBuilder,
+    edges: ColumnBuilder,
 ) -> None:
     """Write the rows of a submission, which need no ledger."""
     shared = _shared(number, sequence, record)
     submission = record.submission
-    values = _of_names(submission)
+    values: Values = {"task": submission.names, "lane": submission.lanes or b""}
+    values |= _of_terms(_terms_of(submission), *_TASK_TERMS)
     more = {"kind": KINDS[records.Submitted], **_submission_columns(record)}
     events.add(len(submission.names), shared | values | more)
     ready = _ready_at_once(submission, record.at_ns)
@@ -167,18 +168,13 @@ def write_submission(
                     values[name] = [column[index] for index in ready]
         why = {"kind": READY, "reason": _READY_BY[records.Submitted]}
         events.add(count, shared | why | values)
-    _write_edges(*_edges_of_submission(record), shared, edges)
+    for after in (submission.after, record.after_done):
+        _write_edges(submission.names, after, shared, edges)
 
 
 def _shared(number: int, sequence: int, record: AnyRecord) -> Values:
     """Return the columns shared by all rows of a record."""
     return {"sequence": sequence, "record": number, "time_ns": record.at_ns}
-
-
-def _of_names(submission: Submission) -> Values:
-    """Return the task columns of a submission."""
-    own = _of_terms(_terms_of(submission), *_TASK_TERMS)
-    return {"task": submission.names, "lane": submission.lanes or b"", **own}
 
 
 def _terms_of(submission: Submission) -> list[Terms]:
@@ -231,7 +227,11 @@ def _dependents(ledger: Ledger, record: AnyRecord) -> list[Task]:
 
 
 def _write_record(
-    ledger: Ledger, record: AnyRecord, tasks: list[Task] | None, values: Values, events: RowSink
+    ledger: Ledger,
+    record: AnyRecord,
+    tasks: list[Task] | None,
+    values: Values,
+    events: ColumnBuilder,
 ) -> None:
     count = 1
     if tasks is not None:
@@ -247,7 +247,7 @@ def _write_record(
     events.add(count, values)
 
 
-def _write_ready(tasks: list[Task], kind: type, shared: Values, events: RowSink) -> None:
+def _write_ready(tasks: list[Task], kind: type, shared: Values, events: ColumnBuilder) -> None:
     if tasks:
         values = {**shared, "kind": READY, "reason": _READY_BY[kind], **_task_columns(tasks)}
         values["attempt"] = [task.attempt for task in tasks]
@@ -388,32 +388,15 @@ _COLUMNS_BY_RECORD: Final[dict[type, Callable[[Any], Values]]] = {
     records.Resumed: _pause_columns,
 }
 
-#: Names of tasks, and columns with the dependencies of each.
-_Edges = tuple[list[bytes], list[list[list[bytes]] | None]]
-
-
-def _edges_of_submission(record: records.Submitted) -> _Edges:
-    return record.submission.names, [record.submission.after, record.after_done]
-
-
-def _edges_of_names(record: records.Extended | records.Returned) -> _Edges:
-    return record.names, [record.after]
-
-
-_EDGES: Final[dict[type, Callable[[Any], _Edges]]] = {
-    records.Extended: _edges_of_names,
-    records.Returned: _edges_of_names,
-}
-
 
 def _write_edges(
-    names: list[bytes], columns: list[list[list[bytes]] | None], shared: Values, edges: RowSink
+    names: list[bytes], column: list[list[bytes]] | None, shared: Values, edges: ColumnBuilder
 ) -> None:
-    for column in columns:
-        if column is None:
-            continue
-        tasks = [name for name, after in zip(names, column, strict=True) for _ in after]
-        if tasks:
-            after = [one for names in column for one in names]
-            place: Values = {"sequence": shared["sequence"], "record": shared["record"]}
-            edges.add(len(tasks), {**place, "task": tasks, "after": after})
+    """Write the dependencies of tasks."""
+    if column is None:
+        return
+    tasks = [name for name, after in zip(names, column, strict=True) for _ in after]
+    if tasks:
+        after = [one for names in column for one in names]
+        place: Values = {"sequence": shared["sequence"], "record": shared["record"]}
+        edges.add(len(tasks), {**place, "task": tasks, "after": after})

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import repeat
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -23,7 +24,6 @@ import msgspec
 from taskyard.core import events, identity
 from taskyard.core.apply import apply
 from taskyard.core.blobs import Blob, Content, length_of, text_of
-from taskyard.core.entities import Task
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import EndedTask
 from taskyard.core.output import Stream
@@ -75,11 +75,8 @@ def decode(body: bytes) -> list[AnyRecord]:
 
 def open_ledger(directory: Path, store: StoreReader, index: Archive | None = None) -> Ledger:
     """Load the ledger as of the newest row. A given index stays open."""
-    if index is not None:
-        covered = check_index(index, store)
-    else:
-        with Archive(directory) as own:
-            covered = check_index(own, store)
+    with Archive(directory) as own:
+        covered = check_index(index or own, store)
     ledger, sequence = recovery_base(directory, store, covered)
     return recover(store, ledger, sequence)
 
@@ -224,11 +221,9 @@ class EndedTaskIndex(Protocol):
     @property
     def has_any(self) -> bool:
         """Return False if all ended tasks are in memory, so that a lookup is needless."""
-        ...
 
     def find(self, names: list[bytes]) -> list[EndedTask]:
         """Return the ended tasks among these names, in no order."""
-        ...
 
     def streams(self, name: bytes, attempt: int = END) -> Streams | None:
         """Return stdout and stderr of an attempt, or None if they are not kept here.
@@ -236,7 +231,6 @@ class EndedTaskIndex(Protocol):
         Without an attempt, stdout is the result of a DONE task, or the cause of a CANCELLED one as
         in `causes_in`.
         """
-        ...
 
 
 def recall_for(ledger: Ledger, index: EndedTaskIndex, names: Iterable[bytes]) -> None:
@@ -285,50 +279,29 @@ def _names_of_scope(
     return event.scope.names or ()
 
 
-def _names(
-    event: events.TasksReported
-    | events.TasksReturned
-    | events.TasksProgressed
-    | events.LookupRequested
-    | events.ResultsRequested,
-) -> Iterable[bytes]:
-    return event.names
-
-
-def _one_name(event: events.ExplainRequested | events.PartRequested) -> Iterable[bytes]:
-    return (event.name,)
-
-
 _NAMES_BY_EVENT: dict[type[events.Event], Callable[[Any], Iterable[bytes]]] = {
-    events.TasksReturned: _names,
+    events.TasksReturned: attrgetter("names"),
     events.CancelRequested: _names_of_scope,
     events.RetryRequested: _names_of_scope,
     events.WatchRequested: lambda event: event.names or (),
-    events.TasksReported: _names,
-    events.TasksProgressed: _names,
-    events.LookupRequested: _names,
+    events.TasksReported: attrgetter("names"),
+    events.TasksProgressed: attrgetter("names"),
+    events.LookupRequested: attrgetter("names"),
     events.ListRequested: _names_of_scope,
-    events.ResultsRequested: _names,
-    events.ExplainRequested: _one_name,
-    events.PartRequested: _one_name,
+    events.ResultsRequested: attrgetter("names"),
+    events.ExplainRequested: lambda event: (event.name,),
+    events.PartRequested: lambda event: (event.name,),
 }
 
 
-def archivable(ledger: Ledger, record: int) -> list[bytes]:
+def archivable(ledger: Ledger, record: int, among: Iterable[bytes] | None = None) -> list[bytes]:
     """Return the tasks that a ledger can drop (`Ledger.archive`) once the index covers `record`.
 
-    These ended up to that record, or were recalled since.
+    These ended up to that record, or were recalled since. With `among`, only tasks of these names
+    are looked at, which may have ended again since.
     """
-    return _ended_by(ledger.tasks.values(), record)
-
-
-def archivable_among(ledger: Ledger, names: Iterable[bytes], record: int) -> list[bytes]:
-    """Like `archivable`, for these names only. A name may have ended again since."""
-    found = map(ledger.tasks.get, names)
-    return _ended_by((task for task in found if task is not None), record)
-
-
-def _ended_by(tasks: Iterable[Task], record: int) -> list[bytes]:
+    known = ledger.tasks
+    tasks = known.values() if among is None else [known[name] for name in among if name in known]
     return [task.name for task in tasks if task.ending is not None and task.ending.record <= record]
 
 

@@ -205,16 +205,9 @@ class RowFileWriter:
 
     def __init__(self, path: Path) -> None:
         self.events, self.edges = ColumnBuilder("events"), ColumnBuilder("edges")
-        self._rows = dict.fromkeys(TABLES, 0)
+        #: The rows in the blocks, by table.
+        self.written = dict.fromkeys(TABLES, 0)
         self._blocks = BlockFile(path, _HEADER)
-
-    @property
-    def events_total(self) -> int:
-        return self._rows["events"] + self.events.rows
-
-    @property
-    def edges_total(self) -> int:
-        return self._rows["edges"] + self.edges.rows
 
     def flush_if_full(self) -> None:
         """Write a block if enough rows are collected."""
@@ -227,7 +220,7 @@ class RowFileWriter:
         block = columns.take()
         body = zlib.compress(_encode(block), _COMPRESSION_LEVEL)
         self._blocks.add(_NUMBERS[columns.table], body)
-        self._rows[columns.table] += block.rows
+        self.written[columns.table] += block.rows
 
     def finish(self, target: Path, first: int, last: int) -> None:
         """Write the rest and the trailer, with the range of journal rows, and rename the file.
@@ -237,7 +230,7 @@ class RowFileWriter:
         for columns in (self.edges, self.events):
             if columns.rows:
                 self.write(columns)
-        rows = self._rows.values()
+        rows = self.written.values()
         self._blocks.finish(target, _TRAILER.pack(first, last, *rows, self._blocks.blocks))
 
     def close(self) -> None:

@@ -7,14 +7,13 @@ replays the kept rows, compares the newest snapshot with the replay, and reads e
 file.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from taskyard.core.fingerprint import ledger_fingerprint
-from taskyard.core.ledger import Ledger
 from taskyard.errors import JournalDamaged, StateError, UnusableState
 from taskyard.journal import (
     archive,
@@ -28,8 +27,6 @@ from taskyard.journal import (
     witness,
 )
 from taskyard.journal.archive import Archive
-from taskyard.journal.chain import Head
-from taskyard.journal.history import HistoryPart
 from taskyard.journal.reader import JournalReader
 from taskyard.journal.schema import Connect
 from taskyard.journal.store import StoreReader
@@ -119,24 +116,35 @@ def _check(directory: Path, connect: Connect, findings: StateReport) -> None:
     _check_snapshots(directory, report, findings)
     _check_history(directory, report, findings)
     with Archive(directory, connect) as index:
-        _guarded(findings, partial(_check_archive, index, findings))
-        if not report.wrong:
-            look = partial(_check_whole, directory, connect, report, index, findings)
-            _guarded(findings, look)
+        with _noted(findings):
+            covered = index.covered()
+            findings.finished_tasks = index.verify() if findings.deep else index.count()
+            findings.finished_covers = covered[1].sequence if covered else 0
+        if report.head and not report.wrong:
+            with (
+                _noted(findings),
+                JournalReader(directory, report.identity, report.head, connect) as store,
+            ):
+                _check_tasks_runnable(
+                    directory, store, recovery.check_index(index, store), findings
+                )
 
 
-def _guarded(findings: StateReport, look: Callable[[], None]) -> None:
+@contextmanager
+def _noted(findings: StateReport) -> Iterator[None]:
+    """Add an error to the findings, and go on."""
     try:
-        look()
+        yield
     except StateError as error:
         findings.note(error)
 
 
 def _add_journal_report(findings: StateReport, report: JournalReport) -> None:
     findings.rows = report.rows
-    findings.row_first, findings.row_last = report.first or 0, report.last or 0
-    findings.record = report.head.record if report.head else 0
-    findings.trimmed = report.anchor.sequence if report.anchor else 0
+    if report.head and report.anchor:
+        findings.record, findings.trimmed = report.head.record, report.anchor.sequence
+        if report.rows:
+            findings.row_first, findings.row_last = findings.trimmed + 1, report.head.sequence
     findings.wrong += report.wrong
     findings.lost += report.lost
 
@@ -144,18 +152,14 @@ def _add_journal_report(findings: StateReport, report: JournalReport) -> None:
 def _check_snapshots(directory: Path, report: JournalReport, findings: StateReport) -> None:
     findings.snapshots = snapshot.sequences(directory)
     for sequence in reversed(findings.snapshots):
-        _guarded(findings, partial(_check_one_snapshot, directory, sequence, findings))
+        with _noted(findings), snapshot.read(directory, sequence) as found:
+            found.verify()
+            findings.snapshot_tasks = found.rest.tasks
     newest = max(findings.snapshots, default=0)
     head = report.head
     if head and not report.wrong and newest > head.sequence:
         findings.wrong.append(f"the journal ends at row {head.sequence}, a snapshot is of {newest}")
         findings.lost.append(f"rows {head.sequence + 1}..{newest} are lost")
-
-
-def _check_one_snapshot(directory: Path, sequence: int, findings: StateReport) -> None:
-    with snapshot.read(directory, sequence) as found:
-        found.verify()
-        findings.snapshot_tasks = found.rest.tasks
 
 
 def _check_history(directory: Path, report: JournalReport, findings: StateReport) -> None:
@@ -167,7 +171,8 @@ def _check_history(directory: Path, report: JournalReport, findings: StateReport
     trimmed = None if report.wrong else findings.trimmed
     for part in whole:
         only_here = part.last if trimmed is None else trimmed
-        _guarded(findings, partial(_check_part, directory, part, only_here, findings))
+        with _noted(findings):
+            findings.events += history.check_part(directory, part, only_here, deep=findings.deep)
     head = report.head.sequence if report.head else 0
     for problem in history.problems(whole, trimmed, head):
         findings.note(problem)
@@ -175,29 +180,10 @@ def _check_history(directory: Path, report: JournalReport, findings: StateReport
         findings.note(loss)
 
 
-def _check_part(directory: Path, part: HistoryPart, trimmed: int, findings: StateReport) -> None:
-    findings.events += history.check_part(directory, part, trimmed, deep=findings.deep)
-
-
-def _check_archive(index: Archive, findings: StateReport) -> None:
-    covered = index.covered()
-    findings.finished_tasks = index.verify() if findings.deep else index.count()
-    if covered:
-        findings.finished_covers = covered[1].sequence
-
-
-def _check_whole(
-    directory: Path, connect: Connect, report: JournalReport, index: Archive, findings: StateReport
-) -> None:
-    """Check that the parts are consistent, as a broker does."""
-    assert report.head is not None  # noqa: S101  # nothing is wrong
-    with JournalReader(directory, report.identity, report.head, connect) as store:
-        _check_tasks_runnable(directory, store, recovery.check_index(index, store), findings)
-
-
 def _check_tasks_runnable(
     directory: Path, store: StoreReader, covered: int, findings: StateReport
 ) -> None:
+    """Check that the parts are consistent, as a broker does."""
     ledger, sequence = recovery.recovery_base(directory, store, covered)
     if findings.deep:
         recovery.recover(store, ledger, sequence)
@@ -217,15 +203,11 @@ def _compare_with_replay(
     if sequence <= trimmed or (trimmed and not older):
         return
     head = recovery.head_at(store, sequence)
-    replayed = _replayed(store, *recovery.recovery_base(directory, store, sequence - 1), head)
+    replayed, before = recovery.recovery_base(directory, store, sequence - 1)
+    for row in store.rows(before):
+        if row.sequence <= sequence:
+            recovery.apply_row(replayed, row)
+    replayed.archive(recovery.archivable(replayed, head.record))
     if ledger_fingerprint(replayed) != ledger_fingerprint(ledger):
         findings.wrong.append(f"the snapshot of row {sequence} differs from a replay of its rows")
         findings.lost.append("nothing while the rows are kept; please report this")
-
-
-def _replayed(store: StoreReader, ledger: Ledger, sequence: int, head: Head) -> Ledger:
-    for row in store.rows(sequence):
-        if row.sequence <= head.sequence:
-            recovery.apply_row(ledger, row)
-    ledger.archive(recovery.archivable(ledger, head.record))
-    return ledger

@@ -41,14 +41,6 @@ class JournalReport(msgspec.Struct):
     wrong: list[str] = []
     lost: list[str] = []
 
-    @property
-    def first(self) -> int | None:
-        return self.anchor.sequence + 1 if self.anchor and self.rows else None
-
-    @property
-    def last(self) -> int | None:
-        return self.head.sequence if self.head and self.rows else None
-
     def note(self, damage: JournalDamaged) -> None:
         self.wrong.append(damage.wrong)
         self.lost.append(damage.lost)
