@@ -16,7 +16,7 @@ import sys
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Final, Self
 
-from taskyard.process.fork import ForkedProcess
+from taskyard.process.fork import start_forked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,8 +55,6 @@ def status_text(status: int) -> str:
 class ChildProcess:
     """A running command. `stdout` and `stderr` are as for `subprocess.Popen`."""
 
-    process: subprocess.Popen[str] | ForkedProcess
-
     def __init__(  # noqa: PLR0913  # passed on to Popen by name
         self,
         command: Sequence[str],
@@ -87,7 +85,7 @@ class ChildProcess:
         `is_read`: its stdout is a pipe. Else it is the descriptor `stdout`, or /dev/null.
         """
         child = cls.__new__(cls)
-        child.process = ForkedProcess(program, is_read=is_read, stdout=stdout)
+        child.process = start_forked(program, is_read=is_read, stdout=stdout)
         return child
 
     @property

@@ -16,19 +16,17 @@ import os
 import resource
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from selectors import EVENT_READ, BaseSelector
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
 from taskyard.process import current_task
 from taskyard.process.child import STATUS_UNKNOWN
-from taskyard.process.fork import reset_interpreter
+from taskyard.process.fork import run_forked
 from taskyard.process.logs import leave_log
 from taskyard.worker.devices import Shares, resource_env
 from taskyard.worker.jobs import Job, JobResult
@@ -147,11 +145,19 @@ def fork(program: Callable[[], None], streams: Streams) -> Process:
     than those of `streams`. Raises `OSError`.
     """
     near, far = os.pipe()
+
+    def run() -> int:
+        os.setsid()
+        _signal_on_parent_exit(near, os.getpid())
+        leave_log()
+        program()
+        return 0
+
     gc.freeze()  # a collection in the child would copy all pages
     try:
         pid = os.fork()
         if pid == 0:
-            _run_forked(program, streams, near)
+            run_forked(run, streams.standard, (*streams.others, near))
     except BaseException:
         os.close(far)
         raise
@@ -159,27 +165,6 @@ def fork(program: Callable[[], None], streams: Streams) -> Process:
         gc.unfreeze()
         os.close(near)
     return Process(pid, far)
-
-
-def _run_forked(program: Callable[[], None], streams: Streams, parent_pipe: int) -> NoReturn:
-    status = 1
-    try:
-        os.setsid()
-        _signal_on_parent_exit(parent_pipe, os.getpid())
-        for own, given in enumerate(streams.standard):
-            os.dup2(given, own)
-        kept = sorted([2, *streams.others, parent_pipe, os.sysconf("SC_OPEN_MAX")])
-        for one, following in pairwise(kept):
-            os.closerange(one + 1, following)
-        reset_interpreter()
-        leave_log()
-        program()
-        status = 0
-    except BaseException:  # noqa: BLE001 - nothing of the worker may run
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
 
 
 def _spawn(
