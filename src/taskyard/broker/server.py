@@ -55,7 +55,7 @@ from taskyard.net.guard import Guard
 from taskyard.net.host import CountLog, Host
 from taskyard.net.memory import return_memory
 from taskyard.net.signals import STOP_SIGNALS, Terminal
-from taskyard.process import endpoint_file
+from taskyard.process import broker_files
 from taskyard.settings import changes
 from taskyard.settings import rules as settings_rules
 
@@ -213,7 +213,7 @@ def _run(
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
-        stack.enter_context(endpoint_file.listed(settings.state, listeners.listed()))
+        stack.enter_context(broker_files.listed(settings.state, listeners.listed()))
         health_state = None if settings.in_memory else settings.state
         _note(health_state, starts.Word.STARTED, clock, recovery.last_time_ns(opened.store))
         for line in listeners.ready_lines():

@@ -177,7 +177,7 @@ def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
 
 def check_not_standby(state: Path) -> None:
     """Raise `NoBroker` at once if a standby runs here: it answers nothing before it leads."""
-    from taskyard.process.standby_file import running_standby  # noqa: PLC0415  # not for `--help`
+    from taskyard.process.broker_files import running_standby  # noqa: PLC0415  # not for `--help`
 
     found = running_standby(state)
     if found is not None:

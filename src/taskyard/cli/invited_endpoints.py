@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from taskyard.cli.daemon_options import DIALECT_SIDES
 from taskyard.errors import UnusableEndpoint, UserError
 from taskyard.net import endpoints
-from taskyard.process.endpoint_file import OpenListener, open_listeners
+from taskyard.process.broker_files import OpenListener, open_listeners
 from taskyard.wire.roles import Role
 
 if TYPE_CHECKING:

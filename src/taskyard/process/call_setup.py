@@ -20,7 +20,8 @@ from multiprocessing import context, current_process
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
 
 from taskyard.wire import pickled
 from taskyard.wire.pickled import Origin, Pickled
@@ -48,20 +49,15 @@ class ParentDescriptor:
         return os.open(self._path, self._mode | os.O_CLOEXEC)
 
 
-class _Spawning:
-    """Stands for the process that `multiprocessing` starts, while it pickles arguments."""
-
-    DupFd = ParentDescriptor
-
-    def duplicate_for_child(self, descriptor: int) -> int:
-        return descriptor
+#: Stands for the process that `multiprocessing` starts, while it pickles arguments.
+_SPAWNING: Final[Any] = SimpleNamespace(DupFd=ParentDescriptor, duplicate_for_child=int)
 
 
 @contextmanager
 def inheritance() -> Iterator[None]:
     """Let `multiprocessing`'s queues and locks be pickled, for processes of this machine."""
     before = context.get_spawning_popen()
-    context.set_spawning_popen(_Spawning())  # type: ignore[arg-type]  # it has what is used
+    context.set_spawning_popen(_SPAWNING)
     try:
         yield
     finally:

@@ -171,9 +171,15 @@ class LocalCluster:
 
         Workers have the descriptor `stdout` as theirs.
         """
-        self._state = state
         self._report = report
-        self._broker = self._make_broker()
+        self._broker = ManagedProcess(
+            "broker",
+            ["broker", "--memory", "--state", str(state), "--until-eof", "--quiet"],
+            BROKER_POLICY,
+            _no_info,
+            on_line=lambda _line: self._on_listening(),
+            is_worker=False,
+        )
         self._workers = [
             ManagedProcess(
                 f"worker-{number}",
@@ -191,16 +197,6 @@ class LocalCluster:
             managed.on_end = self._on_end
         self._broker.start()
         report(" ".join([PIDS, *(str(managed.pid) for managed in self._all())]))
-
-    def _make_broker(self) -> ManagedProcess:
-        return ManagedProcess(
-            "broker",
-            ["broker", "--memory", "--state", str(self._state), "--until-eof", "--quiet"],
-            BROKER_POLICY,
-            _no_info,
-            on_line=lambda _line: self._on_listening(),
-            is_worker=False,
-        )
 
     def _on_listening(self) -> None:
         """Start the workers. Earlier they would have to connect again, after a pause."""

@@ -30,6 +30,8 @@ KEY_VARIABLE: Final = "TASKYARD_KEY"
 #: The same endpoint again. A different `TASKYARD_BROKER` was set by a user.
 TASK_BROKER_VARIABLE: Final = "TASKYARD_TASK_BROKER"
 
+#: The name of the worker.
+WORKER_VARIABLE: Final = "TASKYARD_WORKER"
 
 #: A program that a task runs has the variables from its start. A process for calls gets them later.
 _IS_PROGRAM_OF_TASK: Final = TASK_VARIABLE in os.environ

@@ -63,10 +63,11 @@ def live_writer(path: Path) -> int | None:
     except OSError:
         return None
     pid = int(written) if written.isdigit() else 0
-    return pid if pid and _is_running(pid) else None
+    return pid if pid and is_running(pid) else None
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Return whether a process runs. One that has ended but was not reaped does not."""
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
@@ -77,23 +78,35 @@ def _is_running(pid: int) -> bool:
     return state not in (b"Z", b"X")  # ended, but its parent has not noticed
 
 
+def _lock(path: Path) -> int | None:
+    """Lock a file, and create it if it is missing. None: another process has it."""
+    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _replace_content(descriptor: int, content: bytes) -> None:
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, content, 0)
+
+
 @contextmanager
 def hold_up_lock(state: Path) -> Iterator[None]:
     """Hold the lock of `taskyard up`. Raises `StateLocked` if another process holds it."""
     make_private_directory(state)
     check_owner(state)
-    descriptor = open_regular(state / UP_FILE, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
+    descriptor = _lock(state / UP_FILE)
+    if descriptor is None:
         raise StateLocked(
             f"{state}: `taskyard up` is already running (stop it with `taskyard down --state "
             f"{state}`)"
-        ) from error
+        )
     try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        _replace_content(descriptor, b"%d\n" % os.getpid())
         yield
     finally:
         with suppress(OSError):
@@ -126,17 +139,12 @@ class LocalLock:
         try:
             make_private_directory(state)
             check_owner(state)
-            descriptor = open_regular(state / LOCAL_FILE, os.O_RDWR | os.O_CREAT)
+            descriptor = _lock(state / LOCAL_FILE)
         except OSError as error:
             raise UnusableFile(
                 f"state directory {state}: {error.strerror} (use a directory that you may write)"
             ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        return cls(descriptor)
+        return None if descriptor is None else cls(descriptor)
 
     def write_holder(self) -> None:
         """Write the id of this process, before its broker is started."""
@@ -153,8 +161,7 @@ class LocalLock:
 
     def _write(self, content: bytes) -> None:
         with suppress(OSError):  # a full disk
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, content, 0)
+            _replace_content(self._descriptor, content)
 
 
 class MapLock:

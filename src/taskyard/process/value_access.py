@@ -15,7 +15,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -144,23 +144,17 @@ class ValueAccess:
         return BlockingChannel(self._endpoint, self._key, self._timeout)
 
 
-class _Connections:
+class _Connections(contextlib.ExitStack):
     """Opens a connection when it is needed, and closes it at the end."""
 
     def __init__(self, access: ValueAccess) -> None:
+        super().__init__()
         self._access = access
-        self._stack = contextlib.ExitStack()
         self._connection: BlockingChannel | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stack.close()
 
     def get(self) -> BlockingChannel:
         if self._connection is None:
-            self._connection = self._stack.enter_context(self._access.connect())
+            self._connection = self.enter_context(self._access.connect())
         return self._connection
 
 

@@ -23,7 +23,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from io import TextIOWrapper
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -39,6 +41,7 @@ from taskyard.errors import (
     is_final,
 )
 from taskyard.process import current_task
+from taskyard.process.call_values import CallValues
 from taskyard.wire import pickled
 from taskyard.wire.inputs import available, fill
 from taskyard.wire.payloads import Call, decode_call, encode_value
@@ -47,13 +50,13 @@ from taskyard.wire.plain_pickles import PlainLoader
 from taskyard.worker import allow_list, call_frames
 from taskyard.worker.allow_list import AllowList
 from taskyard.worker.call_frames import CallFrame, ResultFrame
-from taskyard.worker.child_values import ChildValues
 from taskyard.worker.jobs import cut_reason
 from taskyard.worker.limits import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX
 from taskyard.worker.processes import task_env
 
 if TYPE_CHECKING:
     from taskyard.process.call_setup import Setups
+    from taskyard.process.value_access import ValueAccess
 
 
 class MainScripts:
@@ -83,32 +86,21 @@ def _run(path: str | None, name: str | None) -> ModuleType | str:
 
     A failed script is not run again: part of it has already run.
     """
+    os.environ[IMPORTING_VARIABLE] = "1"
     try:
-        with _script_marker():
-            content = _content(path, name)
+        if name is not None:
+            content = runpy.run_module(name, run_name=MAIN_NAME, alter_sys=True)
+        else:
+            content = runpy.run_path(path or "", run_name=MAIN_NAME)
     except BaseException as error:  # noqa: BLE001  # a script's error fails its tasks, not the process
         return (
             f"can't run {path or name}, which defines the function: {type(error).__name__}: {error}"
         )
+    finally:
+        del os.environ[IMPORTING_VARIABLE]
     main = ModuleType(MAIN_NAME)
     main.__dict__.update(content)
     return main
-
-
-def _content(path: str | None, name: str | None) -> dict[str, Any]:
-    if name is not None:
-        return runpy.run_module(name, run_name=MAIN_NAME, alter_sys=True)
-    assert path is not None  # noqa: S101 - one of the two is given
-    return runpy.run_path(path, run_name=MAIN_NAME)
-
-
-@contextmanager
-def _script_marker() -> Iterator[None]:
-    os.environ[IMPORTING_VARIABLE] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[IMPORTING_VARIABLE]
 
 
 #: Resets the high-water mark of memory (Linux).
@@ -169,6 +161,8 @@ _STANDARD_FILES: Final = (1, 2)
 _READ_SECONDS_MAX: Final = 0.1
 _READ_STEP_SECONDS: Final = 0.0002
 
+_TCP: Final = "tcp://"
+
 #: Files whose frames are cut from tracebacks.
 _OWN_FILES = (__file__, allow_list.__file__, pickled.__file__)
 
@@ -179,6 +173,27 @@ class _CallRefused(Exception):
 
 class _NoRoom(Exception):
     """There is no room for the result of a call."""
+
+
+def _values_of_calls(environment: Mapping[str, str]) -> CallValues:
+    """Return large arguments and results of this process, at the broker of its worker.
+
+    The variables are read once: a call may change them. Without them there are no large values.
+    """
+    endpoint = environment.get(current_task.BROKER_VARIABLE, "")
+    key_file = environment.get(current_task.KEY_VARIABLE, "")
+    worker = environment.get(current_task.WORKER_VARIABLE, "").encode()
+
+    @cache
+    def access() -> "ValueAccess":
+        # ZeroMQ, which most calls do not need.
+        from taskyard.net.keys import read_peer_key  # noqa: PLC0415
+        from taskyard.process.value_access import ValueAccess  # noqa: PLC0415
+
+        key = read_peer_key(Path(key_file)) if key_file and _TCP in endpoint else None
+        return ValueAccess(endpoint, key, worker=worker)
+
+    return CallValues(access if endpoint else None)
 
 
 class CallRunner:
@@ -194,7 +209,7 @@ class CallRunner:
         self._log = log
         self._main_scripts = MainScripts()
         self._setups: Setups | None = None
-        self._values = ChildValues(os.environ)
+        self._values = _values_of_calls(os.environ)
         #: The task whose values the current call may read.
         self._task = ""
         self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
@@ -280,7 +295,7 @@ class CallRunner:
             raise _CallRefused(_unpickle_error(call, error)) from error
         value = function(*args, **kwargs)
         try:
-            return _check_size(self._values.calls.encode_result(value), PICKLED_BYTES_MAX)
+            return _check_size(self._values.encode_result(value), PICKLED_BYTES_MAX)
         except BytesNotStored as error:
             raise _NoRoom(str(error)) from error
         except UserError as error:
@@ -289,7 +304,7 @@ class CallRunner:
     def _load(self, call: Pickled) -> tuple[Any, Any, Any]:
         """Return the function, the arguments and the named arguments of a pickled call."""
         self._main_scripts.activate(call.origin)
-        function, args, kwargs = self._values.calls.load_call(call, self._task)
+        function, args, kwargs = self._values.load_call(call, self._task)
         return function, args, kwargs
 
     def _load_plain(self, call: Pickled, loader: PlainLoader) -> tuple[Any, Any, Any]:
@@ -298,14 +313,14 @@ class CallRunner:
         if origin.main or origin.main_module or origin.setup_file or origin.setup:
             raise UserError(allow_list.PICKLE_REFUSAL)
         with self._guard():
-            return loader.load_call(lambda: self._values.calls.load_call(call, self._task))
+            return loader.load_call(lambda: self._values.load_call(call, self._task))
 
     def _guard(self) -> AbstractContextManager[None]:
         return nullcontext() if self._loader is None else pickled.guarded(self._loader.loads)
 
     def load_result(self, result: bytes) -> Any:  # noqa: ANN401  # any value of a user
         """Load the result of another task whose large parts are values."""
-        return self._values.calls.load_result(result, self._task)
+        return self._values.load_result(result, self._task)
 
     def _set_up(self, origin: Origin) -> None:
         """Prepare this process for the calls of an executor."""

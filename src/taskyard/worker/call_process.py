@@ -158,7 +158,7 @@ class CallProcess(SupervisedProcess):
 
     def ahead_max(self) -> int:
         """Return how many jobs may wait in the child."""
-        if self.job is None or self._unsent or not self.is_wanted() or self._is_waiting:
+        if self.job is None or self._unsent or not self.is_wanted or self._is_waiting:
             return 0
         can = self._is_connected and not self.is_ending() and is_small(self.job)
         can = can and self.calls_left is None
@@ -381,7 +381,7 @@ class CallProcess(SupervisedProcess):
         died = f"the process died: {status_text(status)}".encode()
         done = self._done(self.job, Outcome.FAILED, self.ending or died)
         # The process's usage covers all its calls, so only the time is recorded.
-        done.run = self._run_record(None if status == STATUS_UNKNOWN else status)
+        done.run = self.run_record(None if status == STATUS_UNKNOWN else status)
         return done
 
     def _done(self, job: Job, outcome: Outcome, text: bytes) -> JobResult:
@@ -432,7 +432,7 @@ def start_child(
                 env = runner_context.task_env
                 process = fork(partial(call_child.run, *numbers, allow, env), streams)
             else:
-                process = start(argv, streams, runner_context.env)
+                process = start(argv, streams, runner_context.env, runner_context.paths)
         except BaseException:
             ours.close()
             theirs.close()

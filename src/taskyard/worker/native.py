@@ -180,7 +180,7 @@ class NativeWorkerLoop:
         runs_so_far = [self._runner.run_so_far(*job.key) for job in jobs]
         for job in jobs:
             self._runner.stop(*job.key)
-            self._output.drop(job.key)
+            self._spool.drop(job.key)
         self._return_tasks(jobs, b"the worker shuts down", runs_so_far)
 
     def turn(self) -> None:
@@ -435,7 +435,7 @@ class NativeWorkerLoop:
             self._inputs.stop((name, attempt))
             self._held.pop((name, attempt), None)
             self._progress.printed.pop((name, attempt), None)
-            self._output.drop((name, attempt))
+            self._spool.drop((name, attempt))
         if unwanted:
             self._reports = [done for done in self._reports if done.job.key not in unwanted]
             self._output.forget(unwanted)

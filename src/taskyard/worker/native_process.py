@@ -19,10 +19,10 @@ from taskyard.errors import NameLost, Refused
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
 from taskyard.net.host import Host
+from taskyard.process.current_task import WORKER_VARIABLE
 from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.announcer import Announcer
 from taskyard.worker.call_process import CallOptions
-from taskyard.worker.child_values import WORKER_VARIABLE
 from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.runner import ProcessRunner
 from taskyard.worker.slot_budget import SlotBudget
@@ -163,10 +163,6 @@ class SocketWorker(WorkerMonitor):
     #: Its part of a process that works for several brokers.
     share: Share | None = None
 
-    @property
-    def endpoint(self) -> str:
-        return self.wire.endpoint
-
     def turn(self) -> bool:
         # A socket that is not ready is not asked.
         has_reports = (
@@ -186,7 +182,7 @@ class SocketWorker(WorkerMonitor):
         self._loop.send()
         if not self.is_steady():
             self.wire.check_accepted(self._channel.unanswered_ns())
-            self.after_turn(self.endpoint, self.wire.place)
+            self.after_turn(self.wire.endpoint, self.wire.place)
 
     def slots_taken(self) -> int:
         return 0 if self.share is None else self.share.slots_taken()
@@ -264,7 +260,8 @@ class _BrokerWorkers:
         except Refused as refused:
             if len(self._live()) <= 1:
                 raise
-            logger.warning("broker at %s: %s: works for the others only", worker.endpoint, refused)
+            endpoint = worker.wire.endpoint
+            logger.warning("broker at %s: %s: works for the others only", endpoint, refused)
             self._refused.append(worker.abandon())
 
     def _live(self) -> list[SocketWorker]:

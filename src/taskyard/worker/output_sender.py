@@ -116,7 +116,7 @@ class OutputSender:
                 back.retry_at_ns = no_room_retry_ns(job, self._clock.wall_ns())
                 back.streams = self._spool.streams_of(job)
                 stopped.append(back)
-            self.drop(key)
+            self._spool.drop(key)
         return stopped
 
     def _take_ready(self) -> list[JobResult]:
@@ -125,10 +125,6 @@ class OutputSender:
         for done in waiting:
             (self.held if self._spool.is_waiting(done.job.key) else ready).append(done)
         return ready
-
-    def drop(self, key: tuple[bytes, int]) -> None:
-        """Forget the output of an attempt."""
-        self._spool.drop(key)
 
     def forget(self, keys: Container[tuple[bytes, int]]) -> None:
         """Forget the results of attempts."""

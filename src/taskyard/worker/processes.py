@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from selectors import EVENT_READ, BaseSelector
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
@@ -31,7 +31,7 @@ from taskyard.process.logs import leave_log
 from taskyard.worker.devices import Shares, resource_env
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import DRAIN_BYTES_MAX, KILL_GRACE_NS, READ_BYTES_MAX
-from taskyard.worker.program_paths import ProgramPaths, find_program
+from taskyard.worker.program_paths import ProgramPaths
 
 if TYPE_CHECKING:
     from taskyard.worker.spool import OutputSpool
@@ -115,13 +115,10 @@ def start(
     argv: Sequence[str],
     streams: Streams,
     env: Mapping[str, str],
+    paths: ProgramPaths,
     cwd: str | None = None,
-    paths: ProgramPaths | None = None,
 ) -> Process:
-    """Start a process. Raises `OSError`, whose `filename` is the missing file, if that fails.
-
-    `paths` remembers where programs are.
-    """
+    """Start a process. Raises `OSError`, whose `filename` is the missing file, if that fails."""
     near, far = os.pipe()
     try:
         if cwd is None or _is_current(cwd):
@@ -172,9 +169,9 @@ def _spawn(
     streams: Streams,
     env: Mapping[str, str],
     parent_pipe: int,
-    paths: ProgramPaths | None,
+    paths: ProgramPaths,
 ) -> int:
-    path = find_program(argv[0], env) if paths is None else paths.find(argv[0], env)
+    path = paths.find(argv[0], env)
     actions = [(os.POSIX_SPAWN_DUP2, given, own) for own, given in enumerate(streams.standard)]
     # Copied onto itself, a descriptor is inherited by this child alone.
     actions += [(os.POSIX_SPAWN_DUP2, other, other) for other in (*streams.others, parent_pipe)]
@@ -183,8 +180,7 @@ def _spawn(
             path, list(argv), env, file_actions=actions, setsid=True, setsigdef=_RESTORED_SIGNALS
         )
     except OSError:
-        if paths is not None:
-            paths.forget()
+        paths.forget()
         raise
 
 
@@ -266,15 +262,6 @@ class RunnerContext(NamedTuple):
     task_env: Mapping[str, str] = {}
 
 
-class PipeGate(Protocol):
-    """Limits how much is read from all pipes together."""
-
-    def is_full(self) -> bool: ...
-
-    def pause(self, resume: Callable[[], None]) -> None:
-        """Call `resume` when it is no longer full."""
-
-
 class Pipe:
     """A pipe from a process. Never blocks, and reads bounded amounts.
 
@@ -286,7 +273,7 @@ class Pipe:
         self,
         selector: BaseSelector,
         on_data: Callable[[bytes], None],
-        gate: PipeGate | None = None,
+        gate: "OutputSpool | None" = None,
         *,
         is_watched: bool = True,
     ) -> None:
@@ -385,7 +372,8 @@ class SupervisedProcess:
         self.has_ended = False
         #: Why SIGTERM was sent. None: it was not.
         self.ending: bytes | None = None
-        self._is_wanted = True
+        #: Its job was not cancelled.
+        self.is_wanted = True
         #: The start of its job, by the monotonic clock.
         self._began_ns = 0
         self._context = runner_context
@@ -395,16 +383,8 @@ class SupervisedProcess:
     def is_ending(self) -> bool:
         return self.ending is not None
 
-    def is_wanted(self) -> bool:
-        """Return whether its job was not cancelled."""
-        return self._is_wanted
-
     def is_running(self, job_key: tuple[bytes, int]) -> bool:
-        return self._is_wanted and self.job is not None and self.job.key == job_key
-
-    def run_so_far(self) -> Run:
-        """Return the run of its job until now."""
-        return self._run_record()
+        return self.is_wanted and self.job is not None and self.job.key == job_key
 
     def on_due(self) -> None:
         """Send SIGTERM, or SIGKILL if SIGTERM was sent before."""
@@ -434,7 +414,7 @@ class SupervisedProcess:
 
     def cancel(self) -> None:
         """End it, and report nothing."""
-        self._is_wanted = False
+        self.is_wanted = False
         self.end(b"cancelled")
 
     def poll(self) -> None:
@@ -444,7 +424,7 @@ class SupervisedProcess:
 
     def kill(self) -> None:
         """Kill it, and wait for its end. Report nothing."""
-        self._is_wanted = False
+        self.is_wanted = False
         self.ending = b"the worker has ended"
         self.process.signal(signal.SIGKILL)
         self._on_exit(EVENT_READ)
@@ -457,14 +437,14 @@ class SupervisedProcess:
         self._began_ns = self._context.now_ns()
         self._start_limit()
 
-    def _run_record(
+    def run_record(
         self,
         status: int | None = None,
         began_ns: int | None = None,
         cpu_ns: int = 0,
         memory_max_bytes: int = 0,
     ) -> Run:
-        """Return the run of a job that ends now."""
+        """Return the run of its job until now."""
         began_ns = self._began_ns if began_ns is None else began_ns
         run_ns = max(0, self._context.now_ns() - began_ns)
         return Run(self._context.wall_ns() - run_ns, run_ns, status, cpu_ns, memory_max_bytes)
@@ -493,7 +473,7 @@ class SupervisedProcess:
         status = self.process.reap()
         done = self._on_ended(status)
         self._clear_job()
-        if done is not None and self._is_wanted:
+        if done is not None and self.is_wanted:
             self._context.report(done)
 
     def _on_ended(self, status: int) -> JobResult | None:

@@ -11,7 +11,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from taskyard.core.events import Outcome
 from taskyard.core.output import Stream
@@ -61,13 +61,11 @@ class ProgramOutput:
         if stream is Stream.STDOUT:
             self.result.add_lost(count)
 
-    def treat_output_as_result(self) -> bool:
-        return self.output.bytes_total == self.result.bytes_total and not self.result.is_cut()
-
     def done(self, job: Job) -> JobResult:
         """Return the result of a program that succeeded."""
         done = JobResult(job, Outcome.DONE, self.result.content())
-        if not self.treat_output_as_result():
+        # Else the output would repeat the result.
+        if self.output.bytes_total != self.result.bytes_total or self.result.is_cut():
             done.printed = self.output.content()
         return done
 
@@ -160,7 +158,7 @@ class Program(SupervisedProcess):
             return None
         done = self._result_of(self.job, status)
         known, process = None if status == STATUS_UNKNOWN else status, self.process
-        done.run = self._run_record(known, None, process.cpu_ns, process.memory_max_bytes)
+        done.run = self.run_record(known, None, process.cpu_ns, process.memory_max_bytes)
         return done
 
     def _result_of(self, job: Job, status: int) -> JobResult:
@@ -203,13 +201,35 @@ def start_program(
         **task_env(job.name, job.attempt, job.campaign),
         **job_env(job, gpus),
     }
-    if command.stdin is None and command.stdin_file is None:
-        return _start(job, command, runner_context, variables, runner_context.dev_null)
-    stdin = _open_bytes(command.stdin) if command.stdin is not None else _open_file(command)
+    spool, selector = runner_context.spool, runner_context.selector
+    printed = ProgramOutput() if spool is None else SpooledOutput(spool, job)
+    stdin = _open_stdin(command, runner_context.dev_null)
     try:
-        return _start(job, command, runner_context, variables, stdin)
+        with (
+            (stdout := Pipe(selector, printed.add_stdout, spool, is_watched=False)) as stdout_end,
+            (stderr := Pipe(selector, printed.add_stderr, spool, is_watched=False)) as stderr_end,
+        ):
+            streams, began_ns = Streams(stdin, stdout_end, stderr_end), runner_context.now_ns()
+            paths = runner_context.paths
+            process = start(command.argv, streams, variables, paths, command.cwd)
     finally:
-        os.close(stdin)
+        if stdin != runner_context.dev_null:
+            os.close(stdin)
+    return Program(
+        job,
+        process,
+        printed,
+        (stdout, stderr),
+        runner_context,
+        began_ns=began_ns,
+        final_statuses=command.final_exit_status or (),
+    )
+
+
+def _open_stdin(command: Command, dev_null: int) -> int:
+    if command.stdin is not None:
+        return _open_bytes(command.stdin)
+    return dev_null if command.stdin_file is None else _open_file(command)
 
 
 def _open_bytes(content: bytes) -> int:
@@ -235,26 +255,6 @@ def _open_file(command: Command) -> int:
         return descriptor
     os.close(descriptor)
     raise UnusableStdin(errno.EINVAL, "Not a regular file")
-
-
-def _start(
-    job: Job,
-    command: Command,
-    runner_context: RunnerContext,
-    env: Mapping[str, str],
-    stdin: int,
-) -> Program:
-    spool = runner_context.spool
-    printed = ProgramOutput() if spool is None else SpooledOutput(spool, job)
-    selector = runner_context.selector
-    with (stdout := Pipe(selector, printed.add_stdout, spool, is_watched=False)) as stdout_writing:
-        stderr = Pipe(selector, printed.add_stderr, spool, is_watched=False)
-        with stderr as stderr_writing:
-            streams = Streams(stdin, stdout_writing, stderr_writing)
-            began_ns = runner_context.now_ns()
-            process = start(command.argv, streams, env, command.cwd, runner_context.paths)
-    terms: Any = {"began_ns": began_ns, "final_statuses": command.final_exit_status or ()}
-    return Program(job, process, printed, (stdout, stderr), runner_context, **terms)
 
 
 def not_started(job: Job, command: Command, error: OSError | ValueError) -> JobResult:

@@ -163,7 +163,7 @@ class ProcessRunner:
         jobs = [job for job in self.running() if job.key not in waiting]
         calls = [*self._waiting_calls.waiting, *self._waiting_calls.resuming]
         without = {one.job.key for one in calls if one.job is not None}
-        return [_without_cores(job) if job.key in without else job for job in jobs]
+        return [_with_resources(job, cores=False) if job.key in without else job for job in jobs]
 
     def waiting_calls(self) -> tuple[Sequence[Job], int]:
         """Return the calls that wait for other tasks, and have given their slots back.
@@ -222,7 +222,7 @@ class ProcessRunner:
 
     def running(self) -> list[Job]:
         """Return all jobs that are neither finished nor stopped, running or waiting."""
-        assigned = [process.job for process in self._processes if process.is_wanted()]
+        assigned = [process.job for process in self._processes if process.is_wanted]
         ahead = [job for child in self._call_processes() for job in child.ahead]
         waiting = [job for job, _ in self._waiting]
         return [job for job in assigned if job is not None] + ahead + waiting
@@ -283,11 +283,11 @@ class ProcessRunner:
     def run_so_far(self, name: bytes, attempt: int) -> Run | None:
         """Return the run of a job until now; None if it has not started."""
         running = [process for process in self._processes if process.is_running((name, attempt))]
-        return running[0].run_so_far() if running else None
+        return running[0].run_record() if running else None
 
     def new_output(self) -> list[tuple[Job, bytes]]:
         """Return running programs that have printed since the last call, with the end of it."""
-        programs = [one for one in self._processes if isinstance(one, Program) and one.is_wanted()]
+        programs = [one for one in self._processes if isinstance(one, Program) and one.is_wanted]
         printed = [(one.job, one.new_output()) for one in programs]
         return [(job, output) for job, output in printed if job is not None and output]
 
@@ -413,7 +413,7 @@ class ProcessRunner:
             resumed.resume()
 
     def _may_resume(self, child: CallProcess) -> bool:
-        return child.job is None or self._has_free_slots(_with_cores_only(child.job))
+        return child.job is None or self._has_free_slots(_with_resources(child.job, cores=True))
 
     def _on_resume(self, child: CallProcess) -> None:
         if self._waiting_calls.resume(child):
@@ -444,7 +444,7 @@ class ProcessRunner:
                 child.watch()
 
     def _on_returned(self, jobs: Sequence[Job]) -> None:
-        """Queue calls again that were sent ahead."""
+        """Queue jobs again that were sent to a process, and that it has not begun."""
         for job in reversed(jobs):
             work = self._work_of(job)
             if work is not None:
@@ -523,13 +523,9 @@ def _cores_of(job: Job) -> int:
     return dict(job.resources).get(CPUS, 0) if job.resources else 0
 
 
-def _without_cores(job: Job) -> Job:
-    resources = tuple(one for one in job.resources if one[0] != CPUS)
-    return structs.replace(job, resources=resources)
-
-
-def _with_cores_only(job: Job) -> Job:
-    resources = tuple(one for one in job.resources if one[0] == CPUS)
+def _with_resources(job: Job, *, cores: bool) -> Job:
+    """Return a job with its cores, or with its other resources."""
+    resources = tuple(one for one in job.resources if (one[0] == CPUS) is cores)
     return structs.replace(job, resources=resources)
 
 

@@ -7,13 +7,13 @@ agent that was killed is removed, as the original scheduler does.
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from typing import TYPE_CHECKING
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
+from taskyard.process.locks import is_running
 from taskyard.wire.hungry import zmailer
 from taskyard.wire.hungry.frames import Report
 
@@ -50,16 +50,8 @@ def _mark_of(path: bytes, offset: int) -> bytes:
         mark, process = line[1:2], line[2:]
         if line[:1] != zmailer.RECIPIENT or not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError
-        if mark == zmailer.LOCKED and not _is_running(int(process)):
+        if mark == zmailer.LOCKED and not is_running(int(process)):
             os.pwrite(descriptor, zmailer.WAITING * (1 + zmailer.LOCK_BYTES), offset + 1)
         return mark
     finally:
         os.close(descriptor)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError as error:
-        return error.errno != errno.ESRCH
-    return True

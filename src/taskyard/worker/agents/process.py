@@ -55,16 +55,6 @@ from taskyard.worker.processes import (
 from taskyard.worker.programs import SpooledOutput
 
 
-class AgentContext(Struct, frozen=True):
-    """Shared by all agents of a runner."""
-
-    runner_context: RunnerContext
-    #: For retry times in reports.
-    wall_ns: Callable[[], int]
-    #: Called with the end of a running task's output.
-    on_output: Callable[[Job, Content], None]
-
-
 class AgentPipes(Struct, frozen=True):
     """Stdin, stdout and stderr of an agent."""
 
@@ -80,12 +70,14 @@ class Agent(SupervisedProcess):
         self,
         process: Process,
         lines: AgentPipes,
-        agent_context: AgentContext,
+        runner_context: RunnerContext,
         settings: AgentSettings,
+        on_output: Callable[[Job, Content], None],
     ) -> None:
-        super().__init__(process, agent_context.runner_context)
+        """`on_output` is called with the end of a running task's output."""
+        super().__init__(process, runner_context)
         self._pipes = lines
-        self._agent_context = agent_context
+        self._on_output = on_output
         self._settings = settings
         self._session = SESSIONS[settings.lines](settings.overfeed)
         #: The current or last lane.
@@ -97,16 +89,16 @@ class Agent(SupervisedProcess):
         self._unwanted: dict[Key, None] = {}
         self._printed = Tail(OUTPUT_TAIL_BYTES)
         source = f"agent {process.pid}"
-        self._stderr_log = LineLogger(source, agent_context.runner_context.now_ns)
+        self._stderr_log = LineLogger(source, runner_context.now_ns)
         #: The state in the log, and its last value.
-        self._state_log = LineLogger(source, agent_context.runner_context.now_ns)
+        self._state_log = LineLogger(source, runner_context.now_ns)
         self._state_logged = b""
         self._malformed_in_row = 0
         #: Lines that are neither report nor comment.
         self.malformed = 0
-        now_ns = agent_context.runner_context.now_ns()
+        now_ns = runner_context.now_ns()
         #: The last time that it was fed or sent a line.
-        self._last_received_ns = now_ns
+        self.last_received_ns = now_ns
         #: Since when its oldest task is the oldest. Its time limit begins then.
         self._oldest_since_ns = now_ns
         #: Called at `due_ns`.
@@ -139,11 +131,6 @@ class Agent(SupervisedProcess):
         """Tasks of a lane with equal payloads are sent as one line."""
         return self._session.shares_lines
 
-    @property
-    def last_received_ns(self) -> int:
-        """The last time that it was fed or sent a line."""
-        return self._last_received_ns
-
     def can_eat(self) -> bool:
         return not self.is_ending() and self._pipes.stdin.is_open() and self._session.can_eat()
 
@@ -173,7 +160,7 @@ class Agent(SupervisedProcess):
             return None
         if self.lane is None or self.can_eat() or self.is_leaving():
             return 0
-        return self._last_received_ns + AGENT_IDLE_NOTICE_NS
+        return self.last_received_ns + AGENT_IDLE_NOTICE_NS
 
     def has_failed(self) -> bool:
         """Return whether it ended without any report, through its own fault."""
@@ -194,13 +181,13 @@ class Agent(SupervisedProcess):
         first = jobs[0]
         self.lane = (first.service, first.lane)
         self.update_settings(settings)
-        self._last_received_ns = self._context.now_ns()
+        self.last_received_ns = self._context.now_ns()
         if not self._jobs:
-            self._oldest_since_ns = self._last_received_ns
+            self._oldest_since_ns = self.last_received_ns
             self._printed.clear()  # earlier output belongs to no task
         keys = [job.key for job in jobs]
         self._jobs |= zip(keys, jobs, strict=True)
-        self._fed_ns |= dict.fromkeys(keys, self._last_received_ns)
+        self._fed_ns |= dict.fromkeys(keys, self.last_received_ns)
         line = self._session.feed(keys[0], first.lane, first.payload, *keys[1:])
         self._pipes.stdin.send(line, *keys)
         self._schedule_timeout()
@@ -221,7 +208,7 @@ class Agent(SupervisedProcess):
         """Have it finish and exit. Call only if it holds no task."""
         if not self.is_leaving():
             self._is_at_fault = False
-            self._last_received_ns = self._context.now_ns()
+            self.last_received_ns = self._context.now_ns()
             self._pipes.stdin.send(self._session.dismiss())
             self._pipes.stdin.end()
             self._schedule_timeout()
@@ -264,7 +251,7 @@ class Agent(SupervisedProcess):
         self._stderr_log.add(chunk)
 
     def _on_message(self, message: AgentMessage) -> None:
-        self._last_received_ns = self._context.now_ns()
+        self.last_received_ns = self._context.now_ns()
         if isinstance(message, Report):
             self._settle(message)
         elif isinstance(message, PassedOver):
@@ -289,7 +276,7 @@ class Agent(SupervisedProcess):
             bytes_total = self._printed.bytes_total
             is_cut = bytes_total > len(printed)
             content = Blob(b"", bytes_total, printed) if is_cut else printed
-            self._agent_context.on_output(oldest, content)
+            self._on_output(oldest, content)
 
     def _on_malformed(self, reason: str) -> None:
         self._malformed_in_row += 1
@@ -303,7 +290,7 @@ class Agent(SupervisedProcess):
         self._is_useful = self.has_eaten = True
         self._malformed_in_row = 0
         job, run = self._jobs.pop(report.key), self._measured(report.key)
-        self._oldest_since_ns = self._last_received_ns
+        self._oldest_since_ns = self.last_received_ns
         self._pipes.stderr.drain()  # everything written before the report
         if report.key in self._unwanted:
             del self._unwanted[report.key]
@@ -314,7 +301,7 @@ class Agent(SupervisedProcess):
 
     def _measured(self, key: Key, status: int | None = None) -> Run:
         """Return the run time of a finished task. An agent runs its tasks one by one."""
-        return self._run_record(status, max(self._fed_ns.pop(key), self._oldest_since_ns))
+        return self.run_record(status, max(self._fed_ns.pop(key), self._oldest_since_ns))
 
     def _done(self, job: Job, report: Report) -> JobResult:
         is_done = report.outcome is Outcome.DONE
@@ -331,7 +318,7 @@ class Agent(SupervisedProcess):
             result = end if end == detail else Blob(b"", len(detail), end)
             return JobResult(job, report.outcome, result, output)
         text = report.text or last_line(report.detail) or b"the agent gave no reason"
-        retry_ns = report.retry_ns + (self._agent_context.wall_ns() if report.is_from_now else 0)
+        retry_ns = report.retry_ns + (self._context.wall_ns() if report.is_from_now else 0)
         return JobResult(job, report.outcome, cut_reason(text), output, retry_ns)
 
     def _log_state(self) -> None:
@@ -360,7 +347,7 @@ class Agent(SupervisedProcess):
             self.due_ns, self._on_timeout = min(self._timeouts(), key=lambda moment: moment[0])
 
     def _timeouts(self) -> Sequence[tuple[int, Callable[[], None]]]:
-        quiet_ns, settings = self._last_received_ns, self._settings
+        quiet_ns, settings = self.last_received_ns, self._settings
         if self._session.state is LEAVING:
             return [(quiet_ns + AGENT_FINISH_NS_MAX, self._on_finish_timeout)]
         closed = (
@@ -448,9 +435,12 @@ class Agent(SupervisedProcess):
         return text + b": " + line if line else text
 
 
-def start_agent(agent_context: AgentContext, settings: AgentSettings) -> Agent:
+def start_agent(
+    runner_context: RunnerContext,
+    settings: AgentSettings,
+    on_output: Callable[[Job, Content], None],
+) -> Agent:
     """Start an agent. Raises `OSError` or `ValueError` if that fails."""
-    runner_context = agent_context.runner_context
     # The pipes are read in a later turn, when `agent` is set.
     stdout = Pipe(runner_context.selector, lambda chunk: agent.receive(chunk))  # noqa: PLW0108  # set below
     with stdout as stdout_writing:
@@ -459,6 +449,7 @@ def start_agent(agent_context: AgentContext, settings: AgentSettings) -> Agent:
             stdin = StdinPipe(runner_context.selector)
             with stdin.reading_end() as stdin_reading:
                 streams = Streams(stdin_reading, stdout_writing, stderr_writing)
-                process = start(settings.argv, streams, runner_context.env)
-    agent = Agent(process, AgentPipes(stdin, stdout, stderr), agent_context, settings)
+                process = start(settings.argv, streams, runner_context.env, runner_context.paths)
+    pipes = AgentPipes(stdin, stdout, stderr)
+    agent = Agent(process, pipes, runner_context, settings, on_output)
     return agent

@@ -24,7 +24,7 @@ from taskyard.settings import placeholders
 from taskyard.wire.hungry.zmailer import SESSIONS
 from taskyard.worker import runner
 from taskyard.worker.agents.lanes import LaneAssignment, lane_of
-from taskyard.worker.agents.process import Agent, AgentContext, start_agent
+from taskyard.worker.agents.process import Agent, start_agent
 from taskyard.worker.agents.rules import LANES_CACHE_SIZE, AgentRules, AgentSettings
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.limits import AGENT_RESTART_NS, AGENT_RESTART_NS_MAX, KILL_GRACE_NS
@@ -160,10 +160,9 @@ class AgentRunner(runner.ProcessRunner):
     ) -> None:
         super().__init__(slots, allow, clock, allow_pickle=allow_pickle, gpus=gpus, spool=spool)
         environment = clean_environment(os.environ) | dict(env or {})
-        runner_context = self._context._replace(env=environment)
-        self._agent_context = AgentContext(runner_context, clock.wall_ns, self._forward_output)
+        self._agent_context = self._context._replace(env=environment)
         self._rules = AgentRules(program=program)
-        #: Called with the output of a running task.
+        #: Called with the output of a running task. Set before the first one.
         self.on_output: Callable[[Job, Content], None] = _ignore_output
         #: Start delays by command, with its placeholders filled in.
         self._backoffs: dict[tuple[str, ...], StartBackoff] = {}
@@ -180,9 +179,6 @@ class AgentRunner(runner.ProcessRunner):
         self._is_leaving = False
         #: Malformed lines of agents that have ended.
         self._malformed_of_ended = 0
-
-    def _forward_output(self, job: Job, printed: Content) -> None:
-        self.on_output(job, printed)
 
     # Rules from the broker, and facts for it.
 
@@ -479,7 +475,8 @@ class AgentRunner(runner.ProcessRunner):
     def _start_agent(self, settings: AgentSettings, backoff: StartBackoff) -> None:
         self._has_had_agents = True
         try:
-            self._processes.append(start_agent(self._agent_context, settings))
+            agent = start_agent(self._agent_context, settings, self.on_output)
+            self._processes.append(agent)
         except (OSError, ValueError) as error:
             cause = getattr(error, "strerror", None) or error
             reason = f"can't start agent {settings.argv[0]}: {cause}".encode(errors="replace")
@@ -505,10 +502,7 @@ class AgentRunner(runner.ProcessRunner):
 
     def _on_agent_exit(self, agent: Agent) -> None:
         self._malformed_of_ended += agent.malformed
-        for job in reversed(agent.unstarted_jobs):
-            work = self._work_of(job)
-            if work is not None:
-                self._waiting.appendleft((job, work))
+        self._on_returned(agent.unstarted_jobs)
         if agent.has_failed():
             backoff = self._backoff_of(agent)
             now_ns = self._clock.monotonic_ns()
