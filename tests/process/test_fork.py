@@ -44,7 +44,7 @@ def program():
     handlers = [signal.getsignal(one) == signal.SIG_DFL for one in (signal.SIGTERM, signal.SIGHUP)]
     print(os.getpgrp() == os.getpid(), handlers, os.listdir("/proc/self/fd")[3:], flush=True)
     return 7
-child = ChildProcess.fork(program, is_read=True)
+child = ChildProcess.fork(program, stdout=subprocess.PIPE)
 child.write("\\n")
 print(child.read_line(), child.wait(), child.poll())
 """
@@ -55,7 +55,7 @@ print(child.read_line(), child.wait(), child.poll())
 
     def test_child_that_is_not_started_ends_with_its_stdin(self) -> None:
         code = """
-child = ChildProcess.fork(lambda: 7, is_read=False)
+child = ChildProcess.fork(lambda: 7)
 assert child.poll() is None
 child.close_stdin()
 print(child.wait())
@@ -64,7 +64,7 @@ print(child.wait())
 
     def test_signals_reach_the_child_until_it_is_reaped(self) -> None:
         code = """
-child = ChildProcess.fork(lambda: signal.pause(), is_read=False)
+child = ChildProcess.fork(lambda: signal.pause())
 try:
     child.process.wait(0.01)
 except subprocess.TimeoutExpired:
@@ -81,7 +81,7 @@ os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
 def program():
     signal.pause()
 try:
-    ChildProcess.fork(program, is_read=False)
+    ChildProcess.fork(program)
 except KeyboardInterrupt:
     print("interrupted", signal.pthread_sigmask(signal.SIG_BLOCK, []))
 """
@@ -92,7 +92,7 @@ except KeyboardInterrupt:
 def program():
     print(signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True)
     signal.pause()
-child = ChildProcess.fork(program, is_read=True)
+child = ChildProcess.fork(program, stdout=subprocess.PIPE)
 child.write("\\n")
 print(child.read_line())
 child.signal(signal.SIGINT)

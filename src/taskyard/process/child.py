@@ -79,13 +79,10 @@ class ChildProcess:
         )
 
     @classmethod
-    def fork(cls, program: Callable[[], int], *, is_read: bool, stdout: int | None = None) -> Self:
-        """Fork this process. The child waits for `write`, and then runs `program`.
-
-        `is_read`: its stdout is a pipe. Else it is the descriptor `stdout`, or /dev/null.
-        """
+    def fork(cls, program: Callable[[], int], *, stdout: int = subprocess.DEVNULL) -> Self:
+        """Fork this process. The child waits for `write`, and then runs `program`."""
         child = cls.__new__(cls)
-        child.process = start_forked(program, is_read=is_read, stdout=stdout)
+        child.process = start_forked(program, stdout)
         return child
 
     @property

@@ -39,16 +39,13 @@ def can_fork() -> bool:
         return False
 
 
-def start_forked(
-    program: Callable[[], int], *, is_read: bool, stdout: int | None = None
-) -> subprocess.Popen[str]:
+def start_forked(program: Callable[[], int], stdout: int) -> subprocess.Popen[str]:
     """Fork. The child waits for a byte on its stdin, then exits with the result of `program`.
 
-    `is_read`: its stdout is a pipe. Else it is the descriptor `stdout`, or /dev/null.
+    `stdout` is as for `subprocess.Popen`.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    unread = subprocess.DEVNULL if stdout is None else stdout
     gc.freeze()  # a collection in the child would copy all pages
     # Functions that are called after a fork would drop an interrupt, and print it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
@@ -56,7 +53,7 @@ def start_forked(
         return subprocess.Popen(
             [sys.executable],  # not executed
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if is_read else unread,
+            stdout=stdout,
             encoding="utf-8",
             errors="backslashreplace",
             restore_signals=False,

@@ -20,8 +20,7 @@ from taskyard.errors import ExitCode
 from taskyard.process.child import ChildProcess, status_text, taskyard_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
 #: Delay before a child that died is restarted. It doubles with each restart.
 RESTART_SECONDS_FIRST: Final = 0.2
@@ -91,8 +90,6 @@ class ManagedProcess:
         on_line: Callable[[str], None] | None = None,
         is_worker: bool = True,
         owns_name: bool = False,
-        cwd: Path | None = None,
-        env: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
         stdin_text: str = "",
         stdout: int | None = None,
@@ -109,9 +106,9 @@ class ManagedProcess:
         self._info = info
         self._on_line = on_line
         self._incarnations = IncarnationOptions(owns_name=owns_name) if is_worker else None
-        self._cwd, self._env = cwd, env
         self._pass_fds, self._stdin_text = pass_fds, stdin_text
-        self._stdout = stdout
+        unread = subprocess.DEVNULL if stdout is None else stdout
+        self._stdout = unread if on_line is None else subprocess.PIPE
         #: Guards the child against a stop at the time of its start.
         self._lock = threading.Lock()
         self._child: ChildProcess | None = None
@@ -151,9 +148,7 @@ class ManagedProcess:
         Later starts are new interpreters, because this process has threads then.
         """
         arguments = self._next_arguments()
-        self._child = ChildProcess.fork(
-            lambda: run(arguments), is_read=self._on_line is not None, stdout=self._stdout
-        )
+        self._child = ChildProcess.fork(lambda: run(arguments), stdout=self._stdout)
 
     def is_started(self) -> bool:
         return self._thread.ident is not None
@@ -200,12 +195,9 @@ class ManagedProcess:
         with self._lock:
             if self._stopping.is_set():
                 return None
-            unread = subprocess.DEVNULL if self._stdout is None else self._stdout
             self._child = ChildProcess(
                 taskyard_command(self._next_arguments()),
-                stdout=unread if self._on_line is None else subprocess.PIPE,
-                cwd=self._cwd,
-                env=self._env,
+                stdout=self._stdout,
                 pass_fds=self._pass_fds,
             )
             if self._stdin_text:

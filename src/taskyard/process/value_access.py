@@ -58,8 +58,8 @@ class ValueAccess:
         `worker` is the name of the worker whose results are stored.
         """
         self._endpoint = endpoint
-        self._key = key
-        self._timeout = timeout
+        connect = partial(BlockingChannel, endpoint, key, timeout)
+        self._connections = partial(_Connections, connect)
         self._worker = worker
         self._document: StoreDocument | None = None
         self._has_asked = False
@@ -67,12 +67,12 @@ class ValueAccess:
 
     def has_store(self) -> bool:
         """Return whether the broker keeps blobs."""
-        with _Connections(self) as connections:
+        with self._connections() as connections:
             return self._described(connections) is not None
 
     def put(self, content: memoryview) -> str:
         """Store a blob unless it is there, and return its name. Raises `BytesNotStored`."""
-        with _Connections(self) as connections:
+        with self._connections() as connections:
             self._described(connections)
             if self._direct is not None:
                 return self._direct.put(content, has_quota=not self._worker)
@@ -82,7 +82,7 @@ class ValueAccess:
 
     def renew(self, name: str) -> bool:
         """Keep a blob for the time that it may wait for its task. Return whether it is there."""
-        with _Connections(self) as connections:
+        with self._connections() as connections:
             self._described(connections)
             if self._direct is not None:
                 return self._direct.touch(name)
@@ -95,7 +95,7 @@ class ValueAccess:
 
         `task` is its full name. A worker has to hold it. Raises `BytesMissing` or `BytesDamaged`.
         """
-        with _Connections(self) as connections:
+        with self._connections() as connections:
             document = self._described(connections)
             if document is None:
                 raise BytesMissing("blobs: the broker keeps none")
@@ -140,21 +140,18 @@ class ValueAccess:
             _download(connections.get(), cache, name, build)
         return cache.load(name)
 
-    def connect(self) -> BlockingChannel:
-        return BlockingChannel(self._endpoint, self._key, self._timeout)
-
 
 class _Connections(contextlib.ExitStack):
     """Opens a connection when it is needed, and closes it at the end."""
 
-    def __init__(self, access: ValueAccess) -> None:
+    def __init__(self, connect: Callable[[], BlockingChannel]) -> None:
         super().__init__()
-        self._access = access
+        self._connect = connect
         self._connection: BlockingChannel | None = None
 
     def get(self) -> BlockingChannel:
         if self._connection is None:
-            self._connection = self.enter_context(self._access.connect())
+            self._connection = self.enter_context(self._connect())
         return self._connection
 
 

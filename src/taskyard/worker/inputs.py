@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,8 +29,6 @@ from taskyard.wire.value_names import Holder
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taskyard.net.channel import Channel
     from taskyard.wire.native.peer import Reply
     from taskyard.worker.jobs import Runner
@@ -128,19 +127,13 @@ class InputFetcher:
 
     def _request(self, waiting: _Waiting) -> None:
         holder = Holder(self._worker, waiting.job.name)
-        build: Callable[[int], bytes]
         if waiting.names:
             names = [name.encode() for name in waiting.names[:_NAMES_MAX]]
-
-            def build(number: int) -> bytes:
-                return reads.results(number, names, holder)
+            build = partial(reads.results, names=names, holder=holder)
         else:
             first, pages = waiting.long[0]
-            name, offset = first.name.encode(), pages.offset
-
-            def build(number: int) -> bytes:
-                return reads.part(number, name, offset=offset, holder=holder)
-
+            name = first.name.encode()
+            build = partial(reads.part, name=name, offset=pages.offset, holder=holder)
         self.waiting[self._channel.request(build)] = waiting
 
     def _add_results(self, waiting: _Waiting, reply: Reply) -> None:

@@ -222,7 +222,6 @@ def serve(  # noqa: PLR0913  # the last ones are named
     announce: Callable[[str], None],
     *,
     slots: int = 1,
-    settings: ping_pong_peer.Settings | None = None,
     key: PeerKey | None = None,
     until_eof: bool = False,
 ) -> None:
@@ -236,7 +235,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
         host.callback(socket_factory.close_all)
         loops = [
             PingPongWorkerLoop(
-                settings or ping_pong_peer.Settings(),
+                ping_pong_peer.Settings(),
                 socket_factory,
                 host.add_resource(make_runner(host.clock)),
                 host.clock,

@@ -144,13 +144,6 @@ class ProcessRunner:
         """Return the slots of running jobs, also while these are being ended."""
         return sum(process.slots for process in self._processes)
 
-    @property
-    def slots_free(self) -> int:
-        """Return the slots left after all running and waiting jobs."""
-        waiting = sum(job.slots for job, _ in self._waiting)
-        waiting += sum(len(child.ahead) for child in self._call_processes())
-        return max(0, self.slots_total - self.slots_used - waiting)
-
     def use_share(self, share: Share) -> None:
         """Share the slots, resources and GPUs of the host with other runners."""
         self._share = share
@@ -188,10 +181,11 @@ class ProcessRunner:
         if work is not None:
             self._queue(job, work)
 
-    def _queue(self, job: Job, work: Work) -> None:
-        """Queue a job behind those of its priority or a higher one."""
-        place = len(self._waiting)
-        while place and self._waiting[place - 1][0].priority < job.priority:
+    def _queue(self, job: Job, work: Work, *, is_first: bool = False) -> None:
+        """Queue a job behind those of its priority, or before them, and behind those of a higher
+        one."""
+        place, below = len(self._waiting), job.priority + is_first
+        while place and self._waiting[place - 1][0].priority < below:
             place -= 1
         self._waiting.insert(place, (job, work))
 
@@ -448,10 +442,7 @@ class ProcessRunner:
         for job in reversed(jobs):
             work = self._work_of(job)
             if work is not None:
-                place, count = 0, len(self._waiting)
-                while place < count and self._waiting[place][0].priority > job.priority:
-                    place += 1
-                self._waiting.insert(place, (job, work))
+                self._queue(job, work, is_first=True)
 
     def _start_work(self, job: Job, work: Work) -> None:
         if isinstance(work, Command):

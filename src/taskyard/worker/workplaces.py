@@ -7,6 +7,7 @@ than its submitter asked. Starts no processes.
 import logging
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct, structs
@@ -45,21 +46,14 @@ class Workplaces:
     def __init__(self, host: str, env: Mapping[str, str]) -> None:
         self._host = host
         self._own = Workplace(env)
-        self._prepared: dict[bytes, Workplace] = {}
+        self._prepared = lru_cache(_KEPT_MAX)(self._prepare)
 
     def of(self, environment: bytes) -> Workplace:
         """Return the workplace of a submission's commands. b"": the worker's own.
 
         Raises `PeerError` for an environment that is not valid.
         """
-        if not environment:
-            return self._own
-        found = self._prepared.get(environment)
-        if found is None:
-            if len(self._prepared) >= _KEPT_MAX:
-                del self._prepared[next(iter(self._prepared))]
-            found = self._prepared[environment] = self._prepare(environment)
-        return found
+        return self._prepared(environment) if environment else self._own
 
     def _prepare(self, raw: bytes) -> Workplace:
         environment = decode_environment(raw)

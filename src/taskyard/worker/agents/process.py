@@ -7,6 +7,8 @@ with a task, that exceeds a time limit, or that violates the protocol. Output af
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
 
 from msgspec import Struct, structs
 
@@ -53,6 +55,13 @@ from taskyard.worker.processes import (
     start,
 )
 from taskyard.worker.programs import SpooledOutput
+
+#: Why an agent is ended.
+_NOT_HUNGRY: Final = b"the agent sent no #hungry within %d s of its start" % (
+    CHILD_START_NS_MAX // SECOND_NS
+)
+_PIPE_CLOSED: Final = b"the agent closed its stdin or stdout"
+_NOT_FINISHED: Final = b"the agent did not finish in time"
 
 
 class AgentPipes(Struct, frozen=True):
@@ -102,7 +111,7 @@ class Agent(SupervisedProcess):
         #: Since when its oldest task is the oldest. Its time limit begins then.
         self._oldest_since_ns = now_ns
         #: Called at `due_ns`.
-        self._on_timeout: Callable[[], None] = self._on_start_timeout
+        self._on_timeout: Callable[[], None] = partial(self.end, _NOT_HUNGRY)
         #: Whether it has reported on a task, and whether it has received one.
         self._is_useful = False
         self.has_eaten = False
@@ -349,20 +358,21 @@ class Agent(SupervisedProcess):
     def _timeouts(self) -> Sequence[tuple[int, Callable[[], None]]]:
         quiet_ns, settings = self.last_received_ns, self._settings
         if self._session.state is LEAVING:
-            return [(quiet_ns + AGENT_FINISH_NS_MAX, self._on_finish_timeout)]
+            return [(quiet_ns + AGENT_FINISH_NS_MAX, partial(self.end, _NOT_FINISHED))]
         closed = (
-            [(quiet_ns + AGENT_CLOSED_NS_MAX, self._on_pipes_closed)]
+            [(quiet_ns + AGENT_CLOSED_NS_MAX, partial(self.end, _PIPE_CLOSED))]
             if self._pipes_closed()
             else []
         )
         if self._session.state is LARVA:
-            return [*closed, (quiet_ns + CHILD_START_NS_MAX, self._on_start_timeout)]
+            return [*closed, (quiet_ns + CHILD_START_NS_MAX, partial(self.end, _NOT_HUNGRY))]
         if not self._jobs:
             idle = (quiet_ns + settings.idle_ns_max, self.finish)
             if self._session.state is IDLE or not self.can_eat():
                 return [*closed, idle]
             return [*closed, idle, (quiet_ns + AGENT_IDLE_NOTICE_NS, self._send_no_work)]
-        hunger = (quiet_ns + settings.hunger_ns_max, self._on_silent)
+        silent = b"the agent sent nothing for %g s" % (settings.hunger_ns_max / SECOND_NS)
+        hunger = (quiet_ns + settings.hunger_ns_max, partial(self.end, silent))
         limit_ns = next(iter(self._jobs.values())).time_limit_ns
         if not limit_ns:
             return [*closed, hunger]
@@ -384,25 +394,11 @@ class Agent(SupervisedProcess):
         self._pipes.stdin.send(self._session.run_out())
         self._schedule_timeout()
 
-    def _on_start_timeout(self) -> None:
-        seconds = CHILD_START_NS_MAX // SECOND_NS
-        self.end(b"the agent sent no #hungry within %d s of its start" % seconds)
-
-    def _on_pipes_closed(self) -> None:
-        self.end(b"the agent closed its stdin or stdout")
-
-    def _on_silent(self) -> None:
-        seconds = self._settings.hunger_ns_max / SECOND_NS
-        self.end(b"the agent sent nothing for %g s" % seconds)
-
     def _on_time_limit(self) -> None:
         self._is_at_fault = False
         self._overdue, job = next(iter(self._jobs.items()))
         limit_ns = job.time_limit_ns
         self.end(b"time limit of %g s exceeded" % (limit_ns / SECOND_NS))
-
-    def _on_finish_timeout(self) -> None:
-        self.end(b"the agent did not finish in time")
 
     # End of the process.
 

@@ -7,6 +7,7 @@ command take the task. Otherwise the runner runs it by its payload. Knows no pro
 from __future__ import annotations
 
 import shlex
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct, structs
@@ -69,7 +70,7 @@ class AgentRules:
         self._clauses = tuple(clauses)
         self._globs = [(compile_glob(clause.match), clause.options) for clause in self._clauses]
         self._program = program
-        self._cache: dict[LaneKey, tuple[LaneOptions, AgentSettings | None]] = {}
+        self._cached = lru_cache(LANES_CACHE_SIZE)(self._compute)
         rules = [clause.options for clause in self._clauses]
         #: The highest overfeed of any rule.
         self.overfeed_max = max((one.overfeed for one in rules), default=0)
@@ -92,14 +93,6 @@ class AgentRules:
 
     def rules_for(self, lane: LaneKey) -> LaneOptions:
         return self._cached(lane)[0]
-
-    def _cached(self, lane: LaneKey) -> tuple[LaneOptions, AgentSettings | None]:
-        found = self._cache.get(lane)
-        if found is None:
-            if len(self._cache) >= LANES_CACHE_SIZE:
-                self._cache.clear()
-            found = self._cache[lane] = self._compute(lane)
-        return found
 
     def _compute(self, lane: LaneKey) -> tuple[LaneOptions, AgentSettings | None]:
         name = b"/".join(lane)
