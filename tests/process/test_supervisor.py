@@ -15,7 +15,7 @@ from taskyard.core.resources import UNIT
 from taskyard.errors import ExitCode
 from taskyard.process import cluster, managed_process
 from taskyard.process.machine import Machine
-from taskyard.process.managed_process import IncarnationOptions, ManagedProcess, RestartPolicy
+from taskyard.process.managed_process import ManagedProcess, RestartPolicy, incarnation_options
 from taskyard.process.supervisor import (
     BROKER_POLICY,
     NAME_REFUSAL_SECONDS,
@@ -35,8 +35,8 @@ UNTIL_EOF = "import sys; sys.stdin.read()"
 
 
 def test_every_start_of_a_worker_has_the_next_number_and_replaces_all_before_it() -> None:
-    incarnations = IncarnationOptions()
-    starts = [incarnations.next() for _ in range(3)]
+    incarnations = incarnation_options()
+    starts = [next(incarnations) for _ in range(3)]
     first = int(starts[0][1])
     assert starts == [
         ("--incarnation", str(first + number), "--replaces", str(first)) for number in range(3)
@@ -44,12 +44,12 @@ def test_every_start_of_a_worker_has_the_next_number_and_replaces_all_before_it(
 
 
 def test_worker_that_owns_its_name_replaces_those_of_earlier_supervisors() -> None:
-    earlier, later = (IncarnationOptions(owns_name=True).next() for _ in range(2))
+    earlier, later = (next(incarnation_options(owns_name=True)) for _ in range(2))
     assert int(later[3]) <= int(earlier[1]) < int(later[1])
 
 
 def test_two_workers_have_different_numbers() -> None:
-    assert IncarnationOptions().next() != IncarnationOptions().next()
+    assert next(incarnation_options()) != next(incarnation_options())
 
 
 def test_page_that_ends_for_good_is_reported(tmp_path: Path) -> None:

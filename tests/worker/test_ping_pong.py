@@ -14,11 +14,12 @@ import zmq
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
+from taskyard.net.poller import Poller
 from taskyard.process.child import ChildProcess
 from taskyard.wire.payloads import encode_command
 from taskyard.wire.ping_pong.peer import Settings
 from taskyard.worker.jobs import Job
-from taskyard.worker.ping_pong import PingPongGroup, PingPongWorkerLoop
+from taskyard.worker.ping_pong import PingPongGroup, PingPongWorkerLoop, PolledSockets
 from taskyard.worker.runner import ProcessRunner
 from tests.kit.processes import PATIENCE_SECONDS, environment, until
 from tests.wire.ping_pong.broker_thread import Host, a_host
@@ -157,18 +158,10 @@ def test_result_is_sent_when_it_can_be() -> None:
     assert harness.harness.to_client(b"job") == [[b"result"]]
 
 
-class NoSockets:
-    """Sockets that no loop uses."""
-
-    def place(self) -> str:
-        return ""
-
-    def check_accepted(self, unanswered_ns: int) -> None: ...
-
-
 def test_second_shutdown_stops_the_job_and_returns_it() -> None:
     harness = WorkerHarness()
-    group = PingPongGroup([harness.loop], "here", lambda _text: None, NoSockets())
+    unused = PolledSockets("here", Poller())
+    group = PingPongGroup([harness.loop], "here", lambda _text: None, unused)
     harness.give(b"job")
     group.shut_down()
     harness.turn()

@@ -109,13 +109,6 @@ class ClusterProcess:
                 self._child.kill()
         shutil.rmtree(self.state, ignore_errors=True)
 
-    def disown(self) -> None:
-        """Leave everything to the process that started it. Called in its forked child.
-
-        An open copy of the pipe there would keep the cluster from seeing that it was closed.
-        """
-        self._child.close_stdin()
-
     def _read(self) -> None:
         while line := self._child.read_line():
             word, _, rest = line.partition(" ")
@@ -145,8 +138,12 @@ _running: weakref.WeakSet[ClusterProcess] = weakref.WeakSet()
 
 
 def _on_fork() -> None:
+    """Leave the clusters to the process that started them. Called in its forked child.
+
+    An open copy of the pipe there would keep a cluster from seeing that it was closed.
+    """
     for cluster in [*_running]:
-        cluster.disown()
+        cluster._child.close_stdin()  # noqa: SLF001  # its own module
     _running.clear()
 
 

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -20,7 +21,7 @@ from taskyard.errors import ExitCode
 from taskyard.process.child import ChildProcess, status_text, taskyard_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 #: Delay before a child that died is restarted. It doubles with each restart.
 RESTART_SECONDS_FIRST: Final = 0.2
@@ -56,25 +57,17 @@ class RestartPolicy(Struct, frozen=True):
         return status == ExitCode.OK or seconds <= self.final_seconds_max
 
 
-class IncarnationOptions:
-    """Options for the starts of one worker, each with the next incarnation number.
+def incarnation_options(*, owns_name: bool = False) -> Iterator[tuple[str, ...]]:
+    """Yield options for the starts of one worker, each with the next incarnation number.
 
-    A start reports to the broker that all earlier ones have ended: call `next` only then.
+    A start reports to the broker that all earlier ones have ended: take the options only then. With
+    `owns_name`, earlier ones are also those of earlier supervisors. Their workers have ended with
+    them. Numbers from the wall clock are above theirs.
     """
-
-    def __init__(self, *, owns_name: bool = False) -> None:
-        """With `owns_name`, earlier ones are also those of earlier supervisors.
-
-        Their workers have ended with them. Numbers from the wall clock are above theirs.
-        """
-        number = time.time_ns() if owns_name else 1 + secrets.randbits(_INCARNATION_BITS)
-        self._first, self._next = (1 if owns_name else number), number
-
-    def next(self) -> tuple[str, ...]:
-        """Return the options for one more start."""
-        number = self._next
-        self._next += 1
-        return ("--incarnation", str(number), "--replaces", str(self._first))
+    number = time.time_ns() if owns_name else 1 + secrets.randbits(_INCARNATION_BITS)
+    first = 1 if owns_name else number
+    for incarnation in count(number):
+        yield "--incarnation", str(incarnation), "--replaces", str(first)
 
 
 class ManagedProcess:
@@ -97,7 +90,7 @@ class ManagedProcess:
         """Call `info` with each restart, and `on_line` with each line of its stdout.
 
         Without `on_line`, its stdout is the descriptor `stdout`, or /dev/null. See
-        `IncarnationOptions` for `owns_name`. Each start inherits the descriptors `pass_fds` and
+        `incarnation_options` for `owns_name`. Each start inherits the descriptors `pass_fds` and
         reads `stdin_text` first.
         """
         self.name = name
@@ -105,7 +98,7 @@ class ManagedProcess:
         self._policy = policy
         self._info = info
         self._on_line = on_line
-        self._incarnations = IncarnationOptions(owns_name=owns_name) if is_worker else None
+        self._incarnations = incarnation_options(owns_name=owns_name) if is_worker else None
         self._pass_fds, self._stdin_text = pass_fds, stdin_text
         unread = subprocess.DEVNULL if stdout is None else stdout
         self._stdout = unread if on_line is None else subprocess.PIPE
@@ -188,7 +181,7 @@ class ManagedProcess:
             self._thread.join()
 
     def _next_arguments(self) -> list[str]:
-        more = () if self._incarnations is None else self._incarnations.next()
+        more = () if self._incarnations is None else next(self._incarnations)
         return [*self._arguments, *more]
 
     def _start_child(self) -> ChildProcess | None:

@@ -251,25 +251,20 @@ class CallProcess(SupervisedProcess):
             self._receive_all()
 
     def _receive_all(self) -> None:
-        while self._is_connected and self._receive():
-            pass
-
-    def _receive(self) -> bool:
-        """Read once from the socket. Return whether more may come."""
-        try:
-            received = self._socket.recv(READ_BYTES_MAX)
-        except BlockingIOError:
-            return False
-        except OSError:
-            received = b""
-        if not received:
-            self._close_socket()
-            return False
-        for frame in self._inbox.add(received):
-            self._on_frame(frame)
-        if self._inbox.bytes_pending() > _REPLY_BYTES_MAX:
-            self._on_malformed()
-        return self._is_connected
+        """Read from the socket until nothing is left, or it is closed."""
+        while self._is_connected:
+            try:
+                received = self._socket.recv(READ_BYTES_MAX)
+            except BlockingIOError:
+                return
+            except OSError:
+                received = b""
+            if not received:
+                self._close_socket()
+            for frame in self._inbox.add(received):
+                self._on_frame(frame)
+            if self._inbox.bytes_pending() > _REPLY_BYTES_MAX:
+                self._on_malformed()
 
     def _close_socket(self) -> None:
         if self._is_connected:
@@ -328,7 +323,7 @@ class CallProcess(SupervisedProcess):
                 self._pipe.drain()
             is_short = run is not None and run.run_ns < _SHORT_CALL_NS and not result.printed
             self._short_count = self._short_count + 1 if is_short else 0
-            done = self._done(self.job, result.outcome, result.text)
+            done = JobResult(self.job, result.outcome, result.text, self._output.content())
             if result.outcome is Outcome.RETRY_AT:  # the broker has no room for its result
                 done.retry_at_ns = no_room_retry_ns(self.job, self._context.wall_ns())
             if result.output_end:
@@ -379,13 +374,10 @@ class CallProcess(SupervisedProcess):
         if self.job is None or not has_begun:
             return None
         died = f"the process died: {status_text(status)}".encode()
-        done = self._done(self.job, Outcome.FAILED, self.ending or died)
+        done = JobResult(self.job, Outcome.FAILED, self.ending or died, self._output.content())
         # The process's usage covers all its calls, so only the time is recorded.
         done.run = self.run_record(None if status == STATUS_UNKNOWN else status)
         return done
-
-    def _done(self, job: Job, outcome: Outcome, text: bytes) -> JobResult:
-        return JobResult(job, outcome, text, self._output.content())
 
 
 def _appended(output: Content, end: bytes) -> Content:

@@ -62,11 +62,6 @@ class DevicePool:
         return shares
 
 
-def gpus_of(resources: Resources) -> int:
-    """Return the amount of GPUs among the resources of a task."""
-    return dict(resources).get(GPUS, 0) if resources else 0
-
-
 def resource_env(resources: Resources, gpus: Mapping[str, int]) -> dict[str, str]:
     """Return the variables for a task's process: CUDA_VISIBLE_DEVICES and TASKYARD_*."""
     if not resources:

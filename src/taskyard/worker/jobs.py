@@ -11,7 +11,7 @@ from msgspec import Struct
 from taskyard.core.blobs import Blob, Content, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX
-from taskyard.core.resources import MEMORY, Resources
+from taskyard.core.resources import Resources
 from taskyard.core.rules import Rule
 from taskyard.core.runs import Run
 from taskyard.wire.inputs import Input
@@ -49,10 +49,9 @@ class Job(Struct, frozen=True):
     def key(self) -> tuple[bytes, int]:
         return self.name, self.attempt
 
-    @property
-    def memory_limit_bytes(self) -> int:
-        """The most memory that it may use. 0: no limit."""
-        return dict(self.resources).get(MEMORY, 0) if self.resources else 0
+    def amount(self, resource: bytes) -> int:
+        """Return the amount of a resource that it takes. 0: none, and no limit."""
+        return dict(self.resources).get(resource, 0) if self.resources else 0
 
 
 class OutputStream(Protocol):

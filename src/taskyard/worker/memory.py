@@ -17,7 +17,7 @@ from taskyard.core.resources import format_bytes
 from taskyard.worker.limits import MEMORY_CHECK_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from taskyard.worker.processes import SupervisedProcess
 
@@ -46,16 +46,14 @@ class ProcessRow(NamedTuple):
 class MemoryGuard:
     """Kills tasks that use more memory than they asked for."""
 
-    def __init__(self, now_ns: Callable[[], int]) -> None:
-        self._now_ns = now_ns
-        #: When `check` is due, if a running task has a limit.
-        self.due_ns = 0
-        self._has_warned = False
+    #: When `check` is due, if a running task has a limit.
+    due_ns = 0
+    _has_warned = False
 
-    def check(self, processes: Iterable[SupervisedProcess]) -> None:
+    def check(self, processes: Iterable[SupervisedProcess], now_ns: int) -> None:
         """Measure the tasks with a limit, and kill those beyond it."""
         limited = [process for process in processes if process.memory_limit_bytes]
-        self.due_ns = self._now_ns() + MEMORY_CHECK_NS
+        self.due_ns = now_ns + MEMORY_CHECK_NS
         table = read_processes()
         if not table and not self._has_warned:
             self._has_warned = True

@@ -184,9 +184,6 @@ class SocketWorker(WorkerMonitor):
             self.wire.check_accepted(self._channel.unanswered_ns())
             self.after_turn(self.wire.endpoint, self.wire.place)
 
-    def slots_taken(self) -> int:
-        return 0 if self.share is None else self.share.slots_taken()
-
     def abandon(self) -> Runner:
         """Exit without the broker, and stop all tasks. Return the runner, which ends them."""
         self.has_exited = True
@@ -248,7 +245,7 @@ class _BrokerWorkers:
         self._turns += 1
         first = self._turns % len(self._workers)
         rotated = self._workers[first:] + self._workers[:first]
-        for worker in sorted(rotated, key=lambda one: one.slots_taken()):
+        for worker in sorted(rotated, key=lambda one: one.share.slots_taken() if one.share else 0):
             if not worker.has_exited:
                 self._send(worker)
         return self._budget.has_freed()

@@ -121,8 +121,8 @@ class PingPongWorkerLoop:
                 logger.warning(action.text)
 
 
-class _PolledSockets:
-    """Implements `SocketFactory`, and polls the sockets."""
+class PolledSockets:
+    """The sockets of all loops. Implements `SocketFactory`, and polls them."""
 
     def __init__(self, endpoint: str, poller: Poller, key: PeerKey | None = None) -> None:
         self._endpoint = endpoint
@@ -156,14 +156,6 @@ class _PolledSockets:
             self.close(wire)
 
 
-class OpenSockets(Protocol):
-    """The sockets of all loops."""
-
-    def place(self) -> str: ...
-
-    def check_accepted(self, unanswered_ns: int) -> None: ...
-
-
 class PingPongGroup:
     """The loops of one process, one per slot, as the host drives them."""
 
@@ -172,7 +164,7 @@ class PingPongGroup:
         loops: Sequence[PingPongWorkerLoop],
         endpoint: str,
         announce: Callable[[str], None],
-        opened: OpenSockets,
+        opened: PolledSockets,
     ) -> None:
         self._loops = loops
         self._endpoint = endpoint
@@ -231,7 +223,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
     the user. Raises `Refused` if the broker refuses the key.
     """
     with Host(until_eof=until_eof) as host:
-        socket_factory = _PolledSockets(endpoint, host.poller, key)
+        socket_factory = PolledSockets(endpoint, host.poller, key)
         host.callback(socket_factory.close_all)
         loops = [
             PingPongWorkerLoop(

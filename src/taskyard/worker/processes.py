@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.resources import MEMORY
 from taskyard.core.runs import Run
 from taskyard.process import current_task
 from taskyard.process.child import STATUS_UNKNOWN
@@ -400,7 +401,7 @@ class SupervisedProcess:
 
     def end(self, reason: bytes) -> None:
         """Send SIGTERM. SIGKILL follows after the grace period."""
-        if self.ending is None:
+        if self.ending is None and not self.has_ended:  # its process id may be in use again
             self.ending = reason
             self.due_ns = self._context.now_ns() + KILL_GRACE_NS
             self.process.signal(signal.SIGTERM)
@@ -433,7 +434,7 @@ class SupervisedProcess:
         """Set its job, and start the time limit."""
         self.job = job
         self.slots = job.slots
-        self.memory_limit_bytes = job.memory_limit_bytes
+        self.memory_limit_bytes = job.amount(MEMORY)
         self._began_ns = self._context.now_ns()
         self._start_limit()
 

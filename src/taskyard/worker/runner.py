@@ -23,7 +23,7 @@ from msgspec import structs
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.resources import CPUS
+from taskyard.core.resources import CPUS, GPUS
 from taskyard.core.runs import Run
 from taskyard.errors import PeerError, UserError
 from taskyard.net.protocols import Clock
@@ -35,7 +35,7 @@ from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.allow_list import ANY_PICKLE, PICKLE_REFUSAL, is_module_allowed, refusal
 from taskyard.worker.call_process import CallOptions, CallProcess, is_small, start_child
 from taskyard.worker.command_files import CommandFiles
-from taskyard.worker.devices import DevicePool, gpus_of
+from taskyard.worker.devices import DevicePool
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.limits import (
     CALLS_WAITING_MAX,
@@ -94,7 +94,7 @@ class ProcessRunner:
         #: Cores of tasks at once, in the unit of resources. 0: no limit.
         self.cores_total = 0
         self._gpus = DevicePool(gpus)
-        self._memory_guard = MemoryGuard(clock.monotonic_ns)
+        self._memory_guard = MemoryGuard()
         self._allow = list(allow)
         self._is_allowed = lru_cache(_MODULES_KNOWN)(partial(is_module_allowed, allow=tuple(allow)))
         self._command = command
@@ -347,7 +347,7 @@ class ProcessRunner:
         if have_ended:
             self._processes = [process for process in self._processes if not process.has_ended]
         if has_limit and self._memory_guard.due_ns <= now_ns:
-            self._memory_guard.check(self._processes)
+            self._memory_guard.check(self._processes, now_ns)
         if len(self._processes) > self.slots_total:
             self._end_surplus(now_ns)
 
@@ -378,7 +378,7 @@ class ProcessRunner:
 
     def _has_gpus(self, job: Job) -> bool:
         """Return whether the GPUs of a job are free, also of processes that are being ended."""
-        return self._gpus.has(gpus_of(job.resources))
+        return self._gpus.has(job.amount(GPUS))
 
     def _has_slots(self, job: Job) -> bool:
         """Return whether a job can start. Calls that have waited go on first."""
@@ -396,8 +396,9 @@ class ProcessRunner:
     def _has_cores(self, job: Job) -> bool:
         """Return whether the cores of a job are free. The broker counts those of all others, but
         gives away the cores of calls that wait, which may go on at any time."""
-        needed = _cores_of(job) if self.cores_total else 0
-        return not needed or needed + sum(map(_cores_of, self.started())) <= self.cores_total
+        needed = job.amount(CPUS) if self.cores_total else 0
+        used = sum(one.amount(CPUS) for one in self.started()) if needed else 0
+        return not needed or used + needed <= self.cores_total
 
     def _resume_calls(self) -> None:
         """Free the slots of calls that wait, and let calls go on that have waited."""
@@ -466,7 +467,7 @@ class ProcessRunner:
         if result is not None:
             self._report(result)
             return
-        gpus = self._gpus.take(gpus_of(job.resources))
+        gpus = self._gpus.take(job.amount(GPUS))
         try:
             program = start_program(job, command, self._context, workplace.env, gpus)
         except (OSError, ValueError) as error:
@@ -477,7 +478,7 @@ class ProcessRunner:
             self._processes.append(program)
 
     def _start_call(self, job: Job) -> None:
-        amount = gpus_of(job.resources)
+        amount = job.amount(GPUS)
         try:
             child = self._idle_child(fresh=bool(amount))
         except OSError as error:
@@ -508,10 +509,6 @@ class ProcessRunner:
         if done.run is None and done.outcome is not Outcome.REFUSED:
             done.run = Run(self._clock.wall_ns(), 0)  # it ended before it could start
         self._done.append(self._files.finish(done))
-
-
-def _cores_of(job: Job) -> int:
-    return dict(job.resources).get(CPUS, 0) if job.resources else 0
 
 
 def _with_resources(job: Job, *, cores: bool) -> Job:

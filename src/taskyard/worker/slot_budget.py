@@ -108,12 +108,12 @@ class SlotBudget:
         self.slots_total = slots
         self.gpus = DevicePool(gpus)
         self._resources = dict(resources)
-        self._clock = clock
+        self.clock = clock
         self.shares: list[Share] = []
 
     def add(self) -> Share:
         """Return the share of one more worker."""
-        share = Share(self, self._clock)
+        share = Share(self)
         self.shares.append(share)
         return share
 
@@ -143,9 +143,8 @@ class Share:
     runner: BudgetRunner | None = None
     prefetch: Prefetch | None = None
 
-    def __init__(self, budget: SlotBudget, clock: MonotonicClock) -> None:
+    def __init__(self, budget: SlotBudget) -> None:
         self._budget = budget
-        self._clock = clock
         #: The slots in use when the runner lacked some for its next task. None: it did not.
         self.denied_at: int | None = None
         #: Tasks that were requested and have not arrived, and until when slots are kept for them.
@@ -201,7 +200,7 @@ class Share:
 
     def slots_taken(self) -> int:
         """Return the slots that are in use, or kept for requested tasks."""
-        is_kept = self._clock.monotonic_ns() < self._requested_until_ns
+        is_kept = self._budget.clock.monotonic_ns() < self._requested_until_ns
         return self.slots_used + (self._requested if is_kept else 0)
 
     def slots_unused(self) -> int:
@@ -211,7 +210,7 @@ class Share:
 
     def must_return(self, excess: int) -> bool:
         """Return whether tasks were queued beyond the slots for too long."""
-        now_ns = self._clock.monotonic_ns()
+        now_ns = self._budget.clock.monotonic_ns()
         if excess <= 0:
             self._excess_since_ns = 0
         elif not self._excess_since_ns:
@@ -230,7 +229,7 @@ class Share:
     def on_request(self, tasks: int) -> None:
         """Keep slots for tasks that were requested."""
         self._requested = tasks
-        self._requested_until_ns = self._clock.monotonic_ns() + REQUEST_NS
+        self._requested_until_ns = self._budget.clock.monotonic_ns() + REQUEST_NS
 
     def on_reply(self) -> None:
         """Keep no more slots: the tasks have arrived, or there are none."""
@@ -238,7 +237,7 @@ class Share:
 
     def wake_at_ns(self) -> int | None:
         """Return when slots kept for another worker become available, or tasks are returned."""
-        now_ns = self._clock.monotonic_ns()
+        now_ns = self._budget.clock.monotonic_ns()
         times = [one._requested_until_ns for one in self._others()]  # noqa: SLF001  # its own class
         if self._excess_since_ns:
             times.append(self._excess_since_ns + EXCESS_NS)

@@ -219,8 +219,6 @@ class OutputSpool:
 
     def take(self) -> list[StreamChunk]:
         """Return the next chunks to send, if any are due."""
-        if not self.streams:
-            return []
         now_ns, room = self._now_ns(), APPEND_BYTES_MAX
         chunks: list[StreamChunk] = []
         for stream in [*self.streams.values()]:
@@ -273,8 +271,6 @@ class OutputSpool:
 
     def wake_at_ns(self) -> int | None:
         """Return when the next bytes are due. None: there are none."""
-        if not self.streams:
-            return None
         unsent = [stream for stream in self.streams.values() if stream.bytes_unsent]
         if any(self._is_due(stream, 0) for stream in unsent):
             return self._now_ns()

@@ -97,12 +97,9 @@ class StdinPipe:
             return
         self._is_polled = wanted
         if wanted:
-            self._selector.register(self._writing, EVENT_WRITE, self._on_writable)
+            self._selector.register(self._writing, EVENT_WRITE, lambda _events: self._write())
         else:
             self._selector.unregister(self._writing)
-
-    def _on_writable(self, _events: int) -> None:
-        self._write()
 
 
 class LineLogger:

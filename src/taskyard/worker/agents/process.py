@@ -6,6 +6,8 @@ with a task, that exceeds a time limit, or that violates the protocol. Output af
 """
 
 import logging
+import os
+import stat
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -17,6 +19,8 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
 from taskyard.process.child import STATUS_UNKNOWN, status_text
+from taskyard.process.locks import is_running
+from taskyard.wire.hungry import zmailer
 from taskyard.wire.hungry.frames import (
     FINISHING,
     IDLE,
@@ -31,8 +35,6 @@ from taskyard.wire.hungry.frames import (
     PassedOver,
     Report,
 )
-from taskyard.wire.hungry.zmailer import SESSIONS
-from taskyard.worker.agents.control_files import report_of
 from taskyard.worker.agents.pipes import LineLogger, StdinPipe
 from taskyard.worker.agents.rules import AgentSettings, LaneKey
 from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
@@ -88,7 +90,7 @@ class Agent(SupervisedProcess):
         self._pipes = lines
         self._on_output = on_output
         self._settings = settings
-        self._session = SESSIONS[settings.lines](settings.overfeed)
+        self._session = zmailer.SESSIONS[settings.lines](settings.overfeed)
         #: The current or last lane.
         self.lane: LaneKey | None = None
         self._jobs: dict[Key, Job] = {}
@@ -236,10 +238,6 @@ class Agent(SupervisedProcess):
             self._is_at_fault = False
             self.end(b"cancelled")
 
-    def end(self, reason: bytes) -> None:
-        if not self.has_ended:  # its process id may be in use again
-            super().end(reason)
-
     # Lines from the agent.
 
     def receive(self, chunk: bytes) -> None:
@@ -266,7 +264,7 @@ class Agent(SupervisedProcess):
         elif isinstance(message, PassedOver):
             for key in message.keys:
                 payload = self._jobs[key].payload
-                self._settle(report_of(key, payload, self._settings.interval_ns))
+                self._settle(_report_of(key, payload, self._settings.interval_ns))
         elif isinstance(message, Comment):
             self._on_comment(message.text)
         elif isinstance(message, MalformedLine):
@@ -449,3 +447,45 @@ def start_agent(
     pipes = AgentPipes(stdin, stdout, stderr)
     agent = Agent(process, pipes, runner_context, settings, on_output)
     return agent
+
+
+# The marks of recipients in ZMailer's control files, for tasks that an agent passed over. The agent
+# marks each recipient in the file, and locks it while it delivers. So a recipient is found there
+# that was delivered for another task of its line, or whose report was lost. The lock of an agent
+# that was killed is removed, as the original scheduler does.
+
+
+def _report_of(key: Key, payload: bytes, interval_ns: int) -> Report:
+    """Return the report that a recipient's mark stands for: by default, to try it again later."""
+    path = zmailer.path_of(payload)
+    text = b"the agent reported nothing"
+    try:
+        mark = _mark_of(path, int(key[0].rpartition(b"/")[2]))
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or "not a transport control file"
+        text = b"%s: %s" % (path, problem.encode())
+    else:
+        if mark == zmailer.DELIVERED:
+            return Report(key, Outcome.DONE, text=b"marked as delivered")
+        if mark == zmailer.REFUSED:
+            return Report(key, Outcome.FAILED_FINAL, text=b"marked as failed")
+    retry_ns = max(interval_ns, SECOND_NS)
+    return Report(key, Outcome.RETRY_AT, text=text, retry_ns=retry_ns, is_from_now=True)
+
+
+def _mark_of(path: bytes, offset: int) -> bytes:
+    """Return the mark of a recipient, and remove the lock of a process that has ended.
+
+    Raises `OSError` or `ValueError`.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        line = os.pread(descriptor, 2 + zmailer.LOCK_BYTES, offset)
+        mark, process = line[1:2], line[2:]
+        if line[:1] != zmailer.RECIPIENT or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError
+        if mark == zmailer.LOCKED and not is_running(int(process)):
+            os.pwrite(descriptor, zmailer.WAITING * (1 + zmailer.LOCK_BYTES), offset + 1)
+        return mark
+    finally:
+        os.close(descriptor)
