@@ -13,7 +13,7 @@ from tests.kit.processes import environment
 
 #: Forks a child in an interpreter with one thread, which pytest's may not have.
 PREAMBLE = """
-import os, signal, subprocess, sys, threading
+import gc, os, signal, subprocess, sys, threading
 from taskyard.process.child import ChildProcess
 from taskyard.process.fork import can_fork
 signal.signal(signal.SIGTERM, lambda *_: None)
@@ -42,7 +42,8 @@ class TestFork:
 inherited = os.open(os.devnull, os.O_RDONLY)
 def program():
     handlers = [signal.getsignal(one) == signal.SIG_DFL for one in (signal.SIGTERM, signal.SIGHUP)]
-    print(os.getpgrp() == os.getpid(), handlers, os.listdir("/proc/self/fd")[3:], flush=True)
+    print(os.getpgrp() == os.getpid() and gc.isenabled(), handlers, end=" ")
+    print(os.listdir("/proc/self/fd")[3:], flush=True)
     return 7
 child = ChildProcess.fork(program, stdout=subprocess.PIPE)
 child.write("\\n")

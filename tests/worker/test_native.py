@@ -438,9 +438,7 @@ def _ignore_line(_line: str) -> None:
 
 def test_refusal_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     harness = refused_harness(REFUSED["name"])
-    monitor = WorkerMonitor(
-        harness.loop, Channel(harness, harness), harness.runner, REFUSED["name"], _ignore_line
-    )
+    monitor = WorkerMonitor(harness.loop, Channel(harness, harness), harness.runner, _ignore_line)
     for _ in range(3):
         harness.turn()
         monitor.after_turn("here")
@@ -708,10 +706,7 @@ def test_worker_whose_key_is_refused_stops_tasks_and_ends() -> None:
     harness.now_ns += SECOND_NS
     harness.turn()
     assert (harness.runner.stopped, harness.loop.held) == ([(b"a", 1)], 0)
-    settings = harness.loop.settings
-    monitor = WorkerMonitor(
-        harness.loop, Channel(harness, harness), harness.runner, settings, _ignore_line
-    )
+    monitor = WorkerMonitor(harness.loop, Channel(harness, harness), harness.runner, _ignore_line)
     with pytest.raises(Refused, match=r"worker \S+: why") as refused:
         monitor.after_turn("here")
     assert refused.value.code == "forbidden"

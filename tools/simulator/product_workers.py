@@ -129,7 +129,7 @@ class NativeWorker(ProductWorker):
             settings, channel, runner, self.clock, runner, spool=spool, prefetch=prefetch
         )
         runner.on_output = self._loop.set_progress
-        self._worker = WorkerMonitor(self._loop, channel, runner, settings, _say_nothing)
+        self._worker = WorkerMonitor(self._loop, channel, runner, _say_nothing)
 
     def _network(self) -> Network:
         """Return the network to the broker: direct, or through a relay."""

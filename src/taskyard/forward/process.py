@@ -88,7 +88,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
         loop = ForwardLoop(settings, channel, runner, host.clock, spool=spool)
         loop.on_ended = runner.cancel_ended
         runner.on_capacity = lambda one: loop.set_capacity(slots or one.slots, one.resources)
-        worker = SocketWorker(loop, channel, runner, settings, announce)
+        worker = SocketWorker(loop, channel, runner, announce)
         worker.wire, worker.host = wire, host
         host.run(worker)
 

@@ -28,6 +28,7 @@ from taskyard.process.managed_process import (
     RESTART_SECONDS_FIRST,
     ManagedProcess,
     RestartPolicy,
+    ignore,
 )
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class LocalCluster:
             "broker",
             ["broker", "--memory", "--state", str(state), "--until-eof", "--quiet"],
             BROKER_POLICY,
-            _no_info,
+            ignore,  # an executor raises exceptions instead
             on_line=lambda _line: self._on_listening(),
             is_worker=False,
         )
@@ -182,7 +183,7 @@ class LocalCluster:
                 f"worker-{number}",
                 worker_spec.arguments(state, f"worker-{number}", number),
                 WORKER_POLICY,
-                _no_info,
+                ignore,
                 stdout=stdout,
             )
             for number in range(1, worker_spec.workers + 1)
@@ -242,7 +243,3 @@ def _copy_stdout() -> int:
         return os.dup(1)
     except OSError:
         return os.open(os.devnull, os.O_WRONLY)
-
-
-def _no_info(_line: str) -> None:
-    """Log nothing: an executor raises exceptions instead."""

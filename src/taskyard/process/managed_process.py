@@ -113,7 +113,7 @@ class ManagedProcess:
         #: Exits in a row that were each soon after the start.
         self.early_exits = 0
         #: Called when the child has ended for good.
-        self.on_end: Callable[[], None] = no_callback
+        self.on_end: Callable[[], None] = ignore
         self._thread = threading.Thread(
             target=self._watch, name=f"supervisor of {name}", daemon=True
         )
@@ -233,5 +233,5 @@ class ManagedProcess:
         return is_final
 
 
-def no_callback() -> None:
-    """Ignore the end of a child."""
+def ignore(*_event: object) -> None:
+    """Ignore the restart or the end of a child."""

@@ -28,7 +28,7 @@ from taskyard.process.machine import Machine, this_machine
 from taskyard.process.managed_process import (
     ManagedProcess,
     RestartPolicy,
-    no_callback,
+    ignore,
 )
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Supervisor:
         self.workers: list[ManagedProcess] = []
         self.page: ManagedProcess | None = None
         #: Called when no task can run any more, unless `stop` was called before.
-        self.on_over: Callable[[], None] = no_callback
+        self.on_over: Callable[[], None] = ignore
         self._is_stopping = False
 
     def _on_end(self) -> None:

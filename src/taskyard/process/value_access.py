@@ -208,7 +208,8 @@ def _cache(document: StoreDocument) -> BlobFiles:
 
 def _make_room(cache: BlobFiles, bytes_more: int) -> None:
     """Remove blobs that were not used for the longest time, so that a new one fits."""
-    limit, now_ns = _cache_bytes(), time.time_ns()
+    given, now_ns = os.environ.get(CACHE_VARIABLE, ""), time.time_ns()
+    limit = read_size(given) if given else CACHE_BYTES
     files = sorted(cache.walk(), key=lambda file: file.used_ns)
     used = bytes_more + sum(file.bytes_total for file in files)
     for file in files:
@@ -218,8 +219,3 @@ def _make_room(cache: BlobFiles, bytes_more: int) -> None:
         if cache.remove(file.id, now_ns - _CACHE_NS_MIN):
             used -= file.bytes_total
     cache.remove_unfinished(now_ns - 3600 * SECOND_NS)  # of processes that were killed
-
-
-def _cache_bytes() -> int:
-    given = os.environ.get(CACHE_VARIABLE, "")
-    return read_size(given) if given else CACHE_BYTES

@@ -10,7 +10,6 @@ Knows no processes.
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from functools import lru_cache, partial
 from importlib.abc import Loader
 from importlib.machinery import BuiltinImporter, ExtensionFileLoader, ModuleSpec
@@ -130,7 +129,7 @@ class AllowList:
 
     def watch_imports(self) -> None:
         """Note what each module has when a call imports it, before that call can change it."""
-        self._modules.watch_imports()
+        sys.meta_path.insert(0, _Watch(self._modules))
 
     def _module(self, name: str) -> "_Module":
         """Import an allowed module."""
@@ -275,21 +274,18 @@ class _Modules:
 
     def __init__(self, allow: Iterable[str]) -> None:
         tops = {name.partition(".")[0] for name in allow}
-        self._tops = tops | {_twin(top) for top in tops}
+        self.tops = tops | {_twin(top) for top in tops}
         #: A call may change the directory.
         self._path = [str(Path(one).absolute()) if Path(one).is_dir() else one for one in sys.path]
         self._known: dict[str, _Module] = {}
         #: What calls have imported, from anywhere: its file, and what it was.
-        self._imported: dict[str, tuple[str | None, _Module]] = {}
+        self.imported: dict[str, tuple[str | None, _Module]] = {}
         self._add_new(frozenset())
-
-    def watch_imports(self) -> None:
-        sys.meta_path.insert(0, _Watch(self._tops, self._imported))
 
     def add_alias(self, found: _Module) -> None:
         """Know a module by the name that it gives itself, too."""
         self._known.setdefault(found.name, found)
-        self._tops.add(found.name.partition(".")[0])
+        self.tops.add(found.name.partition(".")[0])
 
     def load(self, name: str, *, must_be_compiled: bool = False) -> _Module:
         """Return a module. Raises what its import raises, and `UserError` if it is another one."""
@@ -311,7 +307,7 @@ class _Modules:
 
     def _add(self, name: str, spec: ModuleSpec | None) -> None:
         module = sys.modules.get(name)
-        if name in self._imported or module is not None:  # a call has imported it
+        if name in self.imported or module is not None:  # a call has imported it
             self._known[name] = self._imported_before(name, module, spec)
         elif spec is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
@@ -330,7 +326,7 @@ class _Modules:
     ) -> _Module:
         """Return what a module was when a call had imported it, if that is the module of `spec`."""
         own = getattr(getattr(module, "__spec__", None), "origin", None)
-        origin, found = self._imported.get(name, (own, None))
+        origin, found = self.imported.get(name, (own, None))
         if origin != (None if spec is None else spec.origin):
             raise UserError(f"module {name} is not that of the worker's search path ({origin})")
         if found is None:
@@ -340,7 +336,7 @@ class _Modules:
     def _add_new(self, before: frozenset[str]) -> None:
         """Add the modules that were not there before."""
         for name, module in [*sys.modules.items()]:
-            if name not in before and name.partition(".")[0] in self._tops and module is not None:
+            if name not in before and name.partition(".")[0] in self.tops and module is not None:
                 path = getattr(module, "__dict__", {}).get("__path__")
                 self._known[name] = _described(name, module, path)
 
@@ -348,24 +344,21 @@ class _Modules:
 class _Watch:
     """Finds modules as the finders after it do, and notes what each has when it is imported."""
 
-    def __init__(
-        self, tops: AbstractSet[str], imported: dict[str, tuple[str | None, _Module]]
-    ) -> None:
-        self._tops = tops
-        self._imported = imported
+    def __init__(self, modules: _Modules) -> None:
+        self._modules = modules
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         spec = None
-        if name.partition(".")[0] in self._tops:
+        if name.partition(".")[0] in self._modules.tops:
             spec = _find_spec(name, path, target)
         if spec is not None and spec.loader is None:
             # A namespace package has no code, and nothing of its own.
             empty = _Module(name, {}, frozenset(), None, is_compiled=False, module=ModuleType(name))
-            self._imported.setdefault(name, (spec.origin, empty))
+            self._modules.imported.setdefault(name, (spec.origin, empty))
         elif spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _WatchedLoader(spec.loader, self._imported)
+            spec.loader = _WatchedLoader(spec.loader, self._modules.imported)
         return spec
 
 

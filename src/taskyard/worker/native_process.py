@@ -64,16 +64,14 @@ class WorkerMonitor:
         loop: NativeWorkerLoop,
         channel: Channel,
         runner: Runner,
-        settings: WorkerSettings,
         announce: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self.wake_at_ns = loop.wake_at_ns
         self._channel = channel
         self._runner = runner
-        self._settings = settings
         #: Its name in logs, with the broker if there are several.
-        self.log_name = shown(settings.name)
+        self.log_name = shown(loop.settings.name)
         self._announcer = Announcer(self.log_name, announce)
         self._refusal_logged = ""
         self._waits_for_name = False
@@ -134,7 +132,7 @@ class WorkerMonitor:
         unanswered_ns = self._channel.unanswered_ns()
         if not self._loop.held:
             return unanswered_ns > EXIT_NS_MAX
-        if unanswered_ns <= self._settings.lease_timeout_ns:
+        if unanswered_ns <= self._loop.settings.lease_timeout_ns:
             return False
         self._announcer.unreported(self._loop.held)
         return True
@@ -322,7 +320,7 @@ def _make_worker(
     wire = host.add_socket(sockets.connect(broker.endpoint, broker.key, counts=True))
     channel = Channel(wire, host.clock)
     loop = NativeWorkerLoop(settings, channel, runner, host.clock, rule_runner, spool=spool)
-    worker = SocketWorker(loop, channel, runner, settings, announce)
+    worker = SocketWorker(loop, channel, runner, announce)
     if share is not None:
         runner.use_share(share)
         loop.use_share(share)

@@ -42,36 +42,32 @@ class InstalledCommands:
     """
 
     def __init__(self, runners: Mapping[bytes, Runner]) -> None:
-        self._runners = dict(runners)
+        self.runners = dict(runners)
         self._numbers = count(1)
         #: The worker of each running program, its number there, and its command.
         self._owners: dict[bytes, tuple[RoundRobinWorkerLoop, int, bytes]] = {}
 
-    @property
-    def names(self) -> list[bytes]:
-        return [*self._runners]
-
     def start(self, loop: RoundRobinWorkerLoop, run: Run) -> None:
         name = b"%d" % next(self._numbers)
         self._owners[name] = (loop, run.number, run.command)
-        self._runners[run.command].start(Job(name, 1, DIALECT, run.payload))
+        self.runners[run.command].start(Job(name, 1, DIALECT, run.payload))
 
     def stop(self, loop: RoundRobinWorkerLoop, number: int) -> None:
         for name, (owner, own_number, command) in [*self._owners.items()]:
             if (owner, own_number) == (loop, number):
                 del self._owners[name]
-                self._runners[command].stop(name, 1)
+                self.runners[command].stop(name, 1)
 
     def turn(self) -> None:
         """Send the results of programs that have ended."""
-        for runner in self._runners.values():
+        for runner in self.runners.values():
             for done in runner.turn():
                 owner = self._owners.pop(done.job.name, None)
                 if owner is not None:
                     owner[0].finish(owner[1], done)
 
     def wake_at_ns(self) -> int | None:
-        times = [runner.wake_at_ns() for runner in self._runners.values()]
+        times = [runner.wake_at_ns() for runner in self.runners.values()]
         return min((at_ns for at_ns in times if at_ns is not None), default=None)
 
 
@@ -91,7 +87,7 @@ class RoundRobinWorkerLoop(RoundRobinLoop):
     ) -> None:
         """Connect a worker. `handler` is as for `Worker`."""
         self._commands = commands or InstalledCommands({})
-        now_ns, names = clock.monotonic_ns(), self._commands.names
+        now_ns, names = clock.monotonic_ns(), [*self._commands.runners]
         self.worker = Worker(wire.endpoint, name, now_ns, handler, slots=slots, commands=names)
         super().__init__(self.worker, wire, clock, print_line)
 

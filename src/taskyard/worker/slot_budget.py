@@ -145,6 +145,7 @@ class Share:
 
     def __init__(self, budget: SlotBudget) -> None:
         self._budget = budget
+        self.gpus = budget.gpus
         #: The slots in use when the runner lacked some for its next task. None: it did not.
         self.denied_at: int | None = None
         #: Tasks that were requested and have not arrived, and until when slots are kept for them.
@@ -152,10 +153,6 @@ class Share:
         self._requested_until_ns = 0
         #: Since when tasks are queued beyond the slots. 0: none are.
         self._excess_since_ns = 0
-
-    @property
-    def gpus(self) -> DevicePool:
-        return self._budget.gpus
 
     @property
     def slots_used(self) -> int:

@@ -230,7 +230,9 @@ class WmpWorker:
         self._watch_managers()
         self._watch_name()
         if self._loop.has_exited:
-            self._flush_exit()
+            # Let the last messages leave, or a manager would wait for the lease to expire.
+            for wire in self._connections:
+                wire.send_after_close(EXIT_LINGER_MS)
         return more
 
     def wake_at_ns(self) -> int | None:
@@ -279,11 +281,6 @@ class WmpWorker:
         elif self._waits_for_name and not held_by_other:
             logger.warning("worker %s: holds its name now", self._name)
         self._waits_for_name = bool(held_by_other)
-
-    def _flush_exit(self) -> None:
-        """Let the last messages leave, or a manager would have to wait for the lease to expire."""
-        for wire in self._connections:
-            wire.send_after_close(EXIT_LINGER_MS)
 
 
 def serve(  # noqa: PLR0913  # the last ones are named
