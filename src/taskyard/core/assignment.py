@@ -235,6 +235,11 @@ def _update_worker(context: Context, worker: Worker, tasks: list[Task]) -> None:
     lane = tasks[-1].lane
     worker.lane_run = worker.lane_run + len(tasks) if lane is worker.lane else len(tasks)
     worker.lane = lane
+    lane_group = lane.lane_group
+    if not lane.ready and len(lane_group.rotation) == len(lane_group.service.lane_groups) == 1:
+        # The service's only lane with tasks got empty: a look at the rotation shows it.
+        lane_group.rotation.clear()
+        lane.in_rotation = False
     rule_table = context.ledger.rule_table
     if rule_table.has_rates or rule_table.has_lane_rates:
         _spend_rates(context, worker.leases[context.ledger.record])

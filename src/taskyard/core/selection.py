@@ -56,6 +56,8 @@ def next_of_only_lane(ledger: Ledger, worker: Worker, count: int) -> list[Task] 
         return None
     (lane_group,) = service.lane_groups
     rotation, active_rule = lane_group.rotation, lane_group.active_rule
+    if not rotation and not (worker.reservation or service.last_attempts):
+        return []
     if len(rotation) != 1 or not active_rule.is_simple or active_rule.options.lane_rate_interval_ns:
         return None
     lane, room = rotation[0], min(count, worker.slots_free, LEASE_TASKS_MAX)
