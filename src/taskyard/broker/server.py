@@ -226,7 +226,7 @@ def _run(
             reporter.add_leader(opened.lease)
         listeners.dwork.report_health(reporter.measures)
         logs: list[CountLog | MembershipLog] = [*_count_logs(broker, listeners), membership]
-        housekeeping = _Housekeeping(logs, opened, broker, transport)
+        housekeeping = Housekeeping(logs, opened, broker, transport)
         if housekeeping.handover is not None:
             listeners.dwork.set_handover(housekeeping.handover)
         is_over = _run_until_stopped(
@@ -442,7 +442,7 @@ class _Controls:
         return self._host.is_orphaned()
 
 
-class _Housekeeping:
+class Housekeeping:
     """The work between two turns."""
 
     def __init__(
@@ -485,7 +485,7 @@ def _run_until_stopped(
     broker: Broker,
     transport: SocketTransport,
     listeners: Listeners,
-    housekeeping: _Housekeeping,
+    housekeeping: Housekeeping,
     ending: Callable[[], bool],
 ) -> bool:
     """Run turns until the broker is to end. Return whether it ends its term for a standby."""

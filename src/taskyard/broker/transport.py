@@ -32,7 +32,7 @@ from taskyard.wire.native.development import PEER_TEXT
 from taskyard.wire.seen_relays import RefusedPeer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Sequence, Sized
 
     from taskyard.broker.auth import Authenticator
     from taskyard.core.effects import Effect
@@ -119,7 +119,9 @@ class DialectRouter:
         self._dialects = list(dialects)
         self._dialect_of_socket = [self._dialects[number] for number in sockets]
         self._prefixes = [(one.prefix, one) for one in self._dialects if one.prefix]
-        self._collecting = collecting(self._dialects[0])
+        #: The first dialect, if it collects replies. Others collect none.
+        self._collecting = found = collecting(self._dialects[0])
+        self.collected: tuple[Sized, ...] = () if found is None else found.collected
 
     def receive(
         self,
@@ -152,7 +154,6 @@ class DialectRouter:
         return self._dialect_of_socket[route[0]].reconnected(route, now_ns)
 
     def flush(self) -> Sequence[Reply]:
-        """Return replies that the first dialect has collected. Others collect none."""
         return () if self._collecting is None else self._collecting.flush()
 
     def carrier(self, route: bytes) -> bytes:
@@ -379,7 +380,7 @@ class SocketTransport:
                     undelivered += self._send(route, frames, effect)
                 elif not wire.send([route[1:], *frames]):
                     undelivered += self._unsent(route, frames, effect)
-        if self._collecting is not None:
+        if self._collecting is not None and any(self._collecting.collected):
             for route, frames in self._collecting.flush():
                 undelivered += self._send(route, frames, None)
         return undelivered

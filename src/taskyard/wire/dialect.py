@@ -17,7 +17,7 @@ from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.core.model import Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Sequence, Sized
 
     from taskyard.core.effects import Effect, Settled
     from taskyard.core.events import Event
@@ -133,6 +133,9 @@ class Dialect(Protocol):
 @runtime_checkable
 class CollectingDialect(Protocol):
     """A dialect that collects replies to relayed peers until the end of a turn."""
+
+    #: What it collects in. While all are empty, `flush` returns nothing.
+    collected: tuple[Sized, ...]
 
     def flush(self) -> Sequence[Reply]: ...
 

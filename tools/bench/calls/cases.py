@@ -26,6 +26,9 @@ from taskyard.wire.native.peer import Reply, ReportColumns
 #: How often each message is sent. The first ones make caches and are not counted.
 REPEATS: Final = 40
 
+#: The label of a step of housekeeping.
+HOUSEKEEPING: Final = "housekeeping"
+
 #: How long an idle broker with one worker is watched.
 IDLE_S: Final = 12
 

@@ -50,6 +50,7 @@ MESSAGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "native Steal": ("steal", (_STEAL,)),
     "native Complete": ("steal", (_REPORT,)),
     "empty turn": ("idle", ()),
+    "housekeeping, every 10 s when idle": ("idle", (cases.HOUSEKEEPING,)),
 }
 
 #: A task in the client's process, and the turns of its session: for the submission, for its
@@ -145,7 +146,7 @@ def figures_of(what: str, traces: dict[str, Trace]) -> Figures:
     segments = _by_labels(traces[name])[labels]
     if not segments:
         raise RuntimeError(f"{what}: no turn of the run {name} has the events {labels}")
-    if not labels:  # a turn without messages, and without the housekeeping after some of them
+    if not labels:  # some of the turns without messages check the clock and the disk
         return _figures(what, min(segments, key=lambda one: one.own))
     return _figures(what, _middle(segments))
 

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from bench.calls import cases
 from bench.calls.cases import REPEATS
 from bench.calls.tracer import Tracer, write
 from taskyard.broker.broker_settings import BrokerSettings
-from taskyard.broker.server import serve
+from taskyard.broker.server import Housekeeping, serve
 from taskyard.broker.turn import Broker
 from taskyard.client.client import Client
 from taskyard.client.session import Session
@@ -43,8 +44,9 @@ def _submit_one(client: Client) -> None:
 
 
 def broker_tracer() -> Tracer:
-    """Return a tracer of turns, each with the work until the next one."""
-    return Tracer({Broker.turn.__code__: ""}, {Scheduler.handle.__code__: "event"})
+    """Return a tracer of turns, and of the steps of housekeeping between some of them."""
+    marks = {Broker.turn.__code__: "", Housekeeping.run_step.__code__: cases.HOUSEKEEPING}
+    return Tracer(marks, {Scheduler.handle.__code__: "event"})
 
 
 def client_tracer() -> Tracer:

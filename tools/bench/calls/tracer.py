@@ -64,7 +64,7 @@ class Tracer:
         *,
         all_threads: bool = False,
     ) -> None:
-        """Begin a segment at each call of a function in `marks`.
+        """Begin a segment at each call of a function in `marks`, with its label if it has one.
 
         A call of a `labelled` function adds the type of the argument with that name as a label.
         With `all_threads`, segments contain the calls of all of them.
@@ -126,6 +126,8 @@ class Tracer:
         if code in self._marks:
             self._end()
             self._begin()
+            if self._marks[code]:
+                self._segment.labels.append(self._marks[code])
         if code in self._labelled:
             label = type(frame.f_locals[self._labelled[code]]).__name__
             self._segment.labels.append(label)

@@ -96,6 +96,7 @@ class NativeServer:
         #: Returns when to call `time_passed`.
         self.wake_at_ns = self.pending.wake_at_ns
         self._relays = Relays()
+        self.collected = (self.pending.unacknowledged, self._relays.collected)
         #: See `RelayedDialect`.
         self.newcomers = self._relays.new
         self._plain = PlainRequests(self.pending)
