@@ -64,12 +64,17 @@ class Watched:
         self.requests.append(AnyFuture())
         return self.requests[-1]
 
+    def look(self, now_ns: int) -> None:
+        """Check as the session's thread does after each turn."""
+        if now_ns >= self.stalls.next_ns:
+            self.stalls.check(now_ns)
+
     def check_until(self, first_ns: int, end_ns: int) -> list[int]:
         """Check five times a second, and return the times of requests in seconds."""
         times = []
         for now_ns in range(first_ns, end_ns, SECOND_NS // 5):
             count = len(self.requests)
-            self.stalls.check(now_ns)
+            self.look(now_ns)
             if len(self.requests) > count:
                 times.append(now_ns // SECOND_NS)
                 self.requests[-1].set_result(None)
@@ -111,8 +116,8 @@ def test_reason_is_reported_once_and_only_if_a_user_has_to_act() -> None:
         Stall("a", "paused", "all is paused", 0),
     ]
     for now_ns, answer in enumerate(answers, start=1):
-        watched.stalls.check(now_ns * STALL_NS_MAX)
-        watched.stalls.check(now_ns * STALL_NS_MAX + STALL_NS)
+        watched.look(now_ns * STALL_NS_MAX)
+        watched.look(now_ns * STALL_NS_MAX + STALL_NS)
         watched.requests[-1].set_result(answer)
     assert watched.lines == [
         "task a waits: no worker; 2 more tasks wait",
@@ -124,7 +129,7 @@ def test_open_request_is_not_repeated() -> None:
     watched = Watched()
     watched.names_watched = [b"a"]
     for now_ns in range(0, 10 * STALL_NS_MAX, SECOND_NS):
-        watched.stalls.check(now_ns)
+        watched.look(now_ns)
     assert len(watched.requests) == 1
     watched.stalls.request_why("b")
     watched.stalls.request_why("b")

@@ -292,7 +292,8 @@ class Session:
             ready = poller.wait(None if wake_at_ns is None else wake_at_ns - monotonic_ns())
             if not self.turn(is_readable=wire in ready):
                 wire.check_accepted(channel.unanswered_ns())
-            self.stalls.check(monotonic_ns())
+            if monotonic_ns() >= self.stalls.next_ns:
+                self.stalls.check(monotonic_ns())
             if self._on_turn is not None:
                 self._on_turn()
 

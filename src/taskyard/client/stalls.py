@@ -83,7 +83,8 @@ class Stalls:
         self._run_later = run_later
         #: The reasons that were reported, or that the program itself sees to.
         self.known_reasons: set[str] = set()
-        self._next_ns = 0
+        #: When `check` is due.
+        self.next_ns = 0
         #: What is waited for, since when, and when it was seen last.
         self._subject: bytes | Scope | None = None
         self._since_ns = self._seen_ns = 0
@@ -98,12 +99,10 @@ class Stalls:
 
     def check(self, now_ns: int) -> None:
         """Look for the oldest task that is waited for, and request why it can't run."""
-        if now_ns < self._next_ns:
-            return
         subject = self._watches.oldest() or self._pending.awaited_scope()
         if subject is None:
             return
-        self._next_ns = now_ns + LOOK_NS
+        self.next_ns = now_ns + LOOK_NS
         if subject != self._subject or now_ns - self._seen_ns > STALL_NS:
             self._subject, self._since_ns, self._limit_ns = subject, now_ns, STALL_NS
         self._seen_ns = now_ns

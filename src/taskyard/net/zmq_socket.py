@@ -26,8 +26,8 @@ from taskyard.net.unread import Unread
 NOW: Final = int(zmq.NOBLOCK)
 _NOW_AND_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 DESCRIPTOR: Final = int(zmq.SRCFD)
-_EVENTS: Final = int(zmq.EVENTS)
-_READABLE: Final = int(zmq.POLLIN)
+EVENTS: Final = int(zmq.EVENTS)
+READABLE: Final = int(zmq.POLLIN)
 
 _NO_FRAME: Final = zmq.Frame()
 
@@ -137,7 +137,7 @@ class ZmqSocket:
 
     def is_readable(self) -> bool:
         """Return whether a message is there. This costs 2.8 µs, an empty `receive` 6.9."""
-        if int(self._get_option(_EVENTS)) & _READABLE:
+        if int(self._get_option(EVENTS)) & READABLE:
             return True
         if self._arrivals is not None:
             self._arrivals.is_empty = True
