@@ -23,7 +23,7 @@ from taskyard.core.task_inputs import blobs_in
 from taskyard.core.values import StoreReply, ValueReceived
 from taskyard.errors import BytesNotStored, JournalFailed, UserError
 from taskyard.journal.blob_files import TERMS_FILE, BlobFiles, StoreTerms
-from taskyard.journal.blob_names import blobs_named, tasks_by_blob
+from taskyard.journal.blob_names import NAMING, blobs_named, tasks_by_blob
 from taskyard.journal.blobs import (
     BytesDiffer,
     StreamKey,
@@ -187,6 +187,8 @@ class BrokerBlobs:
         needs. `needed_by` returns the blobs that a task needs.
         """
         for record in records:
+            if type(record) not in NAMING:
+                continue
             for name, _ in blobs_named(record):
                 if self._senders is not None:
                     self._senders.note_named(name)

@@ -9,7 +9,7 @@ under another policy means the same.
 from __future__ import annotations
 
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
@@ -250,8 +250,7 @@ def _finished(ledger: Ledger, record: records.Finished, tasks: Tasks) -> None:
     if record.keeps_slots:
         ledger.workers[record.worker].slots_kept += [task.terms.slots for task in tasks]
     lease = tasks[0].lease_or_ending
-    is_whole = type(lease) is Lease and lease.tasks is tasks
-    counts = cast("Lease", lease).counts if is_whole else _counts_of(tasks)
+    counts = lease.counts if type(lease) is Lease and lease.tasks is tasks else _counts_of(tasks)
     ledger.release(tasks, counts)
     ledger.move(tasks, Cause.COMPLETED)
     ledger.end(tasks, Ending(ledger.record, record.at_ns), counts)

@@ -15,7 +15,7 @@ from taskyard.core.effects import Assign, LongAssign, NoWork, Shutdown, Wake
 from taskyard.core.limits import PARKED_STALE_MAX, WAKE_NS_MAX
 from taskyard.core.model import QueueOrder
 from taskyard.core.records import Leased
-from taskyard.core.selection import Selection, next_of_only_lane
+from taskyard.core.selection import Selection, has_nothing, next_of_only_lane
 from taskyard.core.states import DRAINING, PARKED, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
@@ -235,11 +235,6 @@ def _update_worker(context: Context, worker: Worker, tasks: list[Task]) -> None:
     lane = tasks[-1].lane
     worker.lane_run = worker.lane_run + len(tasks) if lane is worker.lane else len(tasks)
     worker.lane = lane
-    lane_group = lane.lane_group
-    if not lane.ready and len(lane_group.rotation) == len(lane_group.service.lane_groups) == 1:
-        # The service's only lane with tasks got empty: a look at the rotation shows it.
-        lane_group.rotation.clear()
-        lane.in_rotation = False
     rule_table = context.ledger.rule_table
     if rule_table.has_rates or rule_table.has_lane_rates:
         _spend_rates(context, worker.leases[context.ledger.record])
@@ -346,6 +341,9 @@ def _serve_parked(context: Context, service: Service) -> None:
             continue
         if worker.facts.wants_wake:
             is_served = _wake(context, worker, service)
+        elif has_nothing(context.ledger, service, worker):
+            passed_over.append(worker)
+            break
         else:
             is_served = lease(context, worker, worker.tasks_wanted)
         if is_served:
@@ -355,14 +353,17 @@ def _serve_parked(context: Context, service: Service) -> None:
         kind = _idle_kind(context.ledger, worker)
         if kind is not None:
             unserved[kind] = None
-    if not passed_over:
-        return
-    if not service.parked:  # all were passed over: nothing to merge with
+    if passed_over:
+        _relist_all(context.ledger, service, passed_over)
+
+
+def _relist_all(ledger: Ledger, service: Service, passed_over: list[Worker]) -> None:
+    if service.parked:
+        for worker in passed_over:
+            relist(ledger, service, worker)
+    else:  # all were passed over: nothing to merge with
         service.parked += [(worker.last_used, worker.name) for worker in passed_over]
         heapify(service.parked)
-        return
-    for worker in passed_over:
-        relist(context.ledger, service, worker)
 
 
 def _idle_kind(ledger: Ledger, worker: Worker) -> WorkerKind | None:

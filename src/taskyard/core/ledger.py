@@ -365,7 +365,7 @@ class Ledger:
                     self._count_pair(lane, -1)
             if lane.extras is not None and lane.extras.released:
                 lane.extras.released = max(0, lane.extras.released - count)
-            if lane.ready and not lane.in_rotation:
+            if not lane.in_rotation:
                 lane.lane_group.add_to_rotation(lane)
         if len(counts) == 1 and not self.has_worker_limits:
             service = counts[0][0].service
