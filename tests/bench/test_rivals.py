@@ -20,6 +20,7 @@ def test_installed_systems_run_beside_ours(monkeypatch: pytest.MonkeyPatch) -> N
     pool = next(one for one in suite.systems(None) if one.name == "ProcessPoolExecutor")
     monkeypatch.setattr(suite, "systems", lambda _python, _dhub: [native, pool])
     monkeypatch.setattr(suite, "COUNTS", {100: 20_000})
+    monkeypatch.setattr(suite, "CREWS", ((2, 1),))
     said: list[str] = []
     lines = suite.run(Settings(said.append, repeats=1, quick=True))
     figures = {line.what: line.best for line in lines}
@@ -29,6 +30,7 @@ def test_installed_systems_run_beside_ours(monkeypatch: pytest.MonkeyPatch) -> N
         "  a queued task",
         "Taskyard, one task, p50",
         "Taskyard, one task, p99",
+        "Taskyard, 2 workers and 1 producers, one task at a time",
         "ProcessPoolExecutor (durable: no), batch 100",
         "  over Taskyard",
         "ProcessPoolExecutor, one task, p50",
