@@ -1,7 +1,8 @@
 """Decides which worker gets which ready tasks: requests, parking, leases and wakes.
 
-`selection` chooses the tasks for one worker. This file calls it, emits the leases, sends the
-assignments and lists the parked workers. `membership` decides on workers that join or leave.
+`selection` chooses the tasks for one worker, and `only_lane` does in the usual case. This file
+emits the leases, sends the assignments and lists the parked workers. `membership` decides on
+workers that join or leave.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from taskyard.core.blobs import Blob
 from taskyard.core.effects import Assign, LongAssign, NoWork, Shutdown, Wake
 from taskyard.core.limits import PARKED_STALE_MAX, WAKE_NS_MAX
 from taskyard.core.model import QueueOrder
+from taskyard.core.only_lane import has_nothing, next_of_only_lane
 from taskyard.core.records import Leased
-from taskyard.core.selection import Selection, has_nothing, next_of_only_lane
+from taskyard.core.selection import Selection
 from taskyard.core.states import DRAINING, PARKED, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
