@@ -71,7 +71,8 @@ class Program:
         self.types(line)
         self.until(f"{re.escape(line)}(?=\n)")
         # Between them the server may print a message, and the prompt again.
-        listed = self.until(r"(?m)^\d+ workers?$") if line == "workers" else ""
+        total = rf"(?m)^({self._prompt})?\d+ workers?$"
+        listed = self.until(total).replace(self._prompt, "") if line == "workers" else ""
         return listed + self.until(f"(?m)^{self._prompt}")
 
     def _take(self) -> bool:
