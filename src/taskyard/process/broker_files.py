@@ -77,7 +77,7 @@ def write_standby(state: Path, standby: Standby) -> None:
 
 
 def remove_standby(state: Path) -> None:
-    """Remove the file of a standby, if it is there."""
+    """Remove the file of a standby, if it is there. A failure is logged."""
     _remove(state / STANDBY_FILE)
 
 
@@ -94,8 +94,10 @@ def _write(path: Path, content: object) -> None:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):
+    try:
         path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s: can't remove: %s", path, error.strerror)
 
 
 def _of_running(state: Path, name: str, kind: type[_T]) -> _T | None:
