@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from taskyard.core import heartbeats
-from taskyard.core.effects import Effect, HeartbeatAck, HeartbeatsAck, Refused
+from taskyard.core.effects import Effect, HeartbeatAck, Refused
 from taskyard.core.events import (
     ExplainRequested,
-    HeartbeatsRepeated,
     RulesSet,
     WorkerHeartbeat,
     WorkerRegistered,
@@ -63,9 +62,9 @@ class Crowd(Yard):
 
     def repeat(self, held: list[tuple[bytes, int]]) -> list[Effect]:
         """Send a heartbeat with an interval of 1 s again. Return the effects."""
-        last = WorkerHeartbeat(0, b"w", held, SECOND_NS, follows=True, incarnation=1)
+        last = WorkerHeartbeat(0, b"w", held, SECOND_NS, 8, 0, follows=True, incarnation=1)
         last.registration = WorkerRegistered(0, b"w", facts())
-        return self.handle(HeartbeatsRepeated(0, [(last, self.mark, 8, 0)]))
+        return self.handle(last)
 
     def contest(self) -> None:
         """Let another process try to register the name."""
@@ -260,9 +259,9 @@ def test_heartbeat_of_a_long_interval_is_not_late(crowd: Crowd) -> None:
 def test_repeated_heartbeat_renews_the_lease(crowd: Crowd) -> None:
     crowd.beat(1)
     crowd.later(14)
-    ledger = crowd.scheduler.ledger
-    ack = HeartbeatsAck(8, [8], [SECOND_NS], ledger.record, ledger.rule_table.version)
-    assert crowd.repeat([(b"a", 1)]) == [ack]
+    (ack,) = crowd.repeat([(b"a", 1)])
+    assert isinstance(ack, HeartbeatAck)
+    assert (ack.request, ack.heartbeat_ns) == (8, SECOND_NS)
     crowd.later(14)
     assert crowd.records == []
 

@@ -20,7 +20,6 @@ from taskyard.core.effects import Assign
 from taskyard.core.events import (
     AssignmentUnsent,
     HeartbeatsRenewed,
-    HeartbeatsRepeated,
     WorkerHeartbeat,
     WorkerRegistered,
 )
@@ -80,21 +79,13 @@ PAUSE_AFTER_NS: Final = 3 * PAUSE_NS
 PAUSE_EVENTS_MAX: Final = 32
 
 
-_HEARTBEATS: Final = frozenset((HeartbeatsRepeated, WorkerHeartbeat, HeartbeatsRenewed))
+_HEARTBEATS: Final = frozenset((WorkerHeartbeat, HeartbeatsRenewed))
 
 
 def _are_few_heartbeats(events: Sequence[Event]) -> bool:
     """Return whether all events are heartbeats, of which none is urgent, and more may share a
     turn."""
-    count = 0
-    for event in events:
-        if type(event) is HeartbeatsRepeated:
-            count += len(event.heartbeats)
-        elif type(event) in _HEARTBEATS:
-            count += 1
-        else:
-            return False
-    return 0 < count < PAUSE_EVENTS_MAX
+    return 0 < len(events) < PAUSE_EVENTS_MAX and _HEARTBEATS.issuperset(map(type, events))
 
 
 def unsent_events(effect: object) -> list[Event]:

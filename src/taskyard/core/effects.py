@@ -547,19 +547,6 @@ class RenewalAck(Effect):
     changed: list[int]
 
 
-class HeartbeatsAck(Effect):
-    """To workers: repeated heartbeats arrived that change nothing."""
-
-    #: The first of the requests.
-    request: int
-    #: The request of each, and the interval that the worker is to use. 0: it has its own.
-    requests: list[int]
-    heartbeats_ns: list[int]
-    #: The latest record. All assignments up to it were sent before this.
-    record: int
-    rules_version: int
-
-
 class ReportAck(Effect):
     """To a worker: its report is accepted, except for tasks that it does not hold."""
 

@@ -231,13 +231,6 @@ class HeartbeatsRenewed(Event):
     request: int
 
 
-class HeartbeatsRepeated(Event):
-    """Workers sent the same heartbeats as before, apart from `request` and `seen`."""
-
-    #: The last heartbeat of each, the mark in its `HeartbeatAck`, and the new numbers.
-    heartbeats: list[tuple[WorkerHeartbeat, HeartbeatMark, int, int]]
-
-
 class WorkerExited(Event):
     """A worker exited normally. Its tasks are requeued without a charge."""
 

@@ -13,7 +13,6 @@ from msgspec import structs
 from taskyard.core import assignment, deadlines, heartbeats, subscriptions, worker_names
 from taskyard.core.effects import (
     HeartbeatAck,
-    HeartbeatsAck,
     LeasesEnded,
     Refused,
     RenewalAck,
@@ -240,35 +239,6 @@ def heartbeats_renewed(context: Context, event: events.HeartbeatsRenewed) -> Non
         if not (_has_mark(worker, mark, rules) and intervals.is_good(worker)):
             changed.append(index)
     context.send(RenewalAck(event.request, context.ledger.record, changed))
-
-
-def heartbeats_repeated(context: Context, event: events.HeartbeatsRepeated) -> None:
-    """Note that workers are alive. Handle a heartbeat in full if its reply would differ."""
-    ledger = context.ledger
-    rules, intervals = ledger.rule_table.version, _Intervals(len(ledger.workers))
-    ack = HeartbeatsAck(0, [], [], ledger.record, rules)
-    for last, mark, request, seen in event.heartbeats:
-        worker = ledger.workers.get(last.worker)
-        if worker is not None and _is_same(worker, last, mark, rules):
-            wanted_ns = intervals.wanted_ns(worker.facts, last.rest_ns) if last.follows else 0
-            if worker.heartbeat_requested_ns == wanted_ns:
-                worker.last_seen_ns = context.now_ns
-                ack.requests.append(request)
-                ack.heartbeats_ns.append(wanted_ns)
-                continue
-        worker_heartbeat(context, structs.replace(last, request=request, seen=seen))
-    if ack.requests:
-        ack.request = ack.requests[0]
-        context.send(ack)
-
-
-def _is_same(worker: Worker, last: events.WorkerHeartbeat, mark: HeartbeatMark, rules: int) -> bool:
-    """Return whether a worker's repeated heartbeat is about the same process, leases and rules."""
-    if worker.facts.incarnation != mark.incarnation or not _has_mark(worker, mark, rules):
-        return False
-    if worker.facts.always_ready or last.trouble not in (None, worker.trouble):
-        return False
-    return not last.follows or worker.heartbeat_used_ns == last.heartbeat_ns
 
 
 def _has_mark(worker: Worker, mark: HeartbeatMark, rules: int) -> bool:

@@ -36,7 +36,7 @@ KEPT: Final = Path(__file__).with_name("kept.json")
 PYTHON: Final = (3, 11)
 
 _STEAL, _REPORT, _SUBMIT = "TasksRequested", "TasksReported", "SubmitRequested"
-_HEARTBEAT: Final = "HeartbeatsRepeated"
+_HEARTBEAT: Final = "WorkerHeartbeat"
 
 #: The messages, by the run and the events of their turn.
 MESSAGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {

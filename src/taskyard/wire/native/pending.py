@@ -19,7 +19,6 @@ from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import TaskDefaults, chose_its_id, request_numbers
 from taskyard.wire.native.counts import TooMany
 from taskyard.wire.native.frames import DIALECT, FACTS_CACHE_BYTES_MAX
-from taskyard.wire.native.repeats import Repeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -129,9 +128,6 @@ class PendingRequest(Struct):
     notice: effects.Settled | None = None
     #: Complete with a Steal in it: tasks that the worker did not hold.
     missing: tuple[bytes, ...] = ()
-    #: Heartbeat: itself, and its worker when it arrived. None: it can't be recognized again.
-    repeat: Repeat | None = None
-    known: KnownWorker | None = None
     #: Heartbeat: the worker's waiting Steal that it names, or `NOT_WAITING`. 0: none.
     steal: int = 0
 
@@ -147,8 +143,6 @@ class KnownWorker(Struct, eq=False):
     registration: events.WorkerRegistered
     #: The message with the facts, to recognize a repetition. b"": it is too long, or there is none.
     raw: bytes
-    #: Its last heartbeat with these facts, if the next one may be equal.
-    repeat: Repeat | None = None
     #: The waiting Steal that its last heartbeat names. 0: none.
     steal: int = 0
 
@@ -262,21 +256,6 @@ class PendingRequests:
         """Let a request wait until its deadline."""
         self._waiting.setdefault(entry.route, {})[number] = None
         heappush(self._ends, (entry.deadline_ns, number))
-
-    def enter(self, entry: PendingRequest) -> int:
-        """Add a request that does not wait, and return its number."""
-        number = next(self.numbers)
-        self.entries[number] = entry
-        return number
-
-    def add_heartbeat(self, route: bytes, request: int, known: KnownWorker) -> int:
-        """Add a heartbeat that is equal to the worker's last one, and return its number."""
-        repeat = known.repeat
-        entry = PendingRequest(
-            route, _Q.Heartbeat, request, extended=True, repeat=repeat, known=known
-        )
-        entry.steal = 0 if repeat is None else repeat.steal
-        return self.enter(entry)
 
     def next_number(self) -> int:
         """Return the number of a request that is kept elsewhere."""

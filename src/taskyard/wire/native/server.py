@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from msgspec import structs
-
 from taskyard.core import effects, events
 from taskyard.core.model import Refusal
 from taskyard.errors import Malformed
@@ -34,7 +32,6 @@ from taskyard.wire.native.counts import (
 )
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import (
-    NOT_WAITING,
     PLAIN_LEASE_NS,
     RELAYED,
     STEALS,
@@ -52,7 +49,6 @@ from taskyard.wire.native.plain import (
     reply_to,
 )
 from taskyard.wire.native.relays import Relays
-from taskyard.wire.native.repeats import HEARTBEAT_START, Repeat, encode_acks, worker_of
 from taskyard.wire.native.replies import REPLIES
 from taskyard.wire.seen_relays import RefusedPeer
 
@@ -100,9 +96,6 @@ class NativeServer:
         #: See `RelayedDialect`.
         self.newcomers = self._relays.new
         self._plain = PlainRequests(self.pending)
-        #: The event of repeated heartbeats that more of them can join. Any other message ends it,
-        #: so that messages of a peer stay in order.
-        self._repeated: events.HeartbeatsRepeated | None = None
         #: Malformed messages, for the log and the statistics.
         self.malformed = 0
         #: Requests that a peer's roles do not allow, for the log.
@@ -147,15 +140,11 @@ class NativeServer:
             return self._receive_idle(route, frames, now_ns, peer)
         is_plain = False
         if len(frames) == _FRAMES and not frames[0]:
-            body, known = frames[1], None
-            if body.startswith(HEARTBEAT_START):
-                known = self._receive_repeated(route, body, peer)
-            elif body[:TYPE_BYTES] in PLAIN_TYPES and REQUEST_TAG not in body:
-                is_plain, self._repeated = True, None
-                known = self._plain.receive(route, body, peer)
+            body = frames[1]
+            is_plain = body[:TYPE_BYTES] in PLAIN_TYPES and REQUEST_TAG not in body
+            known = self._plain.receive(route, body, peer) if is_plain else None
             if known is not None:
                 return known
-        self._repeated = None
         found = self._decode(route, frames, now_ns, peer)
         if is_plain:
             self._plain.learn(found)
@@ -181,12 +170,9 @@ class NativeServer:
                     return self._refuse(incoming, *denial)
             if query.type == _Q.Relay:
                 return self._receive_relayed(incoming, peer)
-            found = native_requests.decode_request(self.pending, incoming)
+            return native_requests.decode_request(self.pending, incoming)
         except Malformed as malformed:
             return self._refuse_malformed(incoming, frames, malformed)
-        if query.type == _Q.Heartbeat:
-            self._keep_heartbeat(route, frames[-1], found[-1])
-        return found
 
     def _receive_idle(
         self,
@@ -208,48 +194,6 @@ class NativeServer:
         if isinstance(last, events.TasksRequested) and last.is_shared:
             self.pending.hold(last, now_ns)
         return found if held is None else [events.WaitEnded(0, held.worker, number), *found]
-
-    def _receive_repeated(
-        self, route: bytes, body: bytes, peer: roles.AuthenticatedPeer | None
-    ) -> Sequence[events.Event] | None:
-        """Return the events of a heartbeat that is equal to the last one. None: it is decoded."""
-        name = worker_of(body)
-        known = self.pending.facts.get(name) if name else None
-        repeat = None if known is None or route[0] & RELAYED else known.repeat
-        if known is None or repeat is None or repeat.mark is None or name in self.pending.stops:
-            return None
-        is_waiting = not repeat.steal or repeat.steal in self.pending.entries
-        routes = self.pending.routes.get((name, known.facts.incarnation), ())
-        if not is_waiting or route not in routes:
-            return None
-        if peer is not None and roles.refusal(peer, roles.DWORK, _Q.Heartbeat, name) is not None:
-            return None
-        numbers = repeat.match(body)
-        if numbers is None:
-            return None
-        request = self.pending.add_heartbeat(route, numbers[0], known)
-        heartbeat = (repeat.event, repeat.mark, request, numbers[1])
-        if self._repeated is not None:
-            self._repeated.heartbeats.append(heartbeat)
-            return ()
-        self._repeated = events.HeartbeatsRepeated(0, [heartbeat])
-        return [self._repeated]
-
-    def _keep_heartbeat(self, route: bytes, body: bytes, event: events.Event) -> None:
-        """Keep a heartbeat with its request, to recognize the next one if it is equal."""
-        if not isinstance(event, events.WorkerHeartbeat):
-            return
-        entry, known = self.pending.entries[event.request], self.pending.facts[event.worker]
-        entry.known = known
-        if entry.steal == NOT_WAITING:
-            return  # the next one may name the same Steal when it waits
-        is_usual = body.startswith(HEARTBEAT_START) and not route[0] & RELAYED
-        if known.raw and is_usual and worker_of(body) == event.worker:
-            last = structs.replace(event, registration=known.registration)
-            entry.repeat = Repeat(body, last)
-            steal = self.pending.entries.get(entry.steal)
-            if steal is not None and steal.request is not None:
-                entry.repeat.name_steal(entry.steal, steal.request)
 
     def _receive_relayed(
         self, incoming: Request, peer: roles.AuthenticatedPeer | None
@@ -323,12 +267,9 @@ class NativeServer:
         kind = type(effect)
         if kind is effects.RenewalAck:
             return self._relays.acknowledge(effect, self.pending.broker)  # type: ignore[arg-type]
-        self._repeated = None
         plain = reply_to(self.pending, effect) if kind in PLAIN_REPLIES else None
         if plain is not None:
             return self._relays.collect([plain]) if plain[0][0] & RELAYED else [plain]
-        if kind is effects.HeartbeatsAck:
-            return self._acknowledge_repeated(effect)  # type: ignore[arg-type]
         if kind is effects.HeartbeatAck:
             self._note_heartbeat(effect)  # type: ignore[arg-type]
         encode = REPLIES.get(kind)
@@ -345,20 +286,6 @@ class NativeServer:
         entry = self.pending.entries.get(effect.request)
         if entry is not None:
             self._relays.note_heartbeat(entry.route, effect, entry.steal)
-            if entry.known is not None:
-                entry.known.repeat = entry.repeat
-            if entry.repeat is not None:
-                entry.repeat.mark = effect.mark
-
-    def _acknowledge_repeated(self, effect: effects.HeartbeatsAck) -> list[Reply]:
-        """Encode the replies to repeated heartbeats. None of them is relayed."""
-        entries = [*map(self.pending.entries.pop, effect.requests)]
-        requests = [
-            (entry.request or 0, entry.repeat.waiting if entry.repeat is not None else b"")
-            for entry in entries
-        ]
-        bodies = encode_acks(effect, requests, self.pending.broker)
-        return [(entry.route, [b"", body]) for entry, body in zip(entries, bodies, strict=True)]
 
     def flush(self) -> list[Reply]:
         """Return the replies to relayed peers since the last call, and acknowledge reports. Call it
