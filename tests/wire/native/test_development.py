@@ -10,6 +10,7 @@ from taskyard.core.model import WorkerFacts
 from taskyard.errors import Refused
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import development, peer
+from taskyard.wire.native.counts import MEASURED_BYTES_MIN
 from taskyard.wire.seen_relays import RefusedPeer
 from tests.wire.kit import Counter
 from tests.wire.native import development_messages as messages
@@ -50,6 +51,20 @@ def test_request_of_a_development_version_is_refused_in_its_own_fields(
     assert ledger_fingerprint(counter.scheduler.ledger) == before
     assert counter.dialect.malformed == 0
     assert counter.dialect.newcomers == [RefusedPeer(), RefusedPeer()]
+
+
+def test_long_malformed_message_is_not_parsed_to_find_its_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[int] = []
+    monkeypatch.setattr(development, "error_for", lambda body: parsed.append(len(body)))
+    counter = Counter()
+    entry = Q(type=Q.Relay, envelope=[b""]).SerializeToString()[2:]
+    counter.frames([b"", Q(type=Q.Relay).SerializeToString() + entry * (MEASURED_BYTES_MIN // 2)])
+    assert counter.dialect.malformed == 1
+    assert parsed == []
+    counter.frames([b"", b"\xff"])
+    assert parsed == [1]
 
 
 def test_error_has_the_numbers_of_the_development_version() -> None:

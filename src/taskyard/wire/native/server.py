@@ -245,7 +245,9 @@ class NativeServer:
         self, incoming: Request, frames: Sequence[bytes], malformed: Malformed
     ) -> Sequence[events.Event]:
         """Refuse a malformed request, and one of a development version by an Error of that one."""
-        error = development.error_for(frames[-1] if frames else b"")
+        # A long one may take seconds to parse.
+        is_short = frames and len(frames[-1]) < MEASURED_BYTES_MIN
+        error = development.error_for(frames[-1]) if is_short else None
         if error is not None:
             self.newcomers.append(RefusedPeer())
             found = self._refuse(incoming, Refusal.WIRE_FORMAT, development.PEER_TEXT)
