@@ -281,8 +281,9 @@ def _audit(directory: Path, latest: dict[str, int], report: Report) -> None:
     report.blobs = found.named
     report.problems += found.wrong
     for stream in found.streams:
-        _, name, file = stream.split("/")
-        if int(file.partition(".")[0]) < latest[name]:
+        # A long id is in several directories. Its tasks have no campaign.
+        attempt, _, _, name = stream.removesuffix(".stream").replace("/", "").split(".", 3)
+        if int(attempt) < latest[name]:
             report.streams_of_lost_attempts += 1
         else:
             report.problems.append(f"{stream} is not sealed")
