@@ -27,7 +27,9 @@ def test_usual_messages_make_the_kept_number_of_calls() -> None:
 def test_change_is_reported_in_both_directions() -> None:
     (what, number), *_ = suite.kept().items()
     for changed in (number - 1, number + 1):
-        figures = suite.Figures(what, own=changed, zmq=0, other=0, c=0, sqlite=0, files=1)
+        figures = suite.Figures(
+            what, own=changed, zmq=0, other=0, c=0, sqlite=0, allocations=0, files=1
+        )
         assert suite.changed([figures]) == [
             f"{what}: {changed} calls of our own, {number} are kept"
         ]

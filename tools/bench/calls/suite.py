@@ -1,8 +1,8 @@
 """Count the calls of each usual message, and print them beside the kept numbers.
 
-Our own calls are compared with `kept.json`, which may only fall. Those of pyzmq, of other Python
-code and of C functions are printed beside them, and so are system calls where strace is installed.
-No clock: the figures are the same on any machine with the same Python.
+Our own calls are compared with `kept.json`, which may only fall. Printed beside them are those of
+pyzmq, of other Python code and of C functions, blocks of memory, and system calls where strace is
+installed. No clock: the figures are the same on any machine with the same Python.
 """
 
 import os
@@ -77,6 +77,7 @@ class Figures(msgspec.Struct):
     other: int
     c: int
     sqlite: int
+    allocations: int
     files: int
     #: None: not counted.
     system: float | None = None
@@ -95,7 +96,7 @@ def run(say: Callable[[str], None]) -> tuple[list[Figures], tuple[float, float]]
     if shutil.which("strace"):
         say("system calls")
         system = _system_calls("plain") / (3 * cases.REPEATS)
-        found.append(Figures("plain message, mean", 0, 0, 0, 0, 0, 0, system))
+        found.append(Figures("plain message, mean", 0, 0, 0, 0, 0, 0, 0, system))
     return found, idle_calls(traces["idle"])
 
 
@@ -135,7 +136,7 @@ def _middle(segments: Sequence[Segment]) -> Segment:
 
 
 def _figures(what: str, *segments: Segment) -> Figures:
-    fields = ("own", "zmq", "other", "c", "sqlite")
+    fields = ("own", "zmq", "other", "c", "sqlite", "allocations")
     sums = {field: sum(getattr(one, field) for one in segments) for field in fields}
     files = {key.partition(" ")[0] for one in segments for key in one.functions}
     return Figures(what, **sums, files=len(files))
@@ -227,14 +228,16 @@ def show(found: Sequence[Figures], idle: tuple[float, float]) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
     table = Table(title=f"bench calls: Python {version}", title_justify="left")
     table.add_column("what", no_wrap=True)
-    for column in ("all Python", "own", "pyzmq", "other", "C", "SQLite", "files", "system"):
+    columns = ("all Python", "own", "pyzmq", "other", "C", "SQLite", "blocks", "files", "system")
+    for column in columns:
         table.add_column(column, justify="right")
     for one in found:
         numbers = [one.own + one.zmq + one.other, one.own, one.zmq, one.other, one.c, one.sqlite]
-        cells = [str(number) for number in [*numbers, one.files]] if one.own else [""] * 7
+        numbers += [one.allocations, one.files]
+        cells = [str(number) for number in numbers] if one.own else [""] * len(numbers)
         table.add_row(one.what, *cells, "" if one.system is None else f"{one.system:.1f}")
-    table.add_row("idle broker, a second", f"{idle[0]:.0f}", *[""] * 3, f"{idle[1]:.0f}", *[""] * 3)
+    table.add_row("idle broker, a second", f"{idle[0]:.0f}", *[""] * 3, f"{idle[1]:.0f}", *[""] * 4)
     console = Console(file=getattr(sys.stdout, "stream", sys.stdout))
     if not console.is_terminal:
-        console.width = 110
+        console.width = 120
     console.print(table)
