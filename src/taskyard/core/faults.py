@@ -37,10 +37,12 @@ _PER_TASK_REFUSALS: Final = (
 
 def decide_partial(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDecision:
     """Decide like `decide`, but merge tasks of one name, and refuse only invalid tasks."""
-    event = structs.replace(event, submission=_merged(event.submission))
     try:
         return submission.decide(ledger, event, at_ns)
     except SubmissionRefused as refusing:
+        if refusing.refusal is Refusal.DUPLICATE:
+            merged = structs.replace(event, submission=_merged(event.submission))
+            return decide_partial(ledger, merged, at_ns)
         if refusing.refusal not in _PER_TASK_REFUSALS:
             raise
     faults: dict[int, Fault] = {}
@@ -62,8 +64,6 @@ def _merged(batch: Submission) -> Submission:
     first: dict[bytes, int] = {}
     for index, name in enumerate(names):
         first.setdefault(name, index)
-    if len(first) == len(names):
-        return batch
     merged = batch.part([*first.values()])
     if batch.after is not None:
         union: dict[bytes, dict[bytes, None]] = {name: {} for name in first}
