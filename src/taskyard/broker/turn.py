@@ -16,7 +16,7 @@ from taskyard.broker.environment import CatchUp, CommitObserver, Environment, Ev
 from taskyard.broker.requests import ESTIMATED, Requests
 from taskyard.broker.whole_bytes import WITH_BYTES, take_in
 from taskyard.core.counters import turn_histogram
-from taskyard.core.effects import Effect, Settled
+from taskyard.core.effects import Accepted, Assign, Effect, Settled
 from taskyard.core.events import Event, TimePassed
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
@@ -128,7 +128,10 @@ class Broker:
         if requests.queues or not ESTIMATED.isdisjoint(map(type, arrived)):
             arrived, effects = requests.admit(arrived)
         for event in arrived:
-            effects += self._handle(now_ns, event)
+            found = self._handle(now_ns, event)
+            if len(found) > 1 and type(found[1]) is Assign and type(found[0]) is Accepted:
+                found.append(found.pop(0))  # the worker starts while the client gets its reply
+            effects += found
         if requests.queues:
             effects += requests.run(partial(self._handle, now_ns))
         wake_at_ns = scheduler.wake_at_ns()
