@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import budget
 import style
 from tests.kit.requirements import need
 
@@ -27,8 +28,22 @@ def test_finds_are_those_that_are_allowed() -> None:
     counts, allowed = style.counts(found), style.allowed_counts()
     new = [str(find) for find in found if counts[key(find)] > allowed[key(find)]]
     assert not new, "\n".join(new)
+    counts += budget.weights()
+    heavier = [f"{' '.join(place)}: {count}" for place, count in (counts - allowed).items()]
+    assert not heavier, f"heavier than allowed: {heavier}"
     gone = {place: f"{count}, found {counts[place]}" for place, count in (allowed - counts).items()}
     assert not gone, f"fewer finds than allowed; run `python tools/style.py --update`: {gone}"
+
+
+def test_page_has_the_weights() -> None:
+    assert budget.page_with(budget.table(budget.weights())) == budget.PAGE.read_text()
+
+
+def test_code_lines_have_a_token_that_is_no_comment(planted: Path) -> None:
+    planted.write_text(
+        '"""A file."""\n\n# one\nx = (\n    1,\n)\ndef f():\n    """Do."""\n    y = """\n"""\n'
+    )
+    assert budget.code_lines(planted) == 6  # x has three, f has three
 
 
 def key(find: style.Find) -> tuple[str, str]:
@@ -198,7 +213,8 @@ def test_list_of_allowed_finds_is_read_as_it_was_written(
 ) -> None:
     monkeypatch.setattr(style, "ALLOWED", tmp_path / "allowed.txt")
     path = style.ROOT / "src" / "x.py"
-    style.write_allowed([style.Find(path, line, "long file", "") for line in (1, 2)])
+    found = [style.Find(path, line, "long file", "") for line in (1, 2)]
+    style.write_allowed(style.counts(found))
     assert (tmp_path / "allowed.txt").read_text() == "src/x.py: long file: 2\n"
     assert style.allowed_counts() == Counter({("src/x.py", "long file"): 2})
 

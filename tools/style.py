@@ -4,7 +4,8 @@
     python tools/style.py --update   rewrite the list of allowed finds
 
 Owns the rules and `tests/style_allowed.txt`, which lists `path: rule: count`. The list may only
-shrink. The words that are not used come from docs/glossary.md, so this file has none of its own.
+shrink. The weights of `budget.py` are in it, too. The words that are not used come from
+docs/glossary.md, so this file has none of its own.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import budget
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 ALLOWED: Final = ROOT / "tests" / "style_allowed.txt"
@@ -402,21 +405,23 @@ def counts(found: Iterable[Find]) -> Counter[tuple[str, str]]:
 
 
 def allowed_counts() -> Counter[tuple[str, str]]:
-    """Return the counts in the list of allowed finds."""
+    """Return the counts in the list of allowed finds and weights."""
     rows = [line.rsplit(": ", 2) for line in ALLOWED.read_text().splitlines()]
     return Counter({(path, rule): int(count) for path, rule, count in rows})
 
 
-def write_allowed(found: Iterable[Find]) -> None:
-    """Rewrite the list of allowed finds."""
-    rows = [f"{path}: {rule}: {count}\n" for (path, rule), count in sorted(counts(found).items())]
+def write_allowed(found: Counter[tuple[str, str]]) -> None:
+    """Rewrite the list of allowed finds and weights."""
+    rows = [f"{path}: {rule}: {count}\n" for (path, rule), count in sorted(found.items())]
     ALLOWED.write_text("".join(rows))
 
 
 def main(arguments: list[str]) -> int:
     """Print every find, or rewrite the list of allowed finds."""
     parser = argparse.ArgumentParser(prog="style.py", description="Check the rules of style.")
-    parser.add_argument("--update", action="store_true", help="rewrite the list of allowed finds")
+    parser.add_argument(
+        "--update", action="store_true", help="rewrite the list, and the table of weights"
+    )
     options = parser.parse_args(arguments)
     found = finds()
     for find in found if not options.update else ():
@@ -424,7 +429,9 @@ def main(arguments: list[str]) -> int:
     for rule, count in sorted(Counter(find.rule for find in found).items()):
         print(f"{rule}: {count}")
     if options.update:
-        write_allowed(found)
+        weights = budget.weights()
+        write_allowed(counts(found) + weights)
+        budget.PAGE.write_text(budget.page_with(budget.table(weights)))
     return 0
 
 
