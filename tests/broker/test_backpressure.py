@@ -1,4 +1,4 @@
-"""Back-pressure: producers are slowed and refused while compaction lags behind, workers never."""
+"""Back-pressure: submissions wait and are refused while compaction lags behind, workers never."""
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.broker import compaction
-from taskyard.broker.backpressure import HOLD_NS_A_PERCENT, HOLD_NS_MAX, STEP_PERCENT, Backpressure
+from taskyard.broker import compaction, requests
 from taskyard.broker.compaction import CompactionLimits
-from taskyard.core.effects import Accepted, Effect, Refused, ReportAck, Settled
+from taskyard.broker.requests import HOLD_NS_A_PERCENT, LAG_STEP_PERCENT, Requests
+from taskyard.core import events
+from taskyard.core.effects import (
+    Accepted,
+    CommandAck,
+    Effect,
+    Refused,
+    ReportAck,
+    Settled,
+    StatsReply,
+    TaskDetails,
+)
 from taskyard.core.events import LagChanged, SubmitRequested, TasksReported, TasksRequested
+from taskyard.core.ledger import Ledger
 from taskyard.core.limits import LAG_REFUSE_ALL_PERCENT, LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
 from taskyard.core.model import Refusal, Submission
+from taskyard.core.states import TaskState
 from tests.broker.compaction_kit import NEVER, Harness
 from tests.broker.test_compaction import FakeChild
+from tests.broker.test_requests import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,73 +38,130 @@ SLOW = LAG_SLOW_PERCENT + 50
 HOLD_NS = 50 * HOLD_NS_A_PERCENT
 
 
-def accepted(request: int, new: int = 1) -> Accepted:
-    return Accepted(b"c", request, new)
+def asked(
+    client: bytes, request: int, *names: bytes, after: list[list[bytes]] | None = None
+) -> SubmitRequested:
+    return SubmitRequested(0, client, Submission([*names], after=after), request)
 
 
-def settled(request: int) -> Settled:
-    return Settled(b"c", request, [], [], [])
+class Slowed(Turns):
+    """A broker whose compaction lags behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests.set_lag(SLOW)
+
+    def after(self, wait_ns: int, *arrived: events.Event) -> list[Effect]:
+        """Run a turn after this time."""
+        self.now_ns += wait_ns
+        return self.turn(*arrived)
 
 
-@pytest.fixture
-def pressure() -> Backpressure:
-    made = Backpressure()
-    made.update(SLOW)
-    return made
+class TestWaiting:
+    def test_nothing_waits_while_compaction_keeps_up(self) -> None:
+        turns = Turns()
+        turns.requests.set_lag(LAG_SLOW_PERCENT)
+        assert turns.requests.hold_ns == 0
+        assert turns.turn(asked(b"c", 1, b"a")) == [Accepted(b"c", 1, 1)]
 
+    def test_wait_of_a_submission_follows_the_lag(self) -> None:
+        turns = Slowed()
+        assert turns.turn(asked(b"c", 1, b"a")) == []
+        assert turns.requests.ready_at_ns() == turns.now_ns + HOLD_NS
+        assert turns.after(HOLD_NS - 1) == []
+        assert turns.after(1) == [Accepted(b"c", 1, 1)]
+        assert turns.requests.ready_at_ns() is None
 
-class TestHolding:
-    def test_nothing_is_held_while_compaction_keeps_up(self) -> None:
-        pressure = Backpressure()
-        pressure.update(LAG_SLOW_PERCENT)
-        effects: list[Effect] = [accepted(16)]
-        assert not pressure.is_active
-        assert pressure.throttle(effects, 0) == effects
-        assert pressure.earlier_ns(None) is None
-
-    def test_delay_of_a_reply_follows_the_lag(self, pressure: Backpressure) -> None:
-        assert pressure.throttle([accepted(16)], 100) == []
-        assert pressure.earlier_ns(None) == 100 + HOLD_NS
-        assert pressure.throttle([], 99 + HOLD_NS) == []
-        assert pressure.throttle([], 100 + HOLD_NS) == [accepted(16)]
-        assert pressure.earlier_ns(7) == 7
-
-    def test_all_of_a_held_request_keeps_its_order(self, pressure: Backpressure) -> None:
-        assert pressure.throttle([accepted(16), settled(16), settled(32)], 0) == [settled(32)]
-        assert pressure.throttle([settled(16)], 1) == []
-        assert pressure.throttle([settled(16)], HOLD_NS) == [
-            accepted(16),
-            settled(16),
-            settled(16),
-            settled(16),
+    def test_submissions_of_a_client_keep_their_order(self) -> None:
+        turns = Slowed()
+        assert turns.turn(asked(b"c", 1, b"a")) == []
+        assert turns.after(1, asked(b"c", 2, b"b", after=[[b"a"]]), asked(b"d", 3, b"d")) == []
+        turns.requests.set_lag(LAG_SLOW_PERCENT + 10)
+        assert turns.after(1, asked(b"c", 4, b"c", after=[[b"b"]])) == []
+        assert turns.after(HOLD_NS) == [
+            *(Accepted(b"c", 1, 1), Accepted(b"d", 3, 1)),
+            *(Accepted(b"c", 2, 1), Accepted(b"c", 4, 1)),
         ]
 
-    def test_only_replies_to_new_tasks_are_held(self, pressure: Backpressure) -> None:
-        others: list[Effect] = [accepted(16, new=0), ReportAck(b"w", 32, []), settled(48)]
-        assert pressure.throttle(others, 0) == others
+    def test_later_requests_of_the_client_wait_behind_it_and_others_are_served(self) -> None:
+        turns = Slowed()
+        lookup, ping = events.LookupRequested, events.StatsRequested
+        turns.turn(asked(b"c", 1, b"a"), lookup(0, b"c", [b"a"], 2, shows_after=False))
+        cancel = events.CancelRequested(0, b"c", events.Scope([b"a"]), request=3)
+        [answer, status] = turns.turn(
+            *(cancel, lookup(0, b"d", [b"a"], 4, shows_after=False)),
+            ping(0, b"c", 5, is_brief=True),
+        )
+        assert isinstance(answer, TaskDetails)
+        assert isinstance(status, StatsReply)
+        [accepted, found, cancelled] = turns.after(HOLD_NS)
+        assert accepted == Accepted(b"c", 1, 1)
+        assert isinstance(found, TaskDetails)
+        assert (answer.request, answer.views) == (4, [])
+        assert (found.request, [view.state for view in found.views]) == (2, [TaskState.READY])
+        assert cancelled == CommandAck(b"c", 3, 1)
 
-    def test_everything_is_released_when_compaction_has_caught_up(
-        self, pressure: Backpressure
-    ) -> None:
-        pressure.throttle([accepted(16)], 0)
-        pressure.throttle([accepted(32)], 1)
-        pressure.update(0)
-        assert pressure.throttle([accepted(48)], 2) == [
-            accepted(16),
-            accepted(32),
-            accepted(48),
+    def test_reports_of_a_worker_that_submits_do_not_wait(self) -> None:
+        turns = Slowed()
+        turns.requests.set_lag(0)
+        turns.turn(asked(b"w", 1, b"a"), events.WorkerRegistered(0, b"w"))
+        turns.turn(TasksRequested(0, b"w", 1, request=2))
+        turns.requests.set_lag(SLOW)
+        turns.turn(asked(b"w", 3, b"b"))
+        assert turns.turn(TasksReported(0, b"w", [b"a"], [1], request=4)) == [
+            ReportAck(b"w", 4, [])
         ]
 
-    def test_hold_has_an_end(self, pressure: Backpressure) -> None:
-        pressure.update(10**9)
-        assert pressure.hold_ns() == HOLD_NS_MAX
+    def test_all_go_on_in_order_when_compaction_has_caught_up(self) -> None:
+        turns = Slowed()
+        turns.turn(asked(b"c", 1, b"a"))
+        turns.after(1, asked(b"c", 2, b"b", after=[[b"a"]]))
+        turns.requests.set_lag(0)
+        assert turns.requests.ready_at_ns() == 0
+        assert turns.turn(asked(b"c", 3, b"c", after=[[b"b"]])) == [
+            Accepted(b"c", 1, 1),
+            Accepted(b"c", 2, 1),
+            Accepted(b"c", 3, 1),
+        ]
+        assert turns.turn(asked(b"c", 4, b"d")) == [Accepted(b"c", 4, 1)]
+
+    def test_submission_of_a_client_that_is_gone_is_accepted_and_not_watched(self) -> None:
+        turns = Slowed()
+        watched = asked(b"c", 1, b"a")
+        watched.watch = True
+        turns.turn(watched, events.ListRequested(0, b"c", events.Scope(), request=2))
+        [refused] = turns.turn(events.ClientDisconnected(0, b"c"))
+        assert isinstance(refused, Refused)
+        assert refused.request == 2
+        assert turns.after(HOLD_NS) == [Accepted(b"c", 1, 1)]
+        ended = turns.turn(events.CancelRequested(0, b"d", events.Scope([b"a"]), request=3))
+        assert not any(isinstance(one, Settled) for one in ended)
+
+    def test_bytes_that_wait_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(requests, "WAITING_NAMES_MAX", 10)
+        turns = Slowed()
+        large = asked(b"c", 1, b"a")
+        large.submission.payloads = [bytes(900)]
+        small = asked(b"c", 2, b"b", b"c")
+        assert turns.turn(large) == []
+        [refused] = turns.turn(small)
+        assert isinstance(refused, Refused)
+        assert (refused.request, refused.refusal) == (2, Refusal.OVERLOADED)
+        assert turns.after(HOLD_NS) == [Accepted(b"c", 1, 1)]
+        assert turns.turn(small) == []
+        assert turns.after(HOLD_NS) == [Accepted(b"c", 2, 2)]
+
+    def test_wait_has_an_end(self) -> None:
+        waiting = Requests(Ledger(), lambda _client: True)
+        waiting.set_lag(10**9)
+        assert waiting.hold_ns == HOLD_NS_A_PERCENT * (LAG_REFUSE_ALL_PERCENT - LAG_SLOW_PERCENT)
 
     def test_scheduler_gets_the_lag_in_steps(self) -> None:
-        pressure = Backpressure()
-        assert pressure.update(STEP_PERCENT - 1) is None
-        assert pressure.update(SLOW) == LagChanged(0, SLOW)
-        assert pressure.update(SLOW + STEP_PERCENT - 1) is None
-        assert pressure.update(0) == LagChanged(0, 0)
+        waiting = Requests(Ledger(), lambda _client: True)
+        assert waiting.set_lag(LAG_STEP_PERCENT - 1) is None
+        assert waiting.set_lag(SLOW) == LagChanged(0, SLOW)
+        assert waiting.set_lag(SLOW + LAG_STEP_PERCENT - 1) is None
+        assert waiting.set_lag(0) == LagChanged(0, 0)
 
 
 @pytest.fixture
@@ -120,15 +190,24 @@ def finish(harness: Harness, count: int) -> None:
 
 def look(harness: Harness) -> None:
     harness.look()
-    harness.broker.enqueue(harness.broker.backpressure.update(harness.compactor.lag_percent))
+    set_lag(harness, harness.compactor.lag_percent)
     harness.turn()
+
+
+def set_lag(harness: Harness, percent: int) -> None:
+    harness.broker.enqueue(harness.broker.requests.set_lag(percent))
 
 
 def submit(
     harness: Harness, name: bytes, *, request: int = 16, retries: bool = True
 ) -> list[Effect]:
+    """Submit a task and wait until it is decided."""
     asked = SubmitRequested(0, b"c", Submission([name]), request=request, retries=retries)
-    return harness.turn(asked)
+    effects = harness.turn(asked)
+    while (wait_ns := harness.broker.wait_ns()) is not None and not effects:
+        harness.now_ns += wait_ns
+        effects = harness.turn()
+    return effects
 
 
 class TestLag:
@@ -165,14 +244,17 @@ class TestLag:
 
 
 class TestSubmissions:
-    def test_reply_is_held_and_the_task_is_there(self, harness: Harness) -> None:
+    def test_submission_waits_and_nothing_is_committed_before(self, harness: Harness) -> None:
         finish(harness, LAG_SLOW_PERCENT // 10 + 2)
-        assert submit(harness, b"held") == []
-        assert harness.found(b"held") == [b"held"]
-        wake_at_ns = harness.broker.backpressure.earlier_ns(None)
-        assert wake_at_ns is not None
-        harness.now_ns = wake_at_ns
+        head = harness.store.head
+        assert harness.turn(SubmitRequested(0, b"c", Submission([b"held"]), request=16)) == []
+        assert (harness.store.head, b"held" in harness.ledger.tasks) == (head, False)
+        wait_ns = harness.broker.wait_ns()
+        assert wait_ns is not None
+        assert 0 < wait_ns <= 20 * HOLD_NS_A_PERCENT
+        harness.now_ns += wait_ns
         assert harness.turn() == [Accepted(b"c", 16, 1)]
+        assert harness.found(b"held") == [b"held"]
 
     def test_client_that_repeats_is_refused_and_nothing_is_changed(self, harness: Harness) -> None:
         finish(harness, LAG_REFUSE_PERCENT // 10)
@@ -185,18 +267,17 @@ class TestSubmissions:
 
     def test_client_that_does_not_repeat_is_refused_last(self, harness: Harness) -> None:
         finish(harness, LAG_REFUSE_PERCENT // 10)
-        assert submit(harness, b"held", retries=False) == []
-        assert harness.found(b"held") == [b"held"]
+        assert submit(harness, b"held", retries=False) == [Accepted(b"c", 16, 1)]
         harness.turn(TasksRequested(0, b"w", 1))
         harness.turn(TasksReported(0, b"w", [b"held"], [1]))
-        harness.broker.enqueue(harness.broker.backpressure.update(LAG_REFUSE_ALL_PERCENT))
+        set_lag(harness, LAG_REFUSE_ALL_PERCENT)
         [refused] = submit(harness, b"refused", request=32, retries=False)
         assert isinstance(refused, Refused)
         assert refused.refusal is Refusal.FULL
 
     def test_workers_are_served_at_any_lag(self, harness: Harness) -> None:
         assert isinstance(harness.submit(b"a", b"b"), Accepted)
-        harness.broker.enqueue(harness.broker.backpressure.update(10 * LAG_REFUSE_ALL_PERCENT))
+        set_lag(harness, 10 * LAG_REFUSE_ALL_PERCENT)
         assert harness.turn(TasksRequested(0, b"w", 2))
         [noted, *_] = harness.turn(TasksReported(0, b"w", [b"a", b"b"], [1, 1], request=32))
         assert isinstance(noted, ReportAck)

@@ -41,11 +41,12 @@ class Turns:
         self.deaf: list[bytes] = []
         self.requests = Requests(self.ledger, lambda client: client not in self.deaf)
         self.requests.budget = budget
+        self.now_ns = NOW_NS
         self.handled: list[Event] = []
         self.handle(events.ClockSet(NOW_NS, 10**18))
 
     def handle(self, event: Event) -> list[Effect]:
-        event.now_ns = NOW_NS
+        event.now_ns = self.now_ns
         self.handled.append(event)
         replies = self.scheduler.handle(event)
         invariants.check(self.scheduler)
@@ -53,15 +54,15 @@ class Turns:
 
     def turn(self, *arrived: Event) -> list[Effect]:
         """Return the replies of one turn."""
-        now, replies = self.requests.admit([*arrived])
+        now, replies = self.requests.admit([*arrived], self.now_ns)
         for event in now:
             replies += self.handle(event)
-        return replies + self.requests.run(self.handle)
+        return replies + self.requests.run(self.handle, self.now_ns)
 
     def until_idle(self, *arrived: Event) -> tuple[list[Effect], int]:
         """Run turns until all is answered. Returns the replies and the number of turns."""
         replies, turns = self.turn(*arrived), 1
-        while self.requests.are_ready():
+        while self.requests.ready_at_ns() == 0:
             replies += self.turn()
             turns += 1
         return replies, turns

@@ -1,17 +1,21 @@
-"""A fair queue of client requests: no request and no client delays all others.
+"""Flow control of what comes in: the limits of a turn, and a fair queue of client requests.
 
 Every request has an estimated cost. A cheap one is handled in the turn in which it arrives. Others
 wait in a queue for each client. Every turn serves these queues, client by client, up to its budget.
 A command over many tasks is done in portions, each in its own turn and commit. A client that does
 not read its replies is not served, and one with too many waiting requests is refused.
 
-Costs are counted, never measured, so the same events always give the same turns. Submissions and
-requests of workers are never queued. Independent of sockets, dialects and the journal.
+While the journal's compaction lags behind, submissions wait in these queues for a time, and later
+requests of their client behind them. At a larger lag the scheduler refuses them (`core.commands`).
+
+Costs are counted, never measured, so the same events always give the same turns. Reports, requests
+and heartbeats of workers are never queued. Independent of sockets, dialects and the journal.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from heapq import heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,10 +24,13 @@ from msgspec import Struct, field, structs
 from taskyard.core import commands, events, graph
 from taskyard.core.effects import CommandAck, Refused
 from taskyard.core.limits import (
+    LAG_REFUSE_ALL_PERCENT,
+    LAG_SLOW_PERCENT,
     LIST_LANES_MAX,
     LIST_MEASURED_MAX,
     LIST_SCAN_MAX,
     LIST_TASKS_MAX,
+    SECOND_NS,
     STATS_ROWS_MAX,
 )
 from taskyard.core.model import Refusal
@@ -36,8 +43,29 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Task
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
+    from taskyard.core.model import Submission
 
     Handle = Callable[[Event], list[Effect]]
+
+#: Messages and bytes that one turn receives. They share a commit, but the first waits for the last.
+MESSAGES_PER_TURN_MAX: Final = 256
+BYTES_PER_TURN_MAX: Final = 16 * 1024 * 1024
+
+#: The CPU time for which a turn receives messages: columns of a hundred thousand tasks cost more to
+#: decode than their bytes suggest, and more again to handle. Not the time on the clock: on a busy
+#: machine it would end a turn after a few messages, and each turn has a commit. But reading the CPU
+#: time is a system call, so it is read once half of this has passed on the clock.
+DECODING_NS_MAX: Final = SECOND_NS // 20
+
+#: How long submissions wait, for each percent of lag beyond the mark. Half a second at most, so no
+#: peer repeats a submission that waits.
+HOLD_NS_A_PERCENT: Final = SECOND_NS // 500
+
+#: The scheduler receives the lag in steps of this many percent.
+LAG_STEP_PERCENT: Final = 5
+
+#: The bytes of a submission that count as a task that it names.
+_NAME_BYTES: Final = 100
 
 #: Waiting requests of one client, and the tasks that they name. One request may always wait.
 WAITING_MAX: Final = 1000
@@ -66,6 +94,9 @@ class Budget(Struct, frozen=True):
     cancelled: int = 10_000
 
 
+#: Never waits.
+_PING: Final = events.StatsRequested
+
 Command = (
     events.CancelRequested
     | events.RetryRequested
@@ -86,6 +117,8 @@ class _Waiting(Struct):
     cost: int
     #: The number of tasks that it names.
     names: int = 0
+    #: A submission: it is not handled before.
+    due_ns: int = 0
     #: The rest of a command, portion by portion. None before it starts.
     portions: Iterator[list[Task]] | None = None
     #: Tasks changed so far.
@@ -118,22 +151,51 @@ class Requests:
         self._begun: _Waiting | None = None
         #: Queued watches, by request, and whether each has ended before it was handled.
         self._watches: dict[int, bool] = {}
+        #: The work since the last compaction, in percent of the work that makes one due.
+        self.lag_percent = 0
+        #: How long submissions wait because of that.
+        self.hold_ns = 0
+        #: The number of submissions that wait. They keep their order when the lag has ended.
+        self._submissions = 0
+        #: (time, client) of clients whose next request is a submission that waits, a heap.
+        self._later: list[tuple[int, bytes]] = []
 
     def __len__(self) -> int:
         return self._count
 
-    def are_ready(self) -> bool:
-        """Return whether a waiting request can be handled now."""
-        return any(self._can_go(client, queue[0]) for client, queue in self.queues.items())
+    def set_lag(self, percent: int) -> events.LagChanged | None:
+        """Set the lag of compaction. Return an event for the scheduler if it changed by a step."""
+        rounded = percent - percent % LAG_STEP_PERCENT
+        if rounded == self.lag_percent:
+            return None
+        self.lag_percent = rounded
+        beyond = min(rounded, LAG_REFUSE_ALL_PERCENT) - LAG_SLOW_PERCENT
+        self.hold_ns = max(0, beyond) * HOLD_NS_A_PERCENT
+        return events.LagChanged(0, rounded)
 
-    def admit(self, arrived: Sequence[Event]) -> tuple[list[Event], list[Effect]]:
-        """Queue expensive requests. Returns the events to handle now, in order, and refusals."""
+    def ready_at_ns(self) -> int | None:
+        """Return when a waiting request can be handled, 0 for now. None: when its client reads."""
+        if any(self._can_go(one, self.queues[one][0]) for one in (*self._fresh, *self._served)):
+            return 0
+        if not self._later:
+            return None
+        return self._later[0][0] if self.hold_ns else 0
+
+    def admit(self, arrived: Sequence[Event], now_ns: int) -> tuple[list[Event], list[Effect]]:
+        """Queue expensive requests, and submissions while compaction lags.
+
+        Return the events to handle now, in order, and refusals.
+        """
+        is_holding = self.hold_ns > 0 or self._submissions > 0
         now: list[Event] = []
         refused: list[Effect] = []
         room = self.budget.turn_cheap
         for event in arrived:
             estimate = _COSTS.get(type(event))
             if estimate is None:
+                if is_holding and type(event) is events.SubmitRequested:
+                    refused += self._wait(event.client, self._held(event, now_ns))
+                    continue
                 if type(event) is events.ClientDisconnected:
                     refused += self._drop_queries(event.client)
                 if not self._watches or not self._follows_watch(event):
@@ -141,15 +203,19 @@ class Requests:
                 continue
             cost = estimate(self._ledger, event, self.budget)
             client: bytes = event.client  # type: ignore[attr-defined]
-            if not cost or self._is_cheap(client, cost, room):
+            # A request stays behind a submission. But it is no sign of life like a ping.
+            is_behind = is_holding and client in self.queues and type(event) is not _PING
+            if is_behind or (cost and not self._is_cheap(client, cost, room)):
+                refused += self._wait(client, _Waiting(event, cost, _names_in(event)))
+            else:
                 room -= cost
                 now.append(event)
-            else:
-                refused += self._wait(client, _Waiting(event, cost, _names_in(event)))
         return now, refused
 
-    def run(self, handle: Handle) -> list[Effect]:
+    def run(self, handle: Handle, now_ns: int) -> list[Effect]:
         """Handle waiting requests, client by client, up to the budget of a turn."""
+        while self._later and (self._later[0][0] <= now_ns or not self.hold_ns):
+            self._fresh.append(heappop(self._later)[1])
         effects: list[Effect] = []
         held: list[bytes] = []
         room = self.budget.turn
@@ -157,6 +223,9 @@ class Requests:
             client = self._next_client()
             queue = self.queues[client]
             waiting = queue[0]
+            if self.hold_ns and waiting.due_ns > now_ns:
+                heappush(self._later, (waiting.due_ns, client))
+                continue
             if not self._can_go(client, waiting):
                 held.append(client)
                 continue
@@ -185,6 +254,10 @@ class Requests:
 
     # Waiting.
 
+    def _held(self, event: events.SubmitRequested, now_ns: int) -> _Waiting:
+        cost = 20 + _SUBMITTED * len(event.submission.names)
+        return _Waiting(event, cost, _size_of(event.submission), now_ns + self.hold_ns)
+
     def _is_cheap(self, client: bytes, cost: int, room: int) -> bool:
         fits = cost <= min(room, self.budget.cheap)
         return fits and client not in self.queues and self._is_reading(client)
@@ -210,7 +283,9 @@ class Requests:
         queue.append(waiting)
         self._count += 1
         self._names += waiting.names
-        if isinstance(waiting.event, events.WatchRequested):
+        if waiting.due_ns:
+            self._submissions += 1
+        elif isinstance(waiting.event, events.WatchRequested):
             self._watches[waiting.event.request] = False
         return []
 
@@ -229,7 +304,9 @@ class Requests:
         self._names -= waiting.names
         if waiting is self._begun:
             self._begun = None
-        if isinstance(waiting.event, events.WatchRequested):
+        if waiting.due_ns:
+            self._submissions -= 1
+        elif isinstance(waiting.event, events.WatchRequested):
             self._watches.pop(waiting.event.request, None)
 
     def _follows_watch(self, event: Event) -> bool:
@@ -248,7 +325,8 @@ class Requests:
         self._count += 1
 
     def _drop_queries(self, client: bytes) -> list[Effect]:
-        """Refuse the queries of a client that is gone or does not read. Its commands still run."""
+        """Refuse the queries of a client that is gone or does not read. Its commands still run, and
+        its submissions without their watches."""
         queue = self.queues.get(client)
         if queue is None:
             return []
@@ -256,7 +334,9 @@ class Requests:
         refused: list[Effect] = []
         while queue:
             event = queue[0].event
-            if isinstance(event, _COMMANDS):
+            if isinstance(event, (*_COMMANDS, events.SubmitRequested)):
+                if isinstance(event, events.SubmitRequested):
+                    event.watch = False
                 kept.append(queue.popleft())
                 continue
             self._remove_effects(queue)
@@ -353,7 +433,18 @@ def _names_in(event: Any) -> int:  # noqa: ANN401 - any request
     return len(names or ())
 
 
+def _size_of(submission: Submission) -> int:
+    """Return how many names take the memory of a submission."""
+    texts = (*submission.payloads, *(submission.envelopes or ()))
+    size = sum(len(one) for one in texts if isinstance(one, bytes))
+    edges = sum(map(len, submission.after or ()))
+    return len(submission.names) + edges + size // _NAME_BYTES
+
+
 # Costs of requests, in about microseconds. 0 means: handle at once.
+
+#: A task that is submitted.
+_SUBMITTED: Final = 10
 
 #: A task in a reply as a JSON document.
 _VIEW: Final = 16

@@ -472,7 +472,7 @@ class Housekeeping:
         self._broker.enqueue(self._broker.environment.output_space_changed())
         if self._compactor is not None:
             waits.append(self._compactor.run_step())
-            lag = self._broker.backpressure.update(self._compactor.lag_percent)
+            lag = self._broker.requests.set_lag(self._compactor.lag_percent)
             self._broker.enqueue(lag)
         if self._lease is not None:
             self._lease.check()

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from taskyard.broker import environment
-from taskyard.broker.backpressure import Backpressure
 from taskyard.broker.blobs import BrokerBlobs
 from taskyard.broker.completer import KINDS, Completer
 from taskyard.broker.environment import CatchUp, CommitObserver, Environment, EventTransport
@@ -50,7 +49,6 @@ class Broker:
         self.requests = Requests(ledger, is_reading)
         #: How long turns and commits took since the start.
         self.turn_times, self.sync_times = turn_histogram(), turn_histogram()
-        self.backpressure = Backpressure()
         self._undelivered: list[Event] = []  # and enqueued events, for the next turn
         self._catch_up = CatchUp()
         self.environment = Environment(scheduler.context, store, clock, blobs)
@@ -78,8 +76,6 @@ class Broker:
             effects = completer.complete(effects, records, row_bytes, has_room=context.accepting)
             self.environment.bytes_written += completer.take_bytes_written()
             self.enqueue(self.environment.output_space_changed())
-        if self.backpressure.is_active:
-            effects = self.backpressure.throttle(effects, self.clock.monotonic_ns())
         if self._check_lease is not None:
             self._check_lease()
         self._undelivered += self.transport.send(effects)
@@ -106,11 +102,11 @@ class Broker:
     def wait_ns(self) -> int | None:
         """Return how long the next turn may wait for events, or None for no limit."""
         completer, requests, wake_at_ns = self.completer, self.requests, self._wake_at_ns
-        is_ready = requests.queues and requests.are_ready()
-        if self._undelivered or is_ready or (completer.is_waiting and completer.has_pending()):
+        if self._undelivered or (completer.is_waiting and completer.has_pending()):
             return 0
-        if self.backpressure.is_active:
-            wake_at_ns = self.backpressure.earlier_ns(wake_at_ns)
+        ready_at_ns = requests.ready_at_ns() if requests.queues else None
+        if ready_at_ns is not None and (wake_at_ns is None or ready_at_ns < wake_at_ns):
+            wake_at_ns = ready_at_ns
         if not self.scheduler.context.accepting:  # tasks wait for room on the disk
             wake_at_ns = self.environment.earlier_ns(wake_at_ns)
         return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())
@@ -125,15 +121,15 @@ class Broker:
             self._undelivered = [*machine.check(now_ns), *self._undelivered]
         if self._undelivered:
             arrived, self._undelivered = [*self._undelivered, *arrived], []
-        if requests.queues or not ESTIMATED.isdisjoint(map(type, arrived)):
-            arrived, effects = requests.admit(arrived)
+        if requests.queues or requests.hold_ns or not ESTIMATED.isdisjoint(map(type, arrived)):
+            arrived, effects = requests.admit(arrived, now_ns)
         for event in arrived:
             found = self._handle(now_ns, event)
             if len(found) > 1 and type(found[1]) is Assign and type(found[0]) is Accepted:
                 found.append(found.pop(0))  # the worker starts while the client gets its reply
             effects += found
         if requests.queues:
-            effects += requests.run(partial(self._handle, now_ns))
+            effects += requests.run(partial(self._handle, now_ns), now_ns)
         wake_at_ns = scheduler.wake_at_ns()
         is_late = wake_at_ns is not None and wake_at_ns <= now_ns
         if is_late and self._catch_up.is_due(wake_at_ns, now_ns, has_read=has_read):
