@@ -8,12 +8,13 @@ import pytest
 
 from taskyard.broker import auth
 from taskyard.broker.auth import Authenticator, keyring_for, requires_keys
-from taskyard.broker.transport import RETRY_NS, SocketTransport
+from taskyard.broker.transport import SocketTransport
 from taskyard.core.effects import CommandAck
 from taskyard.core.events import ClientDisconnected, Event, StatsRequested
 from taskyard.errors import UserError
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import read_peer_key
+from taskyard.net.outbound import RETRY_NS
 from taskyard.wire.roles import UNKNOWN_PEER, AuthenticatedPeer, Role
 from tests.kit.broker import NumbersHarness
 

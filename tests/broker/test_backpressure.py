@@ -87,7 +87,7 @@ class TestWaiting:
         turns = Slowed()
         lookup, ping = events.LookupRequested, events.StatsRequested
         turns.turn(asked(b"c", 1, b"a"), lookup(0, b"c", [b"a"], 2, shows_after=False))
-        cancel = events.CancelRequested(0, b"c", events.Scope([b"a"]), request=3)
+        cancel = events.CancelRequested(0, b"c", events.Scope((b"a",)), request=3)
         [answer, status] = turns.turn(
             *(cancel, lookup(0, b"d", [b"a"], 4, shows_after=False)),
             ping(0, b"c", 5, is_brief=True),
@@ -134,7 +134,7 @@ class TestWaiting:
         assert isinstance(refused, Refused)
         assert refused.request == 2
         assert turns.after(HOLD_NS) == [Accepted(b"c", 1, 1)]
-        ended = turns.turn(events.CancelRequested(0, b"d", events.Scope([b"a"]), request=3))
+        ended = turns.turn(events.CancelRequested(0, b"d", events.Scope((b"a",)), request=3))
         assert not any(isinstance(one, Settled) for one in ended)
 
     def test_bytes_that_wait_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:

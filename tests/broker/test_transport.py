@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from taskyard.broker import connections, transport
-from taskyard.broker.transport import PAUSE_AFTER_NS, PAUSE_EVENTS_MAX, RETRY_NS
+from taskyard.broker import connections, requests
+from taskyard.broker.transport import PAUSE_AFTER_NS, PAUSE_EVENTS_MAX
 from taskyard.core.effects import Assign, CommandAck
 from taskyard.core.events import (
     AssignmentUnsent,
@@ -16,6 +16,8 @@ from taskyard.core.events import (
     StatsRequested,
     WorkerHeartbeat,
 )
+from taskyard.net import outbound
+from taskyard.net.outbound import RETRY_NS
 from tests.kit.broker import NumbersHarness
 
 if TYPE_CHECKING:
@@ -107,7 +109,7 @@ def test_requests_of_a_peer_that_does_not_read_are_ignored() -> None:
     assert [number for route, number in harness.received if route == b"slow"] == [1, 2, 3, 6]
 
 
-def test_backlog_is_tried_again_after_a_while_though_nothing_arrives() -> None:
+def test_kept_replies_are_sent_again_after_a_while_though_nothing_arrives() -> None:
     harness = Harness()
     harness.turn(b"slow", 1, 2)
     harness.turn(b"slow", 3)
@@ -147,8 +149,8 @@ def test_assignment_that_is_not_sent_at_once_is_reported() -> None:
     assert harness.assign(b"slow") == [unsent]
 
 
-def test_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "BACKLOG_MAX", 2)
+def test_kept_replies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbound, "KEPT_MAX", 2)
     harness = Harness()
     harness.turn(b"slow", 1, 2, 3, 4, 5, 6)
     harness.room[b"slow"] = 9
@@ -159,13 +161,13 @@ def test_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_turn_takes_no_more_in_when_decoding_took_long() -> None:
     harness = Harness()
-    harness.decoding_ns = transport.DECODING_NS_MAX // 3
+    harness.decoding_ns = requests.DECODING_NS_MAX // 3
     assert harness.turn(b"quick", 1, 2, 3, 4, 5, 6, 7) == ([1, 2, 3, 4], [])
 
 
 def test_turn_of_a_broker_that_is_suspended_takes_everything_in() -> None:
     harness = Harness()
-    harness.suspended_ns = transport.DECODING_NS_MAX
+    harness.suspended_ns = requests.DECODING_NS_MAX
     assert harness.turn(b"quick", 1, 2, 3, 4, 5, 6, 7) == ([1, 2, 3, 4, 5, 6, 7], [])
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from taskyard.broker.turn import Broker
     from taskyard.core.effects import Effect
     from taskyard.net.poller import Poller
-    from taskyard.net.unread import Unread
     from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.wire.dialect import Reply
     from taskyard.wire.roles import AuthenticatedPeer
@@ -83,10 +82,6 @@ class NumbersHarness:
             return False
         self.received.append((route, int(body)))
         return True
-
-    def send_within(self, unread: Unread, route: bytes, frames: Sequence[bytes]) -> bool:
-        del unread, route
-        return self.send(frames)
 
     # The poller and the clock.
 

@@ -17,7 +17,7 @@ from simulator.blob_host import BlobHost
 from simulator.checkers import Violation
 from simulator.disk import Crashed, SimIndex, SimStore
 from simulator.network import Message
-from simulator.outputs import has_blobs
+from simulator.outputs import has_blobs, lags
 from taskyard.broker.connections import Connections
 from taskyard.broker.transport import unsent_events
 from taskyard.broker.turn import Broker
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 #: More turns than this without time passing are a busy loop.
 TURNS_AT_ONCE_MAX: Final = 200
+
+#: While compaction lags, its lag in percent, and the turns until it changes.
+LAG_PERCENT: Final = 280
+LAG_TURNS: Final = 32
 
 #: Turns between two checks of the core's invariants, which cost more than a turn.
 INVARIANTS_TURNS: Final = 32
@@ -311,6 +315,9 @@ class BrokerHost:
 
     def _turn(self, broker: Broker) -> None:
         self._check_busy_loop()
+        if lags(self._world.plan.seed):
+            percent = LAG_PERCENT if self._turns & LAG_TURNS else 0
+            broker.enqueue(broker.requests.set_lag(percent))
         try:
             if self._blobs is None:
                 broker.process(self.receive(None))

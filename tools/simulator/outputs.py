@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 #: One schedule in so many has programs that print, and blobs.
 _SCHEDULES: Final = 5
 _WITH_BLOBS: Final = 3
+_LAGGING: Final = 1
 
 #: Bytes that programs print: nothing, a short stream, or a long one.
 _SIZES: Final = (0, 100, 70_000, 100_000)
@@ -105,6 +106,11 @@ class BlobPlan(Struct):
 def has_blobs(seed: int) -> bool:
     """Return whether programs of a schedule print, and calls have large arguments."""
     return seed % _SCHEDULES == _WITH_BLOBS
+
+
+def lags(seed: int) -> bool:
+    """Return whether compaction lags at times, so that submissions wait."""
+    return seed % _SCHEDULES == _LAGGING
 
 
 def has_small_limits(seed: int) -> bool:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Task
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Submission
 
     Handle = Callable[[Event], list[Effect]]
 
@@ -104,10 +103,6 @@ Command = (
     | events.EditRequested
     | events.ExpireRequested
 )
-_COMMANDS: Final = (
-    *(events.CancelRequested, events.RetryRequested),
-    *(events.MoveRequested, events.EditRequested, events.ExpireRequested),
-)
 
 
 class _Waiting(Struct):
@@ -129,7 +124,7 @@ class _Waiting(Struct):
     @property
     def is_long(self) -> bool:
         """Whether this is a command that is done in portions."""
-        return self.cost >= _PORTION and isinstance(self.event, _COMMANDS)
+        return self.cost >= _PORTION and isinstance(self.event, Command)
 
 
 class Requests:
@@ -153,10 +148,10 @@ class Requests:
         self._watches: dict[int, bool] = {}
         #: The work since the last compaction, in percent of the work that makes one due.
         self.lag_percent = 0
-        #: How long submissions wait because of that.
+        #: How long submissions wait because of that. They keep their order when the lag has ended,
+        #: so they wait until no request waits any more.
         self.hold_ns = 0
-        #: The number of submissions that wait. They keep their order when the lag has ended.
-        self._submissions = 0
+        self.is_holding = False
         #: (time, client) of clients whose next request is a submission that waits, a heap.
         self._later: list[tuple[int, bytes]] = []
 
@@ -171,6 +166,7 @@ class Requests:
         self.lag_percent = rounded
         beyond = min(rounded, LAG_REFUSE_ALL_PERCENT) - LAG_SLOW_PERCENT
         self.hold_ns = max(0, beyond) * HOLD_NS_A_PERCENT
+        self.is_holding = beyond > 0 or (self.is_holding and bool(self.queues))
         return events.LagChanged(0, rounded)
 
     def ready_at_ns(self) -> int | None:
@@ -186,15 +182,14 @@ class Requests:
 
         Return the events to handle now, in order, and refusals.
         """
-        is_holding = self.hold_ns > 0 or self._submissions > 0
         now: list[Event] = []
         refused: list[Effect] = []
         room = self.budget.turn_cheap
         for event in arrived:
             estimate = _COSTS.get(type(event))
             if estimate is None:
-                if is_holding and type(event) is events.SubmitRequested:
-                    refused += self._wait(event.client, self._held(event, now_ns))
+                if self.is_holding and type(event) is events.SubmitRequested:
+                    refused += self._hold(event, now_ns + self.hold_ns)
                     continue
                 if type(event) is events.ClientDisconnected:
                     refused += self._drop_queries(event.client)
@@ -203,8 +198,8 @@ class Requests:
                 continue
             cost = estimate(self._ledger, event, self.budget)
             client: bytes = event.client  # type: ignore[attr-defined]
-            # A request stays behind a submission. But it is no sign of life like a ping.
-            is_behind = is_holding and client in self.queues and type(event) is not _PING
+            # Nothing overtakes a submission of its client, except a ping.
+            is_behind = self.is_holding and client in self.queues and type(event) is not _PING
             if is_behind or (cost and not self._is_cheap(client, cost, room)):
                 refused += self._wait(client, _Waiting(event, cost, _names_in(event)))
             else:
@@ -240,6 +235,7 @@ class Requests:
             else:
                 del self.queues[client]
         self._served.extend(held)
+        self.is_holding = self.hold_ns > 0 or (self.is_holding and bool(self.queues))
         return effects
 
     def _next_client(self) -> bytes:
@@ -254,9 +250,13 @@ class Requests:
 
     # Waiting.
 
-    def _held(self, event: events.SubmitRequested, now_ns: int) -> _Waiting:
-        cost = 20 + _SUBMITTED * len(event.submission.names)
-        return _Waiting(event, cost, _size_of(event.submission), now_ns + self.hold_ns)
+    def _hold(self, event: events.SubmitRequested, due_ns: int) -> list[Effect]:
+        """Queue a submission. What it holds in memory is counted in names."""
+        asked, count = event.submission, len(event.submission.names)
+        texts = (*asked.payloads, *(asked.envelopes or ()))
+        size = sum(len(one) for one in texts if isinstance(one, bytes)) // _NAME_BYTES
+        size += count + sum(map(len, asked.after or ()))
+        return self._wait(event.client, _Waiting(event, 20 + _SUBMITTED * count, size, due_ns))
 
     def _is_cheap(self, client: bytes, cost: int, room: int) -> bool:
         fits = cost <= min(room, self.budget.cheap)
@@ -283,9 +283,7 @@ class Requests:
         queue.append(waiting)
         self._count += 1
         self._names += waiting.names
-        if waiting.due_ns:
-            self._submissions += 1
-        elif isinstance(waiting.event, events.WatchRequested):
+        if isinstance(waiting.event, events.WatchRequested):
             self._watches[waiting.event.request] = False
         return []
 
@@ -304,9 +302,7 @@ class Requests:
         self._names -= waiting.names
         if waiting is self._begun:
             self._begun = None
-        if waiting.due_ns:
-            self._submissions -= 1
-        elif isinstance(waiting.event, events.WatchRequested):
+        if isinstance(waiting.event, events.WatchRequested):
             self._watches.pop(waiting.event.request, None)
 
     def _follows_watch(self, event: Event) -> bool:
@@ -334,7 +330,7 @@ class Requests:
         refused: list[Effect] = []
         while queue:
             event = queue[0].event
-            if isinstance(event, (*_COMMANDS, events.SubmitRequested)):
+            if isinstance(event, Command | events.SubmitRequested):
                 if isinstance(event, events.SubmitRequested):
                     event.watch = False
                 kept.append(queue.popleft())
@@ -431,14 +427,6 @@ def _names_in(event: Any) -> int:  # noqa: ANN401 - any request
     """Count the tasks that a request names."""
     names = event.scope.names if hasattr(event, "scope") else getattr(event, "names", None)
     return len(names or ())
-
-
-def _size_of(submission: Submission) -> int:
-    """Return how many names take the memory of a submission."""
-    texts = (*submission.payloads, *(submission.envelopes or ()))
-    size = sum(len(one) for one in texts if isinstance(one, bytes))
-    edges = sum(map(len, submission.after or ()))
-    return len(submission.names) + edges + size // _NAME_BYTES
 
 
 # Costs of requests, in about microseconds. 0 means: handle at once.

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from taskyard.broker.connections import Connections
 from taskyard.broker.environment import CatchUp
+from taskyard.broker.requests import BYTES_PER_TURN_MAX, DECODING_NS_MAX, MESSAGES_PER_TURN_MAX
 from taskyard.core.effects import Assign
 from taskyard.core.events import (
     AssignmentUnsent,
@@ -25,7 +25,7 @@ from taskyard.core.events import (
 )
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.accepted import peer_address
-from taskyard.net.unread import COUNTED_BYTES_MIN, Unread
+from taskyard.net.outbound import COUNTED_BYTES_MIN, RETRY_NS, Outbound
 from taskyard.wire.dialect import ASSIGNED, DIALECTS_MAX, collecting
 from taskyard.wire.native.development import PEER_TEXT
 from taskyard.wire.seen_relays import RefusedPeer
@@ -46,26 +46,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("taskyard.broker")
 
 
-#: Messages and bytes that one turn receives. They share a commit, but the first waits for the last.
-MESSAGES_PER_TURN_MAX: Final = 256
-BYTES_PER_TURN_MAX: Final = 16 * 1024 * 1024
-
-#: The CPU time for which a turn receives messages: columns of a hundred thousand tasks cost more to
-#: decode than their bytes suggest, and more again to handle. Not the time on the clock: on a busy
-#: machine it would end a turn after a few messages, and each turn has a commit. But reading the CPU
-#: time is a system call, so it is read once half of this has passed on the clock.
-DECODING_NS_MAX: Final = SECOND_NS // 20
-
-#: Replies kept for a peer that does not read, besides ZeroMQ's queue: those to all messages of one
-#: turn, because later ones are ignored. Beyond these bytes, replies are dropped.
-BACKLOG_MAX: Final = MESSAGES_PER_TURN_MAX
-BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024
-
 #: Addresses of refused peers that are logged.
 REFUSED_MAX: Final = 1_000
-
-#: How soon to retry: nothing reports that a peer reads again.
-RETRY_NS: Final = SECOND_NS // 50
 
 #: Messages received from one socket before the next one is read.
 _MESSAGES_AT_ONCE: Final = 32
@@ -167,21 +149,6 @@ class DialectRouter:
         return events
 
 
-class Backlog:
-    """Replies that a peer has not accepted, in order."""
-
-    def __init__(self) -> None:
-        self.replies: deque[list[bytes]] = deque()
-        self.bytes_kept = 0
-
-    def add(self, frames: list[bytes]) -> None:
-        self.replies.append(frames)
-        self.bytes_kept += sum(map(len, frames))
-
-    def remove_first(self) -> None:
-        self.bytes_kept -= sum(map(len, self.replies.popleft()))
-
-
 class SocketTransport:
     """An `EventTransport`. A route is a socket's number plus the peer's id there."""
 
@@ -216,16 +183,14 @@ class SocketTransport:
         #: The CPU time of this thread.
         self.thread_time_ns: Callable[[], int] = time.thread_time_ns
         self._poller = poller
-        #: Replies that peers have not accepted yet, in order.
-        self._backlogs: dict[bytes, Backlog] = {}
         self._connections = Connections()
         self._retry_at_ns = 0
         self._catch_up = CatchUp()
         #: When messages were received last, and whether to pause before the next.
         self._received_ns = 0
         self._pauses = False
-        #: Bytes that were sent and not yet read.
-        self._unread = Unread()
+        #: Replies that peers have not taken yet.
+        self._outbound = Outbound()
         #: The addresses of refused peers, without their ports, which are logged once.
         self._refused: dict[str, None] = {}
         #: A descriptor other than a socket was ready, such as a signal's.
@@ -244,7 +209,7 @@ class SocketTransport:
         if self._authenticator is not None:
             for route in self._authenticator.refresh():
                 events += self._cut(route)
-        if now_ns >= self._retry_at_ns and (self._backlogs or self._unread.routes):
+        if self._outbound.routes and now_ns >= self._retry_at_ns:
             self._retry(now_ns)
         wires: list[ZmqSocket] = []
         self.signalled = False
@@ -273,7 +238,8 @@ class SocketTransport:
             left_ns = wake_at_ns - self._clock.monotonic_ns()
             if wait_ns is None or left_ns < wait_ns:
                 wait_ns = max(left_ns, 0)
-        if (self._backlogs or self._unread.bytes_all) and (wait_ns is None or wait_ns > RETRY_NS):
+        outbound = self._outbound
+        if (outbound.kept or outbound.bytes_all) and (wait_ns is None or wait_ns > RETRY_NS):
             wait_ns = RETRY_NS
         return wait_ns
 
@@ -315,7 +281,7 @@ class SocketTransport:
             ahead = self._dialect.reconnected(route, now_ns)
         if wire.is_secure:
             found = self._receive_authenticated(wire.user, route, frames, now_ns)
-        elif route in self._backlogs:
+        elif route in self._outbound.kept:
             return ahead
         else:
             found = self._dialect.receive(route, frames, now_ns)
@@ -353,21 +319,22 @@ class SocketTransport:
         events: list[Event] = []
         if self._authenticator.is_reused_route(user, route):
             events += self._cut(route)
-        if route not in self._backlogs:
+        if route not in self._outbound.kept:
             events += self._authenticator.receive(user, route, frames, now_ns)
         return events
 
     def _cut(self, route: bytes) -> Sequence[Event]:
         """Drop the pending replies of a route and disconnect it."""
-        self._backlogs.pop(route, None)
+        self._outbound.drop(route)
         return self._dialect.cut(route)
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         undelivered: list[Event] = []
+        kept = self._outbound.kept
         for effect in effects:
             for route, frames in self._dialect.reply(effect):
                 wire = self._wires[route[0]]
-                if wire.is_secure or self._backlogs or len(frames[-1]) >= COUNTED_BYTES_MIN:
+                if wire.is_secure or kept or len(frames[-1]) >= COUNTED_BYTES_MIN:
                     undelivered += self._send(route, frames, effect)
                 elif not wire.send([route[1:], *frames]):
                     undelivered += self._unsent(route, frames, effect)
@@ -380,49 +347,32 @@ class SocketTransport:
         """Send or keep a reply to an effect. Return events if it could not be delivered, or if the
         peer may not read it."""
         wire = self._wires[route[0]]
-        if route in self._backlogs:
-            self._keep(route, frames)
+        if route in self._outbound.kept:
+            self._outbound.keep(route, frames)
             return unsent_events(effect)
         if not self._may_send(wire, route):
             return [*unsent_events(effect), *self._dialect.disconnected(route)]
-        sent = wire.send_within(self._unread, route, [route[1:], *frames])
+        sent = self._outbound.send(wire, route, [route[1:], *frames])
         return [] if sent else self._unsent(route, frames, effect)
 
     def _unsent(self, route: bytes, frames: list[bytes], effect: Effect | None) -> list[Event]:
         """Return events for a reply that was not sent. A full queue keeps it for a retry."""
         if self._wires[route[0]].is_full:
-            self._backlogs[route] = Backlog()
-            self._backlogs[route].add(frames)
+            self._outbound.keep(route, frames)
         return [*unsent_events(effect), *self._dialect.disconnected(route)]
 
     def is_reading(self, client: bytes) -> bool:
         """Return whether a client reads its replies, or the relay before it."""
         if self._collecting is not None:
             client = self._collecting.carrier(client)
-        return client not in self._backlogs and self._unread.is_reading(client)
-
-    def _keep(self, route: bytes, frames: list[bytes]) -> None:
-        backlog = self._backlogs[route]
-        if len(backlog.replies) < BACKLOG_MAX and backlog.bytes_kept < BACKLOG_BYTES_MAX:
-            backlog.add(frames)
+        return self._outbound.is_reading(client)
 
     def _retry(self, now_ns: int) -> None:
-        """Send kept replies. Forget peers that are gone or have accepted everything."""
+        """Send kept replies, and count the bytes that were taken."""
         self._retry_at_ns = now_ns + RETRY_NS
-        self._unread.refresh()
-        if self._backlogs and self._check_lease is not None:
+        if self._outbound.kept and self._check_lease is not None:
             self._check_lease()
-        for route, backlog in [*self._backlogs.items()]:
-            wire = self._wires[route[0]]
-            if self._may_send(wire, route):
-                while backlog.replies:
-                    frames = [route[1:], *backlog.replies[0]]
-                    if not wire.send_within(self._unread, route, frames):
-                        break
-                    backlog.remove_first()
-                if backlog.replies and wire.is_full:
-                    continue
-            del self._backlogs[route]
+        self._outbound.retry(self._wires, self._may_send)
 
     def _may_send(self, wire: ZmqSocket, route: bytes) -> bool:
         """Return whether a route may receive replies: its key may have been revoked."""

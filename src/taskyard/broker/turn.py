@@ -121,7 +121,7 @@ class Broker:
             self._undelivered = [*machine.check(now_ns), *self._undelivered]
         if self._undelivered:
             arrived, self._undelivered = [*self._undelivered, *arrived], []
-        if requests.queues or requests.hold_ns or not ESTIMATED.isdisjoint(map(type, arrived)):
+        if requests.queues or requests.is_holding or not ESTIMATED.isdisjoint(map(type, arrived)):
             arrived, effects = requests.admit(arrived, now_ns)
         for event in arrived:
             found = self._handle(now_ns, event)

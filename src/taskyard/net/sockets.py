@@ -37,9 +37,9 @@ from taskyard.net.options import (
     with_identity,
     with_places,
 )
+from taskyard.net.outbound import COUNTED_BYTES_MIN, Outbound
 from taskyard.net.peer_keys import PeerKeys
 from taskyard.net.places import CountingSocket, PlacesSocket, RouterClient
-from taskyard.net.unread import COUNTED_BYTES_MIN, Unread
 from taskyard.net.zap import require_keys
 from taskyard.net.zmq_socket import DESCRIPTOR, ZmqSocket
 
@@ -79,13 +79,13 @@ class PeerListener(ZmqSocket):
     ) -> None:
         super().__init__(socket, endpoint, file, arrivals)
         self._cutter = Cutter()
-        self._unread = Unread()
+        self._outbound = Outbound()
 
     def send(self, frames: Sequence[bytes], last: bytes | zmq.Frame | None = None) -> bool:
         if last is not None or len(frames[-1]) < COUNTED_BYTES_MIN:
             return super().send(frames, last)
-        self._unread.refresh()
-        return self.send_within(self._unread, frames[0], frames)
+        self._outbound.refresh()
+        return self._outbound.send(self, frames[0], frames)
 
     def _note_sender(self, frame: zmq.Frame) -> None:
         descriptor = int(frame.get(DESCRIPTOR))

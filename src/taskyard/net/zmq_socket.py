@@ -19,8 +19,6 @@ import zmq
 from taskyard.net.accepted import COUNTED_BYTES_MIN, Arrivals, inode_of
 from taskyard.net.endpoints import SocketFile
 from taskyard.net.options import FRAMES_DROPPED_MAX, FRAMES_MAX
-from taskyard.net.unread import COUNTED_BYTES_MIN as UNREAD_BYTES_MIN
-from taskyard.net.unread import Unread
 
 #: Plain numbers: ZeroMQ's enumerations would be converted for every frame.
 NOW: Final = int(zmq.NOBLOCK)
@@ -200,30 +198,6 @@ class ZmqSocket:
                 raise
             return False
         return True
-
-    def send_marked(self, frames: Sequence[bytes]) -> zmq.MessageTracker | None:
-        """Send a message without copying its last frame. Return a tracker of that frame, which is
-        done when ZeroMQ has freed it, or None if the send failed. Costs 30 µs more than `send`."""
-        last = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
-        return last.tracker if self.send(frames, last) else None
-
-    def send_within(self, unread: Unread, route: bytes, frames: Sequence[bytes]) -> bool:
-        """Send a message like `send`, unless the receiver has too many unread bytes.
-
-        `unread` counts them by route. Short messages are not counted.
-        """
-        size = len(frames[-1])
-        if size < UNREAD_BYTES_MIN:
-            return self.send(frames)
-        if unread.is_full(route):
-            self.is_full = True
-            return False
-        if not unread.wants_mark(route, size):
-            return self.send(frames, frames[-1])
-        tracker = self.send_marked(frames)
-        if tracker is not None:
-            unread.mark(route, tracker)
-        return tracker is not None
 
     def connection_of_last(self) -> tuple[int, int]:
         """Return the connection of the last message: its descriptor and the inode of its socket,

@@ -15,7 +15,7 @@ from msgspec import Struct
 from taskyard.net import sockets
 from taskyard.net.guard import Guard
 from taskyard.net.host import Host, HostedProgram
-from taskyard.net.unread import Unread
+from taskyard.net.outbound import Outbound
 from taskyard.net.zmq_socket import ZmqSocket
 from taskyard.relay.gateway import Gateway, GatewayProgram
 from taskyard.relay.native import NativeRelay
@@ -55,7 +55,7 @@ class BoundedSocket:
     def __init__(self, wire: ZmqSocket) -> None:
         #: For the poller.
         self.wire = wire
-        self._unread = Unread()
+        self._outbound = Outbound()
         self.receive = wire.receive
         self.connections = wire.connections
         self.is_connected = wire.is_connected
@@ -63,12 +63,12 @@ class BoundedSocket:
         self.send_after_close = wire.send_after_close
 
     def send(self, frames: Sequence[bytes]) -> bool:
-        return self.wire.send_within(self._unread, frames[0], frames)
+        return self._outbound.send(self.wire, frames[0], frames)
 
     def is_congested(self) -> bool:
         """Return whether many bytes are queued."""
-        self._unread.refresh()
-        return not self._unread.is_reading(b"")
+        self._outbound.refresh()
+        return not self._outbound.is_reading(b"")
 
 
 class Connector:

@@ -25,6 +25,7 @@ from simulator.models import (
     Violation,
 )
 from simulator.network import Message
+from simulator.outputs import lags
 from simulator.plan import SECOND_NS
 from simulator.reference_model import ReferenceModel
 from taskyard.core import events
@@ -117,7 +118,7 @@ class Checker:
         self._timeline = timeline
         self._clock = clock
         self.model = ReferenceModel(plan)
-        self.submissions = SubmissionChecker(self.model)
+        self.submissions = SubmissionChecker(self.model, waits=lags(plan.seed))
         self.messages = MessageChecker(self.model, self.submissions)
         self.blobs = BlobChecker(plan, self.model, timeline)
         self.replies = ReplyChecker(self.model, self.submissions, self.blobs)
@@ -170,6 +171,7 @@ class Checker:
         now_ns = self._timeline.now_ns
         self._turn = []
         self.connections.on_turn()
+        self.submissions.on_turn()
         for one in arrived:
             self._turn += one.sent_events if isinstance(one, Message) else [one]
             if isinstance(one, Message):
@@ -339,7 +341,7 @@ class Checker:
         """Require that nothing is accepted while the disk is full, or without a request."""
         if self._is_full and self._timeline.now_ns > self._disk_ns + 2 * SECOND_NS:
             raise Violation("full", "a submission was accepted while the disk is full")
-        self.submissions.check(record, self._turn)
+        self.submissions.check(record)
 
     def _check_leased(self, record: r.Leased) -> None:
         self.connections.on_leased(record)

@@ -15,11 +15,8 @@ from taskyard.core.blobs import Blob
 from taskyard.core.events import DuplicatePolicy, UnknownPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from simulator.reference_model import ReferenceModel
     from taskyard.core import records as r
-    from taskyard.core.events import Event
     from taskyard.core.model import Submission, Terms
 
 #: Terms that a client sets. The broker sets the others.
@@ -33,31 +30,40 @@ _ASKED_TERMS: Final = (
 class SubmissionChecker:
     """Compares submitted tasks with the requests of the turn."""
 
-    def __init__(self, model: ReferenceModel) -> None:
+    def __init__(self, model: ReferenceModel, *, waits: bool = False) -> None:
+        """With `waits`, the broker may take requests of earlier turns."""
         self._model = model
+        self._waits = waits
+        #: Requests that the broker may take in this turn.
+        self._asked: list[events.SubmitRequested] = []
         #: Names in requests that make an ended task again.
         self._extendable: dict[bytes, None] = {}
         #: Names that the broker made for jobs, by their payloads.
         self._job_names: dict[bytes, bytes] = {}
 
+    def on_turn(self) -> None:
+        """Forget the requests of the turn before, unless they may wait."""
+        if not self._waits:
+            self._asked = []
+
     def on_request(self, event: events.SubmitRequested) -> None:
         """Note a request that the broker received."""
+        self._asked.append(event)
         if event.repeat is DuplicatePolicy.EXTEND:
             self._extendable.update(dict.fromkeys(event.submission.names))
 
-    def check(self, record: r.Submitted, turn: Sequence[Event]) -> None:
+    def check(self, record: r.Submitted) -> None:
         """Require that a task waits for every predecessor of its request, unless that is done or
         ignored."""
         submission = record.submission
         if submission.names[0].startswith(NAMED_BY_BROKER):
-            self._check_job(submission, turn)
+            self._check_job(submission)
             return
         for index, name in enumerate(submission.names):
             former = self._model.tasks.get(name)
             if former is not None and name not in self._extendable:
                 raise Violation("twice", f"{name!r} was submitted again, and made again")
-            asked = [one for one in turn if isinstance(one, events.SubmitRequested)]
-            own = [one for one in asked if name in one.submission.names]
+            own = [one for one in self._asked if name in one.submission.names]
             kept = submission.after[index] if submission.after is not None else []
             own = [one for one in own if self._waits_as_asked(name, kept, one)]
             if not own:
@@ -92,11 +98,10 @@ class SubmissionChecker:
         same = same and kept.environment == sent_events.environment
         return lanes[0] == lanes[1] and payload == sent and same
 
-    def _check_job(self, submission: Submission, turn: Sequence[Event]) -> None:
+    def _check_job(self, submission: Submission) -> None:
         """Require that a job without a name is made once for each request."""
         job, name = submission.text_of(0), submission.names[0]
-        asked = [one for one in turn if isinstance(one, events.SubmitRequested)]
-        if not any(one.submission.names == [job] for one in asked):
+        if not any(one.submission.names == [job] for one in self._asked):
             raise Violation("request", f"{job!r} was never requested")
         if job in self._job_names:
             raise Violation("twice", f"{job!r} was requested once and made twice")

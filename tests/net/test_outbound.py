@@ -1,4 +1,5 @@
-"""Unread bytes are counted over real sockets, and released when the peer reads."""
+"""Unread bytes are counted over real sockets, and released when the peer reads. Messages that a
+socket does not accept are kept and sent again."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
-from taskyard.net import sockets, unread
-from taskyard.net.unread import MARK_BYTES, Unread
+from taskyard.net import outbound, sockets
+from taskyard.net.outbound import MARK_BYTES, Outbound
 from tests.kit.processes import until
 
 if TYPE_CHECKING:
@@ -28,29 +29,24 @@ class Conversation:
     def __init__(self, wire: ZmqSocket, peer: zmq.Socket[bytes]) -> None:
         self.wire = wire
         self.peer = peer
-        self.unread = Unread()
+        self.outbound = Outbound()
         peer.send(b"here I am")
         until(self.wire.receive, "a first message")
 
     def send(self, body: bytes = BODY) -> None:
         """Send like the broker's transport."""
-        if not self.unread.wants_mark(ROUTE, len(body)):
-            assert self.wire.send([ROUTE, body])
-            return
-        tracker = self.wire.send_marked([ROUTE, body])
-        assert tracker is not None
-        self.unread.mark(ROUTE, tracker)
+        assert self.outbound.send(self.wire, ROUTE, [ROUTE, body])
 
     def is_all_read(self) -> bool:
         self.wire.is_readable()  # ZeroMQ updates its queues in any call
-        self.unread.refresh()
-        return not self.unread.bytes_all
+        self.outbound.refresh()
+        return not self.outbound.bytes_all
 
     def fill(self) -> int:
         """Send until the peer counts as not reading. Return the number of messages."""
         for count in range(1, 900):
             self.send()
-            if not self.unread.is_reading(ROUTE):
+            if not self.outbound.is_reading(ROUTE):
                 return count
         pytest.fail("it was never noticed")
 
@@ -75,16 +71,16 @@ def test_peer_that_reads_is_reading(conversation: Conversation) -> None:
         conversation.send()
         assert conversation.peer.recv() == BODY
     until(conversation.is_all_read, "all is read")
-    assert conversation.unread.is_reading(ROUTE)
+    assert conversation.outbound.is_reading(ROUTE)
 
 
 def test_peer_that_does_not_read_is_detected_and_recovers(conversation: Conversation) -> None:
     sent = conversation.fill()
-    assert conversation.unread.bytes_all > unread.PEER_BYTES_MAX
-    assert not conversation.unread.is_full(ROUTE)
+    assert conversation.outbound.bytes_all > outbound.PEER_BYTES_MAX
+    assert not conversation.outbound.is_full(ROUTE)
     for _ in range(sent):
         assert conversation.peer.recv() == BODY
-    until(lambda: conversation.unread.is_reading(ROUTE), "it reads again")
+    until(lambda: conversation.outbound.is_reading(ROUTE), "it reads again")
     until(conversation.is_all_read, "all is read")
 
 
@@ -93,36 +89,58 @@ def test_disconnected_peer_leaves_nothing(conversation: Conversation) -> None:
     conversation.peer.close()
 
     until(conversation.is_all_read, "its messages are dropped")
-    assert conversation.unread.is_reading(ROUTE)
+    assert conversation.outbound.is_reading(ROUTE)
 
 
 def test_peer_is_full_beyond_a_larger_limit(
     conversation: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread, "FULL_BYTES", 9 << 20)
+    monkeypatch.setattr(outbound, "FULL_BYTES", 9 << 20)
     conversation.fill()
-    for _ in range(20):
+    while not conversation.outbound.is_full(ROUTE):
         conversation.send()
-    assert conversation.unread.is_full(ROUTE)
-    assert not conversation.unread.is_full(b"other")
+    assert not conversation.outbound.send(conversation.wire, ROUTE, [ROUTE, BODY])
+    assert conversation.wire.is_full
+    assert not conversation.outbound.is_full(b"other")
 
 
 def test_over_the_common_limit_a_peer_must_read_everything_first(
     conversation: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread, "ALL_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(outbound, "ALL_BYTES_MAX", 1 << 20)
     conversation.fill()
-    assert conversation.unread.bytes_all < unread.PEER_BYTES_MAX
-    assert conversation.unread.is_reading(b"other")
+    assert conversation.outbound.bytes_all < outbound.PEER_BYTES_MAX
+    assert conversation.outbound.is_reading(b"other")
 
 
-def test_small_messages_are_marked_at_intervals() -> None:
-    counts = Unread()
-    marks = [counts.wants_mark(ROUTE, 5_000) for _ in range(14)]
-    assert marks == [False] * 13 + [True]
+def test_small_messages_are_marked_at_intervals(conversation: Conversation) -> None:
+    def marks() -> int:
+        conversation.send(bytes(5_000))
+        return len(conversation.outbound.routes[ROUTE].marks)
+
+    assert [marks() for _ in range(14)] == [0] * 13 + [1]
     assert 13 * 5_000 < MARK_BYTES <= 14 * 5_000
 
 
 def test_marked_message_to_an_unknown_route_is_refused(conversation: Conversation) -> None:
-    assert conversation.wire.send_marked([b"nobody", BODY]) is None
+    assert not conversation.outbound.send(conversation.wire, b"nobody", [b"nobody", BODY])
     assert not conversation.wire.is_full
+    assert conversation.outbound.bytes_all == 0
+
+
+def test_kept_bytes_of_a_peer_and_of_all_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbound, "FULL_BYTES", 20)
+    monkeypatch.setattr(outbound, "FULL_BYTES_CROWDED", 5)
+    monkeypatch.setattr(outbound, "ALL_BYTES_MAX", 25)
+    kept = Outbound()
+    for _ in range(3):
+        kept.keep(b"a", [b"", bytes(10)])
+    assert (kept.bytes_all, kept.is_reading(b"a"), kept.is_reading(b"b")) == (20, False, True)
+    for route in (b"b", b"c", b"c", b"d"):
+        kept.keep(route, [bytes(6)])
+    assert kept.bytes_all == 20 + 3 * 6
+    kept.drop(b"a")
+    kept.drop(b"c")
+    assert (kept.bytes_all, [*kept.kept]) == (12, [b"b", b"d"])
+    kept.refresh()
+    assert [*kept.routes] == [b"b", b"d"]
