@@ -80,7 +80,7 @@ def submit_requested(context: Context, event: events.SubmitRequested) -> None:
 def _is_refused_for_lag(context: Context, event: events.SubmitRequested) -> bool:
     """Refuse a submission if compaction lags too far behind. Return whether it was refused.
 
-    A client that does not retry is refused last. Until then its replies are held back.
+    A client that does not retry is refused last. Until then its submissions wait.
     """
     percent = context.lag_percent
     if not event.retries and percent < LAG_REFUSE_ALL_PERCENT:

@@ -18,6 +18,7 @@ from simulator.mutations.registry import (
     patched,
     patched_item,
 )
+from taskyard.broker.requests import Requests
 from taskyard.broker.turn import Broker
 from taskyard.core import apply, deadlines, events, membership, records, timers
 from taskyard.core.context import Context
@@ -47,6 +48,20 @@ def reply_before_commit() -> Iterator[None]:
             self.store.commit(encode(decided), len(decided))
 
     with patched(Broker, "process", process):
+        yield
+
+
+@mutation
+def waiting_submission_forgotten() -> Iterator[None]:
+    """Never serve a client again whose submission waits for compaction."""
+    sound = Requests.run
+
+    def run(self: Any, *arguments: Any) -> Any:
+        effects = sound(self, *arguments)
+        self._later.clear()
+        return effects
+
+    with patched(Requests, "run", run):
         yield
 
 
