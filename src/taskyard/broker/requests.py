@@ -251,7 +251,7 @@ class Requests:
     # Waiting.
 
     def _hold(self, event: events.SubmitRequested, due_ns: int) -> list[Effect]:
-        """Queue a submission. What it holds in memory is counted in names."""
+        """Queue a submission. Count its memory in names."""
         asked, count = event.submission, len(event.submission.names)
         texts = (*asked.payloads, *(asked.envelopes or ()))
         size = sum(len(one) for one in texts if isinstance(one, bytes)) // _NAME_BYTES
