@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 #: One schedule in so many has programs that print, and blobs.
 _SCHEDULES: Final = 5
 _WITH_BLOBS: Final = 3
-_LAGGING: Final = 1
+
+#: Compaction lags in one schedule of so many, the one with this remainder.
+_LAG_SCHEDULES: Final = 25
+_LAGGING: Final = 11
 
 #: Bytes that programs print: nothing, a short stream, or a long one.
 _SIZES: Final = (0, 100, 70_000, 100_000)
@@ -110,7 +113,7 @@ def has_blobs(seed: int) -> bool:
 
 def lags(seed: int) -> bool:
     """Return whether compaction lags at times, so that submissions wait."""
-    return seed % _SCHEDULES == _LAGGING
+    return seed % _LAG_SCHEDULES == _LAGGING
 
 
 def has_small_limits(seed: int) -> bool:

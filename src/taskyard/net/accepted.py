@@ -18,7 +18,7 @@ import tempfile
 import termios
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -62,15 +62,17 @@ FOR_MEMORY: Final = "memory"
 FOR_FRAMES: Final = "frames"
 FOR_ROUTE: Final = "routing id"
 
+#: The reason of a hold.
+HELD: Final = "held"
+
 #: The log line of each reason, with a count and the address of one peer.
 _TEXTS: Final = {
     FOR_CONNECTIONS: "connections cut: %d without a message, too many are open (such as %s)",
     FOR_MEMORY: "connections cut: %d with unfinished messages, memory is short (such as %s)",
     FOR_FRAMES: "connections cut: %d with a message of too many frames (such as %s)",
     FOR_ROUTE: "connections cut: %d under a routing id that another peer uses (such as %s)",
+    HELD: "peers held back: %d with many large messages (such as %s)",
 }
-
-_HELD_TEXT: Final = "peers held back: %d with many large messages (such as %s)"
 
 #: Shorter frames are not counted.
 COUNTED_BYTES_MIN: Final = 4 << 10
@@ -81,9 +83,6 @@ WAITING_BYTES_MIN: Final = 1 << 20
 #: How long a released peer may take for its next bytes, in addition to the time of the hold. TCP
 #: resends at growing intervals: the next one is as long as all before.
 RESUME_NS: Final = 2 * SECOND_NS
-
-#: A message of this size makes the guard check at once.
-LARGE_BYTES_MIN: Final = 1 << 20
 
 
 class Arrivals(Struct, eq=False):
@@ -109,20 +108,10 @@ class Arrivals(Struct, eq=False):
     overlong: list[int] = field(default_factory=list)
     #: Descriptors of connections whose message was dropped because there was no memory for it.
     refused: list[int] = field(default_factory=list)
-    #: Called after a large message, because more may follow.
-    on_large: Callable[[], None] | None = None
-
-    def note(self, descriptor: int) -> None:
-        """Count a message."""
-        self.messages[descriptor] = self.messages.get(descriptor, 0) + 1
-        self.total += 1
-        self.is_empty = False
 
     def note_bytes(self, descriptor: int, size: int) -> None:
         """Count the bytes of a frame of COUNTED_BYTES_MIN or more."""
         self.counted[descriptor] = self.counted.get(descriptor, 0) + size
-        if size >= LARGE_BYTES_MIN and self.on_large is not None:
-            self.on_large()
 
     def taken_bytes(self, descriptor: int) -> int:
         """Estimate the bytes of a connection's messages from above.
@@ -184,9 +173,6 @@ class Connection(Struct, eq=False):
         if not self.unfinished or self.held_ns:
             return False
         return not self.has_spoken or max(self.unfinished_ns, self.excused_ns) <= ripe_ns
-
-    def note_held(self, now_ns: int) -> None:
-        self.held_ns = now_ns
 
     def note_released(self, now_ns: int) -> None:
         self.excused_ns = 2 * now_ns - self.held_ns + RESUME_NS
@@ -457,30 +443,23 @@ class CutReport:
 
     def __init__(self, cut: Counter[str]) -> None:
         self._cut = cut
-        self._held = 0
         self._fresh: Counter[str] = Counter()
         #: The address of one peer that was cut since the last log line.
         self.peer = ""
         self._logged_ns = -WARNING_NS
 
     def add(self, reason: str, peer: str) -> None:
-        self._cut[reason] += 1
+        if reason != HELD:
+            self._cut[reason] += 1
         self._fresh[reason] += 1
-        self.peer = self.peer or peer
-
-    def add_held(self, peer: str) -> None:
-        self._held += 1
         self.peer = self.peer or peer
 
     def log(self, now_ns: int) -> None:
         """Log the cuts since the last call, at most every WARNING_NS."""
-        if not (self._fresh or self._held) or now_ns - self._logged_ns < WARNING_NS:
+        if not self._fresh or now_ns - self._logged_ns < WARNING_NS:
             return
         self._logged_ns = now_ns
         for reason, count in self._fresh.items():
             logger.warning(_TEXTS[reason], count, self.peer)
-        if self._held:
-            logger.warning(_HELD_TEXT, self._held, self.peer)
         self._fresh.clear()
-        self._held = 0
         self.peer = ""

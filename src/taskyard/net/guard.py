@@ -31,6 +31,7 @@ from taskyard.net.accepted import (
     FOR_FRAMES,
     FOR_MEMORY,
     FOR_ROUTE,
+    HELD,
     WAITING_BYTES_MIN,
     Arrivals,
     Connection,
@@ -65,10 +66,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskyard.net")
 
-#: The shortest interval of checks because of large messages.
-ALARM_MS: Final = 5
-#: How long after a large message memory may be due to large messages.
-LARGE_NS: Final = SECOND_NS // 5
 #: Events read from one listener before the next one is served.
 EVENTS_MAX: Final = 100
 
@@ -124,9 +121,8 @@ class Guard:
         self.cut: Counter[str] = Counter()
         self._listeners: list[_Listener] = []
         self._thread: threading.Thread | None = None
+        #: Ends the thread.
         self._waker = Waker()
-        #: Wakes the thread for a check. The other one ends it.
-        self._alarm = Waker()
 
     def watch(
         self,
@@ -139,7 +135,7 @@ class Guard:
         """Watch a listener that accepts on this descriptor. Return the counts that it must keep."""
         if not self._is_able:
             return None
-        arrivals = Arrivals(int(socket.FD), is_local, has_keys, on_large=self._alarm.wake)
+        arrivals = Arrivals(int(socket.FD), is_local, has_keys)
         listener = _Listener(socket, arrivals, Gate(descriptor))
         self._listeners.append(listener)
         return listener.arrivals
@@ -156,7 +152,7 @@ class Guard:
             logger.warning("connections are not protected against floods on this system")
             return
         limits = self._limits or _limits_of_process()
-        work = _Work(self._listeners, limits, self.cut, (self._waker, self._alarm))
+        work = _Work(self._listeners, limits, self.cut, self._waker)
         self._thread = threading.Thread(target=work.run, name="taskyard-guard", daemon=True)
         zap.ask_for_room(work.has_room)
         self._thread.start()
@@ -170,11 +166,8 @@ class Guard:
         else:
             for listener in self._listeners:
                 listener.close()
-        for listener in self._listeners:
-            listener.arrivals.on_large = None
         self._listeners.clear()
         self._waker.close()
-        self._alarm.close()
 
 
 class _Listener:
@@ -218,11 +211,11 @@ class _Work:
         listeners: list[_Listener],
         limits: ConnectionLimits,
         cut: Counter[str],
-        wakers: tuple[Waker, Waker],
+        waker: Waker,
     ) -> None:
         self._listeners = list(listeners)
         self._limits = limits
-        self._waker, self._alarm = wakers
+        self._waker = waker
         self._meter = MemoryMeter()
         self._cutter = Cutter()
         self._pressure = Pressure(limits.memory, self._meter.read())
@@ -242,9 +235,6 @@ class _Work:
         #: When to check all that is watched, if nothing happens before. Between these, a look at
         #: the memory is enough.
         self._check_all_ns = 0
-        #: When a large message was last received, and when the next one may cause a check.
-        self._alarmed_ns = -LARGE_NS
-        self._alarm_from_ns = 0
         #: Connections whose packets the kernel drops for now.
         self._held: dict[Connection, None] = {}
         #: Since when memory has grown with no message to blame. 0: it has not.
@@ -264,15 +254,12 @@ class _Work:
     def run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._waker.fileno(), zmq.POLLIN)
-        poller.register(self._alarm.fileno(), zmq.POLLIN)
         for listener in self._listeners:
             poller.register(listener.monitor, zmq.POLLIN)
-        end, alarm = self._waker.fileno(), self._alarm.fileno()
+        end = self._waker.fileno()
         with self._meter, contextlib.closing(self._cutter):
             while end not in (ready := dict(poller.poll(self._wait_ms()))):
                 try:
-                    if alarm in ready:
-                        self._on_alarm()
                     self._turn(ready)
                 except Exception:
                     # The thread must not end: ZeroMQ's thread waits for events to be read.
@@ -304,9 +291,7 @@ class _Work:
             self._let_in()
         if now_ns >= self._look_at_ns:
             wait_ms = self._pressure.look_ms if self._is_quiet(now_ns) else self._check(now_ns)
-            ended_ns = time.monotonic_ns()
-            self._look_at_ns = ended_ns + wait_ms * SECOND_NS // 1000
-            self._alarm_from_ns = ended_ns + min(wait_ms, ALARM_MS) * SECOND_NS // 1000
+            self._look_at_ns = time.monotonic_ns() + wait_ms * SECOND_NS // 1000
 
     def _is_quiet(self, now_ns: int) -> bool:
         """Return whether a look is enough: no event since the last check, and memory is calm."""
@@ -316,12 +301,6 @@ class _Work:
             if listener.arrivals.overlong or listener.arrivals.refused:
                 return False
         return self._pressure.is_calm(self._meter.read())
-
-    def _on_alarm(self) -> None:
-        """Check soon, because a large message was received."""
-        self._alarm.clear()
-        self._check_all_ns = self._alarmed_ns = time.monotonic_ns()
-        self._look_at_ns = min(self._look_at_ns, self._alarm_from_ns)
 
     def _accepted(self, listener: _Listener, descriptor: int, now_ns: int) -> None:
         found = Connection(descriptor, inode_of(descriptor), listener.arrivals, now_ns)
@@ -430,8 +409,7 @@ class _Work:
         now = self._meter.read()
         self._pressure.backlog = 0
         level = self._pressure.level(now)
-        has_large = now_ns - self._alarmed_ns < LARGE_NS
-        if level is not Level.CALM or has_large or self._held:
+        if level is not Level.CALM or self._held:
             self._sample(now_ns)
             self._hold_back(now_ns)
             self._pressure.backlog = backlog_bytes(self._connections())
@@ -443,9 +421,9 @@ class _Work:
                 now = self._return_memory(now_ns)
             self._pressure.follow_down(now)
         else:
-            self._relieve(level, now, now_ns, has_large=has_large)
+            self._relieve(level, now, now_ns)
         is_error = level >= Level.TROUBLE or bool(self._held)
-        if is_error or has_large or level is not Level.CALM:
+        if is_error or level is not Level.CALM:
             self._check_all_ns = now_ns
         cpu_ns = time.thread_time_ns() - cpu_ns
         return wait_ms_after(cpu_ns, is_error=is_error, look_ms=self._pressure.look_ms)
@@ -467,10 +445,10 @@ class _Work:
         for found in backlog_of(self._connections(), self._pressure.budget // WAITING_SHARE):
             if found not in self._held:
                 self._held[found] = None
-                found.note_held(now_ns)
-                self._report.add_held(self._cutter.hold(found))
+                found.held_ns = now_ns
+                self._report.add(HELD, self._cutter.hold(found))
 
-    def _relieve(self, level: Level, now: Memory, now_ns: int, *, has_large: bool) -> None:
+    def _relieve(self, level: Level, now: Memory, now_ns: int) -> None:
         """Cut the connections that are to blame for the memory, or accept it as normal."""
         connections = self._connections()
         ripe_ns = now_ns if level is Level.SEVERE else now_ns - UNFINISHED_NS
@@ -485,7 +463,7 @@ class _Work:
             return
         if level is Level.ALERT:
             return
-        if not suspects and (self._held or has_large):
+        if not suspects and self._held:
             return  # the memory is freed with the messages
         if not suspects and now_ns - self._gave_back_ns > GIVE_BACK_NS:
             level = self._pressure.level(self._return_memory(now_ns))
