@@ -20,6 +20,7 @@ from taskyard.core.events import (
     TasksReturned,
     UnknownPolicy,
 )
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Refusal, Submission
 from taskyard.core.records import Submitted
 from taskyard.core.states import TaskState
@@ -99,6 +100,16 @@ def test_unknown_name_that_is_waited_for_may_come_outside_any_campaign() -> None
     assert yard.scheduler.ledger.awaited.tasks == {b"own/later": [yard[b"other/u"]]}
     yard.submit(b"later", campaign=b"own")
     assert yard[b"own/later"].dependents == [yard[b"other/u"]]
+
+
+def test_unknown_name_is_not_waited_for_after_a_restart_if_only_ended_tasks_did() -> None:
+    yard = Yard()
+    how: dict[str, Any] = {"unknown": UnknownPolicy.WAIT, "after": [[b"later"]]}
+    yard.submit(b"t", campaign=b"own", **how)
+    yard.cancel(b"own/t")
+    restored = reopened(yard.scheduler.ledger)
+    assert restored.awaited.tasks == {}
+    assert ledger_fingerprint(restored) == ledger_fingerprint(yard.scheduler.ledger)
 
 
 def test_unknown_name_of_a_campaign_that_comes_later_may_be_waited_for() -> None:

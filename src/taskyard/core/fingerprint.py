@@ -56,7 +56,9 @@ def ledger_fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         },
         "reported": sorted(ledger.reported),
         "replaced": list(ledger.replaced.items()),
-        "awaited": {name: _names(some) for name, some in sorted(awaited.items())},
+        "awaited": {
+            name: waiting for name, some in sorted(awaited.items()) if (waiting := _names(some))
+        },
         "reasons": dict(ledger.reasons),
         "envelopes": dict(ledger.envelopes),
         "outputs": {name: ledger.outputs[name] for name in tasks if name in ledger.outputs},

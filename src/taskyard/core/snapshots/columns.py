@@ -340,8 +340,9 @@ def rest_of(ledger: Ledger, places: dict[int, int], counted: tuple[int, int]) ->
         workers=[WorkerSnapshot(w.name, w.facts, w.slots_kept) for w in ledger.workers.values()],
         leases=_leases(ledger, places),
         dependents_of_unknown={
-            name: [places[id(task)] for task in waiting if id(task) in places]
-            for name, waiting in ledger.awaited.tasks.items()
+            name: waiting
+            for name, tasks_waiting in ledger.awaited.tasks.items()
+            if (waiting := [places[id(one)] for one in tasks_waiting if id(one) in places])
         },
         reasons=ledger.reasons,
         envelopes=ledger.envelopes,
