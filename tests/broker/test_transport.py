@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from taskyard.broker import connections, requests
-from taskyard.broker.transport import PAUSE_AFTER_NS, PAUSE_EVENTS_MAX
 from taskyard.core.effects import Assign, CommandAck
 from taskyard.core.events import (
     AssignmentUnsent,
     ClientDisconnected,
     Event,
-    HeartbeatsRenewed,
     StatsRequested,
-    WorkerHeartbeat,
 )
 from taskyard.net import outbound
 from taskyard.net.outbound import RETRY_NS
@@ -169,38 +165,3 @@ def test_turn_of_a_broker_that_is_suspended_takes_everything_in() -> None:
     harness = Harness()
     harness.suspended_ns = requests.DECODING_NS_MAX
     assert harness.turn(b"quick", 1, 2, 3, 4, 5, 6, 7) == ([1, 2, 3, 4, 5, 6, 7], [])
-
-
-class BeatHarness(Harness):
-    """Its messages are heartbeats, 2 is one of a relay, and 0 is another request."""
-
-    def receive(self, *message: Any) -> Any:
-        if message and message[1] == [b"2"]:
-            return [HeartbeatsRenewed(0, [], 1)]
-        if message and message[1] != [b"0"]:
-            return [WorkerHeartbeat(0, b"w", request=1)]
-        return super().receive(*message)
-
-
-def test_frequent_turns_of_heartbeats_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    harness = BeatHarness()
-
-    def pauses(*numbers: int, after_ns: int = PAUSE_AFTER_NS - 1, wait_ns: int | None = 5) -> int:
-        """Receive these messages, and return the number of pauses before the next turn."""
-        harness.now_ns += after_ns
-        harness.deliver(b"quick", *numbers)
-        before = len(slept)
-        harness.port.receive(wait_ns)
-        return len(slept) - before
-
-    harness.now_ns += PAUSE_AFTER_NS
-    assert pauses(1, after_ns=PAUSE_AFTER_NS) == 0
-    assert pauses(1) == 1
-    assert pauses(2, 1) == 1
-    assert pauses(1, wait_ns=0) == 0
-    assert pauses(1, 0) == 0
-    assert pauses() == 0
-    assert pauses(*[1] * (PAUSE_EVENTS_MAX - 1)) == 1
-    assert pauses(*[1] * PAUSE_EVENTS_MAX) == 0

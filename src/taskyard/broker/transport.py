@@ -17,13 +17,7 @@ from taskyard.broker.connections import Connections
 from taskyard.broker.environment import CatchUp
 from taskyard.broker.requests import BYTES_PER_TURN_MAX, DECODING_NS_MAX, MESSAGES_PER_TURN_MAX
 from taskyard.core.effects import Assign
-from taskyard.core.events import (
-    AssignmentUnsent,
-    HeartbeatsRenewed,
-    WorkerHeartbeat,
-    WorkerRegistered,
-)
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.events import AssignmentUnsent, WorkerRegistered
 from taskyard.net.accepted import peer_address
 from taskyard.net.outbound import COUNTED_BYTES_MIN, RETRY_NS, Outbound
 from taskyard.wire.dialect import ASSIGNED, DIALECTS_MAX, collecting
@@ -51,23 +45,6 @@ REFUSED_MAX: Final = 1_000
 
 #: Messages received from one socket before the next one is read.
 _MESSAGES_AT_ONCE: Final = 32
-
-
-#: How long to pause after a turn that had only heartbeats, if the turn before was less than this
-#: ago and this one had fewer than these. So the heartbeats of thousands of workers share turns, and
-#: those of many relays. Any other message ends the pauses.
-PAUSE_NS: Final = 3 * SECOND_NS // 1000
-PAUSE_AFTER_NS: Final = 3 * PAUSE_NS
-PAUSE_EVENTS_MAX: Final = 32
-
-
-_HEARTBEATS: Final = frozenset((WorkerHeartbeat, HeartbeatsRenewed))
-
-
-def _are_few_heartbeats(events: Sequence[Event]) -> bool:
-    """Return whether all events are heartbeats, of which none is urgent, and more may share a
-    turn."""
-    return 0 < len(events) < PAUSE_EVENTS_MAX and _HEARTBEATS.issuperset(map(type, events))
 
 
 def unsent_events(effect: object) -> list[Event]:
@@ -186,9 +163,6 @@ class SocketTransport:
         self._connections = Connections()
         self._retry_at_ns = 0
         self._catch_up = CatchUp()
-        #: When messages were received last, and whether to pause before the next.
-        self._received_ns = 0
-        self._pauses = False
         #: Replies that peers have not taken yet.
         self._outbound = Outbound()
         #: The addresses of refused peers, without their ports, which are logged once.
@@ -203,8 +177,7 @@ class SocketTransport:
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
         wake_at_ns = self._dialect.wake_at_ns()
         ready = self._poller.wait(self._shortened(wait_ns, wake_at_ns))
-        since_ns, now_ns = self._received_ns, self._clock.monotonic_ns()
-        self._received_ns = now_ns
+        now_ns = self._clock.monotonic_ns()
         events: list[Event] = []
         if self._authenticator is not None:
             for route in self._authenticator.refresh():
@@ -220,8 +193,6 @@ class SocketTransport:
                 wires.append(one)
         if wires:
             self._drain(wires, events, now_ns)
-        if self._pauses or (events and type(events[0]) in _HEARTBEATS):
-            self._pauses = now_ns - since_ns < PAUSE_AFTER_NS and _are_few_heartbeats(events)
         is_late = wake_at_ns is not None and wake_at_ns <= now_ns
         if is_late and self._catch_up.is_due(wake_at_ns, now_ns, has_read=bool(events)):
             events += self._dialect.time_passed(now_ns)
@@ -229,8 +200,6 @@ class SocketTransport:
 
     def _shortened(self, wait_ns: int | None, wake_at_ns: int | None) -> int | None:
         """Shorten a wait to the dialects' next timer, a retry, or `wait_ns_max`."""
-        if self._pauses and wait_ns != 0:
-            time.sleep(PAUSE_NS / SECOND_NS)
         limit_ns = self.wait_ns_max
         if wait_ns is None or (limit_ns is not None and limit_ns < wait_ns):
             wait_ns = limit_ns
