@@ -67,7 +67,7 @@ from taskyard.core.limits import (
     STATS_ROWS_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
-from taskyard.core.model import HeartbeatMark, Refusal
+from taskyard.core.model import Refusal
 from taskyard.core.output import Stream
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState, WorkerState
@@ -771,8 +771,7 @@ def test_heartbeat_is_acknowledged_last_if_requested(yard: Yard) -> None:
     replies = yard.handle(WorkerHeartbeat(0, b"w", [(b"a", 1)], request=5))
     assert [type(effect).__name__ for effect in replies] == ["Stop", "HeartbeatAck"]
     version = yard.scheduler.ledger.rule_table.version
-    mark = HeartbeatMark(0, 0, 0, version).outdated()
-    assert replies[-1] == HeartbeatAck(b"w", 5, record, rules_version=version, mark=mark)
+    assert replies[-1] == HeartbeatAck(b"w", 5, record, rules_version=version)
     assert yard.handle(WorkerHeartbeat(0, b"w", request=6)) == [
         HeartbeatAck(b"w", 6, record, rules_version=version)
     ]

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core.effects import Assign, Effect, LeasesEnded, NoWork, RenewalAck
+from taskyard.core.effects import Assign, Effect, LeasesEnded, NoWork
 from taskyard.core.events import (
     AssignmentUnsent,
-    HeartbeatsRenewed,
     OutputAppended,
     TasksProgressed,
     TasksRequested,
@@ -288,21 +287,6 @@ def test_report_on_a_running_task_makes_its_assignment_certain(
     yard.ask(b"w", 0)
     yard.later(9)
     assert yard.states(b"a", b"b") == [LEASED, READY]
-
-
-def test_renewal_of_uncertain_assignments_needs_the_list() -> None:
-    yard = leased(incarnation=1)
-    effects = yard.handle(WorkerHeartbeat(0, b"w", [(b"a", 1)], request=3, incarnation=1))
-    mark = effects[0].mark  # type: ignore[attr-defined]
-    renewal = HeartbeatsRenewed(0, [(b"w", mark)], 4)
-    record = yard.scheduler.ledger.record
-    assert yard.handle(renewal) == [RenewalAck(4, record, [])]
-    reconnect(yard)
-    assert yard.handle(renewal) == [RenewalAck(4, record, [0])]
-    yard.heartbeat(b"w", (b"a", 1))
-    assert yard.handle(renewal) == [RenewalAck(4, record, [])]
-    yard.later(9)
-    assert yard.state(b"a") is LEASED
 
 
 def test_task_of_five_lease_times_is_run_once_without_a_doubt() -> None:

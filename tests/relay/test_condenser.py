@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from taskyard.core import events, heartbeats
+from taskyard.core import events
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, WorkerFacts
-from taskyard.core.rules import LaneOptions, Rule
-from taskyard.relay import condenser
 from taskyard.relay.condenser import HEARTBEAT_DELAY_NS, Condenser
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer, relays
@@ -117,24 +115,6 @@ def test_each_peer_has_requests_of_its_own_that_wait() -> None:
     assert [one.batch.name[:] for _, one in replies[1:]] == [[b"t1"], [b"t2"]]
 
 
-def test_request_after_one_that_got_no_task_waits_for_others() -> None:
-    relayed = Relayed()
-    names = (b"v", b"w")
-    for name in names:
-        assert relayed.ask(name, peer.steal(5, name, FACTS, 1)).type == Q.NotFound
-    relayed.above.clear()
-    for name in names:
-        relayed.up(name, peer.steal(6, name, FACTS, 1, SECOND_NS))
-        assert relayed.run() == []
-    assert relayed.above == []
-    assert relayed.run(HEARTBEAT_DELAY_NS) == []
-    assert [len(one.envelope) for one in relayed.above] == [2]
-    relayed.up(b"c", submitted(b"t"))
-    assert kinds(relayed.run()) == [(b"c", "OK", 1), (b"v", "Transfer", 6)]
-    relayed.up(b"v", peer.steal(7, b"v", FACTS, 1))  # it got a task
-    assert kinds(relayed.run()) == [(b"v", "NotFound", 7)]
-
-
 def test_peer_that_left_gets_no_task() -> None:
     relayed = Relayed()
     for name in (b"v", b"w"):
@@ -146,72 +126,35 @@ def test_peer_that_left_gets_no_task() -> None:
     assert kinds(relayed.run()) == [(b"c", "OK", 1), (b"w", "Transfer", 5)]
 
 
-def test_unchanged_heartbeats_go_up_as_numbers_and_are_answered() -> None:
+def test_heartbeats_wait_for_others_and_share_a_message() -> None:
     relayed = Relayed()
     names = [b"w%d" % number for number in range(5)]
     for name in names:
-        relayed.beat(1, name=name)
+        relayed.up(name, peer.steal(1, name, FACTS, 1))
     relayed.run()
     relayed.above.clear()
     for name in names:
-        relayed.beat(2, seen=9, name=name)
-    assert relayed.run() == []
+        relayed.beat(2, name=name)
+        assert relayed.run() == []
+    assert relayed.above == []
     replies = relayed.run(HEARTBEAT_DELAY_NS)
     assert kinds(replies) == [(name, "Heartbeat", 2) for name in names]
     record = relayed.broker.scheduler.ledger.record
     assert [(one.seen, one.broker) for _, one in replies] == [(record, BROKER)] * 5
-    assert [(len(one.renewed), len(one.envelope)) for one in relayed.above] == [(5, 0)]
+    assert [len(one.envelope) for one in relayed.above] == [5]
     assert [relayed.last_seen_ns(name) for name in names] == [relayed.broker.now_ns] * 5
 
 
-@pytest.mark.parametrize("phase_ns", [0, 1, 3 * HEARTBEAT_DELAY_NS - 1])
-def test_relays_send_heartbeats_at_the_same_times(phase_ns: int) -> None:
-    relayed = Relayed()
-    relayed.chain = [Condenser(phase_ns)]
-    relayed.beat(1)
-    relayed.run()
-    relayed.beat(2)
-    due_ns = relayed.chain[0].wake_at_ns(0)
-    assert due_ns is not None
-    assert (due_ns + phase_ns) % HEARTBEAT_DELAY_NS == 0
-    assert 0 < due_ns - relayed.broker.now_ns <= HEARTBEAT_DELAY_NS
-
-
-@pytest.mark.parametrize(("interval_s", "delay"), [(1, 1), (6, 1), (7, 2), (13, 4), (60, 4)])
-def test_heartbeats_of_long_intervals_wait_for_longer(
-    interval_s: int, delay: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heartbeats, "RATE_MAX", 3)
-    relayed, rest_ns = Relayed(), 60 * SECOND_NS
-    follower = peer.worker_message(WorkerFacts(incarnation=1, lease_timeout_ns=rest_ns))
-    workers = [events.WorkerRegistered(0, b"v%d" % n, WorkerFacts()) for n in range(interval_s * 3)]
-    relayed.broker.handle([*workers])
-
-    def beat(request: int) -> None:
-        body = peer.heartbeat(request, b"w", follower, [], rest_ns, seen=0, rest_ns=rest_ns)
-        relayed.up(b"w", body)
-
-    beat(1)
-    relayed.run()
-    beat(2)
-    due_ns = relayed.chain[0].wake_at_ns(0)
-    assert due_ns is not None
-    assert due_ns % (delay * HEARTBEAT_DELAY_NS) == 0
-    assert 0 < due_ns - relayed.broker.now_ns <= delay * HEARTBEAT_DELAY_NS
-
-
 def holding(depth: int = 1) -> Relayed:
-    """Return a worker that holds `t`, with a heartbeat that may be renewed."""
+    """Return a worker that holds `t`."""
     relayed = Relayed(depth)
     relayed.ask(b"c", submitted(b"t"))
     assert relayed.ask(b"w", peer.steal(1, b"w", FACTS, 1)).batch.name[:] == [b"t"]
-    relayed.beat(2, b"t")
-    assert kinds(relayed.run()) == [(b"w", "Heartbeat", 2)]
     return relayed
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_heartbeat_with_changed_tasks_is_relayed_and_names_tasks_to_stop(depth: int) -> None:
+def test_reply_to_a_heartbeat_names_tasks_to_stop(depth: int) -> None:
     relayed = holding(depth)
     relayed.ask(b"c", peer.command(9, peer.CANCEL, events.Scope(names=(b"t",))))
     relayed.beat(3, b"t")
@@ -219,8 +162,9 @@ def test_heartbeat_with_changed_tasks_is_relayed_and_names_tasks_to_stop(depth: 
     assert (reply.request, reply.batch.name[:]) == (3, [b"t"])
 
 
-def test_renewed_heartbeats_keep_a_lease_and_missing_ones_lose_it() -> None:
-    relayed = holding()
+@pytest.mark.parametrize("depth", [1, 3])
+def test_heartbeats_keep_a_lease_and_missing_ones_lose_it(depth: int) -> None:
+    relayed = holding(depth)
     for request in range(3, 9):
         relayed.beat(request, b"t")
         assert kinds(relayed.run(SECOND_NS // 2)) == [(b"w", "Heartbeat", request)]
@@ -240,102 +184,52 @@ def test_heartbeat_is_sent_before_later_messages_of_its_peer() -> None:
     assert kinds(relayed.run()) == [(b"w", "Heartbeat", 3), (b"w", "OK", 4)]
 
 
-def test_tasks_assigned_in_between_make_the_heartbeat_relayed() -> None:
+def test_heartbeat_that_was_sent_before_an_assignment_returns_nothing() -> None:
     relayed = holding()
     relayed.up(b"w", peer.steal(3, b"w", FACTS, 1, SECOND_NS))
+    relayed.run()
     relayed.beat(4, b"t")
-    relayed.run(HEARTBEAT_DELAY_NS)
-    relayed.beat(5, b"t")
-    relayed.up(b"c", submitted(b"u"))
-    relayed.above.clear()
+    arrived = relayed.broker.dialect.receive(b"\0c", [b"", submitted(b"u")], SECOND_NS)
+    relayed.broker.handle([*arrived])
     replies = relayed.run(HEARTBEAT_DELAY_NS)
-    assert kinds(replies)[-1] == (b"w", "Transfer", 3)
-    relayed.beat(6, b"t")  # sent before the new task arrived
-    relayed.run(HEARTBEAT_DELAY_NS)
-    assert relayed.above[-1].envelope
+    assert (b"w", "Transfer", 3) in kinds(replies)
+    assert kinds(replies)[-1] == (b"w", "Heartbeat", 4)
     assert len(relayed.broker.scheduler.ledger.workers[b"w"].leases) == 2
 
 
-def test_renewed_heartbeats_keep_a_waiting_steal_and_notice_its_loss() -> None:
+def test_heartbeats_keep_a_waiting_steal_and_notice_its_loss() -> None:
     relayed = Relayed()
     relayed.up(b"w", peer.steal(1, b"w", FACTS, 1, SECOND_NS))
     for request in range(2, 9):
         relayed.beat(request, waiting=1)
-        relayed.above.clear()
         ((_, reply),) = relayed.run(HEARTBEAT_DELAY_NS)
         assert (reply.request, reply.waiting) == (request, 1)
-        assert bool(relayed.above[-1].renewed) is (request > 2)
         assert relayed.broker.pass_time(SECOND_NS // 2) == []
     relayed.broker.handle([*relayed.broker.dialect._drop(b"\x80relay\0\0\0\1")])  # noqa: SLF001
-    relayed.beat(9, waiting=1)
-    relayed.broker.now_ns += HEARTBEAT_DELAY_NS
-    relayed._carry()  # noqa: SLF001  # the renewal alone: the worker is alive
-    assert relayed.last_seen_ns() == relayed.broker.now_ns
-    ((_, reply),) = relayed.run()
-    assert (reply.request, reply.waiting) == (9, 0)
-    relayed.beat(10, waiting=1)
-    ((_, reply),) = relayed.run(HEARTBEAT_DELAY_NS)
-    assert (reply.request, reply.waiting) == (10, 0)
+    for request in (9, 10):
+        relayed.beat(request, waiting=1)
+        ((_, reply),) = relayed.run(HEARTBEAT_DELAY_NS)
+        assert (reply.request, reply.waiting) == (request, 0)
+        assert relayed.last_seen_ns() == relayed.broker.now_ns
     relayed.up(b"w", peer.steal(1, b"w", FACTS, 1, SECOND_NS))
     relayed.beat(11, waiting=1)
     ((_, reply),) = relayed.run(HEARTBEAT_DELAY_NS)
     assert (reply.request, reply.waiting) == (11, 1)
 
 
-def test_renewals_count_while_the_broker_waits_for_the_heartbeat_in_full() -> None:
-    relayed = Relayed()
-    relayed.up(b"w", peer.steal(1, b"w", FACTS, 1, SECOND_NS))
-    relayed.beat(2, waiting=1)
-    relayed.run(HEARTBEAT_DELAY_NS)
-    relayed.broker.handle([*relayed.broker.dialect._drop(b"\x80relay\0\0\0\1")])  # noqa: SLF001
-    for request in range(3, 8):  # messages to the relay are late, those of the relay arrive
-        relayed.beat(request, waiting=1)
-        relayed.broker.now_ns += SECOND_NS // 2
-        for message in relayed.chain[0].take(relayed.broker.now_ns):
-            arrived = relayed.broker.dialect.receive(b"\0relay", message, relayed.broker.now_ns)
-            relayed.broker.handle([*arrived])
+@pytest.mark.parametrize("restarted", ["broker", "relay"])
+def test_heartbeats_keep_a_lease_when_the_broker_or_the_relay_is_new(restarted: str) -> None:
+    relayed = holding()
+    if restarted == "broker":
+        relayed.broker.dialect.disconnected(b"\0relay")
+    else:
+        relayed.chain = [Condenser()]
+        relayed.up(b"x", peer.query(1, peer.OK))  # it gets a number of before
+    for request in range(3, 9):
+        relayed.beat(request, b"t")
+        assert kinds(relayed.run(SECOND_NS // 2))[-1] == (b"w", "Heartbeat", request)
         relayed.broker.pass_time(0)
-        assert relayed.last_seen_ns() == relayed.broker.now_ns
-
-
-def test_some_heartbeats_are_relayed_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(condenser, "RENEWALS_MAX", 3)
-    relayed = holding()
-    relayed.above.clear()
-    for request in range(5):
-        relayed.beat(3 + request, b"t")
-        relayed.run(HEARTBEAT_DELAY_NS)
-    full = [bool(one.envelope) for one in relayed.above]
-    assert full == [False, False, False, True, False]
-
-
-def test_heartbeat_is_relayed_when_the_rules_or_the_wanted_interval_change() -> None:
-    relayed = Relayed()
-    follower = peer.worker_message(WorkerFacts(slots_total=1, incarnation=1))
-    reply = Q()
-    for request in (1, 2, 3, 4, 5):
-        relayed.up(b"w", peer.heartbeat(request, b"w", follower, [], SECOND_NS))
-        relayed.above.clear()
-        if request == 3:
-            rule = Rule(b"r", b"x/*", LaneOptions(overfeed=1))
-            relayed.broker.handle([events.RulesSet(0, (rule,))])
-        if request == 5:
-            facts = WorkerFacts(slots_total=1)
-            joined = [events.WorkerRegistered(0, b"v%d" % n, facts) for n in range(1_000)]
-            relayed.broker.handle([*joined])
-        ((_, reply),) = relayed.run(HEARTBEAT_DELAY_NS)
-        assert reply.request == request
-        assert bool(relayed.above[-1].envelope) is (request in (1, 3, 5))
-    assert reply.heartbeat_ns == 2 * SECOND_NS + SECOND_NS // 10
-
-
-def test_renewal_that_a_new_broker_does_not_know_is_relayed() -> None:
-    relayed = holding()
-    relayed.broker.dialect.disconnected(b"\0relay")
-    relayed.beat(3, b"t")
-    relayed.above.clear()
-    assert kinds(relayed.run(HEARTBEAT_DELAY_NS)) == [(b"w", "Heartbeat", 3)]
-    assert [len(one.envelope) for one in relayed.above] == [0, 1]
+    assert relayed.broker.scheduler.ledger.workers[b"w"].leases
 
 
 def test_relay_that_can_not_be_reached_ends_the_waits_of_all_its_peers() -> None:
@@ -363,7 +257,7 @@ def malformed() -> dict[str, Q]:
     return {
         "broken envelope": Q(type=Q.Relay, envelope=[envelope, b"\xff"]),
         "too many envelopes": Q(type=Q.Relay, envelope=[envelope] * 1_001),
-        "too many numbers": Q(type=Q.Relay, renewed=range(10_001)),
+        "too many numbers": Q(type=Q.Relay, gone=range(10_001)),
     }
 
 

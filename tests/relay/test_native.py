@@ -10,7 +10,8 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import WorkerFacts
 from taskyard.errors import Refused
 from taskyard.relay import native as native_module
-from taskyard.relay.native import CALM_NS, CHECK_NS, PAUSE_NS, SEND_NS, NativeRelay
+from taskyard.relay.condenser import HEARTBEAT_DELAY_NS
+from taskyard.relay.native import CHECK_NS, SEND_NS, NativeRelay
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from tests.relay.kit import Clock, Listener
@@ -97,20 +98,6 @@ def test_requests_of_a_single_peer_are_sent_at_once() -> None:
         assert world.above.peers() == [[1]] * turns
 
 
-def test_steal_of_a_plain_peer_never_waits() -> None:
-    world = World()
-    steal = Q(type=Q.Steal, location=b"w").SerializeToString()
-    world.below.say(1, b"", steal)
-    world.turn()
-    not_found = pb.Envelope(peer=1, message=Q(type=Q.NotFound).SerializeToString())
-    relayed = Q(type=Q.Relay, envelope=[not_found.SerializeToString()])
-    for turns in range(2, 5):
-        world.above.arrived.append([b"", relayed.SerializeToString()])
-        world.below.say(1, b"", steal)
-        world.turn()
-        assert world.above.peers() == [[1]] * turns
-
-
 def test_nothing_is_read_or_lost_while_the_broker_does_not_read() -> None:
     world = World()
     world.above.is_full = True
@@ -190,44 +177,21 @@ def test_peers_are_checked_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert left == [4, 2, 0, 0]
 
 
-def heartbeat(number: int) -> bytes:
-    return peer.heartbeat(number, b"w", peer.worker_message(WorkerFacts()), [], SECOND_NS, seen=0)
-
-
-def test_heartbeats_are_read_together_while_peers_send_nothing_else() -> None:
-    world, tick_ns = World(), PAUSE_NS // 5
-
-    def beat(times: int) -> list[int]:
-        """Send heartbeats, and return the numbers of those that wait to be read."""
-        waiting = []
-        for number in range(times):
-            world.below.say(number, b"", heartbeat(number))
-            world.turn(tick_ns)
-            waiting.append(len(world.below.arrived))
-        return waiting
-
-    assert set(beat(CALM_NS // tick_ns - 1)) == {0}
-    assert set(beat(4 * 5)[-10:]) == {0, 1, 2, 3, 4}
-    while world.relay.wake_at_ns() != world.clock.now_ns + PAUSE_NS:
-        beat(1)
-    assert world.reading[-1] is False
-    world.below.say(1, b"", OK)
-    world.above.reply(2, peer.query(1, peer.OK))
-    world.turn(tick_ns)  # from above it reads at once
-    assert (len(world.below.arrived), world.below.sent[-1][0]) == (1, b"peer-1")
-    world.turn(PAUSE_NS - tick_ns)
-    assert (world.below.arrived, world.reading[-1]) == ([], True)
-    assert set(beat(20)) == {0}
-
-
-def test_peers_with_few_heartbeats_are_read_at_once() -> None:
-    world = World()
-    for number in range(20):
-        world.turn(SECOND_NS)
-        world.below.say(number, b"", heartbeat(number))
+def test_heartbeats_wait_for_others_until_another_message() -> None:
+    world, facts = World(), peer.worker_message(WorkerFacts())
+    due_ns = world.clock.now_ns + SEND_NS + HEARTBEAT_DELAY_NS
+    for number in (1, 2):
+        world.below.say(number, b"", peer.heartbeat(number, b"w", facts, [], SECOND_NS, seen=0))
         world.turn()
-        assert not world.below.arrived
-    assert world.reading == []
+    assert world.above.sent == []
+    assert world.relay.wake_at_ns() == due_ns
+    world.below.say(3, b"", OK)
+    world.turn()
+    assert world.above.peers() == [[1, 2, 3]]
+    world.below.say(1, b"", peer.heartbeat(3, b"w", facts, [], SECOND_NS, seen=0))
+    world.turn()
+    world.turn(HEARTBEAT_DELAY_NS)
+    assert world.above.peers() == [[1, 2, 3], [1]]
 
 
 def test_peers_beyond_the_limit_and_long_messages_are_refused(

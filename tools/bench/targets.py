@@ -82,7 +82,7 @@ LISTING_MS: Final = Target(200, 50)
 CROWD_CORE_PERCENT: Final = Target(30, 10)
 CROWD_WORKER_BYTES: Final = Target(40_000, 40_000)
 #: CPU of the broker if these workers connect through ten relays.
-RELAYED_CROWD_CORE_PERCENT: Final = Target(3, 3)
+RELAYED_CROWD_CORE_PERCENT: Final = Target(10, 6)
 
 #: CPU seconds of `taskyard map` of 1,000 commands `true`, with nothing running before.
 MAP_CPU_S: Final = Target(3.0, 1.5)

@@ -366,24 +366,15 @@ class NativeRelayProgram(RelayProgram):
     def build(self) -> None:
         #: The connections of peers, by number.
         self._links: dict[int, Link] = {}
-        #: The last heartbeat of each peer that was relayed.
-        self._heartbeats: dict[int, Event] = {}
         self._above = Socket(
             self.world.network, self, Listener.NATIVE, decode_sent=self._decode_sent
         )
         self._native = NativeRelay(self, RelayUpstream(self._above), self.clock)
 
     def _decode_sent(self, route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
-        """Return the events of all peers in a message. A renewal repeats a heartbeat."""
-        query = _Q.FromString(frames[1])
-        found = [self._heartbeats[number] for number in query.renewed]
-        for raw in query.envelope:
-            envelope = pb.Envelope.FromString(raw)
-            for one in decode(route, [b"", envelope.message]):
-                found.append(one)
-                if isinstance(one, events.WorkerHeartbeat):
-                    self._heartbeats[envelope.peer] = one
-        return tuple(found)
+        """Return the events of all peers in a message."""
+        envelopes = map(pb.Envelope.FromString, _Q.FromString(frames[1]).envelope)
+        return tuple(found for one in envelopes for found in decode(route, [b"", one.message]))
 
     def turn(self) -> None:
         if self._native.turn():

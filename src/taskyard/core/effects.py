@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.counters import Counters
 from taskyard.core.events import Scope
-from taskyard.core.model import HeartbeatMark, Refusal, RefusedTask, Terms, WorkerFacts
+from taskyard.core.model import Refusal, RefusedTask, Terms, WorkerFacts
 from taskyard.core.output import OutputChunk, Stream
 from taskyard.core.records import AnyRecord
 from taskyard.core.resources import Resources
@@ -533,18 +533,6 @@ class HeartbeatAck(Effect):
     heartbeat_ns: int = 0
     #: Changes when the rules change.
     rules_version: int = 0
-    #: For `HeartbeatsRenewed`. None: its heartbeat has no list of tasks, or it is unknown.
-    mark: HeartbeatMark | None = None
-
-
-class RenewalAck(Effect):
-    """To a relay: heartbeats of its workers arrived."""
-
-    request: int
-    #: The latest record. All assignments up to it were sent before this.
-    record: int
-    #: Indexes of workers that were not renewed, because their tasks differ or they are unknown.
-    changed: list[int]
 
 
 class ReportAck(Effect):

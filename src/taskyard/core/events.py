@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from taskyard.core.blobs import Content
 from taskyard.core.entities import Task
 from taskyard.core.limits import PART_BYTES_MAX
-from taskyard.core.model import HeartbeatMark, Refusal, Submission, TermsChanges, WorkerFacts
+from taskyard.core.model import Refusal, Submission, TermsChanges, WorkerFacts
 from taskyard.core.output import OutputColumns, Stream
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.runs import RunColumns
@@ -221,14 +221,6 @@ class WorkerHeartbeat(Event):
     registration: WorkerRegistered | None = None
     #: It has no tasks, and accepts an interval of up to this until it gets some. 0: it does not.
     rest_ns: int = 0
-
-
-class HeartbeatsRenewed(Event):
-    """Workers are alive, and hold the same tasks as at their last heartbeat."""
-
-    #: The name of each, and the mark in its last `HeartbeatAck`.
-    workers: list[tuple[bytes, HeartbeatMark]]
-    request: int
 
 
 class WorkerExited(Event):

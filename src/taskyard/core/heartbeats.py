@@ -30,9 +30,6 @@ RATE_MAX: Final = 500
 #: without tasks may be assigned some for so much longer.
 IDLE_FACTOR: Final = 3
 
-#: A relay may delay a heartbeat by this part of its interval, so that many share a message.
-REPLY_DELAY_SHARE: Final = 16
-
 #: Intervals are multiples of this, so that a worker more or less rarely changes them.
 STEP_NS: Final = SECOND_NS // 10
 

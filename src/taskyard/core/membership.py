@@ -6,7 +6,7 @@ may use a name, `assignment` leases tasks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -15,7 +15,6 @@ from taskyard.core.effects import (
     HeartbeatAck,
     LeasesEnded,
     Refused,
-    RenewalAck,
     ReportAck,
     Stop,
     UnknownWorker,
@@ -27,7 +26,7 @@ from taskyard.core.limits import (
     NUMBER_MAX,
     SERVICES_MAX,
 )
-from taskyard.core.model import HeartbeatMark, QueueOrder, Refusal, truncate_reason
+from taskyard.core.model import QueueOrder, Refusal, truncate_reason
 from taskyard.core.records import (
     Failed,
     LeaseExpired,
@@ -46,9 +45,6 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Lease, Task, Worker
     from taskyard.core.model import WorkerFacts
     from taskyard.core.runs import RunColumns
-
-#: A worker's interval may differ by this share of it until its next heartbeat in full.
-INTERVAL_SHARE: Final = 4
 
 
 def worker_registered(context: Context, event: events.WorkerRegistered) -> None:
@@ -128,12 +124,13 @@ def worker_heartbeat(context: Context, event: events.WorkerHeartbeat) -> None:
             on_slot_free(context, worker)  # their cores may be free
     if worker is not None and event.follows:
         _set_interval(context, worker, event)
-    mark = _compare_held(context, worker, event)
+    if event.held is not None:
+        _compare_held(context, worker, event, dict(event.held))
     if event.request:
         ledger = context.ledger
         interval_ns = worker.heartbeat_requested_ns if worker is not None and event.follows else 0
         rules = ledger.rule_table.version
-        ack = HeartbeatAck(event.worker, event.request, ledger.record, interval_ns, rules, mark)
+        ack = HeartbeatAck(event.worker, event.request, ledger.record, interval_ns, rules)
         context.send(ack)
 
 
@@ -169,87 +166,21 @@ def _wanted_interval_ns(workers: int, facts: WorkerFacts, rest_ns: int) -> int:
     return max(wanted_ns, min(idle_ns, rest_ns))
 
 
-class _Intervals:
-    """The intervals that are wanted now, each computed once for workers that are alike."""
-
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
-        self._wanted_ns: dict[tuple[int, int, int], int] = {}
-
-    def wanted_ns(self, facts: WorkerFacts, rest_ns: int) -> int:
-        """Return the interval for a worker that follows the broker's."""
-        key = (facts.lease_timeout_ns, facts.heartbeat_ns, rest_ns)
-        wanted_ns = self._wanted_ns.get(key)
-        if wanted_ns is None:
-            wanted_ns = _wanted_interval_ns(self._workers, facts, rest_ns)
-            self._wanted_ns[key] = wanted_ns
-        return wanted_ns
-
-    def is_good(self, worker: Worker) -> bool:
-        """Return whether a worker's interval is about the wanted one, or its own."""
-        requested_ns = worker.heartbeat_requested_ns
-        if not requested_ns:
-            return True
-        wanted_ns = self.wanted_ns(worker.facts, worker.rest_ns)
-        return abs(wanted_ns - requested_ns) * INTERVAL_SHARE <= requested_ns
-
-
 def _compare_held(
-    context: Context, worker: Worker | None, event: events.WorkerHeartbeat
-) -> HeartbeatMark | None:
-    """Stop and return tasks by the list in a heartbeat. Return a mark if there is a list."""
-    if event.held is None:
-        return None
-    listed_as = dict(event.held)
-    has_zombies = _stop_zombies(context, event.worker, listed_as)
+    context: Context,
+    worker: Worker | None,
+    event: events.WorkerHeartbeat,
+    listed_as: dict[bytes, int],
+) -> None:
+    """Stop and return tasks by the attempts that a heartbeat lists."""
+    if listed_as:
+        _stop_zombies(context, event.worker, listed_as)
     if worker is None:
-        return None
-    _return_unlisted(context, worker, listed_as, event)
+        return
+    if worker.leases:
+        _return_unlisted(context, worker, listed_as, event)
     if worker.is_uncertain:
         deadlines.confirm_all(worker, listed_as)
-    mark = heartbeat_mark(context, worker)
-    return mark.outdated() if has_zombies or mark.tasks != len(listed_as) else mark
-
-
-def heartbeat_mark(context: Context, worker: Worker) -> HeartbeatMark:
-    """Return a value that differs if the reply to a worker's same heartbeat would.
-
-    It does not match while assignments are uncertain. Every change of leases shows: their numbers
-    rise, and a lease only loses tasks.
-    """
-    leases = worker.leases
-    tasks = sum(lease.tasks_left for lease in leases.values())
-    rules = context.ledger.rule_table.version
-    return HeartbeatMark(worker.facts.incarnation, next(reversed(leases), 0), tasks, rules)
-
-
-def heartbeats_renewed(context: Context, event: events.HeartbeatsRenewed) -> None:
-    """Note that workers are alive, and name those whose heartbeat is needed in full."""
-    changed: list[int] = []
-    workers, now_ns = context.ledger.workers, context.now_ns
-    rules, intervals = context.ledger.rule_table.version, _Intervals(len(workers))
-    for index, (name, mark) in enumerate(event.workers):
-        worker = workers.get(name)
-        if worker is None or worker.facts.incarnation != mark.incarnation:
-            # A process that lost its name is not dead, so its tasks are refunded.
-            worker_names.refuse_non_holder(context, name, mark.incarnation, 0)
-            changed.append(index)
-            continue
-        worker.last_seen_ns = now_ns  # alive in any case
-        if not (_has_mark(worker, mark, rules) and intervals.is_good(worker)):
-            changed.append(index)
-    context.send(RenewalAck(event.request, context.ledger.record, changed))
-
-
-def _has_mark(worker: Worker, mark: HeartbeatMark, rules: int) -> bool:
-    """Return whether `heartbeat_mark` is unchanged for a worker with the incarnation of `mark`."""
-    leases = worker.leases
-    if rules != mark.rules_version or worker.is_uncertain:
-        return False
-    if not (leases or mark.lease):
-        return True
-    tasks = sum(lease.tasks_left for lease in leases.values())
-    return next(reversed(leases), 0) == mark.lease and tasks == mark.tasks
 
 
 def _return_unlisted(
@@ -284,7 +215,7 @@ def _should_have_arrived(
     return lease.assigned_ns <= context.now_ns - HEARTBEATS_UNLISTED_MAX * interval_ns
 
 
-def _stop_zombies(context: Context, worker: bytes, listed_as: dict[bytes, int]) -> bool:
+def _stop_zombies(context: Context, worker: bytes, listed_as: dict[bytes, int]) -> None:
     """Send `Stop` for listed tasks that the worker does not hold any more, if there are any."""
     known = context.ledger.tasks
     names = [
@@ -294,7 +225,6 @@ def _stop_zombies(context: Context, worker: bytes, listed_as: dict[bytes, int]) 
         tasks = map(known.get, names)
         ended = [task is None or task.ending is not None for task in tasks]
         context.send(Stop(worker, names, [listed_as[name] for name in names], ended))
-    return bool(names)
 
 
 def holds(worker: bytes, task: Task | None, attempt: int | None) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import Enum, IntEnum
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from msgspec import Struct, field, structs
@@ -26,21 +26,6 @@ _CUT: Final = b"[...] "
 
 #: Payloads up to this length are their own digest.
 DIGEST_BYTES: Final = 64
-
-
-class HeartbeatMark(NamedTuple):
-    """Differs if the reply to a worker's same heartbeat would."""
-
-    incarnation: int
-    #: The number of its newest lease. 0: it has none.
-    lease: int
-    #: The number of tasks that it holds.
-    tasks: int
-    rules_version: int
-
-    def outdated(self) -> HeartbeatMark:
-        """Return a mark of this process that no heartbeat has: the next one is needed in full."""
-        return self._replace(rules_version=-1)
 
 
 class Terms(Struct, array_like=True, gc=False):

@@ -129,7 +129,6 @@ _DECIDERS: dict[type, Callable[[Context, Any], None]] = {
     events.PartRequested: queries.part_requested,
     events.WorkerRegistered: membership.worker_registered,
     events.WorkerHeartbeat: membership.worker_heartbeat,
-    events.HeartbeatsRenewed: membership.heartbeats_renewed,
     events.WorkerExited: membership.worker_exited,
     events.WorkerLost: membership.worker_lost,
     events.WorkerUnreachable: membership.worker_unreachable,

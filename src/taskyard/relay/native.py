@@ -2,8 +2,7 @@
 
 If the connection above is renewed, requests or replies may be lost. Then the relay disconnects its
 peers, which reconnect and send their requests again, as they would without a relay. While there is
-no connection, or the broker does not read, it reads nothing, so messages wait at the peers. While
-its peers send only heartbeats, it reads them a few times a second, so that many share a turn. Takes
+no connection, or the broker does not read, it reads nothing, so messages wait at the peers. Takes
 its sockets and clock as arguments.
 """
 
@@ -40,11 +39,6 @@ RETRY_NS: Final = SECOND_NS // 50
 #: Peers in one check, or this part of them if that is more. A peer takes 2 µs.
 CHECKED_PEERS: Final = 200
 CHECKED_SHARE: Final = 10
-
-#: How long to read nothing from peers after heartbeats, at most, and how long peers must have sent
-#: only heartbeats before. A peer's first other message may wait so long.
-PAUSE_NS: Final = SECOND_NS // 10
-CALM_NS: Final = 5 * SECOND_NS
 
 #: The shortest interval of messages above while peers send more than this many within it. So those
 #: of many peers collect. The requests of few peers don't: each would wait for its timer.
@@ -89,16 +83,14 @@ class NativeRelay:
         above: Upstream,
         clock: MonotonicClock,
         set_reading: Callable[[bool], None] = lambda _reads: None,
-        phase_ns: int = 0,
     ) -> None:
-        """`set_reading` receives whether the relay reads from peers, when that changes. `phase_ns`
-        is the wall clock at the zero of `clock`."""
+        """`set_reading` receives whether the relay reads from peers, when that changes."""
         self._below = below
         self._above = above
         self._clock = clock
         self._set_reading = set_reading
         self._reads = True
-        self._condenser = Condenser(phase_ns)
+        self._condenser = Condenser()
         self._connections: dict[bytes, Connection] = {}
         #: Peers to check before all are checked again.
         self._unchecked: list[bytes] = []
@@ -108,13 +100,7 @@ class NativeRelay:
         self._sent_ns = 0
         #: When the latest messages of peers were received, one more than are sent at once.
         self._latest_ns = deque([0] * (MESSAGES_AT_ONCE + 1), MESSAGES_AT_ONCE + 1)
-        self._check_at_ns = now_ns = clock.monotonic_ns()
-        #: Until when nothing is read from peers.
-        self._pause_ends_ns = 0
-        #: Messages received from peers so far, and up to when some were received last.
-        self._received = self._received_before = self._received_ns = 0
-        #: The condenser's `activity`, and since when it is unchanged.
-        self._activity, self._calm_since_ns = 0, now_ns
+        self._check_at_ns = clock.monotonic_ns()
         #: Whether the broker reads.
         self._has_room = True
         self.has_exited = False
@@ -148,11 +134,12 @@ class NativeRelay:
         """Forward some messages from each side. Return whether there may be more."""
         self._check_above()
         more = self._down()
-        now_ns = self._clock.monotonic_ns()
-        if self._has_room and now_ns >= self._pause_ends_ns:
+        if self._has_room:
             more = self._up() or more
-            self._pause_if_calm(now_ns)
-        self._poll_peers(now_ns)
+        if self._has_room is not self._reads:
+            self._reads = self._has_room
+            self._set_reading(self._reads)
+        now_ns = self._clock.monotonic_ns()
         if now_ns >= self._check_at_ns:
             self._check_peers(now_ns)
         if self._above.is_connected():
@@ -166,26 +153,7 @@ class NativeRelay:
         if not self._has_room:
             return self._clock.monotonic_ns() + RETRY_NS
         due_ns = self._condenser.wake_at_ns(self._not_before_ns())
-        wake_at_ns = self._check_at_ns if due_ns is None else min(due_ns, self._check_at_ns)
-        return wake_at_ns if self._reads else min(wake_at_ns, self._pause_ends_ns)
-
-    def _pause_if_calm(self, now_ns: int) -> None:
-        """Read nothing for a moment if peers send heartbeats often, and nothing else."""
-        if self._condenser.activity != self._activity:
-            self._activity, self._calm_since_ns = self._condenser.activity, now_ns
-        if self._received == self._received_before:
-            return
-        is_often = now_ns - self._received_ns <= 2 * PAUSE_NS
-        self._received_before, self._received_ns = self._received, now_ns
-        if is_often and now_ns - self._calm_since_ns >= CALM_NS:
-            self._pause_ends_ns = self._condenser.next_step_ns(now_ns, PAUSE_NS)
-
-    def _poll_peers(self, now_ns: int) -> None:
-        """Have peers polled, unless nothing is read from them now."""
-        reads = self._has_room and now_ns >= self._pause_ends_ns
-        if reads is not self._reads:
-            self._reads = reads
-            self._set_reading(reads)
+        return self._check_at_ns if due_ns is None else min(due_ns, self._check_at_ns)
 
     def _send_up(self, now_ns: int) -> None:
         """Send what has collected, unless something was sent just now."""
@@ -223,7 +191,6 @@ class NativeRelay:
             frames = self._below.receive() if bytes_left > 0 else None
             if frames is None:
                 return bytes_left <= 0
-            self._received += 1
             bytes_left -= len(frames[-1])
             route, connection = frames[0], self._below.connection
             is_new = route not in self._connections

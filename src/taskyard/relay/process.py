@@ -174,8 +174,7 @@ def _open_native(options: RelayOptions, host: Host, guard: Guard) -> Opened:
     def set_reading(reads: bool) -> None:  # noqa: FBT001  # called by position
         (host.poller.add if reads else host.poller.remove)(below)
 
-    phase_ns = host.clock.wall_ns() - host.clock.monotonic_ns()
-    return NativeRelay(below, BoundedSocket(wire), host.clock, set_reading, phase_ns), [wire]
+    return NativeRelay(below, BoundedSocket(wire), host.clock, set_reading), [wire]
 
 
 def _open_gateway(options: RelayOptions, host: Host, guard: Guard) -> Opened:

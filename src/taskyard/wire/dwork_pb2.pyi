@@ -339,7 +339,7 @@ class Envelope(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., message: _Optional[bytes] = ...) -> None: ...
 
 class QueryMsg(_message.Message):
-    __slots__ = ("type", "task", "name", "n", "location", "batch", "request", "worker", "scope", "reason", "code", "refused", "document", "rules", "broker", "wait_ms", "stream", "seen", "heartbeat_ns", "waiting", "rules_version", "incarnation", "host", "trouble", "malformed", "calls_waiting", "calls_kept", "unknown", "check_only", "environment", "cursor", "journal", "everything", "any_campaign", "place", "changes", "epoch", "force", "attempt", "stream_number", "offset", "live", "held", "value", "data", "gone", "renewed", "envelope", "changed", "length", "digest")
+    __slots__ = ("type", "task", "name", "n", "location", "batch", "request", "worker", "scope", "reason", "code", "refused", "document", "rules", "broker", "wait_ms", "stream", "seen", "heartbeat_ns", "waiting", "rules_version", "incarnation", "host", "trouble", "malformed", "calls_waiting", "calls_kept", "unknown", "check_only", "environment", "cursor", "journal", "everything", "any_campaign", "place", "changes", "epoch", "force", "attempt", "stream_number", "offset", "live", "held", "value", "data", "gone", "envelope", "length", "digest")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Create: _ClassVar[QueryMsg.Type]
@@ -464,9 +464,7 @@ class QueryMsg(_message.Message):
     VALUE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
-    RENEWED_FIELD_NUMBER: _ClassVar[int]
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
-    CHANGED_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     type: QueryMsg.Type
@@ -515,12 +513,10 @@ class QueryMsg(_message.Message):
     value: bytes
     data: bytes
     gone: _containers.RepeatedScalarFieldContainer[int]
-    renewed: _containers.RepeatedScalarFieldContainer[int]
     envelope: _containers.RepeatedScalarFieldContainer[bytes]
-    changed: _containers.RepeatedScalarFieldContainer[int]
     length: int
     digest: bytes
-    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., request: _Optional[int] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., reason: _Optional[bytes] = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., document: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., broker: _Optional[int] = ..., wait_ms: _Optional[int] = ..., stream: bool = ..., seen: _Optional[int] = ..., heartbeat_ns: _Optional[int] = ..., waiting: _Optional[int] = ..., rules_version: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., malformed: _Optional[int] = ..., calls_waiting: _Optional[_Iterable[int]] = ..., calls_kept: _Optional[int] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., check_only: bool = ..., environment: _Optional[bytes] = ..., cursor: _Optional[int] = ..., journal: _Optional[bytes] = ..., everything: bool = ..., any_campaign: bool = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., changes: _Optional[_Union[Terms, _Mapping]] = ..., epoch: _Optional[int] = ..., force: bool = ..., attempt: _Optional[int] = ..., stream_number: _Optional[int] = ..., offset: _Optional[int] = ..., live: bool = ..., held: _Optional[bytes] = ..., value: _Optional[bytes] = ..., data: _Optional[bytes] = ..., gone: _Optional[_Iterable[int]] = ..., renewed: _Optional[_Iterable[int]] = ..., envelope: _Optional[_Iterable[bytes]] = ..., changed: _Optional[_Iterable[int]] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., request: _Optional[int] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., reason: _Optional[bytes] = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., document: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., broker: _Optional[int] = ..., wait_ms: _Optional[int] = ..., stream: bool = ..., seen: _Optional[int] = ..., heartbeat_ns: _Optional[int] = ..., waiting: _Optional[int] = ..., rules_version: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., malformed: _Optional[int] = ..., calls_waiting: _Optional[_Iterable[int]] = ..., calls_kept: _Optional[int] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., check_only: bool = ..., environment: _Optional[bytes] = ..., cursor: _Optional[int] = ..., journal: _Optional[bytes] = ..., everything: bool = ..., any_campaign: bool = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., changes: _Optional[_Union[Terms, _Mapping]] = ..., epoch: _Optional[int] = ..., force: bool = ..., attempt: _Optional[int] = ..., stream_number: _Optional[int] = ..., offset: _Optional[int] = ..., live: bool = ..., held: _Optional[bytes] = ..., value: _Optional[bytes] = ..., data: _Optional[bytes] = ..., gone: _Optional[_Iterable[int]] = ..., envelope: _Optional[_Iterable[bytes]] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class DevelopmentMsg(_message.Message):
     __slots__ = ("type", "location", "reason", "request", "broker", "code", "envelope")

@@ -330,8 +330,8 @@ class NativeWorkerLoop:
 
     def _set_heartbeat(self, heartbeat_ns: int) -> None:
         """Set the interval. A heartbeat is a ping too, so the channel pings only if one is late."""
-        self.heartbeat_ns, delay_ns = heartbeat_ns, heartbeat_ns // heartbeats.REPLY_DELAY_SHARE
-        self._channel.ping_ns = PING_NS + min(heartbeat_ns + delay_ns, 2 * OVERDUE_NS)
+        self.heartbeat_ns = heartbeat_ns
+        self._channel.ping_ns = PING_NS + min(heartbeat_ns, 2 * OVERDUE_NS)
 
     def _shorten_heartbeat(self) -> None:
         """Return to an interval that renews leases. Without tasks it may have been longer."""

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 from simulator.mutations.registry import mutation, mutation_for_kinds, patched
 from taskyard.broker.connections import Connections
 from taskyard.client.watches import Watches
-from taskyard.core import membership
 from taskyard.core.events import Outcome
 from taskyard.net.channel import Channel
-from taskyard.relay import condenser
 from taskyard.relay.condenser import Condenser
 from taskyard.relay.server import Forwarder
 from taskyard.wire.ping_pong import frames as ping_pong_frames
@@ -334,16 +332,6 @@ def relay_answers_another_peer() -> Iterator[None]:
         return [(first, message) for _, message in sound(self, frames)]
 
     with patched(Condenser, "down", down):
-        yield
-
-
-@mutation_for_kinds("native")
-def renewal_ignores_leases() -> Iterator[None]:
-    """Renew a worker's heartbeat although its leases have changed."""
-    with (
-        patched(membership, "_has_mark", lambda *_: True),
-        patched(condenser, "RENEWALS_MAX", 1 << 60),
-    ):
         yield
 
 

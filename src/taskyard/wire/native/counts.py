@@ -66,8 +66,6 @@ LIMITS: Final = {
     "QueryMsg.refused": REFUSED_TASKS_MAX,
     "QueryMsg.envelope": ENVELOPES_MAX,
     "QueryMsg.gone": RELAYED_MAX,
-    "QueryMsg.renewed": RELAYED_MAX,
-    "QueryMsg.changed": RELAYED_MAX,
 }
 
 _PACKAGE: Final = pb.DESCRIPTOR.package + "."

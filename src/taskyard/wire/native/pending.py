@@ -76,9 +76,6 @@ WAITING_MAX: Final = 1000
 #: that will never be submitted, and each is kept in memory until then.
 WATCHED_NAMES_MAX: Final = TASKS_MAX
 
-#: Stands for a Steal that a heartbeat names and that does not wait.
-NOT_WAITING: Final = -1
-
 #: Requests that wait for tasks. A Complete that waits has a Steal in it.
 STEALS: Final = (pb.QueryMsg.Steal, pb.QueryMsg.Complete)
 
@@ -128,7 +125,7 @@ class PendingRequest(Struct):
     notice: effects.Settled | None = None
     #: Complete with a Steal in it: tasks that the worker did not hold.
     missing: tuple[bytes, ...] = ()
-    #: Heartbeat: the worker's waiting Steal that it names, or `NOT_WAITING`. 0: none.
+    #: Heartbeat: the worker's waiting Steal that it names. 0: none.
     steal: int = 0
 
     def take_missing(self) -> dict[str, bytes]:
@@ -257,10 +254,6 @@ class PendingRequests:
         self._waiting.setdefault(entry.route, {})[number] = None
         heappush(self._ends, (entry.deadline_ns, number))
 
-    def next_number(self) -> int:
-        """Return the number of a request that is kept elsewhere."""
-        return next(self.numbers)
-
     def check_waiting(self, route: bytes) -> None:
         """Raise `TooMany` if too many requests of a route wait already."""
         if self.is_at_limit(route):
@@ -305,7 +298,7 @@ class PendingRequests:
 
     def name_steal(self, heartbeat: int, worker: bytes, request: int) -> None:
         """Note which waiting Steal a heartbeat names by the peer's number of it, 0 for none."""
-        entry, found = self.entries[heartbeat], NOT_WAITING if request else 0
+        entry, found = self.entries[heartbeat], 0
         for number in self._waiting.get(entry.route, ()) if request else ():
             steal = self.entries[number]
             if steal.request == request and steal.kind in STEALS and steal.worker == worker:

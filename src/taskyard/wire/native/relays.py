@@ -5,7 +5,7 @@ here, made of the relay's route and the peer's number, so the rest of the dialec
 peer with a connection. Replies to such routes are collected, and leave in one message per relay at
 the end of a turn. Relays can be chained: then an envelope contains a relay's message.
 
-Owns the routes of relayed peers, and the heartbeats that relays may renew. Pure.
+Owns the routes of relayed peers. Pure.
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import field
 
-from taskyard.core import events
-from taskyard.core.model import HeartbeatMark
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native.counts import LIMITS, TooMany
 from taskyard.wire.native.frames import parse
-from taskyard.wire.native.pending import NOT_WAITING, RELAYED
+from taskyard.wire.native.pending import RELAYED
 from taskyard.wire.seen_relays import RefusedPeer, SeenRelay
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Iterator
 
-    from taskyard.core.effects import HeartbeatAck, RenewalAck
     from taskyard.wire.dialect import Reply
     from taskyard.wire.health_views import RelayHealth
 
@@ -45,9 +42,6 @@ SHOWN_MAX: Final = 100
 #: Bytes of replies in one message to a relay. A longer reply has a message of its own.
 BUNDLE_BYTES_MAX: Final = 1 << 20
 
-#: Stands for a worker that is not known here. No worker has this name.
-_UNKNOWN_WORKER: Final = (b"", HeartbeatMark(0, 0, 0, 0))
-
 _NUMBER_BYTES: Final = 4
 _Q: Final = pb.QueryMsg
 
@@ -57,15 +51,6 @@ class Relay(SeenRelay):
 
     #: The route of each peer by number.
     routes: dict[int, bytes] = field(default_factory=dict)
-    #: The worker of a peer's last heartbeat: name and mark.
-    workers: dict[int, tuple[bytes, HeartbeatMark]] = field(default_factory=dict)
-    #: The waiting Steal that it named, by peer. None: there was none.
-    steals: dict[int, int] = field(default_factory=dict)
-
-    def forget_worker(self, number: int) -> None:
-        """Forget the heartbeat of a peer. The next one is decoded."""
-        self.workers.pop(number, None)
-        self.steals.pop(number, None)
 
 
 class Relays:
@@ -77,8 +62,6 @@ class Relays:
         self._peers: dict[bytes, tuple[bytes, int]] = {}
         #: Replies that wait for the end of the turn, by relay.
         self.collected: dict[bytes, list[bytes]] = {}
-        #: Renewals in this turn: by request, the relay, its own request, and the peers.
-        self._renewals: dict[int, tuple[bytes, int, list[int]]] = {}
         #: See `RelayedDialect`.
         self.new: list[SeenRelay | RefusedPeer] = []
 
@@ -124,32 +107,12 @@ class Relays:
             self.new.append(relay)
         return relay
 
-    def renewal(
-        self, route: bytes, query: pb.QueryMsg, number: int, requests: Container[int]
-    ) -> events.Event:
-        """Return the event of a relay's renewed heartbeats, with this request number.
-
-        `requests` are the open ones. A worker whose Steal is not among them is alive, and its
-        heartbeat is needed in full.
-        """
-        relay, peers = self._relays[route], [*query.renewed]
-        for peer in peers:
-            steal = relay.steals.get(peer)
-            if steal is not None and steal not in requests:
-                del relay.steals[peer]
-                name, mark = relay.workers[peer]
-                relay.workers[peer] = (name, mark.outdated())
-        listed = [relay.workers.get(peer, _UNKNOWN_WORKER) for peer in peers]
-        self._renewals[number] = (route, query.request, peers)
-        return events.HeartbeatsRenewed(0, listed, number)
-
     def forget_peer(self, route: bytes, number: int) -> list[bytes]:
         """Forget a peer. Return its route and those behind it."""
         relay = self._relays.get(route)
         mine = None if relay is None else relay.routes.pop(number, None)
         if relay is None or mine is None:
             return []
-        relay.forget_worker(number)
         self._peers.pop(mine, None)
         return [mine, *self.forget(mine)]
 
@@ -177,30 +140,6 @@ class Relays:
         return route
 
     # Replies.
-
-    def note_heartbeat(self, route: bytes, effect: HeartbeatAck, steal: int) -> None:
-        """Note the state of a worker, whose heartbeats the relay may renew from now on. `steal` is
-        the waiting Steal that it names, `NOT_WAITING` if that does not wait, 0 for none."""
-        name, number = self._peers.get(route, (b"", 0))
-        relay = self._relays.get(name)
-        if relay is None:
-            return
-        relay.forget_worker(number)
-        if effect.mark is not None:
-            mark = effect.mark.outdated() if steal == NOT_WAITING else effect.mark
-            relay.workers[number] = (effect.worker, mark)
-            if steal not in (0, NOT_WAITING):
-                relay.steals[number] = steal
-
-    def acknowledge(self, effect: RenewalAck, broker: int) -> list[Reply]:
-        """Return the reply to renewed heartbeats."""
-        route, request, peers = self._renewals.pop(effect.request)
-        changed = [peers[index] for index in effect.changed]
-        query = _Q(type=_Q.Relay, broker=broker, request=request, seen=effect.record)
-        query.changed.extend(changed)
-        # Earlier replies must arrive first: they may assign tasks.
-        ahead = self._bundle(route)
-        return [*ahead, *self.collect([(route, [b"", query.SerializeToString()])])]
 
     def collect(self, replies: list[Reply]) -> list[Reply]:
         """Keep replies to relayed peers for `flush`. Return the others.
@@ -244,7 +183,7 @@ class Relays:
 
 def _check_counts(query: pb.QueryMsg) -> None:
     """Raise `TooMany`. Short messages are not measured elsewhere."""
-    for name in ("envelope", "gone", "renewed"):
+    for name in ("envelope", "gone"):
         limit = LIMITS[f"QueryMsg.{name}"]
         if len(getattr(query, name)) > limit:
             raise TooMany(f"QueryMsg.{name}: more than {limit} entries in one message")

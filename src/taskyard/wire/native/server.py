@@ -206,9 +206,6 @@ class NativeServer:
         for number in query.gone:
             for gone in self._relays.forget_peer(route, number):
                 result += self._drop(gone)
-        if query.renewed:
-            number, entries = self.pending.next_number(), self.pending.entries
-            result.append(self._relays.renewal(route, query, number, entries))
         for sender, message in messages:
             result += self.receive(sender, [b"", message], incoming.now_ns, peer)
         for gone in self._relays.forget_excess():
@@ -267,13 +264,9 @@ class NativeServer:
     def reply(self, effect: effects.Effect) -> list[Reply]:
         """Encode the replies to an effect, mostly one. `flush` returns those to relayed peers."""
         kind = type(effect)
-        if kind is effects.RenewalAck:
-            return self._relays.acknowledge(effect, self.pending.broker)  # type: ignore[arg-type]
         plain = reply_to(self.pending, effect) if kind in PLAIN_REPLIES else None
         if plain is not None:
             return self._relays.collect([plain]) if plain[0][0] & RELAYED else [plain]
-        if kind is effects.HeartbeatAck:
-            self._note_heartbeat(effect)  # type: ignore[arg-type]
         encode = REPLIES.get(kind)
         return [] if encode is None else self._without_relayed(encode(self.pending, effect))
 
@@ -283,11 +276,6 @@ class NativeServer:
             if route[0] & RELAYED:
                 return self._relays.collect(replies)
         return replies
-
-    def _note_heartbeat(self, effect: effects.HeartbeatAck) -> None:
-        entry = self.pending.entries.get(effect.request)
-        if entry is not None:
-            self._relays.note_heartbeat(entry.route, effect, entry.steal)
 
     def flush(self) -> list[Reply]:
         """Return the replies to relayed peers since the last call, and acknowledge reports. Call it
