@@ -17,9 +17,9 @@ from taskyard.core.model import Refusal, shown
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import development
-from taskyard.wire.native.counts import ENVELOPES_MAX, RELAYED_MAX
+from taskyard.wire.native.counts import RELAYED_MAX
 from taskyard.wire.native.frames import parse
-from taskyard.wire.native.relays import DEPTH_MAX
+from taskyard.wire.native.relays import BUNDLE_BYTES_MAX, DEPTH_MAX, bundles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,9 +31,6 @@ _FORBIDDEN: Final = Refusal.FORBIDDEN.value.encode()
 #: How long a heartbeat waits for other messages at most. A peer pings its broker after half a
 #: second without a reply.
 HEARTBEAT_DELAY_NS: Final = SECOND_NS // 5
-
-#: Bytes of one message above. A longer one of a peer goes alone.
-BUNDLE_BYTES_MAX: Final = 1 << 20
 
 #: A QueryMsg of type Heartbeat begins with these bytes, as all encoders write fields in order.
 _HEARTBEAT: Final = _Q(type=_Q.Heartbeat).SerializeToString()
@@ -141,20 +138,12 @@ class Condenser:
             return
         self._envelope_bytes = 0
         self._is_urgent = False
-        query = _Q(type=_Q.Relay)
-        query.gone.extend(self._gone[:RELAYED_MAX])
-        del self._gone[:RELAYED_MAX]
+        gone, self._gone = self._gone[:RELAYED_MAX], self._gone[RELAYED_MAX:]
         envelopes, self._envelopes = self._envelopes, []
-        size = 0
-        for envelope in envelopes:
-            if query.envelope and (
-                size + len(envelope) > BUNDLE_BYTES_MAX or len(query.envelope) >= ENVELOPES_MAX
-            ):
-                yield [b"", query.SerializeToString()]
-                query, size = _Q(type=_Q.Relay), 0
-            query.envelope.append(envelope)
-            size += len(envelope)
-        yield [b"", query.SerializeToString()]
+        for some in bundles(envelopes):
+            query = _Q(type=_Q.Relay, gone=gone, envelope=some)
+            yield [b"", query.SerializeToString()]
+            gone = []
 
     # Messages from the broker.
 

@@ -17,13 +17,13 @@ from msgspec import field
 
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native.counts import LIMITS, TooMany
+from taskyard.wire.native.counts import ENVELOPES_MAX, LIMITS, TooMany
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import RELAYED
 from taskyard.wire.seen_relays import RefusedPeer, SeenRelay
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from taskyard.wire.dialect import Reply
     from taskyard.wire.health_views import RelayHealth
@@ -39,7 +39,7 @@ ALL_PEERS_MAX: Final = 100_000
 #: Relays in a status.
 SHOWN_MAX: Final = 100
 
-#: Bytes of replies in one message to a relay. A longer reply has a message of its own.
+#: Bytes of envelopes in one message. A longer one has a message of its own.
 BUNDLE_BYTES_MAX: Final = 1 << 20
 
 _NUMBER_BYTES: Final = 4
@@ -151,25 +151,10 @@ class Relays:
             if not route[0] & RELAYED:
                 direct.append((route, frames))
             elif route in self._peers:
-                direct += self._collect(route, frames[-1])
+                relay, number = self._peers[route]
+                envelope = pb.Envelope(peer=number, message=frames[-1]).SerializeToString()
+                self.collected.setdefault(relay, []).append(envelope)
         return direct
-
-    def _collect(self, route: bytes, message: bytes) -> Iterator[Reply]:
-        relay, number = self._peers[route]
-        envelope = pb.Envelope(peer=number, message=message).SerializeToString()
-        collected = self.collected.setdefault(relay, [])
-        if collected and sum(map(len, collected)) + len(envelope) > BUNDLE_BYTES_MAX:
-            yield from self._bundle(relay)
-            collected = self.collected.setdefault(relay, [])
-        collected.append(envelope)
-
-    def _bundle(self, relay: bytes) -> list[Reply]:
-        """Return the collected replies of one relay as a message to it."""
-        collected = self.collected.pop(relay, None)
-        if not collected:
-            return []
-        message = _Q(type=_Q.Relay, envelope=collected).SerializeToString()
-        return self.collect([(relay, [b"", message])])
 
     def flush(self) -> list[Reply]:
         """Return all collected replies, one message for each relay or more."""
@@ -177,8 +162,23 @@ class Relays:
         while self.collected:
             # The last in a chain first: their messages are collected for relays before them.
             relay = max(self.collected, key=lambda route: self._relays[route].depth)
-            replies += self._bundle(relay)
+            for some in bundles(self.collected.pop(relay)):
+                message = _Q(type=_Q.Relay, envelope=some).SerializeToString()
+                replies += self.collect([(relay, [b"", message])])
         return replies
+
+
+def bundles(envelopes: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Split envelopes into those of one message each."""
+    bundle: list[bytes] = []
+    size = 0
+    for envelope in envelopes:
+        size += len(envelope)
+        if bundle and (size > BUNDLE_BYTES_MAX or len(bundle) >= ENVELOPES_MAX):
+            yield bundle
+            bundle, size = [], len(envelope)
+        bundle.append(envelope)
+    yield bundle
 
 
 def _check_counts(query: pb.QueryMsg) -> None:
