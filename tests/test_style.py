@@ -170,12 +170,9 @@ def test_hint_for_a_join_does_not_need_the_driver(planted: Path, code: str) -> N
     assert list(style.driver_only_names(planted)) == []
 
 
-def test_long_function_and_long_file_are_found(planted: Path) -> None:
+def test_long_function_is_found(planted: Path) -> None:
     planted.write_text("def f():\n" + "    pass\n" * style.FUNCTION_LINES_MAX)
     assert len(list(style.long_functions(planted))) == 1
-    assert list(style.long_files(planted)) == []
-    planted.write_text("pass\n" * (style.FILE_LINES_MAX + 1))
-    assert len(list(style.long_files(planted))) == 1
 
 
 @pytest.mark.parametrize(("name", "count"), [("looking", 1), ("testing", 0), ("queues", 0)])
@@ -213,10 +210,10 @@ def test_list_of_allowed_finds_is_read_as_it_was_written(
 ) -> None:
     monkeypatch.setattr(style, "ALLOWED", tmp_path / "allowed.txt")
     path = style.ROOT / "src" / "x.py"
-    found = [style.Find(path, line, "long file", "") for line in (1, 2)]
+    found = [style.Find(path, line, "small file", "") for line in (1, 2)]
     style.write_allowed(style.counts(found))
-    assert (tmp_path / "allowed.txt").read_text() == "src/x.py: long file: 2\n"
-    assert style.allowed_counts() == Counter({("src/x.py", "long file"): 2})
+    assert (tmp_path / "allowed.txt").read_text() == "src/x.py: small file: 2\n"
+    assert style.allowed_counts() == Counter({("src/x.py", "small file"): 2})
 
 
 def committed_files() -> list[Path]:
