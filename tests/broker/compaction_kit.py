@@ -22,6 +22,7 @@ from taskyard.core.events import (
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, WorkerFacts
 from taskyard.core.scheduler import Scheduler
+from taskyard.core.timer_heap import TimerHeap
 from taskyard.journal import recovery
 from taskyard.journal.archive import Archive
 from taskyard.journal.sqlite import SqliteStore
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+
 #: Limits that no test reaches.
 NEVER = CompactionLimits(rows=10**9, rows_bytes=10**15, ended=10**9)
 
 
 class Harness:
     """A broker on a real journal, with a transport and a clock controlled by the test."""
+
+    timers = TimerHeap()
 
     def __init__(self, directory: Path, limits: CompactionLimits = NEVER) -> None:
         self.directory = directory

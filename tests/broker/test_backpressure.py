@@ -26,6 +26,7 @@ from taskyard.core.ledger import Ledger
 from taskyard.core.limits import LAG_REFUSE_ALL_PERCENT, LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
 from taskyard.core.model import Refusal, Submission
 from taskyard.core.states import TaskState
+from taskyard.core.timer_heap import NEVER_NS
 from tests.broker.compaction_kit import NEVER, Harness
 from tests.broker.test_compaction import FakeChild
 from tests.broker.test_requests import Turns
@@ -70,7 +71,7 @@ class TestWaiting:
         assert turns.requests.ready_at_ns() == turns.now_ns + HOLD_NS
         assert turns.after(HOLD_NS - 1) == []
         assert turns.after(1) == [Accepted(b"c", 1, 1)]
-        assert turns.requests.ready_at_ns() is None
+        assert turns.requests.ready_at_ns() == NEVER_NS
 
     def test_submissions_of_a_client_keep_their_order(self) -> None:
         turns = Slowed()

@@ -30,6 +30,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, Submission, Terms, WorkerFacts
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
+from taskyard.core.timer_heap import TimerHeap
 from taskyard.core.values import (
     StoreReply,
     StoreRequested,
@@ -66,6 +67,8 @@ def header(*values: str, results: Sequence[str] = ()) -> bytes:
 
 
 class _Transport:
+    timers = TimerHeap()
+
     def __init__(self) -> None:
         self.sent: list[Effect] = []
 

@@ -10,6 +10,7 @@ from taskyard.core.events import WorkerHeartbeat, WorkerRegistered
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import WorkerFacts
 from taskyard.core.scheduler import Scheduler
+from taskyard.core.timer_heap import AT_ONCE_NS, TimerHeap
 from taskyard.journal.store import MemoryStore
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class ManualTransport:
     def __init__(self) -> None:
         self.now_ns = SECOND_NS
         self.arrived: list[Event] = []
+        self.timers = TimerHeap()
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -60,17 +62,42 @@ def test_live_workers_are_kept_when_the_broker_was_stopped() -> None:
     assert [*broker.scheduler.ledger.workers] == names[:2]
 
 
+def test_timers_of_dialects_wait_for_messages_too_but_not_those_that_are_due_at_once() -> None:
+    hands, ran = ManualTransport(), list[tuple[str, int]]()
+    broker = Broker(Scheduler(), hands, MemoryStore(), hands)
+
+    def note(now_ns: int, key: str) -> list[Event]:
+        ran.append((key, now_ns))
+        return []
+
+    hands.timers.add(2 * SECOND_NS, note, "late")
+    hands.now_ns = 60 * SECOND_NS
+    hands.timers.add(AT_ONCE_NS, note, "at once")
+    hands.arrived = [WorkerRegistered(0, name, FACTS) for name in (b"u", b"v")]
+    for _ in range(3):
+        assert broker.wait_ns() == 0
+        broker.turn()
+        hands.now_ns += 1
+    assert ran == [("at once", 60 * SECOND_NS), ("late", 60 * SECOND_NS + 2)]
+    assert broker.wait_ns() == FACTS.lease_timeout_ns - 3
+
+
+def test_events_of_a_dialects_timer_are_decided_in_its_turn() -> None:
+    hands = ManualTransport()
+    broker = Broker(Scheduler(), hands, MemoryStore(), hands)
+    hands.timers.add(SECOND_NS, lambda _, name: [WorkerRegistered(0, name, FACTS)], b"w")
+    broker.turn()
+    assert [*broker.scheduler.ledger.workers] == [b"w"]
+
+
 def test_timers_wait_while_there_is_something_to_read_but_not_for_ever() -> None:
-    catch_up, wake_at_ns, now_ns = CatchUp(), SECOND_NS, 60 * SECOND_NS
-    assert not catch_up.is_due(wake_at_ns, now_ns, has_read=True)
-    assert not catch_up.is_due(wake_at_ns, now_ns + CATCH_UP_NS - 1, has_read=True)
-    assert catch_up.is_due(wake_at_ns, now_ns + CATCH_UP_NS, has_read=True)
-    assert not catch_up.is_due(wake_at_ns, now_ns + CATCH_UP_NS, has_read=True)
-    assert catch_up.is_due(wake_at_ns, now_ns + CATCH_UP_NS, has_read=False)
+    catch_up, due_ns, now_ns = CatchUp(), SECOND_NS, 60 * SECOND_NS
+    assert not catch_up.is_over(due_ns, now_ns, has_read=True)
+    assert not catch_up.is_over(due_ns, now_ns + CATCH_UP_NS - 1, has_read=True)
+    assert catch_up.is_over(due_ns, now_ns + CATCH_UP_NS, has_read=True)
+    assert not catch_up.is_over(due_ns, now_ns + CATCH_UP_NS, has_read=True)
+    assert catch_up.is_over(due_ns, now_ns + CATCH_UP_NS, has_read=False)
 
 
 def test_timers_that_are_hardly_late_do_not_wait() -> None:
-    assert CatchUp().is_due(SECOND_NS, 2 * SECOND_NS, has_read=True)
-    assert CatchUp().is_due(0, 60 * SECOND_NS, has_read=True)
-    assert not CatchUp().is_due(SECOND_NS, SECOND_NS - 1, has_read=False)
-    assert not CatchUp().is_due(None, SECOND_NS, has_read=False)
+    assert CatchUp().is_over(SECOND_NS, 2 * SECOND_NS, has_read=True)

@@ -35,6 +35,7 @@ from taskyard.core.model import EndedTask, Refusal, Submission, Terms, WorkerFac
 from taskyard.core.output import OutputColumns, Stream
 from taskyard.core.records import Progressed
 from taskyard.core.scheduler import Scheduler
+from taskyard.core.timer_heap import TimerHeap
 from taskyard.journal.archive import END, Streams
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import StreamKey, name_of
@@ -57,6 +58,8 @@ KEY = StreamKey(b"", b"a", 1, OUT)
 
 class OutputHarness:
     """A broker with files for output. Implements `EventTransport`."""
+
+    timers = TimerHeap()
 
     def __init__(self, directory: Path) -> None:
         self.sent: list[Effect] = []

@@ -7,6 +7,7 @@ import pytest
 from taskyard.broker.transport import DialectRouter
 from taskyard.core.effects import Accepted, Effect, Wake
 from taskyard.core.events import Event, ReplyDue
+from taskyard.core.timer_heap import TimerHeap
 from taskyard.wire.dialect import DIALECTS_MAX, Reply, request_numbers
 from taskyard.wire.roles import AuthenticatedPeer, Role
 
@@ -14,9 +15,8 @@ from taskyard.wire.roles import AuthenticatedPeer, Role
 class Echo:
     """A dialect that records its calls."""
 
-    def __init__(self, prefix: bytes, wakes_ns: int | None = None) -> None:
-        self.prefix = prefix
-        self.wakes_ns = wakes_ns
+    def __init__(self, prefix: bytes) -> None:
+        self.prefix, self.timers = prefix, TimerHeap()
         self.peers: list[AuthenticatedPeer | None] = []
 
     def receive(
@@ -40,16 +40,10 @@ class Echo:
     def reconnected(self, route: bytes, now_ns: int) -> Sequence[Event]:
         return [ReplyDue(now_ns, self.prefix + route, 0)]
 
-    def wake_at_ns(self) -> int | None:
-        return self.wakes_ns
-
-    def time_passed(self, now_ns: int) -> Sequence[Event]:
-        return [ReplyDue(now_ns, self.prefix, 0)]
-
 
 @pytest.fixture
 def board() -> DialectRouter:
-    return DialectRouter([Echo(b""), Echo(b"a:", 30), Echo(b"b:", 20)], [0, 2, 1, 1])
+    return DialectRouter([Echo(b""), Echo(b"a:"), Echo(b"b:")], [0, 2, 1, 1])
 
 
 def test_message_goes_to_the_dialect_of_its_socket(board: DialectRouter) -> None:
@@ -86,10 +80,19 @@ def test_effect_without_a_request_is_routed_by_the_workers_name(
     assert board.reply(Wake(worker, b"default")) == [(prefix, [b"Wake"])]
 
 
-def test_earliest_dialect_wakes_the_transport_and_only_due_ones_run(board: DialectRouter) -> None:
-    assert board.wake_at_ns() == 20
-    assert board.time_passed(25) == [ReplyDue(25, b"b:", 0)]
-    assert DialectRouter([Echo(b"")], [0]).wake_at_ns() is None
+def test_deadlines_of_all_dialects_are_in_one_heap() -> None:
+    echoes = [Echo(b""), Echo(b"a:"), Echo(b"b:")]
+    for number, echo in enumerate(echoes):
+        echo.timers.add(9 - number, "before", echo.prefix)
+    router = DialectRouter(echoes, [0, 1, 2])
+    for echo in echoes:
+        echo.timers.add(8, "after", echo.prefix)
+    assert router.timers.heap[0][0] == 7
+    assert router.timers.pop_due(8) == [
+        *(("before", b"b:"), ("before", b"a:")),
+        *(("after", prefix) for prefix in (b"", b"a:", b"b:")),
+    ]
+    assert [echo.timers.pop_due(9) for echo in echoes] == [[("before", b"")], [], []]
 
 
 def test_numbers_of_dialects_never_meet() -> None:

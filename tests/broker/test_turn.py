@@ -10,6 +10,7 @@ from taskyard.core.events import SubmitRequested, TasksReported, TasksRequested,
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.scheduler import Scheduler
+from taskyard.core.timer_heap import TimerHeap
 from taskyard.journal.store import MemoryStore
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class SentEffects:
 
     def __init__(self) -> None:
         self.sent: list[type] = []
+        self.timers = TimerHeap()
 
     def monotonic_ns(self) -> int:
         return SECOND_NS

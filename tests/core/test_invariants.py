@@ -7,6 +7,7 @@ import pytest
 from simulator import invariants
 from simulator.invariants import InvariantViolated
 from taskyard.core import lane_queues
+from taskyard.core.context import TimerKind
 from taskyard.core.entities import (
     Lane,
     LaneGroup,
@@ -24,6 +25,7 @@ from taskyard.core.queues import Queue
 from taskyard.core.rules import ActiveRule
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState, WorkerState
+from taskyard.core.timer_heap import TimerHeap
 from tests.core.kit import Yard, a_lane
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
@@ -271,13 +273,14 @@ def suspect_among_others(yard: Yard) -> None:
 
 
 def forget_timeout(yard: Yard) -> None:
-    yard.scheduler.context.timeouts.clear()
+    yard.scheduler.context.timers = TimerHeap()
 
 
 def check_timeout_late(yard: Yard) -> None:
     worker = worker_of(yard)
-    worker.timeout_check_ns = worker.timeout_at_ns + 1
-    yard.scheduler.context.timeouts[:] = [(worker.timeout_check_ns, worker.name)]
+    forget_timeout(yard)
+    worker.timeout_check_ns = late_ns = worker.timeout_at_ns + 1
+    yard.scheduler.context.timers.add(late_ns, TimerKind.HEARTBEATS, worker.name)
 
 
 def forget_parked(yard: Yard) -> None:

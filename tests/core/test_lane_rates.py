@@ -7,6 +7,7 @@ from taskyard.core import lane_rates
 from taskyard.core.events import PauseRequested, ResumeRequested
 from taskyard.core.limits import RATE_BURST_NS_MAX, SECOND_NS
 from taskyard.core.rules import LaneOptions, Rule
+from taskyard.core.timer_heap import NEVER_NS
 from tests.core.kit import Yard, assigned
 
 
@@ -80,16 +81,17 @@ def test_worker_that_may_begin_no_other_lane_waits_for_the_rate_of_its_own() -> 
     assert assigned(yard.later(1)) == [b"b"]
 
 
-def test_lanes_of_one_millisecond_share_a_timer() -> None:
+def test_lanes_of_one_millisecond_wait_for_one_time() -> None:
     yard = a_yard()
     for number in range(4):
         yard.now_ns += 100_000
         fill(yard, b"%d" % number)
         yard.take(b"w")
     yard.ask(b"w", 9, parks=True)
-    (times_ns,) = yard.scheduler.ledger.rate_timers.lanes
-    assert yard.scheduler.wake_at_ns() == times_ns
-    yard.now_ns = times_ns
+    *times_ns, _never_ns = sorted(timer[0] for timer in yard.scheduler.ledger.rate_timers.heap)
+    at_ns = yard.scheduler.wake_at_ns()
+    assert times_ns == [at_ns] * 4
+    yard.now_ns = at_ns
     assert len(assigned(yard.later(0))) == 4
 
 
@@ -127,7 +129,7 @@ def test_lane_that_was_created_anew_while_it_waits_has_one_timer() -> None:
         yard.ask(b"w", parks=True)
         if number < 2:
             yard.cancel(b"new%d" % number)
-    assert len(yard.scheduler.ledger.rate_timers.lanes) == 1
+    assert len(yard.scheduler.ledger.rate_timers.heap) == 2
     assert assigned(yard.later(1)) == [b"new2"]
 
 
@@ -176,7 +178,7 @@ def test_rate_that_is_removed_lets_lanes_go_at_once() -> None:
     yard.take(b"w")
     yard.ask(b"w", 9, parks=True)
     assert len(assigned(yard.rules(lane_workers_max=0))) == 4
-    assert yard.scheduler.wake_at_ns() is None
+    assert yard.scheduler.wake_at_ns() == NEVER_NS
 
 
 # Bounds.

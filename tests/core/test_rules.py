@@ -7,6 +7,7 @@ from taskyard.core.events import RulesRequested, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, Rule, RuleTable, first_match
 from taskyard.core.states import TaskState
+from taskyard.core.timer_heap import NEVER_NS
 from tests.core.kit import Yard, assigned
 
 
@@ -262,4 +263,4 @@ def test_alarm_is_set_for_whatever_the_rules_bring() -> None:
     assert yard.scheduler.wake_at_ns() == 2 * SECOND_NS
     yard.now_ns = 5 * SECOND_NS
     yard.handle(TimePassed(0))
-    assert yard.scheduler.wake_at_ns() is None
+    assert yard.scheduler.wake_at_ns() == NEVER_NS

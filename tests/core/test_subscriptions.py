@@ -13,6 +13,7 @@ from taskyard.core.events import (
 )
 from taskyard.core.limits import SECOND_NS, STUCK_CHECK_NS
 from taskyard.core.states import TaskState
+from taskyard.core.timer_heap import NEVER_NS
 from tests.core.kit import Yard
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
@@ -210,7 +211,7 @@ def test_broker_does_not_look_for_stuck_tasks_again_and_again(yard: Yard) -> Non
     yard.finish(b"w", b"nothing")
     for _ in range(3):
         soon(yard)
-    assert yard.scheduler.wake_at_ns() is None
+    assert yard.scheduler.wake_at_ns() == NEVER_NS
 
 
 # Campaigns.

@@ -13,6 +13,7 @@ from taskyard.core.records import CameDue, TaskExpired
 from taskyard.core.rules import LaneOptions
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
+from taskyard.core.timer_heap import NEVER_NS
 from tests.core.kit import Yard, assigned
 from tests.core.strategies import Step, steps, take_step
 
@@ -32,7 +33,7 @@ def test_delayed_tasks_come_due_together_and_go_to_parked_workers() -> None:
     assert yard.records == []
     assert assigned(yard.later(0.5)) == [b"a", b"b"]
     assert yard.records[0] == CameDue(SECOND_NS, [b"a", b"b"])
-    assert yard.scheduler.wake_at_ns() is None
+    assert yard.scheduler.wake_at_ns() == NEVER_NS
 
 
 def test_full_disk_holds_delayed_tasks_until_there_is_room() -> None:
@@ -41,7 +42,7 @@ def test_full_disk_holds_delayed_tasks_until_there_is_room() -> None:
     yard.ask(b"w", 9, parks=True)
     yard.submit(b"a", due_ns=SECOND_NS)
     yard.handle(DiskSpaceChanged(0, accepting=False))
-    assert yard.scheduler.wake_at_ns() is None
+    assert yard.scheduler.wake_at_ns() == NEVER_NS
     assert assigned(yard.later(2)) == []
     found = yard.handle(DiskSpaceChanged(yard.now_ns, accepting=True))
     assert yard.records[0] == CameDue(2 * SECOND_NS, [b"a"])
@@ -85,7 +86,7 @@ def test_more_than_a_turn_can_move_follows_in_the_next(
         assert (yard.scheduler.wake_at_ns() or 0) <= yard.now_ns or ready == 2
         yard.later(1 if ready == 2 else 0)
         assert yard.scheduler.ledger.counts[READY] == ready
-    assert yard.scheduler.wake_at_ns() is None
+    assert yard.scheduler.wake_at_ns() == NEVER_NS
 
 
 # Age.
@@ -222,7 +223,7 @@ def test_wake_time_is_set_for_the_rate_while_a_worker_waits_for_it() -> None:
     assert yard.scheduler.wake_at_ns() == SECOND_NS
     assert assigned(yard.later(1)) == [b"b"]
     yard.later(1)
-    assert yard.scheduler.wake_at_ns() is None
+    assert yard.scheduler.wake_at_ns() == NEVER_NS
 
 
 def test_alarm_is_not_set_for_a_rate_that_is_not_what_holds_the_work_back() -> None:
@@ -234,7 +235,7 @@ def test_alarm_is_not_set_for_a_rate_that_is_not_what_holds_the_work_back() -> N
         yard.ask(worker, parks=True)
     yard.later(100)
     wake_at_ns = yard.scheduler.wake_at_ns()
-    assert wake_at_ns is None or wake_at_ns > yard.now_ns
+    assert wake_at_ns > yard.now_ns
 
 
 def test_alarm_is_set_for_a_call() -> None:
@@ -259,7 +260,7 @@ def test_nothing_happens_by_time_before_the_alarm(scenario: list[Step], seconds:
         take_step(yard, step)
     wake_at_ns = yard.scheduler.wake_at_ns()
     target_ns = yard.now_ns + seconds * SECOND_NS
-    before_ns = target_ns if wake_at_ns is None else min(target_ns, wake_at_ns - 1)
+    before_ns = min(target_ns, wake_at_ns - 1)
     if before_ns > yard.now_ns:
         yard.now_ns = before_ns
         assert yard.later(0) == []
@@ -275,4 +276,4 @@ def test_wake_time_is_in_the_future_after_time_passed(scenario: list[Step]) -> N
     for _ in range(3):
         yard.later(0)
     wake_at_ns = yard.scheduler.wake_at_ns()
-    assert wake_at_ns is None or wake_at_ns > yard.now_ns
+    assert wake_at_ns > yard.now_ns

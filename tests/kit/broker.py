@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from taskyard.broker.transport import SocketTransport
 from taskyard.core.effects import CommandAck
 from taskyard.core.events import ClientDisconnected, Event, StatsRequested
+from taskyard.core.timer_heap import TimerHeap
 from taskyard.journal.store import MemoryStore, Row
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class NumbersHarness:
 
     prefix = b""
     is_secure = False
+    timers = TimerHeap()
 
     def __init__(self, authenticator: Authenticator | None = None) -> None:
         self.received: list[tuple[bytes, int]] = []
@@ -148,6 +150,7 @@ class TurnHarness:
     """A transport and a clock for a broker, which the subclass makes. Its time is 0."""
 
     broker: Broker
+    timers = TimerHeap()
     #: Clients that do not read.
     deaf: Sequence[bytes] = ()
 

@@ -9,6 +9,7 @@ import pytest
 from taskyard.core import events
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, WorkerFacts
+from taskyard.core.timer_heap import NEVER_NS
 from taskyard.relay.condenser import HEARTBEAT_DELAY_NS, Condenser
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer, relays
@@ -239,7 +240,7 @@ def test_relay_that_can_not_be_reached_ends_the_waits_of_all_its_peers() -> None
     relayed.run()
     ended = relayed.broker.dialect.disconnected(b"\0relay")
     assert [one.worker for one in ended if isinstance(one, events.WaitEnded)] == [b"v", b"w"]
-    assert relayed.broker.dialect.wake_at_ns() is None
+    assert relayed.broker.dialect.timers.heap[0][0] == NEVER_NS
 
 
 def test_replies_to_a_relay_that_was_forgotten_are_dropped() -> None:

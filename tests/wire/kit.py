@@ -10,6 +10,7 @@ from taskyard.core.events import ClockSet, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.wire.native.server import NativeServer
+from tests.kit.timers import due_events
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,5 +73,5 @@ class Counter:
         """Let time pass, and return the messages that are sent."""
         self.sent = []
         self.now_ns += ns
-        self.handle([TimePassed(self.now_ns), *self.dialect.time_passed(self.now_ns)])
+        self.handle([TimePassed(self.now_ns), *due_events(self.dialect.timers, self.now_ns)])
         return self.sent

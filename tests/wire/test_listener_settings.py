@@ -185,7 +185,7 @@ def test_wmp_worker_that_names_no_service_serves_that_of_its_listener() -> None:
     )
     (worker,) = manager.scheduler.ledger.workers.values()
     assert (worker.name, worker.facts.services) == (b"wmp@r:w", (b"render",))
-    assert manager.dialect.wake_at_ns() == 1 + SECOND_NS
+    assert manager.dialect.timers.heap[0][0] == 1 + SECOND_NS
 
 
 def test_wmp_listeners_are_managers_of_their_own() -> None:

@@ -57,6 +57,7 @@ class BrokerHost:
         self._broker: Broker | None = None
         #: The dialects of the running broker.
         self._listeners: DialectRouter = listeners.open_all(world.plan, self._random_bits)
+        self.timers = self._listeners.timers
         self._connections = Connections()
         self._idle = False
         #: The time until the next step of a sweep of blobs.
@@ -145,14 +146,6 @@ class BrokerHost:
     def _random_bits(self) -> int:
         return self._world.rng.randrange(1 << 32)
 
-    def _shortened(self, wait_ns: int | None) -> int | None:
-        """Return the wait in nanoseconds, shortened if a dialect has an earlier timer."""
-        wake_at_ns = self._listeners.wake_at_ns()
-        if wake_at_ns is None:
-            return wait_ns
-        waits_ns = max(0, wake_at_ns - self._world.clock.monotonic_ns())
-        return waits_ns if wait_ns is None else min(waits_ns, wait_ns)
-
     # The machine.
 
     def set_rules(self, rules: RulesSet) -> None:
@@ -188,6 +181,7 @@ class BrokerHost:
         world.checker.on_recovered(ledger)
         self._compare(ledger)
         self._listeners = listeners.open_all(world.plan, self._random_bits)
+        self.timers = self._listeners.timers
         self._connections = Connections()
         blobs = None if self._blobs is None else self._blobs.open(self.store.identity)
         self._broker = Broker(
@@ -303,7 +297,7 @@ class BrokerHost:
 
     def _schedule_next_turn(self, broker: Broker) -> bool:
         """Schedule the next turn. Return False if it is to run now."""
-        wait_ns = None if self._inbox else self._shortened(broker.wait_ns())
+        wait_ns = None if self._inbox else broker.wait_ns()
         if self._sweep_ns is not None and wait_ns != 0:
             wait_ns = self._sweep_ns if wait_ns is None else min(wait_ns, self._sweep_ns)
         if self._inbox or wait_ns == 0:

@@ -6,11 +6,13 @@ tests and the simulator, which call it only now and then at large sizes.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import pairwise
 from operator import invert
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from taskyard.core import deadlines, lane_rates
+from taskyard.core.context import TimerKind
 from taskyard.core.demand_queues import DemandQueue
 from taskyard.core.graph import AwaitedNames
 from taskyard.core.holds import rate_allowance
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from taskyard.core.demand_queues import Demand
     from taskyard.core.entities import Lane, Service, Task, Worker
     from taskyard.core.scheduler import Scheduler
+
+#: The times of the timers of each kind and key.
+Timers: TypeAlias = defaultdict[tuple[TimerKind | None, Any], list[int]]
 
 
 class InvariantViolated(AssertionError):
@@ -353,25 +358,28 @@ def _check_volatile(context: Context) -> None:
     ledger = context.ledger
     _require(not ledger.dirty, "a dirty service was not assigned")
     _require(not ledger.debouncing, "a lane got work and its debounce was not decided")
-    _check_debounce(context)
     _check_lane_rates(context)
     _check_reservations(ledger)
     _check_work_conservation(context)
-    watched = dict.fromkeys(context.timeouts)
+    timers: Timers = defaultdict(list)
+    for at_ns, _, kind, key in context.timers.heap:
+        timers[kind, key].append(at_ns)
+    _check_debounce(context, timers)
     for worker in ledger.workers.values():
         if worker.timeout_at_ns:
             in_time = 0 < worker.timeout_check_ns <= worker.timeout_at_ns
-            scheduled = in_time and (worker.timeout_check_ns, worker.name) in watched
+            times = timers[TimerKind.HEARTBEATS, worker.name]
+            scheduled = in_time and worker.timeout_check_ns in times
             _require(scheduled, f"no timely check of the heartbeats of {worker.name!r}")
         if worker.state is WorkerState.PARKED and worker.slots_free > 0:
             _check_parked_lists(ledger, worker)
-        _check_uncertain(context, worker)
+        _check_uncertain(worker, timers)
 
 
-def _check_uncertain(context: Context, worker: Worker) -> None:
+def _check_uncertain(worker: Worker, timers: Timers) -> None:
     """Check that every uncertain lease has a timer, and that uncertain slots are kept ones."""
     deadline_ns = deadlines.next_ns(worker)
-    times = [at_ns for at_ns, name in context.lease_deadlines if name == worker.name]
+    times = timers[TimerKind.UNCERTAIN, worker.name]
     scheduled = not deadline_ns or any(at_ns <= deadline_ns for at_ns in times)
     _require(scheduled, f"uncertain leases of {worker.name!r} never end")
     counts = [0, *(count for _, count in worker.slots_uncertain)]
@@ -542,24 +550,21 @@ def _isolation_allows(worker: Worker, held: list[Task], task: Task) -> bool:
     return not task.isolation or alike < isolation_room(task.isolation, slots)
 
 
-def _check_debounce(context: Context) -> None:
+def _check_debounce(context: Context, timers: Timers) -> None:
     """Check that every lane that debounces has a timer."""
-    planned = {
-        (id(lane), debounce_until_ns): True for debounce_until_ns, _, lane in context.debounce_heap
-    }
     for service in context.ledger.services.values():
         for lane in service.lanes.values():
-            scheduled = not lane.debounce_until_ns or (id(lane), lane.debounce_until_ns) in planned
+            times = timers[TimerKind.DEBOUNCE, lane]
+            scheduled = not lane.debounce_until_ns or lane.debounce_until_ns in times
             _require(scheduled, f"no timer ends the debounce of lane {lane.name!r}")
 
 
 def _check_lane_rates(context: Context) -> None:
     """Check that every lane that waits for its rate has one timer, which is not late."""
     ledger = context.ledger
-    timers = ledger.rate_timers
-    planned = {id(lane.rate): at_ns for at_ns, lanes in timers.lanes.items() for lane in lanes}
-    _equal(sorted(timers.times_ns), sorted(timers.lanes), "times of lanes that wait for rates")
-    _equal(len(planned), sum(map(len, timers.lanes.values())), "timers of lanes")
+    timers = ledger.rate_timers.heap
+    planned = {id(lane.rate): at_ns for at_ns, number, _, lane in timers if number}
+    _equal(len(planned), len(timers) - 1, "timers of lanes")
     waiting = 0
     for service in ledger.services.values():
         for lane in service.lanes.values():

@@ -71,7 +71,7 @@ def received_together(inbox: Sequence[Message | Event]) -> int:
 def events_of(
     router: DialectRouter, connections: Connections, arrived: Sequence[Message | Event], now_ns: int
 ) -> list[Event]:
-    """Decode what a turn has received, and add what is due."""
+    """Decode what a turn has received."""
     events: list[Event] = []
     for one in arrived:
         if isinstance(one, Message):
@@ -80,9 +80,6 @@ def events_of(
             events += router.receive(one.route, one.frames, now_ns)
         else:
             events.append(one)
-    wake_at_ns = router.wake_at_ns()
-    if wake_at_ns is not None and wake_at_ns <= now_ns:
-        events += router.time_passed(now_ns)
     return events
 
 

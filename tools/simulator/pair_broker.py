@@ -142,6 +142,7 @@ class PairBroker:
         self._inbox: list[Message | RulesSet] = []
         self._arrival = Event(host.threads)
         self._listeners = listeners.open_all(self._world.plan, self._random_bits)
+        self.timers = self._listeners.timers
         self._connections = Connections()
         self._wait_ns_max: int | None = None
         self._turns = self._turns_at_once = 0
@@ -293,13 +294,8 @@ class PairBroker:
         return listeners.events_of(self._listeners, self._connections, arrived, now_ns)
 
     def _wait(self, wait_ns: int | None) -> None:
-        """Wait for a message, up to the next timer of the turn, a dialect or the lease."""
-        clock = self.process.clock
-        waits = [wait_ns, self._wait_ns_max]
-        wake_at_ns = self._listeners.wake_at_ns()
-        if wake_at_ns is not None:
-            waits.append(max(0, wake_at_ns - clock.monotonic_ns()))
-        known = [one for one in waits if one is not None]
+        """Wait for a message, up to the next timer of the turn or the lease."""
+        known = [one for one in (wait_ns, self._wait_ns_max) if one is not None]
         self._arrival.clear()
         if not self._inbox and 0 not in known:
             self.is_between_turns = True

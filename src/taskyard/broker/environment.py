@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.core.records import AnyRecord
+    from taskyard.core.timer_heap import TimerHeap
     from taskyard.journal.store import Store
     from taskyard.net.protocols import Clock
 
@@ -39,6 +40,9 @@ CATCH_UP_NS: Final = 5 * SECOND_NS
 
 class EventTransport(Protocol):
     """Receives events and sends effects, over sockets or a simulated network."""
+
+    #: The deadlines of its dialects, run by the turn.
+    timers: TimerHeap
 
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
         """Return a bounded number of events. Waits up to `wait_ns` for one, or forever for None."""
@@ -70,14 +74,12 @@ class CatchUp:
         #: When timers run in any case. 0 while the broker is not late.
         self._ends_ns = 0
 
-    def is_due(self, wake_at_ns: int | None, now_ns: int, *, has_read: bool) -> bool:
-        """Return whether timers of `wake_at_ns` run now. 0 runs at once.
+    def is_over(self, earliest_ns: int, now_ns: int, *, has_read: bool) -> bool:
+        """Return whether timers run now, of which the first was due at `earliest_ns`.
 
         `has_read` is whether this turn received something.
         """
-        if wake_at_ns is None or wake_at_ns > now_ns:
-            return False
-        if has_read and wake_at_ns and now_ns - wake_at_ns >= HELD_UP_NS:
+        if has_read and now_ns - earliest_ns >= HELD_UP_NS:
             self._ends_ns = self._ends_ns or now_ns + CATCH_UP_NS
             if now_ns < self._ends_ns:
                 return False
@@ -118,10 +120,6 @@ class Environment:
         free = self._store.disk_free_bytes()
         of_blobs = None if self._blobs is None else self._blobs.disk_free_bytes()
         return free if of_blobs is None else min(free, of_blobs)
-
-    def earlier_ns(self, other_ns: int | None) -> int:
-        """Return when the disk is checked again, or an earlier time."""
-        return self.check_at_ns if other_ns is None else min(self.check_at_ns, other_ns)
 
     def output_space_changed(self) -> OutputSpaceChanged | None:
         """Return whether tasks are accepted that may have output. None: that is known."""

@@ -35,6 +35,7 @@ from taskyard.core.limits import (
 )
 from taskyard.core.model import Refusal
 from taskyard.core.states import BLOCKED, DELAYED, FAILED
+from taskyard.core.timer_heap import NEVER_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -169,12 +170,13 @@ class Requests:
         self.is_holding = beyond > 0 or (self.is_holding and bool(self.queues))
         return events.LagChanged(0, rounded)
 
-    def ready_at_ns(self) -> int | None:
-        """Return when a waiting request can be handled, 0 for now. None: when its client reads."""
+    def ready_at_ns(self) -> int:
+        """Return when a waiting request can be handled, 0 for now. `NEVER_NS`: when its client
+        reads."""
         if any(self._can_go(one, self.queues[one][0]) for one in (*self._fresh, *self._served)):
             return 0
         if not self._later:
-            return None
+            return NEVER_NS
         return self._later[0][0] if self.hold_ns else 0
 
     def admit(self, arrived: Sequence[Event], now_ns: int) -> tuple[list[Event], list[Effect]]:

@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from taskyard.broker.connections import Connections
-from taskyard.broker.environment import CatchUp
 from taskyard.broker.requests import BYTES_PER_TURN_MAX, DECODING_NS_MAX, MESSAGES_PER_TURN_MAX
 from taskyard.core.effects import Assign
 from taskyard.core.events import AssignmentUnsent, WorkerRegistered
@@ -68,6 +67,9 @@ class DialectRouter:
     def __init__(self, dialects: Sequence[Dialect], sockets: Sequence[int]) -> None:
         self._dialects = list(dialects)
         self._dialect_of_socket = [self._dialects[number] for number in sockets]
+        self.timers = self._dialects[0].timers
+        for one in self._dialects:
+            one.timers.join(self.timers)
         self._prefixes = [(one.prefix, one) for one in self._dialects if one.prefix]
         #: The first dialect, if it collects replies. Others collect none.
         self._collecting = found = collecting(self._dialects[0])
@@ -109,22 +111,6 @@ class DialectRouter:
     def carrier(self, route: bytes) -> bytes:
         return route if self._collecting is None else self._collecting.carrier(route)
 
-    def wake_at_ns(self) -> int | None:
-        earliest_ns: int | None = None
-        for one in self._dialects:
-            at_ns = one.wake_at_ns()
-            if at_ns is not None and (earliest_ns is None or at_ns < earliest_ns):
-                earliest_ns = at_ns
-        return earliest_ns
-
-    def time_passed(self, now_ns: int) -> Sequence[Event]:
-        events: list[Event] = []
-        for one in self._dialects:
-            wake_at_ns = one.wake_at_ns()
-            if wake_at_ns is not None and wake_at_ns <= now_ns:
-                events += one.time_passed(now_ns)
-        return events
-
 
 class SocketTransport:
     """An `EventTransport`. A route is a socket's number plus the peer's id there."""
@@ -147,7 +133,7 @@ class SocketTransport:
         log. `newcomers` are relays whose first message was just received, and peers that were
         refused. They get the address of the connection.
         """
-        self._dialect = dialect
+        self._dialect, self.timers = dialect, dialect.timers
         self._check_lease = check_lease
         self._on_registered = on_registered
         self._newcomers = [] if newcomers is None else newcomers
@@ -162,7 +148,6 @@ class SocketTransport:
         self._poller = poller
         self._connections = Connections()
         self._retry_at_ns = 0
-        self._catch_up = CatchUp()
         #: Replies that peers have not taken yet.
         self._outbound = Outbound()
         #: The addresses of refused peers, without their ports, which are logged once.
@@ -175,8 +160,12 @@ class SocketTransport:
             poller.add(wire)
 
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
-        wake_at_ns = self._dialect.wake_at_ns()
-        ready = self._poller.wait(self._shortened(wait_ns, wake_at_ns))
+        limit_ns, outbound = self.wait_ns_max, self._outbound
+        if wait_ns is None or (limit_ns is not None and limit_ns < wait_ns):
+            wait_ns = limit_ns
+        if (outbound.kept or outbound.bytes_all) and (wait_ns is None or wait_ns > RETRY_NS):
+            wait_ns = RETRY_NS
+        ready = self._poller.wait(wait_ns)
         now_ns = self._clock.monotonic_ns()
         events: list[Event] = []
         if self._authenticator is not None:
@@ -193,24 +182,7 @@ class SocketTransport:
                 wires.append(one)
         if wires:
             self._drain(wires, events, now_ns)
-        is_late = wake_at_ns is not None and wake_at_ns <= now_ns
-        if is_late and self._catch_up.is_due(wake_at_ns, now_ns, has_read=bool(events)):
-            events += self._dialect.time_passed(now_ns)
         return events
-
-    def _shortened(self, wait_ns: int | None, wake_at_ns: int | None) -> int | None:
-        """Shorten a wait to the dialects' next timer, a retry, or `wait_ns_max`."""
-        limit_ns = self.wait_ns_max
-        if wait_ns is None or (limit_ns is not None and limit_ns < wait_ns):
-            wait_ns = limit_ns
-        if wake_at_ns is not None:
-            left_ns = wake_at_ns - self._clock.monotonic_ns()
-            if wait_ns is None or left_ns < wait_ns:
-                wait_ns = max(left_ns, 0)
-        outbound = self._outbound
-        if (outbound.kept or outbound.bytes_all) and (wait_ns is None or wait_ns > RETRY_NS):
-            wait_ns = RETRY_NS
-        return wait_ns
 
     def _drain(self, wires: list[ZmqSocket], events: list[Event], now_ns: int) -> None:
         """Receive from all sockets in rotation, up to the limits of a turn."""

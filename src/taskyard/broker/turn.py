@@ -19,6 +19,7 @@ from taskyard.core.effects import Accepted, Assign, Effect, Settled
 from taskyard.core.events import Event, TimePassed
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
+from taskyard.core.timer_heap import AT_ONCE_NS, NEVER_NS
 from taskyard.journal.blob_names import NAMING
 from taskyard.journal.recovery import EndedTaskIndex, encode, recall_for_event
 from taskyard.journal.store import Store
@@ -43,6 +44,7 @@ class Broker:
         """`index` has ended tasks. `check_lease` raises if another broker may have taken over."""
         self.scheduler, self.transport, self.store = scheduler, transport, store
         self.clock, self.index, self.blobs = clock, index, blobs
+        self.timers = transport.timers
         self._observers, self._check_lease = [*observers], check_lease
         ledger, is_reading = scheduler.ledger, transport.is_reading
         self.completer = Completer(store, ledger, index, is_reading, self.enqueue, blobs)
@@ -53,7 +55,7 @@ class Broker:
         self._catch_up = CatchUp()
         self.environment = Environment(scheduler.context, store, clock, blobs)
         scheduler.resume(clock.monotonic_ns())
-        #: When the scheduler's next timer is due, as of the last turn. None: there is none.
+        #: When the scheduler's next timer is due, as of the last turn.
         self._wake_at_ns = scheduler.wake_at_ns()
 
     def turn(self) -> None:
@@ -101,24 +103,33 @@ class Broker:
 
     def wait_ns(self) -> int | None:
         """Return how long the next turn may wait for events, or None for no limit."""
-        completer, requests, wake_at_ns = self.completer, self.requests, self._wake_at_ns
+        completer, requests = self.completer, self.requests
         if self._undelivered or (completer.is_waiting and completer.has_pending()):
             return 0
-        ready_at_ns = requests.ready_at_ns() if requests.queues else None
-        if ready_at_ns is not None and (wake_at_ns is None or ready_at_ns < wake_at_ns):
-            wake_at_ns = ready_at_ns
+        wake_at_ns = min(self._wake_at_ns, self.timers.heap[0][0])
+        if requests.queues:
+            wake_at_ns = min(wake_at_ns, requests.ready_at_ns())
         if not self.scheduler.context.accepting:  # tasks wait for room on the disk
-            wake_at_ns = self.environment.earlier_ns(wake_at_ns)
-        return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())
+            wake_at_ns = min(wake_at_ns, self.environment.check_at_ns)
+        return None if wake_at_ns == NEVER_NS else max(0, wake_at_ns - self.clock.monotonic_ns())
 
     def _decide(self, arrived: Sequence[Event], now_ns: int) -> list[Effect]:
         """Handle all events of a turn. Those that cost much may wait for a later one."""
-        effects, has_read = list[Effect](), bool(arrived)
+        effects, timers, has_read = list[Effect](), self.timers, bool(arrived)
         scheduler, requests, machine = self.scheduler, self.requests, self.environment
         is_due = now_ns >= machine.check_at_ns or machine.bytes_written >= environment.CHECK_BYTES
         drift_ns = self.clock.wall_ns() - now_ns - scheduler.context.wall_offset_ns
         if is_due or abs(drift_ns) > environment.CLOCK_DRIFT_NS_MAX:
             self._undelivered = [*machine.check(now_ns), *self._undelivered]
+        # Timers of dialects become events. Those that are late wait, as does `TimePassed` below.
+        due = [] if timers.heap[0][0] else timers.pop_due(AT_ONCE_NS)
+        earliest_ns = min(timers.heap[0][0], self._wake_at_ns)
+        is_late = earliest_ns <= now_ns
+        is_late = is_late and not self._catch_up.is_over(earliest_ns, now_ns, has_read=has_read)
+        if not is_late and timers.heap[0][0] <= now_ns:
+            due += timers.pop_due(now_ns)
+        if due:
+            arrived = [*arrived, *(event for react, key in due for event in react(now_ns, key))]
         if self._undelivered:
             arrived, self._undelivered = [*self._undelivered, *arrived], []
         if requests.queues or requests.is_holding or not ESTIMATED.isdisjoint(map(type, arrived)):
@@ -131,8 +142,7 @@ class Broker:
         if requests.queues:
             effects += requests.run(partial(self._handle, now_ns), now_ns)
         wake_at_ns = scheduler.wake_at_ns()
-        is_late = wake_at_ns is not None and wake_at_ns <= now_ns
-        if is_late and self._catch_up.is_due(wake_at_ns, now_ns, has_read=has_read):
+        if wake_at_ns <= now_ns and not is_late:
             effects += scheduler.handle(TimePassed(now_ns))
             wake_at_ns = scheduler.wake_at_ns()
         self._wake_at_ns = wake_at_ns

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from taskyard.core import expiry, holds, lane_rates, reservations, subscriptions, worker_names
 from taskyard.core.blobs import Blob
+from taskyard.core.context import TimerKind
 from taskyard.core.effects import Assign, LongAssign, NoWork, Shutdown, Wake
 from taskyard.core.limits import PARKED_STALE_MAX, WAKE_NS_MAX
 from taskyard.core.model import QueueOrder
@@ -405,15 +406,15 @@ def _wake(context: Context, worker: Worker, service: Service) -> bool:
     worker.listed_as = -1
     worker.woken_for = service.name
     worker.wake_ends_ns = context.now_ns + WAKE_NS_MAX
-    heappush(context.wakes, (worker.wake_ends_ns, worker.name))
+    context.timers.add(worker.wake_ends_ns, TimerKind.WAKE, worker.name)
+    context.woken[worker.name] = None
     context.send(Wake(worker.name, service.name))
     return True
 
 
 def _count_woken(context: Context, service: Service) -> int:
-    """Count the woken workers of a service. A worker woken twice has several entries."""
-    known = context.ledger.workers
-    woken = (known.get(name) for name in dict.fromkeys(name for _, name in context.wakes))
+    """Count the woken workers of a service."""
+    woken = map(context.ledger.workers.get, context.woken)
     return sum(
         worker is not None and worker.state is WOKEN and worker.woken_for == service.name
         for worker in woken

@@ -8,7 +8,7 @@ so the deciders can import it.
 from __future__ import annotations
 
 from collections import deque
-from heapq import heappush
+from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import deadlines
@@ -16,10 +16,11 @@ from taskyard.core.apply import apply
 from taskyard.core.counters import COUNTED, Counters
 from taskyard.core.effects import UnknownWorker
 from taskyard.core.limits import SECOND_NS, WARNINGS_MAX
+from taskyard.core.timer_heap import TimerHeap
 
 if TYPE_CHECKING:
     from taskyard.core.effects import Effect, RefusedTasks
-    from taskyard.core.entities import Lane, Lease, Task, Worker
+    from taskyard.core.entities import Lease, Task, Worker
     from taskyard.core.ledger import Ledger
     from taskyard.core.records import AnyRecord
 
@@ -28,6 +29,21 @@ if TYPE_CHECKING:
 #: send a heartbeat before that, and each check of its own would wake the broker.
 TIMEOUT_FAR_NS: Final = 2 * SECOND_NS
 TIMEOUT_STEP_NS: Final = SECOND_NS
+
+
+class TimerKind(IntEnum):
+    """Kinds of timers, in the order in which one `TimePassed` handles them."""
+
+    #: Uncertain leases of a worker end.
+    UNCERTAIN = 0
+    #: A worker's heartbeats are checked.
+    HEARTBEATS = 1
+    #: A woken worker that has requested nothing is passed over.
+    WAKE = 2
+    #: A lane has debounced.
+    DEBOUNCE = 3
+    #: Watched tasks behind a failure are searched for.
+    STUCK = 4
 
 
 class Context:
@@ -48,24 +64,20 @@ class Context:
         #: Tasks of partial submissions refused since the start, and the latest of them.
         self.refused = 0
         self.refused_last: RefusedTasks | None = None
-        #: (when, worker): when to check for missing heartbeats. An entry may be early, never late.
-        self.timeouts: list[tuple[int, bytes]] = []
+        #: Timers of workers by name, of lanes, and that of the stuck check. One may be early, never
+        #: late.
+        self.timers = TimerHeap()
+        #: The workers with a timer of kind `WAKE`.
+        self.woken: dict[bytes, None] = {}
+        #: A search for watched tasks behind a failure is scheduled.
+        self.is_stuck_checked = False
         #: When this process recovered, and the last record of the process before it.
         self.resumed_ns = self.resumed_record = 0
-        #: (when, worker): when uncertain leases end. May be early, never late.
-        self.lease_deadlines: list[tuple[int, bytes]] = []
-        #: (when, worker): when a woken worker that has requested nothing is passed over.
-        self.wakes: list[tuple[int, bytes]] = []
         #: Subscriptions (client, request) by task, and by campaign.
         self.watchers: dict[bytes, list[tuple[bytes, int]]] = {}
         self.campaign_watchers: dict[bytes, list[tuple[bytes, int]]] = {}
         #: The unsettled tasks of each subscription, so that dropping one takes no search.
         self.watched: dict[tuple[bytes, int], dict[bytes, None]] = {}
-        #: (until, number, lane): lanes that debounce, and how many ever did.
-        self.debounce_heap: list[tuple[int, int, Lane]] = []
-        self.debounce_count = 0
-        #: When to search for watched tasks behind a failure. 0: no search is due.
-        self.stuck_check_ns = 0
         #: Counts assignments. Orders workers by when they were last used.
         self.use_count = 0
         #: Counts down from -1. Orders workers that register ahead of all others.
@@ -128,13 +140,13 @@ class Context:
         if timeout_at_ns - self.now_ns > TIMEOUT_FAR_NS:
             check_ns -= timeout_at_ns % TIMEOUT_STEP_NS
         worker.timeout_check_ns = check_ns
-        heappush(self.timeouts, (check_ns, worker.name))
+        self.timers.add(check_ns, TimerKind.HEARTBEATS, worker.name)
 
     def schedule_deadline(self, worker: Worker) -> None:
         """Schedule the end of the worker's uncertain assignments, if it has any."""
         deadline_ns = deadlines.next_ns(worker)
         if deadline_ns:
-            heappush(self.lease_deadlines, (deadline_ns, worker.name))
+            self.timers.add(deadline_ns, TimerKind.UNCERTAIN, worker.name)
 
     def is_before_restart(self, lease: Lease) -> bool:
         """Return whether a former process of the broker granted a lease."""

@@ -7,10 +7,7 @@ lanes are dropped when they are over. All of it is volatile.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
-
-from msgspec import Struct, field
 
 from taskyard.core.limits import LANE_RATES_MAX, RATE_BURST_NS_MAX, SECOND_NS, TASKS_MAX
 from taskyard.core.rules import LaneRate
@@ -18,12 +15,13 @@ from taskyard.core.rules import LaneRate
 if TYPE_CHECKING:
     from taskyard.core.entities import Lane, LaneGroup
     from taskyard.core.lane_queues import Counts
+    from taskyard.core.timer_heap import TimerHeap
 
 #: A group that keeps fewer rates is not searched for those that are over.
 SWEEP_MIN: Final = 1000
 
-#: Timers are rounded up to this, so that many lanes share few. A rate is still reached: what a lane
-#: does not use meanwhile accumulates.
+#: Timers are rounded up to this, so that many lanes share a turn. A rate is still reached: what a
+#: lane does not use meanwhile accumulates.
 STEP_NS: Final = SECOND_NS // 1000
 
 #: The units of rates, as in the settings.
@@ -35,35 +33,11 @@ _UNITS_NS: Final = {
 }
 
 
-class RateTimers(Struct, eq=False):
-    """Timers of lanes that wait for their rates. Lanes of one millisecond share a timer."""
-
-    #: Heap of the times.
-    times_ns: list[int] = field(default_factory=list)
-    lanes: dict[int, list[Lane]] = field(default_factory=dict)
-
-    def add(self, lane: Lane, rate: LaneRate) -> None:
-        """Set a timer for a lane whose rate is used up, unless it has one."""
-        if rate.waits:
-            return
+def set_timer(timers: TimerHeap, lane: Lane, rate: LaneRate) -> None:
+    """Set a timer for a lane whose rate is used up, unless it has one."""
+    if not rate.waits:
         rate.waits = True
-        at_ns = -(-rate.next_ns // STEP_NS) * STEP_NS
-        lanes = self.lanes.get(at_ns)
-        if lanes is None:
-            self.lanes[at_ns] = [lane]
-            heappush(self.times_ns, at_ns)
-        else:
-            lanes.append(lane)
-
-    def pop_due(self, now_ns: int) -> list[Lane]:
-        """Remove and return the lanes whose rates allow a task again."""
-        due: list[Lane] = []
-        while self.times_ns and self.times_ns[0] <= now_ns:
-            due += self.lanes.pop(heappop(self.times_ns))
-        for lane in due:
-            if lane.rate is not None:
-                lane.rate.waits = False
-        return due
+        timers.add(-(-rate.next_ns // STEP_NS) * STEP_NS, None, lane)
 
 
 def wait_ns(lane: Lane, now_ns: int) -> int:

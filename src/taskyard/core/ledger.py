@@ -28,6 +28,7 @@ from taskyard.core.queues import DueHeap
 from taskyard.core.rules import OPEN_LANE, RuleTable
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
 from taskyard.core.task_pages import TaskWalks
+from taskyard.core.timer_heap import TimerHeap
 from taskyard.errors import IllegalTransition
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Ledger:
         #: Lanes that got work and may have to debounce.
         self.debouncing: list[Lane] = []
         #: Lanes that wait for their rates.
-        self.rate_timers = lane_rates.RateTimers()
+        self.rate_timers = TimerHeap()
         #: The options of lanes. Settings, not history: volatile.
         self.rules = RulesSet(0)
         self.rule_table = RuleTable()
@@ -121,7 +122,7 @@ class Ledger:
         self.has_worker_limits = self.rule_table.has_worker_limits
         self.has_debounce = self.rule_table.has_debounce
         self.lane_groups = {active_rule: [] for active_rule in self.rule_table}
-        self.rate_timers = lane_rates.RateTimers()
+        self.rate_timers = TimerHeap()
         for service in self.services.values():
             lane_groups = service.lane_groups
             self._apply_rules(service)

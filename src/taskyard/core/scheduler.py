@@ -43,8 +43,8 @@ class Scheduler:
     def __init__(self, ledger: Ledger | None = None) -> None:
         self.ledger = Ledger() if ledger is None else ledger
         self.context = Context(self.ledger)
-        #: Returns when `TimePassed` is due, by the monotonic clock. None: nothing is scheduled.
-        self.wake_at_ns: Callable[[], int | None] = partial(timers.next_ns, self.context)
+        #: Returns when `TimePassed` is due, by the monotonic clock, or `NEVER_NS`.
+        self.wake_at_ns: Callable[[], int] = partial(timers.next_ns, self.context)
 
     def handle(self, event: events.Event) -> list[Effect]:
         """Decide on an event, apply the decision and return its effects."""
@@ -54,7 +54,7 @@ class Scheduler:
         decided = len(context.records)
         if ledger.rule_table.has_rates:
             timers.reopen_rates(context, since_ns)
-        if ledger.rate_timers.times_ns:
+        if ledger.rate_timers.heap[0][0] <= context.now_ns:
             timers.reopen_lane_rates(context)
         _DECIDERS[type(event)](context, event)
         if ledger.due_heap.expiry:

@@ -17,7 +17,7 @@ from taskyard.core.demand_queues import index_queues
 from taskyard.core.entities import SLOTS_UNLIMITED
 from taskyard.core.holds import block_reason, hold_reason, rate_allowance, remaining
 from taskyard.core.lane_queues import raise_lane_needs
-from taskyard.core.lane_rates import allowance
+from taskyard.core.lane_rates import allowance, set_timer
 from taskyard.core.limits import (
     EXCLUSIVE,
     LANE_RUN_TASKS_MAX,
@@ -174,7 +174,7 @@ class Selection:
             rate = lane.rate
             if rate is not None and rate.next_ns > now_ns and lane.ready:
                 lane.in_rotation = False  # added again by its timer
-                self.ledger.rate_timers.add(lane, rate)
+                set_timer(self.ledger.rate_timers, lane, rate)
                 continue
             if not lane.ready or lane.paused or (lane.leased >= lane_tasks_max and lane.name):
                 lane_group.note_removed(lane)  # added again when it gets work or a lease ends
@@ -215,7 +215,7 @@ class Selection:
                 continue
             if lane.rate is not None and lane.rate.next_ns > self.now_ns:
                 lane.in_rotation = False  # added again by its timer
-                self.ledger.rate_timers.add(lane, lane.rate)
+                set_timer(self.ledger.rate_timers, lane, lane.rate)
                 continue
             rotation.append(lane)
             if lane is not self.kept_lane:
@@ -244,7 +244,7 @@ class Selection:
             if not fits or not lane.ready or lane.paused or lane.service.paused:
                 continue
             if lane.rate is not None and lane.rate.next_ns > self.now_ns:
-                self.ledger.rate_timers.add(lane, lane.rate)
+                set_timer(self.ledger.rate_timers, lane, lane.rate)
             elif lane is not self.kept_lane and not hold_reason(lane, self.now_ns):
                 self._take(lane)
 

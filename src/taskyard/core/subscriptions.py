@@ -10,6 +10,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from taskyard.core import graph
+from taskyard.core.context import TimerKind
 from taskyard.core.effects import Settled
 from taskyard.core.limits import STUCK_CHECK_NS
 from taskyard.core.states import BLOCKED, CANCELLED, DONE, FAILED, TASK_STATES_RUNNABLE
@@ -135,13 +136,14 @@ def add_settled(notice: Settled, ledger: Ledger, task: Task, text: Content | Non
 
 def schedule_stuck_check(context: Context) -> None:
     """Schedule a search for watched tasks behind a failure, because the state has changed."""
-    if (context.watchers or context.campaign_watchers) and not context.stuck_check_ns:
-        context.stuck_check_ns = context.now_ns + STUCK_CHECK_NS
+    if (context.watchers or context.campaign_watchers) and not context.is_stuck_checked:
+        context.is_stuck_checked = True
+        context.timers.add(context.now_ns + STUCK_CHECK_NS, TimerKind.STUCK, b"")
 
 
-def notify_stuck(context: Context) -> None:
+def notify_stuck(context: Context, _key: bytes = b"") -> None:
     """Notify subscribers of tasks that are behind a failure."""
-    context.stuck_check_ns = 0
+    context.is_stuck_checked = False
     _notify_campaigns(context, [*context.campaign_watchers])
     if context.watchers:
         stuck = context.ledger.stuck()

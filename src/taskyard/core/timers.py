@@ -1,19 +1,23 @@
 """Decides on events of time and settings: due times, expiries, timeouts, rates, debounce, rules.
 
-Every timer is a heap or a field of the `Context` or of the ledger. `next_ns` is the earliest.
+Timers by the monotonic clock are in one heap of the `Context`, but for rates. Those of the wall
+clock are in the ledger, where millions of tasks have some. `next_ns` is the earliest.
 """
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core import assignment, deadlines, expiry, lane_queues, membership, subscriptions
-from taskyard.core.limits import NUMBER_MAX, TIMER_TASKS_MAX
+from taskyard.core.context import TimerKind
+from taskyard.core.limits import TIMER_TASKS_MAX
 from taskyard.core.records import CameDue, ReportedLate
 from taskyard.core.states import BLOCKED, DELAYED, LEASED, READY, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taskyard.core import events
     from taskyard.core.context import Context
     from taskyard.core.entities import Lane
@@ -22,24 +26,17 @@ if TYPE_CHECKING:
 _UNSETTLED = (BLOCKED, DELAYED, READY, LEASED)
 
 
-def next_ns(context: Context) -> int | None:
-    """Return when the next timer is due, by the monotonic clock, or None. Called every turn."""
-    ledger, earliest_ns = context.ledger, NUMBER_MAX
+def next_ns(context: Context) -> int:
+    """Return when the next timer is due, by the monotonic clock. Called every turn."""
+    ledger = context.ledger
+    earliest_ns = min(context.timers.heap[0][0], ledger.rate_timers.heap[0][0])
     due_heap = ledger.due_heap
     for wall_heap in (due_heap.due if context.accepting else (), due_heap.expiry, due_heap.late):
         if wall_heap and wall_heap[0][0] - context.wall_offset_ns < earliest_ns:
             earliest_ns = wall_heap[0][0] - context.wall_offset_ns
-    for heap in (context.timeouts, context.wakes, context.lease_deadlines, context.debounce_heap):
-        if heap and heap[0][0] < earliest_ns:
-            earliest_ns = heap[0][0]
-    rate_times_ns = ledger.rate_timers.times_ns
-    if rate_times_ns and rate_times_ns[0] < earliest_ns:
-        earliest_ns = rate_times_ns[0]
-    if 0 < context.stuck_check_ns < earliest_ns:
-        earliest_ns = context.stuck_check_ns
     if ledger.rule_table.has_rates:
         earliest_ns = min([earliest_ns, *_rates_ns(context)])
-    return None if earliest_ns == NUMBER_MAX else earliest_ns
+    return earliest_ns
 
 
 def _rates_ns(context: Context) -> list[int]:
@@ -70,12 +67,9 @@ def _follow_wall_clock(context: Context) -> None:
 
 def time_passed(context: Context, _event: events.Event) -> None:
     _follow_wall_clock(context)
-    _end_uncertain(context)
-    _expire_workers(context)
-    _end_wakes(context)
-    _end_debounce(context)
-    if 0 < context.stuck_check_ns <= context.now_ns:
-        subscriptions.notify_stuck(context)
+    while due := context.timers.pop_due(context.now_ns):
+        for kind, key in sorted(due, key=itemgetter(0)):
+            _ON_TIMER[kind](context, key)
 
 
 def reopen_rates(context: Context, since_ns: int) -> None:
@@ -89,8 +83,10 @@ def reopen_rates(context: Context, since_ns: int) -> None:
 def reopen_lane_rates(context: Context) -> None:
     """Return lanes to the rotation whose own rates have allowed a task since the last event."""
     dirty = context.ledger.dirty
-    for waiting in context.ledger.rate_timers.pop_due(context.now_ns):
-        lane = waiting
+    for _, waiting in context.ledger.rate_timers.pop_due(context.now_ns):
+        lane: Lane = waiting
+        if lane.rate is not None:
+            lane.rate.waits = False
         if not lane.ready:  # it may have been deleted and created anew
             lane = lane.service.lanes.get(lane.name, lane)
         if lane.ready:
@@ -135,82 +131,75 @@ def start_debounce(context: Context) -> None:
         if debounce_ns and lane.ready:
             debounce_until_ns = context.now_ns + debounce_ns
             lane.ensure_extras().debounce_until_ns = debounce_until_ns
-            context.debounce_count += 1
-            heappush(context.debounce_heap, (debounce_until_ns, context.debounce_count, lane))
+            context.timers.add(debounce_until_ns, TimerKind.DEBOUNCE, lane)
 
 
-def _end_debounce(context: Context) -> None:
-    debouncing = context.debounce_heap
-    while debouncing and debouncing[0][0] <= context.now_ns:
-        debounce_until_ns, _, lane = heappop(debouncing)
-        if lane.debounce_until_ns == debounce_until_ns:  # else it ran empty and started anew
-            _end_lane_debounce(context.ledger, lane)
-
-
-def _end_lane_debounce(ledger: Ledger, lane: Lane) -> None:
-    """Let a lane start after its debounce time."""
-    if lane.extras is not None:
-        lane.extras.debounce_until_ns = 0
-        lane_queues.count_removed(lane, 0)
+def _end_debounce(context: Context, lane: Lane) -> None:
+    """Let a lane start, unless it ran empty and its debounce time has started anew."""
+    ends_ns = lane.debounce_until_ns
+    if not ends_ns or (lane.options.debounce_ns and ends_ns > context.now_ns):
+        return
+    lane.ensure_extras().debounce_until_ns = 0
+    lane_queues.count_removed(lane, 0)
     if lane.ready:
-        ledger.mark_dirty(lane)
+        context.ledger.mark_dirty(lane)
 
 
-def _end_uncertain(context: Context) -> None:
-    """End uncertain leases that have reached their deadline."""
-    heap = context.lease_deadlines
-    while heap and heap[0][0] <= context.now_ns:
-        worker = context.ledger.workers.get(heappop(heap)[1])
-        deadline_ns = 0 if worker is None else deadlines.next_ns(worker)
-        if worker is None or not deadline_ns:
-            continue
-        if deadline_ns <= context.now_ns:  # else its facts or leases have changed
-            membership.end_uncertain_leases(context, worker)
-            context.schedule_timeout(worker)  # its timeout may be shorter now
-            if worker.last_seen_ns > context.resumed_ns:
-                membership.on_slot_free(context, worker)
-        context.schedule_deadline(worker)
+def _end_uncertain(context: Context, name: bytes) -> None:
+    """End the uncertain leases of a worker that have reached their deadline."""
+    worker = context.ledger.workers.get(name)
+    deadline_ns = 0 if worker is None else deadlines.next_ns(worker)
+    if worker is None or not deadline_ns:
+        return
+    if deadline_ns <= context.now_ns:  # else its facts or leases have changed
+        membership.end_uncertain_leases(context, worker)
+        context.schedule_timeout(worker)  # its timeout may be shorter now
+        if worker.last_seen_ns > context.resumed_ns:
+            membership.on_slot_free(context, worker)
+    context.schedule_deadline(worker)
 
 
-def _expire_workers(context: Context) -> None:
-    timeouts = context.timeouts
-    while timeouts and timeouts[0][0] <= context.now_ns:
-        worker = context.ledger.workers.get(heappop(timeouts)[1])
-        if worker is None:
-            continue
-        worker.timeout_check_ns = 0
-        if worker.contested_until_ns < context.now_ns:
-            worker.contested_until_ns = 0
-        timeout_at_ns = worker.timeout_at_ns
-        if 0 < timeout_at_ns <= context.now_ns:
-            membership.expire_worker(context, worker)
-        elif timeout_at_ns:
-            context.schedule_timeout_at(worker, timeout_at_ns)
+def _check_heartbeats(context: Context, name: bytes) -> None:
+    worker = context.ledger.workers.get(name)
+    if worker is None:
+        return
+    worker.timeout_check_ns = 0
+    if worker.contested_until_ns < context.now_ns:
+        worker.contested_until_ns = 0
+    timeout_at_ns = worker.timeout_at_ns
+    if 0 < timeout_at_ns <= context.now_ns:
+        membership.expire_worker(context, worker)
+    elif timeout_at_ns:
+        context.schedule_timeout_at(worker, timeout_at_ns)
 
 
-def _end_wakes(context: Context) -> None:
-    wakes = context.wakes
-    while wakes and wakes[0][0] <= context.now_ns:
-        worker = context.ledger.workers.get(heappop(wakes)[1])
-        if worker is None or worker.state is not WOKEN:
-            continue
-        if worker.wake_ends_ns <= context.now_ns:
-            worker.turn(WorkerCause.PASSED_OVER)
-            context.use_count += 1
-            worker.last_used = context.use_count  # the others are woken first
-            assignment.list_parked(context.ledger, worker)
+def _end_wake(context: Context, name: bytes) -> None:
+    worker = context.ledger.workers.get(name)
+    if worker is not None and worker.wake_ends_ns > context.now_ns:
+        return  # it was woken again
+    context.woken.pop(name, None)
+    if worker is not None and worker.state is WOKEN:
+        worker.turn(WorkerCause.PASSED_OVER)
+        context.use_count += 1
+        worker.last_used = context.use_count  # the others are woken first
+        assignment.list_parked(context.ledger, worker)
+
+
+#: By `TimerKind`.
+_ON_TIMER: Final[list[Callable[[Context, Any], None]]] = [
+    _end_uncertain,
+    _check_heartbeats,
+    _end_wake,
+    _end_debounce,
+    subscriptions.notify_stuck,
+]
 
 
 def rules_set(context: Context, event: events.RulesSet) -> None:
     context.ledger.set_rules(event)
-    over = [entry for entry in context.debounce_heap if not entry[2].options.debounce_ns]
-    context.debounce_heap = [
-        entry for entry in context.debounce_heap if entry[2].options.debounce_ns
-    ]
-    heapify(context.debounce_heap)
-    for debounce_until_ns, _, lane in over:
-        if lane.debounce_until_ns == debounce_until_ns:
-            _end_lane_debounce(context.ledger, lane)
+    for _, _, kind, key in context.timers.heap:
+        if kind is TimerKind.DEBOUNCE and not key.options.debounce_ns:
+            _end_debounce(context, key)
 
 
 def disk_space_changed(context: Context, event: events.DiskSpaceChanged) -> None:

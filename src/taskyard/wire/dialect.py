@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from taskyard.core.effects import Effect, Settled
     from taskyard.core.events import Event
+    from taskyard.core.timer_heap import TimerHeap
     from taskyard.wire.roles import AuthenticatedPeer
 
 #: A route and the frames to send there.
@@ -98,6 +99,10 @@ class Dialect(Protocol):
     #: The prefix of its workers' names. Empty where workers choose their names.
     prefix: bytes
 
+    #: Its deadlines. The kind of each is called with the time and the key, and returns events. A
+    #: router joins those of all dialects.
+    timers: TimerHeap
+
     def receive(
         self,
         route: bytes,
@@ -124,10 +129,6 @@ class Dialect(Protocol):
         may be lost, in both directions. Only of peers that choose their routing id: ZeroMQ assigns
         each new connection another one."""
         ...
-
-    def wake_at_ns(self) -> int | None: ...
-
-    def time_passed(self, now_ns: int) -> Sequence[Event]: ...
 
 
 @runtime_checkable

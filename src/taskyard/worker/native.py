@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 from taskyard.core import heartbeats
 from taskyard.core.blobs import Content
 from taskyard.core.events import Outcome
-from taskyard.core.limits import NUMBER_MAX, SECOND_NS
+from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import counted
 from taskyard.core.states import TaskState
+from taskyard.core.timer_heap import NEVER_NS
 from taskyard.net.channel import OVERDUE_NS, PING_NS, Channel
 from taskyard.wire.native import peer
 from taskyard.worker.inputs import InputFetcher
@@ -66,7 +67,6 @@ PREFETCH_NS: Final = SECOND_NS
 
 #: Heartbeats that may be unanswered at once.
 HEARTBEATS_OPEN_MAX: Final = 16
-NEVER_NS: Final = NUMBER_MAX
 
 #: How long a report waits for more tasks to finish, while enough tasks are queued here. A message
 #: for each quick task costs CPU time in worker, broker and client.

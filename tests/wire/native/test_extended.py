@@ -18,6 +18,7 @@ from taskyard.core.events import (
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.states import TaskState
+from taskyard.core.timer_heap import NEVER_NS
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.wire.native import pending as native_pending
@@ -182,10 +183,10 @@ def test_steal_waits_until_there_is_work() -> None:
 def test_steal_that_times_out_is_not_found() -> None:
     counter = Extended()
     counter.steal(wait_ns=SECOND_NS)
-    assert counter.dialect.wake_at_ns() == counter.now_ns + SECOND_NS
+    assert counter.dialect.timers.heap[0][0] == counter.now_ns + SECOND_NS
     ((_, body),) = counter.pass_time(SECOND_NS)
     assert (Reply(body).kind, Reply(body).request) == (peer.NOT_FOUND, 2)
-    assert counter.dialect.wake_at_ns() is None
+    assert counter.dialect.timers.heap[0][0] == NEVER_NS
     counter.create(b"a")
     assert [route for route, _ in counter.sent] == [b"peer"]
 
@@ -305,7 +306,7 @@ def test_complete_that_waits_has_one_reply_if_tasks_are_ready() -> None:
     counter.create(b"a", b"b", after=[[], [b"a"]])
     (reply,) = parked_report(counter, counter.take())
     assert (reply.request, reply.assigned().names) == (3, [b"b"])
-    assert counter.dialect.wake_at_ns() is None
+    assert counter.dialect.timers.heap[0][0] == NEVER_NS
 
 
 def test_complete_that_waits_lists_tasks_not_held_once() -> None:
@@ -475,7 +476,7 @@ def test_requests_of_a_disconnected_peer_are_dropped() -> None:
     )
     counter.handle(counter.dialect.disconnected(b"gone"))
     assert counter.scheduler.context.watchers == {}
-    assert counter.dialect.wake_at_ns() is None
+    assert counter.dialect.timers.heap[0][0] == NEVER_NS
     submission = Submission([b"default"])
     counter.request(peer.create(1, submission))
     assert counter.scheduler.ledger.tasks[b"default"].state is TaskState.READY
@@ -636,7 +637,7 @@ def test_check_only_counts_new_tasks_and_accepts_none() -> None:
     assert [(one.kind, one.request, one.count) for one in answers] == [(peer.OK, 6, 2)]
     assert counter.scheduler.ledger.record == before
     assert [*counter.scheduler.ledger.tasks] == [b"known"]
-    assert counter.dialect.wake_at_ns() is None  # nothing is watched
+    assert counter.dialect.timers.heap[0][0] == NEVER_NS  # nothing is watched
     assert counter.request(peer.create(7, batch)).count == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import PARKED
+from taskyard.core.timer_heap import NEVER_NS
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import pending
 from tests.wire.kit import Counter
@@ -150,10 +151,10 @@ def test_held_steal_of_a_peer_that_left_takes_no_task() -> None:
 
 def test_all_holds_share_one_timer() -> None:
     counter = idle(*(b"p%d" % number for number in range(20)))
-    first_ns = counter.dialect.wake_at_ns()
+    first_ns = counter.dialect.timers.heap[0][0]
     assert first_ns is not None
     assert len(pass_time(counter, first_ns - counter.now_ns)) == 20
-    assert counter.dialect.wake_at_ns() is None
+    assert counter.dialect.timers.heap[0][0] == NEVER_NS
 
 
 def test_idle_peers_are_limited() -> None:

@@ -11,6 +11,7 @@ from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState
+from taskyard.core.timer_heap import NEVER_NS
 from taskyard.wire.dialect import request_numbers
 from taskyard.wire.native import peer, reads
 from taskyard.wire.native import requests as native_requests
@@ -65,7 +66,7 @@ def test_streaming_watch_gets_many_replies_and_heartbeats() -> None:
     counter.request(peer.command(5, peer.CANCEL, Scope(names=(b"b",))))
     replies = [Reply(body) for route, body in counter.sent if route == b"client"]
     assert [(one.states, one.count) for one in replies] == [([TaskState.CANCELLED], 0)]
-    assert counter.dialect.wake_at_ns() is None
+    assert counter.dialect.timers.heap[0][0] == NEVER_NS
 
 
 def test_streaming_create_continues_as_a_watch() -> None:
@@ -79,7 +80,7 @@ def test_streaming_create_continues_as_a_watch() -> None:
     replies = Reply(body)
     assert (replies.kind, replies.request, replies.count) == (peer.WATCH, 6, 0)
     assert replies.texts == [b"1", b"2"]
-    assert counter.dialect.wake_at_ns() is None
+    assert counter.dialect.timers.heap[0][0] == NEVER_NS
     again = [Reply(one) for one in counter.frames([b"", create], b"client")]
     assert [(one.kind, one.names) for one in again] == [(peer.OK, []), (peer.WATCH, [b"a", b"b"])]
 
@@ -89,7 +90,7 @@ def test_refused_streaming_create_watches_nothing() -> None:
     twice = Submission([b"a", b"a"])
     assert Reply(counter.ask(peer.create(6, twice, stream=True))).kind == peer.ERROR
     assert counter.scheduler.context.watchers == {}
-    assert counter.dialect.wake_at_ns() is None
+    assert counter.dialect.timers.heap[0][0] == NEVER_NS
 
 
 def test_large_results_are_streamed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from taskyard.wire.native.server import NativeServer
 from taskyard.wire.ping_pong.frames import Settings
 from taskyard.wire.ping_pong.server import make_server
 from tests.kit.snapshots import reopened
+from tests.kit.timers import due_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,13 +84,7 @@ class Harness:
                         events += [*unsent_events(effect), *self.board.disconnected(route)]
                     else:
                         self.sent.append((route, frames))
-            events += self._due()
-
-    def _due(self) -> list[Event]:
-        wake_at_ns = self.board.wake_at_ns()
-        if wake_at_ns is None or wake_at_ns > self.now_ns:
-            return []
-        return [*self.board.time_passed(self.now_ns)]
+            events += due_events(self.board.timers, self.now_ns)
 
     def sent_to(self, route: bytes) -> list[list[bytes]]:
         """Return the messages sent to a route, without the delimiter, and remove them."""
@@ -123,7 +118,7 @@ class Harness:
     def later(self, seconds: float) -> None:
         """Let time pass in steps, with messages of live peers in between."""
         self.now_ns += int(seconds * SECOND_NS)
-        self.handle([*self._due(), TimePassed(self.now_ns)])
+        self.handle([*due_events(self.board.timers, self.now_ns), TimePassed(self.now_ns)])
 
     def states(self) -> dict[bytes, TaskState]:
         return {name: task.state for name, task in self.scheduler.ledger.tasks.items()}

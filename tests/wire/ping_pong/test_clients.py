@@ -11,6 +11,7 @@ import pytest
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.records import Finished, Leased, Returned, WorkerLeft
+from taskyard.core.timer_heap import NEVER_NS
 from taskyard.wire.dialect import PROBE
 from taskyard.wire.ping_pong import backend as ping_pong_backend
 from taskyard.wire.ping_pong import server as ping_pong_server
@@ -244,7 +245,7 @@ def test_connection_that_is_silent_for_long_is_forgotten() -> None:
     harness.later(60)
     harness.later(FORGET_NS / SECOND_NS)
     assert harness.backend.peer_count == 0
-    assert harness.backend.wake_at_ns() is None
+    assert harness.backend.timers.heap[0][0] == NEVER_NS
 
 
 def test_record_of_a_lost_route_is_a_return_without_a_charge() -> None:

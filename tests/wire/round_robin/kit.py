@@ -17,6 +17,7 @@ from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
 from taskyard.wire.round_robin.server import Settings, make_server
 from tests.kit.snapshots import reopened
+from tests.kit.timers import due_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,7 +70,7 @@ class Harness:
         """Create dialects without state, as at the start of a broker."""
         self.dialect = make_server(1, lambda: random_bits, self._settings, socket_numbers=[1])
         self.board = DialectRouter([NativeServer(77, lambda: 0), self.dialect], [0, 1])
-        self.handle([ClockSet(self.now_ns, WALL_NS), *self._due()])
+        self.handle([ClockSet(self.now_ns, WALL_NS), *due_events(self.board.timers, self.now_ns)])
 
     def restart(self) -> None:
         """Restart with the durable state, encoded and decoded, as after a kill."""
@@ -103,13 +104,7 @@ class Harness:
                         events += [*unsent_events(effect), *self.board.disconnected(route)]
                     else:
                         self.sent.append((route, frames))
-            events += self._due()
-
-    def _due(self) -> list[Event]:
-        wake_at_ns = self.board.wake_at_ns()
-        if wake_at_ns is None or wake_at_ns > self.now_ns:
-            return []
-        return [*self.board.time_passed(self.now_ns)]
+            events += due_events(self.board.timers, self.now_ns)
 
     def send(self, identity: bytes, *frames: bytes) -> list[list[bytes]]:
         """Send frames of a peer, and return the messages to it so far."""
@@ -141,7 +136,7 @@ class Harness:
 
     def later(self, seconds: float) -> None:
         self.now_ns += int(seconds * SECOND_NS)
-        self.handle([*self._due(), TimePassed(self.now_ns)])
+        self.handle([*due_events(self.board.timers, self.now_ns), TimePassed(self.now_ns)])
 
     def states(self) -> list[TaskState]:
         return [task.state for task in self.scheduler.ledger.tasks.values()]

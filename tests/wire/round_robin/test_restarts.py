@@ -291,6 +291,7 @@ def test_messages_before_the_table_is_restored_are_handled_after_it() -> None:
     harness.send(C1, *lmq(4, b"m", KEY))
     harness.sent = []
     harness.dialect = make_server(1, lambda: 9, socket_numbers=[1])
+    harness.dialect.timers.join(harness.board.timers)
     harness.board._dialects[1] = harness.board._dialect_of_socket[1] = harness.dialect  # noqa: SLF001  # a restart
     harness.board._prefixes = [(harness.dialect.prefix, harness.dialect)]  # noqa: SLF001
     harness.handle(

@@ -11,9 +11,11 @@ from taskyard.core.effects import HeldTasks
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, Submission, Terms, WorkerFacts
 from taskyard.core.states import CANCELLED, DONE, FAILED, LEASED, READY
+from taskyard.core.timer_heap import NEVER_NS
 from taskyard.wire.round_robin import server as round_robin
 from taskyard.wire.round_robin.frames import envelop, parse
 from taskyard.wire.round_robin.server import Settings, make_server
+from tests.kit.timers import due_events
 from tests.wire.round_robin.kit import C1, C2, KEY, LMQ, NATIVE, SERVER, SRV, W1, W2, Harness, lmq
 
 if TYPE_CHECKING:
@@ -78,10 +80,9 @@ def test_events_of_the_exchanges() -> None:
 def started() -> RoundRobin:
     """Return a dialect without workers of a former process."""
     dialect = make_server(1, lambda: 7)
-    assert dialect.wake_at_ns() == 0
-    assert dialect.time_passed(0) == [events.HeldTasksRequested(0, b"", b"round-robin:", 65)]
+    assert due_events(dialect.timers, 0) == [events.HeldTasksRequested(0, b"", b"round-robin:", 65)]
     assert dialect.reply(HeldTasks(b"", 65, [])) == []
-    assert dialect.wake_at_ns() is None
+    assert dialect.timers.heap[0][0] == NEVER_NS
     return dialect
 
 

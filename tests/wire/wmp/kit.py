@@ -14,6 +14,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.core.scheduler import Scheduler
 from taskyard.wire.wmp.server import Wmp
+from tests.kit.timers import due_events
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +100,7 @@ class Manager:
 
     def pass_time(self, ns: int) -> list[Sent]:
         self.now_ns += ns
-        return self.handle([TimePassed(self.now_ns), *self.dialect.time_passed(self.now_ns)])
+        return self.handle([TimePassed(self.now_ns), *due_events(self.dialect.timers, self.now_ns)])
 
     def task(self, name: bytes) -> Task:
         return self.scheduler.ledger.tasks[name]

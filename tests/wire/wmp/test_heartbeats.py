@@ -11,6 +11,7 @@ from taskyard.core.events import CancelRequested, DrainRequested, RequestRejecte
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal
 from taskyard.core.states import TaskState, WorkerState
+from taskyard.core.timer_heap import NEVER_NS
 from taskyard.wire.roles import AuthenticatedPeer, Role
 from taskyard.wire.wmp import server as wmp
 from taskyard.wire.wmp.server import Wmp
@@ -125,16 +126,16 @@ def test_silent_worker_is_pinged_and_then_forgotten() -> None:
     manager = Manager()
     manager.ready()
     asked = Sent("PING", {"worker": "w", "manager": ME})
-    assert manager.dialect.wake_at_ns() == manager.now_ns + wmp.PING_NS
+    assert manager.dialect.timers.heap[0][0] == manager.now_ns + wmp.PING_NS
     assert manager.pass_time(wmp.PING_NS - 1) == []
     assert manager.pass_time(1) == [asked]
-    assert manager.dialect.wake_at_ns() == manager.now_ns + wmp.PING_NS
+    assert manager.dialect.timers.heap[0][0] == manager.now_ns + wmp.PING_NS
     ping(manager, [], "PONG")
     assert manager.pass_time(wmp.PING_NS) == [asked]
     assert manager.pass_time(wmp.PING_NS) == [asked]
     manager.pass_time(wmp.FORGET_NS)
     assert manager.sent == []
-    assert manager.dialect.wake_at_ns() is None
+    assert manager.dialect.timers.heap[0][0] == NEVER_NS
 
 
 def test_pong_shows_that_the_ready_is_lost() -> None:
@@ -215,7 +216,8 @@ def test_bye_returns_held_tasks_without_a_charge() -> None:
     assert manager.send("BYE", {"worker": "w", "reason": "going home"}, route=b"w") == []
     assert state(manager, b"a") == (TaskState.READY, 1, 0, 0)
     assert manager.scheduler.ledger.workers == {}
-    assert manager.dialect.wake_at_ns() is None
+    assert manager.pass_time(wmp.PING_NS) == []
+    assert manager.dialect.timers.heap[0][0] == NEVER_NS
 
 
 def test_drained_worker_gets_bye_when_it_holds_nothing() -> None:

@@ -12,6 +12,7 @@ import pytest
 from simulator import invariants
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import NAME_BYTES_MAX
+from taskyard.core.timer_heap import NEVER_NS
 from taskyard.relay.server import Forwarder
 from taskyard.wire.wmp import frames as wmp_frames
 from taskyard.wire.wmp import peer as wmp_peer
@@ -187,7 +188,7 @@ def test_nasty_message_is_counted_and_changes_nothing(message: list[bytes]) -> N
     assert manager.take(message) == []
     assert manager.dialect.malformed == 1
     assert ledger_fingerprint(manager.scheduler.ledger) == before
-    assert manager.dialect.wake_at_ns() is None
+    assert manager.dialect.timers.heap[0][0] == NEVER_NS
 
 
 @pytest.mark.parametrize(

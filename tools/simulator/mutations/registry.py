@@ -98,7 +98,7 @@ def patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 
 
 @contextmanager
-def patched_item(table: dict[Any, Any], key: Any, replacement: Any) -> Iterator[None]:
+def patched_item(table: dict[Any, Any] | list[Any], key: Any, replacement: Any) -> Iterator[None]:
     """Replace an entry of a table inside a `with` block."""
     sound = table[key]
     table[key] = replacement

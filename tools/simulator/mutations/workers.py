@@ -28,7 +28,7 @@ from taskyard.core import (
     timers,
     worker_names,
 )
-from taskyard.core.context import Context
+from taskyard.core.context import Context, TimerKind
 from taskyard.core.entities import Task, Worker
 from taskyard.core.ledger import Ledger
 from taskyard.core.snapshots.restorer import Restorer
@@ -59,11 +59,7 @@ def expiry_ignored() -> Iterator[None]:
 @mutation
 def lease_never_expires() -> Iterator[None]:
     """Never expire a lease."""
-
-    def fall_silent(self: Context) -> None:
-        self.timeouts.clear()
-
-    with patched(timers, "_expire_workers", fall_silent):
+    with patched_item(timers._ON_TIMER, TimerKind.HEARTBEATS, no_op):  # noqa: SLF001  # as DECIDERS
         yield
 
 

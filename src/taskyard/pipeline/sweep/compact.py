@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from taskyard.core.limits import LEASE_TASKS_MAX, TIMER_TASKS_MAX
 from taskyard.core.rules import RuleTable
+from taskyard.core.timer_heap import NEVER_NS
 from taskyard.pipeline.sweep.compact_scheduler import CompactScheduler, ServiceRules, rotate_in
 from taskyard.pipeline.sweep.workload import message_bounds
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from taskyard.pipeline.sweep.compact_scheduler import Lane, Service
     from taskyard.pipeline.sweep.grid import Point
     from taskyard.pipeline.sweep.workload import Workload
-
-_NEVER_NS: Final = 1 << 63
 
 
 def can_compact(workload: Workload, point: Point) -> bool:
@@ -135,14 +134,14 @@ class CompactSimulation:
             scheduler.list_worker(worker)
             scheduler.serve(())
         while True:
-            coming_ns = coming[-1][0] if coming else _NEVER_NS
+            coming_ns = coming[-1][0] if coming else NEVER_NS
             if not scheduler.has_rates:
                 self._end_one_by_one(coming_ns)
             next_ns = min(coming_ns, self._wake_ns())
             if ends and ends[0][0] < next_ns:
                 self._end_next()
                 continue
-            if next_ns == _NEVER_NS:
+            if next_ns == NEVER_NS:
                 return
             scheduler.now_ns = next_ns
             dirty = scheduler.reopen_lane_rates()
@@ -154,13 +153,13 @@ class CompactSimulation:
 
     def _wake_ns(self) -> int:
         """Return the time of the next timer."""
-        scheduler, wake_ns = self._scheduler, _NEVER_NS
+        scheduler, wake_ns = self._scheduler, NEVER_NS
         if self._due:
             wake_ns = self._due[0][0]
         if scheduler.rate_times_ns:
             wake_ns = min(wake_ns, scheduler.rate_times_ns[0])
         if scheduler.has_rates:
-            wake_ns = min(wake_ns, scheduler.rate_wake_ns() or _NEVER_NS)
+            wake_ns = min(wake_ns, scheduler.rate_wake_ns() or NEVER_NS)
         return max(wake_ns, scheduler.now_ns)
 
     # Tasks that are ready.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from taskyard.core.effects import Assign, Refused
 from taskyard.core.events import (
@@ -22,6 +22,7 @@ from taskyard.core.events import (
 )
 from taskyard.core.model import WorkerFacts
 from taskyard.core.scheduler import Scheduler
+from taskyard.core.timer_heap import NEVER_NS
 from taskyard.errors import UserError
 from taskyard.pipeline.sweep.workload import Stay, submissions
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 #: A task at a worker: its number, its attempt, and the worker.
 _Held = tuple[int, int, bytes]
-
-_NEVER_NS: Final = 1 << 63
 
 
 def uniform_workers(workload: Workload, point: Point) -> list[Stay]:
@@ -78,12 +77,11 @@ class WorkerSimulation:
         """Run from the first submission until nothing more can happen."""
         coming, ends = self._arrivals, self._ends
         while True:
-            end_ns = ends[0][0] if ends else _NEVER_NS
-            coming_ns = coming[-1].now_ns if coming else _NEVER_NS
-            wake_ns = self._scheduler.wake_at_ns()
-            wake_ns = _NEVER_NS if wake_ns is None else max(wake_ns, self._now_ns)
+            end_ns = ends[0][0] if ends else NEVER_NS
+            coming_ns = coming[-1].now_ns if coming else NEVER_NS
+            wake_ns = max(self._scheduler.wake_at_ns(), self._now_ns)
             self._now_ns = next_ns = min(end_ns, coming_ns, wake_ns)
-            if next_ns == _NEVER_NS or (not ends and self._is_over()):
+            if next_ns == NEVER_NS or (not ends and self._is_over()):
                 return
             if coming_ns == next_ns:
                 self._handle(coming.pop())

@@ -26,6 +26,7 @@ from taskyard.core.effects import Assign, Refused
 from taskyard.core.events import Outcome, RulesSet, TasksReported, TimePassed, WorkerRegistered
 from taskyard.core.model import WorkerFacts
 from taskyard.core.scheduler import Scheduler
+from taskyard.core.timer_heap import NEVER_NS
 from taskyard.errors import UserError
 from taskyard.pipeline.sweep.compact import CompactSimulation, can_compact
 from taskyard.pipeline.sweep.grid import Forecast, Point
@@ -56,8 +57,6 @@ AnySimulation: TypeAlias = (
 )
 
 _POOL_NAME: Final = b"pool"
-
-_NEVER_NS: Final = 1 << 63
 
 
 def can_pool(workload: Workload, time_bounds: CampaignBounds, point: Point) -> bool:
@@ -129,11 +128,13 @@ class PooledSimulation:
         facts = WorkerFacts(services=services, slots_total=slots, always_ready=True)
         self._handle(WorkerRegistered(0, _POOL_NAME, facts))
         while True:
-            until_ns = self._next_ns(arrivals[-1].now_ns if arrivals else None)
+            until_ns = arrivals[-1].now_ns if arrivals else NEVER_NS
+            if self._has_due_times:
+                until_ns = min(until_ns, self._scheduler.wake_at_ns())
             batch = self._work(until_ns)
             if batch:
                 self._report(batch)
-            elif until_ns is None:
+            elif until_ns == NEVER_NS:
                 return
             else:
                 self._now_ns = max(self._now_ns, until_ns)
@@ -142,14 +143,7 @@ class PooledSimulation:
                 event.now_ns = self._now_ns
                 self._handle(event)
 
-    def _next_ns(self, arrival_ns: int | None) -> int | None:
-        """Return the time of the next event other than an end: a submission or a due time."""
-        due_ns = self._scheduler.wake_at_ns() if self._has_due_times else None
-        if due_ns is None or arrival_ns is None:
-            return arrival_ns if due_ns is None else due_ns
-        return min(arrival_ns, due_ns)
-
-    def _work(self, until_ns: int | None) -> list[tuple[int, int]]:
+    def _work(self, limit_ns: int) -> list[tuple[int, int]]:
         """Run slots until no prefetched task is left, and return the ends as (end, number).
 
         Each slot that becomes free takes the next prefetched task.
@@ -158,7 +152,6 @@ class PooledSimulation:
         hand, dependents, begun_ns = self._prefetched, self._dependents, self.begun_ns
         place, count = 0, len(hand)
         batch: list[tuple[int, int]] = []
-        limit_ns = _NEVER_NS if until_ns is None else until_ns
         while ends:
             ended = ends[0]
             end_ns, number = ended

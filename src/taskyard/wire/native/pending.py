@@ -7,7 +7,7 @@ kept for ever on behalf of a peer that is gone.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heappop
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from msgspec import Struct
@@ -15,6 +15,7 @@ from msgspec import Struct
 from taskyard.core import effects, events
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS, TASKS_MAX
 from taskyard.core.model import WorkerFacts
+from taskyard.core.timer_heap import TimerHeap
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import TaskDefaults, chose_its_id, request_numbers
 from taskyard.wire.native.counts import TooMany
@@ -177,6 +178,9 @@ def plain_peers(
 class PendingRequests:
     """Open requests by number, and the facts of workers."""
 
+    #: Returns events for a request whose deadline has passed. The server sets it.
+    on_deadline: Callable[[int, int], list[events.Event]]
+
     def __init__(
         self,
         broker: int,
@@ -213,8 +217,8 @@ class PendingRequests:
         self.stops: dict[bytes, effects.Stop] = {}
         #: Waiting requests by route.
         self._waiting: dict[bytes, dict[int, None]] = {}
-        #: (deadline, number) of waiting requests, a heap.
-        self._ends: list[tuple[int, int]] = []
+        #: Deadlines of waiting requests, by number.
+        self.timers = TimerHeap()
         #: The broker is shutting down and accepts no more tasks.
         self.leaving = False
         #: Connections cut by the guard, by reason. The guard updates it.
@@ -252,7 +256,7 @@ class PendingRequests:
     def _wait(self, number: int, entry: PendingRequest) -> None:
         """Let a request wait until its deadline."""
         self._waiting.setdefault(entry.route, {})[number] = None
-        heappush(self._ends, (entry.deadline_ns, number))
+        self.timers.add(entry.deadline_ns, self.on_deadline, number)
 
     def check_waiting(self, route: bytes) -> None:
         """Raise `TooMany` if too many requests of a route wait already."""
@@ -321,6 +325,9 @@ class PendingRequests:
             waiting.pop(number, None)
             if not waiting:
                 del self._waiting[entry.route]
+            heap = self.timers.heap
+            while heap[0][2] is self.on_deadline and heap[0][3] not in self.entries:
+                heappop(heap)  # else an idle broker would wake up for nothing
         return entry
 
     def drop_route(self, route: bytes) -> list[tuple[int, PendingRequest]]:
@@ -446,27 +453,10 @@ class PendingRequests:
         self.idle[entry.route] = steal.request
         steal.parks = True
 
-    # Time.
-
-    def wake_at_ns(self) -> int | None:
-        """Return the next deadline. None while no request waits."""
-        while self._ends and self._ends[0][1] not in self.entries:
-            heappop(self._ends)
-        return self._ends[0][0] if self._ends else None
-
-    def timed_out(self, now_ns: int) -> list[tuple[int, PendingRequest]]:
-        """Return the requests whose deadline has passed, each once."""
-        timed_out: list[tuple[int, PendingRequest]] = []
-        while self._ends and self._ends[0][0] <= now_ns:
-            number = heappop(self._ends)[1]
-            if number in self.entries:
-                timed_out.append((number, self.entries[number]))
-        return timed_out
-
     def extend(self, number: int, deadline_ns: int) -> None:
         """Set a new deadline of a request."""
         self.entries[number].deadline_ns = deadline_ns
-        heappush(self._ends, (deadline_ns, number))
+        self.timers.add(deadline_ns, self.on_deadline, number)
 
     # Replies.
 

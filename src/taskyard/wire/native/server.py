@@ -89,8 +89,8 @@ class NativeServer:
         plain_lease_ns: int = PLAIN_LEASE_NS,
     ) -> None:
         self.pending = PendingRequests(broker, random_bits, dialect, plain_lease_ns)
-        #: Returns when to call `time_passed`.
-        self.wake_at_ns = self.pending.wake_at_ns
+        self.pending.on_deadline = self._on_deadline
+        self.timers = self.pending.timers
         self._relays = Relays()
         self.collected = (self.pending.unacknowledged, self._relays.collected)
         #: See `RelayedDialect`.
@@ -316,17 +316,17 @@ class NativeServer:
             result.append(events.WaitEnded(0, held.worker, number))
         return result + self.pending.renew(route)
 
-    def time_passed(self, now_ns: int) -> list[events.Event]:
-        """Return events for the requests whose deadline has passed."""
-        result: list[events.Event] = []
-        for number, entry in self.pending.timed_out(now_ns):
-            if entry.kind not in STEALS:
-                result += self._watch_ended(number, entry, now_ns)
-            elif self.pending.is_named(number):
-                self.pending.extend(number, now_ns + native_requests.WAIT_NS_MAX)
-            else:
-                result.append(events.WaitEnded(0, entry.worker, number))
-        return result
+    def _on_deadline(self, now_ns: int, number: int) -> list[events.Event]:
+        """Return events for a request whose deadline has passed, unless it has its reply."""
+        entry = self.pending.entries.get(number)
+        if entry is None:
+            return []
+        if entry.kind not in STEALS:
+            return self._watch_ended(number, entry, now_ns)
+        if not self.pending.is_named(number):
+            return [events.WaitEnded(0, entry.worker, number)]
+        self.pending.extend(number, now_ns + native_requests.WAIT_NS_MAX)
+        return []
 
     def _watch_ended(self, number: int, entry: PendingRequest, now_ns: int) -> list[events.Event]:
         sign = events.ReplyDue(0, entry.route, number)

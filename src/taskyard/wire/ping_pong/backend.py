@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from enum import Enum
 from hashlib import blake2b
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -23,6 +22,7 @@ from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, WorkerFacts
+from taskyard.core.timer_heap import AT_ONCE_NS, TimerHeap
 from taskyard.wire import roles
 from taskyard.wire.dialect import PING_PONG, chose_its_id, is_probe, request_numbers
 from taskyard.wire.ping_pong.frames import (
@@ -101,7 +101,7 @@ class Peer(Struct, eq=False):
     #: WORKING and OWING: it has reconnected under its own id, so its job or the result may be lost.
     #: Its messages do not renew its lease either.
     has_reconnected: bool = False
-    #: When its timeout is checked next. 0: never.
+    #: When its timeout is checked next, which may be early, never late. 0: never.
     timeout_check_ns: int = 0
 
     @property
@@ -134,8 +134,7 @@ class Backend:
         self._answers: dict[int, Reply] = {}
         #: A worker gets a new incarnation with each registration, also across restarts.
         self._incarnation = (random_bits() % (1 << 32)) << 30
-        #: (when, route) of timeouts to check. An entry may be early, never late.
-        self._timeouts: list[tuple[int, bytes]] = []
+        self.timers = TimerHeap()
         #: Events that effects have caused. They go to the scheduler before all others.
         self._overdue: list[events.Event] = []
         #: Workers that got a job since the clock was last read.
@@ -345,7 +344,7 @@ class Backend:
             return []
         if isinstance(effect, effects.Shutdown):
             peer.standing = DISMISSED
-            self._overdue.append(events.WorkerExited(0, peer.name))
+            self._cause(events.WorkerExited(0, peer.name))
             return [(peer.route, [b"", EXIT])]
         if isinstance(effect, effects.Stop) and peer.standing is WORKING:
             self._let_finish(peer)
@@ -357,8 +356,7 @@ class Backend:
         peer = self._named.get(effect.worker)
         if peer is None or peer.standing is not WAITING:
             # It left or is busy. The scheduler has an event of that, or gets it now.
-            gone = events.WorkerLost(0, effect.worker, b"not waiting", charged=False)
-            self._overdue.append(gone)
+            self._cause(events.WorkerLost(0, effect.worker, b"not waiting", charged=False))
             return []
         peer.standing = WORKING
         peer.task, peer.attempt = effect.names[0], effect.attempts[0]
@@ -367,6 +365,7 @@ class Backend:
         peer.pinging_lease_ns = max(self._settings.expire_ns, asked_ns)
         peer.is_pinging = False
         self._just_given.append(peer)
+        self.timers.add(AT_ONCE_NS, self._begin, None)  # records the time
         return [(peer.route, [b"", _job_of(effect)])]
 
     def _answer(self, number: int) -> list[Reply]:
@@ -384,8 +383,12 @@ class Backend:
     def _let_finish(self, peer: Peer) -> None:
         """Remove a worker until it has finished its cancelled job, which it can't be sent."""
         peer.standing = OWING
-        lost = events.WorkerLost(0, peer.name, b"at a cancelled task", charged=False)
-        self._overdue.append(lost)
+        self._cause(events.WorkerLost(0, peer.name, b"at a cancelled task", charged=False))
+
+    def _cause(self, event: events.Event) -> None:
+        """Add an event that an effect causes. It goes to the scheduler in the next turn."""
+        self._overdue.append(event)
+        self.timers.add(AT_ONCE_NS, self._begin, None)
 
     def disconnected(self, route: bytes) -> list[events.Event]:
         """Remove the worker of a route that can't be reached."""
@@ -417,29 +420,18 @@ class Backend:
 
     # Time.
 
-    def wake_at_ns(self) -> int | None:
-        """Return when to call `time_passed`. At once if effects have caused events or jobs were
-        assigned, whose time is then recorded."""
-        if self._overdue or self._just_given:
-            return 0
-        return self._timeouts[0][0] if self._timeouts else None
-
-    def time_passed(self, now_ns: int) -> list[events.Event]:
-        """Return events for workers that timed out."""
-        result = self._begin(now_ns)
-        while self._timeouts and self._timeouts[0][0] <= now_ns:
-            at_ns, route = heappop(self._timeouts)
-            peer = self._peers.get(route)
-            if peer is None or peer.timeout_check_ns != at_ns:
-                continue
-            peer.timeout_check_ns = 0
-            if self._due_ns(peer) <= now_ns:
-                result += self._end_wait(peer)
-            if route in self._peers:
-                self._watch(peer)
+    def _check_timeout(self, now_ns: int, peer: Peer) -> list[events.Event]:
+        """Return events for a worker if it has timed out."""
+        if self._peers.get(peer.route) is not peer or peer.timeout_check_ns > now_ns:
+            return []
+        result, peer.timeout_check_ns = self._begin(now_ns), 0
+        if self._due_ns(peer) <= now_ns:
+            result += self._end_wait(peer)
+        if peer.route in self._peers:
+            self._watch(peer)
         return result
 
-    def _begin(self, now_ns: int) -> list[events.Event]:
+    def _begin(self, now_ns: int, _key: None = None) -> list[events.Event]:
         """Set the time. Return events that go to the scheduler before all others."""
         self._now_ns = now_ns
         for peer in self._just_given:
@@ -452,7 +444,7 @@ class Backend:
         due_ns = self._due_ns(peer)
         if not peer.timeout_check_ns or due_ns < peer.timeout_check_ns:
             peer.timeout_check_ns = due_ns
-            heappush(self._timeouts, (due_ns, peer.route))
+            self.timers.add(due_ns, self._check_timeout, peer)
 
     def _due_ns(self, peer: Peer) -> int:
         """Return when a worker times out."""

@@ -19,6 +19,7 @@ from taskyard.core import effects, events
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.core.model import Refusal, Submission
 from taskyard.core.states import CANCELLED, DONE
+from taskyard.core.timer_heap import TimerHeap
 from taskyard.wire import roles
 from taskyard.wire.dialect import is_probe, request_numbers, text_and_problem
 from taskyard.wire.ping_pong.backend import Backend
@@ -59,6 +60,8 @@ class Frontend:
     prefix = b""
 
     def __init__(self, dialect: int, random_bits: Callable[[], int], settings: Settings) -> None:
+        #: Not used: no request has a deadline.
+        self.timers = TimerHeap()
         self._numbers = request_numbers(dialect)
         self._queue_max = settings.queue_max
         self._terms = settings.tasks.terms(DIALECT)
@@ -183,14 +186,6 @@ class Frontend:
     def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
         """Do nothing: a client whose reply was lost sends its job again."""
         del route, now_ns
-        return []
-
-    def wake_at_ns(self) -> int | None:
-        """Return None: no request has a deadline."""
-        return None
-
-    def time_passed(self, now_ns: int) -> list[events.Event]:
-        del now_ns
         return []
 
 

@@ -86,7 +86,7 @@ class Peer(Struct, eq=False):
     pinged_ns: int = 0
     #: When its last heartbeat went to the scheduler. None: not since this process began.
     reported_ns: int | None = None
-    #: When its timeout is checked next. 0: never.
+    #: When its timeout is checked next, which may be early, never late. 0: never.
     timeout_check_ns: int = 0
 
     def ahead(self) -> int:

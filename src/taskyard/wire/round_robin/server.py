@@ -19,6 +19,7 @@ from taskyard.core import effects, events
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.core.model import Refusal, Submission
 from taskyard.core.states import CANCELLED, DONE
+from taskyard.core.timer_heap import AT_ONCE_NS
 from taskyard.errors import Malformed
 from taskyard.wire import roles
 from taskyard.wire.dialect import is_probe, request_numbers, text_and_problem
@@ -86,7 +87,9 @@ class RoundRobin:
         self._lanes = settings.tasks.lanes(1)
         #: Distinguishes the tasks of this process from those of others.
         self._token = b"%08x%08x" % (random_bits() % (1 << 32), random_bits() % (1 << 32))
-        self._table = WorkerTable(settings, socket_numbers)
+        self._table = WorkerTable(settings, socket_numbers, self._ping)
+        self.timers = self._table.timers
+        self.timers.add(AT_ONCE_NS, self._begin, None)
         #: Messages to send when their turn has come.
         self._replies: dict[int, Reply] = {}
         #: Clients' messages by request.
@@ -145,10 +148,9 @@ class RoundRobin:
             self.dropped += 1
         return result
 
-    def _begin(self, now_ns: int) -> list[events.Event]:
+    def _begin(self, now_ns: int, _key: None = None) -> list[events.Event]:
         """Set the time. Return events that go to the scheduler before all others."""
-        self._table.now_ns = now_ns
-        result = self._table.take_overdue()
+        result = self._table.begin_turn(now_ns)
         if not self._has_asked:
             self._has_asked = True
             result.append(events.HeldTasksRequested(0, b"", self.prefix, next(self._numbers)))
@@ -338,7 +340,7 @@ class RoundRobin:
             self._table.recall(effect.holdings)
             early, self._early = self._early or [], None
             for route, frames, key in early:
-                self._table.overdue += self._receive(route, frames, key)
+                self._table.cause(*self._receive(route, frames, key))
 
     def _note_report(self, effect: effects.ReportAck) -> None:
         responded = self._responded.pop(effect.request, None)
@@ -392,7 +394,7 @@ class RoundRobin:
             self.dropped += 1
             return []
         # Older events must come first: the scheduler takes the last one for the newest.
-        return self._table.take_overdue() + self._table.cut(peer)
+        return self._table.begin_turn(self._table.now_ns) + self._table.cut(peer)
 
     def cut(self, route: bytes) -> list[events.Event]:
         """Drop the requests of a client as well: another key may get its address."""
@@ -407,16 +409,6 @@ class RoundRobin:
         if peer is None or (peer.route and peer.route != route):  # another socket has its id
             return result
         return result + self._table.reconnected(peer)
-
-    # Time.
-
-    def wake_at_ns(self) -> int | None:
-        """Return when to call `time_passed`. At once if effects have caused events."""
-        return self._table.wake_at_ns() if self._has_asked else 0
-
-    def time_passed(self, now_ns: int) -> list[events.Event]:
-        """Ping silent workers, and return events for those that timed out."""
-        return self._begin(now_ns) + self._table.time_passed(self._ping)
 
     def _ping(self, route: bytes) -> events.Event:
         peer = self._table.get(route[1:])

@@ -10,13 +10,13 @@ After a restart `recall` restores the durable part. No sockets, no clock.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, WorkerFacts
+from taskyard.core.timer_heap import AT_ONCE_NS, TimerHeap
 from taskyard.wire.round_robin import frames as lmq
 from taskyard.wire.round_robin.leases import (
     Lease,
@@ -54,20 +54,24 @@ RECALL_NS: Final = SECOND_NS // 4
 class WorkerTable:
     """All workers of this dialect, on any number of sockets."""
 
-    def __init__(self, settings: Settings, socket_numbers: Iterable[int]) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: Settings,
+        socket_numbers: Iterable[int],
+        ping: Callable[[bytes], events.Event],
+    ) -> None:
+        """`ping` returns the event that sends a PING by a route."""
+        self._settings, self._ping = settings, ping
         #: The numbers of the sockets of this dialect, on which workers of a former process are
         #: pinged.
         self.socket_numbers = [bytes([number]) for number in socket_numbers]
         #: Peers by identity and by name.
         self._peers: dict[bytes, Peer] = {}
         self._named: dict[bytes, Peer] = {}
-        #: (when, identity) of timeouts to check. An entry may be early, never late.
-        self._timeouts: list[tuple[int, bytes]] = []
-        #: (when, identity): when slots of uncertain messages become free in any case.
-        self._slot_deadlines: list[tuple[int, bytes]] = []
+        #: Timeouts to check, and when slots of uncertain messages become free in any case.
+        self.timers = TimerHeap()
         #: Events that effects have caused. They go to the scheduler before all others.
-        self.overdue: list[events.Event] = []
+        self._overdue: list[events.Event] = []
         self.now_ns = 0
         #: RESPONSEs to leases that had ended, and INCREMENTs without a message.
         self.stale = 0
@@ -142,7 +146,7 @@ class WorkerTable:
             peer.is_unsure = True
             if lease.uncertain_ns is None:
                 lease.uncertain_ns = self.now_ns
-                heappush(self._slot_deadlines, (self._deadline_ns(lease), peer.identity))
+                self.timers.add(self._deadline_ns(lease), self._end_slots, peer)
 
     def _deadline_ns(self, lease: Lease) -> int:
         """Return when the scheduler ends an uncertain lease."""
@@ -227,7 +231,7 @@ class WorkerTable:
             return
         lease.is_void = True
         if peer.is_registered:
-            self.overdue.append(self._registration(peer))
+            self.cause(self._registration(peer))
 
     # Effects.
 
@@ -238,8 +242,7 @@ class WorkerTable:
             return []  # decided before the WorkerExited, which has returned the tasks
         if peer is None or not (peer.is_registered and peer.route):
             # It left. The scheduler has an event of that, or gets it now.
-            gone = events.WorkerLost(0, effect.worker, b"not registered", charged=False)
-            self.overdue.append(gone)
+            self.cause(events.WorkerLost(0, effect.worker, b"not registered", charged=False))
             return []
         envelopes = effect.envelopes or [b""] * len(effect.names)
         peer.just_given, replies = [], []
@@ -305,13 +308,13 @@ class WorkerTable:
             if lease is not None and lease.attempt == attempt:
                 lease.is_void = True
         if peer.is_registered:
-            self.overdue.append(self._registration(peer))
+            self.cause(self._registration(peer))
 
     def dismiss(self, effect: effects.Shutdown) -> None:
         peer = self._named.get(effect.worker)
         if peer is not None and peer.is_registered:
             peer.is_registered, peer.is_dismissed = False, True
-            self.overdue.append(events.WorkerExited(0, peer.name))
+            self.cause(events.WorkerExited(0, peer.name))
 
     def unknown(self, effect: effects.UnknownWorker) -> None:
         """Drop the registration of a worker that the scheduler has forgotten."""
@@ -387,38 +390,34 @@ class WorkerTable:
 
     # Time.
 
-    def take_overdue(self) -> list[events.Event]:
-        """Return events that effects have caused, which go to the scheduler before all others."""
-        result, self.overdue = self.overdue, []
+    def cause(self, *caused: events.Event) -> None:
+        """Add events that an effect causes. They go to the scheduler in the next turn."""
+        self._overdue += caused
+        self.timers.add(AT_ONCE_NS, self.begin_turn, None)
+
+    def begin_turn(self, now_ns: int, _key: None = None) -> list[events.Event]:
+        """Set the time. Return events that effects have caused, which go to the scheduler before
+        all others."""
+        self.now_ns, result, self._overdue = now_ns, self._overdue, []
         return result
 
-    def wake_at_ns(self) -> int | None:
-        if self.overdue:
-            return 0
-        heaps = (self._timeouts, self._slot_deadlines)
-        return min((heap[0][0] for heap in heaps if heap), default=None)
+    def _end_slots(self, now_ns: int, peer: Peer) -> list[events.Event]:
+        """Free the slots of a worker's uncertain messages at their deadline."""
+        is_known = self._peers.get(peer.identity) is peer
+        return self.begin_turn(now_ns) + (self._forget_void(peer) if is_known else [])
 
-    def time_passed(self, ping: Callable[[bytes], events.Event]) -> list[events.Event]:
-        """Ping silent workers with `ping`, and return events for those that timed out."""
-        result: list[events.Event] = []
-        while self._slot_deadlines and self._slot_deadlines[0][0] <= self.now_ns:
-            peer = self._peers.get(heappop(self._slot_deadlines)[1])
-            result += [] if peer is None else self._forget_void(peer)
-        while self._timeouts and self._timeouts[0][0] <= self.now_ns:
-            at_ns, identity = heappop(self._timeouts)
-            peer = self._peers.get(identity)
-            if peer is None or peer.timeout_check_ns != at_ns:
-                continue
-            peer.timeout_check_ns = 0
-            if self._due_ns(peer) <= self.now_ns:
-                result += self._check_timeout(peer, ping)
-            if identity in self._peers:
-                self._watch(peer)
+    def _check_timeout(self, now_ns: int, peer: Peer) -> list[events.Event]:
+        """Ping a silent worker, or return events if it has timed out."""
+        if self._peers.get(peer.identity) is not peer or peer.timeout_check_ns > now_ns:
+            return []
+        result, peer.timeout_check_ns = self.begin_turn(now_ns), 0
+        if self._due_ns(peer) <= now_ns:
+            result += self._end_silence(peer)
+        if peer.identity in self._peers:
+            self._watch(peer)
         return result
 
-    def _check_timeout(
-        self, peer: Peer, ping: Callable[[bytes], events.Event]
-    ) -> list[events.Event]:
+    def _end_silence(self, peer: Peer) -> list[events.Event]:
         if not peer.is_registered:
             self._forget(peer)
             return []
@@ -430,13 +429,13 @@ class WorkerTable:
         routes = (
             [peer.route] if peer.route else [one + peer.identity for one in self.socket_numbers]
         )
-        return [ping(route) for route in routes]
+        return [self._ping(route) for route in routes]
 
     def _watch(self, peer: Peer) -> None:
         due_ns = self._due_ns(peer)
         if not peer.timeout_check_ns or due_ns < peer.timeout_check_ns:
             peer.timeout_check_ns = due_ns
-            heappush(self._timeouts, (due_ns, peer.identity))
+            self.timers.add(due_ns, self._check_timeout, peer)
 
     def _due_ns(self, peer: Peer) -> int:
         if not peer.is_registered:

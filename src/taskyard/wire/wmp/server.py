@@ -20,6 +20,7 @@ from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, WorkerFacts
+from taskyard.core.timer_heap import TimerHeap
 from taskyard.errors import Malformed
 from taskyard.wire import dialect as wire_dialect
 from taskyard.wire import roles
@@ -105,6 +106,7 @@ class Wmp:
         settings: Settings | None = None,
     ) -> None:
         settings = settings or Settings()
+        self.timers = TimerHeap()
         self.prefix = settings.prefix
         self._services = settings.services
         self._ping_ns = settings.ping_ns
@@ -118,6 +120,8 @@ class Wmp:
         self._peers: dict[bytes, Peer] = {}
         #: When each of them sent a message or was pinged, the earliest first.
         self._attended_ns: dict[bytes, int] = {}
+        #: A timer is set for the first of them. It may be early, never late.
+        self._has_timer = False
         #: The workers behind each route. A relay has many.
         self._behind: dict[bytes, dict[bytes, None]] = {}
         self._relays = PathRelays()
@@ -462,13 +466,14 @@ class Wmp:
             return []
         return [events.WorkerReconnected(0, sender.worker, sender.incarnation)]
 
-    def wake_at_ns(self) -> int | None:
-        """Return when to ping the next silent worker."""
-        for attended_ns in self._attended_ns.values():
-            return attended_ns + self._ping_ns
-        return None
+    def _set_timer(self) -> None:
+        """Set a timer for the next silent worker, if there are workers."""
+        self._has_timer = bool(self._attended_ns)
+        if self._has_timer:
+            attended_ns = next(iter(self._attended_ns.values()))
+            self.timers.add(attended_ns + self._ping_ns, self._ping_silent, None)
 
-    def time_passed(self, now_ns: int) -> list[events.Event]:
+    def _ping_silent(self, now_ns: int, _key: None) -> list[events.Event]:
         """Ping silent workers, and forget those that were silent for too long."""
         requested: list[events.Event] = []
         for worker, attended_ns in [*self._attended_ns.items()]:
@@ -481,6 +486,7 @@ class Wmp:
             self._put_last(worker, now_ns)
             number = self._issue(Sender(peer.route, peer.path, worker, now_ns))
             requested.append(events.ReplyDue(0, peer.route, number))
+        self._set_timer()
         return requested
 
     def _is_newcomer(self, sender: Sender) -> bool:
@@ -526,6 +532,8 @@ class Wmp:
     def _put_last(self, worker: bytes, now_ns: int) -> None:
         self._attended_ns.pop(worker, None)
         self._attended_ns[worker] = now_ns
+        if not self._has_timer:
+            self._set_timer()
 
     def _forget(self, worker: bytes) -> None:
         peer = self._peers.pop(worker, None)
