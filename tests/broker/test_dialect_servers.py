@@ -12,7 +12,7 @@ from taskyard.broker.dialect_servers import BUILDERS, ListenerOptions
 from taskyard.broker.listeners import Listeners
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UnusableEndpoint
-from taskyard.settings.sections import ListenSection
+from taskyard.settings.keys import ListenSection
 from taskyard.wire.dialect import TaskDefaults
 
 ANY = "tcp://127.0.0.1:0"
@@ -20,7 +20,7 @@ ANY = "tcp://127.0.0.1:0"
 
 @pytest.mark.parametrize("service", ["exec", "call", "pickle"])
 def test_programs_are_for_clients_and_never_for_workers_of_other_dialects(service: str) -> None:
-    options = ListenerOptions(ListenSection("ping-pong", service=service))
+    options = ListenerOptions(ListenSection(dialect="ping-pong", service=service))
     assert options.worker_services() == (b"default",)
     assert options.tasks() == TaskDefaults(service.encode())
     assert options.notice().startswith(f"listener ping-pong: service {service} is for clients")
@@ -40,7 +40,7 @@ def test_ping_pong_worker_without_pings_has_no_less_time(
 ) -> None:
     times = {name: seconds * SECOND_NS for name, seconds in given.items()}
     (backend, _) = BUILDERS["ping-pong"](
-        1, b"", ListenerOptions(ListenSection("ping-pong", **times))
+        1, b"", ListenerOptions(ListenSection(dialect="ping-pong", **times))
     )
     settings = backend._settings  # type: ignore[attr-defined]  # noqa: SLF001
     assert (settings.expire_ns, settings.lease_ns) == (expire_ns * SECOND_NS, lease_ns * SECOND_NS)
@@ -48,7 +48,7 @@ def test_ping_pong_worker_without_pings_has_no_less_time(
 
 @pytest.mark.parametrize("dialect", ["round-robin", "wmp"])
 def test_silent_worker_is_pinged_before_it_expires(dialect: str) -> None:
-    section = ListenSection(dialect, expire_ns=3 * SECOND_NS)
+    section = ListenSection(dialect=dialect, expire_ns=3 * SECOND_NS)
     (server,) = BUILDERS[dialect](1, b"", ListenerOptions(section))
     found: Any = server
     ping_ns = found._ping_ns if dialect == "wmp" else found._table._settings.heartbeat_ns  # noqa: SLF001
@@ -57,7 +57,7 @@ def test_silent_worker_is_pinged_before_it_expires(dialect: str) -> None:
 
 def test_listeners_of_one_name_share_a_server_and_others_do_not() -> None:
     with closing(Listeners(b"id")) as opened:
-        section = ListenSection("wmp", service="render")
+        section = ListenSection(dialect="wmp", service="render")
         for name in ("wmp", "wmp", "render"):
             opened.open(name, [ANY], section=section if name == "render" else None)
         lines = opened.ready_lines()
@@ -71,7 +71,7 @@ def test_too_many_listeners_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     with closing(Listeners(b"id")) as opened:
         opened.open("ping-pong", [ANY, ANY])
         with pytest.raises(UnusableEndpoint, match="listener a: too many listeners"):
-            opened.open("a", [ANY], section=ListenSection("wmp"))
+            opened.open("a", [ANY], section=ListenSection(dialect="wmp"))
         opened.open("dwork", [ANY])
         opened.open("dwork", [ANY])
         with pytest.raises(UnusableEndpoint, match="at most 4 endpoints"):

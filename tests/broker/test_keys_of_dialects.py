@@ -23,7 +23,7 @@ from taskyard.net.keys import read_peer_key
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Waker
-from taskyard.settings.sections import ListenSection
+from taskyard.settings.keys import ListenSection
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import roles
 from taskyard.wire.roles import PERMISSIONS, Role
@@ -156,7 +156,7 @@ class Yard:
         keyring = Keyring(self.ring.state)
         for name, count in (("dwork", 1), ("round-robin", 1), ("ping-pong", 2), ("wmp", 1)):
             places = ["tcp://127.0.0.1:0"] * count
-            section = ListenSection(name, service="lab") if named else None
+            section = ListenSection(dialect=name, service="lab") if named else None
             self._listeners.open(
                 f"lab-{name}" if named else name, places, keyring, secure=secure, section=section
             )

@@ -105,9 +105,9 @@ def test_memory_is_read_in_bytes(value: object, amount: int) -> None:
 @each_case(
     ("key", "value", "problem"),
     [
-        ("memory", "4 X", "must be an amount of memory"),
-        ("memory", "-1", "must be an amount of memory"),
-        ("memory", True, "must be an amount of memory"),
+        ("memory", "4 X", "must be a size"),
+        ("memory", "-1", "must be a size"),
+        ("memory", True, "must be a size"),
         ("memory", "9999999T", "must be from 0 to"),
         ("cpus", -1, "must be a number of 0 or more"),
         ("cpus", 0.00001, "must be a number of 0 or more"),

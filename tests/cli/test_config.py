@@ -17,7 +17,8 @@ from taskyard.cli.commands import COMMANDS
 from taskyard.cli.options import SettingOption
 from taskyard.client import discovery
 from taskyard.client.client import Client
-from taskyard.settings.keys import CONFIG_VARIABLE, KEYS
+from taskyard.settings.files import CONFIG_VARIABLE
+from taskyard.settings.keys import KEYS
 from tests.kit.processes import (
     PATIENCE_SECONDS,
     TASKYARD,

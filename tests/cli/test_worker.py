@@ -236,7 +236,7 @@ def test_agent_offers_the_services_of_the_settings_or_that_of_payloads(
         (["--slots", "0"], "0 is not in the range"),
         (["--gpus", "many"], "must be a number from 0 to 10000, or ids such as 0,3"),
         (["--gpus", "1,1"], "names an id twice"),
-        (["--memory", "much"], "must be an amount of memory"),
+        (["--memory", "much"], "must be a size"),
         (["--resource", "license"], 'has "license", which must be a number'),
         (["--resource", "gpus=1"], 'must not have "gpus"'),
         (["--cpus", "1", "--dialect", "wmp"], "--cpus: needs --dialect dwork, not wmp"),

@@ -9,7 +9,7 @@ from taskyard.settings.loader import load, problems
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskyard.settings.sections import Settings
+    from taskyard.settings.loader import Settings
 
 
 def written(directory: Path, text: str) -> Path:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.settings.changes import NAMED_MAX, diff
+from taskyard.settings.loader import diff
 from tests.settings.kit import loaded, written
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskyard.settings.changes import Changes
+    from taskyard.settings.loader import Changes
 
 BEFORE = """
 [broker]
@@ -68,9 +68,3 @@ def test_changes_that_need_a_restart_are_named(tmp_path: Path) -> None:
 def test_where_the_broker_is_for_clients_does_not_concern_it(tmp_path: Path) -> None:
     more = '[broker]\nurl = "tcp://127.0.0.1:1"\nkey = "me.key"'
     assert changed(tmp_path, "[broker]", more).sentence() == "no changes"
-
-
-def test_line_of_a_log_names_some_changes_and_counts_the_rest(tmp_path: Path) -> None:
-    many = "".join(f"[service.n{number}]\n" for number in range(NAMED_MAX + 3))
-    message = changed(tmp_path, "[service.a]", f"{many}[service.a]").sentence()
-    assert message.endswith(f"[service.n{NAMED_MAX - 1}] added and 3 more")

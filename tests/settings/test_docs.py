@@ -8,10 +8,10 @@ from typing import Final
 
 import pytest
 
+from docs.settings import schema, schema_text, tables
 from taskyard.cli.entry import run, taskyard
-from taskyard.settings.changes import diff
-from taskyard.settings.keys import DEFAULTS, KEYS, service_keys, service_table, table
-from taskyard.settings.listeners import EXPIRE_NS, listener_keys
+from taskyard.settings.keys import DEFAULTS, KEYS, listener_keys, service_keys
+from taskyard.settings.loader import diff
 from taskyard.settings.values import read_duration
 from taskyard.wire.ping_pong import frames as ping_pong_frames
 from taskyard.wire.round_robin import frames as round_robin_frames
@@ -19,7 +19,11 @@ from taskyard.wire.wmp.server import SILENCE_NS
 from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 from tests.settings.kit import loaded, written
 
-PAGE: Final = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+DOCS: Final = Path(__file__).parents[2] / "docs"
+PAGE: Final = (DOCS / "settings.md").read_text()
+SCHEMA: Final = DOCS / "taskyard.schema.json"
+
+KNOWN: Final = ("broker", "listen", "lease", "blobs", "log", "worker")
 
 
 #: Blocks of the page: files and output.
@@ -27,8 +31,27 @@ BLOCKS: Final = re.findall(r"```(?:toml|text)\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_page_has_the_tables_of_the_code() -> None:
-    assert table() in PAGE, "run ./yard docs"
-    assert service_table() in PAGE, "run ./yard docs"
+    for name, table in tables().items():
+        assert table in PAGE, f"{name}: run ./yard docs"
+
+
+def test_schema_in_the_docs_is_that_of_the_table() -> None:
+    assert SCHEMA.read_text() == schema_text(), "run ./yard docs"
+
+
+def test_schema_has_every_key_and_no_others() -> None:
+    properties = schema()["properties"]
+    named = [f"{section}.{name}" for section in KNOWN for name in properties[section]["properties"]]
+    assert named == [key.path for key in KEYS]
+    service = properties["service"]["additionalProperties"]
+    assert [*service["properties"]] == [key.name for key in service_keys("service.NAME")]
+    assert all(one["additionalProperties"] is False for one in (schema(), service))
+    assert properties["log"]["properties"]["format"] == {
+        "description": "The lines of a daemon's log. Text or json.",
+        "type": "string",
+        "enum": ["text", "json"],
+        "default": "text",
+    }
 
 
 @pytest.mark.slow
@@ -53,7 +76,6 @@ def test_defaults_of_listeners_match_the_dialects() -> None:
         "ping-pong": ping_pong_frames.Settings().expire_ns,
         "wmp": SILENCE_NS,
     }
-    assert expires_ns == EXPIRE_NS
     for dialect, expire_ns in expires_ns.items():
         unset = {key.name: key.unset for key in listener_keys(dialect, dialect)}
         assert read_duration(unset["expire"]) == expire_ns
@@ -68,7 +90,7 @@ def test_defaults_of_agents_match_the_worker() -> None:
 
 
 def test_table_has_every_key() -> None:
-    named = re.findall(r"^\| `([\w.-]+)`", table(), re.MULTILINE)
+    named = re.findall(r"^\| `([\w.-]+)`", tables()["setting"], re.MULTILINE)
     assert named == [key.path for key in KEYS]
 
 

@@ -6,21 +6,11 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
-from taskyard.settings import sections
-from taskyard.settings.keys import (
-    CONFIG_VARIABLE,
-    DEFAULTS,
-    KEYS,
-    OTHER_VARIABLES,
-    SERVICE,
-    Key,
-    service_keys,
-)
-from taskyard.settings.kinds import Rate
-from taskyard.settings.loader import load
-from taskyard.settings.sections import Source
+from taskyard.settings import keys
+from taskyard.settings.files import CONFIG_VARIABLE
+from taskyard.settings.keys import DEFAULTS, KEYS, SERVICE, AnyKey, service_keys
+from taskyard.settings.loader import OTHER_VARIABLES, Source, load
+from taskyard.settings.values import Rate
 from tests.kit.cases import each_case
 from tests.settings.kit import written
 
@@ -86,7 +76,7 @@ VALUES: Final[dict[str, tuple[Any, Any]]] = {
 each_key = each_case("key", ALL)
 
 
-def values_of(key: Key) -> tuple[Any, Any]:
+def values_of(key: AnyKey) -> tuple[Any, Any]:
     return VALUES.get(key.path) or VALUES[key.name]
 
 
@@ -99,15 +89,15 @@ def as_toml(value: object) -> str:
 
 
 @each_key
-def test_every_key_has_a_sentence_and_a_variable(key: Key) -> None:
+def test_every_key_has_a_sentence_and_a_variable(key: AnyKey) -> None:
     assert re.fullmatch(r"[A-Z].*\.", key.help)
     assert re.fullmatch(r"TASKYARD_[A-Z_]+", key.environment)
-    assert key.unset
+    assert key.text(key.default)
     assert key.kind.description
 
 
 @each_key
-def test_value_goes_there_and_back_again(key: Key) -> None:
+def test_value_goes_there_and_back_again(key: AnyKey) -> None:
     raw, value = values_of(key)
     kind = key.kind
     assert kind.read(raw) == value
@@ -116,13 +106,13 @@ def test_value_goes_there_and_back_again(key: Key) -> None:
 
 
 @each_key
-def test_default_is_a_value_that_could_be_written(key: Key) -> None:
-    if key.default is not None:
+def test_default_is_a_value_that_could_be_written(key: AnyKey) -> None:
+    if key.default:
         assert key.kind.read(key.kind.to_file(key.default)) == key.default
 
 
 @each_key
-def test_key_is_read_from_the_file_with_its_line(key: Key, tmp_path: Path) -> None:
+def test_key_is_read_from_the_file_with_its_line(key: AnyKey, tmp_path: Path) -> None:
     raw, value = values_of(key)
     section = key.section.replace("service.smtp", 'service."smtp"')
     # A lease has to be long enough for the heartbeat of the example.
@@ -135,7 +125,7 @@ def test_key_is_read_from_the_file_with_its_line(key: Key, tmp_path: Path) -> No
 
 
 @each_key
-def test_key_is_read_from_its_variable(key: Key, tmp_path: Path) -> None:
+def test_key_is_read_from_its_variable(key: AnyKey, tmp_path: Path) -> None:
     _, value = values_of(key)
     file = written(tmp_path, "[service.smtp]\n")
     settings = load(file, environment={key.environment: key.kind.text(value)})
@@ -158,14 +148,10 @@ def test_variables_that_existed_before_the_table_keep_their_names() -> None:
     assert names["listen.round-robin"] == "TASKYARD_LISTEN_ROUND_ROBIN"
 
 
-@pytest.mark.parametrize(
-    ("section", "struct"),
-    [
-        ("broker", sections.BrokerSection),
-        ("lease", sections.LeaseSection),
-        ("worker", sections.WorkerSection),
-        ("service.smtp", sections.ServiceSection),
-    ],
-)
-def test_section_has_the_fields_of_its_keys(section: str, struct: type[Any]) -> None:
-    assert [key.field for key in ALL if key.section == section] == list(struct.__struct_fields__)
+def test_values_of_a_section_are_typed_attributes_with_their_units() -> None:
+    lease = keys.LeaseSection(expire_ns=5)
+    assert (lease.expire_ns, lease.plain_ns) == (5, 600_000_000_000)
+    assert keys.LeaseSection.expire_ns.name == "expire"
+    assert [key.field for key in keys.LeaseSection.keys("lease")] == [
+        *("heartbeat_ns", "expire_ns", "plain_ns", "store_ns")
+    ]

@@ -6,11 +6,9 @@ import re
 from pathlib import Path
 from typing import Final
 
-from msgspec import structs
-
 from taskyard.core.explain import LANE_REASONS
 from taskyard.core.limits import CRASH_DELAY_NS, CRASHES_MAX, LANE_RUN_TASKS_MAX, SECOND_NS
-from taskyard.settings.sections import ServiceSection
+from taskyard.settings.keys import ServiceSection
 
 PAGE: Final = (Path(__file__).parent.parent.parent / "docs" / "lanes.md").read_text()
 
@@ -22,7 +20,7 @@ def first_column(heading: str) -> list[str]:
 
 
 def test_every_setting_of_a_section_has_its_line() -> None:
-    settings = [one.name.removesuffix("_ns") for one in structs.fields(ServiceSection)]
+    settings = [key.name for key in ServiceSection.keys("service.NAME")]
     assert sorted(first_column("Every setting of a section")) == sorted(settings)
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.settings.placeholders import fill, has_places, problem_of
+from taskyard.settings.values import command_problem
+from taskyard.worker.agents.rules import fill_command, has_places
 from tests.settings.kit import loaded, written, wrong
 
 if TYPE_CHECKING:
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
     ],
 )
 def test_placeholders_are_filled_in_within_a_word(word: str, filled: str) -> None:
-    assert fill(("agent", word), "smtp", "a b") == ("agent", filled)
-    assert has_places(("agent", word)) == (filled != fill(("agent", word), "x", "y")[1])
+    assert fill_command(("agent", word), "smtp", "a b") == ("agent", filled)
+    assert has_places(("agent", word)) == (filled != fill_command(("agent", word), "x", "y")[1])
 
 
 def test_lane_with_braces_is_not_filled_in_again() -> None:
-    assert fill(("a", "{lane}{service}"), "s", "{service}") == ("a", "{service}s")
+    assert fill_command(("a", "{lane}{service}"), "s", "{service}") == ("a", "{service}s")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_lane_with_braces_is_not_filled_in_again() -> None:
     ],
 )
 def test_other_braces_are_refused(words: list[str], problem: str, tmp_path: Path) -> None:
-    found = problem_of(words)
+    found = command_problem(words)
     assert found is not None
     assert found.startswith(problem)
     (in_file,) = wrong(written(tmp_path, f"[service.s]\ncommand = {words}\n"))

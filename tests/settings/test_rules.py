@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from taskyard.core.events import RulesSet
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, Rule
-from taskyard.settings.rules import to_rules_set
+from taskyard.settings.loader import to_rules_set
 from tests.settings.kit import loaded, written
 
 if TYPE_CHECKING:

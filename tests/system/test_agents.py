@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from taskyard.client.client import Client
-from taskyard.settings.placeholders import fill
+from taskyard.worker.agents.rules import fill_command
 from tests.kit.processes import (
     PATIENCE_SECONDS,
     Broker,
@@ -41,7 +41,7 @@ def set_service(directory: Path, argv: tuple[str, ...], *more: str) -> None:
 
 def script(command: tuple[str, ...]) -> str:
     """Return a shell script that runs a command of the settings."""
-    return f"#!/bin/sh\nexec {shlex.join(fill(command, '', ''))}\n"
+    return f"#!/bin/sh\nexec {shlex.join(fill_command(command, '', ''))}\n"
 
 
 class Yard:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Q = pb.QueryMsg
 
-RENDER = TaskDefaults(b"render", b"night", (SECOND_NS, 5 * SECOND_NS))
+RENDER = TaskDefaults(b"render", b"night")
 
 
 def the_task(scheduler: Scheduler) -> tuple[Terms, bytes]:
@@ -35,7 +35,6 @@ def the_task(scheduler: Scheduler) -> tuple[Terms, bytes]:
     (task,) = scheduler.ledger.tasks.values()
     terms = Terms(
         service=task.terms.service,
-        retry_delays_ns=task.terms.retry_delays_ns,
         dialect=task.terms.dialect,
     )
     return terms, task.lane.name
@@ -84,7 +83,7 @@ def test_ping_pong_job_has_the_terms_of_its_listener() -> None:
     )
     harness = ping_pong_kit.Harness(settings)
     harness.client(b"c", b"job")
-    terms = Terms(service=b"render", retry_delays_ns=RENDER.retry_delays_ns, dialect=b"ping-pong")
+    terms = Terms(service=b"render", dialect=b"ping-pong")
     assert the_task(harness.scheduler) == (terms, b"night")
     assert harness.worker(b"named", b"READY") == [[b"PONG"], [b"job"]]
     assert [*harness.scheduler.ledger.workers] == [b"ping-pong@render:01/named"]
@@ -99,7 +98,7 @@ def test_round_robin_message_has_the_terms_of_its_listener_also_after_a_restart(
     )
     harness = round_robin_kit.Harness(settings)
     harness.send(C1, *lmq(4, b"i", b"key"))
-    terms = Terms(service=b"render", retry_delays_ns=RENDER.retry_delays_ns, dialect=b"round-robin")
+    terms = Terms(service=b"render", dialect=b"round-robin")
     assert the_task(harness.scheduler) == (terms, b"night")
     harness.send(W1, *lmq(4, b"r", b"\x08", b"1"))
     assert [*harness.scheduler.ledger.workers] == [b"round-robin@r:" + W1]
@@ -149,13 +148,13 @@ def test_plain_dwork_task_has_the_terms_of_its_listener_and_an_extended_one_its_
     ask(counter, plain_create(b"extended", payload=b"p"), b"\3")
     tasks = counter.scheduler.ledger.tasks
     found = {
-        name: (task.terms.service, task.lane.name, task.terms.retry_delays_ns, task.terms.origin)
+        name: (task.terms.service, task.lane.name, task.terms.origin)
         for name, task in tasks.items()
     }
     assert found == {
-        b"here": (b"render", b"night", RENDER.retry_delays_ns, b"cli"),
-        b"elsewhere": (b"default", b"", None, b"cli"),
-        b"extended": (b"default", b"", None, b"cli"),
+        b"here": (b"render", b"night", b"cli"),
+        b"elsewhere": (b"default", b"", b"cli"),
+        b"extended": (b"default", b"", b"cli"),
     }
 
 

@@ -11,14 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from docs import api, error_codes, reference, schemas
-from taskyard.settings import keys as settings_keys
-from taskyard.settings import listeners as settings_listeners
+from docs import settings as settings_page
 
-#: The tables of settings are part of a hand-written page.
-_TABLE: Final = re.compile(r"^\| setting \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
-_SERVICE_TABLE: Final = re.compile(r"^\| of a service \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
-
-_LISTENER_TABLE: Final = re.compile(r"^\| of a listener \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
+_FLAGS: Final = re.MULTILINE | re.DOTALL
 
 
 def pages(docs: Path) -> dict[str, str]:
@@ -29,11 +24,10 @@ def pages(docs: Path) -> dict[str, str]:
         "reference.md": reference.page(),
     }
     settings = (docs / "settings.md").read_text()
-    settings = _TABLE.sub(lambda _: settings_keys.table(), settings, count=1)
-    settings = _LISTENER_TABLE.sub(lambda _: settings_listeners.listener_table(), settings, count=1)
-    made["settings.md"] = _SERVICE_TABLE.sub(
-        lambda _: settings_keys.service_table(), settings, count=1
-    )
+    for name, table in settings_page.tables().items():  # the rest of the page is hand-written
+        pattern = rf"^\| {name} \|.*?\n(?!\|)"
+        settings = re.sub(pattern, table.replace("\\", r"\\"), settings, count=1, flags=_FLAGS)
+    made |= {"settings.md": settings, "taskyard.schema.json": settings_page.schema_text()}
     return made | {f"schemas/{name}": text for name, text in schemas.schemas().items()}
 
 

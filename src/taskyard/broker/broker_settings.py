@@ -11,7 +11,7 @@ from taskyard.broker.blobs import BlobLimits
 from taskyard.broker.compaction import CompactionLimits
 from taskyard.core.events import RulesSet
 from taskyard.journal.store import LEASE_NS
-from taskyard.settings.sections import ListenSection
+from taskyard.settings.keys import ListenSection
 from taskyard.wire.native.pending import PLAIN_LEASE_NS
 
 

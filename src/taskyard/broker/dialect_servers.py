@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct, structs
 
-from taskyard.settings.listeners import NATIVE_SERVICES
-from taskyard.settings.sections import ListenSection
+from taskyard.settings.keys import ListenSection
+from taskyard.settings.loader import NATIVE_SERVICES
 from taskyard.wire.dialect import (
     PING_PONG,
     ROUND_ROBIN,
@@ -50,13 +50,11 @@ class ListenerOptions(Struct, frozen=True):
         """Return the services of workers that name none. A service of native workers is for clients
         only: a worker of another dialect never receives a program."""
         service = self.section.service
-        return (b"default",) if service in (None, *NATIVE_SERVICES) else (service.encode(),)
+        return (b"default",) if service in NATIVE_SERVICES else (service.encode(),)
 
     def tasks(self) -> TaskDefaults:
         """Return the terms of tasks whose clients can't express them."""
-        section = self.section
-        service, lane = section.service or "default", section.lane or ""
-        return TaskDefaults(service.encode(), lane.encode(), section.retry_delays_ns)
+        return TaskDefaults(self.section.service.encode(), self.section.lane.encode())
 
     def times(self) -> dict[str, int]:
         """Return the set timeouts, by the names of the wire's settings."""

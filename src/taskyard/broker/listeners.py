@@ -19,7 +19,7 @@ from taskyard.broker.transport import DialectRouter
 from taskyard.errors import UnusableEndpoint
 from taskyard.net import endpoints, sockets
 from taskyard.process.broker_files import OpenListener
-from taskyard.settings.sections import ListenSection
+from taskyard.settings.keys import ListenSection
 from taskyard.wire.dialect import DIALECTS_MAX
 from taskyard.wire.native.pending import PLAIN_LEASE_NS
 from taskyard.wire.native.server import NativeServer
@@ -128,19 +128,19 @@ class Listeners:
 
         Without a `section` its name is its dialect's.
         """
-        section = section or ListenSection(name)
+        section = section or ListenSection(dialect=name)
         is_own = name != section.dialect
         options = ListenerOptions(section, name if is_own else "")
         if notice := options.notice():
             logger.info(notice)
         numbers = self._dialect_numbers(name, options)
-        listener = Listener(section.dialect, [], options.name, section.identity or "")
+        listener = Listener(section.dialect, [], options.name, section.identity)
         self._open.append(listener)
         for number, place in zip(numbers, places, strict=True):
             is_secure = name != NATIVE and requires_keys(place, secure=secure)
             keys, socket = keyring if is_secure else None, self._next_socket(place)
             # Round-robin peers identify the socket by its endpoint, or by the setting.
-            is_named, identity = section.dialect == "round-robin", section.identity or ""
+            is_named, identity = section.dialect == "round-robin", section.identity
             if is_named:
                 cast("RoundRobin", self._dialects()[number]).add_socket(socket)
             elif section.dialect == DWORK:

@@ -56,8 +56,7 @@ from taskyard.net.host import CountLog, Host
 from taskyard.net.memory import return_memory
 from taskyard.net.signals import STOP_SIGNALS, Terminal
 from taskyard.process import broker_files
-from taskyard.settings import changes
-from taskyard.settings import rules as settings_rules
+from taskyard.settings import loader as settings_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -68,7 +67,7 @@ if TYPE_CHECKING:
     from taskyard.journal.postgres.lease import Lease
     from taskyard.net.keyring import Keyring
     from taskyard.net.protocols import Clock
-    from taskyard.settings.sections import Settings
+    from taskyard.settings.loader import Settings
 
 logger = logging.getLogger("taskyard.broker")
 
@@ -118,7 +117,7 @@ class SettingsReloader:
 
     @property
     def rules(self) -> RulesSet:
-        return settings_rules.to_rules_set(self._settings)
+        return settings_loader.to_rules_set(self._settings)
 
     def reload(self) -> RulesSet | None:
         """Read the settings and log the changes. Returns None if they are invalid."""
@@ -127,7 +126,9 @@ class SettingsReloader:
         except UserError as bad:
             logger.warning("settings not reloaded: %s", bad)
             return None
-        logger.warning("settings reloaded: %s", changes.diff(self._settings, found).sentence())
+        logger.warning(
+            "settings reloaded: %s", settings_loader.diff(self._settings, found).sentence()
+        )
         self._settings = found
         self.blobs = _blob_limits(found)
         return self.rules

@@ -34,7 +34,7 @@ from taskyard.settings.loader import load, problems
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.settings.sections import Setting, Settings
+    from taskyard.settings.loader import Setting, Settings
 
 
 @click.group(

@@ -228,10 +228,9 @@ def has_journal(state: Path) -> bool:
 def open_last_state(cli_context: CliContext, state: Path) -> Client:
     """Open a client for a state directory without a broker. Raises `StateLocked`."""
     from taskyard.cli.offline import OfflineClient  # noqa: PLC0415  # imports most of the broker
-    from taskyard.settings import rules  # noqa: PLC0415
+    from taskyard.settings.loader import to_rules_set  # noqa: PLC0415
 
-    own = rules.to_rules_set(cli_context.settings())
-    return OfflineClient(state, own)
+    return OfflineClient(state, to_rules_set(cli_context.settings()))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -13,14 +13,13 @@ from taskyard.net import endpoints
 from taskyard.process.machine import usable_cores
 from taskyard.settings import kinds
 from taskyard.settings.files import InvalidSettings
-from taskyard.settings.keys import PAGE_ADDRESS, SLOTS_MAX
-from taskyard.settings.sections import ListenSection
+from taskyard.settings.keys import PAGE_ADDRESS, SLOTS_MAX, ListenSection
 from taskyard.settings.values import InvalidValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from taskyard.settings.sections import Settings
+    from taskyard.settings.loader import Settings
 
     #: The tables of listeners in the settings, by name.
     ListenTables = Mapping[str, ListenSection]
@@ -157,7 +156,7 @@ def read_listen(listen: tuple[str, ...], tables: ListenTables) -> tuple[tuple[st
             raise UserError(
                 f"--listen {given}: expected DIALECT=ENDPOINT, as in dwork=tcp://127.0.0.1:0"
             )
-        section = tables.get(name) or ListenSection(_check_listener(name, tables))
+        section = tables.get(name) or ListenSection(dialect=_check_listener(name, tables))
         pairs.append((name, _check_endpoints(name, section, endpoint)))
     return tuple(pairs)
 
@@ -180,7 +179,7 @@ def _check_endpoints(name: str, section: ListenSection, given: str) -> str:
             else ("ENDPOINT", "one endpoint")
         )
         raise UserError(f"{name}: expected {what}, got {len(found)} ({name}={form})")
-    if section.dialect == "round-robin" and section.identity is None:
+    if section.dialect == "round-robin" and not section.identity:
         _check_identifies(name, found[0])
     return ",".join(found)
 
@@ -217,12 +216,7 @@ def listen_pairs(settings: Settings, name: str) -> tuple[str, ...]:
 
 def read_store(store: str) -> str:
     """Return the URL of a journal in PostgreSQL. Empty: in SQLite."""
-    url: str = _read("--store", kinds.STORE, store) if store else ""
-    return url
-
-
-def _read(option: str, kind: kinds.Kind, given: str) -> Any:  # noqa: ANN401  # of any kind
     try:
-        return kind.read(given)
+        return kinds.STORE.read(store) if store else ""
     except InvalidValue as error:
-        raise UserError(f"{option}: {error}") from error
+        raise UserError(f"--store: {error}") from error

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from taskyard.settings.sections import Settings
+    from taskyard.settings.loader import Settings
 
 #: An address of the documentation range. Nothing is sent there: the system only chooses a route.
 _ELSEWHERE: Final = ("192.0.2.1", 9)
@@ -72,7 +72,7 @@ def _configured(settings: Settings, dialect: str) -> Iterator[OpenListener]:
         section = settings.listeners.get(name)
         if dialect != (name if section is None else section.dialect):
             continue
-        identity = (section.identity or "") if section is not None else ""
+        identity = "" if section is None else section.identity
         for places in [found] if DIALECT_SIDES[dialect] > 1 else [(one,) for one in found]:
             yield OpenListener(dialect, tuple(places), identity)
 

@@ -20,7 +20,7 @@ from taskyard.errors import UserError
 if TYPE_CHECKING:
     from taskyard.client.environment import Variables
     from taskyard.net.invitations import Invitation
-    from taskyard.settings.sections import Settings
+    from taskyard.settings.loader import Settings
 
 INVITE_VARIABLE: Final = "TASKYARD_INVITE"
 

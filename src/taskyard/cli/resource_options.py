@@ -18,15 +18,15 @@ from taskyard.settings.values import (
     OTHER_RESOURCES_MAX,
     InvalidValue,
     read_amount,
-    read_memory,
     read_resources,
+    read_size,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskyard.cli.options import CommandFunction
-    from taskyard.settings.sections import Settings
+    from taskyard.settings.loader import Settings
 
 
 class _Amount(click.ParamType[int]):
@@ -115,7 +115,7 @@ def resource_options(command: CommandFunction) -> CommandFunction:
         "resource": (_NamedAmount(), "Another resource of workers, as in license=2. Repeatable."),
         "gpus": (_Gpus(), "GPUs of workers: their number, or their ids, as in 0,3."),
         "memory": (
-            _Amount("SIZE", read_memory),
+            _Amount("SIZE", read_size),
             "Memory of workers for tasks that ask for some, as in 8G.",
         ),
         "cpus": (_Amount("N", read_amount), "Cores of workers for tasks that ask for some."),

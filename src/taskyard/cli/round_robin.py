@@ -85,7 +85,7 @@ def _choose_peer(context: click.Context, option: click.Parameter, given: str | N
     if invitation is not None:
         return _invited_endpoint(invitation)
     for section in settings.listeners.values():
-        if section.dialect == _NAME and section.endpoint and section.identity is not None:
+        if section.dialect == _NAME and section.endpoint and section.identity:
             with suppress(UserError):  # it may be any text
                 return endpoints.peer_endpoint(section.identity)
     return _choose_listen(context, option, given)

@@ -38,7 +38,7 @@ from taskyard.net import endpoints
 from taskyard.process import current_task
 from taskyard.process.machine import usable_cores
 from taskyard.settings.keys import SLOTS_MAX, variable_of
-from taskyard.settings.sections import Source
+from taskyard.settings.loader import Source
 from taskyard.wire.hungry.zmailer import SESSIONS
 from taskyard.wire.pickled import PICKLE
 from taskyard.worker.agents.rules import AgentSettings

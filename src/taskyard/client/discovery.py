@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from taskyard.net.invitations import Invitation
     from taskyard.net.keys import PeerKey
-    from taskyard.settings.sections import Settings
+    from taskyard.settings.loader import Settings
 
 
 #: The dialect of clients.

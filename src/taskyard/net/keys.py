@@ -21,7 +21,7 @@ from zmq.utils import z85
 
 from taskyard.errors import UnusableKey, UserError
 from taskyard.journal.files import PRIVATE_FILE, sync_directory
-from taskyard.settings import toml
+from taskyard.settings.files import parse_toml
 from taskyard.settings.kinds import INVITATION_PREFIX
 from taskyard.wire.roles import Role, check_roles
 
@@ -199,7 +199,7 @@ def _read(path: Path, kind: type[_T]) -> _T:
     try:
         text = content.decode()
         is_invitation = kind is PeerKey and INVITATION_PREFIX in text
-        fields = invitation_fields(text) if is_invitation else toml.loads(text)
+        fields = invitation_fields(text) if is_invitation else parse_toml(text)
         return msgspec.convert(fields, kind, dec_hook=decode_secret)
     except ValueError:
         # Without the cause, which could reveal the file's content.

@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from taskyard.errors import UserError
-from taskyard.settings import toml
-from taskyard.settings.keys import CONFIG_VARIABLE, STATE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 FILE_NAME: Final = "taskyard.toml"
+
+#: The path of the settings file.
+CONFIG_VARIABLE: Final = "TASKYARD_CONFIG"
+
+#: The state directory that is searched for in the parent directories.
+STATE_NAME: Final = ".taskyard"
 
 #: A larger file is not a settings file. The file is read as a whole.
 FILE_BYTES_MAX: Final = 1 << 20
@@ -125,7 +129,7 @@ def read(file: Path | None) -> Document:
         return Document(None, {}, {})
     text = _text_of(file)
     try:
-        content = toml.loads(text)
+        content = parse_toml(text)
     except ValueError as wrong:
         raise InvalidSettings(_error_text(file, text, wrong)) from None
     lines: dict[Names, int] = {}
@@ -154,7 +158,7 @@ def _text_of(file: Path) -> str:
 
 def _error_text(file: Path, text: str, wrong: ValueError) -> str:
     found = _AT_LINE.fullmatch(str(wrong))
-    what = "" if isinstance(wrong, toml.TooDeep) else "invalid TOML: "
+    what = "" if isinstance(wrong, TooDeep) else "invalid TOML: "
     if found is None:
         return f"{file}: {what}{wrong}"
     line = found["line"] or len(text.rstrip().splitlines())
@@ -182,7 +186,7 @@ def _lines(text: str, content: dict[str, Any]) -> Iterator[tuple[Names, int]]:
 def _dotted_names(line: str) -> Names:
     """Return the names in one line of TOML, outermost first. Empty if it does not parse alone."""
     try:
-        inner: object = toml.loads(line)
+        inner: object = parse_toml(line)
     except ValueError:
         return ()
     path = []
@@ -201,3 +205,47 @@ def _is_in(content: object, path: Names) -> bool:
             return False
         content = content[name]
     return True
+
+
+# TOML of bounded depth: the standard library's parser takes hours for a key of 100,000 parts.
+
+#: Parts of one dotted key. Settings have three.
+KEY_PARTS_MAX: Final = 8
+
+#: Lines of a file. Each line that looks like a key is parsed again for its line number.
+LINES_MAX: Final = 20_000
+
+#: Multi-line strings and comments, which contain no keys.
+_LONG: Final = r'"""(?:[^\\]|\\.)*?(?:"""|\Z)' + r"|'''.*?(?:'''|\Z)" + r"|\#[^\n]*+"
+#: A part of a key, or a value. An unclosed quote ends with its line.
+_PART: Final = r'(?:[\w+-]++|"(?:[^"\\\n]|\\.)*+"?+' + r"|'[^'\n]*+'?+)"
+#: A key with too many parts, unless it is in one of the others.
+_DEEP: Final = re.compile(
+    rf"{_LONG}|({_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{KEY_PARTS_MAX},}}+)|{_PART}", re.DOTALL
+)
+
+
+class TooDeep(ValueError):
+    """A document that would take too long to parse."""
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse a document. Raises `TooDeep`, or `ValueError` for one that is not TOML."""
+    import tomllib  # noqa: PLC0415  # most calls have no file
+
+    check_depth(text)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise TooDeep("lists or tables are nested too deeply") from None
+
+
+def check_depth(text: str) -> None:
+    """Refuse a document with too many lines or key parts. Takes linear time."""
+    lines = text.count("\n")
+    if lines > LINES_MAX:
+        raise TooDeep(f"more than {LINES_MAX:,} lines")
+    for found in _DEEP.finditer(text):
+        if found[1]:
+            line = text.count("\n", 0, found.start()) + 1
+            raise TooDeep(f"a key has more than {KEY_PARTS_MAX} parts (at line {line}, column 1)")

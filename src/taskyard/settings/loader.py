@@ -2,55 +2,119 @@
 
 All problems are collected and reported together. An unknown key in a file is an error. An unknown
 variable is only a warning: it may belong to another version or another program, and an error would
-stop every command, those of tasks included.
+stop every command, those of tasks included. What a broker does with settings is below: their rules
+for the scheduler, and the differences that it logs after a reload.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+import re
+import shlex
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, NUMBER_MAX
-from taskyard.settings import files, listeners
-from taskyard.settings.files import Document, InvalidSettings
-from taskyard.settings.keys import (
-    CONFIG_VARIABLE,
-    DEFAULTS,
-    DIALECTS,
-    KEYS,
-    LISTEN,
-    OTHER_VARIABLES,
-    PREFIX,
-    SECTIONS,
-    SERVICE,
-    STATE,
-    Key,
-    service_keys,
-)
-from taskyard.settings.sections import (
-    BlobsSection,
-    BrokerSection,
-    LeaseSection,
-    ListenSection,
-    LogSection,
-    Origin,
-    ServiceSection,
-    Setting,
-    Settings,
-    Source,
-    WorkerSection,
-)
-from taskyard.settings.values import InvalidValue, read_name
+from msgspec import Struct
+
+from taskyard.core.events import RulesSet
+from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, NUMBER_MAX, SECOND_NS
+from taskyard.core.rules import LaneOptions, Rule
+from taskyard.settings import files, keys
+from taskyard.settings.files import CONFIG_VARIABLE, Document, InvalidSettings
+from taskyard.settings.keys import DEFAULTS, DIALECTS, KEYS, LISTEN, SERVICE, AnyKey, Section
+from taskyard.settings.values import InvalidValue, read_duration, read_name, span_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
-#: The tables of listeners are shown after it.
-_LAST_OF_LISTEN: Final = f"{LISTEN}.{DIALECTS[-1]}"
+S = TypeVar("S", bound=Section)
+
+#: Not settings: variables of tasks and benchmarks, and the accepted owner of a state directory,
+#: which a file in some directory must not decide.
+OTHER_VARIABLES: Final = (
+    *map(keys.variable_of, ("TASK", "CAMPAIGN", "ATTEMPT", "PRIORITY", "TASK_BROKER", "WORKER")),
+    *map(keys.variable_of, ("CPUS", "MEMORY", "GPUS", "BENCH_PROFILE", "STATE_OWNER")),
+)
+
+#: Services whose tasks are programs and functions, which only native workers run.
+NATIVE_SERVICES: Final = ("exec", "call", "pickle")
+
+#: Workers are pinged three times in it, at most ten times a second.
+_EXPIRE_NS_MIN: Final = 3 * SECOND_NS // 10
+
+#: A table's name is a part of workers' names, where a colon ends it. `native` is the socket in the
+#: state directory.
+_LISTENER: Final = re.compile(r"(?!native$)[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
 #: Problems without a line are sorted last.
 _NO_LINE: Final = 1 << 31
+
+_SECTIONS: Final = (*dict.fromkeys(key.section for key in KEYS), DEFAULTS)
+
+
+#: The keys of each section, and of each named one in the file: `("service", "smtp")`.
+Groups = dict[tuple[str, str], list[AnyKey]]
+
+
+class Source(IntEnum):
+    """Where a value comes from. A higher source overrides a lower one."""
+
+    DEFAULT = 0
+    FILE = 1
+    ENVIRONMENT = 2
+    FLAG = 3
+
+
+class Origin(Struct, frozen=True):
+    """Where one value came from, with its place."""
+
+    source: Source
+    #: `taskyard.toml:3`, `TASKYARD_STATE`, `--state`. Empty for a default.
+    place: str = ""
+
+    def __str__(self) -> str:
+        return self.place or self.source.name.lower()
+
+
+class Setting(NamedTuple):
+    """The effective value of a key."""
+
+    key: AnyKey
+    value: Any
+    origin: Origin
+
+    def describe(self) -> str:
+        """Format the value for a message: `15s (default)`."""
+        return f"{self.key.text(self.value)} ({self.origin})"
+
+
+class Settings(Struct, frozen=True):
+    """All settings."""
+
+    broker: keys.BrokerSection
+    #: Endpoints by dialect or table, where set.
+    listen: dict[str, tuple[str, ...]]
+    #: The tables of listeners, by name.
+    listeners: dict[str, keys.ListenSection]
+    lease: keys.LeaseSection
+    blobs: keys.BlobsSection
+    log: keys.LogSection
+    worker: keys.WorkerSection
+    defaults: keys.ServiceSection
+    services: dict[str, keys.ServiceSection]
+    #: Every setting by path, with its origin: the whole table, and the set keys of services.
+    all: dict[str, Setting]
+    #: The file that was read.
+    file: Path | None
+    #: Warnings about variables that look like settings.
+    unknown_variables: tuple[str, ...]
+
+    def value(self, path: str) -> Any:  # noqa: ANN401  # any value
+        return self.all[path].value
+
+    def source(self, path: str) -> Source:
+        return self.all[path].origin.source
 
 
 def load(
@@ -64,11 +128,11 @@ def load(
     """
     reading = _Loader(files.read(files.find(config, environment)), environment, flags or {})
     settings = reading.settings()
-    if not reading.problems:
-        return settings
-    first, *more = reading.problems
-    rest = f" (and {len(more)} more, see `taskyard config check`)" if more else ""
-    raise InvalidSettings(first + rest)
+    if reading.problems:
+        more = len(reading.problems) - 1
+        rest = f" (and {more} more, see `taskyard config check`)" if more else ""
+        raise InvalidSettings(reading.problems[0] + rest)
+    return settings
 
 
 def defaults() -> Settings:
@@ -84,10 +148,9 @@ def problems(
     The settings allow further checks. They are None if the file can't be read.
     """
     try:
-        document = files.read(files.find(config, environment))
+        reading = _Loader(files.read(files.find(config, environment)), environment, {})
     except InvalidSettings as bad:
         return [str(bad)], None
-    reading = _Loader(document, environment, {})
     settings = reading.settings()
     return reading.problems, settings
 
@@ -108,6 +171,8 @@ class _Loader:
         self._problems: list[tuple[int, str]] = []
         #: Settings with an invalid value somewhere, whose loaded value was not intended.
         self._invalid_paths: set[str] = set()
+        #: The effective values by path.
+        self._found: dict[str, Setting] = {}
 
     @property
     def problems(self) -> list[str]:
@@ -117,129 +182,129 @@ class _Loader:
 
     def settings(self) -> Settings:
         """Build the settings from all valid values."""
-        services, tables = self._services(), self._listeners()
-        of_services = [key for name in services for key in service_keys(f"{SERVICE}.{name}")]
-        keys = (*_keys_with(tables), *service_keys(DEFAULTS), *of_services)
-        self._check_unknown(tables)
-        found = {key.path: self._setting(key) for key in keys}
-        self._check_listeners(found, tables)
-        self._check_lease(found)
-        self._check_retries(found, services)
-        self._check_matches(found, services)
-        unknown = self._unknown_variables(keys)
-        return _build_settings(self._document.file, found, services, tables, unknown)
-
-    # Unknown sections and keys.
-
-    def _services(self) -> list[str]:
-        """Return the services with a section in the file."""
-        section = self._document.content.get(SERVICE, {})
-        if not isinstance(section, dict):
-            self._add_file_problem(
-                (SERVICE,), "service must have a section for each service: [service.NAME]"
-            )
-            return []
-        names = []
-        for name, table in section.items():
-            try:
-                read_name(name)
-            except InvalidValue as bad:
-                self._add_file_problem((SERVICE, name), f"a service's name {bad}")
-                continue
-            if isinstance(table, dict):
-                names.append(name)
-            else:
-                self._add_file_problem(
-                    (SERVICE, name), f"service.{name} must be a section: [service.{name}]"
-                )
-        return names
-
-    def _listeners(self) -> dict[str, str]:
-        """Return the dialect of each valid table of a listener in the file."""
-        section = self._document.content.get(LISTEN, {})
-        tables: dict[str, str] = {}
-        for name, table in section.items() if isinstance(section, dict) else ():
-            if not isinstance(table, dict):
-                continue
-            if not listeners.is_name(name):
-                self._add_file_problem((LISTEN, name), f"{listeners.NAME_TEXT}, but is {name!r}")
-                continue
-            key = listeners.dialect_key(name)
-            dialect = self._setting(key).value or (name if name in DIALECTS else None)
-            if name in DIALECTS and dialect != name:
-                reason = f"{key.path} must be {name} (give the table another name)"
-                self._add_file_problem((LISTEN, name, "dialect"), reason)
-            elif dialect is not None:
-                tables[name] = dialect
-            elif key.path not in self._invalid_paths:
-                self._add_file_problem((LISTEN, name), _no_dialect(name))
-        return tables
-
-    def _check_listeners(self, found: dict[str, Setting], tables: dict[str, str]) -> None:
-        """Check the values of each table together."""
-        for name, dialect in tables.items():
-            section = _listen_section(found, name, dialect)
-            for key, reason in listeners.problems(name, section):
-                setting = found[f"{listeners.section_of(name)}.{key}"]
-                self._add_problem(setting.origin, setting.key, reason)
-
-    def _check_unknown(self, tables: dict[str, str]) -> None:
-        for section, table in self._document.content.items():
-            if section == LISTEN and isinstance(table, dict):
-                self._check_listen_section(table, tables)
-            elif section == SERVICE:
-                for name, inner in table.items() if isinstance(table, dict) else ():
-                    if isinstance(inner, dict):
-                        self._check_section(
-                            (SERVICE, name), inner, service_keys(f"{SERVICE}.{name}")
-                        )
-            elif section not in (*SECTIONS, DEFAULTS):
-                self._add_file_problem((section,), _unknown_section(section, table))
-            elif not isinstance(table, dict):
-                self._add_file_problem((section,), f"{section} must be a section: [{section}]")
-            else:
-                self._check_section((section,), table, _keys_of(section))
-
-    def _check_listen_section(self, section: dict[str, Any], tables: dict[str, str]) -> None:
-        """Check the names of `[listen]` and its tables. Reasons come before suggestions."""
-        endpoints = {name: one for name, one in section.items() if not isinstance(one, dict)}
-        self._check_section((LISTEN,), endpoints, _keys_of(LISTEN))
-        for name, dialect in tables.items():
-            table, path = dict(section[name]), (LISTEN, name)
-            for key in [*table]:
-                reason = listeners.missing_reason(dialect, key)
-                if reason is not None:
-                    del table[key]
-                    self._add_file_problem((*path, key), f"{'.'.join(path)}.{key}: {reason}")
-            self._check_section(path, table, listeners.listener_keys(name, dialect))
-
-    def _check_section(
-        self, path: tuple[str, ...], table: dict[str, Any], keys: Sequence[Key]
-    ) -> None:
-        known = [key.name for key in keys]
-        for name in table:
-            if name not in known:
-                self._add_file_problem((*path, name), _unknown_key(".".join(path), name, known))
-
-    def _unknown_variables(self, keys: Sequence[Key]) -> tuple[str, ...]:
-        known = [*(key.environment for key in keys), CONFIG_VARIABLE, *OTHER_VARIABLES]
-        ours = [name for name in self._environment if name.startswith(PREFIX)]
-        return tuple(
-            f"unknown variable {name} ({_did_you_mean(name, known) or 'ignored'})"
-            for name in ours
-            if name not in known
+        groups = self._groups()
+        self._check_names(groups)
+        rows = [key for some in groups.values() for key in some]
+        self._found = {key.path: self._setting(key) for key in rows}
+        tables = {name: self._listener(name) for kind, name in groups if kind == LISTEN and name}
+        services = [name for kind, name in groups if kind == SERVICE and name]
+        self._check_lease()
+        listen = {key.name: self._found[key.path].value for key in groups[LISTEN, ""]}
+        listen |= {name: section.endpoint for name, section in tables.items()}
+        return Settings(
+            broker=self._section(keys.BrokerSection, "broker"),
+            listen={name: value for name, value in listen.items() if value is not None},
+            listeners=tables,
+            lease=self._section(keys.LeaseSection, "lease"),
+            blobs=self._section(keys.BlobsSection, "blobs"),
+            log=self._section(keys.LogSection, "log"),
+            worker=self._section(keys.WorkerSection, "worker"),
+            defaults=self._section(keys.ServiceSection, DEFAULTS),
+            services={
+                name: self._section(keys.ServiceSection, f"{SERVICE}.{name}") for name in services
+            },
+            all={path: one for path, one in self._found.items() if _is_listed(one)},
+            file=self._document.file,
+            unknown_variables=self._unknown_variables(rows),
         )
+
+    def _section(self, kind: type[S], name: str, **more: object) -> S:
+        """Return the values of a section that were given, or found."""
+        found = [one for one in self._found.values() if one.key.section == name]
+        given = {one.key.field: one.value for one in found if _is_given(one)}
+        return kind(**given | more)
+
+    # Sections and names in the file.
+
+    def _groups(self) -> Groups:
+        """Return the keys of each section, and of each named section in the file."""
+        groups: Groups = {}
+        for section in (*_SECTIONS, SERVICE):
+            groups[section, ""] = [key for key in KEYS if key.section == section]
+            table = self._raw(section)
+            for name, inner in table.items() if isinstance(table, dict) else ():
+                if section == SERVICE and self._is_service(name):
+                    groups[SERVICE, name] = keys.service_keys(f"{SERVICE}.{name}")
+                is_listener = section == LISTEN and isinstance(inner, dict)
+                if is_listener and (dialect := self._dialect(name)):
+                    groups[LISTEN, name] = keys.listener_keys(name, dialect)
+                    groups[section, ""] = [key for key in groups[section, ""] if key.name != name]
+        groups[DEFAULTS, ""] = keys.service_keys(DEFAULTS)
+        return groups
+
+    def _is_service(self, name: str) -> bool:
+        try:
+            return bool(read_name(name))
+        except InvalidValue as bad:
+            self._add_problem(f"a service's name {bad}", SERVICE, name)
+            return False
+
+    def _dialect(self, name: str) -> str:
+        """Return the dialect of a listener's table. Empty if it has none."""
+        if not _LISTENER.fullmatch(name):
+            limits = "1 to 40 letters, digits, - and _, and not be native"
+            reason = f"a listener's name must have {limits}, but is {name!r}"
+            self._add_problem(reason, LISTEN, name)
+            return ""
+        key = keys.ListenSection.dialect.of(f"{LISTEN}.{name}")
+        dialect: str = self._setting(key).value or (name if name in DIALECTS else "")
+        if name in DIALECTS and dialect != name:
+            reason = f"{key.path} must be {name} (give the table another name)"
+            self._add_problem(reason, LISTEN, name, "dialect")
+            return ""
+        if not dialect and key.path not in self._invalid_paths:
+            close = _closest(name, DIALECTS)
+            meant = f"did you mean [{LISTEN}.{close}]?" if close else ", ".join(DIALECTS)
+            self._add_problem(f"[{LISTEN}.{name}] needs a dialect ({meant})", LISTEN, name)
+        return dialect
+
+    def _check_names(self, groups: Groups) -> None:
+        """Report unknown sections and keys."""
+        for section, table in self._document.content.items():
+            if (section, "") not in groups:
+                self._add_problem(_unknown_section(section, table), section)
+        for (section, name), rows in groups.items():
+            path = (section, name) if name else (section,)
+            shown, table = ".".join(path), self._raw(*path)
+            if table is not None and not isinstance(table, dict):
+                self._add_problem(f"{shown} must be a section: [{shown}]", *path)
+            elif table is not None and path != (SERVICE,):
+                known = [key.name for key in rows]
+                for key in table:
+                    if key not in known and (path != (LISTEN,) or type(table[key]) is not dict):
+                        self._add_problem(_unknown_key(shown, key, known), *path, key)
+
+    def _raw(self, *path: str) -> Any:  # noqa: ANN401  # any value
+        """Return what the file has at a path. None: nothing."""
+        found: object = self._document.content
+        for name in path:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+    def _unknown_variables(self, rows: Sequence[AnyKey]) -> tuple[str, ...]:
+        known = [*(key.environment for key in rows), CONFIG_VARIABLE, *OTHER_VARIABLES]
+        found = []
+        for name in self._environment:
+            if name.startswith(keys.PREFIX) and name not in known:
+                close = _closest(name, known, 0.8)
+                hint = f"did you mean {close}?" if close else "ignored"
+                found.append(f"unknown variable {name} ({hint})")
+        return tuple(found)
 
     # Values.
 
-    def _setting(self, key: Key) -> Setting:
+    def _setting(self, key: AnyKey) -> Setting:
         """Return the effective value of a key. Overridden values are checked, too."""
-        setting = _default_of(key)
+        setting = Setting(key, key.default, Origin(Source.DEFAULT))
+        if key.path == "broker.state":
+            state = files.find_state()  # perhaps of a parent directory
+            place = "parent directory" if state.is_absolute() else ""
+            setting = Setting(key, state, Origin(Source.DEFAULT, place))
         for origin, raw in self._given(key):
             try:
                 value = key.kind.read(raw)
             except InvalidValue as bad:
-                self._add_problem(origin, key, f"{key.path} {bad}")
+                self._blame(Setting(key, None, origin), f"{key.path} {bad}")
                 self._invalid_paths.add(key.path)
                 continue
             if origin.source is Source.FILE and self._document.file is not None:
@@ -247,161 +312,80 @@ class _Loader:
             setting = Setting(key, value, origin)
         return setting
 
-    def _given(self, key: Key) -> list[tuple[Origin, object]]:
-        """Return all values given for a key, the weakest first."""
-        given: list[tuple[Origin, object]] = []
+    def _given(self, key: AnyKey) -> Iterator[tuple[Origin, object]]:
+        """Yield all values given for a key, the weakest first."""
         path = _path_of(key)
-        table: object = self._document.content
-        for name in path:
-            table = table.get(name) if isinstance(table, dict) else None
-        is_listener = key.section == LISTEN and isinstance(table, dict)
-        if table is not None and not is_listener:
-            given.append((Origin(Source.FILE, self._document.place(*path)), table))
+        raw = self._raw(*path)
+        if raw is not None and not (key.section == LISTEN and isinstance(raw, dict)):
+            yield Origin(Source.FILE, self._document.place(*path)), raw
         if text := self._environment.get(key.environment):
-            origin = Origin(Source.ENVIRONMENT, key.environment)
-            given.append((origin, key.kind.from_text(text)))
+            yield Origin(Source.ENVIRONMENT, key.environment), key.kind.from_text(text)
         if key.path in self._flags:
             flag, raw = self._flags[key.path]
-            given.append((Origin(Source.FLAG, flag), raw))
-        return given
+            yield Origin(Source.FLAG, flag), raw
 
-    def _check_lease(self, found: dict[str, Setting]) -> None:
-        heartbeat, expire = found["lease.heartbeat"], found["lease.expire"]
-        if self._is_invalid(heartbeat, expire):
+    # Values that belong together.
+
+    def _listener(self, name: str) -> keys.ListenSection:
+        """Return a listener's section. Report what is wrong with its values together."""
+        path = f"{LISTEN}.{name}"
+        dialect = self._found[f"{path}.dialect"].value or name
+        section = self._section(keys.ListenSection, path, dialect=dialect)
+        wrong = {}
+        if section.identity and len(section.endpoint or ()) > 1:
+            wrong["identity"] = f"belong to one endpoint, not {len(section.endpoint or ())}"
+        if dialect == keys.WMP and section.service in NATIVE_SERVICES:
+            wrong["service"] = f"be another one (only native workers run {section.service} tasks)"
+        default = keys.LISTENER_UNSET["expire"].get(dialect, "0s")
+        expire_ns = section.expire_ns or read_duration(default)
+        if section.timeout_ns and section.timeout_ns < expire_ns:
+            wrong["timeout"] = f"be at least {path}.expire, {span_text(expire_ns)}"
+        for key, value_ns in (("expire", section.expire_ns), ("timeout", section.timeout_ns)):
+            if value_ns and value_ns < _EXPIRE_NS_MIN:
+                wrong[key] = "be at least 300ms"
+        for key, reason in wrong.items():
+            self._blame(self._found[f"{path}.{key}"], f"{path}.{key} must {reason}")
+        return section
+
+    def _check_lease(self) -> None:
+        heartbeat, expire = self._found["lease.heartbeat"], self._found["lease.expire"]
+        if self._invalid_paths & {heartbeat.key.path, expire.key.path}:
             return
         if expire.value < HEARTBEATS_PER_LEASE_MIN * heartbeat.value:
             latest = max(heartbeat, expire, key=lambda one: one.origin.source)
-            self._add_problem(
-                latest.origin,
-                latest.key,
+            reason = (
                 f"lease.expire, {expire.describe()}, must be at least three times lease.heartbeat, "
-                f"{heartbeat.describe()}, or one lost message expires a worker",
+                f"{heartbeat.describe()}, or one lost message expires a worker"
             )
+            self._blame(latest, reason)
 
-    def _check_retries(self, found: dict[str, Setting], services: Sequence[str]) -> None:
-        """Check retries times interval, which may come from different sections."""
-        for section in (DEFAULTS, *(f"{SERVICE}.{name}" for name in services)):
-            retries, interval = (
-                _of_service(found, section, name) for name in ("retries", "interval")
-            )
-            is_own = section in (retries.key.section, interval.key.section)
-            if not is_own or self._is_invalid(retries, interval):
-                continue
-            together = ServiceSection(retries=retries.value, interval_ns=interval.value)
-            if together.longest_wait_ns > NUMBER_MAX:
-                latest = max(retries, interval, key=lambda one: one.origin.source)
-                what = f"{retries.key.path} times {interval.key.path}"
-                self._add_problem(latest.origin, latest.key, f"{what} must be less than 292 years")
+    def _blame(self, setting: Setting, reason: str) -> None:
+        """Add a problem about a value, at its place."""
+        in_file = setting.origin.source is Source.FILE
+        line = self._document.line(*_path_of(setting.key)) if in_file else _NO_LINE
+        self._problems.append((line, f"{setting.origin.place}: {reason}"))
 
-    def _check_matches(self, found: dict[str, Setting], services: Sequence[str]) -> None:
-        """Report sections that are never used, because an earlier one has the same pattern."""
-        firsts: dict[str, str] = {}
-        for name in services:
-            setting = found[f"{SERVICE}.{name}.match"]
-            if self._is_invalid(setting):
-                continue
-            match = ServiceSection(match=setting.value).match_for(name)
-            first = firsts.setdefault(match, name)
-            if first != name:
-                what = f"[service.{name}] matches {match}, as does [service.{first}] before it"
-                self._add_file_problem((SERVICE, name), f"{what}, which is used (remove one)")
-
-    def _is_invalid(self, *settings: Setting) -> bool:
-        return any(one.key.path in self._invalid_paths for one in settings)
-
-    def _add_problem(self, origin: Origin, key: Key, reason: str) -> None:
-        in_file = origin.source is Source.FILE
-        line = self._document.line(*_path_of(key)) if in_file else _NO_LINE
-        self._problems.append((line, f"{origin.place}: {reason}"))
-
-    def _add_file_problem(self, path: tuple[str, ...], reason: str) -> None:
+    def _add_problem(self, reason: str, *path: str) -> None:
         """Add a problem about a section or key of the file."""
-        describe = f"{self._document.place(*path)}: {reason}"
-        self._problems.append((self._document.line(*path), describe))
+        self._problems.append(
+            (self._document.line(*path), f"{self._document.place(*path)}: {reason}")
+        )
 
 
-def _default_of(key: Key) -> Setting:
-    """Return the default of a key. The state directory may be that of a parent directory."""
-    if key.path != STATE:
-        return Setting(key, key.default, Origin(Source.DEFAULT))
-    state = files.find_state()
-    return Setting(
-        key, state, Origin(Source.DEFAULT, "parent directory" if state.is_absolute() else "")
-    )
-
-
-def _path_of(key: Key) -> tuple[str, ...]:
+def _path_of(key: AnyKey) -> tuple[str, ...]:
     """Return the names that lead to a key in a file. A service's name may contain dots."""
     return (*key.section.split(".", 1), key.name)
 
 
-def _keys_with(tables: dict[str, str]) -> list[Key]:
-    """Return the keys of the table, and those of listeners. A table replaces its dialect's key."""
-    keys = []
-    for key in KEYS:
-        if key.section != LISTEN or key.name not in tables:
-            keys.append(key)
-        if key.path == _LAST_OF_LISTEN:
-            keys += [
-                one
-                for name, dialect in tables.items()
-                for one in listeners.listener_keys(name, dialect)
-            ]
-    return keys
+def _is_given(setting: Setting) -> bool:
+    return setting.origin.source is not Source.DEFAULT or setting.value is not setting.key.default
 
 
-def _listen_section(found: dict[str, Setting], name: str, dialect: str) -> ListenSection:
-    section = listeners.section_of(name)
-    values = {one.key.field: one.value for one in found.values() if one.key.section == section}
-    return ListenSection(**values | {"dialect": dialect})
-
-
-def _keys_of(section: str) -> Sequence[Key]:
-    if section == DEFAULTS:
-        return service_keys(DEFAULTS)
-    return [key for key in KEYS if key.section == section]
-
-
-def _of_service(found: dict[str, Setting], section: str, name: str) -> Setting:
-    """Return the effective setting of a service: its own, or that of `[defaults]`."""
-    own, common = found[f"{section}.{name}"], found[f"{DEFAULTS}.{name}"]
-    return common if own.value is None and common.value is not None else own
-
-
-def _build_settings(
-    file: Path | None,
-    found: dict[str, Setting],
-    services: Sequence[str],
-    tables: dict[str, str],
-    unknown_variables: tuple[str, ...],
-) -> Settings:
-    def fields(section: str) -> dict[str, Any]:
-        of_section = (one for one in found.values() if one.key.section == section)
-        return {one.key.field: one.value for one in of_section}
-
-    sections = {name: _listen_section(found, name, tables[name]) for name in tables}
-    listen = {one.key.name: one.value for one in found.values() if one.key.section == LISTEN}
-    listen |= {name: section.endpoint for name, section in sections.items()}
-    is_listed = [key.path for key in KEYS]
-    is_listed += [f"{listeners.section_of(name)}.endpoint" for name in tables]
-    return Settings(
-        broker=BrokerSection(**fields("broker")),
-        listen={name: value for name, value in listen.items() if value is not None},
-        listeners=sections,
-        lease=LeaseSection(**fields("lease")),
-        blobs=BlobsSection(**fields("blobs")),
-        log=LogSection(**fields("log")),
-        worker=WorkerSection(**fields("worker")),
-        defaults=ServiceSection(**fields(DEFAULTS)),
-        services={name: ServiceSection(**fields(f"{SERVICE}.{name}")) for name in services},
-        all={
-            path: one
-            for path, one in found.items()
-            if path in is_listed or one.origin.source is not Source.DEFAULT
-        },
-        file=file,
-        unknown_variables=unknown_variables,
-    )
+def _is_listed(setting: Setting) -> bool:
+    """Return whether a setting is shown: the whole table, and the given keys of others."""
+    key = setting.key
+    is_endpoint = key.section.startswith(f"{LISTEN}.") and key.name == "endpoint"
+    return key in KEYS or is_endpoint or _is_given(setting)
 
 
 # Texts about unknown names.
@@ -411,39 +395,122 @@ def _unknown_section(section: str, content: object) -> str:
     homes = [key.section for key in KEYS if key.name == section]
     if not isinstance(content, dict) and homes:
         return f"{section} belongs in a section: [{homes[0]}]"
-    known = [f"[{one}]" for one in (*SECTIONS, DEFAULTS)] + [f"[{SERVICE}.NAME]"]
     what = f"section [{section}]" if isinstance(content, dict) else f"setting {section}"
-    close = _closest(section, [*SECTIONS, DEFAULTS, SERVICE])
-    if close:
-        meant = f"[{close[0]}.NAME]" if close[0] == SERVICE else f"[{close[0]}]"
-        return f"unknown {what} (did you mean {meant}?)"
-    return f"unknown {what} (sections: {', '.join(known)})"
-
-
-def _no_dialect(name: str) -> str:
-    close = _closest(name, DIALECTS)
-    meant = f"did you mean [{LISTEN}.{close[0]}]?" if close else f"one of {', '.join(DIALECTS)}"
-    return f"[{LISTEN}.{name}] needs a dialect ({meant})"
+    shown = {one: f"[{one}]" for one in _SECTIONS} | {SERVICE: f"[{SERVICE}.NAME]"}
+    if close := _closest(section, [*shown]):
+        return f"unknown {what} (did you mean {shown[close]}?)"
+    return f"unknown {what} (sections: {', '.join(shown.values())})"
 
 
 def _unknown_key(section: str, name: str, known: Sequence[str]) -> str:
-    wrong = f"unknown setting {section}.{name}"
-    homes = [key.section for key in KEYS if key.name == name and key.section != section]
-    close = _closest(name, known)
-    if close:
-        return f"{wrong} (did you mean {close[0]}?)"
-    if homes:
-        return f"{wrong} (did you mean {homes[0]}.{name}?)"
-    return f"{wrong} (settings of [{section}]: {', '.join(known)})"
+    homes = [key.path for key in KEYS if key.name == name and key.section != section]
+    close = _closest(name, known) or (homes[0] if homes else "")
+    hint = f"did you mean {close}?" if close else f"settings of [{section}]: {', '.join(known)}"
+    return f"unknown setting {section}.{name} ({hint})"
 
 
-def _closest(name: str, known: Sequence[str], cutoff: float = 0.6) -> list[str]:
+def _closest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:
     """Return the most similar name, if any is similar enough."""
     import difflib  # noqa: PLC0415  # only for errors
 
-    return difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), "")
 
 
-def _did_you_mean(name: str, known: Sequence[str]) -> str:
-    close = _closest(name, known, 0.8)
-    return f"did you mean {close[0]}?" if close else ""
+# The scheduler's rules.
+
+
+def to_rules_set(settings: Settings) -> RulesSet:
+    """Return all rules, one for each service in order, as an event for the scheduler."""
+    common = vars(settings.defaults)
+    rules = tuple(
+        Rule(
+            name.encode(),
+            section.match_for(name).encode(),
+            _lane_options(keys.ServiceSection(**common | vars(section))),
+        )
+        for name, section in settings.services.items()
+    )
+    return RulesSet(
+        now_ns=0,
+        rules=rules,
+        defaults=_lane_options(settings.defaults),
+        workers_max=settings.broker.workers_max,
+    )
+
+
+def _lane_options(section: keys.ServiceSection) -> LaneOptions:
+    return LaneOptions(
+        workers_max=section.workers_max,
+        lane_workers_max=section.lane_workers_max,
+        overfeed=section.overfeed,
+        rate_interval_ns=section.rate.interval_ns if section.rate else 0,
+        lane_rate_interval_ns=section.lane_rate.interval_ns if section.lane_rate else 0,
+        weight=section.weight,
+        retry_delays_ns=tuple(
+            min(round(multiple * section.interval_ns), NUMBER_MAX) for multiple in section.retries
+        ),
+        jitter_percent=section.jitter,
+        interval_ns=section.interval_ns,
+        expiry_ns=section.expiry_ns,
+        expiry_hard_ns=section.expiry_hard_ns,
+        report_after_ns=section.report_after_ns,
+        is_random=section.order == "random",
+        is_held=section.hold,
+        debounce_ns=section.debounce_ns,
+        # One line, which the agent host splits again.
+        command=shlex.join(section.command).encode(errors="surrogateescape"),
+        idle_ns_max=section.idle_max_ns,
+        hunger_ns_max=section.hunger_max_ns,
+        lines=section.lines.encode(),
+        lane_template=section.lane.encode(),
+    )
+
+
+# The differences that a broker logs.
+
+#: Keys of the table that a broker applies without a restart.
+_APPLIED_LIVE: Final = ("broker.workers_max", "blobs.quota", "blobs.keep", "blobs.grace")
+
+#: Keys for clients and the page, which a broker ignores.
+_OF_CLIENTS: Final = ("broker.url", "broker.key", "broker.invite", "broker.page")
+
+
+class Changes(Struct, frozen=True):
+    """The changes between two versions of the settings."""
+
+    #: A short text each: `service.smtp.workers_max 20 → 5`.
+    applied: tuple[str, ...]
+    #: Keys that need a restart.
+    needs_restart: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """Return the changes as a log line."""
+        labels = {"applied": self.applied, "restart needed for": self.needs_restart}
+        texts = [f"{label} {', '.join(some)}" for label, some in labels.items() if some]
+        return "; ".join(texts) or "no changes"
+
+
+def diff(before: Settings, after: Settings) -> Changes:
+    """Compare two versions of the settings."""
+    was, now = before.services, after.services
+    applied = [f"[{SERVICE}.{name}] added" for name in now if name not in was]
+    applied += [f"[{SERVICE}.{name}] removed" for name in was if name not in now]
+    if [name for name in was if name in now] != [name for name in now if name in was]:
+        applied.append("order of the services")
+    needs_restart = []
+    for path in dict.fromkeys((*before.all, *after.all)):
+        old, new = before.all.get(path), after.all.get(path)
+        if path in _OF_CLIENTS or (old and old.value) == (new and new.value):
+            continue
+        section, _, name = path.rpartition(".")
+        service = section.removeprefix(f"{SERVICE}.")
+        if path not in _APPLIED_LIVE and section != DEFAULTS and service == section:
+            needs_restart.append(path)
+        elif service == section or (service in was and service in now):
+            found = [
+                one.all.get(path, one.all.get(f"{DEFAULTS}.{name}")) for one in (before, after)
+            ]
+            key = next(one.key for one in (old, new) if one)
+            texts = [key.text(one.value if one else key.default) for one in found]
+            applied.append(f"{path} {' → '.join(texts)}")
+    return Changes(tuple(applied), tuple(needs_restart))

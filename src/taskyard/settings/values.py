@@ -1,4 +1,4 @@
-"""Readers of user-written values: names, numbers, durations, multiples, resources.
+"""Readers of user-written values: names, numbers, durations, endpoints, commands, resources.
 
 A reader takes a value from TOML, JSON, a table cell, a variable or Python. It returns the internal
 form or raises `InvalidValue`. The caller adds the key.
@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from datetime import timedelta
 from decimal import Decimal
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from taskyard.core.limits import NAME_BYTES_MAX, NUMBER_MAX, RETRIES_MAX, SECOND_NS
 from taskyard.core.resources import CPUS, GPUS, MEMORY, RESOURCES_MAX, UNIT
+from taskyard.core.scripts import scripts_in
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from taskyard.core.resources import Resources
 
@@ -37,28 +42,15 @@ UNITS_NS: Final = {
 }
 _NUMBER = r"([0-9]{1,20}(?:\.[0-9]{1,20})?)"
 _DURATION = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in UNITS_NS))
-_SECONDS = re.compile(_NUMBER)
 _AMOUNT = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,4})?")
-_MEMORY = re.compile(rf"{_NUMBER} ?([KMGT]?(?:i?B)?)", re.IGNORECASE)
-#: 4G and 4GiB are binary, as memory is sold. 4GB is decimal.
-_MEMORY_UNITS: Final = {
-    "": 1,
-    "B": 1,
-    **{
-        f"{letter}{end}": 1024**power
-        for power, letter in enumerate("KMGT", 1)
-        for end in ("", "IB")
-    },
-    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)},
-}
+#: Units of sizes: powers of 1024.
+UNITS_BYTES: Final = {"T": 1 << 40, "G": 1 << 30, "M": 1 << 20, "K": 1 << 10}
+_SIZE = re.compile(rf"{_NUMBER} ?([KMGT]?)(i?B)?", re.IGNORECASE)
 #: Resources beside those that have keys of their own.
 OTHER_RESOURCES_MAX: Final = RESOURCES_MAX - len((CPUS, MEMORY, GPUS))
 
-_RESOURCE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 #: TOML and JSON have lists. Python may pass tuples.
 LISTS: Final = (list, tuple)
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class InvalidValue(UserError):
@@ -73,6 +65,11 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
 
 
+def invalid(expected: str, value: object) -> InvalidValue:
+    """Return the error about a value that is not as expected."""
+    return InvalidValue(f"must {expected}, not {shown(value)}")
+
+
 def read_name(value: object) -> str:
     """Read the name of a task, service or lane: one line of text."""
     text = read_text(value)
@@ -80,12 +77,12 @@ def read_name(value: object) -> str:
         return text
     if not text:
         raise InvalidValue("must not be empty")
-    if _CONTROL.search(text):
+    if re.search(r"[\x00-\x1f\x7f]", text):
         raise InvalidValue(f"must not contain control characters, such as those in {shown(text)}")
     try:
         length = len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidValue(f"must be Unicode text, not {shown(text)}") from None
+        raise invalid("be Unicode text", text) from None
     if length > NAME_BYTES_MAX:
         raise InvalidValue(f"must have at most {NAME_BYTES_MAX} bytes, not {length}")
     return text
@@ -98,17 +95,29 @@ def is_plain(text: str) -> bool:
 
 def read_text(value: object) -> str:
     if not isinstance(value, str):
-        raise InvalidValue(f"must be text, not {shown(value)}")
+        raise invalid("be text", value)
     return value
 
 
+def read_boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise invalid("be true or false", value)
+    return value
+
+
+# Numbers, durations and sizes.
+
+
 def integer_reader(lowest: int, highest: int) -> Callable[[object], int]:
+    """Return a reader of whole numbers. A bound of the machine is not named."""
+
     def read_integer(value: object) -> int:
-        if type(value) is not int or not lowest <= value <= highest:
-            raise InvalidValue(
-                f"must be a whole number from {lowest} to {highest}, not {shown(value)}"
-            )
-        return value
+        if type(value) is int and lowest <= value <= highest:
+            return value
+        if highest < NUMBER_MAX:
+            raise invalid(f"be a whole number from {lowest} to {highest}", value)
+        is_large = type(value) is int and value > highest
+        raise invalid("be less than 2**63" if is_large else f"be at least {lowest}", value)
 
     return read_integer
 
@@ -119,21 +128,21 @@ def read_duration(value: object) -> int:
     if isinstance(value, str):
         duration_ns = parse_duration(value.strip())
     elif isinstance(value, timedelta):
-        duration_ns = value // _MICROSECOND * 1000
+        duration_ns = value // timedelta(microseconds=1) * 1000
     elif type(value) is int or (type(value) is float and math.isfinite(value)):
         duration_ns = int(Decimal(str(value)) * SECOND_NS)
     if duration_ns is None:
         example = "such as 90s, 5m or 1h30m, or a number of seconds"
-        raise InvalidValue(f"must be a duration, {example}, not {shown(value)}")
+        raise invalid(f"be a duration, {example}", value)
     if not 0 <= duration_ns <= NUMBER_MAX:
-        raise InvalidValue(f"must be from 0 seconds to 292 years, not {shown(value)}")
+        raise invalid("be from 0 seconds to 292 years", value)
     return duration_ns
 
 
 @lru_cache(TEXTS_KEPT)
 def parse_duration(text: str) -> int | None:
     """Parse a duration to nanoseconds. None if the text is not a duration."""
-    if _SECONDS.fullmatch(text):
+    if re.fullmatch(_NUMBER, text):
         return int(Decimal(text) * SECOND_NS)
     found = _DURATION.fullmatch(text)
     if not text or not found:
@@ -142,22 +151,44 @@ def parse_duration(text: str) -> int | None:
     return int(sum(Decimal(number) * unit_ns for number, unit_ns in parts if number))
 
 
-#: Units of sizes: powers of 1024.
-UNITS_BYTES: Final = {"T": 1 << 40, "G": 1 << 30, "M": 1 << 20, "K": 1 << 10}
-_SIZE = re.compile(rf"{_NUMBER}([KMGT]?)")
+def read_positive_duration(value: object) -> int:
+    """Read a duration above 0."""
+    duration_ns = read_duration(value)
+    if not duration_ns:
+        raise InvalidValue("must be longer than 0")
+    return duration_ns
+
+
+def duration_text(duration_ns: int) -> str:
+    """Format a duration exactly, as in a file."""
+    seconds, rest_ns = divmod(duration_ns, SECOND_NS)
+    return f"{seconds}.{rest_ns:09}".rstrip("0") + "s" if rest_ns else f"{seconds}s"
+
+
+def span_text(duration_ns: int) -> str:
+    """Format a duration exactly, in few and large units."""
+    parts, rest_ns = [], duration_ns
+    for unit in ("d", "h", "m"):
+        number, rest_ns = divmod(rest_ns, UNITS_NS[unit])
+        parts.append(f"{number}{unit}" if number else "")
+    if rest_ns or not any(parts):
+        parts.append(duration_text(rest_ns))
+    return "".join(parts)
 
 
 def read_size(value: object) -> int:
-    """Read a text such as 10G, or a number, as bytes."""
-    size = None
+    """Read a number of bytes, or a text such as 10G, as bytes.
+
+    4G and 4GiB are binary, as memory is sold. 4GB is decimal.
+    """
+    size = int(value) if type(value) is int or (type(value) is float and value % 1 == 0) else None
     if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
-        size = int(Decimal(found[1]) * UNITS_BYTES.get(found[2], 1))
-    elif type(value) is int:
-        size = value
+        base = 1000 if (found[3] or "").upper() == "B" else 1024
+        size = int(Decimal(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
     if size is None:
-        raise InvalidValue(f"must be a size, such as 500M or 10G, not {shown(value)}")
+        raise invalid("be a size, such as 512M, 1.5G or a number of bytes", value)
     if not 0 <= size <= NUMBER_MAX:
-        raise InvalidValue(f"must be from 0 to {NUMBER_MAX} bytes, not {shown(value)}")
+        raise invalid(f"be from 0 to {NUMBER_MAX} bytes", value)
     return size
 
 
@@ -169,12 +200,11 @@ def size_text(size_bytes: int) -> str:
     return str(size_bytes)
 
 
-def read_positive_duration(value: object) -> int:
-    """Read a duration above 0."""
-    duration_ns = read_duration(value)
-    if not duration_ns:
-        raise InvalidValue("must be longer than 0")
-    return duration_ns
+def read_percent(value: object) -> int:
+    text = str(value).removesuffix("%") if type(value) in (int, str) else ""
+    if not re.fullmatch("[0-9]{1,2}|100", text):
+        raise invalid("be from 0% to 100%", value)
+    return int(text)
 
 
 def read_multiples(value: object) -> tuple[float, ...]:
@@ -183,12 +213,12 @@ def read_multiples(value: object) -> tuple[float, ...]:
         return _ones(value)
     if not isinstance(value, LISTS):
         limits = f"a number from 0 to {RETRIES_MAX}, or a list of multiples"
-        raise InvalidValue(f"must be {limits}, such as [1, 2, 5], not {shown(value)}")
+        raise invalid(f"be {limits}, such as [1, 2, 5]", value)
     if len(value) > RETRIES_MAX:
         raise InvalidValue(f"must have at most {RETRIES_MAX} steps, not {len(value)}")
     for multiple in value:
         if type(multiple) not in (int, float) or not 0 <= multiple <= NUMBER_MAX:
-            raise InvalidValue(f"must have multiples of 0 or more, not {shown(multiple)}")
+            raise invalid("have multiples of 0 or more", multiple)
     return tuple(value)
 
 
@@ -198,28 +228,133 @@ def _ones(count: int) -> tuple[float, ...]:
     return (1,) * count
 
 
-def duration_text(duration_ns: int) -> str:
-    """Format a duration exactly, as in a file."""
-    seconds, rest_ns = divmod(duration_ns, SECOND_NS)
-    return f"{seconds}.{rest_ns:09}".rstrip("0") + "s" if rest_ns else f"{seconds}s"
+class Rate(Struct, frozen=True):
+    """A number of tasks per unit of time."""
+
+    tasks: int
+    #: One of the units of rates.
+    unit: str
+
+    @property
+    def interval_ns(self) -> int:
+        """The average time between two tasks."""
+        return UNITS_NS[self.unit] // self.tasks
+
+    def __str__(self) -> str:
+        return f"{self.tasks}/{self.unit}"
+
+
+def read_rate(value: object) -> Rate:
+    text = value.replace(" ", "") if isinstance(value, str) else ""
+    found = re.fullmatch(r"([1-9][0-9]{0,8})/(s|m|h|d)", text)
+    if found is None:
+        raise invalid("be tasks per time, such as 10/s, 5/m or 100/h", value)
+    return Rate(int(found[1]), found[2])
+
+
+# Files and endpoints.
+
+
+def read_file(value: object) -> Path:
+    text = read_text(value)
+    if not text or "\0" in text:
+        raise invalid("be a file, such as ./my.key", text)
+    return Path(text)
+
+
+def read_directory(value: object) -> Path:
+    text = read_text(value)
+    if not text or "\0" in text or "://" in text:
+        raise invalid("be a directory, such as ./.taskyard", text)
+    return Path(text)
+
+
+def read_endpoint(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(r"(?:tcp|ipc)://\S+", value):
+        return value
+    raise invalid("be an endpoint, such as tcp://127.0.0.1:6125 or ipc://PATH", value)
+
+
+def read_endpoints(value: object) -> tuple[str, ...]:
+    given = value if isinstance(value, LISTS) else (value,)
+    return tuple(read_endpoint(one) for one in given)
+
+
+def read_host_port(value: object) -> str:
+    """Read `HOST:PORT`. A host with colons is in brackets."""
+    text = value if isinstance(value, str) else ""
+    found = re.fullmatch(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", text, re.ASCII)
+    if found is None or int(found[1]) > 65535:  # noqa: PLR2004  # the highest port
+        raise invalid("be HOST:PORT, such as 127.0.0.1:6180", value)
+    return found[0]
+
+
+# Commands of agents, and the templates of lanes.
+
+LANE: Final = "{lane}"
+SERVICE: Final = "{service}"
+
+PLACE: Final = re.compile(r"\{\{|\}\}|\{lane\}|\{service\}")
+_FIELD: Final = re.compile(r"\{[\w.-]+(?: [\w.-]+)*\}")
+
+
+def read_command(value: object) -> tuple[str, ...]:
+    """Read an agent's command: a text as in a shell, or a list of texts."""
+    try:
+        words = shlex.split(value) if isinstance(value, str) else value
+    except ValueError as wrong:
+        raise InvalidValue(f"must be a command: {wrong} in {shown(value)}") from None
+    is_list = isinstance(words, LISTS) and all(isinstance(one, str) for one in words)
+    if not isinstance(words, LISTS) or not is_list or not words:
+        raise invalid("be a command, such as 'agents/smtp --verbose'", value)
+    if not words[0] or "\0" in "".join(words):
+        raise invalid("start with a program and have no NUL character", value)
+    if problem := command_problem(words):
+        raise InvalidValue(f"must be a command, but {problem}")
+    return tuple(words)
+
+
+def command_problem(words: Sequence[str]) -> str | None:
+    """Return what is wrong with the braces in a command; None: nothing."""
+    for word in words:
+        rest = PLACE.sub("", word)
+        if "{" in rest or "}" in rest:
+            known = f"{LANE} and {SERVICE}"
+            return f"{word!r} has other braces than {known} (write {{{{ and }}}} for a brace)"
+    if LANE in places(words[0]):
+        return f"{words[0]!r} has {LANE} in the program, which clients would choose then"
+    for place, script in scripts_in(words).items():
+        if LANE in places(words[place]):
+            hint = script.hint.replace("{}", LANE)
+            what = f"{LANE} in the script of {script.program}, which clients would write then"
+            return f"{words[place]!r} has {what} ({hint})"
+    return None
+
+
+def places(word: str) -> list[str]:
+    """Return the placeholders and doubled braces in a word."""
+    return PLACE.findall(word)
+
+
+def read_template(value: object) -> str:
+    """Read a template with a task's fields, `{host}`. `{{` and `}}` are braces."""
+    text = read_name(value)
+    if re.search("[{}]", _FIELD.sub("", text.replace("{{", "").replace("}}", ""))):
+        example = "such as {host} ({{ and }} for a brace)"
+        raise invalid(f"have field names in braces, {example}", text)
+    return text
+
+
+def read_glob(value: object) -> str:
+    text = read_name(value)
+    if "[" in re.sub(r"\[!?[^]]+]", "", text):
+        raise InvalidValue(
+            f"must be a pattern, such as smtp/*, but {shown(text)} has a [ without a ]"
+        )
+    return text
 
 
 # Resources: amounts are bytes of memory, and ten-thousandths of everything else.
-
-
-def read_memory(value: object) -> int:
-    """Read an amount of memory: a number of bytes, or a text such as 4G."""
-    found = _MEMORY.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found:
-        amount = int(Decimal(found[1]) * _MEMORY_UNITS[found[2].upper()])
-    elif type(value) is int or (type(value) is float and value.is_integer()):
-        amount = int(value)
-    else:
-        example = "such as 512M, 1.5G or a number of bytes"
-        raise InvalidValue(f"must be an amount of memory, {example}, not {shown(value)}")
-    if not 0 <= amount <= NUMBER_MAX:
-        raise InvalidValue(f"must be from 0 to {NUMBER_MAX} bytes, not {shown(value)}")
-    return amount
 
 
 def read_amount(value: object) -> int:
@@ -227,22 +362,22 @@ def read_amount(value: object) -> int:
     text = value.strip() if isinstance(value, str) else str(value)
     if isinstance(value, bool) or not _AMOUNT.fullmatch(text):
         example = "with at most four decimals, such as 2 or 0.5"
-        raise InvalidValue(f"must be a number of 0 or more, {example}, not {shown(value)}")
+        raise invalid(f"be a number of 0 or more, {example}", value)
     amount = int(Decimal(text) * UNIT)
     if amount > NUMBER_MAX:
-        raise InvalidValue(f"must be at most {NUMBER_MAX // UNIT}, not {shown(value)}")
+        raise invalid(f"be at most {NUMBER_MAX // UNIT}", value)
     return amount
 
 
 def read_resources(value: object) -> Resources:
     """Read named resources that have no key of their own: an object of names and amounts."""
     if not isinstance(value, dict):
-        raise InvalidValue(f'must be an object, such as {{"license": 1}}, not {shown(value)}')
+        raise invalid('be an object, such as {"license": 1}', value)
     amounts: dict[bytes, int] = {}
     for name, amount in value.items():
-        if not isinstance(name, str) or not _RESOURCE_NAME.fullmatch(name):
-            text = "must have names of letters, digits, - and _ that begin with a letter"
-            raise InvalidValue(f"{text}, not {shown(name)}")
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,99}", name):
+            text = "have names of letters, digits, - and _ that begin with a letter"
+            raise invalid(text, name)
         if name.encode() in (CPUS, MEMORY, GPUS):
             raise InvalidValue(f'must not have "{name}", which has a key or option of its own')
         try:

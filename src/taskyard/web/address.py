@@ -25,8 +25,7 @@ from taskyard.journal.files import open_regular, replace_private
 from taskyard.net.keys import read_private
 from taskyard.process.page_file import PAGE_FILE, is_owned, page_address, read_page_file
 from taskyard.settings.keys import PAGE_ADDRESS
-from taskyard.settings.kinds import read_host_port
-from taskyard.settings.values import InvalidValue
+from taskyard.settings.values import InvalidValue, read_host_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

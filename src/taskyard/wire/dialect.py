@@ -82,11 +82,9 @@ class TaskDefaults(Struct, frozen=True):
     service: bytes = b"default"
     #: Empty: the service's open lane.
     lane: bytes = b""
-    #: None: by the rule of the lane.
-    retry_delays_ns: tuple[int, ...] | None = None
 
     def terms(self, dialect: bytes) -> Terms:
-        return Terms(service=self.service, retry_delays_ns=self.retry_delays_ns, dialect=dialect)
+        return Terms(service=self.service, dialect=dialect)
 
     def lanes(self, count: int) -> list[bytes] | None:
         """Return the column of lanes for this many tasks."""

@@ -110,7 +110,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
 def make_server() -> NativeServer:
     server = NativeServer(1, lambda: 5)
-    defaults = TaskDefaults(b"render", b"lane", (1,))
+    defaults = TaskDefaults(b"render", b"lane")
     server.set_plain(1, plain_peers(service=b"render", tasks=defaults))
     return server
 

@@ -14,7 +14,7 @@ from taskyard.cli.pipeline.group import SparkCommand, master_option
 from taskyard.cli.pipeline.progress import StageProgress, starting_text
 from taskyard.cli.pipeline.report import HistoryLocation, history_location, history_options
 from taskyard.errors import UserError
-from taskyard.settings.rules import to_rules_set
+from taskyard.settings.loader import to_rules_set
 
 if TYPE_CHECKING:
     import pyarrow as pa

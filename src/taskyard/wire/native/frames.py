@@ -164,8 +164,7 @@ def with_defaults(submission: Submission, defaults: TaskDefaults) -> Submission:
     """Return the tasks of a plain Create with the terms of its listener."""
     if defaults == _NO_DEFAULTS:
         return submission
-    more = {"service": defaults.service, "retry_delays_ns": defaults.retry_delays_ns}
-    terms = [structs.replace(one, **more) for one in submission.terms]
+    terms = [structs.replace(one, service=defaults.service) for one in submission.terms]
     return structs.replace(submission, terms=terms, lanes=defaults.lanes(len(submission.names)))
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, compile_glob
-from taskyard.settings import placeholders
+from taskyard.settings.values import LANE, PLACE, SERVICE, places
 from taskyard.wire.hungry.zmailer import HUNGRY_LINES
 from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     #: Service and lane.
     from taskyard.core.rules import Rule
 LaneKey: TypeAlias = tuple[bytes, bytes]
+
+_LITERALS: Final = {"{{": "{", "}}": "}"}
 
 #: Lanes in the cache. They come and go, and a new lookup is cheap.
 LANES_CACHE_SIZE: Final = 10_000
@@ -59,7 +61,7 @@ class AgentSettings(Struct, frozen=True):
     def for_lane(self, lane: LaneKey) -> AgentSettings:
         """Return the settings with the placeholders of the command filled in."""
         service, name = (part.decode(errors="surrogateescape") for part in lane)
-        argv = placeholders.fill(self.argv, service, name)
+        argv = fill_command(self.argv, service, name)
         return self if argv is self.argv else structs.replace(self, argv=argv, template=self.argv)
 
 
@@ -81,7 +83,7 @@ class AgentRules:
         if program is not None:
             self.commands = (program.argv,)
         #: Some agents serve one lane or one service only.
-        self.has_places = any(map(placeholders.has_places, self.commands))
+        self.has_places = any(map(has_places, self.commands))
 
     def updated(self, clauses: Sequence[Rule]) -> AgentRules | None:
         """Return new rules, or None if nothing has changed."""
@@ -112,6 +114,19 @@ class AgentRules:
             interval_ns=rules.interval_ns,
             lines=settings.lines or rules.lines.decode() or HUNGRY_LINES,
         )
+
+
+def has_places(words: Sequence[str]) -> bool:
+    """Return whether a command differs from lane to lane, or from service to service."""
+    return any(place not in _LITERALS for word in words for place in places(word))
+
+
+def fill_command(words: tuple[str, ...], service: str, lane: str) -> tuple[str, ...]:
+    """Return a command for one lane. Other braces stay as they are."""
+    if not any(map(places, words)):
+        return words
+    values = {**_LITERALS, LANE: lane, SERVICE: service}
+    return tuple(PLACE.sub(lambda found: values[found[0]], word) for word in words)
 
 
 def split_command(command: bytes) -> tuple[str, ...]:

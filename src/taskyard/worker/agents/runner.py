@@ -20,12 +20,18 @@ from typing import TYPE_CHECKING, Final
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
-from taskyard.settings import placeholders
+from taskyard.settings.values import command_problem
 from taskyard.wire.hungry.zmailer import SESSIONS
 from taskyard.worker import runner
 from taskyard.worker.agents.lanes import LaneAssignment, lane_of
 from taskyard.worker.agents.process import Agent, start_agent
-from taskyard.worker.agents.rules import LANES_CACHE_SIZE, AgentRules, AgentSettings
+from taskyard.worker.agents.rules import (
+    LANES_CACHE_SIZE,
+    AgentRules,
+    AgentSettings,
+    fill_command,
+    has_places,
+)
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.limits import AGENT_RESTART_NS, AGENT_RESTART_NS_MAX, KILL_GRACE_NS
 from taskyard.worker.program_paths import find_program
@@ -126,12 +132,12 @@ def read_command(command: str) -> tuple[str, ...]:
         raise UserError(f"--agent {command!r}: {error}") from None
     if not argv:
         raise UserError("--agent: empty command")
-    if problem := placeholders.problem_of(argv):
+    if problem := command_problem(argv):
         raise UserError(f"--agent {command!r}: {problem}")
-    if placeholders.has_places(argv[:1]):
+    if has_places(argv[:1]):
         return argv  # the program depends on the service
     try:
-        path = find_program(placeholders.fill(argv[:1], "", "")[0], os.environ)
+        path = find_program(fill_command(argv[:1], "", "")[0], os.environ)
     except FileNotFoundError:
         path = ""
     if not os.access(path, os.X_OK):
