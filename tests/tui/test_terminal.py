@@ -94,9 +94,9 @@ def test_terminal_shows_a_broker_and_is_restored(tmp_path: Path, stack: ExitStac
         client.submit(b"", name="early", campaign="night-\x1b]0;pwned\a", service="fax")
     terminal = Terminal(tmp_path, "top", NO_COLOR="1")
     stack.callback(terminal.close)
-    terminal.read_until(b"night-\\x1b]0;pwned\\x07")
-    terminal.type(b"4")
-    terminal.read_until(b"early")
+    terminal.read_until(b"fax")
+    terminal.type(b"3")
+    terminal.read_until(b"night-\\x1b]0;pwned\\x07/early")
     terminal.type(b"q")
     assert terminal.end() == 0
     assert terminal.is_restored

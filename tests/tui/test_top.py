@@ -1,4 +1,4 @@
-"""`taskyard top` without a terminal, beside a real broker: each screen, the filter, each action."""
+"""`taskyard top` without a terminal, beside a real broker: each screen, the filter, output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from textual.widgets import Input, OptionList, RichLog, Sparkline, Static
+from textual.widgets import Input, RichLog, Static
 
 from taskyard.cli.options import CliContext
 from taskyard.cli.top import BrokerConnector
@@ -20,11 +20,10 @@ from taskyard.client import task_filters
 from taskyard.client.broker_link import BrokerLink
 from taskyard.client.client import Client
 from taskyard.errors import NoBroker
-from taskyard.tui.app import Top, key_table
-from taskyard.tui.dialogs import Confirmation
-from taskyard.tui.output_pane import OutputPane
-from taskyard.tui.table import RowTable
-from tests.kit.processes import Broker, Worker, run_here
+from taskyard.tui.app import RowTable, Top, key_table
+from taskyard.tui.output import TaskPane
+from taskyard.tui.screens import Pace
+from tests.kit.processes import Broker, Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -89,21 +88,15 @@ class Seat:
         self.widget("#filter", Input).value = words
         await self.press("enter")
 
-    async def shows(self, name: str, key: str) -> None:
-        """Wait until a table has a row."""
-        await self.until(lambda: key in self.keys(name))
+    async def shows(self, key: str) -> None:
+        """Wait until the table has a row."""
+        await self.until(lambda: key in self.keys())
 
-    async def moved_to(self, name: str, key: str) -> None:
-        """Move the cursor of a table to a row."""
-        await self.shows(name, key)
-        self.table(name).move_cursor(row=self.keys(name).index(key))
+    async def moved_to(self, key: str) -> None:
+        """Move the cursor of the table to a row."""
+        await self.shows(key)
+        self.table().move_cursor(row=self.keys().index(key))
         await self._pilot.pause()
-
-    async def choices(self) -> list[str]:
-        """Wait for a confirmation, and return its lines."""
-        await self.until(lambda: isinstance(self.app.screen, Confirmation))
-        await self.until(lambda: bool(self.app.screen.query(OptionList)))
-        return [str(one.prompt) for one in self.app.screen.query_one(OptionList).options]
 
     async def notes(self, words: str) -> None:
         """Wait until a message appears."""
@@ -115,15 +108,15 @@ class Seat:
     def widget(self, selector: str, kind: type[Any]) -> Any:
         return self.app.screen_stack[0].query_one(selector, kind)
 
-    def table(self, name: str) -> RowTable:
-        found: RowTable = self.widget(f"#{name}", RowTable)
+    def table(self) -> RowTable:
+        found: RowTable = self.widget("#rows", RowTable)
         return found
 
-    def keys(self, name: str) -> list[str]:
-        return [str(key.value) for key in self.table(name).rows]
+    def keys(self) -> list[str]:
+        return [str(key.value) for key in self.table().rows]
 
-    def row(self, name: str, key: str) -> list[str]:
-        return [str(cell) for cell in self.table(name).get_row(key)]
+    def row(self, key: str) -> list[str]:
+        return [str(cell) for cell in self.table().get_row(key)]
 
     def words(self, selector: str) -> str:
         return str(self.widget(selector, Static).render())
@@ -169,35 +162,21 @@ def run(
 @pytest.mark.usefixtures("client")
 def test_screens_show_the_broker(directory: Path) -> None:
     async def play(seat: Seat) -> None:
-        await seat.shows("campaigns-table", "b")
-        assert seat.row("campaigns-table", "a")[1:5] == [
-            "━━━━━━──── 66 %".replace(" 66", "  66"),
-            "2",
-            "3",
-            "1",
-        ]
+        await seat.shows("mail\0l1")
+        assert seat.row("mail\0l1")[:4] == ["mail", "l1", "50", "0"]
         assert "1 failed" in seat.words("#counters")
-        assert "oldest ready" in seat.words("#facts")
-        assert len(seat.widget("#rates", Sparkline).data) == 78
-
-        await seat.press("2")
-        await seat.shows("lanes-table", "mail\0l1")
-        assert seat.row("lanes-table", "mail\0l1")[:4] == ["mail", "l1", "50", "0"]
-        assert seat.row("services-table", "fax")[:3] == ["fax", "0", "1"]
+        assert "1 worker" in seat.words("#counters")
+        assert seat.words("#note").endswith(" lanes")
 
         await seat.press("w")
-        await seat.shows("workers-table", "wolf")
-        assert seat.row("workers-table", "wolf")[1:4] == ["idle", "0 of 2", "0"]
+        await seat.shows("wolf")
+        assert seat.row("wolf")[1:4] == ["idle", "0 of 2", "0"]
 
-        await seat.press("t")
-        await seat.shows("tasks-table", "b/wait-000")
-        assert len(seat.keys("tasks-table")) == 100
-        assert seat.row("tasks-table", "a/bad")[1:3] == ["failed", "1"]
-        await seat.press("n")
-        await seat.shows("tasks-table", "c/other")
-        assert len(seat.keys("tasks-table")) == 54
-        await seat.press("b")
-        await seat.shows("tasks-table", "a/good")
+        await seat.press("3")
+        await seat.shows("b/wait-000")
+        assert len(seat.keys()) == 100
+        assert seat.row("a/bad")[1:3] == ["failed", "1"]
+        assert seat.words("#note") == "the first 100 tasks (/ filters them)"
 
     run(directory, play)
 
@@ -205,23 +184,27 @@ def test_screens_show_the_broker(directory: Path) -> None:
 @pytest.mark.usefixtures("client")
 def test_rows_open_and_escape_goes_back(directory: Path) -> None:
     async def play(seat: Seat) -> None:
-        await seat.moved_to("campaigns-table", "a")
+        await seat.moved_to("mail\0l1")
         await seat.press("enter")
-        await seat.until(lambda: seat.keys("tasks-table")[:2] == ["a/good", "a/bad"])
-        assert "--campaign a" in seat.words("#filter-line")
+        await seat.shows("b/wait-001")
+        assert seat.words("#note") == "50 tasks   filter --service mail --lane l1"
 
+        await seat.type_filter("--campaign a")
+        await seat.until(lambda: seat.keys()[:2] == ["a/good", "a/bad"])
         await seat.press("enter")
         await seat.until(lambda: seat.output() == ["one     two", "\\x1b[31mred"])
         assert "it is done" in seat.words("#details-text")
+        assert "taskyard log a/good" in seat.words("#note")
 
         await seat.press("escape")
-        await seat.moved_to("tasks-table", "a/bad")
-        await seat.press("5")
+        await seat.moved_to("a/bad")
+        await seat.press("enter")
         await seat.until(lambda: seat.output() == ["oops"])
         assert "exit 3" in seat.words("#details-text")
 
-        await seat.press("escape", "escape")
-        assert seat.app.pane_name == "overview"
+        await seat.press("escape", "escape", "escape")
+        await seat.shows("mail\0l1")
+        assert seat.app.shown == "lanes"
 
     run(directory, play)
 
@@ -229,17 +212,17 @@ def test_rows_open_and_escape_goes_back(directory: Path) -> None:
 @pytest.mark.usefixtures("client")
 def test_filter_has_the_grammar_of_list(directory: Path) -> None:
     async def play(seat: Seat) -> None:
-        await seat.until(lambda: seat.keys("tasks-table") == ["a/bad"])
+        await seat.until(lambda: seat.keys() == ["a/bad"])
         await seat.type_filter("--campaign b --lane l1 wait-00")
-        await seat.until(lambda: len(seat.keys("tasks-table")) == 3)
+        await seat.until(lambda: len(seat.keys()) == 3)
         await seat.type_filter("--only nonsense")
         await seat.notes("unknown state 'nonsense'")
         await seat.press("escape")
         await seat.type_filter("nothing-of-this-name")
-        await seat.until(lambda: not seat.keys("tasks-table"))
-        assert "no task matches" in seat.words("#tasks .note")
+        await seat.until(lambda: not seat.keys())
+        assert seat.words("#note").startswith("no task matches")
         await seat.press("escape")
-        await seat.until(lambda: len(seat.keys("tasks-table")) == 3)
+        await seat.until(lambda: len(seat.keys()) == 3)
 
     run(directory, play, "--failed")
 
@@ -247,95 +230,37 @@ def test_filter_has_the_grammar_of_list(directory: Path) -> None:
 @pytest.mark.usefixtures("client")
 def test_names_are_shown_as_text(directory: Path) -> None:
     async def play(seat: Seat) -> None:
-        await seat.shows("tasks-table", f"a/{HOSTILE}")
-        shown = seat.row("tasks-table", f"a/{HOSTILE}")[0]
-        assert shown == "a/[red]x[/] \\x1b[31m\\x07"
-        await seat.press("c")
-        assert await seat.choices() == [
-            f"1 task: {shown} (done): nothing to change",
-            "0 unfinished or failed tasks matching --match '[red]'",
-        ]
+        await seat.shows(f"a/{HOSTILE}")
+        assert seat.row(f"a/{HOSTILE}")[0] == "a/[red]x[/] \\x1b[31m\\x07"
 
     run(directory, play, "--match [red]")
 
 
-def test_action_states_its_number_and_is_confirmed(directory: Path, client: Client) -> None:
+def test_pause_is_in_the_head(directory: Path, client: Client) -> None:
     async def play(seat: Seat) -> None:
-        await seat.moved_to("tasks-table", "b/wait-004")
-        await seat.press("plus")
-        assert await seat.choices() == [
-            "1 task: b/wait-004 (ready)",
-            "50 waiting tasks matching --campaign b --lane l1",
-        ]
-        seat.app.screen.query_one("#priority", Input).value = "7"
-        await seat.press("enter", "enter")
-        await seat.notes("changed the priority of 1 task to 7")
-        assert client.show("b/wait-004")["priority"] == 7
+        await seat.until(lambda: "paused: lane l2 of service mail" in seat.words("#counters"))
 
-        await seat.press("c")
-        await seat.choices()
-        await seat.press("escape")
-        await seat.press("c")
-        await seat.choices()
-        await seat.press("down", "enter")
-        await seat.notes("cancelled 50 tasks")
-
-    run(directory, play, "--campaign b --lane l1")
-    counts = client.counts("b")
-    assert (counts["cancelled"], counts["ready"]) == (50, 100)
+    client.pause("mail", "l2")
+    try:
+        run(directory, play)
+    finally:
+        client.resume("mail", "l2")
 
 
-def test_many_tasks_are_not_changed_by_enter_alone(directory: Path, client: Client) -> None:
-    async def play(seat: Seat) -> None:
-        await seat.moved_to("campaigns-table", "a")
-        await seat.press("r")
-        assert await seat.choices() == ["1 failed or delayed task matching --campaign a"]
-        await seat.press("enter")
-        assert isinstance(seat.app.screen, Confirmation)
-        await seat.press("down", "enter")
-        await seat.notes("retried 1 task")
-
-    run(directory, play)
-    client.wait_campaign("a", _PATIENCE_SECONDS)
-    assert client.show("a/bad")["attempt"] == 2
-
-
-def test_lane_is_paused_and_resumed(directory: Path, client: Client) -> None:
-    async def play(seat: Seat) -> None:
-        await seat.press("l")
-        await seat.moved_to("lanes-table", "mail\0l2")
-        await seat.press("p")
-        assert (await seat.choices())[0] == "Pause lane l2 of service mail: 50 waiting tasks"
-        await seat.press("enter")
-        await seat.notes("paused lane l2 of service mail")
-        assert client.status()["pauses"] == [{"service": "mail", "lane": "l2"}]
-        await seat.until(lambda: seat.row("services-table", "mail")[-1] == "1 lane")
-        await seat.press("p")
-        assert (await seat.choices())[0] == "Resume lane l2 of service mail: 50 waiting tasks"
-        await seat.press("enter")
-        await seat.notes("resumed lane l2")
-        assert client.status()["pauses"] == []
-
-    run(directory, play)
-
-
-def test_refusal_of_a_viewer_is_shown(tmp_path: Path) -> None:
-    assert run_here(tmp_path, "keys", "new", "eye", "--role", "viewer")[0] == 0
-
-    async def scene(endpoint: str) -> None:
-        context = CliContext()
-        context.brokers, context.keys = (endpoint,), (tmp_path / "eye.key",)
-        async with seated(context, "--campaign e") as seat:
-            await seat.shows("tasks-table", "e/early")
-            await seat.press("c")
-            await seat.choices()
-            await seat.press("enter")
-            await seat.notes("viewer")
-
-    with Broker(tmp_path, "--secure", "--listen", "dwork=tcp://127.0.0.1:0") as broker:
-        with Client(state=tmp_path / ".taskyard") as client:
-            client.submit(b"", name="early", campaign="e", service="fax")
-        asyncio.run(scene(broker.endpoints[1]))
+def test_request_that_took_long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    pace = Pace()
+    assert pace.is_due()
+    now[0] = 100.2
+    pace.done()
+    now[0] = 110.1
+    assert not pace.is_due()
+    now[0] = 110.3
+    assert pace.is_due()
+    pace.done()
+    pace.reset()
+    assert pace.is_due()
 
 
 def test_output_is_followed_while_the_task_runs(directory: Path, client: Client) -> None:
@@ -343,7 +268,7 @@ def test_output_is_followed_while_the_task_runs(directory: Path, client: Client)
     script = f"echo begins; until [ -e {gate} ]; do sleep 0.05; done; echo ends >&2"
 
     async def play(seat: Seat) -> None:
-        await seat.moved_to("tasks-table", "d/slow")
+        await seat.moved_to("d/slow")
         await seat.press("enter")
         await seat.until(lambda: seat.output() == ["begins"])
         assert "running on wolf" in seat.words("#details-text")
@@ -361,18 +286,19 @@ def test_drawing_while_it_closes_is_no_error(
 ) -> None:
     is_loading = asyncio.Event()
 
-    async def load(pane: OutputPane) -> None:
+    async def load(pane: TaskPane) -> None:
         is_loading.set()
         while pane.query("#output"):  # noqa: ASYNC110  # textual has no event for it
             await asyncio.sleep(0)
         pane.query_one("#output")
 
     async def play(seat: Seat) -> None:
-        await seat.press("5")
+        await seat.shows("a/good")
+        await seat.press("enter")
         await is_loading.wait()
 
-    monkeypatch.setattr(OutputPane, "load", load)
-    run(directory, play)
+    monkeypatch.setattr(TaskPane, "load", load)
+    run(directory, play, "--campaign a")
 
 
 def test_broker_that_has_not_replied_yet_is_loading(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,19 +322,19 @@ def test_broker_that_has_not_replied_yet_is_loading(monkeypatch: pytest.MonkeyPa
 
 def test_broker_that_goes_away_is_reported_until_it_is_back(tmp_path: Path) -> None:
     async def scene(broker: Broker) -> None:
-        async with seated(local(tmp_path)) as seat:
-            await seat.shows("campaigns-table", "e")
+        async with seated(local(tmp_path), "--campaign e") as seat:
+            await seat.shows("e/early")
             banner = seat.widget("#banner", Static)
-            assert not banner.display
+            await seat.until(lambda: not banner.display)
             broker.kill()
             await seat.until(lambda: bool(banner.display))
             assert "broker" in seat.words("#banner")
-            assert seat.keys("campaigns-table") == ["e"]
+            assert seat.keys() == ["e/early"]
             with Broker(tmp_path):
                 await seat.until(lambda: not banner.display)
                 with Client(state=tmp_path / ".taskyard") as client:
-                    client.submit(b"", name="late", campaign="f", service="fax")
-                await seat.shows("campaigns-table", "f")
+                    client.submit(b"", name="late", campaign="e", service="fax")
+                await seat.shows("e/late")
 
     with Broker(tmp_path) as broker:
         with Client(state=tmp_path / ".taskyard") as client:
@@ -421,14 +347,9 @@ def test_last_state_is_shown_without_a_broker(tmp_path: Path) -> None:
         client.submit(b"", name="early", campaign="e", service="fax")
 
     async def play(seat: Seat) -> None:
-        await seat.shows("campaigns-table", "e")
         await seat.until(lambda: "this is the last state" in seat.words("#banner"))
-        await seat.press("4")
-        await seat.shows("tasks-table", "e/early")
-        await seat.press("c")
-        await seat.choices()
-        await seat.press("enter")
-        await seat.notes("no broker is running on")
+        await seat.press("3")
+        await seat.shows("e/early")
 
     run(tmp_path, play)
 

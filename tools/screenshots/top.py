@@ -9,7 +9,6 @@ from taskyard.cli.offline import OfflineClient
 from taskyard.client.broker_link import BrokerLink
 from taskyard.client.client import Client
 from taskyard.client.task_filters import Filter
-from taskyard.process.locks import LOCK_FILE, lock_holder
 from taskyard.tui.app import Top
 
 if TYPE_CHECKING:
@@ -21,17 +20,11 @@ _SIZE: Final = (100, 30)
 
 #: The name of each picture, and the keys that lead to it from the picture before.
 _STEPS: Final = (
-    ("overview", ()),
-    ("lanes", ("2",)),
-    ("workers", ("3",)),
-    ("tasks", ("4",)),
+    ("lanes", ()),
+    ("workers", ("2",)),
+    ("tasks", ("3",)),
     ("task", ("enter",)),
-    ("confirmation", ("escape", "c")),
-    ("help", ("escape", "question_mark")),
 )
-
-#: Seconds of throughput in the picture of the overview.
-_WARM_UP_SECONDS: Final = 8.0
 
 #: Fail if a screen takes longer.
 _DRAWN_SECONDS: Final = 60.0
@@ -39,7 +32,6 @@ _DRAWN_SECONDS: Final = 60.0
 
 def capture(state: Path, directory: Path, wanted: Filter | None = None) -> list[Path]:
     """Write a picture of every screen of the broker on a state directory. Return the files."""
-    is_live = lock_holder(state / LOCK_FILE) is not None
 
     def connect(*, is_live: bool) -> Client:
         return Client(state=state) if is_live else OfflineClient(state)
@@ -47,21 +39,19 @@ def capture(state: Path, directory: Path, wanted: Filter | None = None) -> list[
     link = BrokerLink(connect)
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        return asyncio.run(_capture(link, str(state), directory, wanted, is_live=is_live))
+        return asyncio.run(_capture(link, str(state), directory, wanted))
     finally:
         link.close()
 
 
 async def _capture(
-    link: BrokerLink, name: str, directory: Path, wanted: Filter | None, *, is_live: bool
+    link: BrokerLink, name: str, directory: Path, wanted: Filter | None
 ) -> list[Path]:
     files = []
     app = Top(link, name, wanted or Filter())
     async with app.run_test(size=_SIZE) as pilot:
         await pilot.press("1")
         await _drawn(app, pilot)
-        if is_live:
-            await asyncio.sleep(_WARM_UP_SECONDS)
         for title, keys in _STEPS:
             await pilot.press(*keys)
             await _drawn(app, pilot)

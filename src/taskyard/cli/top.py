@@ -45,8 +45,8 @@ _RESTART_SECONDS: Final = 15.0
 def top(cli_context: CliContext, /, part: str | None, **given: Any) -> None:  # noqa: ANN401  # scope options
     """Show counters, lanes, workers, tasks and output in the terminal.
 
-    Options select tasks, as in `taskyard list`. Keys retry, cancel, pause and change priorities
-    after a confirmation: ? lists them. Without a broker, shows the last state of the directory.
+    Options select tasks, as in `taskyard list`. The last line lists the keys. Without a broker,
+    shows the last state of the directory.
     """
     try:
         from taskyard.client.broker_link import BrokerLink  # noqa: PLC0415  # slow to import

@@ -1,38 +1,27 @@
 """The application: keys, the timer, the filter, and the banner of a broker that is away.
 
 It requests the status once a second at most, and what the shown screen needs. A broker that goes
-away is tried again every second, while the last replies stay on the screen.
+away is tried again every second, while the last replies stay on the screen. Changes no task.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from rich.text import Text
 from textual.app import App
 from textual.binding import Binding
+from textual.coordinate import Coordinate
 from textual.css.query import NoMatches
-from textual.widgets import ContentSwitcher, Footer, Input, Static
+from textual.widgets import DataTable, Footer, Input, Static
 
 from taskyard.client import task_filters
-from taskyard.client.requests import full_name
 from taskyard.errors import TaskyardError, UserError
-from taskyard.tui import actions, text
-from taskyard.tui.dialogs import Confirmation, Help
-from taskyard.tui.output_pane import OutputPane
-from taskyard.tui.panes import (
-    LanesPane,
-    Opened,
-    OverviewPane,
-    Pane,
-    Session,
-    TasksPane,
-    WorkersPane,
-)
-from taskyard.tui.samples import Throughput
+from taskyard.tui import text
+from taskyard.tui.output import TaskPane
+from taskyard.tui.screens import LanesScreen, Screen, TasksScreen, WorkersScreen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,61 +29,70 @@ if TYPE_CHECKING:
     from textual import events
     from textual.app import ComposeResult
     from textual.binding import BindingType
-    from textual.screen import Screen
 
     from taskyard.client.broker_link import BrokerLink
     from taskyard.client.task_filters import Filter
-    from taskyard.tui.actions import Choice
+    from taskyard.tui.text import Row
 
-#: Seconds between two drawings.
+#: Seconds between two drawings, and while another window has the keyboard.
 _TICK_SECONDS: Final = 1.0
-
-#: Seconds between two drawings while another window has the keyboard.
 _BLURRED_SECONDS: Final = 5.0
 
 #: A broker that has not replied for this long is reported.
 _SILENT_SECONDS: Final = 2.0
 
-#: The name of the broker is left out of the title if there is less room.
-_NAME_WIDTH_MIN: Final = 8
-
 #: Screens that `Esc` goes back to.
 _BACK_MAX: Final = 50
-
-_PANES: Final = {
-    "overview": OverviewPane,
-    "lanes": LanesPane,
-    "workers": WorkersPane,
-    "tasks": TasksPane,
-    "task": OutputPane,
-}
 
 _CSS: Final = """
 #title { height: 1; background: $primary-background; text-wrap: nowrap; }
 #banner { display: none; height: auto; background: $warning; color: $text; padding: 0 1; }
-#banner.shown { display: block; }
-ContentSwitcher { height: 1fr; }
-Pane { height: 1fr; }
-#counters { height: auto; padding: 0 1; margin: 1 0 0 0; }
-#rates { height: 3; padding: 0 1; }
-#facts { height: auto; padding: 0 1; margin: 0 0 1 0; }
+#counters { height: auto; padding: 0 1; margin: 1 0; }
 RowTable { height: 1fr; scrollbar-size-vertical: 1; }
-#services-table { height: auto; max-height: 40%; margin: 0 0 1 0; }
-#filter-line { height: 1; padding: 0 1; }
-.note { height: 1; padding: 0 1; color: $text-muted; }
-#details { height: auto; max-height: 50%; padding: 0 1; }
-#output { height: 1fr; border-top: solid $primary; padding: 0 1; overflow-y: auto; }
-#output, #details, #dialog { scrollbar-size-vertical: 1; }
+TaskPane { display: none; height: 1fr; }
+#details { height: auto; max-height: 50%; padding: 0 1; scrollbar-size-vertical: 1; }
+#output { height: 1fr; border-top: solid $primary; padding: 0 1; scrollbar-size-vertical: 1; }
+#note { height: 1; padding: 0 1; color: $text-muted; }
 #filter { display: none; dock: bottom; margin: 0 0 1 0; }
-#filter.shown { display: block; }
-Confirmation, Help { align: center middle; }
-#dialog {
-    width: 90%; max-width: 100; height: auto; max-height: 100%; padding: 0 2;
-    border: round $primary; background: $surface;
-}
-#dialog OptionList { height: auto; max-height: 12; margin: 1 0; padding: 0; border: none; }
-#dialog #priority { margin: 1 0 0 0; }
+#banner.shown, #filter.shown, TaskPane.shown { display: block; }
+RowTable.hidden { display: none; }
 """
+
+
+class RowTable(DataTable[Text]):
+    """A table whose rows are replaced every second, while the cursor stays on its row."""
+
+    def __init__(self) -> None:
+        super().__init__(id="rows", cursor_type="row", zebra_stripes=True)
+        self._shown: tuple[str, list[Row]] = ("", [])
+
+    def show_rows(self, screen: Screen, rows: list[Row]) -> None:
+        """Draw rows. Only cells that differ are drawn again if the keys are as before."""
+        name, before = self._shown
+        self._shown = screen.name, rows
+        if name != screen.name:
+            self.clear(columns=True)
+            self.add_columns(*screen.columns)
+            before = []
+        keys, known = ([key for key, _ in some] for some in (rows, before))
+        if keys != known:
+            self._replace_rows(rows, keys, known)
+            return
+        for number, ((_, old_cells), (_, cells)) in enumerate(zip(before, rows, strict=True)):
+            for column, (old, new) in enumerate(zip(old_cells, cells, strict=True)):
+                if old != new:
+                    self.update_cell_at(Coordinate(number, column), new, update_width=True)
+
+    def _replace_rows(self, rows: list[Row], keys: list[str], known: list[str]) -> None:
+        number, scroll = self.cursor_row, self.scroll_y
+        key = known[number] if 0 <= number < len(known) else None
+        self.clear()
+        for row_key, cells in rows:
+            self.add_row(*cells, key=row_key)
+        place = keys.index(key) if key in keys else min(number, len(rows) - 1)
+        if known and place > 0:
+            self.scroll_to(y=scroll, animate=False)
+            self.move_cursor(row=place)
 
 
 class Top(App[None]):
@@ -104,22 +102,12 @@ class Top(App[None]):
     TITLE = "taskyard top"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("1,o", "pane('overview')", "Overview", show=False),
-        Binding("2,l", "pane('lanes')", "Lanes and services", show=False),
-        Binding("3,w", "pane('workers')", "Workers", show=False),
-        Binding("4,t", "pane('tasks')", "Tasks", show=False),
-        Binding("5", "pane('task')", "Task under the cursor, with its output", show=False),
-        Binding("enter", "open", "Open what is under the cursor", show=False),
+        Binding("1,l", "show('lanes')", "Lanes", key_display="1"),
+        Binding("2,w", "show('workers')", "Workers", key_display="2"),
+        Binding("3,t", "show('tasks')", "Tasks", key_display="3"),
+        Binding("enter", "open", "Open", key_display="Enter"),
         Binding("slash", "edit_filter", "Filter", key_display="/"),
-        Binding("r", "act('retry')", "Retry"),
-        Binding("c", "act('cancel')", "Cancel"),
-        Binding("p", "pause", "Pause or resume"),
-        Binding("plus", "act('priority')", "Priority", key_display="+"),
-        Binding("n", "page(1)", "Next page", show=False),
-        Binding("b", "page(-1)", "Page before", show=False),
-        Binding("tab", "app.focus_next", "Next table", show=False),
         Binding("escape", "leave", "Back", key_display="Esc"),
-        Binding("question_mark", "help", "Help", key_display="?"),
         Binding("q", "quit", "Quit"),
     ]
 
@@ -128,8 +116,11 @@ class Top(App[None]):
         # Without colours, not even greys: a terminal may have a light background.
         super().__init__(ansi_color=bool(os.environ.get("NO_COLOR")))
         self.animation_level = "none"
-        self._link, self._broker_name = link, name
-        self._session = Session(link, wanted, Throughput())
+        self._link, self._broker_name, self._wanted = link, name, wanted
+        kinds = (LanesScreen, WorkersScreen, TasksScreen)
+        self._tables: dict[str, Screen] = {kind.name: kind(link) for kind in kinds}
+        #: The name of the screen, below an open task.
+        self.shown = "tasks" if wanted.text else "lanes"
         #: Screens and filters to go back to.
         self._back: list[tuple[str, Filter]] = []
         self._wake = asyncio.Event()
@@ -137,51 +128,20 @@ class Top(App[None]):
         #: Number of finished drawings, for tests.
         self.drawings = 0
 
-    # Widgets.
-
     def compose(self) -> ComposeResult:
         yield Static(id="title")
         yield Static(id="banner")
-        initial = "tasks" if self._session.wanted.text else "overview"
-        with ContentSwitcher(initial=initial):
-            for name, kind in _PANES.items():
-                yield kind(self._session, name)
-        yield Input(
-            id="filter", placeholder="--campaign NAME --failed part-of-a-name", compact=True
-        )
+        yield Static(id="counters")
+        yield RowTable()
+        yield TaskPane(self._link)
+        yield Static(id="note")
+        yield Input(id="filter", placeholder="--campaign NAME --failed part-of-name", compact=True)
         yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
-        self._focus_pane()
         self._show_banner("loading")
+        self._change()
         self.run_worker(self._poll(), exit_on_error=True)
-
-    @property
-    def _base(self) -> Screen[object]:
-        """Return the screen below all dialogs."""
-        return self.screen_stack[0]
-
-    @property
-    def pane_name(self) -> str:
-        return self._base.query_one(ContentSwitcher).current or "overview"
-
-    @property
-    def pane(self) -> Pane:
-        return self._base.query_one(f"#{self.pane_name}", Pane)
-
-    def _focus_pane(self) -> None:
-        self._draw_title()
-        self.pane.query_one(f"#{self.pane.focus_on}").focus()
-
-    def _draw_title(self) -> None:
-        title = Text(" taskyard top ", "bold")
-        for number, name in enumerate(_PANES, start=1):
-            style = "bold reverse" if name == self.pane_name else ""
-            title.append(f" {number} {name} ", style)
-        room = self.size.width - title.cell_len - 2
-        if room > _NAME_WIDTH_MIN:
-            title.append(f" {text.shortened(self._broker_name, room)}", "dim")
-        self._base.query_one("#title", Static).update(title)
 
     # The timer.
 
@@ -220,24 +180,37 @@ class Top(App[None]):
             self.drawings += 1
 
     async def _load(self) -> None:
-        stats = await self._link.ask("status")
-        self._session.stats = stats
-        self._session.throughput.add(time.monotonic(), stats["counts"])
-        await self.pane.load()
+        stats, width = await self._link.ask("status"), self.size.width
+        head = Text("\n").join([text.counters(stats["counts"], width - 2), text.facts(stats)])
+        self.query_one("#counters", Static).update(head)
+        task, name, wanted = self.query_one(TaskPane), self.shown, self._wanted
+        if task.opened:
+            await task.load()
+            self._note(task.note)
+            return
+        screen = self._tables[name]
+        await screen.load(wanted)
+        if (name, wanted) == (self.shown, self._wanted):  # no key was typed meanwhile
+            self.query_one(RowTable).show_rows(screen, screen.rows(width))
+            shown = wanted.text if name != "workers" else ""
+            self._note(screen.note() + (f"   filter {shown}" if shown else ""))
+
+    def _note(self, words: str) -> None:
+        self.query_one("#note", Static).update(Text(text.one_line(words)))
 
     def _show_banner(self, words: str) -> None:
-        banner = self._base.query_one("#banner", Static)
+        banner = self.query_one("#banner", Static)
         banner.set_class(bool(words), "shown")
         banner.update(Text(text.one_line(words)))
 
-    def _refresh_soon(self) -> None:
-        """Request everything again, after an action or a key."""
-        self.pane.reload()
-        self._wake.set()
+    def reload(self) -> None:
+        """Make all requests due."""
+        self.query_one(TaskPane).pace.reset()
+        for screen in self._tables.values():
+            screen.pace.reset()
 
     def on_resize(self) -> None:
-        self._draw_title()
-        self._wake.set()
+        self._change()
 
     def on_app_blur(self, _event: events.AppBlur) -> None:
         self._is_focused = False
@@ -248,68 +221,56 @@ class Top(App[None]):
 
     # Screens.
 
-    def _go(self, name: str) -> None:
-        """Show a screen. `Esc` returns to this one."""
-        if name != self.pane_name:
-            self._remember()
-        self._base.query_one(ContentSwitcher).current = name
-        self._focus_pane()
+    def _change(self) -> None:
+        """Show another screen, filter or task, and draw at once."""
+        task, table = self.query_one(TaskPane), self.query_one(RowTable)
+        task.set_class(bool(task.opened), "shown")
+        table.set_class(bool(task.opened), "hidden")
+        self.query_one("#filter", Input).remove_class("shown")
+        (task.query_one("#output") if task.opened else table).focus()
+        title = Text(" taskyard top ", "bold")
+        for number, name in enumerate(self._tables, start=1):
+            title.append(f" {number} {name} ", "bold reverse" if name == self.shown else "")
+        title.append(f" {text.shortened(self._broker_name, self.size.width // 2)}", "dim")
+        self.query_one("#title", Static).update(title)
         self._wake.set()
 
-    def _remember(self) -> None:
-        self._back = [*self._back[-_BACK_MAX:], (self.pane_name, self._session.wanted)]
+    def _go(self, name: str, wanted: Filter) -> None:
+        """Show a screen. `Esc` returns to this one."""
+        if (name, wanted) != (self.shown, self._wanted):
+            self._back = [*self._back[-_BACK_MAX:], (self.shown, self._wanted)]
+        self.shown, self._wanted = name, wanted
+        self.query_one(TaskPane).open("")
+        self._change()
 
-    def action_pane(self, name: str) -> None:
-        tasks = self._base.query_one(TasksPane)
-        if name == "task" and self.pane_name == "tasks" and (view := tasks.selected()) is not None:
-            self._base.query_one(OutputPane).open(full_name(view))
-        self._go(name)
+    def action_show(self, name: str) -> None:
+        self._go(name, self._wanted)
 
     def action_leave(self) -> None:
-        if self._base.query_one("#filter", Input).has_class("shown"):
-            self._hide_filter()
-        elif self._back:
-            name, wanted = self._back.pop()
-            self._set_filter(wanted)
-            self._base.query_one(ContentSwitcher).current = name
-            self._focus_pane()
-            self._wake.set()
+        task = self.query_one(TaskPane)
+        if not self.query_one("#filter", Input).has_class("shown"):
+            if task.opened:
+                task.open("")
+            elif self._back:
+                self.shown, self._wanted = self._back.pop()
+        self._change()
 
-    def action_page(self, step: int) -> None:
-        self.pane.turn_page(step)
-        self._wake.set()
-
-    def action_help(self) -> None:
-        self.push_screen(Help(key_table()))
-
-    def on_opened(self, event: Opened) -> None:
-        if event.wanted is None:
-            self._base.query_one(OutputPane).open(event.name)
-            self._go("task")
-            return
-        self._remember()
-        self._set_filter(event.wanted)
-        self._base.query_one(ContentSwitcher).current = "tasks"
-        self._focus_pane()
-        self._wake.set()
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        key = event.row_key.value or ""
+        wanted = self._tables[self.shown].opened(key)
+        if wanted is None:
+            self.query_one(TaskPane).open(key)
+            self._change()
+        else:
+            self._go("tasks", wanted)
 
     # The filter.
 
-    def _set_filter(self, wanted: Filter) -> None:
-        if wanted != self._session.wanted:
-            self._session.wanted = wanted
-            self._base.query_one(TasksPane).restart()
-            self._base.query_one(LanesPane).reload()
-
     def action_edit_filter(self) -> None:
-        field = self._base.query_one("#filter", Input)
-        field.value = self._session.wanted.text
+        field = self.query_one("#filter", Input)
+        field.value = self._wanted.text
         field.add_class("shown")
         field.focus()
-
-    def _hide_filter(self) -> None:
-        self._base.query_one("#filter", Input).remove_class("shown")
-        self._focus_pane()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         try:
@@ -317,78 +278,12 @@ class Top(App[None]):
         except UserError as error:
             self.notify(str(error), severity="error", markup=False)
             return
-        if wanted != self._session.wanted:
-            self._remember()
-            self._set_filter(wanted)
-        self._hide_filter()
-        if self.pane_name != "lanes":
-            self._base.query_one(ContentSwitcher).current = "tasks"
-            self._focus_pane()
-        self._wake.set()
-
-    # Actions.
-
-    def action_act(self, name: str) -> None:
-        self.run_worker(self._act(actions.VERBS[name]), group="action", exclusive=True)
-
-    async def _act(self, verb: actions.Verb) -> None:
-        """Confirm an action on tasks, and carry it out."""
-        targets, stats = self.pane.targets(), self._session.stats
-        if not targets or stats is None:
-            self.notify(f"nothing to {verb.name}: choose a task, a campaign or a lane")
-            return
-        try:
-            choices = await actions.task_choices(self._link, stats, verb, targets)
-        except TaskyardError as error:
-            self._report(error)
-            return
-        priority = None
-        if verb.name == "priority":
-            view = targets[0].view
-            priority = 0 if view is None else int(view["priority"])
-        await self._confirm(verb.question, choices, priority)
-
-    def action_pause(self) -> None:
-        self.run_worker(self._pause(), group="action", exclusive=True)
-
-    async def _pause(self) -> None:
-        """Confirm a pause, or its end, and carry it out."""
-        stats = self._session.stats
-        if stats is None:
-            return
-        try:
-            choices = await actions.pause_choices(self._link, stats, self.pane.places())
-        except TaskyardError as error:
-            self._report(error)
-            return
-        await self._confirm("Pause or resume", choices)
-
-    async def _confirm(
-        self, title: str, choices: list[Choice], priority: int | None = None
-    ) -> None:
-        chosen = await self.push_screen_wait(Confirmation(title, choices, priority))
-        if chosen is None:
-            return
-        number, value = chosen
-        act = choices[number].act
-        if act is None:
-            return
-        try:
-            done = await self._link.act(lambda client: act(client, value))
-        except TaskyardError as error:
-            self._report(error)
-        else:
-            self.notify(done, markup=False)
-        self._refresh_soon()
-
-    def _report(self, error: TaskyardError) -> None:
-        """Show why a request was refused, or failed."""
-        self.notify(text.one_line(str(error)), severity="error", timeout=10, markup=False)
+        self._go("lanes" if self.shown == "lanes" else "tasks", wanted)
 
 
 def key_table() -> Iterator[tuple[str, str]]:
-    """Yield the keys and what they do, for the help and the documentation."""
+    """Yield the keys and what they do, for the documentation."""
     for binding in Top.BINDINGS:
         if isinstance(binding, Binding):
-            keys = binding.key_display or binding.key.replace(",", " or ")
-            yield {"enter": "Enter", "tab": "Tab"}.get(keys, keys), binding.description
+            keys = binding.key.split(",")[1:]
+            yield " or ".join([binding.key_display or binding.key, *keys]), binding.description

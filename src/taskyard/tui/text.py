@@ -39,13 +39,9 @@ _RARE: Final = ("delayed", "blocked", "cancelled")
 #: The order of counters: what moves first, what has ended last.
 STATES: Final = ("ready", "leased", "delayed", "blocked", "done", "failed", "cancelled")
 
-CAMPAIGN_COLUMNS: Final = ("CAMPAIGN", "PROGRESS", "DONE", "TOTAL", "FAILED", "RUNNING", "READY")
-SERVICE_COLUMNS: Final = ("SERVICE", "WORKERS", "READY", "RUNNING", "WAITING", "FAILED", "PAUSED")
 LANE_COLUMNS: Final = ("SERVICE", "LANE", "READY", "RUNNING", "OLDEST", "WHY", "NEXT DUE")
 WORKER_COLUMNS: Final = ("WORKER", "STATE", "SLOTS", "TASKS", "SEEN", "SERVICES", "FREE", "HOST")
 TASK_COLUMNS: Final = ("TASK", "STATE", "TRY", "SINCE", "DETAIL", "SERVICE", "LANE", "PRIORITY")
-
-_BAR_WIDTH: Final = 10
 
 #: Lanes are often host names. Longer ones are shortened.
 _LANE_WIDTH_MAX: Final = 24
@@ -55,6 +51,7 @@ _NAME_WIDTH_MIN: Final = 16
 _NAME_SHARE: Final = 0.42
 
 _TAB_WIDTH: Final = 8
+_GAP: Final = 3
 _LABEL_WIDTH: Final = 12
 
 
@@ -113,7 +110,7 @@ def _word(text: object, style: str = "") -> Text:
     return Text(one_line(str(text)), style)
 
 
-# The overview.
+# The head.
 
 
 def counters(counts: dict[str, int], width: int) -> Text:
@@ -123,66 +120,33 @@ def counters(counts: dict[str, int], width: int) -> Text:
         for state in STATES
         if counts[state] or state not in _RARE
     ]
-    text, used = Text(), 0
+    lines = [Text()]
     for cell in cells:
-        if used and used + cell.cell_len + 3 > width:
-            text.append("\n")
-            used = 0
-        if used:
-            text.append("   ")
-        text.append_text(cell)
-        used += cell.cell_len + 3
-    return text
+        if lines[-1] and lines[-1].cell_len + cell.cell_len + _GAP > width:
+            lines.append(Text())
+        lines[-1].append_text(Text(" " * _GAP if lines[-1] else "") + cell)
+    return Text("\n").join(lines)
 
 
-def pauses(stats: View) -> str:
-    """Name what is paused. Empty: nothing is."""
-    parts = ["everything"] if stats["paused"] else []
-    parts += [place(one["service"], one["lane"]) for one in stats["pauses"]]
-    return ", ".join(parts)
+def facts(stats: View) -> Text:
+    """Return workers, pauses, and tasks that wait for failed ones."""
+    line = Text(count(stats["workers"], "worker"), "dim")
+    paused = ["everything"] if stats["paused"] else []
+    paused += [_place(one["service"], one["lane"]) for one in stats["pauses"]]
+    if paused:
+        line.append(f"   paused: {', '.join(paused)}", "not dim yellow")
+    if behind := stats["behind_failure"]:
+        line.append(f"   {count(behind, 'blocked task')} behind failed ones", "not dim red")
+    return line
 
 
-def place(service: str | None, lane: str | None) -> str:
-    """Name a service, one of its lanes, or everything."""
-    if service is None:
-        return "everything"
-    if lane is None:
-        return f"service {one_line(service)}"
-    return f"lane {one_line(lane) or '-'} of service {one_line(service)}"
+def _place(service: str, lane: str | None) -> str:
+    """Name a service or one of its lanes."""
+    which = "" if lane is None else f"lane {one_line(lane) or '-'} of "
+    return f"{which}service {one_line(service)}"
 
 
-def campaign_row(one: View, width: int) -> Row:
-    counts = one["counts"]
-    total = sum(counts.values())
-    done = counts["done"]
-    share = done / total if total else 0.0
-    full = int(share * _BAR_WIDTH)
-    bar = Text.assemble(
-        ("━" * full, "green"), ("─" * (_BAR_WIDTH - full), "dim"), f" {int(share * 100):3d} %"
-    )
-    name = Text(shortened(one["name"], name_width(width)) or "-")
-    failed = _number(counts["failed"], STATE_STYLES["failed"])
-    running, ready = _number(counts["leased"]), _number(counts["ready"])
-    return one["name"], (name, bar, _number(done), _number(total), failed, running, ready)
-
-
-# Services, lanes and workers.
-
-
-def service_row(one: View, stats: View) -> Row:
-    counts = one["counts"]
-    paused = [pause["lane"] for pause in stats["pauses"] if pause["service"] == one["name"]]
-    words = ["yes"] if None in paused or stats["paused"] else []
-    lanes = len([lane for lane in paused if lane is not None])
-    words += [count(lanes, "lane")] if lanes else []
-    return one["name"], (
-        _word(one["name"]),
-        _number(one["workers"]),
-        *(_number(counts[state]) for state in ("ready", "leased")),
-        _number(counts["blocked"] + counts["delayed"]),
-        _number(counts["failed"], STATE_STYLES["failed"]),
-        Text(", ".join(words), "yellow"),
-    )
+# Lanes and workers.
 
 
 def lane_row(one: View, now: float) -> Row:
@@ -310,8 +274,3 @@ def labelled(lines: Iterable[tuple[str, Text]], width: int) -> Text:
             text.append(f"{part}\n", value.style)
     text.rstrip()
     return text
-
-
-def quoted(name: str) -> str:
-    """Return a name as a word of a shell command."""
-    return one_line(shlex.quote(name))

@@ -39,13 +39,12 @@ class Screen(Struct, frozen=True):
 
 #: Every screen by the name of its line.
 SCREENS: Final = {
-    "overview": Screen(("1",)),
-    "lanes": Screen(("2",)),
-    "workers": Screen(("3",)),
-    "tasks": Screen(("4",)),
-    "a task": Screen(("4", "enter")),
-    "tasks with a rare text": Screen(("4",), "photo-0001234"),
-    "failed tasks": Screen(("4",), "--failed"),
+    "lanes": Screen(("1",)),
+    "workers": Screen(("2",)),
+    "tasks": Screen(("3",)),
+    "a task": Screen(("3", "enter")),
+    "tasks with a rare text": Screen(("3",), "photo-0001234"),
+    "failed tasks": Screen(("3",), "--failed"),
 }
 
 
@@ -67,8 +66,8 @@ class TimedTop(Top):
         self._drawn = asyncio.Event()
 
     async def _draw(self) -> None:
-        self.pane.reload()  # a search is due now, even if the last one took long
-        name, cpu_ns, start_ns = self.pane_name, self._broker_cpu_ns(), time.perf_counter_ns()
+        self.reload()  # a search is due now, even if the last one took long
+        name, cpu_ns, start_ns = self.shown, self._broker_cpu_ns(), time.perf_counter_ns()
         await super()._draw()
         took_ns = time.perf_counter_ns() - start_ns
         self.refreshes.append(Refresh(name, took_ns, self._broker_cpu_ns() - cpu_ns))
@@ -83,7 +82,7 @@ class TimedTop(Top):
         return found
 
     def _of_pane(self) -> list[Refresh]:
-        return [one for one in self.refreshes if one.pane == self.pane_name]
+        return [one for one in self.refreshes if one.pane == self.shown]
 
 
 def run(state: Path, say: Callable[[str], None]) -> list[TableLine]:
