@@ -288,7 +288,7 @@ def test_unknown_key_is_refused_with_a_suggestion(key: str, advice: str) -> None
         ("priority", 1001, "must be a whole number from -1000 to 1000, not 1001"),
         ("priority", True, "must be a whole number from -1000 to 1000, not True"),
         ("priority", 1.0, "must be a whole number from -1000 to 1000, not 1.0"),
-        ("slots", 0, f"must be a whole number from 1 to {NUMBER_MAX}, not 0"),
+        ("slots", 0, "must be at least 1, not 0"),
         ("due", "2031-05-04T12:00", "must have a time zone, such as 2031-05-04T12:00:00Z for UTC"),
         (
             *("due", 1_935_655_200),

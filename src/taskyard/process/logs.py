@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import logging.handlers
 import os
 import queue
 import select
@@ -33,12 +34,6 @@ LINES_MAX: Final = 10_000
 
 #: How long the end of a process waits for a terminal or pipe that takes no more lines.
 CLOSE_SECONDS_MAX: Final = 2.0
-
-#: How often a full queue is checked for room.
-_ROOM_SECONDS: Final = 0.01
-
-#: Lines written at once. A file exceeds its size by no more.
-_BATCH_LINES: Final = 100
 
 #: Read from the captured stderr at once.
 _READ_BYTES: Final = 1 << 16
@@ -225,78 +220,70 @@ class StderrSink:
 # The thread.
 
 
-class LogWriter(logging.Handler):
+class LogWriter(logging.handlers.QueueHandler):
     """A handler whose thread writes the lines, from the first one on."""
 
     def __init__(self, formatter: LineFormatter, sink: LineSink) -> None:
-        super().__init__()
+        self._waiting: queue.Queue[logging.LogRecord] = queue.Queue(LINES_MAX)
+        super().__init__(self._waiting)
         self.setFormatter(formatter)
-        self._line_formatter = formatter
-        self._sink = sink
-        #: None ends the thread.
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._line_formatter, self._sink = formatter, sink
         self._dropped = 0
-        self._thread = threading.Thread(target=self._run, name="taskyard-log", daemon=True)
         self._starting = threading.Lock()
+        self._listener: logging.handlers.QueueListener | None = None
 
-    def _start(self) -> None:
-        with self._starting:
-            if self._thread.ident is None:
-                self._thread.start()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self.put(self.format(record))
-        except Exception:  # noqa: BLE001  # as in `logging`: a bad record must not stop a daemon
-            self.handleError(record)
-
-    def put(self, line: str) -> None:
+    def enqueue(self, record: logging.LogRecord) -> None:
         """Add a line, or count it if the queue is full."""
-        if self._lines.qsize() >= LINES_MAX:
+        self._start()
+        try:
+            self._waiting.put_nowait(record)
+        except queue.Full:
             self._dropped += 1
-        else:
-            self._lines.put(line)
-        if self._thread.ident is None:
-            self._start()
 
     def put_output(self, line: str) -> None:
         """Add a line that a child printed. Waits for room: the child's own queue is behind it."""
-        while self._lines.qsize() >= LINES_MAX and self._thread.is_alive():
-            time.sleep(_ROOM_SECONDS)
-        self.put(self._line_formatter.wrapped(line))
+        self._start()
+        self._waiting.put(logging.makeLogRecord({"msg": self._line_formatter.wrapped(line)}))
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._listener is None:
+                self._listener = logging.handlers.QueueListener(self._waiting, _Printer(self))
+                self._listener.start()
+
+    def write(self, line: str) -> None:
+        """Write a line, in the thread, and how many were dropped before it."""
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            fields = {"lines": dropped}
+            full = self._line_formatter.line(time.time_ns(), "warning", "log full", fields)
+            line = f"{line}\n{full}"
+        # A full disk must not end the thread: there may be room later.
+        with suppress(OSError):
+            self._sink.write(f"{line}\n".encode(errors="backslashreplace"))
 
     def close(self) -> None:
         """Write the lines that are left. Gives up if nothing takes them."""
-        if self._thread.is_alive():
-            self._lines.put(None)
-            self._thread.join(CLOSE_SECONDS_MAX)
-        elif self._thread.ident is None:
+        with self._waiting.all_tasks_done:
+            is_written = self._waiting.all_tasks_done.wait_for(
+                lambda: not self._waiting.unfinished_tasks, CLOSE_SECONDS_MAX
+            )
+        if is_written:
+            if self._listener is not None:
+                self._listener.stop()
             self._sink.close()
         super().close()
 
-    def _run(self) -> None:
-        is_open = True
-        while is_open:
-            line = self._lines.get()
-            batch = []
-            while line is not None:
-                batch.append(line)
-                if self._lines.empty() or len(batch) >= _BATCH_LINES:
-                    break
-                line = self._lines.get()
-            is_open = line is not None
-            dropped, self._dropped = self._dropped, 0
-            if dropped:
-                fields = {"lines": dropped}
-                lost = self._line_formatter.line(time.time_ns(), "warning", "log full", fields)
-                batch.append(lost)
-            self._write("".join(f"{one}\n" for one in batch))
-        self._sink.close()
 
-    def _write(self, lines: str) -> None:
-        # A full disk must not end the thread: there may be room later.
-        with suppress(OSError):
-            self._sink.write(lines.encode(errors="backslashreplace"))
+class _Printer(logging.Handler):
+    """Passes the lines of the queue to their writer."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._writer.write(record.getMessage())
 
 
 def start_log(writer: LogWriter, level: int) -> None:

@@ -2,8 +2,8 @@
 
 All problems are collected and reported together. An unknown key in a file is an error. An unknown
 variable is only a warning: it may belong to another version or another program, and an error would
-stop every command, those of tasks included. What a broker does with settings is below: their rules
-for the scheduler, and the differences that it logs after a reload.
+stop every command, those of tasks included. Also makes the rules of the scheduler, and compares two
+versions for the log of a broker.
 """
 
 from __future__ import annotations
