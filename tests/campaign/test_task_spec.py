@@ -16,7 +16,7 @@ from taskyard.campaign.task_spec import (
     to_row,
 )
 from taskyard.campaign.values import InvalidValue, TimeSpec, from_cell, read_duration
-from taskyard.core.limits import AFTER_MAX, NUMBER_MAX, SECOND_NS
+from taskyard.core.limits import AFTER_MAX, SECOND_NS
 from tests.kit.cases import each_case
 
 MINUTE_NS = 60 * SECOND_NS

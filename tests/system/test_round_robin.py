@@ -379,6 +379,7 @@ def test_commands_of_a_file_are_carried_out_in_order(tmp_path: Path) -> None:
             "bulkping: 20 sent, 20 succeeded",
             "client> bulkdata 20",
             "bulkdata: 20 sent, 20 succeeded",
+            "client> ",
         ]
 
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import secrets
 import shlex
 import shutil
 import signal
-import threading
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +30,7 @@ from taskyard.cli.options import (
     state_option,
 )
 from taskyard.cli.output import example
-from taskyard.cli.prompt import QUIT, Console, read_commands, run_command, run_prompt
+from taskyard.cli.prompt import HostedPrompt, Prompt
 from taskyard.client import discovery
 from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
@@ -40,6 +38,7 @@ from taskyard.errors import TaskyardError, UserError
 from taskyard.net import endpoints, sockets
 from taskyard.net.host import Host
 from taskyard.net.round_robin import RoundRobinLoop
+from taskyard.process.logs import LineFormatter, LogWriter
 from taskyard.wire.dialect import ROUND_ROBIN
 from taskyard.wire.round_robin.client import Client as RoundRobinClient
 from taskyard.wire.round_robin.frames import DIALECT, ENDPOINT, KEY_BYTES_MAX, SLOTS_MAX
@@ -50,7 +49,7 @@ from taskyard.worker.runner import ProcessRunner
 from taskyard.worker.settings import check_workers_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from taskyard.cli.options import CommandFunction
@@ -60,12 +59,6 @@ if TYPE_CHECKING:
     from taskyard.net.zmq_socket import ZmqSocket
 
 _NAME: Final = DIALECT.decode()
-
-#: Lines about messages that wait for a slow terminal. Further ones are left out.
-_LINES_MAX: Final = 1000
-
-#: How long to wait at the end until they are printed.
-_PRINT_SECONDS_MAX: Final = 1.0
 
 
 def _choose_listen(context: click.Context, _option: click.Parameter, given: str | None) -> str:
@@ -144,62 +137,52 @@ def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> N
     """
     cli_context.quiet, cli_context.verbose = not debug, debug >= SUMMARIES
     open_log(cli_context, "rr server")
-    console = Console("server", debug)
-    server_prompt = _ServerPrompt(console, endpoints.native_endpoint(state))
+    prompt = _ServerPrompt(endpoints.native_endpoint(state), debug)
 
     def print_line(line: str) -> None:
-        console.print_line(1, line)
+        prompt.print_line(1, line)
         if line.startswith(f"listening {_NAME}"):
-            threading.Thread(target=server_prompt.run, daemon=True).start()
+            prompt.start()
 
     tables = cli_context.settings().listeners
     listen = read_listen((f"{_NAME}={endpoint}",), tables)
-    with _printed_messages(console, debug):
+    with _printed_messages(prompt, debug):
         serve(BrokerSettings(state, listen, tables=tables), print_line)
-    console.end_prompt()
+    prompt.end_prompt()
 
 
-class _PrintedLog(logging.Handler):
-    """Prints log records on a console in a thread, because a stopped terminal must not stop the
-    broker. Records that it has no room for are counted, and the count is printed."""
+class _MessageFormatter(LineFormatter):
+    """Formats the records of messages without time and level."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-        self._lines: queue.Queue[str | None] = queue.Queue(_LINES_MAX)
-        self._left_out = 0
-        self._thread = threading.Thread(target=self._print_lines, daemon=True)
-        self._thread.start()
+    def format(self, record: logging.LogRecord) -> str:
+        return record.getMessage()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._lines.put_nowait(record.getMessage())
-        except queue.Full:
-            self._left_out += 1
+    def line(self, at_ns: int, level: str, event: str, fields: Mapping[str, object]) -> str:  # noqa: ARG002  # of `LineFormatter`
+        return f"{fields['lines']} more messages, not printed"
+
+
+class _PromptSink:
+    """Prints log lines beside a prompt."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._prompt = prompt
+
+    def write(self, lines: bytes) -> None:
+        for line in lines.decode().splitlines():
+            self._prompt.print_line(BASIC, line)
 
     def close(self) -> None:
-        """Wait a little until all lines are printed."""
-        with suppress(queue.Full):
-            self._lines.put_nowait(None)
-            self._thread.join(_PRINT_SECONDS_MAX)
-        super().close()
-
-    def _print_lines(self) -> None:
-        with suppress(BrokenPipeError):
-            while (line := self._lines.get()) is not None:
-                self._console.print_line(BASIC, line)
-                if self._left_out and self._lines.empty():
-                    left_out, self._left_out = self._left_out, 0
-                    self._console.print_line(BASIC, f"{left_out} more messages, not printed")
+        """Leave stdout open."""
 
 
 @contextmanager
-def _printed_messages(console: Console, debug: int) -> Iterator[None]:
+def _printed_messages(prompt: Prompt, debug: int) -> Iterator[None]:
     """Print the messages that the server receives and passes on, from debug level 1 on."""
     if debug < BASIC:
         yield
         return
-    with closing(_PrintedLog(console)) as handler:
+    formatter = _MessageFormatter("rr server", as_json=False)
+    with closing(LogWriter(formatter, _PromptSink(prompt))) as handler:
         message_logger.handlers[:] = [handler]
         message_logger.propagate = False
         message_logger.setLevel(logging.DEBUG)
@@ -207,45 +190,34 @@ def _printed_messages(console: Console, debug: int) -> Iterator[None]:
         message_logger.handlers.clear()
 
 
-class _ServerPrompt:
+class _ServerPrompt(Prompt):
     """The prompt of the server, in a thread beside the broker."""
 
-    def __init__(self, console: Console, endpoint: str) -> None:
-        self._console = console
+    def __init__(self, endpoint: str, debug: int) -> None:
+        super().__init__("server", debug)
         self._endpoint = endpoint
-        self._commands: dict[str, Callable[[], None]] = {"workers": self._list, QUIT: _stop}
 
-    def run(self) -> None:
-        self._console.prompt()
-        for line in read_commands():
-            self._console.command_read(line)
-            with suppress(BrokenPipeError):
-                run_command(line, self._commands, {}, self._console)
-            if line == QUIT:
-                return
-            self._console.prompt()
-        _stop()
-
-    def _list(self) -> None:
+    def do_workers(self, _: str) -> None:
+        """List the workers with their free slots."""
         try:
             with Client(self._endpoint) as client:
                 workers = [one for one in client.workers() if one["dialect"] == _NAME]
         except TaskyardError as error:
-            self._console.print_line(0, f"can't list the workers: {error}")
+            self.print_line(0, f"can't list the workers: {error}")
             return
         for one in workers:
-            self._console.print_line(0, _row(one))
-        self._console.print_line(0, format_count(len(workers), "worker"))
+            self.print_line(0, _row(one))
+        self.print_line(0, format_count(len(workers), "worker"))
+
+    def do_quit(self, _: str) -> bool:
+        """Stop the server."""
+        os.kill(os.getpid(), signal.SIGTERM)
+        return True
 
 
 def _row(worker: dict[str, Any]) -> str:
     peer = worker["name"].removeprefix(ROUND_ROBIN.decode())
     return f"{peer}  {worker['slots'] - worker['slots_used']} of {worker['slots']} slots free"
-
-
-def _stop() -> None:
-    """Stop the broker with SIGTERM."""
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @rr.command(epilog=example("rr worker -d 5", "rr worker --command 'count=wc -c' --slots 4"))
@@ -286,7 +258,7 @@ def worker(
     Commands: `register`, `deregister`, `bulk` (start child workers, ten with this one), `endbulk`
     (stop them) and `quit`.
     """
-    address, console = endpoints.peer_endpoint(endpoint), Console("worker", debug)
+    address = endpoints.peer_endpoint(endpoint)
     key = _key(cli_context, address)
     check_workers_key(key)
 
@@ -299,13 +271,44 @@ def worker(
             name: host.add_resource(ProcessRunner(slots_all, (), host.clock, command=argv))
             for name, argv in installed.items()
         }
-        program = worker_program.RoundRobinProgram(
-            *(open_socket, host.poller, host.clock, console.print_line),
+        prompt = _WorkerPrompt("worker", debug, host)
+        prompt.worker = worker_program.RoundRobinProgram(
+            open_socket,
+            host.poller,
+            host.clock,
+            prompt.print_line,
             slots=slots,
             commands=worker_program.InstalledCommands(runners),
         )
-        host.callback(program.close)
-        run_prompt(program, host, console)
+        host.callback(prompt.worker.close)
+        prompt.run(prompt.worker)
+
+
+class _WorkerPrompt(HostedPrompt):
+    """The prompt of the worker."""
+
+    worker: worker_program.RoundRobinProgram
+
+    def do_register(self, _: str) -> None:
+        """Offer slots to the server."""
+        self.worker.register()
+
+    def do_deregister(self, _: str) -> None:
+        """Leave the server."""
+        self.worker.deregister()
+
+    def do_bulk(self, _: str) -> None:
+        """Start child workers, ten with this one."""
+        self.worker.bulk()
+
+    def do_endbulk(self, _: str) -> None:
+        """Stop the child workers."""
+        self.worker.end_bulk()
+
+    def do_quit(self, _: str) -> bool:
+        """Leave the server and end."""
+        self.worker.quit()
+        return True
 
 
 def _parse_commands(given: Sequence[str]) -> dict[bytes, list[str]]:
@@ -341,12 +344,48 @@ def client(cli_context: CliContext, endpoint: str, debug: int) -> None:
     Commands: `ping` (no reply), `pingt` (with reply), `data` (1024 bytes), `bulkping N` and
     `bulkdata N` (N messages, ten at a time, counting replies) and `quit`.
     """
-    address, console = endpoints.peer_endpoint(endpoint), Console("client", debug)
+    address = endpoints.peer_endpoint(endpoint)
     suffix = f"client-{os.getpid()}-{secrets.token_hex(4)}"
     with Host() as host:
         key = _key(cli_context, address)
         wire = host.add_socket(sockets.connect_by_name(address, suffix, key))
-        run_prompt(_ClientProgram(wire, host.clock, console.print_line), host, console)
+        prompt = _ClientPrompt("client", debug, host)
+        prompt.client = _ClientProgram(wire, host.clock, prompt.print_line)
+        prompt.run(prompt.client)
+
+
+class _ClientPrompt(HostedPrompt):
+    """The prompt of the client."""
+
+    counted = ("bulkping", "bulkdata")
+    client: _ClientProgram
+
+    def do_ping(self, _: str) -> None:
+        """Send a PING without a reply."""
+        self.client.ping()
+
+    def do_pingt(self, _: str) -> None:
+        """Send a PING with a reply."""
+        self.client.start_pings("pingt", 1)
+
+    def do_data(self, _: str) -> None:
+        """Send 1024 bytes."""
+        self.client.start_streams("data", 1)
+
+    def do_bulkping(self, number: str) -> None:
+        """Send N PINGs, ten at a time, and count the replies."""
+        if total := self.read_number("bulkping", number):
+            self.client.start_pings("bulkping", total)
+
+    def do_bulkdata(self, number: str) -> None:
+        """Send N times 1024 bytes, ten at a time, and count the replies."""
+        if total := self.read_number("bulkdata", number):
+            self.client.start_streams("bulkdata", total)
+
+    def do_quit(self, _: str) -> bool:
+        """End the client."""
+        self.client.is_finished = True
+        return True
 
 
 def _invited_endpoint(invitation: Invitation) -> str:
@@ -362,7 +401,7 @@ def _key(cli_context: CliContext, address: str) -> PeerKey | None:
 
 
 class _ClientProgram(RoundRobinLoop):
-    """A client at one server, and its commands."""
+    """A client at one server."""
 
     def __init__(
         self, wire: ZmqSocket, clock: MonotonicClock, print_line: Callable[[int, str], None]
@@ -371,17 +410,6 @@ class _ClientProgram(RoundRobinLoop):
         super().__init__(self._client, wire, clock, print_line)
         self._socket = wire
         self.is_finished = False
-        self.commands: dict[str, Callable[[], None]] = {
-            "ping": lambda: self.run_actions(self._client.ping()),
-            "pingt": lambda: self._ping("pingt", 1),
-            "data": lambda: self._stream("data", 1),
-            "quit": self._quit,
-        }
-        #: Commands that take a number.
-        self.counted_commands: dict[str, Callable[[int], None]] = {
-            "bulkping": lambda total: self._ping("bulkping", total),
-            "bulkdata": lambda total: self._stream("bulkdata", total),
-        }
 
     @property
     def is_busy(self) -> bool:
@@ -393,11 +421,11 @@ class _ClientProgram(RoundRobinLoop):
         super().turn()
         self._socket.check_accepted(SECOND_NS)
 
-    def _ping(self, command: str, total: int) -> None:
+    def ping(self) -> None:
+        self.run_actions(self._client.ping())
+
+    def start_pings(self, command: str, total: int) -> None:
         self.run_actions(self._client.start_pings(command, total, self.now_ns()))
 
-    def _stream(self, command: str, total: int) -> None:
+    def start_streams(self, command: str, total: int) -> None:
         self.run_actions(self._client.start_streams(command, total, self.now_ns()))
-
-    def _quit(self) -> None:
-        self.is_finished = True

@@ -141,15 +141,6 @@ class RoundRobinProgram:
         #: Children that have sent DEREGISTER.
         self._leaving: list[RoundRobinWorkerLoop] = []
         self._is_quitting = False
-        self.commands = {
-            "register": self._first.register,
-            "deregister": self._deregister,
-            "bulk": self._bulk,
-            "endbulk": self._end_bulk,
-            "quit": self._quit,
-        }
-        #: No command takes a number.
-        self.counted_commands: dict[str, Callable[[int], None]] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -204,14 +195,17 @@ class RoundRobinProgram:
 
     # Commands.
 
-    def _deregister(self) -> None:
+    def register(self) -> None:
+        self._first.register()
+
+    def deregister(self) -> None:
         if not self._first.worker.is_registered:
             self._print(ERRORS, "not registered")
             return
         self._first.deregister()
         self._print(BASIC, "worker is deregistered")
 
-    def _bulk(self) -> None:
+    def bulk(self) -> None:
         if self._children:
             self._print(ERRORS, "child workers are running already (end them with endbulk)")
             return
@@ -219,7 +213,7 @@ class RoundRobinProgram:
         for child in self._children:
             child.register()
 
-    def _end_bulk(self) -> None:
+    def end_bulk(self) -> None:
         if not self._children:
             self._print(ERRORS, "no child workers (start some with bulk)")
             return
@@ -228,9 +222,9 @@ class RoundRobinProgram:
             self._print(SUMMARIES, f"{child.worker.name} passed {child.worker.messages} messages")
         self._leaving, self._children = self._children, []
 
-    def _quit(self) -> None:
+    def quit(self) -> None:
         if self._children:
-            self._end_bulk()
+            self.end_bulk()
         if self._first.worker.is_registered:
-            self._deregister()
+            self.deregister()
         self._is_quitting = True
