@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.demo import postgresql
+from pair_demo import postgresql
 from tests.kit import requirements
 from tests.kit.processes import environment
 from tests.kit.requirements import ROOT, TABLE

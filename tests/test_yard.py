@@ -275,6 +275,8 @@ def test_index_set_for_uv_is_left_alone(yard: ModuleType, monkeypatch: pytest.Mo
         (["bench", "core"], ["python", "-m", "bench", "core"]),
         (["docs"], ["python", "-m", "docs.pages", "ROOT/docs"]),
         (["sim", "7", "-q"], ["python", "-m", "simulator", "7", "-q"]),
+        (["demo", "--pair", "-q"], ["python", "-m", "pair_demo", "--pair", "-q"]),
+        (["demo", "--tasks", "300"], ["taskyard", "demo", "--tasks", "300"]),
         (["journal", "check"], ["taskyard", "journal", "check"]),
         (["--version"], ["taskyard", "--version"]),
     ],

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 
 import taskyard
+from pair_demo.postgresql import ROLE, ThrowawayCluster, find_programs
 from soak import Soak
 from soak_kit.audit import AuditLine, succeeds
 from soak_kit.load import (
@@ -43,7 +44,6 @@ from soak_kit.load import (
 from soak_kit.pair import PAIR, REPLY_SECONDS, PairFleet, PairLayout
 from soak_kit.proxy import DatabaseProxy
 from taskyard.core.model import Submission, Terms
-from taskyard.demo.postgresql import ROLE, ThrowawayCluster, find_programs
 from taskyard.errors import NotInstalled, Refused, TaskyardError
 
 if TYPE_CHECKING:

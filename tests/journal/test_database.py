@@ -3,10 +3,10 @@
 import psycopg
 import pytest
 
+from pair_demo.postgresql import ROLE
 from taskyard.cli.entry import run as run_command
 from taskyard.cli.entry import taskyard
 from taskyard.core.limits import SECOND_NS
-from taskyard.demo.postgresql import ROLE
 from taskyard.errors import JournalDamaged, UnknownFormat, UnusableStore
 from taskyard.journal.postgres import database
 from tests.kit.postgres import Cluster, name_in

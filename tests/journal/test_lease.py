@@ -12,8 +12,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from pair_demo.postgresql import ROLE
 from soak_kit.proxy import DatabaseProxy
-from taskyard.demo.postgresql import ROLE
 from taskyard.errors import JournalDamaged, LeaderLost, StateLocked
 from taskyard.journal.lock import StateLock
 from taskyard.journal.postgres import database, last_term, leader, standbys

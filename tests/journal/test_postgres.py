@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from taskyard.demo.postgresql import ROLE
+from pair_demo.postgresql import ROLE
 from taskyard.errors import (
     JournalDamaged,
     JournalFailed,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from taskyard.demo.postgresql import ROLE, ThrowawayCluster
+from pair_demo.postgresql import ROLE, ThrowawayCluster
 from taskyard.journal.postgres import database
 from tests.kit.requirements import need
 

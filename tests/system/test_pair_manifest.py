@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml  # type: ignore[import-untyped]  # stubs would be one more package
 
+from pair_demo.pair import free_ports
 from taskyard.client.client import Client
-from taskyard.demo.pair import free_ports
 from tests.kit.processes import PATIENCE_SECONDS, TASKYARD, Running, environment
 
 if TYPE_CHECKING:

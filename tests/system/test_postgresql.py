@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from pair_demo.postgresql import ROLE
 from taskyard.client.client import Client
-from taskyard.demo.postgresql import ROLE
 from taskyard.errors import BytesMissing, Refused
 from taskyard.journal import history, snapshot
 from taskyard.pipeline.jobs import history as history_job

@@ -13,16 +13,11 @@ import click
 from taskyard.cli.format import escape_line
 from taskyard.cli.options import CliContext, json_option, quiet_option, verbose_option
 from taskyard.cli.output import example, print_document
-from taskyard.cli.pipeline.documents import (
-    DemoCounts,
-    DemoDocument,
-    DemoLine,
-    PairDemoDocument,
-)
+from taskyard.cli.pipeline.documents import DemoCounts, DemoDocument, DemoLine
 from taskyard.cli.pipeline.group import SparkCommand
 from taskyard.cli.progress import ProgressBar
-from taskyard.demo.campaign import PAIR_TASKS, TASKS, TASKS_MAX, TASKS_MIN
-from taskyard.errors import ExitCode, NotInstalled
+from taskyard.demo.campaign import TASKS, TASKS_MAX, TASKS_MIN
+from taskyard.errors import ExitCode
 from taskyard.process.supervisor import stop_signals_as_interrupt
 
 if TYPE_CHECKING:
@@ -30,27 +25,17 @@ if TYPE_CHECKING:
 
     from taskyard.demo import audit
     from taskyard.demo.audit import ProofLine
-    from taskyard.demo.pair import PairResult
     from taskyard.demo.walkthrough import DemoResult
 
 #: The default of --out.
 DIRECTORY: Final = "taskyard-demo"
 
 
-class DemoCommand(SparkCommand):
-    """A command that needs Spark, but not with --pair."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        return click.Command.invoke(self, ctx) if ctx.params["pair"] else super().invoke(ctx)
-
-
-@click.command(
-    cls=DemoCommand, epilog=example("demo", "demo --tasks 10000 --out /tmp/demo", "demo --pair")
-)
+@click.command(cls=SparkCommand, epilog=example("demo", "demo --tasks 10000 --out /tmp/demo"))
 @click.option(
     "--tasks",
     type=click.IntRange(TASKS_MIN, TASKS_MAX),
-    show_default=f"{TASKS}, or {PAIR_TASKS} with --pair",
+    default=TASKS,
     metavar="N",
     help="Number of tasks in the campaign.",
 )
@@ -58,35 +43,14 @@ class DemoCommand(SparkCommand):
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    show_default=DIRECTORY,
-    help="Working directory. The files of an earlier demo are replaced. Not with --pair.",
-)
-@click.option(
-    "--pair",
-    is_flag=True,
-    help="Instead: two brokers on a throw-away PostgreSQL. The leader is killed, the other one "
-    "takes over.",
-)
-@click.option(
-    "--postgresql",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    show_default="in PATH, by pg_config, or of a package",
-    help="Directory with the programs of PostgreSQL, for --pair.",
+    default=DIRECTORY,
+    help="Working directory. The files of an earlier demo are replaced.",
 )
 @json_option
 @verbose_option
 @quiet_option
 @click.pass_obj
-def demo(  # noqa: PLR0913  # one for each option
-    cli_context: CliContext,
-    *,
-    tasks: int | None,
-    out: Path | None,
-    pair: bool,
-    postgresql: Path | None,
-    as_json: bool,
-) -> ExitCode:
+def demo(cli_context: CliContext, *, tasks: int, out: Path, as_json: bool) -> ExitCode:
     """Run a demonstration: a campaign, a broker crash and a report.
 
     Generates a campaign with a graph, with lanes and with a destination that fails at first. Spark
@@ -97,53 +61,20 @@ def demo(  # noqa: PLR0913  # one for each option
 
     Takes about a minute on two cores. Exit 0 only if every check passes. Needs the extra: pip
     install 'taskyard[spark]'.
-
-    With --pair: starts a PostgreSQL in a temporary directory, two brokers and two workers. While a
-    client submits tasks, the broker that leads is killed with SIGKILL. The other one takes over.
-    Then the journal is audited. Takes 20 seconds, and needs PostgreSQL's programs and pip install
-    'taskyard[postgres]'.
     """
-    cli_context.interrupt_message = "interrupted; all processes of the demo have ended"
-    with stop_signals_as_interrupt():
-        if pair:
-            if out is not None:
-                raise click.UsageError("--out: can't be used with --pair, which keeps no files")
-            return _run_pair(cli_context, tasks or PAIR_TASKS, postgresql, as_json=as_json)
-        if postgresql is not None:
-            raise click.UsageError("--postgresql: needs --pair")
-        return _run(cli_context, tasks or TASKS, out or Path(DIRECTORY), as_json=as_json)
-
-
-def _run(cli_context: CliContext, tasks: int, out: Path, *, as_json: bool) -> ExitCode:
     from taskyard.demo import walkthrough  # noqa: PLC0415  # imports Spark
 
-    outcome = walkthrough.run(tasks, out, _DemoOutput(cli_context))
+    cli_context.interrupt_message = "interrupted; all processes of the demo have ended"
+    with stop_signals_as_interrupt():
+        outcome = walkthrough.run(tasks, out, DemoOutput(cli_context))
     if as_json:
         print_document(_document(outcome))
     else:
         _print(outcome, out)
-    return _exit_code(outcome.lines)
+    return exit_code(outcome.lines)
 
 
-def _run_pair(
-    cli_context: CliContext, tasks: int, postgresql: Path | None, *, as_json: bool
-) -> ExitCode:
-    try:
-        from taskyard.demo import pair  # noqa: PLC0415  # an extra
-    except ImportError as error:
-        raise NotInstalled(
-            f"demo --pair: needs {error.name} (`pip install 'taskyard[postgres]'`)"
-        ) from error
-    outcome = pair.run(tasks, postgresql, _DemoOutput(cli_context))
-    if as_json:
-        print_document(_pair_document(outcome))
-    else:
-        _print_lines(outcome.lines)
-        click.echo(f"{_verdict(outcome.lines)} ({outcome.seconds:.0f} s)")
-    return _exit_code(outcome.lines)
-
-
-class _DemoOutput:
+class DemoOutput:
     """Prints each step with its time, and a progress bar while the campaign runs."""
 
     def __init__(self, cli_context: CliContext) -> None:
@@ -169,12 +100,12 @@ class _DemoOutput:
             self._bar.count(counts, total)
 
 
-def _exit_code(lines: list[ProofLine]) -> ExitCode:
+def exit_code(lines: list[ProofLine]) -> ExitCode:
     broken = [line.code for line in lines if not line.passed]
     return max(broken, default=ExitCode.OK)
 
 
-def _print_lines(lines: list[ProofLine]) -> None:
+def print_lines(lines: list[ProofLine]) -> None:
     click.echo("\nchecks against the journal:")
     wide = max(len(line.what) for line in lines)
     for line in lines:
@@ -182,15 +113,15 @@ def _print_lines(lines: list[ProofLine]) -> None:
         click.echo(f"  {line.what:<{wide}}  {line.figures}{mark}")
 
 
-def _verdict(lines: list[ProofLine], place: str = "") -> str:
+def verdict(lines: list[ProofLine], place: str = "") -> str:
     broken = [line.what for line in lines if not line.passed]
     return f"FAILED: {', '.join(broken)}{place}" if broken else "all checks passed"
 
 
 def _print(outcome: DemoResult, out: Path) -> None:
-    _print_lines(outcome.lines)
-    verdict = _verdict(outcome.lines, f" (see {outcome.state})")
-    click.echo(f"{verdict} ({outcome.seconds:.0f} s)\n")
+    print_lines(outcome.lines)
+    ending = verdict(outcome.lines, f" (see {outcome.state})")
+    click.echo(f"{ending} ({outcome.seconds:.0f} s)\n")
     click.echo(f"report: {escape_line(str(out / outcome.report.relative_to(outcome.directory)))}")
     click.echo("to try next (in a clone, use ./yard instead of taskyard):")
     state = shlex.quote(str(out / outcome.state.relative_to(outcome.directory)))
@@ -232,22 +163,3 @@ def _document(outcome: DemoResult) -> DemoDocument:
 
 def _document_lines(lines: list[ProofLine]) -> list[DemoLine]:
     return [DemoLine(check=line.what, figures=line.figures, passed=line.passed) for line in lines]
-
-
-def _pair_document(outcome: PairResult) -> PairDemoDocument:
-    counts, takeover = outcome.counts.audit_counts, outcome.takeover
-    return PairDemoDocument(
-        seconds=round(outcome.seconds, 3),
-        submitted=counts.submitted,
-        done=counts.done,
-        failed=counts.failed,
-        lost=counts.unfinished,
-        completed_twice=counts.completed_twice,
-        stale_refused=counts.stale,
-        rows=outcome.counts.rows,
-        epoch_before=takeover.epoch_before,
-        epoch_after=takeover.epoch_after,
-        takeover_seconds=round(takeover.seconds, 3),
-        lines=_document_lines(outcome.lines),
-        sound=all(line.passed for line in outcome.lines),
-    )

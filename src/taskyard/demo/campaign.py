@@ -23,9 +23,6 @@ TASKS: Final = 2800
 TASKS_MIN: Final = 200
 TASKS_MAX: Final = 20_000
 
-#: Default with --pair. Each takes a tenth of a second of one of eight slots.
-PAIR_TASKS: Final = 600
-
 #: The services of the mails, of the ping-pong workers (which have no other), and of the WMP
 #: workers.
 MAIL: Final = "mail"

@@ -14,7 +14,7 @@ from bench.broker.host import STORE_VARIABLE
 from bench.settings import Kind, Settings
 from bench.table import TableLine, table_line
 from bench.targets import POSTGRESQL_COST
-from taskyard.demo.postgresql import ThrowawayCluster, find_programs
+from pair_demo.postgresql import ThrowawayCluster, find_programs
 from taskyard.journal.postgres import database
 
 #: Tasks by batch size. A backlog of 500,000 is refused while its compaction lags behind.

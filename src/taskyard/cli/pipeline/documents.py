@@ -190,26 +190,6 @@ class DemoDocument(JsonDocument, tag="demo"):
     sound: bool
 
 
-class PairDemoDocument(JsonDocument, tag="demo-pair"):
-    """`demo --pair`."""
-
-    seconds: float
-    submitted: int
-    done: int
-    failed: int
-    lost: int
-    completed_twice: int
-    stale_refused: int
-    #: Rows of the journal, verified by its chain.
-    rows: int
-    epoch_before: int
-    epoch_after: int
-    #: From the kill of the leader to the first answer of the other broker.
-    takeover_seconds: float
-    lines: list[DemoLine]
-    sound: bool
-
-
 class SweepPoint(Document):
     """The simulated result of one combination."""
 

@@ -1,4 +1,4 @@
-"""`taskyard demo --pair`: two brokers of one journal in PostgreSQL, and the leader is killed.
+"""`./yard demo --pair`: two brokers of one journal in PostgreSQL, and the leader is killed.
 
 The cluster, the brokers and the workers are processes of this machine, and end with the demo. A
 client submits all the time, also while no broker leads. Then the journal is read from the database,
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Final, Self
 
 from msgspec import Struct
 
+from pair_demo.postgresql import ThrowawayCluster, find_programs
 from taskyard.client.client import Client
 from taskyard.demo import tasks
 from taskyard.demo.audit import ProofLine
 from taskyard.demo.cluster import DemoProcess, end_processes, stop_processes
 from taskyard.demo.directory import LOGS
-from taskyard.demo.postgresql import ThrowawayCluster, find_programs
 from taskyard.errors import ExitCode, TaskFailed, TaskyardError, TimedOut
 from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.chain import Head
@@ -107,7 +107,7 @@ class PairResult(Struct, frozen=True):
     seconds: float
 
 
-def run(tasks_total: int, postgresql: Path | None, reporter: DemoReporter) -> PairResult:
+def run_pair(tasks_total: int, postgresql: Path | None, reporter: DemoReporter) -> PairResult:
     """Run the demo. Raises TaskyardError if a part of it fails. Logs are kept then."""
     began = time.monotonic()
     programs = find_programs(postgresql)
