@@ -181,7 +181,10 @@ class RoundRobinProgram:
         wire = self._open_socket(f"{name}-{self._token}")
         self._poller.add(wire)
         loop = RoundRobinWorkerLoop(
-            *(wire, self._clock, name, self._print),
+            wire,
+            self._clock,
+            name,
+            self._print,
             slots=self._slots,
             commands=self._installed,
         )
