@@ -29,6 +29,8 @@ dialect = "ping-pong"
 service = "beta"
 lane = "night"
 expire = "1s"
+
+[service.beta]
 retries = [0.5]
 
 [listen.thumbs]

@@ -231,6 +231,7 @@ class LogWriter(logging.handlers.QueueHandler):
         self._dropped = 0
         self._starting = threading.Lock()
         self._listener: logging.handlers.QueueListener | None = None
+        self._is_closed = False
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Add a line, or count it if the queue is full."""
@@ -264,14 +265,16 @@ class LogWriter(logging.handlers.QueueHandler):
 
     def close(self) -> None:
         """Write the lines that are left. Gives up if nothing takes them."""
-        with self._waiting.all_tasks_done:
-            is_written = self._waiting.all_tasks_done.wait_for(
-                lambda: not self._waiting.unfinished_tasks, CLOSE_SECONDS_MAX
-            )
-        if is_written:
-            if self._listener is not None:
-                self._listener.stop()
-            self._sink.close()
+        if not self._is_closed:
+            self._is_closed = True  # `logging` closes all handlers at the end, too
+            with self._waiting.all_tasks_done:
+                is_written = self._waiting.all_tasks_done.wait_for(
+                    lambda: not self._waiting.unfinished_tasks, CLOSE_SECONDS_MAX
+                )
+            if is_written:
+                if self._listener is not None:
+                    self._listener.stop()
+                self._sink.close()
         super().close()
 
 
