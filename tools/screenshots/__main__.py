@@ -36,7 +36,6 @@ DOCS: Final = {
     "timeline-light": 700,
     "overview-390": 844,
     "notebook-light": 900,
-    "top-lanes": 900,
     "report-light": 1400,
 }
 
