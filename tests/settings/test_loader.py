@@ -234,6 +234,15 @@ def test_schedule_beyond_the_clock_ends_with_it(tmp_path: Path) -> None:
     assert rule.options.retry_delays_ns == (1000 * 86_400 * SECOND_NS, NUMBER_MAX)
 
 
+def test_second_service_for_the_same_lanes_is_reported(tmp_path: Path) -> None:
+    text = '[service.s]\n[service.t]\nmatch = "s/*"\n[service.u]\nmatch = "s/a"\n'
+    (message,) = wrong(written(tmp_path, text))
+    assert message == (
+        "taskyard.toml:2: [service.t] matches s/*, as does [service.s] before it, which is "
+        "used (remove one)"
+    )
+
+
 # Unknown names.
 
 

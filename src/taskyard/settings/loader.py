@@ -189,6 +189,10 @@ class _Loader:
         tables = {name: self._listener(name) for kind, name in groups if kind == LISTEN and name}
         services = [name for kind, name in groups if kind == SERVICE and name]
         self._check_lease()
+        sections = {
+            name: self._section(keys.ServiceSection, f"{SERVICE}.{name}") for name in services
+        }
+        self._check_matches(sections)
         listen = {key.name: self._found[key.path].value for key in groups[LISTEN, ""]}
         listen |= {name: section.endpoint for name, section in tables.items()}
         return Settings(
@@ -200,9 +204,7 @@ class _Loader:
             log=self._section(keys.LogSection, "log"),
             worker=self._section(keys.WorkerSection, "worker"),
             defaults=self._section(keys.ServiceSection, DEFAULTS),
-            services={
-                name: self._section(keys.ServiceSection, f"{SERVICE}.{name}") for name in services
-            },
+            services=sections,
             all={path: one for path, one in self._found.items() if _is_listed(one)},
             file=self._document.file,
             unknown_variables=self._unknown_variables(rows),
@@ -358,6 +360,16 @@ class _Loader:
                 f"{heartbeat.describe()}, or one lost message expires a worker"
             )
             self._blame(latest, reason)
+
+    def _check_matches(self, sections: dict[str, keys.ServiceSection]) -> None:
+        """Report sections that are never used, because an earlier one has the same pattern."""
+        firsts: dict[str, str] = {}
+        for name, section in sections.items():
+            match = section.match_for(name)
+            first = firsts.setdefault(match, name)
+            if first != name:
+                what = f"[service.{name}] matches {match}, as does [service.{first}] before it"
+                self._add_problem(f"{what}, which is used (remove one)", SERVICE, name)
 
     def _blame(self, setting: Setting, reason: str) -> None:
         """Add a problem about a value, at its place."""
