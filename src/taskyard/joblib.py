@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
     from taskyard.client.origins import Encoded
 
 logger = logging.getLogger("taskyard.joblib")
@@ -212,19 +212,19 @@ class _CampaignExecutor(Executor):
         self._campaign = campaign
         super().__init__(discovery.endpoint(broker, state), service=service)
 
-    def _make_core(self, service: str, client: Client) -> ExecutorCore:
+    def _make_core(self, service: str, client: InternalClient) -> ExecutorCore:
         return _CampaignCore(service, client=client, campaign=self._campaign)
 
 
 class _CampaignCore(ExecutorCore):
     """Uses tasks of earlier runs. One that failed or was cancelled there runs again, once."""
 
-    def __init__(self, service: str, *, client: Client, campaign: str) -> None:
+    def __init__(self, service: str, *, client: InternalClient, campaign: str) -> None:
         #: Calls whose tasks an earlier run submitted. Their exceptions have its token.
         self._adopted: dict[str, Encoded] = {}
         super().__init__(service, client=client, campaign=campaign)
 
-    def _submit_task(self, client: Client, name: str, call: Encoded) -> AnyFuture[Any]:
+    def _submit_task(self, client: InternalClient, name: str, call: Encoded) -> AnyFuture[Any]:
         full_name = f"{self.campaign}/{name}"
         if full_name not in client.existing([full_name]):
             return super()._submit_task(client, name, call)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
 from taskyard.campaign.file_times import TaskFiles
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.events import Outcome, RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS
@@ -84,7 +84,7 @@ class InMemoryBroker:
         self._wire = stack.enter_context(
             closing(sockets.listen(endpoints.native_endpoint(directory)))
         )
-        self._clients: list[Client] = []
+        self._clients: list[InternalClient] = []
         self._is_stopping = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="taskyard-testing-broker")
@@ -96,9 +96,9 @@ class InMemoryBroker:
         """The endpoint, for `Client(endpoint)`, `Executor(endpoint)` and `--broker`."""
         return self._wire.endpoint
 
-    def client(self) -> Client:
+    def client(self) -> InternalClient:
         """Return a client. It is closed with the broker, if not before."""
-        client = self._stack.enter_context(closing(Client(self.endpoint)))
+        client = self._stack.enter_context(closing(InternalClient(self.endpoint)))
         self._clients.append(client)
         return client
 

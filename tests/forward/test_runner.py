@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
     from taskyard.testing import InMemoryBroker
 
 PATIENCE_SECONDS = 60
@@ -41,7 +41,9 @@ LARGE = b'{"pickle":1,"values":["%b-9"]}\n' % (b"a" * 64)
 class Forwarder:
     """A runner, and a client of the broker below."""
 
-    def __init__(self, runner: ForwardRunner, client: Client, broker: InMemoryBroker) -> None:
+    def __init__(
+        self, runner: ForwardRunner, client: InternalClient, broker: InMemoryBroker
+    ) -> None:
         self.runner = runner
         self.client = client
         self.broker = broker

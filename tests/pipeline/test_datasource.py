@@ -13,7 +13,6 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from pyspark_taskyard.options import OPTIONS
 from pyspark_taskyard.tables import results_batch
 from taskyard import testing
-from taskyard.client.record_stream import poll_records
 from taskyard.core.blobs import Blob
 from taskyard.journal import compaction, history, history_arrow
 from taskyard.journal.sqlite import SqliteStore
@@ -215,7 +214,7 @@ class TestBrokerAsTables:
         own = [(e["campaign"], e["lane"]) for e in events if e["task"] == "c/a"]
         assert own == [("c", "l")] * 3
         with broker.client() as client:
-            assert {one["broker"] for one in events} == {poll_records(client).journal.hex()}
+            assert {one["broker"] for one in events} == {client.poll_records(None).journal.hex()}
         edges = _read(spark, "edges", **where).collect()
         assert [(one["task"], one["after"]) for one in edges] == [("c/b", "c/a")]
 

@@ -18,7 +18,7 @@ from taskyard.cli.options import CliContext
 from taskyard.cli.top import BrokerConnector
 from taskyard.client import task_filters
 from taskyard.client.broker_link import BrokerLink
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.errors import NoBroker
 from taskyard.tui.app import Top, key_table
 from taskyard.tui.dialogs import Confirmation
@@ -47,13 +47,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(directory: Path) -> Iterator[Client]:
+def client(directory: Path) -> Iterator[InternalClient]:
     """Return a client of a broker with done and failed tasks, and some without a worker."""
     with ExitStack() as stack:
         running = stack.enter_context(Broker(directory))
         stack.callback(running.kill)
         stack.enter_context(Worker(directory, "--name", "wolf", "--slots", "2"))
-        client = stack.enter_context(Client(state=directory / ".taskyard"))
+        client = stack.enter_context(InternalClient(state=directory / ".taskyard"))
         script = "printf 'one\\ttwo\\n\\033[31mred\\n'"
         first = client.submit(["sh", "-c", script], name="good", campaign="a")
         client.submit(["sh", "-c", "echo oops; exit 3"], name="bad", campaign="a", retries=0)
@@ -259,7 +259,7 @@ def test_names_are_shown_as_text(directory: Path) -> None:
     run(directory, play, "--match [red]")
 
 
-def test_action_states_its_number_and_is_confirmed(directory: Path, client: Client) -> None:
+def test_action_states_its_number_and_is_confirmed(directory: Path, client: InternalClient) -> None:
     async def play(seat: Seat) -> None:
         await seat.moved_to("tasks-table", "b/wait-004")
         await seat.press("plus")
@@ -285,7 +285,7 @@ def test_action_states_its_number_and_is_confirmed(directory: Path, client: Clie
     assert (counts["cancelled"], counts["ready"]) == (50, 100)
 
 
-def test_many_tasks_are_not_changed_by_enter_alone(directory: Path, client: Client) -> None:
+def test_many_tasks_are_not_changed_by_enter_alone(directory: Path, client: InternalClient) -> None:
     async def play(seat: Seat) -> None:
         await seat.moved_to("campaigns-table", "a")
         await seat.press("r")
@@ -300,7 +300,7 @@ def test_many_tasks_are_not_changed_by_enter_alone(directory: Path, client: Clie
     assert client.show("a/bad")["attempt"] == 2
 
 
-def test_lane_is_paused_and_resumed(directory: Path, client: Client) -> None:
+def test_lane_is_paused_and_resumed(directory: Path, client: InternalClient) -> None:
     async def play(seat: Seat) -> None:
         await seat.press("l")
         await seat.moved_to("lanes-table", "mail\0l2")
@@ -333,12 +333,12 @@ def test_refusal_of_a_viewer_is_shown(tmp_path: Path) -> None:
             await seat.notes("viewer")
 
     with Broker(tmp_path, "--secure", "--listen", "dwork=tcp://127.0.0.1:0") as broker:
-        with Client(state=tmp_path / ".taskyard") as client:
+        with InternalClient(state=tmp_path / ".taskyard") as client:
             client.submit(b"", name="early", campaign="e", service="fax")
         asyncio.run(scene(broker.endpoints[1]))
 
 
-def test_output_is_followed_while_the_task_runs(directory: Path, client: Client) -> None:
+def test_output_is_followed_while_the_task_runs(directory: Path, client: InternalClient) -> None:
     gate = directory / "gate"
     script = f"echo begins; until [ -e {gate} ]; do sleep 0.05; done; echo ends >&2"
 
@@ -378,7 +378,7 @@ def test_drawing_while_it_closes_is_no_error(
 def test_broker_that_has_not_replied_yet_is_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     may_reply = threading.Event()
 
-    def connect(*, is_live: bool) -> Client:
+    def connect(*, is_live: bool) -> InternalClient:
         may_reply.wait(_PATIENCE_SECONDS)
         raise NoBroker(f"none, {is_live}")
 
@@ -406,18 +406,18 @@ def test_broker_that_goes_away_is_reported_until_it_is_back(tmp_path: Path) -> N
             assert seat.keys("campaigns-table") == ["e"]
             with Broker(tmp_path):
                 await seat.until(lambda: not banner.display)
-                with Client(state=tmp_path / ".taskyard") as client:
+                with InternalClient(state=tmp_path / ".taskyard") as client:
                     client.submit(b"", name="late", campaign="f", service="fax")
                 await seat.shows("campaigns-table", "f")
 
     with Broker(tmp_path) as broker:
-        with Client(state=tmp_path / ".taskyard") as client:
+        with InternalClient(state=tmp_path / ".taskyard") as client:
             client.submit(b"", name="early", campaign="e", service="fax")
         asyncio.run(scene(broker))
 
 
 def test_last_state_is_shown_without_a_broker(tmp_path: Path) -> None:
-    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path), InternalClient(state=tmp_path / ".taskyard") as client:
         client.submit(b"", name="early", campaign="e", service="fax")
 
     async def play(seat: Seat) -> None:

@@ -34,7 +34,7 @@ from taskyard.cli.options import (
 from taskyard.cli.output import example
 from taskyard.cli.prompt import QUIT, Console, read_commands, run_command, run_prompt
 from taskyard.client import discovery
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import TaskyardError, UserError
 from taskyard.net import endpoints, sockets
@@ -228,7 +228,7 @@ class _ServerPrompt:
 
     def _list(self) -> None:
         try:
-            with Client(self._endpoint) as client:
+            with InternalClient(self._endpoint) as client:
                 workers = [one for one in client.workers() if one["dialect"] == _NAME]
         except TaskyardError as error:
             self._console.print_line(0, f"can't list the workers: {error}")

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec import structs
 
 from taskyard.campaign.batches import encode_text
-from taskyard.client.client import Client
 from taskyard.client.functions import FunctionCalls, function_name
 from taskyard.client.futures import SentByClient
+from taskyard.client.internal import InternalClient
 from taskyard.client.slot_waits import SlotFuture
 from taskyard.client.stalls import wait_or_explain
 from taskyard.core.identity import spelling
@@ -193,7 +193,7 @@ class ExecutorCore:
         self,
         service: str,
         worker_spec: WorkerSpec | None = None,
-        client: Client | None = None,
+        client: InternalClient | None = None,
         timeout: float | None = None,
         campaign: str = "",
     ) -> None:
@@ -245,7 +245,7 @@ class ExecutorCore:
             self.calls.origins.use_setup(file=str(file), globals_key=globals_key)
 
     @property
-    def client(self) -> Client:
+    def client(self) -> InternalClient:
         """The client. Blocks until the local broker has started. Raises `ExecutorBroken`."""
         self._is_connected.wait()
         if self._client is None:
@@ -301,7 +301,7 @@ class ExecutorCore:
                 self._queued_calls.append((future, call))
             return self._queued_calls is not None
 
-    def _send(self, client: Client, future: CallFuture[Any], call: Encoded) -> None:
+    def _send(self, client: InternalClient, future: CallFuture[Any], call: Encoded) -> None:
         try:
             task = self._submit_task(client, future.name, call)
         except TaskyardError as error:  # settled later: the caller may hold the lock
@@ -309,7 +309,7 @@ class ExecutorCore:
             task.set_exception(error)
         task.add_done_callback(lambda settled: self._arrived.put((future, settled)))
 
-    def _submit_task(self, client: Client, name: str, call: Encoded) -> AnyFuture[Any]:
+    def _submit_task(self, client: InternalClient, name: str, call: Encoded) -> AnyFuture[Any]:
         payload, after, restore = call
         priority = current_task.nested_priority(client.broker)
         if priority != self._terms.priority:
@@ -443,12 +443,12 @@ class ExecutorCore:
         """Connect to the local broker, and send the queued calls."""
         try:
             if self._client is None and self._supervisor is not None:
-                self._client = Client(
+                self._client = InternalClient(
                     self._supervisor.endpoint(),
                     timeout=self._timeout,
                     connect_timeout=CONNECT_SECONDS,
                 )
-                self._client._has_own_workers()  # noqa: SLF001  # not for users of the client
+                self._client.has_own_workers()
         except Exception as error:  # noqa: BLE001  # raised by the futures
             self._on_broken(str(error))
         with self._lock:

@@ -117,8 +117,8 @@ def _check(connection: object, *, is_async: bool) -> None:
             "psycopg, nor a session or connection of SQLAlchemy"
         )
     if _is_async(connection) is not is_async:
-        client = "Client" if is_async else "AsyncClient"
-        raise UserError(f"connection: {connection!r} is for `{client}.outbox`")
+        kind = "Outbox" if is_async else "AsyncOutbox"
+        raise UserError(f"connection: {connection!r} is for `taskyard.{kind}`")
 
 
 def _sqlalchemy_statement() -> Any:  # noqa: ANN401  # of a package that may be missing
@@ -227,7 +227,12 @@ class OutboxBase:
 
 
 class Outbox(OutboxBase, BlockingRunner):
-    """Submits tasks in the transaction of a connection. Made by `Client.outbox`."""
+    """Submits tasks in the transaction of a connection to PostgreSQL.
+
+    The broker of that database runs them after the commit, each once, and never after a rollback.
+    The connection is one of psycopg, another driver or Django, or a session or connection of
+    SQLAlchemy. Needs no client.
+    """
 
     def _reply_to(self, tasks: Any) -> Any:  # noqa: ANN401  # of no exchange with a broker
         if _is_sqlalchemy(self._connection):
@@ -241,7 +246,11 @@ class Outbox(OutboxBase, BlockingRunner):
 
 
 class AsyncOutbox(OutboxBase, AwaitingRunner):
-    """Submits tasks in the transaction of a connection. Made by `AsyncClient.outbox`."""
+    """Submits tasks in the transaction of an asynchronous connection to PostgreSQL.
+
+    That is an `AsyncConnection` of psycopg, or an `AsyncSession` or `AsyncConnection` of
+    SQLAlchemy. Its methods are awaited.
+    """
 
     async def _reply_to(self, tasks: Any) -> Any:  # noqa: ANN401  # of no exchange with a broker
         if _is_sqlalchemy(self._connection):

@@ -114,6 +114,8 @@ class Session:
     def end_in_child(self) -> None:
         """Refuse all calls in a forked child, which has no thread to send them."""
         self._lock = threading.Lock()  # another thread may have held it
+        self.ended = AnyFuture()
+        self.ended.set_result(None)
         if self._end is None:
             self._end = ClientClosed(
                 "client: made before this process was forked (make another one in this process)"
@@ -148,7 +150,7 @@ class Session:
             self._wait_for_room()
 
     def _wait_for_room(self) -> None:
-        if self.is_blocking and not self._is_session_thread():
+        if self.is_blocking and not self.is_own_thread():
             self._buffer.wait_for_room(self._thread.is_alive)
 
     @property
@@ -162,7 +164,7 @@ class Session:
 
     def request(self, query: Query, reply_future: AnyFuture[Reply]) -> None:
         """Queue a request. `reply_future` gets the reply."""
-        if self._is_session_thread():
+        if self.is_own_thread():
             raise UserError(
                 "callback: must not wait for the client, because its thread receives the answers "
                 "(use another thread)"
@@ -212,16 +214,6 @@ class Session:
             self._watches.requested.append(futures)
             self._wake()
 
-    def stop(self, timeout: float | None = None) -> None:
-        """Wait until all tasks are acknowledged, at most `timeout` seconds, then end."""
-        self.stop_accepting()
-        if self._is_session_thread():
-            return
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            self.abandon()
-            self._thread.join(ABANDON_SECONDS)
-
     def stop_accepting(self) -> None:
         """Refuse new calls, and end when all tasks are acknowledged."""
         with self._lock:
@@ -250,7 +242,7 @@ class Session:
         if self._end is not None:
             raise self._end
 
-    def _is_session_thread(self) -> bool:
+    def is_own_thread(self) -> bool:
         """Return whether the caller is a future's callback."""
         return threading.current_thread() is self._thread
 

@@ -20,7 +20,7 @@ from taskyard.campaign.values import InvalidValue
 from taskyard.client import functions
 from taskyard.client.content import ContentKeys, campaign_of
 from taskyard.client.functions import FunctionCalls, OutcomeDecoder
-from taskyard.client.futures import FutureBase, SentByClient
+from taskyard.client.futures import Future, SentByClient
 from taskyard.client.origins import Marks
 from taskyard.client.pending_tasks import PendingTask
 from taskyard.client.session import Session
@@ -374,11 +374,11 @@ def after_names(after: object, campaign: str) -> object:
     """Return the `after` of a task in this campaign, with names in place of futures."""
     if isinstance(after, list | tuple):
         return [_name(one, campaign) for one in after]
-    return [_name(after, campaign)] if isinstance(after, FutureBase) else after
+    return [_name(after, campaign)] if isinstance(after, Future) else after
 
 
 def _name(one: object, campaign: str) -> object:
-    if not isinstance(one, FutureBase):
+    if not isinstance(one, Future):
         return one
     return one.name if one.campaign == campaign else one.full_name
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskyard.client.broker_link import BrokerLink
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
     from taskyard.client.task_filters import Filter
     from taskyard.tui.text import View
 
@@ -78,7 +78,7 @@ class Choice(NamedTuple):
     """A line of a confirmation, and the request behind it. None: there is nothing to do."""
 
     label: str
-    act: Callable[[Client, int], str] | None
+    act: Callable[[InternalClient, int], str] | None
     #: Enter alone takes it. Those that concern many tasks must be chosen first.
     is_small: bool = False
 
@@ -167,10 +167,10 @@ def _counters(stats: View, wanted: Filter) -> dict[str, int] | None:
     return None
 
 
-def _request(verb: Verb, whom: Any) -> Callable[[Client, int], str]:  # noqa: ANN401  # names or scope
+def _request(verb: Verb, whom: Any) -> Callable[[InternalClient, int], str]:  # noqa: ANN401  # names or scope
     """Return the request of an action. It takes the new priority, and returns its result."""
 
-    def act(client: Client, priority: int) -> str:
+    def act(client: InternalClient, priority: int) -> str:
         if verb.name == "priority":
             number = client.edit(whom, priority=priority)
             return f"changed the priority of {text.count(number, 'task')} to {priority}"
@@ -231,8 +231,8 @@ async def _waiting(link: BrokerLink, stats: View, place: Place) -> int:
     return sum(counts[state.name.lower()] for state in _WAITING)
 
 
-def _pause_request(place: Place, *, is_paused: bool) -> Callable[[Client, int], str]:
-    def act(client: Client, _priority: int) -> str:
+def _pause_request(place: Place, *, is_paused: bool) -> Callable[[InternalClient, int], str]:
+    def act(client: InternalClient, _priority: int) -> str:
         (client.resume if is_paused else client.pause)(place.service, place.lane)
         return f"{'resumed' if is_paused else 'paused'} {text.place(*place)}"
 

@@ -19,7 +19,7 @@ from taskyard.tui.samples import Pace
 if TYPE_CHECKING:
     from textual.app import ComposeResult
 
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
     from taskyard.tui.text import View
     from taskyard.wire.native.reads import Part
 
@@ -48,7 +48,7 @@ class StreamReader:
         self._offset = 0
         self._rest = b""
 
-    def read(self, client: Client) -> list[str]:
+    def read(self, client: InternalClient) -> list[str]:
         """Return the lines that were printed since the last call."""
         lines: list[str] = []
         for _ in range(_PARTS_MAX):
@@ -58,7 +58,7 @@ class StreamReader:
                 break
         return lines
 
-    def _page(self, client: Client) -> Part:
+    def _page(self, client: InternalClient) -> Part:
         page = client.output_page(
             self._name, self._offset, self._stream, count=TAIL_BYTES // _PARTS_MAX
         )
