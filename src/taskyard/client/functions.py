@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import inspect
-import os
 import secrets
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -168,7 +167,6 @@ class FunctionCalls:
         A plain call needs no more than `--allow MODULE`. `marks_of` takes the pickle of a call with
         marks of its own. Raises `NotEncodable`.
         """
-        check_main_guard("submits a function")
         body, encoded = self.origins.encode(function, args, kwargs, marks_of)
         service = payloads.CALL if plain_pickles.is_plain_call(body) else pickled.PICKLE
         if marks_of is None:
@@ -188,15 +186,6 @@ def marks_of_named(body: bytes) -> Marks:
     who know the call can compute it.
     """
     return Marks(hashlib.sha256(b"token " + body).hexdigest()[:_TOKEN_DIGITS])
-
-
-def check_main_guard(act: str) -> None:
-    """Raise an error in a script that a worker imports, which would submit its calls again."""
-    if os.environ.get(pickled.IMPORTING_VARIABLE):
-        raise RuntimeError(
-            f"script: {act} when a worker imports it "
-            '(guard that code with `if __name__ == "__main__":`)'
-        )
 
 
 def function_name(function: Callable[..., Any]) -> str:

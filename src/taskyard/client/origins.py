@@ -1,6 +1,6 @@
-"""Payloads of pickled calls, with where a worker finds their functions: search path and script.
+"""Payloads of pickled calls, with the search path on which a worker finds their functions.
 
-Reads `sys.path` and `__main__`. Changes neither.
+Reads `sys.path`, and does not change it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import secrets
 import sys
 import sysconfig
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from msgspec import structs
@@ -64,10 +63,8 @@ class CallOrigins:
         self._globals_key = ""
         self._repeated = RepeatedFunctions()
         self._sys_path: list[str] | None = None
-        self._origin = self._origin_with_main = Origin()
-        #: Whether a worker can run the main script. An interactive session has none.
-        self._has_script = False
-        #: Of calls that need neither the main script nor results.
+        self._origin = Origin()
+        #: Of calls that need no results.
         self._header = b""
 
     def encode(
@@ -79,21 +76,16 @@ class CallOrigins:
     ) -> tuple[bytes, Encoded]:
         """Return the pickle of a call, and the call encoded. `marks_of` takes the pickle.
 
-        It names the main script only if it refers to that by path: the worker has to run it. Raise
-        `NotEncodable`.
+        Raise `NotEncodable`.
         """
         if self._sys_path != sys.path:
             self._refresh()
         function = self._repeated.substitute(function, self.pickle_once)
         values = self._values
         is_large = None if values is None else values.is_large
-        more: Any = {"has_script": self._has_script, "is_large": is_large}
         with self._shared_globals():
-            body = pickled.pickle_call(function, args, kwargs, **more)
-        if body.needs_main:
-            # Results refer to the script by the name under which a worker runs it.
-            sys.modules.setdefault(pickled.MAIN_NAME, sys.modules["__main__"])
-        origin = self._origin_with_main if body.needs_main else self._origin
+            body = pickled.pickle_call(function, args, kwargs, is_large=is_large)
+        origin = self._origin
         if body.results:
             origin = structs.replace(origin, results=body.results)
         if marks_of is not None:
@@ -111,7 +103,7 @@ class CallOrigins:
         if self._sys_path != sys.path:
             self._refresh()
         with self._shared_globals():
-            return pickled.pickle_once(function, has_script=self._has_script)
+            return pickled.pickle_once(function)
 
     def use_setup(self, *, file: str = "", call: bytes = b"", globals_key: str = "") -> None:
         """Have processes make a setup before their first call of these."""
@@ -127,10 +119,6 @@ class CallOrigins:
         path = tuple(dict.fromkeys(map(os.path.abspath, users)))  # "" is the current directory
         self._origin = Origin(path=path, token=self._token, **self._setup)
         self._header = pickled.encode_pickled_call(b"", self._origin)
-        main, module = _main_script()
-        # Globals of a script that is run are not those of functions by value.
-        self._has_script = not self._globals_key and (main is not None or module is not None)
-        self._origin_with_main = Origin(main, module, path, self._token, **self._setup)
         self._sys_path = [*sys.path]
 
 
@@ -156,18 +144,3 @@ def _is_user_directory(place: str) -> bool:
     if place.startswith(_INSTALL_DIRECTORIES):
         return False
     return not (place.startswith(sys.base_prefix) and place.endswith(".zip"))
-
-
-def _main_script() -> tuple[str | None, str | None]:
-    """Return the path of the main script, or the name of the main module.
-
-    Neither in an interactive session, which has no file.
-    """
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    if spec is not None:
-        return None, str(spec.name)
-    file = getattr(main, "__file__", None)
-    if file is None or not Path(file).exists():
-        return None, None
-    return os.path.abspath(file), None  # noqa: PTH100  # keep the name of a link
