@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_EXCEPTION, wait
 from concurrent.futures import Future as AnyFuture
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast, overload
 
 from taskyard.client import commands, discovery, functions, future_sets, reads, requests
 from taskyard.client.campaigns import Campaign
@@ -110,7 +110,7 @@ class ClientBase(Generic[RunnerT]):
             environment=submitter_environment(endpoint, env),
         )
         self._submitter: Submitter[Future[Any, RunnerT]] = Submitter(
-            self._session, lambda *of_task: Future(self, *of_task)
+            self._session, partial(cast("Any", Future), self)
         )
         self._session.start()
         self._begin()

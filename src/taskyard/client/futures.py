@@ -215,9 +215,8 @@ class Future(AnyFuture[_T], OfClient[RunnerT]):
     _outcome: Outcome | None = None
     #: Whether it has a condition and lists.
     _may_wait = False
-    # The attributes of the standard library's future, which its `__init__` would set.
-    _state = _base.PENDING
-    _result: Any = None
+    # Attributes of the standard library's future, which its `__init__` would set.
+    _result: Any
     _exception: BaseException | None = None
     if TYPE_CHECKING:
         _done_callbacks: list[Callable[[Any], object]]
@@ -230,6 +229,8 @@ class Future(AnyFuture[_T], OfClient[RunnerT]):
         campaign: bytes = b"",
         decoder: OutcomeDecoder | None = None,
     ) -> None:
+        # All that most futures ever have, so that Python makes no dict for one.
+        self._state, self._result = _base.PENDING, None
         self._client = client
         self._campaign = campaign
         self._name = name
