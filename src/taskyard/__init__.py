@@ -9,12 +9,11 @@ if TYPE_CHECKING:
     from taskyard.client.calls import ExecutorBroken
     from taskyard.client.campaigns import Campaign
     from taskyard.client.client import AsyncClient, Client
-    from taskyard.client.current import CurrentTask, current
     from taskyard.client.executor import Executor
     from taskyard.client.future_sets import as_completed, progress, wait
     from taskyard.client.futures import Future
     from taskyard.client.outbox import AsyncOutbox, Outbox
-    from taskyard.client.task import Task, task
+    from taskyard.client.task import CurrentTask, Task, current, task
     from taskyard.errors import (
         BytesDamaged,
         BytesMissing,
@@ -79,7 +78,7 @@ _HOMES = {
     "BundlePart": "taskyard.wire.payloads",
     "Campaign": "taskyard.client.campaigns",
     "Client": "taskyard.client.client",
-    "CurrentTask": "taskyard.client.current",
+    "CurrentTask": "taskyard.client.task",
     "Executor": "taskyard.client.executor",
     "ExecutorBroken": "taskyard.client.calls",
     "Future": "taskyard.client.futures",
@@ -87,7 +86,7 @@ _HOMES = {
     "Task": "taskyard.client.task",
     "as_completed": "taskyard.client.future_sets",
     "bundle_part": "taskyard.wire.payloads",
-    "current": "taskyard.client.current",
+    "current": "taskyard.client.task",
     "progress": "taskyard.client.future_sets",
     "register": "taskyard.spark",
     "result": "taskyard.wire.inputs",

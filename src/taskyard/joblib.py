@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from taskyard.client.functions import Encoded
     from taskyard.client.internal import InternalClient
-    from taskyard.client.origins import Encoded
 
 logger = logging.getLogger("taskyard.joblib")
 

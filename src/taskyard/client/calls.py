@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec import structs
 
 from taskyard.campaign.batches import encode_text
+from taskyard.client.exchanges import SlotFuture
 from taskyard.client.functions import FunctionCalls, function_name
 from taskyard.client.futures import SentByClient
 from taskyard.client.internal import InternalClient
-from taskyard.client.slot_waits import SlotFuture
 from taskyard.client.stalls import wait_or_explain
 from taskyard.core.identity import spelling
 from taskyard.core.model import Terms
@@ -43,15 +43,15 @@ from taskyard.process import call_setup, current_task
 from taskyard.process.call_setup import InitializerFailed
 from taskyard.process.call_values import CallValues
 from taskyard.process.cluster import ClusterProcess
-from taskyard.process.supervisor import WorkerSpec
 from taskyard.wire import inputs, pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.client.origins import Encoded, Initializer
+    from taskyard.client.functions import Encoded, Initializer
     from taskyard.client.session import Session
     from taskyard.client.stalls import Stalls
+    from taskyard.process.supervisor import WorkerSpec
     from taskyard.process.value_access import ValueAccess
 
 _T = TypeVar("_T")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast, overload
 
 from taskyard.client import commands, discovery, functions, future_sets, reads, requests
 from taskyard.client.campaigns import Campaign
-from taskyard.client.environment import submitter_environment
+from taskyard.client.discovery import submitter_environment
 from taskyard.client.exchanges import (
     AwaitingRunner,
     Blocking,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-    from taskyard.client.environment import Variables
+    from taskyard.client.discovery import Variables
     from taskyard.client.exchanges import Awaited, Page, Query, Steps
     from taskyard.client.future_sets import Errors
     from taskyard.client.reads import RecordBatch

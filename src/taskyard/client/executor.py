@@ -17,8 +17,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, SupportsIndex, TypeVar
 
 from taskyard.client.calls import CallFuture, ExecutorCore
+from taskyard.client.functions import Initializer, encode_initializer
 from taskyard.client.internal import InternalClient
-from taskyard.client.origins import Initializer, encode_initializer
 from taskyard.errors import UserError
 from taskyard.process.supervisor import WorkerSpec
 from taskyard.settings.keys import SLOTS_MAX

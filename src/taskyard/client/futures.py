@@ -30,13 +30,14 @@ from taskyard.client import commands, reads, requests
 from taskyard.client.exchanges import (
     OfClient,
     RunnerT,
+    SlotCondition,
+    SlotWaiters,
     Step,
     exchange_method,
     exchange_value,
 )
 from taskyard.client.functions import Outcome, printed_text, traceback_of
 from taskyard.client.results import failure_of, result_or_error
-from taskyard.client.slot_waits import SlotCondition, SlotWaiters
 from taskyard.client.stalls import timeout_error, wait_or_explain
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskyard.campaign.batches import task_bytes
 from taskyard.client import discovery
-from taskyard.client.fetches import Fetches
 from taskyard.client.open_requests import Outage, PendingRequest, PendingRequests
 from taskyard.client.results import SettableFuture, settle_future
 from taskyard.client.stalls import Stalls
 from taskyard.client.task_buffer import TaskBuffer
-from taskyard.client.watches import Watches
+from taskyard.client.watches import Fetches, Watches
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError, UserError
 from taskyard.net import sockets

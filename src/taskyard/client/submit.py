@@ -19,11 +19,9 @@ from taskyard.campaign.task_spec import check_task, key_error_text
 from taskyard.campaign.values import InvalidValue
 from taskyard.client import functions
 from taskyard.client.content import ContentKeys, campaign_of
-from taskyard.client.functions import FunctionCalls, OutcomeDecoder
+from taskyard.client.functions import FunctionCalls, Marks, OutcomeDecoder
 from taskyard.client.futures import Future, SentByClient
-from taskyard.client.origins import Marks
 from taskyard.client.pending_tasks import PendingTask
-from taskyard.client.session import Session
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Terms
 from taskyard.errors import UserError
@@ -34,9 +32,10 @@ from taskyard.wire.pickled import PICKLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from taskyard.client.origins import Encoded
+    from taskyard.client.functions import Encoded
     from taskyard.client.requests import TaskRef
     from taskyard.client.results import SettableFuture
+    from taskyard.client.session import Session
     from taskyard.process.call_values import Restore
 
 _F = TypeVar("_F", bound="SettableFuture")

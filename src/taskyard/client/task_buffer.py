@@ -18,10 +18,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.campaign.lanes import LaneTemplates
 from taskyard.campaign.values import InvalidValue
-from taskyard.client.adoptions import Adoptions
-from taskyard.client.pending_tasks import Batch, PendingTask, submission_of
+from taskyard.client.pending_tasks import (
+    UPLOADS_MAX,
+    Adoptions,
+    Batch,
+    PendingTask,
+    Uploads,
+    submission_of,
+)
 from taskyard.client.results import SettableFuture, settle_future
-from taskyard.client.uploads import UPLOADS_MAX, Uploads
 from taskyard.client.watches import STREAM_NS
 from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal, shown

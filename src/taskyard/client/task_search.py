@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.client import requests
-from taskyard.client.reason_forms import form_of
+from taskyard.client.task_filters import form_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ from taskyard.campaign.batches import (
     TASKS_PER_BATCH,
 )
 from taskyard.campaign.submitter import BatchSubmitter, SubmitCounts
-from taskyard.client.environment import submitter_environment
+from taskyard.client.discovery import submitter_environment
 from taskyard.client.internal import InternalClient
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission
