@@ -281,8 +281,8 @@ class _Worker:
             if task.results:
                 task.args, task.kwargs = inputs.fill(task.args), inputs.fill(task.kwargs)
             return payloads.encode_value(function(*task.args, **task.kwargs), "result")
-        if task.origin.setup:
-            self._setups.ensure(task.origin)
+        if task.header.setup:
+            self._setups.ensure(task.header)
         function, args, kwargs = pickled.unpickle(task.call)
         return pickled.pickle_result(function(*args, **kwargs))
 
@@ -362,5 +362,5 @@ def _pickled_exception(error: BaseException, printed: str, payload: bytes) -> by
     """Return the exception of a pickled call, encoded for its executor."""
     if not pickled.is_pickled(payload):
         return b""
-    token = pickled.decode_pickled_call(payload).origin.token
+    token = pickled.decode_pickled_call(payload).header.token
     return pickled.encode_exception(error, printed, token)

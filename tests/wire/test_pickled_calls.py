@@ -14,26 +14,26 @@ from taskyard.core.limits import OUTPUT_BYTES_MAX
 from taskyard.errors import PeerError, UserError
 from taskyard.wire import pickled, value_pickler
 from taskyard.wire.payloads import EXEC, Call, decode_call, decode_payload, encode_call
-from taskyard.wire.pickled import PICKLE, Origin, Pickled
+from taskyard.wire.pickled import PICKLE, CallHeader, Pickled
 from taskyard.worker.limits import OUTPUT_TAIL_BYTES
 from tests.client.executor_calls import OneWay, raise_this
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
-origins = st.builds(Origin, st.lists(text).map(tuple), text)
+headers = st.builds(CallHeader, st.lists(text).map(tuple), text)
 
 
-@given(st.binary(), origins)
-def test_call_is_decoded_as_encoded(call: bytes, origin: Origin) -> None:
-    payload = pickled.encode_pickled_call(call, origin)
+@given(st.binary(), headers)
+def test_call_is_decoded_as_encoded(call: bytes, header: CallHeader) -> None:
+    payload = pickled.encode_pickled_call(call, header)
     for service in (PICKLE, b"cpu"):
-        assert decode_payload(payload, service) == Pickled(call, origin)
-    assert decode_call(payload) == Pickled(call, origin)
+        assert decode_payload(payload, service) == Pickled(call, header)
+    assert decode_call(payload) == Pickled(call, header)
 
 
 def test_payload_is_a_line_of_json_and_a_pickle() -> None:
-    payload = pickled.encode_pickled_call(b"\x80\x05", Origin(path=("/there",)))
+    payload = pickled.encode_pickled_call(b"\x80\x05", CallHeader(path=("/there",)))
     assert payload == b'{"pickle":1,"path":["/there"]}\n\x80\x05'
-    assert pickled.encode_pickled_call(b"", Origin()) == b'{"pickle":1}\n'
+    assert pickled.encode_pickled_call(b"", CallHeader()) == b'{"pickle":1}\n'
 
 
 def test_call_by_path_is_distinguished_from_a_pickled_one() -> None:
@@ -43,7 +43,7 @@ def test_call_by_path_is_distinguished_from_a_pickled_one() -> None:
 
 def test_programs_take_no_pickle() -> None:
     with pytest.raises(PeerError):
-        decode_payload(pickled.encode_pickled_call(b"", Origin()), EXEC)
+        decode_payload(pickled.encode_pickled_call(b"", CallHeader()), EXEC)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_any_bytes_are_a_call_or_a_peer_error(payload: bytes) -> None:
 
 def test_path_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(UserError, match="search path can't be sent as JSON"):
-        pickled.encode_pickled_call(b"", Origin(path=("\udce4",)))
+        pickled.encode_pickled_call(b"", CallHeader(path=("\udce4",)))
 
 
 def test_function_and_arguments_are_unpickled_as_pickled() -> None:

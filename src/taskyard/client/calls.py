@@ -48,7 +48,7 @@ from taskyard.wire import inputs, pickled
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.client.functions import Encoded, Initializer
+    from taskyard.client.functions import EncodedCall, Initializer
     from taskyard.client.session import Session
     from taskyard.client.stalls import Stalls
     from taskyard.process.supervisor import WorkerSpec
@@ -219,7 +219,7 @@ class ExecutorCore:
         self._broken = ""
         self._pending: dict[str, CallFuture[Any]] = {}
         #: Calls from before there was a client. None: there is a client.
-        self._queued_calls: list[tuple[CallFuture[Any], Encoded]] | None = []
+        self._queued_calls: list[tuple[CallFuture[Any], EncodedCall]] | None = []
         #: Calls whose tasks are settled. None wakes the thread to check for the end.
         self._arrived: SimpleQueue[tuple[CallFuture[Any], AnyFuture[Any]] | None] = SimpleQueue()
         self._ended = threading.Event()
@@ -238,11 +238,11 @@ class ExecutorCore:
         """Have each process call `initializer` before its first call."""
         call, globals_key = initializer
         if self._supervisor is None:
-            self.calls.origins.use_setup(call=call, globals_key=globals_key)
+            self.calls.encoder.use_setup(call=call, globals_key=globals_key)
         else:
             file = self._supervisor.state / SETUP_FILE
             call_setup.write_setup(file, call)
-            self.calls.origins.use_setup(file=str(file), globals_key=globals_key)
+            self.calls.encoder.use_setup(file=str(file), globals_key=globals_key)
 
     @property
     def client(self) -> InternalClient:
@@ -287,21 +287,21 @@ class ExecutorCore:
         except BaseException:  # a user's class raised an exit: no call was made
             self._drop(name)
             raise
-        for one in inputs.references((args, kwargs)) if call[1] else ():
+        for one in inputs.references((args, kwargs)) if call.results else ():
             if isinstance(one, SentByClient) and not isinstance(one, CallFuture):
                 one.await_sent(None)
         if not self._queue_until_connected(future, call):
             self._send(self.client, future, call)
         return future
 
-    def _queue_until_connected(self, future: CallFuture[Any], call: Encoded) -> bool:
+    def _queue_until_connected(self, future: CallFuture[Any], call: EncodedCall) -> bool:
         """Queue the call if there is no client yet. Return whether it was queued."""
         with self._lock:
             if self._queued_calls is not None:
                 self._queued_calls.append((future, call))
             return self._queued_calls is not None
 
-    def _send(self, client: InternalClient, future: CallFuture[Any], call: Encoded) -> None:
+    def _send(self, client: InternalClient, future: CallFuture[Any], call: EncodedCall) -> None:
         try:
             task = self._submit_task(client, future.name, call)
         except TaskyardError as error:  # settled later: the caller may hold the lock
@@ -309,13 +309,18 @@ class ExecutorCore:
             task.set_exception(error)
         task.add_done_callback(lambda settled: self._arrived.put((future, settled)))
 
-    def _submit_task(self, client: InternalClient, name: str, call: Encoded) -> AnyFuture[Any]:
-        payload, after, restore = call
+    def _submit_task(self, client: InternalClient, name: str, call: EncodedCall) -> AnyFuture[Any]:
         priority = current_task.nested_priority(client.broker)
         if priority != self._terms.priority:
             self._terms = structs.replace(self._terms, priority=priority)
-        more: Any = {"after": after, "restore": restore, "decoder": self.calls.decoder}
-        return client.submit_encoded(name, payload, self._terms, **more)
+        return client.submit_encoded(
+            name,
+            call.payload,
+            self._terms,
+            after=call.results,
+            restore=call.restore,
+            decoder=self.calls.decoder,
+        )
 
     def _check_open(self) -> None:
         if self._is_in_child:

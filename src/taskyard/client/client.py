@@ -153,6 +153,7 @@ class ClientBase(Generic[RunnerT]):
             session.abandon()
         with suppress(TimeoutError):
             yield Settled(session.ended, ABANDON_SECONDS)
+        session.join()
 
     # Submitting.
 

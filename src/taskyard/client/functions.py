@@ -15,7 +15,7 @@ import secrets
 import sys
 import sysconfig
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
@@ -31,7 +31,7 @@ from taskyard.errors import (
 from taskyard.process import call_setup
 from taskyard.wire import payloads, pickled, plain_pickles
 from taskyard.wire.main_globals import shared_globals
-from taskyard.wire.pickled import Origin
+from taskyard.wire.pickled import CallHeader
 from taskyard.wire.repeated_functions import RepeatedFunctions
 
 if TYPE_CHECKING:
@@ -40,9 +40,15 @@ if TYPE_CHECKING:
     from taskyard.process.call_values import CallValues, Restore
 
 
-#: A payload, the tasks whose results it needs, and what stores its large parts again. None: it has
-#: none.
-Encoded: TypeAlias = "tuple[bytes, Sequence[str], Restore | None]"
+class EncodedCall(Struct, frozen=True):
+    """The payload of a call, or of other work."""
+
+    payload: bytes
+    #: The tasks whose results it needs.
+    results: Sequence[str] = ()
+    #: Stores its large parts again. None: it has none.
+    restore: Restore | None = None
+
 
 #: Directories of the standard library and of installed packages. A worker has its own.
 _INSTALL_DIRECTORIES: Final = tuple(
@@ -61,8 +67,8 @@ class Marks(NamedTuple):
     nonce: str = ""
 
 
-class CallOrigins:
-    """Encodes this program's calls with their origins. Follows changes of `sys.path`."""
+class CallEncoder:
+    """Encodes this program's calls with their headers. Follows changes of `sys.path`."""
 
     def __init__(self, token: str = "", values: CallValues | None = None) -> None:
         """Put a token into all calls, which precedes their exceptions in the output.
@@ -77,9 +83,9 @@ class CallOrigins:
         self._globals_key = ""
         self._repeated = RepeatedFunctions()
         self._sys_path: list[str] | None = None
-        self._origin = Origin()
+        self._call_header = CallHeader()
         #: Of calls that need no results.
-        self._header = b""
+        self._header_bytes = b""
 
     def encode(
         self,
@@ -87,7 +93,7 @@ class CallOrigins:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         marks_of: Callable[[bytes], Marks] | None = None,
-    ) -> tuple[bytes, Encoded]:
+    ) -> tuple[bytes, EncodedCall]:
         """Return the pickle of a call, and the call encoded. `marks_of` takes the pickle.
 
         Raise `NotEncodable`.
@@ -99,18 +105,18 @@ class CallOrigins:
         is_large = None if values is None else values.is_large
         with self._shared_globals():
             body = pickled.pickle_call(function, args, kwargs, is_large=is_large)
-        origin = self._origin
+        header = self._call_header
         if body.results:
-            origin = structs.replace(origin, results=body.results)
+            header = structs.replace(header, results=body.results)
         if marks_of is not None:
-            origin = structs.replace(origin, **marks_of(body.pickle)._asdict())
+            header = structs.replace(header, **marks_of(body.pickle)._asdict())
         if values is not None and (body.buffers or len(body.pickle) >= BLOB_BYTES_MIN):
-            payload, restore = values.encode(body, origin)
-            return body.pickle, (payload, body.results, restore)
-        if origin is self._origin:
-            return body.pickle, (self._header + body.pickle, (), None)
-        payload = pickled.encode_pickled_call(body.pickle, origin)
-        return body.pickle, (payload, body.results, None)
+            payload, restore = values.encode(body, header)
+            return body.pickle, EncodedCall(payload, body.results, restore)
+        if header is self._call_header:
+            return body.pickle, EncodedCall(self._header_bytes + body.pickle)
+        payload = pickled.encode_pickled_call(body.pickle, header)
+        return body.pickle, EncodedCall(payload, body.results)
 
     def pickle_once(self, function: Callable[..., Any]) -> Any:  # noqa: ANN401  # a callable in the worker
         """Return a substitute for a function that many calls share."""
@@ -131,8 +137,8 @@ class CallOrigins:
     def _refresh(self) -> None:
         users = filter(_is_user_directory, sys.path)
         path = tuple(dict.fromkeys(map(os.path.abspath, users)))  # "" is the current directory
-        self._origin = Origin(path=path, token=self._token, **self._setup)
-        self._header = pickled.encode_pickled_call(b"", self._origin)
+        self._call_header = CallHeader(path=path, token=self._token, **self._setup)
+        self._header_bytes = pickled.encode_pickled_call(b"", self._call_header)
         self._sys_path = [*sys.path]
 
 
@@ -146,10 +152,10 @@ class Initializer(NamedTuple):
 
 def encode_initializer(initializer: Callable[..., Any], args: Sequence[Any]) -> Initializer:
     """Encode the call of an initializer. Raise `NotEncodable`."""
-    origins, key = CallOrigins(), secrets.token_hex(8)
-    origins.use_setup(globals_key=key)
+    encoder, key = CallEncoder(), secrets.token_hex(8)
+    encoder.use_setup(globals_key=key)
     with call_setup.inheritance():
-        _, (call, _, _) = origins.encode(initializer, args, {})
+        call = encoder.encode(initializer, args, {})[1].payload
     return Initializer(call, key if pickled.refers_to_main(call) else "")
 
 
@@ -277,7 +283,7 @@ class FunctionCalls:
 
     def __init__(self, values: CallValues | None) -> None:
         token = secrets.token_hex(16)
-        self.origins = CallOrigins(token, values)
+        self.encoder = CallEncoder(token, values)
         self.values = values
         self.decoder = OutcomeDecoder(token, values)
         #: Decodes the outcomes of other clients' calls.
@@ -289,13 +295,13 @@ class FunctionCalls:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         marks_of: Callable[[bytes], Marks] | None = None,
-    ) -> tuple[bytes, Encoded, OutcomeDecoder]:
+    ) -> tuple[bytes, EncodedCall, OutcomeDecoder]:
         """Return the service of a call, the call encoded, and the decoder of its outcome.
 
         A plain call needs no more than `--allow MODULE`. `marks_of` takes the pickle of a call with
         marks of its own. Raises `NotEncodable`.
         """
-        body, encoded = self.origins.encode(function, args, kwargs, marks_of)
+        body, encoded = self.encoder.encode(function, args, kwargs, marks_of)
         service = payloads.CALL if plain_pickles.is_plain_call(body) else pickled.PICKLE
         if marks_of is None:
             return service, encoded, self.decoder
@@ -303,7 +309,7 @@ class FunctionCalls:
 
     def pickle_once(self, function: Callable[..., _T]) -> Callable[..., _T]:
         """Return a substitute for a function that many calls share."""
-        substitute: Callable[..., _T] = self.origins.pickle_once(function)
+        substitute: Callable[..., _T] = self.encoder.pickle_once(function)
         return substitute
 
 

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from taskyard.client import requests
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskyard.client.exchanges import Exchange
-    from taskyard.client.futures import Future
     from taskyard.client.progress_rate import Progress
     from taskyard.client.session import Session
 
@@ -65,6 +64,21 @@ _TRACK: Final = (
     "display:flex;height:.5em;border-radius:.25em;overflow:hidden;margin:.4em 0;"
     "background:rgba(128,128,128,.25)"
 )
+
+
+class NamedFuture(Protocol):
+    """A future of a task."""
+
+    @property
+    def full_name(self) -> str: ...
+
+    def done(self) -> bool: ...
+
+    def cancelled(self) -> bool: ...
+
+    def exception(self) -> BaseException | None: ...
+
+    def result(self) -> object: ...
 
 
 def client_html(session: Session, kind: str) -> str:
@@ -125,7 +139,7 @@ def _failure_lines(session: Session, campaign: str, total: int) -> list[str]:
     return [*lines, *([_line(f"and {total - len(views):,} more")] if total > len(views) else [])]
 
 
-def future_html(session: Session, future: Future[Any]) -> str:
+def future_html(session: Session, future: NamedFuture) -> str:
     """Return a box with a task's state, and its result or why it has none yet."""
     title = _title("Future of task", future.full_name)
     if future.done():
@@ -133,7 +147,7 @@ def future_html(session: Session, future: Future[Any]) -> str:
     return _box(title, session, lambda: _waiting_lines(session, future.full_name))
 
 
-def _ended_lines(future: Future[Any]) -> list[str]:
+def _ended_lines(future: NamedFuture) -> list[str]:
     if future.cancelled():
         return [_state("cancelled")]
     error = future.exception()

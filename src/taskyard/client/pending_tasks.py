@@ -50,7 +50,7 @@ class PendingTask(Struct, gc=False):
     #: Settle the future when the task is settled. False: as soon as it is accepted.
     watched: bool = True
     #: A known task of this name is used, whatever its payload.
-    adopts: bool = False
+    attaches: bool = False
     #: Its size in a message. Set by the session.
     message_bytes: int = 0
     #: Stores its large arguments again. It refers to the caller's objects, until the broker has the
@@ -97,7 +97,7 @@ _TASKS_MAX: Final = 1_000
 _Tasks = dict[bytes, list["PendingTask"]]
 
 
-class Adoptions:
+class ExistingTasks:
     """Tasks whose states are requested, and those that start again. Called by the session."""
 
     #: Set by the session before the first turn.

@@ -213,6 +213,11 @@ class Session:
             self._watches.requested.append(futures)
             self._wake()
 
+    def join(self) -> None:
+        """Wait for the thread, which has ended or does so at once."""
+        if self.ended.done():
+            self._thread.join()
+
     def stop_accepting(self) -> None:
         """Refuse new calls, and end when all tasks are acknowledged."""
         with self._lock:
@@ -308,7 +313,7 @@ class Session:
         """Send and receive over this wire."""
         channel = self._channel = Channel(wire, self._clock)
         self._buffer.channel = self._requests.channel = self._watches.channel = channel
-        self._fetches.channel = self._buffer.adoptions.channel = channel
+        self._fetches.channel = self._buffer.existing_tasks.channel = channel
 
     def wake_at_ns(self) -> int | None:
         """Return when the next turn is due even if nothing arrives."""
@@ -351,8 +356,8 @@ class Session:
             self._watches.on_reply(reply)
         elif number in self._fetches.open:
             self._fetches.on_reply(reply)
-        elif number in self._buffer.adoptions.open:
-            self._buffer.adoptions.on_reply(reply)
+        elif number in self._buffer.existing_tasks.open:
+            self._buffer.existing_tasks.on_reply(reply)
         elif number in self._requests.open:
             self._requests.on_reply(reply)
 
@@ -386,7 +391,7 @@ class Session:
                 *self._watches.take_futures(),
                 *self._fetches.take_futures(),
                 *self._buffer.take_futures(),
-                *self._buffer.adoptions.take_futures(),
+                *self._buffer.existing_tasks.take_futures(),
             ]
         for future in futures:
             if not future.done():

@@ -19,7 +19,7 @@ from taskyard.campaign.task_spec import check_task, key_error_text
 from taskyard.campaign.values import InvalidValue
 from taskyard.client import functions
 from taskyard.client.content import ContentKeys, campaign_of
-from taskyard.client.functions import FunctionCalls, Marks, OutcomeDecoder
+from taskyard.client.functions import EncodedCall, FunctionCalls, Marks, OutcomeDecoder
 from taskyard.client.futures import Future, SentByClient
 from taskyard.client.pending_tasks import PendingTask
 from taskyard.core.events import UnknownPolicy
@@ -32,7 +32,6 @@ from taskyard.wire.pickled import PICKLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from taskyard.client.functions import Encoded
     from taskyard.client.requests import TaskRef
     from taskyard.client.results import SettableFuture
     from taskyard.client.session import Session
@@ -90,8 +89,15 @@ class Submitter(Generic[_F]):
                 work, arguments, options, taken_options(name, campaign)
             )
             campaign, keys = _take_keys(work, name, campaign, options)
-        more: Any = {"wait_for_unknown": wait_for_unknown, "keys": keys}
-        return self._submit_function(work, name, campaign, arguments, options, **more)
+        return self._submit_function(
+            work,
+            name,
+            campaign,
+            arguments,
+            options,
+            wait_for_unknown=wait_for_unknown,
+            keys=keys,
+        )
 
     def _submit_work(  # noqa: PLR0913, PLR0917  # one per key
         self,
@@ -118,7 +124,7 @@ class Submitter(Generic[_F]):
         decoder: OutcomeDecoder | None = None,
         *,
         wait_for_unknown: bool,
-        adopts: bool = False,
+        attaches: bool = False,
         restore: Restore | None = None,
     ) -> _F:
         """Submit a task with options, given as a row of a file."""
@@ -134,8 +140,18 @@ class Submitter(Generic[_F]):
         future = self._make_future(submission.names[0], kind, terms.campaign, decoder)
         lane = submission.lanes[0] if submission.lanes else None
         after = tuple(submission.after[0]) if submission.after else ()
-        fixed = (submission.names[0], submission.text_of(0), terms, lane, after, unknown)
-        self._session.submit(PendingTask(*fixed, future, adopts=adopts, restore=restore))
+        task = PendingTask(
+            name=submission.names[0],
+            payload=submission.text_of(0),
+            terms=terms,
+            lane=lane,
+            after=after,
+            unknown=unknown,
+            future=future,
+            attaches=attaches,
+            restore=restore,
+        )
+        self._session.submit(task)
         return future
 
     def _name_prefix(self, campaign: str) -> str:
@@ -145,13 +161,12 @@ class Submitter(Generic[_F]):
         self,
         name: str | None,
         service: bytes,
-        encoded: Encoded,
+        encoded: EncodedCall,
         campaign: str,
         decoder: OutcomeDecoder | None = None,
-        adopts: bool = False,  # noqa: FBT001, FBT002  # by position, in loops of many tasks
+        attaches: bool = False,  # noqa: FBT001, FBT002  # by position, in loops of many tasks
     ) -> _F:
         """Submit a task without options. Skips the checks of options, for loops of many tasks."""
-        payload, results, restore = encoded
         priority = current_task.nested_priority(self._session.endpoint)
         plain = self._plain.get((service, campaign, priority))
         if plain is None:
@@ -168,12 +183,18 @@ class Submitter(Generic[_F]):
         kind = service if decoder is None else PICKLE  # of the result
         future = self._make_future(task, kind, terms.campaign, decoder)
         refuse = UnknownPolicy.REFUSE
-        after = tuple([encode_text(one) for one in results]) if results else ()
-        pending = PendingTask(task, payload, terms, None, after, refuse, future)
-        if adopts:
-            pending.adopts = True
-        if restore is not None:
-            pending.restore = restore
+        after = tuple([encode_text(one) for one in encoded.results]) if encoded.results else ()
+        pending = PendingTask(
+            task,
+            encoded.payload,
+            terms,
+            None,
+            after,
+            refuse,
+            future,
+            attaches=attaches,
+            restore=encoded.restore,
+        )
         self._session.submit(pending)
         return future
 
@@ -200,16 +221,22 @@ class Submitter(Generic[_F]):
         elif name is not None:
             marks_of = functions.marks_of_named
         service, encoded, decoder = self.calls.encode(function, args, kwargs, marks_of)
-        if encoded[1]:
+        if encoded.results:
             self._await_others((args, {**kwargs}))
         if name is None:
             name = f"{functions.function_name(function)}-{self._prefix}-{next(self._count)}"
-        adopts = keys is not None
+        attaches = keys is not None
         if not options and not wait_for_unknown:
-            return self._submit_plain(name, service, encoded, campaign, decoder, adopts)
+            return self._submit_plain(name, service, encoded, campaign, decoder, attaches)
         raw = function_row(name, campaign, (args, kwargs), service, encoded, options)
-        more: Any = {"wait_for_unknown": wait_for_unknown, "adopts": adopts}
-        return self._submit_row(raw, campaign, decoder, **more, restore=encoded[2])
+        return self._submit_row(
+            raw,
+            campaign,
+            decoder,
+            wait_for_unknown=wait_for_unknown,
+            attaches=attaches,
+            restore=encoded.restore,
+        )
 
     def _await_others(self, arguments: object) -> None:
         """Wait until the broker has the tasks of other clients that a call refers to.
@@ -326,15 +353,15 @@ def function_row(  # noqa: PLR0913, PLR0917  # one per key
     campaign: str,
     arguments: tuple[Sequence[Any], Mapping[str, Any]],
     service: bytes,
-    encoded: Encoded,
+    encoded: EncodedCall,
     options: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the call of a function object as a row of a file, with its lane."""
     args, kwargs = arguments
-    payload, results, _ = encoded
-    raw = {"name": name, "payload": payload, "service": service.decode(), **options}
-    if results:
-        raw["after"] = [*_as_list(after_names(options.get("after"), campaign)), *results]
+    raw = {"name": name, "payload": encoded.payload, "service": service.decode(), **options}
+    if encoded.results:
+        after = _as_list(after_names(options.get("after"), campaign))
+        raw["after"] = [*after, *encoded.results]
     lane = options.get("lane")
     if isinstance(lane, str) and lanes.is_template(lane):
         always = {"name": name, "campaign": campaign, "service": raw["service"]}
@@ -386,14 +413,15 @@ def _encode_work(
     work: Sequence[str] | str | bytes,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
-) -> tuple[bytes, Encoded]:
+) -> tuple[bytes, EncodedCall]:
     """Return the service of a task without options, and its encoded work."""
     if isinstance(work, bytes):
-        return b"default", (work, (), None)
+        return b"default", EncodedCall(work)
     if isinstance(work, str):
-        return payloads.CALL, (*inputs.encode_call(work, args or (), kwargs), None)
+        payload, needed = inputs.encode_call(work, args or (), kwargs)
+        return payloads.CALL, EncodedCall(payload, needed)
     results = inputs.names_in(work) if work else ()
-    return payloads.EXEC, (payloads.encode_command(work, results=results), results, None)
+    return payloads.EXEC, EncodedCall(payloads.encode_command(work, results=results), results)
 
 
 def work_keys(

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from taskyard.wire import pickled
-from taskyard.wire.pickled import Origin, Pickled
+from taskyard.wire.pickled import CallHeader, Pickled
 
 #: Where the standard library reports an initializer that raised.
 _logger = logging.getLogger("concurrent.futures")
@@ -87,20 +87,20 @@ class Setups:
         #: By the token of the executor, the error that its calls raise.
         self._errors: dict[str, str] = {}
 
-    def ensure(self, origin: Origin) -> None:
+    def ensure(self, header: CallHeader) -> None:
         """Make a call's setup, unless that was done. Raises `InitializerFailed`, then and later."""
-        token = origin.token
+        token = header.token
         if token not in self._errors:
-            self._errors[token] = self._set_up(origin)
+            self._errors[token] = self._set_up(header)
         if self._errors[token]:
             raise InitializerFailed(self._errors[token])
 
-    def _set_up(self, origin: Origin) -> str:
+    def _set_up(self, header: CallHeader) -> str:
         """Return the error, or ""."""
         try:
-            initializer = origin.setup
-            if origin.setup_file:
-                key, initializer = pickled.unpickle(Path(origin.setup_file).read_bytes())
+            initializer = header.setup
+            if header.setup_file:
+                key, initializer = pickled.unpickle(Path(header.setup_file).read_bytes())
                 current_process().authkey = key
             if initializer:
                 function, args, kwargs = self._load(pickled.decode_pickled_call(initializer))

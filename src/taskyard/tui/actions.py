@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from msgspec import structs
 
 from taskyard.client.requests import full_name
-from taskyard.client.task_search import TaskSearch, listing_scope
+from taskyard.client.task_filters import TaskSearch, listing_scope
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError
 from taskyard.tui import text

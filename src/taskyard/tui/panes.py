@@ -17,8 +17,7 @@ from textual.message import Message
 from textual.widgets import DataTable, Sparkline, Static
 
 from taskyard.client.requests import full_name
-from taskyard.client.task_filters import Filter
-from taskyard.client.task_search import TaskSearch
+from taskyard.client.task_filters import Filter, TaskSearch
 from taskyard.core.durations import rough_duration
 from taskyard.tui import text
 from taskyard.tui.actions import Place, Target

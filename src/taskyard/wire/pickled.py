@@ -1,6 +1,6 @@
 """Pickled calls: a function with its arguments, its return value, and the exception it raised.
 
-A payload is one line of JSON, which describes the origin of the pickle, and the pickle. An
+A payload is one line of JSON, which describes the header of the pickle, and the pickle. An
 exception is the last line of its task's output, in base64 with the traceback as text, so that logs
 stay text.
 
@@ -49,7 +49,7 @@ _MARK: Final = b'{"pickle":'
 _EXCEPTION_MARK: Final = b"[pickled exception] "
 
 
-class Origin(
+class CallHeader(
     Struct,
     frozen=True,
     omit_defaults=True,
@@ -82,20 +82,20 @@ class Pickled(Struct, frozen=True):
     """A function call with its arguments, pickled."""
 
     call: bytes
-    origin: Origin
+    header: CallHeader
 
 
-_origins = msgspec.json.Decoder(Origin)
+_headers = msgspec.json.Decoder(CallHeader)
 
 
 def is_pickled(payload: bytes) -> bool:
     return payload.startswith(_MARK)
 
 
-def encode_pickled_call(call: bytes, origin: Origin) -> bytes:
+def encode_pickled_call(call: bytes, header: CallHeader) -> bytes:
     """Encode the payload of a pickled call. Raise UserError."""
     try:
-        return msgspec.json.encode(origin) + b"\n" + call
+        return msgspec.json.encode(header) + b"\n" + call
     except (TypeError, ValueError) as error:
         raise NotEncodable(f"search path can't be sent as JSON: {error}") from error
 
@@ -107,9 +107,9 @@ def decode_pickled_call(payload: bytes) -> Pickled:
             "payload is not a pickled call, the only kind that this service takes (submit with an "
             "Executor, or to another service)"
         )
-    origin, _, call = payload.partition(b"\n")
+    header, _, call = payload.partition(b"\n")
     try:
-        return Pickled(call, _origins.decode(origin))
+        return Pickled(call, _headers.decode(header))
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise PeerError(
             f"payload is not a pickled call of this version: {error} (use one version on both "

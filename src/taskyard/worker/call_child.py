@@ -40,7 +40,7 @@ from taskyard.process.call_values import CallValues
 from taskyard.wire import pickled
 from taskyard.wire.inputs import available, fill
 from taskyard.wire.payloads import Call, decode_call, encode_value
-from taskyard.wire.pickled import Origin, Pickled
+from taskyard.wire.pickled import CallHeader, Pickled
 from taskyard.wire.plain_pickles import PlainLoader
 from taskyard.worker import allow_list, call_frames
 from taskyard.worker.allow_list import AllowList
@@ -210,10 +210,10 @@ class CallRunner:
         except _NoRoom as error:
             return ResultFrame(Outcome.RETRY_AT, cut_reason(str(error).encode(errors="replace")))
         except _CallRefused as error:
-            return _refusal(error, _encoded_cause(error, call.origin.token))
+            return _refusal(error, _encoded_cause(error, call.header.token))
         except BaseException as error:  # noqa: BLE001 - no exception may end the process
             printed = _print_traceback(error, self._log)
-            return _failure(error, pickled.encode_exception(error, printed, call.origin.token))
+            return _failure(error, pickled.encode_exception(error, printed, call.header.token))
 
     def _result(self, call: Call, function: Callable[..., Any]) -> bytes:
         if call.cwd is not None:
@@ -232,9 +232,9 @@ class CallRunner:
             raise _CallRefused(str(error)) from error
 
     def _pickled_result(self, call: Pickled) -> bytes:
-        is_set_up = bool(call.origin.setup_file or call.origin.setup)
+        is_set_up = bool(call.header.setup_file or call.header.setup)
         if is_set_up and self._loader is None:
-            self._set_up(call.origin)
+            self._set_up(call.header)
         try:
             function, args, kwargs = (
                 self._load(call) if self._loader is None else self._load_plain(call, self._loader)
@@ -253,14 +253,14 @@ class CallRunner:
 
     def _load(self, call: Pickled) -> tuple[Any, Any, Any]:
         """Return the function, the arguments and the named arguments of a pickled call."""
-        sys.path[:0] = [place for place in call.origin.path if place not in sys.path]
+        sys.path[:0] = [place for place in call.header.path if place not in sys.path]
         function, args, kwargs = self._values.load_call(call, self._task)
         return function, args, kwargs
 
     def _load_plain(self, call: Pickled, loader: PlainLoader) -> tuple[Any, Any, Any]:
         """Like `_load`, for a sender that is not trusted. Its search path is not used."""
-        origin = call.origin
-        if origin.setup_file or origin.setup:
+        header = call.header
+        if header.setup_file or header.setup:
             raise UserError(allow_list.PICKLE_REFUSAL)
         with self._guard():
             return loader.load_call(lambda: self._values.load_call(call, self._task))
@@ -272,13 +272,13 @@ class CallRunner:
         """Load the result of another task whose large parts are values."""
         return self._values.load_result(result, self._task)
 
-    def _set_up(self, origin: Origin) -> None:
+    def _set_up(self, header: CallHeader) -> None:
         """Prepare this process for the calls of an executor."""
         if self._setups is None:
             from taskyard.process.call_setup import Setups  # noqa: PLC0415  # multiprocessing
 
             self._setups = Setups(self._load, _run_exit_functions)
-        self._setups.ensure(origin)
+        self._setups.ensure(header)
 
     def _function(self, call: str) -> Callable[..., Any]:
         try:

@@ -9,7 +9,7 @@ import pytest
 
 from taskyard.core.events import Outcome
 from taskyard.wire import pickled
-from taskyard.wire.pickled import PICKLE, Origin
+from taskyard.wire.pickled import PICKLE, CallHeader
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import PICKLED_BYTES_MAX
 from taskyard.worker.runner import ProcessRunner
@@ -30,11 +30,11 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessR
     running.close()
 
 
-HERE = Origin(path=(os.getcwd(),))  # noqa: PTH109
+HERE = CallHeader(path=(os.getcwd(),))  # noqa: PTH109
 
 
-def job(function: Any, *args: Any, origin: Origin = HERE, service: bytes = PICKLE) -> Job:
-    payload = pickled.encode_pickled_call(pickled.pickle_call(function, args, {}).pickle, origin)
+def job(function: Any, *args: Any, header: CallHeader = HERE, service: bytes = PICKLE) -> Job:
+    payload = pickled.encode_pickled_call(pickled.pickle_call(function, args, {}).pickle, header)
     return Job(b"t", 1, service, payload)
 
 
@@ -93,15 +93,15 @@ def test_directories_of_the_caller_are_searched(runner: ProcessRunner, tmp_path:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "beside.py").write_text("def double(number):\n    return 2 * number\n")
     call = b"cbeside\ndouble\n(K\x04t}\x87."
-    lost = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(call, Origin()))
+    lost = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(call, CallHeader()))
     assert b"can't unpickle the call: ModuleNotFoundError" in done(runner, lost).text
-    found = pickled.encode_pickled_call(call, Origin(path=(str(tmp_path / "there"),)))
+    found = pickled.encode_pickled_call(call, CallHeader(path=(str(tmp_path / "there"),)))
     assert pickled.unpickle(done(runner, Job(b"t", 1, PICKLE, found)).text) == 8
 
 
 def test_malformed_pickle_is_refused_and_the_child_survives(runner: ProcessRunner) -> None:
     first = pickled.unpickle(done(runner, job(os.getpid)).text)
-    broken = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(b"nonsense", Origin()))
+    broken = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(b"nonsense", CallHeader()))
     came = done(runner, broken)
     assert came.outcome is Outcome.FAILED_FINAL
     assert b"can't unpickle the call: " in came.text

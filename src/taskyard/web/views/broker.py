@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from taskyard.client.problems import problems_of
 from taskyard.errors import TaskyardError, UnknownName
 from taskyard.web import metrics
 from taskyard.web.charts import histogram_figure
+from taskyard.web.problems import problems_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
