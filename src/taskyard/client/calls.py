@@ -239,7 +239,7 @@ class ExecutorCore:
         call, globals_key = initializer
         if self._supervisor is None:
             self.calls.encoder.use_setup(call=call, globals_key=globals_key)
-        else:
+        elif call:
             file = self._supervisor.state / SETUP_FILE
             call_setup.write_setup(file, call)
             self.calls.encoder.use_setup(file=str(file), globals_key=globals_key)

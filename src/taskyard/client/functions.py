@@ -28,7 +28,6 @@ from taskyard.errors import (
     TaskyardError,
     UserError,
 )
-from taskyard.process import call_setup
 from taskyard.wire import payloads, pickled, plain_pickles
 from taskyard.wire.main_globals import shared_globals
 from taskyard.wire.pickled import CallHeader
@@ -154,8 +153,7 @@ def encode_initializer(initializer: Callable[..., Any], args: Sequence[Any]) -> 
     """Encode the call of an initializer. Raise `NotEncodable`."""
     encoder, key = CallEncoder(), secrets.token_hex(8)
     encoder.use_setup(globals_key=key)
-    with call_setup.inheritance():
-        call = encoder.encode(initializer, args, {})[1].payload
+    call = encoder.encode(initializer, args, {})[1].payload
     return Initializer(call, key if pickled.refers_to_main(call) else "")
 
 

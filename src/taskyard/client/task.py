@@ -1,7 +1,8 @@
 """`@taskyard.task`: a function that can also be submitted, and the client that does it by default.
 
-Called plainly, a task is the plain function. Owns the default client of the process, which is
-made at the first submission.
+Called plainly, a task is the plain function. Owns the default client of the process, which is made
+at the first submission, and `current`, the task around running code: a worker passes the broker, the
+key file and the names on by the environment, so it works in functions and in programs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, cast,
 from msgspec import Struct
 
 from taskyard.client.client import Client
-from taskyard.client.executor import Executor
 from taskyard.client.functions import CALL_OPTIONS, CONTENT
 from taskyard.core.identity import spelling
 from taskyard.errors import UserError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
+    from taskyard.client.executor import Executor
     from taskyard.client.futures import Future
 
 _P = ParamSpec("_P")
@@ -231,6 +232,8 @@ class CurrentTask(Struct, frozen=True):
 
         A worker of that broker has to allow pickled calls.
         """
+        from taskyard.client.executor import Executor  # noqa: PLC0415  # imports multiprocessing
+
         return Executor(self._endpoint())
 
     def slot_given_back(self) -> AbstractContextManager[None]:
