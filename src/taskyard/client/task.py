@@ -1,8 +1,8 @@
 """`@taskyard.task`: a function that can also be submitted, and the client that does it by default.
 
-Called plainly, a task is the plain function. Owns the default client of the process, which is made at
-the first submission, and `current`, the task around running code. A worker passes the broker, the key
-file and the names on by the environment, so that works in functions and in programs.
+Called plainly, a task is the plain function. Owns the default client of the process, which is made
+at the first submission, and `current`, the task around running code. A worker passes the broker,
+the key file and the names on by the environment, so that works in functions and in programs.
 """
 
 from __future__ import annotations
