@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -207,7 +208,7 @@ def test_polls_for_all_tasks_report_the_reason(broker: Broker, lines: SimpleQueu
 #: Waits for ever, and writes its warning soon.
 PROGRAM = """
 import sys
-from taskyard.client.internal import InternalClient
+from taskyard import Client
 from taskyard.client import stalls
 stalls.STALL_NS = 0
 Client(sys.argv[1]).submit(lambda x: x + 1, 1, name="f").result()
@@ -293,7 +294,8 @@ def test_timeout_error_of_an_async_client_says_why(broker: Broker, lines: Simple
 
 
 def test_timeout_error_of_the_task_is_raised_as_it_is() -> None:
-    future: Future[None] = Future(None, b"a", b"")  # type: ignore[arg-type]  # no client is asked
+    owner: Any = SimpleNamespace(_bridge=None)
+    future: Future[None] = Future(owner, b"a", b"")
     future.set_exception(TimeoutError("mine"))
     with pytest.raises(TimeoutError, match=r"^mine$"):
         future.result(timeout=5)
