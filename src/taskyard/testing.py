@@ -56,6 +56,7 @@ from taskyard.worker.allow_list import AllowList
 from taskyard.worker.jobs import cut_reason, last_line
 
 if TYPE_CHECKING:
+    from taskyard.client.client import Client
     from taskyard.wire.native.peer import Reply
 
 #: Runs a task of a service: takes the payload, returns the result.
@@ -96,7 +97,7 @@ class InMemoryBroker:
         """The endpoint, for `Client(endpoint)`, `Executor(endpoint)` and `--broker`."""
         return self._wire.endpoint
 
-    def client(self) -> InternalClient:
+    def client(self) -> Client:
         """Return a client. It is closed with the broker, if not before."""
         client = self._stack.enter_context(closing(InternalClient(self.endpoint)))
         self._clients.append(client)

@@ -16,6 +16,7 @@ from taskyard.client.internal import InternalClient
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused
 from taskyard.testing import InMemoryBroker
+from tests.kit.clients import internal
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def broker() -> Iterator[InMemoryBroker]:
 
 @pytest.fixture
 def client(broker: InMemoryBroker) -> Iterator[InternalClient]:
-    with broker.client() as connected:
+    with internal(broker.client()) as connected:
         yield connected
 
 

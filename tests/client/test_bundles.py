@@ -17,6 +17,7 @@ from taskyard.campaign.reader import read_campaign
 from taskyard.campaign.rejects import write_rejected
 from taskyard.campaign.task_spec import InvalidTask, check_task
 from taskyard.errors import Refused, TimedOut, UserError
+from tests.kit.clients import internal
 from tests.kit.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def send(
     broker: testing.InMemoryBroker, campaign: str = "news", **keys: Any
 ) -> list[taskyard.Future]:
     return (
-        broker.client()
+        internal(broker.client())
         .campaign(campaign)
         .submit_bundle("hi", ["ann", "bob"], service="mail", **keys)
     )
@@ -187,7 +188,7 @@ def send(
 class TestClient:
     def test_bundle_is_a_list_of_futures(self, broker: testing.InMemoryBroker) -> None:
         bundle = send(broker)
-        campaign = broker.client().campaign("news")
+        campaign = internal(broker.client()).campaign("news")
         with pytest.raises(TimedOut):
             campaign.wait(timeout=0)
         assert broker.run_all({"mail": lambda payload: payload}) == ["news/0", "news/1"]
@@ -204,17 +205,17 @@ class TestClient:
         self, broker: testing.InMemoryBroker
     ) -> None:
         send(broker)
-        views = list(broker.client().campaign("news").tasks())
+        views = list(internal(broker.client()).campaign("news").tasks())
         assert [(view["name"], view["lane"]) for view in views] == [("0", "ann"), ("1", "bob")]
-        assert [*broker.client().existing(["news/0", "news/1"])] == ["news/0", "news/1"]
+        assert [*internal(broker.client()).existing(["news/0", "news/1"])] == ["news/0", "news/1"]
         send(broker, "week", name="more", lane="all")
-        (view, _) = broker.client().campaign("week").tasks()
+        (view, _) = internal(broker.client()).campaign("week").tasks()
         assert (view["name"], view["lane"]) == ("more/0", "all")
 
     def test_resubmission_changes_nothing_and_another_payload_is_refused(
         self, broker: testing.InMemoryBroker
     ) -> None:
-        campaign = broker.client().campaign("news")
+        campaign = internal(broker.client()).campaign("news")
         send(broker)
         send(broker)
         broker.run_all({"mail": lambda payload: payload})
@@ -226,7 +227,7 @@ class TestClient:
     def test_one_refused_task_refuses_the_whole_bundle(
         self, broker: testing.InMemoryBroker
     ) -> None:
-        client = broker.client()
+        client = internal(broker.client())
         client.submit(b"other", name="news/1")
         client.status()
         with pytest.raises(Refused):
@@ -235,14 +236,14 @@ class TestClient:
 
     def test_bundle_is_cancelled_as_its_campaign(self, broker: testing.InMemoryBroker) -> None:
         bundle = send(broker, "week", name="news")
-        campaign = broker.client().campaign("week")
+        campaign = internal(broker.client()).campaign("week")
         assert campaign.cancel() == 2
         campaign.wait(PATIENCE_SECONDS)
         taskyard.wait(bundle, PATIENCE_SECONDS)
         assert all(future.cancelled() for future in bundle)
 
     def test_recipients_are_any_iterable_but_a_text(self, broker: testing.InMemoryBroker) -> None:
-        client = broker.client()
+        client = internal(broker.client())
         submit_bundle = client.campaign("all").submit_bundle
         assert len(submit_bundle("hi", (str(number) for number in range(9)))) == 9
         with pytest.raises(UserError, match="must be a list"):
@@ -253,7 +254,7 @@ class TestClient:
             client.submit(b"hi", recipients=["ann"])
 
     def test_bundle_waits_for_tasks(self, broker: testing.InMemoryBroker) -> None:
-        first = broker.client().submit(["true"], name="first")
+        first = internal(broker.client()).submit(["true"], name="first")
         assert first.state == "ready", "the broker has it before another client names it"
         assert send(broker, after=[first])[0].state == "blocked"
         assert send(broker, "n2", after=["ghost"], wait_for_unknown=True)[0].state == "blocked"

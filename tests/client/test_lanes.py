@@ -11,6 +11,7 @@ from taskyard import testing
 from taskyard.client import requests
 from taskyard.client.client import AsyncClient
 from taskyard.errors import Refused
+from tests.kit.clients import internal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def client() -> Iterator[InternalClient]:
     """With tasks in three lanes of two services."""
-    with testing.broker() as broker, broker.client() as client:
+    with testing.broker() as broker, internal(broker.client()) as client:
         for name, service, lane in (("a", "s", "x"), ("b", "s", "y"), ("c", "t", "x")):
             client.submit(b"", name=name, service=service, lane=lane, due="1h")
         yield client

@@ -23,6 +23,7 @@ from taskyard.wire.payloads import encode_call, encode_command
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.programs import ProgramOutput
 from taskyard.worker.spool import OutputSpool
+from tests.kit.clients import internal
 from tests.kit.processes import marks, until
 
 if TYPE_CHECKING:
@@ -72,9 +73,9 @@ class Forwarder:
 @contextmanager
 def forwarding(broker: InMemoryBroker) -> Iterator[Forwarder]:
     spool = OutputSpool(time.monotonic_ns)
-    runner = ForwardRunner(LowerBroker(broker.client(), "up"), spool)
+    runner = ForwardRunner(LowerBroker(internal(broker.client()), "up"), spool)
     with closing(runner):
-        yield Forwarder(runner, broker.client(), broker)
+        yield Forwarder(runner, internal(broker.client()), broker)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from pyspark_taskyard.row_names import RowNames, check_apart
 from taskyard import testing
 from taskyard.client.internal import InternalClient
 from taskyard.errors import UserError
+from tests.kit.clients import internal
 from tests.kit.processes import PATIENCE_SECONDS, Broker
 from tests.pipeline.killed_stream import HELD, written
 from tests.pipeline.test_datasource import run_stream
@@ -74,7 +75,7 @@ def test_mode_and_options_are_checked(spark: SparkSession, tmp_path: Path) -> No
         other = written(spark, tmp_path, broker.endpoint, is_held=False).option("colour", "red")
         with pytest.raises(StreamingQueryException, match="unknown option 'colour'"):
             other.option("checkpointLocation", str(tmp_path / "other")).start().awaitTermination()
-        with broker.client() as client:
+        with internal(broker.client()) as client:
             assert client.counts("c")["ready"] == 1
 
 
