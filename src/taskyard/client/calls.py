@@ -24,7 +24,7 @@ from msgspec import structs
 
 from taskyard.campaign.batches import encode_text
 from taskyard.client.exchanges import SlotFuture
-from taskyard.client.functions import FunctionCalls, function_name
+from taskyard.client.functions import CallEncoder, function_name
 from taskyard.client.futures import SentByClient
 from taskyard.client.internal import InternalClient
 from taskyard.client.stalls import wait_or_explain
@@ -203,7 +203,7 @@ class ExecutorCore:
         self.campaign = campaign or f"executor-{self._prefix}"
         self._terms = Terms(campaign=encode_text(self.campaign), service=encode_text(service))
         self._numbers = count(1)
-        self.calls = FunctionCalls(CallValues(self._value_access))
+        self.calls = CallEncoder(CallValues(self._value_access))
         self._timeout = timeout
         self._client = client
         #: Set when there is a client, or when there will be none.
@@ -238,11 +238,11 @@ class ExecutorCore:
         """Have each process call `initializer` before its first call."""
         call, globals_key = initializer
         if self._supervisor is None:
-            self.calls.encoder.use_setup(call=call, globals_key=globals_key)
+            self.calls.use_setup(call=call, globals_key=globals_key)
         elif call:
             file = self._supervisor.state / SETUP_FILE
             call_setup.write_setup(file, call)
-            self.calls.encoder.use_setup(file=str(file), globals_key=globals_key)
+            self.calls.use_setup(file=str(file), globals_key=globals_key)
 
     @property
     def client(self) -> InternalClient:
@@ -280,7 +280,7 @@ class ExecutorCore:
             self._check_open()
             self._pending[name] = future
         try:
-            _, call, _ = self.calls.encode(function, args, kwargs)
+            call = self.calls.encode(function, args, kwargs)
         except (UserError, BytesNotStored) as error:  # raised by the future, as in a pool
             self._settle(future, partial(future.settle, None, error))
             return future
@@ -319,7 +319,7 @@ class ExecutorCore:
             self._terms,
             after=call.results,
             restore=call.restore,
-            decoder=self.calls.decoder,
+            decoder=call.decoder,
         )
 
     def _check_open(self) -> None:

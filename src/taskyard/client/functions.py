@@ -40,13 +40,16 @@ if TYPE_CHECKING:
 
 
 class EncodedCall(Struct, frozen=True):
-    """The payload of a call, or of other work."""
+    """A call of a function, or other work, with what its task needs."""
 
+    service: bytes
     payload: bytes
     #: The tasks whose results it needs.
     results: Sequence[str] = ()
     #: Stores its large parts again. None: it has none.
     restore: Restore | None = None
+    #: Unpickles its outcome. None: that is no pickle.
+    decoder: OutcomeDecoder | None = None
 
 
 #: Directories of the standard library and of installed packages. A worker has its own.
@@ -66,81 +69,6 @@ class Marks(NamedTuple):
     nonce: str = ""
 
 
-class CallEncoder:
-    """Encodes this program's calls with their headers. Follows changes of `sys.path`."""
-
-    def __init__(self, token: str = "", values: CallValues | None = None) -> None:
-        """Put a token into all calls, which precedes their exceptions in the output.
-
-        `values` stores large parts. Without it, calls are limited in size.
-        """
-        self._token = token
-        self._values = values
-        #: Fields of the header with what a process does before its first call.
-        self._setup: dict[str, Any] = {}
-        #: See `main_globals`.
-        self._globals_key = ""
-        self._repeated = RepeatedFunctions()
-        self._sys_path: list[str] | None = None
-        self._call_header = CallHeader()
-        #: Of calls that need no results.
-        self._header_bytes = b""
-
-    def encode(
-        self,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        marks_of: Callable[[bytes], Marks] | None = None,
-    ) -> tuple[bytes, EncodedCall]:
-        """Return the pickle of a call, and the call encoded. `marks_of` takes the pickle.
-
-        Raise `NotEncodable`.
-        """
-        if self._sys_path != sys.path:
-            self._refresh()
-        function = self._repeated.substitute(function, self.pickle_once)
-        values = self._values
-        is_large = None if values is None else values.is_large
-        with self._shared_globals():
-            body = pickled.pickle_call(function, args, kwargs, is_large=is_large)
-        header = self._call_header
-        if body.results:
-            header = structs.replace(header, results=body.results)
-        if marks_of is not None:
-            header = structs.replace(header, **marks_of(body.pickle)._asdict())
-        if values is not None and (body.buffers or len(body.pickle) >= BLOB_BYTES_MIN):
-            payload, restore = values.encode(body, header)
-            return body.pickle, EncodedCall(payload, body.results, restore)
-        if header is self._call_header:
-            return body.pickle, EncodedCall(self._header_bytes + body.pickle)
-        payload = pickled.encode_pickled_call(body.pickle, header)
-        return body.pickle, EncodedCall(payload, body.results)
-
-    def pickle_once(self, function: Callable[..., Any]) -> Any:  # noqa: ANN401  # a callable in the worker
-        """Return a substitute for a function that many calls share."""
-        if self._sys_path != sys.path:
-            self._refresh()
-        with self._shared_globals():
-            return pickled.pickle_once(function)
-
-    def use_setup(self, *, file: str = "", call: bytes = b"", globals_key: str = "") -> None:
-        """Have processes make a setup before their first call of these."""
-        self._setup = {"setup_file": file, "setup": call}
-        self._globals_key, self._sys_path = globals_key, None
-        self._repeated = RepeatedFunctions()
-
-    def _shared_globals(self) -> AbstractContextManager[None]:
-        return shared_globals(self._globals_key) if self._globals_key else _NOTHING
-
-    def _refresh(self) -> None:
-        users = filter(_is_user_directory, sys.path)
-        path = tuple(dict.fromkeys(map(os.path.abspath, users)))  # "" is the current directory
-        self._call_header = CallHeader(path=path, token=self._token, **self._setup)
-        self._header_bytes = pickled.encode_pickled_call(b"", self._call_header)
-        self._sys_path = [*sys.path]
-
-
 class Initializer(NamedTuple):
     """An initializer and its arguments as the payload of a call."""
 
@@ -151,9 +79,9 @@ class Initializer(NamedTuple):
 
 def encode_initializer(initializer: Callable[..., Any], args: Sequence[Any]) -> Initializer:
     """Encode the call of an initializer. Raise `NotEncodable`."""
-    encoder, key = CallEncoder(), secrets.token_hex(8)
+    encoder, key = CallEncoder(None), secrets.token_hex(8)
     encoder.use_setup(globals_key=key)
-    call = encoder.encode(initializer, args, {})[1].payload
+    call = encoder.encode(initializer, args, {}).payload
     return Initializer(call, key if pickled.refers_to_main(call) else "")
 
 
@@ -276,16 +204,26 @@ def value_of(full_name: str, result: bytes, values: CallValues | None) -> Any:  
         ).with_traceback(error.__traceback__) from None
 
 
-class FunctionCalls:
-    """Encodes the calls of one client."""
+class CallEncoder:
+    """Encodes the calls of one client. Follows changes of `sys.path`."""
 
     def __init__(self, values: CallValues | None) -> None:
+        """`values` stores large parts. Without it, calls are limited in size."""
         token = secrets.token_hex(16)
-        self.encoder = CallEncoder(token, values)
         self.values = values
         self.decoder = OutcomeDecoder(token, values)
         #: Decodes the outcomes of other clients' calls.
         self.foreign_decoder = OutcomeDecoder("", values)
+        #: Fields of the header: a token that precedes exceptions in the output, and what a process
+        #: does before its first call.
+        self._fields: dict[str, Any] = {"token": token}
+        #: See `main_globals`.
+        self._globals_key = ""
+        self._repeated = RepeatedFunctions()
+        self._sys_path: list[str] | None = None
+        self._header = CallHeader()
+        #: Of calls that need no results.
+        self._header_bytes = b""
 
     def encode(
         self,
@@ -293,22 +231,57 @@ class FunctionCalls:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         marks_of: Callable[[bytes], Marks] | None = None,
-    ) -> tuple[bytes, EncodedCall, OutcomeDecoder]:
-        """Return the service of a call, the call encoded, and the decoder of its outcome.
+    ) -> EncodedCall:
+        """Encode a call. `marks_of` takes the pickle of a call with marks of its own.
 
-        A plain call needs no more than `--allow MODULE`. `marks_of` takes the pickle of a call with
-        marks of its own. Raises `NotEncodable`.
+        A plain call needs no more than `--allow MODULE`. Raises `NotEncodable`.
         """
-        body, encoded = self.encoder.encode(function, args, kwargs, marks_of)
-        service = payloads.CALL if plain_pickles.is_plain_call(body) else pickled.PICKLE
-        if marks_of is None:
-            return service, encoded, self.decoder
-        return service, encoded, OutcomeDecoder(marks_of(body).token, self.values)
+        if self._sys_path != sys.path:
+            self._refresh()
+        function = self._repeated.substitute(function, self.pickle_once)
+        values = self.values
+        is_large = None if values is None else values.is_large
+        with self._shared_globals():
+            body = pickled.pickle_call(function, args, kwargs, is_large=is_large)
+        header, decoder, restore = self._header, self.decoder, None
+        if body.results:
+            header = structs.replace(header, results=body.results)
+        if marks_of is not None:
+            marks = marks_of(body.pickle)
+            header = structs.replace(header, token=marks.token, nonce=marks.nonce)
+            decoder = OutcomeDecoder(marks.token, values)
+        if values is not None and (body.buffers or len(body.pickle) >= BLOB_BYTES_MIN):
+            payload, restore = values.encode(body, header)
+        elif header is self._header:
+            payload = self._header_bytes + body.pickle
+        else:
+            payload = pickled.encode_pickled_call(body.pickle, header)
+        service = payloads.CALL if plain_pickles.is_plain_call(body.pickle) else pickled.PICKLE
+        return EncodedCall(service, payload, body.results, restore, decoder)
 
     def pickle_once(self, function: Callable[..., _T]) -> Callable[..., _T]:
         """Return a substitute for a function that many calls share."""
-        substitute: Callable[..., _T] = self.encoder.pickle_once(function)
+        if self._sys_path != sys.path:
+            self._refresh()
+        with self._shared_globals():
+            substitute: Callable[..., _T] = pickled.pickle_once(function)
         return substitute
+
+    def use_setup(self, *, file: str = "", call: bytes = b"", globals_key: str = "") -> None:
+        """Have processes make a setup before their first call of these."""
+        self._fields |= {"setup_file": file, "setup": call}
+        self._globals_key, self._sys_path = globals_key, None
+        self._repeated = RepeatedFunctions()
+
+    def _shared_globals(self) -> AbstractContextManager[None]:
+        return shared_globals(self._globals_key) if self._globals_key else _NOTHING
+
+    def _refresh(self) -> None:
+        users = filter(_is_user_directory, sys.path)
+        path = tuple(dict.fromkeys(map(os.path.abspath, users)))  # "" is the current directory
+        self._header = CallHeader(path=path, **self._fields)
+        self._header_bytes = pickled.encode_pickled_call(b"", self._header)
+        self._sys_path = [*sys.path]
 
 
 def marks_of_named(body: bytes) -> Marks:

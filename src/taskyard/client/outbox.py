@@ -19,7 +19,7 @@ from taskyard.campaign.batches import encode_batch, encode_text, task_bytes
 from taskyard.campaign.task_spec import check_task, to_row
 from taskyard.client import functions
 from taskyard.client.exchanges import AwaitingRunner, BlockingRunner, exchange_method
-from taskyard.client.functions import FunctionCalls
+from taskyard.client.functions import CallEncoder
 from taskyard.client.submit import (
     after_names,
     check_function,
@@ -133,7 +133,7 @@ class OutboxBase:
     def __init__(self, connection: Any) -> None:  # noqa: ANN401  # of several packages
         _check(connection, is_async=isinstance(self, AwaitingRunner))
         self._connection = connection
-        self._calls = FunctionCalls(None)
+        self._calls = CallEncoder(None)
 
     @exchange_method
     def submit(  # all but the first are named
@@ -220,10 +220,10 @@ class OutboxBase:
             raise UserError("key: names by content are for `Client.submit`, not for an outbox")
         args, kwargs = arguments[0] or (), arguments[1] or {}
         marks_of = None if name is None else functions.marks_of_named
-        service, encoded, _ = self._calls.encode(function, args, kwargs, marks_of)
+        encoded = self._calls.encode(function, args, kwargs, marks_of)
         if name is None:
             name = _new_name(functions.function_name(function))
-        return function_row(name, campaign, (args, kwargs), service, encoded, options)
+        return function_row(name, campaign, (args, kwargs), encoded, options)
 
 
 class Outbox(OutboxBase, BlockingRunner):

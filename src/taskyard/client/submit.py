@@ -19,7 +19,7 @@ from taskyard.campaign.task_spec import check_task, key_error_text
 from taskyard.campaign.values import InvalidValue
 from taskyard.client import functions
 from taskyard.client.content import ContentKeys, campaign_of
-from taskyard.client.functions import EncodedCall, FunctionCalls, Marks, OutcomeDecoder
+from taskyard.client.functions import CallEncoder, EncodedCall, Marks, OutcomeDecoder
 from taskyard.client.futures import Future, SentByClient
 from taskyard.client.pending_tasks import PendingTask
 from taskyard.core.events import UnknownPolicy
@@ -63,7 +63,7 @@ class Submitter(Generic[_F]):
         #: Random, so that generated names are unique.
         self._prefix = secrets.token_hex(5)
         self._count = count(1)
-        self.calls = FunctionCalls(session.call_values)
+        self.calls = CallEncoder(session.call_values)
         #: The terms of plain tasks, which the buffer sends once, and the prefix of their names. By
         #: service, campaign and priority.
         self._plain: dict[tuple[bytes, str, int], tuple[Terms, bytes]] = {}
@@ -111,7 +111,7 @@ class Submitter(Generic[_F]):
         if arguments != _NONE or not isinstance(work, bytes):
             check_work_type(work, arguments)
         if not options and not wait_for_unknown:
-            return self._submit_plain(name, *_encode_work(work, *arguments), campaign)
+            return self._submit_plain(name, _encode_work(work, *arguments), campaign)
         if name is None:
             name = f"{self._name_prefix(campaign)}{next(self._count)}"
         raw = {"name": name, **work_keys(work, *arguments), **options}
@@ -157,16 +157,15 @@ class Submitter(Generic[_F]):
     def _name_prefix(self, campaign: str) -> str:
         return f"{campaign or 'task'}-{self._prefix}-"
 
-    def _submit_plain(  # noqa: PLR0913, PLR0917  # one per key
+    def _submit_plain(  # one per key
         self,
         name: str | None,
-        service: bytes,
         encoded: EncodedCall,
         campaign: str,
-        decoder: OutcomeDecoder | None = None,
         attaches: bool = False,  # noqa: FBT001, FBT002  # by position, in loops of many tasks
     ) -> _F:
         """Submit a task without options. Skips the checks of options, for loops of many tasks."""
+        service, decoder = encoded.service, encoded.decoder
         priority = current_task.nested_priority(self._session.endpoint)
         plain = self._plain.get((service, campaign, priority))
         if plain is None:
@@ -220,19 +219,19 @@ class Submitter(Generic[_F]):
             marks_of = lambda _: marks  # noqa: E731  # not of the pickle
         elif name is not None:
             marks_of = functions.marks_of_named
-        service, encoded, decoder = self.calls.encode(function, args, kwargs, marks_of)
+        encoded = self.calls.encode(function, args, kwargs, marks_of)
         if encoded.results:
             self._await_others((args, {**kwargs}))
         if name is None:
             name = f"{functions.function_name(function)}-{self._prefix}-{next(self._count)}"
         attaches = keys is not None
         if not options and not wait_for_unknown:
-            return self._submit_plain(name, service, encoded, campaign, decoder, attaches)
-        raw = function_row(name, campaign, (args, kwargs), service, encoded, options)
+            return self._submit_plain(name, encoded, campaign, attaches)
+        raw = function_row(name, campaign, (args, kwargs), encoded, options)
         return self._submit_row(
             raw,
             campaign,
-            decoder,
+            encoded.decoder,
             wait_for_unknown=wait_for_unknown,
             attaches=attaches,
             restore=encoded.restore,
@@ -348,17 +347,16 @@ def _take_keys(
     return campaign or campaign_of(function), keys
 
 
-def function_row(  # noqa: PLR0913, PLR0917  # one per key
+def function_row(  # one per key
     name: str,
     campaign: str,
     arguments: tuple[Sequence[Any], Mapping[str, Any]],
-    service: bytes,
     encoded: EncodedCall,
     options: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the call of a function object as a row of a file, with its lane."""
     args, kwargs = arguments
-    raw = {"name": name, "payload": encoded.payload, "service": service.decode(), **options}
+    raw = {"name": name, "payload": encoded.payload, "service": encoded.service.decode(), **options}
     if encoded.results:
         after = _as_list(after_names(options.get("after"), campaign))
         raw["after"] = [*after, *encoded.results]
@@ -413,15 +411,15 @@ def _encode_work(
     work: Sequence[str] | str | bytes,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
-) -> tuple[bytes, EncodedCall]:
-    """Return the service of a task without options, and its encoded work."""
+) -> EncodedCall:
+    """Return the encoded work of a task without options."""
     if isinstance(work, bytes):
-        return b"default", EncodedCall(work)
+        return EncodedCall(b"default", work)
     if isinstance(work, str):
         payload, needed = inputs.encode_call(work, args or (), kwargs)
-        return payloads.CALL, EncodedCall(payload, needed)
+        return EncodedCall(payloads.CALL, payload, needed)
     results = inputs.names_in(work) if work else ()
-    return payloads.EXEC, EncodedCall(payloads.encode_command(work, results=results), results)
+    return EncodedCall(payloads.EXEC, payloads.encode_command(work, results=results), results)
 
 
 def work_keys(
