@@ -98,8 +98,8 @@ async def acknowledged(stage: Stage, count: int) -> dict[str, Q]:
 
 # Methods.
 
-#: Public members of a client, beside those of an issue that is not done yet.
-MEMBERS_MAX = 23
+#: Public members of a client. Another one names what it replaces.
+MEMBERS_MAX = 22
 
 
 def names_of(kind: type) -> list[str]:
