@@ -36,7 +36,7 @@ from soak_kit.networks import (
     Networks,
     why_unavailable,
 )
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.model import Submission, Terms
 from taskyard.journal.audit import Auditor
 from taskyard.journal.lock import StateLock
@@ -273,7 +273,7 @@ class NetworkSoak:
 
     # Faults.
 
-    def disturb(self, seconds: float, clients: dict[str, Client]) -> None:
+    def disturb(self, seconds: float, clients: dict[str, InternalClient]) -> None:
         """Submit tasks, cut links and kill processes."""
         ends = time.monotonic() + seconds
         next_fault = next_task = time.monotonic()
@@ -313,7 +313,7 @@ class NetworkSoak:
 
     # Tasks.
 
-    def submit(self, clients: dict[str, Client]) -> None:
+    def submit(self, clients: dict[str, InternalClient]) -> None:
         """Submit a task of each kind."""
         number = self.report.submitted
         for broker, service in (("a", "exec"), ("a", "default"), ("b", "exec"), ("b", "mail")):
@@ -350,7 +350,7 @@ class NetworkSoak:
         if failed:
             self.report.problems.append(f"{len(failed)} tasks failed: {failed[0].exception()}")
 
-    def explain_cut(self, client: Client) -> None:
+    def explain_cut(self, client: InternalClient) -> None:
         """Cut the workers off, and check what `why` says about a task that none can run."""
         self.cut("relay-compute", float("inf"))
         ends = time.monotonic() + GONE_SECONDS
@@ -402,8 +402,10 @@ def soak(directory: Path, seconds: float, seed: int, log: Callable[[str], None])
         return one.report
 
 
-def _connect(state: Path) -> Client:
-    return Client(endpoints.native_endpoint(state), connect_timeout=60.0, report=lambda _line: None)
+def _connect(state: Path) -> InternalClient:
+    return InternalClient(
+        endpoints.native_endpoint(state), connect_timeout=60.0, report=lambda _line: None
+    )
 
 
 def main() -> int:

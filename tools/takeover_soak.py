@@ -43,6 +43,7 @@ from soak_kit.load import (
 )
 from soak_kit.pair import PAIR, REPLY_SECONDS, PairFleet, PairLayout
 from soak_kit.proxy import DatabaseProxy
+from taskyard.client.internal import InternalClient
 from taskyard.core.model import Submission, Terms
 from taskyard.errors import NotInstalled, Refused, TaskyardError
 
@@ -105,7 +106,7 @@ class Probe(threading.Thread):
         self.is_over = False
 
     def run(self) -> None:
-        with taskyard.Client(self._place.native, report=lambda _line: None) as client:
+        with InternalClient(self._place.native, report=lambda _line: None) as client:
             number = 0
             while not self.is_over:
                 if not self._is_on.wait(0.1):
@@ -114,7 +115,7 @@ class Probe(threading.Thread):
                 self._submit(client, f"takeover-{number}")
                 time.sleep(PROBE_PAUSE_SECONDS)
 
-    def _submit(self, client: taskyard.Client, name: str) -> None:
+    def _submit(self, client: InternalClient, name: str) -> None:
         try:
             client.create(Submission([name.encode()], [name.encode()], [_TERMS]))
         except TaskyardError as error:
@@ -245,7 +246,7 @@ class TakeoverSoak(Soak):
     def _fail_over(self, _leader: Member) -> float:
         """Hand over as soon as the leader knows of its standby."""
         ends = time.monotonic() + READY_SECONDS_MAX
-        with taskyard.Client(self._place.native, report=lambda _line: None) as client:
+        with InternalClient(self._place.native, report=lambda _line: None) as client:
             while True:
                 began = time.monotonic()
                 try:

@@ -8,6 +8,6 @@ def count(text, letter):
 
 
 with Client() as client:
-    text = client.scatter("the quick brown fox jumps over the lazy dog" * 1000)
+    text = client.submit(str, "the quick brown fox jumps over the lazy dog" * 1000)
     futures = [client.submit(count, text, letter) for letter in "aeiou"]
     print(client.gather(futures))

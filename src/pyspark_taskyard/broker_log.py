@@ -15,7 +15,6 @@ import pyarrow as pa
 from pyspark_taskyard import broker_tables
 from pyspark_taskyard.record_ranges import BatchEnd, RecordRange, packed_ranges
 from pyspark_taskyard.tables import ARROW
-from taskyard.client.record_stream import poll_records
 
 if TYPE_CHECKING:
     from pyspark_taskyard.options import SourceOptions
@@ -33,7 +32,7 @@ class BrokerLog:
     def first(self) -> int:
         """Return the last record that the broker's journal no longer has."""
         with broker_tables.connect(self._options) as client:
-            reply = poll_records(client, 0)
+            reply = client.poll_records(0)
         return reply.cursor if reply.gap else 0
 
     def newest(self) -> int:

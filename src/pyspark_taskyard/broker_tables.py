@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from pyspark_taskyard.tables import ARROW, View, results_batch, tasks_batch
-from taskyard.client.client import Client, scope_of
-from taskyard.client.record_stream import poll_records
-from taskyard.client.requests import PAGE_TASKS, full_name, portions
+from taskyard.client.internal import InternalClient
+from taskyard.client.requests import PAGE_TASKS, full_name, portions, scope_of
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError
@@ -34,14 +33,14 @@ _KINDS: Final = {"came_due": "due"}
 _SECOND_NS: Final = 1_000_000_000
 
 
-def connect(options: SourceOptions) -> Client:
-    return Client(options.endpoint(), key=options.key)
+def connect(options: SourceOptions) -> InternalClient:
+    return InternalClient(options.endpoint(), key=options.key)
 
 
 def identity(options: SourceOptions) -> str:
     """Return the id of the broker's journal."""
     with connect(options) as client:
-        return poll_records(client, None).journal.hex()
+        return client.poll_records(None).journal.hex()
 
 
 def tasks(options: SourceOptions) -> Iterator[pa.RecordBatch]:
@@ -115,7 +114,7 @@ def _is_current(ended: View, task: View | None) -> bool:
 
 
 def _pages(
-    client: Client, options: SourceOptions, states: tuple[TaskState, ...] | None = None
+    client: InternalClient, options: SourceOptions, states: tuple[TaskState, ...] | None = None
 ) -> Iterator[list[dict[str, Any]]]:
     page: list[dict[str, Any]] = []
     for view in client.tasks(scope_of(campaign=options.campaign, states=states)):
@@ -141,7 +140,7 @@ def records(options: SourceOptions, after: int, last: int | None) -> Iterator[Re
         scope = None if options.campaign is None else scope_of(campaign=options.campaign)
         cursor, journal = after, b""
         while cursor < end:
-            reply = poll_records(client, cursor, journal, scope=scope)
+            reply = client.poll_records(cursor, journal, scope=scope)
             if reply.gap and (cursor or last is not None):
                 raise UserError(f"{reply.gap} (read the state directory instead)")
             kept = [one for one in reply.records if one["record"] <= end]

@@ -6,16 +6,14 @@ at first use, because every command imports this package and few of them need a 
 
 TYPE_CHECKING = False  # as in typing, which is not imported
 if TYPE_CHECKING:
-    from taskyard.client.aio import AsyncBundle, AsyncCampaign, AsyncClient, AsyncFuture
     from taskyard.client.calls import ExecutorBroken
-    from taskyard.client.campaigns import Bundle, Campaign
-    from taskyard.client.client import Client
-    from taskyard.client.current import CurrentTask, current
+    from taskyard.client.campaigns import Campaign
+    from taskyard.client.client import AsyncClient, Client
     from taskyard.client.executor import Executor
     from taskyard.client.future_sets import as_completed, progress, wait
     from taskyard.client.futures import Future
     from taskyard.client.outbox import AsyncOutbox, Outbox
-    from taskyard.client.task import Task, task
+    from taskyard.client.task import CurrentTask, Task, current, task
     from taskyard.errors import (
         BytesDamaged,
         BytesMissing,
@@ -39,12 +37,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
-    "AsyncBundle",
-    "AsyncCampaign",
     "AsyncClient",
-    "AsyncFuture",
     "AsyncOutbox",
-    "Bundle",
     "BundlePart",
     "BytesDamaged",
     "BytesMissing",
@@ -79,16 +73,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncBundle": "taskyard.client.aio",
-    "AsyncCampaign": "taskyard.client.aio",
-    "AsyncClient": "taskyard.client.aio",
-    "AsyncFuture": "taskyard.client.aio",
+    "AsyncClient": "taskyard.client.client",
     "AsyncOutbox": "taskyard.client.outbox",
-    "Bundle": "taskyard.client.campaigns",
     "BundlePart": "taskyard.wire.payloads",
     "Campaign": "taskyard.client.campaigns",
     "Client": "taskyard.client.client",
-    "CurrentTask": "taskyard.client.current",
+    "CurrentTask": "taskyard.client.task",
     "Executor": "taskyard.client.executor",
     "ExecutorBroken": "taskyard.client.calls",
     "Future": "taskyard.client.futures",
@@ -96,7 +86,7 @@ _HOMES = {
     "Task": "taskyard.client.task",
     "as_completed": "taskyard.client.future_sets",
     "bundle_part": "taskyard.wire.payloads",
-    "current": "taskyard.client.current",
+    "current": "taskyard.client.task",
     "progress": "taskyard.client.future_sets",
     "register": "taskyard.spark",
     "result": "taskyard.wire.inputs",

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from taskyard.client.client import Client
-    from taskyard.client.origins import Encoded
+    from taskyard.client.functions import EncodedCall
+    from taskyard.client.internal import InternalClient
 
 logger = logging.getLogger("taskyard.joblib")
 
@@ -212,23 +212,23 @@ class _CampaignExecutor(Executor):
         self._campaign = campaign
         super().__init__(discovery.endpoint(broker, state), service=service)
 
-    def _make_core(self, service: str, client: Client) -> ExecutorCore:
+    def _make_core(self, service: str, client: InternalClient) -> ExecutorCore:
         return _CampaignCore(service, client=client, campaign=self._campaign)
 
 
 class _CampaignCore(ExecutorCore):
     """Uses tasks of earlier runs. One that failed or was cancelled there runs again, once."""
 
-    def __init__(self, service: str, *, client: Client, campaign: str) -> None:
+    def __init__(self, service: str, *, client: InternalClient, campaign: str) -> None:
         #: Calls whose tasks an earlier run submitted. Their exceptions have its token.
-        self._adopted: dict[str, Encoded] = {}
+        self._existing: dict[str, EncodedCall] = {}
         super().__init__(service, client=client, campaign=campaign)
 
-    def _submit_task(self, client: Client, name: str, call: Encoded) -> AnyFuture[Any]:
+    def _submit_task(self, client: InternalClient, name: str, call: EncodedCall) -> AnyFuture[Any]:
         full_name = f"{self.campaign}/{name}"
         if full_name not in client.existing([full_name]):
             return super()._submit_task(client, name, call)
-        self._adopted[name] = call
+        self._existing[name] = call
         return client.future(full_name)
 
     def _watch(self, future: CallFuture[Any]) -> AnyFuture[Any]:
@@ -239,7 +239,7 @@ class _CampaignCore(ExecutorCore):
 
     def _settle_task(self, future: CallFuture[Any], task: AnyFuture[Any]) -> None:
         error = None if task.cancelled() else task.exception()
-        call = self._adopted.pop(future.name, None)
+        call = self._existing.pop(future.name, None)
         # Another program may have submitted it a moment ago.
         is_known = isinstance(error, Refused) and error.code == Refusal.CONFLICT.value
         has_ended_badly = task.cancelled() or isinstance(error, TaskFailed)
@@ -255,13 +255,12 @@ class _CampaignCore(ExecutorCore):
         else:
             again.add_done_callback(lambda settled: self._arrived.put((future, settled)))
 
-    def _start_again(self, future: CallFuture[Any], call: Encoded) -> None:
+    def _start_again(self, future: CallFuture[Any], call: EncodedCall) -> None:
         """Replace a task that failed or was cancelled."""
-        payload, _, restore = call
-        if restore is not None:  # the broker keeps bytes that no task names for some time only
-            restore()
+        if call.restore is not None:  # the broker keeps bytes that no task names for some time only
+            call.restore()
         self.client.cancel([future.full_name], states=(TaskState.FAILED,))
-        submission = Submission([encode_text(future.name)], [payload], [self._terms])
+        submission = Submission([encode_text(future.name)], [call.payload], [self._terms])
         self.client.create(submission, restart=True)
 
 

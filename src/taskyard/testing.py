@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
 from taskyard.campaign.file_times import TaskFiles
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.events import Outcome, RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS
@@ -56,6 +56,7 @@ from taskyard.worker.allow_list import AllowList
 from taskyard.worker.jobs import cut_reason, last_line
 
 if TYPE_CHECKING:
+    from taskyard.client.client import Client
     from taskyard.wire.native.peer import Reply
 
 #: Runs a task of a service: takes the payload, returns the result.
@@ -84,7 +85,7 @@ class InMemoryBroker:
         self._wire = stack.enter_context(
             closing(sockets.listen(endpoints.native_endpoint(directory)))
         )
-        self._clients: list[Client] = []
+        self._clients: list[InternalClient] = []
         self._is_stopping = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="taskyard-testing-broker")
@@ -98,7 +99,7 @@ class InMemoryBroker:
 
     def client(self) -> Client:
         """Return a client. It is closed with the broker, if not before."""
-        client = self._stack.enter_context(closing(Client(self.endpoint)))
+        client = self._stack.enter_context(closing(InternalClient(self.endpoint)))
         self._clients.append(client)
         return client
 
@@ -281,8 +282,8 @@ class _Worker:
             if task.results:
                 task.args, task.kwargs = inputs.fill(task.args), inputs.fill(task.kwargs)
             return payloads.encode_value(function(*task.args, **task.kwargs), "result")
-        if task.origin.setup:
-            self._setups.ensure(task.origin)
+        if task.header.setup:
+            self._setups.ensure(task.header)
         function, args, kwargs = pickled.unpickle(task.call)
         return pickled.pickle_result(function(*args, **kwargs))
 
@@ -362,5 +363,5 @@ def _pickled_exception(error: BaseException, printed: str, payload: bytes) -> by
     """Return the exception of a pickled call, encoded for its executor."""
     if not pickled.is_pickled(payload):
         return b""
-    token = pickled.decode_pickled_call(payload).origin.token
+    token = pickled.decode_pickled_call(payload).header.token
     return pickled.encode_exception(error, printed, token)

@@ -13,7 +13,7 @@ from bench.core import rated_lanes
 from bench.core.rated_lanes import RatedLanes
 from bench.processes import BrokerBench
 from bench.settings import Settings
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.events import RulesSet
 from taskyard.core.rules import LaneOptions, Rule
 
@@ -60,7 +60,10 @@ def test_cases_fill_their_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_rules_reach_the_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     rules = RulesSet(0, (Rule(b"all", b"default/*", LaneOptions(workers_max=7)),))
-    with BrokerBench("in memory", rules=rules) as stage, Client(broker=stage.endpoint) as client:
+    with (
+        BrokerBench("in memory", rules=rules) as stage,
+        InternalClient(broker=stage.endpoint) as client,
+    ):
         client.submit(b"x", lane="a")
         (found,) = client.lanes()
         assert (found["rule"], found["rule_limit"]) == ("all", 7)

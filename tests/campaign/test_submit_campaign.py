@@ -12,10 +12,11 @@ from taskyard.campaign.batches import TASKS_PER_BATCH
 from taskyard.campaign.reader import LoadedCampaign, read_campaign
 from taskyard.campaign.rejects import RejectedRow
 from taskyard.campaign.submit_campaign import SubmitResult, submit_campaign
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused
 from taskyard.testing import InMemoryBroker
+from tests.kit.clients import internal
 
 
 @pytest.fixture
@@ -25,8 +26,8 @@ def broker() -> Iterator[InMemoryBroker]:
 
 
 @pytest.fixture
-def client(broker: InMemoryBroker) -> Iterator[Client]:
-    with broker.client() as connected:
+def client(broker: InMemoryBroker) -> Iterator[InternalClient]:
+    with internal(broker.client()) as connected:
         yield connected
 
 
@@ -40,19 +41,19 @@ def plain(name: str, *after: str) -> dict[str, Any]:
     return {"name": name, "argv": ["true"], "after": list(after)}
 
 
-def submit(client: Client, loaded: LoadedCampaign, **more: Any) -> SubmitResult:
+def submit(client: InternalClient, loaded: LoadedCampaign, **more: Any) -> SubmitResult:
     def never(rejected: Sequence[RejectedRow], _all: Sequence[RejectedRow]) -> None:
         pytest.fail(f"rejected {rejected}")
 
     return submit_campaign(client, loaded, "c", on_rejected=never, **more)
 
 
-def names(client: Client) -> list[str]:
+def names(client: InternalClient) -> list[str]:
     return [task["name"] for task in client.tasks()]
 
 
 def test_only_missing_tasks_are_submitted(
-    client: Client, broker: InMemoryBroker, tmp_path: Path
+    client: InternalClient, broker: InMemoryBroker, tmp_path: Path
 ) -> None:
     seen: list[tuple[int, int]] = []
     submit(client, load(tmp_path, plain("a"), plain("b", "a")))
@@ -74,7 +75,7 @@ def test_only_missing_tasks_are_submitted(
 
 
 def test_name_in_use_is_refused_with_its_line_and_nothing_is_submitted(
-    client: Client, tmp_path: Path
+    client: InternalClient, tmp_path: Path
 ) -> None:
     client.submit(["false"], name="b", campaign="c")
     loaded = load(tmp_path, plain("a"), {"name": "x"}, plain("b"), plain("z", "b"))
@@ -88,7 +89,7 @@ def test_name_in_use_is_refused_with_its_line_and_nothing_is_submitted(
 
 
 def test_refusal_of_a_later_batch_says_how_many_tasks_were_submitted(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: InternalClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = TASKS_PER_BATCH + 2
     loaded = load(tmp_path, *({"name": f"t{n}", "payload": "x"} for n in range(count)))
@@ -110,7 +111,7 @@ def test_refusal_of_a_later_batch_says_how_many_tasks_were_submitted(
 
 
 def test_changed_files_run_their_tasks_and_those_behind_them_again(
-    client: Client, broker: InMemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: InternalClient, broker: InMemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     files = {"inputs": ["in"], "outputs": ["out"]}

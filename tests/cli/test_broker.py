@@ -11,7 +11,7 @@ import pytest
 
 from taskyard.cli.entry import run as run_here
 from taskyard.cli.entry import taskyard
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from tests.kit.processes import Broker, Running, Worker, marking, marks, run, until
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def test_broker_prints_its_endpoints_and_is_reachable_there(tmp_path: Path) -> N
         assert native == f"listening native ipc://{tmp_path}/.taskyard/broker.sock"
         assert dwork.startswith("listening dwork tcp://127.0.0.1:")
         for line in (native, dwork):
-            with Client(line.split()[2]) as client:
+            with InternalClient(line.split()[2]) as client:
                 assert client.status()["workers"] == 0
         assert running.terminate() == (0, "", "")
 
@@ -53,7 +53,7 @@ def test_second_broker_on_the_same_state_is_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_state_is_refused_with_its_exit_code(tmp_path: Path) -> None:
-    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path), InternalClient(state=tmp_path / ".taskyard") as client:
         client.submit(["true"], name="a")
     journal = tmp_path / ".taskyard" / "journal.sqlite"
     journal.write_bytes(b"no journal" * 1000)
@@ -63,16 +63,16 @@ def test_damaged_state_is_refused_with_its_exit_code(tmp_path: Path) -> None:
 
 
 def test_acknowledged_tasks_survive_a_kill(tmp_path: Path) -> None:
-    with Broker(tmp_path) as running, Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path) as running, InternalClient(state=tmp_path / ".taskyard") as client:
         client.submit(["true"], name="kept", campaign="c")
         client.show("c/kept")
         running.kill()
-    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path), InternalClient(state=tmp_path / ".taskyard") as client:
         assert client.show("c/kept")["state"] == "ready"
 
 
 def test_in_memory_nothing_survives(tmp_path: Path) -> None:
-    with Broker(tmp_path, "--memory"), Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path, "--memory"), InternalClient(state=tmp_path / ".taskyard") as client:
         client.submit(["true"], name="lost")
     assert not (tmp_path / ".taskyard" / "journal.sqlite").exists()
 
@@ -112,7 +112,7 @@ def test_drained_broker_exits_when_running_tasks_are_done(tmp_path: Path) -> Non
     with (
         Broker(tmp_path) as running,
         Worker(tmp_path, "--slots", "1") as working,
-        Client(state=state) as client,
+        InternalClient(state=state) as client,
     ):
         client.submit(
             marking("slow", "cat gate > /dev/null")["argv"], name="slow", cwd=str(tmp_path)
@@ -122,13 +122,13 @@ def test_drained_broker_exits_when_running_tasks_are_done(tmp_path: Path) -> Non
         assert client.drain() == 1
         (tmp_path / "gate").write_text("")
         assert (running.end()[0], working.end()[0]) == (0, 0)
-    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path), InternalClient(state=tmp_path / ".taskyard") as client:
         assert client.show("slow")["state"] == "done"
         assert client.show("later")["state"] == "ready"
 
 
 def test_drained_without_workers_it_ends_at_once(tmp_path: Path) -> None:
-    with Broker(tmp_path) as running, Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path) as running, InternalClient(state=tmp_path / ".taskyard") as client:
         assert client.drain() == 0
         assert running.end()[0] == 0
 

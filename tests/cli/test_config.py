@@ -16,7 +16,7 @@ from taskyard.cli import entry
 from taskyard.cli.commands import COMMANDS
 from taskyard.cli.options import SettingOption
 from taskyard.client import discovery
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.settings.files import CONFIG_VARIABLE
 from taskyard.settings.keys import KEYS
 from tests.kit.processes import (
@@ -322,7 +322,7 @@ def test_commands_and_python_find_the_broker_of_the_file_from_below(
         code, _, err = run_here(tmp_path / "sub", "status", "--json")
         assert (code, err) == (0, "")
         monkeypatch.chdir(tmp_path / "sub")
-        with Client() as client:
+        with InternalClient() as client:
             assert client.status()["workers"] == 0
     code, out, _ = run_here(tmp_path / "sub", "list", "--json")
     assert (code, json.loads(out)["tasks"]) == (0, [])  # of the stopped state
@@ -382,7 +382,7 @@ def test_up_follows_the_file_and_passes_it_on(tmp_path: Path) -> None:
     try:
         code, _, err = called(tmp_path, "up", "--detach", "--no-page", *words)
         assert (code, err.partition(",")[0]) == (0, "up: 2 workers")
-        with Client(state=tmp_path / "yard") as client:
+        with InternalClient(state=tmp_path / "yard") as client:
             found = sorted(client.workers(), key=lambda one: str(one["name"]))
             assert [(one["name"], one["slots"], one["services"]) for one in found] == [
                 ("local-1", 3, ["exec"]),

@@ -10,7 +10,7 @@ from taskyard.campaign.reader import LoadedCampaign
 from taskyard.cli.file_tasks import FileTasks, RunCounts
 from taskyard.cli.run_report import RunEnd, RunOptions, print_report
 from taskyard.cli.slow_tasks import SLOW_SECONDS_MIN
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.states import TaskState
 
 STATES = [state.name.lower() for state in TaskState]
@@ -51,7 +51,7 @@ def view(started: float | None, longest: float = 0.0, **counts: int) -> dict[str
 def test_longest_run_is_known_if_the_broker_has_counted_all(
     first: dict[str, Any], last: dict[str, Any], longest: float | None
 ) -> None:
-    tasks = FileTasks(cast("Client", StatusClient(first, last)), "c", [])
+    tasks = FileTasks(cast("InternalClient", StatusClient(first, last)), "c", [])
     assert tasks.begin(2, 2) == 0
     assert tasks.run_counts().longest_seconds == longest
 
@@ -66,5 +66,5 @@ def test_slow_tasks_are_not_searched_if_all_were_quick(
     numbers = RunCounts(dict.fromkeys(STATES, 0) | {"done": 2}, longest_seconds=longest)
     client = StatusClient()
     loaded = cast("LoadedCampaign", None)
-    print_report(options, cast("Client", client), 1.0, RunEnd(), numbers, loaded=loaded)
+    print_report(options, cast("InternalClient", client), 1.0, RunEnd(), numbers, loaded=loaded)
     assert client.searches == searches

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.model import Submission, Terms
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import TASKYARD, Running, environment, run_here
@@ -211,7 +211,7 @@ def test_workers_are_listed_with_their_slots(call: Caller) -> None:
 
 def test_name_can_not_play_tricks_with_the_terminal(call: Caller, yard: Yard) -> None:
     trick = "\x1b]0;owned\x07\u202e"
-    with Client(state=yard.state) as client:
+    with InternalClient(state=yard.state) as client:
         client.create(Submission([trick.encode()], [b""], [Terms(service=b"none")]))
     for verb in (["list", "--all"], ["show", trick], ["why", trick], ["result", trick]):
         said = call(*verb)

@@ -9,7 +9,7 @@ import pytest
 
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.offline import OfflineClient
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
 from taskyard.errors import NoBroker, StateLocked, UserError
@@ -47,18 +47,18 @@ def test_it_answers_as_the_broker_does(state: Path) -> None:
             stopped.explain("campaign/behind"),
         )
         more = (
-            stopped.result_bytes("campaign/good"),
+            stopped.output("campaign/good", "result"),
             stopped.output("campaign/bad"),
             [*stopped.tasks()],
         )
-    with Broker(state.parent), Client(state=state) as client:
+    with Broker(state.parent), InternalClient(state=state) as client:
         assert (
             client.status() | {"health": None},  # of a running broker only
             client.show("campaign/bad"),
             client.explain("campaign/behind"),
         ) == offline
         assert (
-            client.result_bytes("campaign/good"),
+            client.output("campaign/good", "result"),
             client.output("campaign/bad"),
             [*client.tasks()],
         ) == more
@@ -67,7 +67,7 @@ def test_it_answers_as_the_broker_does(state: Path) -> None:
 def test_tasks_that_were_moved_out_of_the_journal_are_found(state: Path) -> None:
     assert run_here(state.parent, "journal", "compact")[0] == 0
     with OfflineClient(state) as stopped:
-        assert stopped.result_bytes("campaign/good") == b"well done\n"
+        assert stopped.output("campaign/good", "result") == b"well done\n"
         assert stopped.why("campaign/good") == "it is done (attempt 1)"
 
 

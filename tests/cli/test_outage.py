@@ -13,7 +13,7 @@ import pytest
 from taskyard.cli import entry, wait
 from taskyard.cli.commands import COMMANDS
 from taskyard.cli.entry import taskyard
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ExitCode
@@ -84,7 +84,7 @@ def test_every_verb_that_waits_reports_a_killed_broker_and_exits_3(
 ) -> None:
     answered = threading.Semaphore(0)
 
-    class AnsweredClient(Client):
+    class AnsweredClient(InternalClient):
         """Counts first replies."""
 
         def __init__(self, *args: Any, **named: Any) -> None:
@@ -95,7 +95,7 @@ def test_every_verb_that_waits_reports_a_killed_broker_and_exits_3(
         """Return limits with a first timeout that suits a busy machine."""
         return ReplyTimeouts(PATIENCE_SECONDS * SECOND_NS, int(timeout * SECOND_NS))
 
-    monkeypatch.setattr("taskyard.client.client.Client", AnsweredClient)
+    monkeypatch.setattr("taskyard.client.internal.InternalClient", AnsweredClient)
     monkeypatch.setattr(ReplyTimeouts, "of", limits_of)
     limit = ("--broker-timeout", LIMIT)
     codes = [verbs.start(words[0], *limit, *words[1:]) for words in WAITING]

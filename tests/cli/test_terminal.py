@@ -16,7 +16,7 @@ import pytest
 from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.task_spec import TaskSpec
 from taskyard.cli import terminal
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from tests.cli.yard import running
 from tests.kit.cases import each_case
 from tests.kit.processes import PATIENCE_SECONDS, environment, run_here
@@ -92,7 +92,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
     """Run a broker with hostile names of tasks, campaign, lane, service and worker."""
     with running(tmp_path_factory.mktemp("yard"), worker=False) as yard:
         (yard.directory / "printed").write_bytes(PRINTED)
-        with Client(yard.broker.endpoint) as client:
+        with InternalClient(yard.broker.endpoint) as client:
             _submit(client, "", ["cat", str(yard.directory / "printed")])
             _submit(client, "failed", [f"no-program{HOSTILE}"])
             _submit(client, "waits", ["true"], service=HOSTILE)
@@ -102,7 +102,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
         yield yard
 
 
-def _submit(client: Client, first: str, argv: list[str], **more: str) -> None:
+def _submit(client: InternalClient, first: str, argv: list[str], **more: str) -> None:
     """Submit a task as a foreign client could, without checks of names."""
     spec = TaskSpec(name=f"{first}{HOSTILE}", argv=argv, lane=HOSTILE, **more)  # type: ignore[arg-type]
     assert client.create(encode_batch([spec], b"" if more else HOSTILE.encode(), 0)) == 1

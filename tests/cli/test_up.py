@@ -8,8 +8,8 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from taskyard.client.client import Client
 from taskyard.client.executor import Executor
+from taskyard.client.internal import InternalClient
 from tests.kit.processes import (
     PATIENCE_SECONDS,
     Broker,
@@ -33,11 +33,11 @@ DETACHED = ("up", "--detach", "--no-page")
 
 
 @contextmanager
-def up(directory: Path, *options: str) -> Iterator[tuple[Running, Client]]:
+def up(directory: Path, *options: str) -> Iterator[tuple[Running, InternalClient]]:
     """Run `up` in the foreground of another process."""
     with Running(directory, "up", "--no-page", "--slots", "1", *options) as running:
         assert running.line() == f"listening native ipc://{directory}/.taskyard/broker.sock"
-        with Client(state=directory / ".taskyard") as client:
+        with InternalClient(state=directory / ".taskyard") as client:
             yield running, client
 
 
@@ -66,7 +66,7 @@ def test_sigterm_lets_tasks_finish(tmp_path: Path) -> None:
         running.send(signal.SIGTERM)
         (tmp_path / "gate").write_text("")
         assert running.end()[0] == 0
-    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path), InternalClient(state=tmp_path / ".taskyard") as client:
         assert client.show("a")["state"] == "done"
 
 
@@ -113,7 +113,7 @@ def test_detached_up_returns_when_ready_and_down_stops_it(tmp_path: Path) -> Non
         assert (code, out) == (0, "")
         pid = int((tmp_path / ".taskyard" / "up.pid").read_text())
         assert err.startswith(f"up: 2 workers, process {pid}, log in .taskyard/log/up.log (")
-        with Client(state=tmp_path / ".taskyard") as client:
+        with InternalClient(state=tmp_path / ".taskyard") as client:
             assert client.status()["workers"] == 2
             assert client.submit(["echo", "hello"]).result(PATIENCE_SECONDS) == "hello\n"
         assert run(tmp_path, *DETACHED)[0] == 2
@@ -157,7 +157,7 @@ def test_down_interrupts_tasks_after_the_timeout_and_reports_them(tmp_path: Path
     assert err.splitlines()[-1] == (
         "taskyard: 1 task interrupted after 0.2 s, to run again after the next start: a"
     )
-    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path), InternalClient(state=tmp_path / ".taskyard") as client:
         assert client.show("a")["state"] == "ready"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from taskyard.cli.entry import run as run_here
 from taskyard.cli.entry import taskyard
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.worker import wmp
 from tests.kit.processes import (
     AT_THE_GATE,
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
+def client(tmp_path: Path) -> Iterator[InternalClient]:
     """Return a client of a broker that runs during the test."""
-    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as connected:
+    with Broker(tmp_path), InternalClient(state=tmp_path / ".taskyard") as connected:
         yield connected
 
 
 @contextmanager
-def attended(directory: Path) -> Iterator[tuple[Running, Client]]:
+def attended(directory: Path) -> Iterator[tuple[Running, InternalClient]]:
     """Run a broker that may be killed. Return it with a client."""
-    with Broker(directory) as running, Client(state=directory / ".taskyard") as connected:
+    with Broker(directory) as running, InternalClient(state=directory / ".taskyard") as connected:
         yield running, connected
 
 
-def submit_gated(client: Client, directory: Path, *names: str) -> None:
+def submit_gated(client: InternalClient, directory: Path, *names: str) -> None:
     """Submit tasks that start and wait for a gate."""
     for name in names:
         client.submit(marking(name, AT_THE_GATE)["argv"], name=name, cwd=str(directory))
@@ -57,7 +57,7 @@ def open_gate(directory: Path) -> None:
 
 
 def test_worker_finishes_running_tasks_on_sigterm_and_returns_the_rest(
-    tmp_path: Path, client: Client
+    tmp_path: Path, client: InternalClient
 ) -> None:
     with Worker(tmp_path, "--slots", "1") as working:
         submit_gated(client, tmp_path, "slow")
@@ -71,7 +71,9 @@ def test_worker_finishes_running_tasks_on_sigterm_and_returns_the_rest(
     assert client.status()["workers"] == 0
 
 
-def test_worker_hands_out_the_resources_that_it_was_given(tmp_path: Path, client: Client) -> None:
+def test_worker_hands_out_the_resources_that_it_was_given(
+    tmp_path: Path, client: InternalClient
+) -> None:
     given = ("--cpus", "0.5", "--memory", "1G", "--gpus", "3,7", "--resource", "license=1")
     show = ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES $TASKYARD_CPUS $TASKYARD_MEMORY"]
     with Worker(tmp_path, "--slots", "2", *given):
@@ -87,7 +89,7 @@ def test_worker_hands_out_the_resources_that_it_was_given(tmp_path: Path, client
 
 
 def test_second_sigterm_kills_running_tasks_and_returns_them(
-    tmp_path: Path, client: Client
+    tmp_path: Path, client: InternalClient
 ) -> None:
     with Worker(tmp_path, "--slots", "1") as working:
         submit_gated(client, tmp_path, "slow")
@@ -100,7 +102,7 @@ def test_second_sigterm_kills_running_tasks_and_returns_them(
 
 
 def test_tasks_of_a_killed_worker_go_to_another_within_the_lease(
-    tmp_path: Path, client: Client
+    tmp_path: Path, client: InternalClient
 ) -> None:
     short = ("--slots", "1", "--heartbeat", "50ms", "--lease", "300ms")
     with Worker(tmp_path, *short) as doomed:
@@ -114,7 +116,7 @@ def test_tasks_of_a_killed_worker_go_to_another_within_the_lease(
 
 
 def test_worker_of_the_same_name_takes_over_after_two_heartbeats(
-    tmp_path: Path, client: Client
+    tmp_path: Path, client: InternalClient
 ) -> None:
     named = ("--slots", "1", "--name", "twin", "--lease", "1h")
     with Worker(tmp_path, *named) as doomed:
@@ -142,14 +144,14 @@ def test_worker_waits_for_a_broker_and_reports_it_once(tmp_path: Path) -> None:
         assert waiting.error_line() == (
             f"no broker answers at ipc://{tmp_path}/.taskyard/broker.sock, worker early waits"
         )
-        with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+        with Broker(tmp_path), InternalClient(state=tmp_path / ".taskyard") as client:
             assert client.submit(["echo", "hello"]).result(PATIENCE_SECONDS) == "hello\n"
             assert "worker early works for the broker" in waiting.error_line()
             assert waiting.terminate() == (0, "", "")
 
 
 def test_worker_exits_at_once_with_its_tasks_when_stdin_is_closed(
-    tmp_path: Path, client: Client
+    tmp_path: Path, client: InternalClient
 ) -> None:
     with Worker(tmp_path, "--slots", "1") as working:
         argv = ["sh", "-c", "echo $$ > pid; exec sleep 600"]
@@ -257,7 +259,7 @@ def test_wrong_option_is_one_line_and_exit_2(
 
 
 def test_function_of_a_module_that_is_not_allowed_is_refused_with_a_hint(
-    tmp_path: Path, client: Client
+    tmp_path: Path, client: InternalClient
 ) -> None:
     with Worker(tmp_path, "--slots", "1", "--allow", "operator"):
         assert client.submit("operator:add", args=[1, 2]).result(PATIENCE_SECONDS) == 3

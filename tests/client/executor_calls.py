@@ -187,15 +187,6 @@ def kept() -> Any:
     return _kept[0]
 
 
-def put_into_kept(value: Any) -> None:
-    _kept[0].put(value)
-
-
-def put_many_into_kept(count: int) -> None:
-    for _ in range(count):
-        _kept[0].put("x" * 1000)
-
-
 def append_pid(file: str) -> None:
     with Path(file).open("a") as opened:
         opened.write(f"{os.getpid()}\n")

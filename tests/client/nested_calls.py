@@ -60,7 +60,7 @@ def wait_in_lane(name: str, lane: str) -> None:
 def wait_for_campaign(campaign: str) -> None:
     client = taskyard.current().client
     client.submit("nested:fib", args=[1], campaign=campaign)
-    client.wait_campaign(campaign)
+    client.campaign(campaign).wait()
 
 
 def submit_more() -> str:

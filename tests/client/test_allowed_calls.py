@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import taskyard
-from taskyard.client.aio import AsyncClient
-from taskyard.client.client import Client
+from taskyard.client.client import AsyncClient, Client
 from taskyard.client.results import decode_whole_result
 from taskyard.core.blobs import Result
 from taskyard.errors import TaskFailed, UserError
@@ -101,9 +100,8 @@ def test_async_client_submits_allowed_calls(yard: Yard) -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [b'{"pickle":1,"main":"/x.py"}', b'{"pickle":1,"main_module":"this"}',
-     b'{"pickle":1,"setup_file":"/x"}', b'{"pickle":1,"setup":"eA=="}'],
-)  # fmt: skip
+    [b'{"pickle":1,"setup_file":"/x"}', b'{"pickle":1,"setup":"eA=="}'],
+)
 def test_headers_that_run_code_are_refused(client: Client, header: bytes) -> None:
     payload = header + b"\n" + pickle.dumps((math.sqrt, (4,), {}), 5)
     with pytest.raises(TaskFailed, match="pickled functions are not allowed"):

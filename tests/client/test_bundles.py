@@ -17,6 +17,7 @@ from taskyard.campaign.reader import read_campaign
 from taskyard.campaign.rejects import write_rejected
 from taskyard.campaign.task_spec import InvalidTask, check_task
 from taskyard.errors import Refused, TimedOut, UserError
+from tests.kit.clients import internal
 from tests.kit.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -174,105 +175,99 @@ def broker() -> Iterator[testing.InMemoryBroker]:
         yield running
 
 
-def send(broker: testing.InMemoryBroker, **keys: Any) -> taskyard.Bundle:
-    client = broker.client()
-    return client.submit_bundle("hi", ["ann", "bob"], service="mail", **keys)
+def send(
+    broker: testing.InMemoryBroker, campaign: str = "news", **keys: Any
+) -> list[taskyard.Future]:
+    return (
+        internal(broker.client())
+        .campaign(campaign)
+        .submit_bundle("hi", ["ann", "bob"], service="mail", **keys)
+    )
 
 
 class TestClient:
-    def test_bundle_is_a_list_of_futures_and_settled_when_all_are(
-        self, broker: testing.InMemoryBroker
-    ) -> None:
-        bundle = send(broker, name="news")
+    def test_bundle_is_a_list_of_futures(self, broker: testing.InMemoryBroker) -> None:
+        bundle = send(broker)
+        campaign = internal(broker.client()).campaign("news")
         with pytest.raises(TimedOut):
-            bundle.wait(timeout=0)
+            campaign.wait(timeout=0)
         assert broker.run_all({"mail": lambda payload: payload}) == ["news/0", "news/1"]
-        bundle.wait(PATIENCE_SECONDS)
+        campaign.wait(PATIENCE_SECONDS)
         names = [future.name for future in bundle]
         parts = [
             taskyard.bundle_part(future.full_name, future.result(PATIENCE_SECONDS))
             for future in bundle
         ]
-        assert (names, bundle.name) == (["0", "1"], "news")
+        assert names == ["0", "1"]
         assert parts == [("news", 0, "hi", "ann"), ("news", 1, "hi", "bob")]
 
     def test_each_task_has_its_own_lane_in_the_bundles_campaign(
         self, broker: testing.InMemoryBroker
     ) -> None:
-        send(broker, name="news")
-        views = list(broker.client().campaign("news").tasks())
+        send(broker)
+        views = list(internal(broker.client()).campaign("news").tasks())
         assert [(view["name"], view["lane"]) for view in views] == [("0", "ann"), ("1", "bob")]
-        assert [*broker.client().existing(["news/0", "news/1"])] == ["news/0", "news/1"]
-        send(broker, name="more", campaign="week", lane="all")
-        (view, _) = broker.client().campaign("week").tasks()
+        assert [*internal(broker.client()).existing(["news/0", "news/1"])] == ["news/0", "news/1"]
+        send(broker, "week", name="more", lane="all")
+        (view, _) = internal(broker.client()).campaign("week").tasks()
         assert (view["name"], view["lane"]) == ("more/0", "all")
-
-    def test_name_is_made_up_unless_given(self, broker: testing.InMemoryBroker) -> None:
-        assert send(broker).name.startswith("bundle-")
 
     def test_resubmission_changes_nothing_and_another_payload_is_refused(
         self, broker: testing.InMemoryBroker
     ) -> None:
-        client = broker.client()
-        send(broker, name="news")
-        send(broker, name="news")
+        campaign = internal(broker.client()).campaign("news")
+        send(broker)
+        send(broker)
         broker.run_all({"mail": lambda payload: payload})
-        send(broker, name="news").wait(PATIENCE_SECONDS)
-        assert client.counts("news")["done"] == 2
+        taskyard.wait(send(broker), PATIENCE_SECONDS)
+        assert campaign.status()["done"] == 2
         with pytest.raises(Refused, match="news/0 is known with another payload"):
-            client.submit_bundle("bye", ["ann", "bob"], name="news")
+            campaign.submit_bundle("bye", ["ann", "bob"])
 
     def test_one_refused_task_refuses_the_whole_bundle(
         self, broker: testing.InMemoryBroker
     ) -> None:
-        client = broker.client()
+        client = internal(broker.client())
         client.submit(b"other", name="news/1")
         client.status()
         with pytest.raises(Refused):
-            send(broker, name="news")
+            send(broker)
         assert client.existing(["news/0"]) == {}
 
-    def test_bundle_is_cancelled_as_a_whole(self, broker: testing.InMemoryBroker) -> None:
-        bundle = send(broker, name="news", campaign="week")
-        assert bundle.cancel() == 2
-        bundle.wait(PATIENCE_SECONDS)
+    def test_bundle_is_cancelled_as_its_campaign(self, broker: testing.InMemoryBroker) -> None:
+        bundle = send(broker, "week", name="news")
+        campaign = internal(broker.client()).campaign("week")
+        assert campaign.cancel() == 2
+        campaign.wait(PATIENCE_SECONDS)
+        taskyard.wait(bundle, PATIENCE_SECONDS)
         assert all(future.cancelled() for future in bundle)
-        assert repr(bundle) == "<Bundle 'news' of 2 tasks>"
 
     def test_recipients_are_any_iterable_but_a_text(self, broker: testing.InMemoryBroker) -> None:
-        client = broker.client()
-        assert len(client.submit_bundle("hi", (str(number) for number in range(9)))) == 9
+        client = internal(broker.client())
+        submit_bundle = client.campaign("all").submit_bundle
+        assert len(submit_bundle("hi", (str(number) for number in range(9)))) == 9
         with pytest.raises(UserError, match="must be a list"):
-            client.submit_bundle("hi", "ann")
+            submit_bundle("hi", "ann")
         with pytest.raises(UserError, match=r"no field 'recipient' \(it has 'to'"):
-            client.submit_bundle("hi", [{"to": "ann"}])
+            submit_bundle("hi", [{"to": "ann"}])
         with pytest.raises(UserError, match="submit it as a bundle"):
             client.submit(b"hi", recipients=["ann"])
 
     def test_bundle_waits_for_tasks(self, broker: testing.InMemoryBroker) -> None:
-        first = broker.client().submit(["true"], name="first")
+        first = internal(broker.client()).submit(["true"], name="first")
         assert first.state == "ready", "the broker has it before another client names it"
-        assert send(broker, name="news", after=[first])[0].state == "blocked"
-        assert send(broker, name="n2", after=["ghost"], wait_for_unknown=True)[0].state == "blocked"
+        assert send(broker, after=[first])[0].state == "blocked"
+        assert send(broker, "n2", after=["ghost"], wait_for_unknown=True)[0].state == "blocked"
 
     def test_async_bundle_works_alike(self, broker: testing.InMemoryBroker) -> None:
         async def main() -> None:
             async with taskyard.AsyncClient(broker.endpoint) as client:
-                bundle = await client.submit_bundle("hi", ["ann", "bob"], name="news")
+                campaign = client.campaign("news")
+                bundle = await campaign.submit_bundle("hi", ["ann", "bob"])
                 assert [future.name for future in bundle] == ["0", "1"]
-                assert await bundle.cancel() == 2
-                await bundle.wait(PATIENCE_SECONDS)
+                assert await campaign.cancel() == 2
+                await campaign.wait(PATIENCE_SECONDS)
+                await asyncio.wait(bundle)  # type: ignore[type-var]
                 assert bundle[1].cancelled()
-                assert repr(bundle) == "<AsyncBundle 'news' of 2 tasks>"
 
         asyncio.run(main())
-
-
-def test_lane_is_expanded_for_any_task_that_is_submitted(broker: testing.InMemoryBroker) -> None:
-    client = broker.client()
-    client.submit("m:f", name="a", kwargs={"host": "h"}, lane="{host}")
-    client.map("m:f", ["x"], campaign="c", lane="{campaign}.{0}")
-    with pytest.raises(UserError, match="no field 'host'"):
-        client.submit(["true"], lane="{host}")
-    lanes = {view["lane"] for view in client.tasks()}
-    assert lanes == {"h", "c.x"}

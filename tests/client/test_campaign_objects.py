@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.client.aio import AsyncClient
-from taskyard.client.client import Client
+from taskyard.client.client import AsyncClient, Client
 from taskyard.core import limits
 from taskyard.errors import TimedOut
 from tests.cli.yard import Yard, running
@@ -100,6 +99,6 @@ def test_async_campaign_works_alike(yard: Yard) -> None:
             assert [future.name for future in futures] == names
             assert await asyncio.gather(*futures) == ["a\n", "b\n", "c\n"]
             assert (await campaign.retry(), await campaign.cancel()) == (0, 0)
-            assert repr(campaign) == f"<AsyncCampaign 'awaited' of {client.broker}>"
+            assert repr(campaign) == f"<Campaign 'awaited' of {client.broker}>"
 
     asyncio.run(scenario())

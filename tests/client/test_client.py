@@ -14,9 +14,10 @@ import pytest
 from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.task_spec import check_task
 from taskyard.client import watches
-from taskyard.client.client import Client, scope_of
 from taskyard.client.future_sets import as_completed, wait
 from taskyard.client.futures import Future
+from taskyard.client.internal import InternalClient
+from taskyard.client.requests import scope_of
 from taskyard.core.blobs import Blob, Result
 from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState
@@ -49,8 +50,8 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
 
 
 @pytest.fixture
-def client(yard: Yard) -> Iterator[Client]:
-    with Client(state=yard.state) as connected:
+def client(yard: Yard) -> Iterator[InternalClient]:
+    with InternalClient(state=yard.state) as connected:
         yield connected
 
 
@@ -58,18 +59,18 @@ def value(future: Future) -> object:
     return future.result(PATIENCE_SECONDS)
 
 
-def test_result_of_a_command_is_its_output(client: Client) -> None:
+def test_result_of_a_command_is_its_output(client: InternalClient) -> None:
     assert value(client.submit(["echo", "hi"])) == "hi\n"
 
 
 def test_flipped_byte_in_a_long_result_is_an_error_that_names_the_task(
-    yard: Yard, client: Client
+    yard: Yard, client: InternalClient
 ) -> None:
     value(client.submit(["head", "-c", "100000", "/dev/zero"], name="hurt"))
     path = BlobFiles(yard.state / "blobs").path(name_of(bytes(100_000)))
     path.write_bytes(bytes(50_000) + b"\1" + bytes(49_999))
     damaged = "task hurt: its output of 100,000 bytes is damaged"
-    for read in (client.result, client.result_bytes, client.output):
+    for read in (client.result, client.output):
         with pytest.raises(BytesDamaged, match=damaged):
             read("hurt")
     with pytest.raises(BytesDamaged, match=damaged):
@@ -79,25 +80,20 @@ def test_flipped_byte_in_a_long_result_is_an_error_that_names_the_task(
         value(needs_it)
 
 
-def test_binary_output_is_text_with_surrogates_and_exact_bytes(client: Client) -> None:
+def test_binary_output_is_text_with_surrogates_and_exact_bytes(client: InternalClient) -> None:
     future = client.submit(["printf", r"\377a\303\244"])
     assert future.result(PATIENCE_SECONDS) == "\udcffa\u00e4"
-    assert future.bytes() == client.result_bytes(future.name) == b"\xffa\xc3\xa4"
+    assert future.bytes() == client.output(future.name, "result") == b"\xffa\xc3\xa4"
     assert client.result(future.name) == "\udcffa\u00e4"
     assert client.submit("operator:add", args=["a", "b"]).bytes(20) == b'"ab"'
 
 
-def test_long_output_is_the_result_as_a_whole(client: Client) -> None:
+def test_long_output_is_the_result_as_a_whole(client: InternalClient) -> None:
     future = client.submit(["sh", "-c", "head -c 2100000 /dev/zero; printf '\\377'"])
     whole = bytes(2_100_000) + b"\xff"
     assert future.result() == whole.decode(errors="surrogateescape")
-    assert future.bytes() == client.result_bytes(future.name) == whole
+    assert future.bytes() == client.output(future.name, "result") == whole
     assert client.output(future.name) == whole
-    with client.open_output(future.name) as file:
-        assert file.seek(-3, 2) == len(whole) - 3
-        assert file.read() == whole[-3:]
-        file.seek(5)
-        assert (file.read(2), file.tell()) == (b"\0\0", 7)
     some = {"offset": len(whole) - 2, "count": 9}
     assert client.output(future.name, "stdout", **some) == whole[-2:]
     assert client.output(future.name, "result", **some) == whole[-2:]
@@ -109,12 +105,12 @@ def test_long_output_is_the_result_as_a_whole(client: Client) -> None:
     assert client.future(future.name).result() == future.result()
 
 
-def test_result_of_a_call_is_its_return_value(client: Client) -> None:
+def test_result_of_a_call_is_its_return_value(client: InternalClient) -> None:
     assert value(client.submit("operator:add", args=[20, 22])) == 42
     assert value(client.submit("builtins:dict", kwargs={"a": [1, None]})) == {"a": [1, None]}
 
 
-def test_name_is_made_up_unless_given(client: Client) -> None:
+def test_name_is_made_up_unless_given(client: InternalClient) -> None:
     one, two = client.submit(["true"]), client.submit(["true"], campaign="c")
     assert one.name.startswith("task-")
     assert two.name.startswith("c-")
@@ -124,7 +120,7 @@ def test_name_is_made_up_unless_given(client: Client) -> None:
     assert (value(one), value(two)) == ("", "")
 
 
-def test_failure_is_raised_with_its_reason(client: Client) -> None:
+def test_failure_is_raised_with_its_reason(client: InternalClient) -> None:
     future = client.submit(["sh", "-c", "echo why >&2; exit 3"], name="fails")
     with pytest.raises(TaskFailed, match=r"^task fails failed: exit status 3: why$"):
         value(future)
@@ -132,7 +128,7 @@ def test_failure_is_raised_with_its_reason(client: Client) -> None:
     assert future.why() == "it failed after 1 attempt: exit status 3: why"
 
 
-def test_task_behind_a_failure_is_settled_too(client: Client) -> None:
+def test_task_behind_a_failure_is_settled_too(client: InternalClient) -> None:
     client.submit(["false"], name="root")
     with pytest.raises(
         TaskBlocked, match="behind-root: blocked, because task root failed: exit status 1"
@@ -140,7 +136,7 @@ def test_task_behind_a_failure_is_settled_too(client: Client) -> None:
         value(client.submit(["true"], name="behind-root", after=["root"]))
 
 
-def test_order_of_submission_is_kept_for_dependencies(client: Client) -> None:
+def test_order_of_submission_is_kept_for_dependencies(client: InternalClient) -> None:
     futures = [client.submit(["true"], name="chain-0")]
     futures += [
         client.submit(["true"], name=f"chain-{n}", after=[f"chain-{n - 1}"]) for n in range(1, 50)
@@ -149,14 +145,14 @@ def test_order_of_submission_is_kept_for_dependencies(client: Client) -> None:
     assert value(client.submit(["echo", "hi"], after=[futures[-1], "chain-1"])) == "hi\n"
 
 
-def test_map_submits_a_task_per_item(client: Client) -> None:
+def test_map_submits_a_task_per_item(client: InternalClient) -> None:
     squares = client.map("operator:neg", range(20))
     assert [value(future) for future in squares] == [-number for number in range(20)]
     sums = client.map("operator:add", [1, 2, 3], iter([4, 5]), campaign="sums", retries=1)
     assert {value(future) for future in as_completed(sums)} == {5, 7}
 
 
-def test_wait_and_as_completed_are_those_of_the_standard_library(client: Client) -> None:
+def test_wait_and_as_completed_are_those_of_the_standard_library(client: InternalClient) -> None:
     futures = client.map("operator:neg", range(5))
     done, not_done = wait(futures, PATIENCE_SECONDS)
     assert (len(done), len(not_done)) == (5, 0)
@@ -166,7 +162,7 @@ def test_wait_and_as_completed_are_those_of_the_standard_library(client: Client)
     assert late.cancel()
 
 
-def test_cancelled_task_cancels_its_future_and_those_behind_it(client: Client) -> None:
+def test_cancelled_task_cancels_its_future_and_those_behind_it(client: InternalClient) -> None:
     one = client.submit(b"", name="one", service=UNSERVED)
     two = client.submit(["true"], name="two", after=["one"])
     assert one.cancel()
@@ -177,7 +173,7 @@ def test_cancelled_task_cancels_its_future_and_those_behind_it(client: Client) -
     assert not done.cancel()
 
 
-def test_cancelled_running_task_is_stopped(client: Client, tmp_path: Path) -> None:
+def test_cancelled_running_task_is_stopped(client: InternalClient, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     future = client.submit(["sh", "-c", f"touch {ready}; exec sleep 600"])
     while not ready.exists():
@@ -187,7 +183,7 @@ def test_cancelled_running_task_is_stopped(client: Client, tmp_path: Path) -> No
         pass  # the worker learns of it with the next heartbeat
 
 
-def test_refused_task_is_found_inside_a_batch(client: Client) -> None:
+def test_refused_task_is_found_inside_a_batch(client: InternalClient) -> None:
     value(client.submit(["true"], name="taken"))
     futures = [client.submit(["echo", str(n)], name=f"batch-{n}") for n in range(500)]
     bad = client.submit(["false"], name="taken")
@@ -200,7 +196,7 @@ def test_refused_task_is_found_inside_a_batch(client: Client) -> None:
     assert [value(future) for future in futures] == [f"{n}\n" for n in range(600)]
 
 
-def test_invalid_arguments_raise_at_once(client: Client) -> None:
+def test_invalid_arguments_raise_at_once(client: InternalClient) -> None:
     with pytest.raises(UserError):
         client.submit(["true"], retries="many")
     with pytest.raises(UserError):
@@ -220,17 +216,17 @@ def test_invalid_arguments_raise_at_once(client: Client) -> None:
             client.submit(wrong)
     for wrong in (4.5, Path(".taskyard")):
         with pytest.raises(UserError, match=r"^broker .*a directory is given by state="):
-            Client(wrong)
+            InternalClient(wrong)
 
 
-def test_same_task_again_is_the_same_task(client: Client) -> None:
+def test_same_task_again_is_the_same_task(client: InternalClient) -> None:
     first = client.submit(["sh", "-c", "date +%N"], name="same")
     second = client.submit(["sh", "-c", "date +%N"], name="same")
     assert value(first) == value(second)
     assert value(client.future("same")) == value(first)
 
 
-def test_submissions_of_a_loop_are_batched(client: Client) -> None:
+def test_submissions_of_a_loop_are_batched(client: InternalClient) -> None:
     before = client.status()["records"]
     futures = [client.submit(b"", name=f"loop-{n}", service=UNSERVED) for n in range(5_000)]
     assert client.status()["records"] - before < 500
@@ -238,7 +234,7 @@ def test_submissions_of_a_loop_are_batched(client: Client) -> None:
     assert len(wait(futures, PATIENCE_SECONDS).done) == 5_000
 
 
-def test_request_is_answered_after_earlier_submissions(client: Client) -> None:
+def test_request_is_answered_after_earlier_submissions(client: InternalClient) -> None:
     client.submit(["false"], name="blamed")
     client.submit(["true"], name="blamed")  # its batch is refused and taken apart
     client.submit(b"", name="asked-for", service=UNSERVED)
@@ -246,7 +242,7 @@ def test_request_is_answered_after_earlier_submissions(client: Client) -> None:
     assert client.cancel(["asked-for"]) == 1
 
 
-def test_create_accepts_all_or_nothing(client: Client) -> None:
+def test_create_accepts_all_or_nothing(client: InternalClient) -> None:
     def batch(*names: str) -> Submission:
         specs = [check_task({"name": name, "payload": "", "service": UNSERVED}) for name in names]
         return encode_batch(specs, b"batches", 0)
@@ -263,7 +259,7 @@ def test_create_accepts_all_or_nothing(client: Client) -> None:
     ]
 
 
-def test_tasks_are_listed_page_by_page(client: Client) -> None:
+def test_tasks_are_listed_page_by_page(client: InternalClient) -> None:
     names = [f"page-{n:04}".encode() for n in range(2_500)]
     client.create(Submission(names, [b""], [Terms(campaign=b"pages", service=b"unserved")]))
     views = list(client.tasks(scope_of(campaign="pages")))
@@ -274,7 +270,7 @@ def test_tasks_are_listed_page_by_page(client: Client) -> None:
     assert client.cancel(campaign="pages") == 2_500
 
 
-def test_encoded_task_returns_bytes_or_its_acceptance(client: Client) -> None:
+def test_encoded_task_returns_bytes_or_its_acceptance(client: InternalClient) -> None:
     terms = Terms(service=b"exec")
     assert value(client.submit_encoded("raw", b'{"argv":["printf","\\\\377"]}', terms)) == b"\xff"
     taken = client.submit_encoded("raw-2", b'{"argv":["sleep","600"]}', terms, watch=False)
@@ -282,7 +278,7 @@ def test_encoded_task_returns_bytes_or_its_acceptance(client: Client) -> None:
     client.cancel(["raw-2"])
 
 
-def test_waiting_for_names_and_campaigns(client: Client) -> None:
+def test_waiting_for_names_and_campaigns(client: InternalClient) -> None:
     client.submit(["true"], name="w1", campaign="w")
     client.submit(["false"], name="w2", campaign="w")
     client.wait_campaign("w", PATIENCE_SECONDS)
@@ -298,8 +294,8 @@ def test_waiting_for_names_and_campaigns(client: Client) -> None:
     client.cancel(["w/w3"])
 
 
-def test_unknown_names_raise(client: Client) -> None:
-    for look in (client.show, client.result_bytes, client.output, client.future):
+def test_unknown_names_raise(client: InternalClient) -> None:
+    for look in (client.show, client.output, client.future):
         with pytest.raises(UserError, match="unknown task 'no-such' "):
             look("no-such")
     client.submit(["true"], name="known")
@@ -308,20 +304,20 @@ def test_unknown_names_raise(client: Client) -> None:
     assert client.explain("no-such")["reason"] == "unknown"
 
 
-def test_futures_of_other_clients_tasks_are_settled(yard: Yard, client: Client) -> None:
-    with Client(state=yard.state) as other:
+def test_futures_of_other_clients_tasks_are_settled(yard: Yard, client: InternalClient) -> None:
+    with InternalClient(state=yard.state) as other:
         names = [other.submit(["echo", str(n)], name=f"other-{n}").name for n in range(30)]
     assert [value(future) for future in client.futures(names)] == [f"{n}\n" for n in range(30)]
 
 
-def test_repeated_name_has_a_future_each_time(client: Client) -> None:
+def test_repeated_name_has_a_future_each_time(client: InternalClient) -> None:
     value(client.submit(["echo", "hi"], name="twice"))
     one, two = client.futures(["twice", "twice"])
     assert value(one) == value(two) == "hi\n"
 
 
 def test_many_names_are_split_over_requests(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: InternalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskyard.client.requests.NAMES_PER_REQUEST", 3)
     names = [f"portion-{number}" for number in range(8)]
@@ -335,7 +331,7 @@ def test_many_names_are_split_over_requests(
     assert client.cancel([]) == 0
 
 
-def test_client_may_be_used_by_several_threads(client: Client) -> None:
+def test_client_may_be_used_by_several_threads(client: InternalClient) -> None:
     def submit_some(who: int) -> list[object]:
         return [
             value(f)
@@ -346,7 +342,9 @@ def test_client_may_be_used_by_several_threads(client: Client) -> None:
         assert list(pool.map(submit_some, range(40))) == [[-who] for who in range(40)]
 
 
-def test_trickle_of_many_tasks_is_watched(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trickle_of_many_tasks_is_watched(
+    client: InternalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More submissions than there may be watches: the later ones are asked after together."""
     monkeypatch.setattr(watches, "STREAMS_MAX", 3)
     waiting = []
@@ -364,11 +362,11 @@ def test_trickle_of_many_tasks_is_watched(client: Client, monkeypatch: pytest.Mo
 
 def test_missing_broker_raises_within_the_timeout(tmp_path: Path) -> None:
     with pytest.raises(NoBroker, match=r"broker at ipc://.*: no answer within 0.2 s .*taskyard up"):
-        Client(state=tmp_path / "state", timeout=0.2)
+        InternalClient(state=tmp_path / "state", timeout=0.2)
 
 
 def test_closed_client_fails_its_futures_and_refuses_calls(yard: Yard) -> None:
-    client = Client(state=yard.state)
+    client = InternalClient(state=yard.state)
     future = client.submit(b"", name="left", service=UNSERVED)
     client.close()
     with pytest.raises(ClientClosed):
@@ -377,13 +375,13 @@ def test_closed_client_fails_its_futures_and_refuses_calls(yard: Yard) -> None:
         client.submit(["true"])
     with pytest.raises(ClientClosed):
         client.status()
-    with Client(state=yard.state) as other:  # closing waited until it was taken
+    with InternalClient(state=yard.state) as other:  # closing waited until it was taken
         assert other.cancel(["left"]) == 1
 
 
 def test_interrupted_client_does_not_wait_for_a_dead_broker(tmp_path: Path) -> None:
     with running(tmp_path / "state", worker=False) as yard:
-        client = Client(state=yard.state)
+        client = InternalClient(state=yard.state)
         yard.kill_broker()
     future = client.submit(["true"])
     client.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
@@ -394,7 +392,7 @@ def test_interrupted_client_does_not_wait_for_a_dead_broker(tmp_path: Path) -> N
 
 def test_call_with_a_timeout_does_not_wait_for_a_dead_broker(tmp_path: Path) -> None:
     with running(tmp_path / "state", worker=False) as yard:
-        client = Client(state=yard.state)
+        client = InternalClient(state=yard.state)
         yard.kill_broker()
     looks = (client.status, client.workers, partial(client.show, "t"), partial(client.why, "t"))
     for look in looks:
@@ -405,7 +403,10 @@ def test_call_with_a_timeout_does_not_wait_for_a_dead_broker(tmp_path: Path) -> 
 
 def test_broker_killed_during_submissions_loses_and_doubles_no_task(tmp_path: Path) -> None:
     count = 10_000
-    with running(tmp_path / "state", worker=False) as yard, Client(state=yard.state) as client:
+    with (
+        running(tmp_path / "state", worker=False) as yard,
+        InternalClient(state=yard.state) as client,
+    ):
         futures: list[Future] = []
         half_way = threading.Event()
 
@@ -431,7 +432,7 @@ def test_broker_killed_during_submissions_loses_and_doubles_no_task(tmp_path: Pa
 
 
 def test_one_name_in_place_of_a_list_is_refused(yard: Yard) -> None:
-    with Client(state=yard.state) as client:
+    with InternalClient(state=yard.state) as client:
         for wrong in (client.cancel, client.retry, client.wait_names, client.views):
             with pytest.raises(UserError, match="'abc': expected a list of names"):
                 wrong("abc")
@@ -440,7 +441,7 @@ def test_one_name_in_place_of_a_list_is_refused(yard: Yard) -> None:
 # Names belong to campaigns.
 
 
-def test_same_name_in_two_campaigns_is_two_tasks(client: Client) -> None:
+def test_same_name_in_two_campaigns_is_two_tasks(client: InternalClient) -> None:
     mon = client.submit(["echo", "mon"], name="a/b", campaign="mon")
     tue = client.submit(["echo", "tue"], name="a/b", campaign="tue")
     assert (value(mon), value(tue)) == ("mon\n", "tue\n")
@@ -448,11 +449,11 @@ def test_same_name_in_two_campaigns_is_two_tasks(client: Client) -> None:
     assert client.result("tue/a/b") == "tue\n"
     view = client.show("tue/a/b")
     assert (view["name"], view["campaign"]) == ("a/b", "tue")
-    assert [future.full_name for future in client.futures_of("tue")] == ["tue/a/b"]
+    assert [future.full_name for future in client.futures(campaign="tue")] == ["tue/a/b"]
     assert value(client.future("mon/a/b")) == "mon\n"
 
 
-def test_futures_to_wait_for_may_be_of_other_campaigns(client: Client) -> None:
+def test_futures_to_wait_for_may_be_of_other_campaigns(client: InternalClient) -> None:
     outside = client.submit(b"", name="after-outside", service=UNSERVED)
     own = client.submit(b"", name="first", campaign="after-own", service=UNSERVED)
     other = client.submit(b"", name="first", campaign="after-other", service=UNSERVED)
@@ -463,17 +464,17 @@ def test_futures_to_wait_for_may_be_of_other_campaigns(client: Client) -> None:
     assert client.cancel([outside.full_name, own.full_name, other.full_name]) == 4
 
 
-def test_unknown_name_suggests_campaigns_that_have_it(client: Client) -> None:
+def test_unknown_name_suggests_campaigns_that_have_it(client: InternalClient) -> None:
     for campaign in ("hint-1", "hint-2"):
         client.submit(b"", name="hinted", campaign=campaign, service=UNSERVED)
     hint = r"unknown task 'hinted' \(did you mean hint-2/hinted or hint-1/hinted\?\)"
-    for look in (client.show, client.result_bytes, client.output, client.future):
+    for look in (client.show, client.output, client.future):
         with pytest.raises(UserError, match=hint):
             look("hinted")
     client.cancel(["hint-1/hinted", "hint-2/hinted"])
 
 
-def test_full_name_of_another_task_is_refused(client: Client) -> None:
+def test_full_name_of_another_task_is_refused(client: InternalClient) -> None:
     client.submit(b"", name="b", campaign="taken", service=UNSERVED)
     with pytest.raises(Refused, match="the name is that of task b of campaign taken"):
         value(client.submit(b"", name="taken/b", service=UNSERVED))

@@ -41,11 +41,12 @@ SAMPLE: Final = {
     "ProcessPoolSpawnExecutorDeadlockTest": "test_crash_during_func_exec_on_worker",
     "ProcessPoolSpawnProcessPoolShutdownTest": "test_submit_after_interpreter_shutdown",
     "ProcessPoolSpawnAsCompletedTest": "test_duplicate_futures",
-    "ProcessPoolSpawnFailingInitializerTest": "test_initializer",
     "ProcessPoolSpawnInitializerTest": "test_initializer",
 }
 
 _ALL_AT_ONCE: Final = "all processes are forked at the start, which takes a tenth of the time"
+
+_NOT_CHILDREN: Final = "managers and queues are for children of the program"
 
 #: Tests that fail, and why they should.
 DIFFERENT: Final = {
@@ -53,7 +54,11 @@ DIFFERENT: Final = {
     "test_processes_terminate": _ALL_AT_ONCE,
     "test_idle_process_reuse_one": _ALL_AT_ONCE,
     "test_idle_process_reuse_multiple": _ALL_AT_ONCE,
+    "test_ressources_gced_in_workers": _NOT_CHILDREN,
 }
+
+#: The class whose only test fails, too. A test of its name passes in another class.
+FAILING_CLASS: Final = "ProcessPoolSpawnFailingInitializerTest"
 
 #: Tests that CPython skips.
 SKIPPED: Final = {
@@ -126,6 +131,8 @@ def test_tests_of_process_pools_pass_except_those_listed(package_directory: Path
         found = dict(zip(CLASSES, each, strict=True))
     shown = table(found)
     print(shown)  # noqa: T201 - for -s
+    (initializer,) = found.pop(FAILING_CLASS)
+    assert "through inheritance" in initializer.reason
     run = [one for one_class in found.values() for one in one_class]
     assert {one.test for one in run if one.outcome == "skipped"} == SKIPPED.keys()
     failed = [one for one in run if one.outcome == "failed"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.client.environment import Variables, submitter_environment
+from taskyard.client.discovery import Variables, submitter_environment
 from taskyard.errors import UserError
 from taskyard.wire.environments import decode_environment
 

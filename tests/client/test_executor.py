@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import taskyard
 from taskyard import Executor, ExecutorBroken, NoBroker, TaskFailed
 from taskyard.client.calls import CallFuture
+from taskyard.client.internal import InternalClient
 from taskyard.errors import UserError
 from taskyard.wire import pickled
 from tests.client import executor_calls as calls
@@ -641,7 +641,7 @@ def test_interrupt_cancels_the_tasks_at_a_shared_broker(tmp_path: Path, gate: Ga
         with pytest.raises(KeyboardInterrupt), shared:
             raise KeyboardInterrupt
         assert all(future.cancelled() for future in futures)
-        with taskyard.Client(broker.endpoint) as client:
+        with InternalClient(broker.endpoint) as client:
             states = {client.show(future.full_name)["state"] for future in futures}
             assert states == {"cancelled"}
             until(lambda: not client.workers()[0]["tasks"], "the worker stops the call")
@@ -745,7 +745,7 @@ def test_failed_call_is_failed_at_the_broker(tmp_path: Path) -> None:
         Broker(tmp_path) as broker,
         Worker(tmp_path, "--allow-pickle"),
         Executor(broker.endpoint) as shared,
-        taskyard.Client(broker.endpoint) as client,
+        InternalClient(broker.endpoint) as client,
     ):
         future = shared.submit(calls.refuse_odd, 1)
         assert isinstance(error_of(future), calls.Odd)

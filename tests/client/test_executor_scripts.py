@@ -93,7 +93,7 @@ def test_module_that_is_run_calls_its_own_functions(tmp_path: Path) -> None:
     assert ran(tmp_path, "-m", "package.tool") == (0, "6\n", "")
 
 
-def test_script_without_a_guard_is_an_error_if_a_worker_has_to_run_it(tmp_path: Path) -> None:
+def test_function_that_uses_a_lock_of_its_script_is_refused_with_its_name(tmp_path: Path) -> None:
     code = """
         import threading
         from taskyard import Executor
@@ -109,8 +109,7 @@ def test_script_without_a_guard_is_an_error_if_a_worker_has_to_run_it(tmp_path: 
     """
     status, out, err = ran(tmp_path, code=code)
     assert (status, out) == (1, "")
-    assert "script.py, which defines the function" in err
-    assert 'with `if __name__ == "__main__":`' in err
+    assert "it uses 'lock', of type lock: make that inside the function" in err
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise ValueError('mine')"])

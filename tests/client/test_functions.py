@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.client.aio import AsyncClient
-from taskyard.client.client import Client
+from taskyard.client.client import AsyncClient
 from taskyard.client.future_sets import as_completed
 from taskyard.client.futures import Future
+from taskyard.client.internal import InternalClient
 from taskyard.errors import NotEncodable, Refused, TaskFailed, UserError
 from tests.cli.yard import Yard, running
 from tests.client import function_calls as calls
@@ -36,8 +36,8 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
 
 
 @pytest.fixture
-def client(yard: Yard) -> Iterator[Client]:
-    with Client(state=yard.state) as connected:
+def client(yard: Yard) -> Iterator[InternalClient]:
+    with InternalClient(state=yard.state) as connected:
         yield connected
 
 
@@ -45,7 +45,7 @@ def value(future: Future) -> object:
     return future.result(PATIENCE_SECONDS)
 
 
-def test_function_is_called_with_its_arguments(client: Client) -> None:
+def test_function_is_called_with_its_arguments(client: InternalClient) -> None:
     assert value(client.submit(calls.power, 3)) == 9
     assert value(client.submit(calls.power, 2, 5, negative=True)) == -32
     assert value(client.submit(calls.power, args=[2], kwargs={"exponent": 3})) == 8
@@ -54,13 +54,13 @@ def test_function_is_called_with_its_arguments(client: Client) -> None:
     assert value(client.submit(calls.pair, (1, {2}), None)) == ((1, {2}), None)
 
 
-def test_path_of_a_function_takes_arguments_in_the_same_way(client: Client) -> None:
+def test_path_of_a_function_takes_arguments_in_the_same_way(client: InternalClient) -> None:
     assert value(client.submit("operator:add", 1, 2)) == 3
     assert value(client.submit("operator:add", args=[1, 2])) == 3
     assert value(client.submit("operator:add", 1, 2, retries=1, priority=3)) == 3
 
 
-def test_names_of_options_are_options_and_others_are_arguments(client: Client) -> None:
+def test_names_of_options_are_options_and_others_are_arguments(client: InternalClient) -> None:
     future = client.submit(calls.power, 3, exponent=3, name="cube", lane="l", retries=2)
     assert (value(future), future.name) == (27, "cube")
     assert client.show("cube")["lane"] == "l"
@@ -72,7 +72,7 @@ def test_names_of_options_are_options_and_others_are_arguments(client: Client) -
     assert (value(lane), client.show(lane.full_name)["lane"]) == (25, "5-2")
 
 
-def test_name_that_may_be_option_or_argument_is_refused(client: Client) -> None:
+def test_name_that_may_be_option_or_argument_is_refused(client: InternalClient) -> None:
     with pytest.raises(UserError, match="'name': both an option of a task and a parameter of gre"):
         client.submit(calls.greet, name="Ann")
     with pytest.raises(UserError, match="'lane': both an option"):
@@ -95,25 +95,25 @@ def test_name_that_may_be_option_or_argument_is_refused(client: Client) -> None:
         client.map(["echo"], ["a"])  # type: ignore[arg-type]
 
 
-def test_named_call_of_a_program_that_is_run_again_is_the_same_task(client: Client) -> None:
+def test_named_call_of_a_program_that_is_run_again_is_the_same_task(client: InternalClient) -> None:
     assert value(client.submit(calls.power, 2, name="once")) == 4
     assert isinstance(client.submit(calls.fail, 7, name="odd").exception(), calls.Odd)
-    with Client(client.broker) as other:
+    with InternalClient(client.broker) as other:
         assert value(other.submit(calls.power, 2, name="once")) == 4
         assert isinstance(other.submit(calls.fail, 7, name="odd").exception(), calls.Odd)
         assert len([*other.tasks(match="once")]) == 1
 
 
-def test_other_call_of_a_known_name_explains_the_conflict(client: Client) -> None:
+def test_other_call_of_a_known_name_explains_the_conflict(client: InternalClient) -> None:
     assert value(client.submit(calls.power, 2, name="once")) == 4
-    with Client(client.broker) as other:
+    with InternalClient(client.broker) as other:
         error = other.submit(calls.power, 3, name="once").exception(PATIENCE_SECONDS)
         assert isinstance(error, Refused)
         assert "key='content'" in error.__notes__[0]
         assert value(other.future("once")) == 4
 
 
-def test_map_calls_with_rows_of_iterables(client: Client) -> None:
+def test_map_calls_with_rows_of_iterables(client: InternalClient) -> None:
     assert [*map(value, client.map(calls.power, range(5)))] == [0, 1, 4, 9, 16]
     cubes = client.map(calls.power, iter([2, 3, 4]), [3, 3], negative=True, campaign="cubes")
     assert [*map(value, cubes)] == [-8, -27]
@@ -123,7 +123,7 @@ def test_map_calls_with_rows_of_iterables(client: Client) -> None:
     assert client.map(calls.power, []) == []
 
 
-def test_exception_is_the_functions_own(client: Client) -> None:
+def test_exception_is_the_functions_own(client: InternalClient) -> None:
     future = client.submit(calls.fail, 7)
     with pytest.raises(calls.Odd) as raised:
         value(future)
@@ -137,7 +137,7 @@ def test_exception_is_the_functions_own(client: Client) -> None:
         value(client.future(future.name))
 
 
-def test_value_is_unpickled_once_in_the_thread_of_the_caller(client: Client) -> None:
+def test_value_is_unpickled_once_in_the_thread_of_the_caller(client: InternalClient) -> None:
     future = client.submit(calls.pair, [], None)
     settled = threading.Event()
     future.add_done_callback(lambda _: settled.set())
@@ -148,7 +148,7 @@ def test_value_is_unpickled_once_in_the_thread_of_the_caller(client: Client) -> 
     assert future.result() is first
 
 
-def test_callback_may_ask_for_the_exception(client: Client) -> None:
+def test_callback_may_ask_for_the_exception(client: InternalClient) -> None:
     seen: list[BaseException | None] = []
     done = threading.Event()
 
@@ -161,36 +161,36 @@ def test_callback_may_ask_for_the_exception(client: Client) -> None:
     assert isinstance(seen[0], calls.Odd)
 
 
-def test_future_of_another_client_has_the_value(client: Client, yard: Yard) -> None:
+def test_future_of_another_client_has_the_value(client: InternalClient, yard: Yard) -> None:
     future = client.submit(calls.pair, 1, (2,), name="kept")
     assert value(future) == (1, (2,))
-    with Client(state=yard.state) as other:
+    with InternalClient(state=yard.state) as other:
         assert other.future("kept").result(PATIENCE_SECONDS) == (1, (2,))
         assert other.result("kept") == (1, (2,))
         assert pickle.loads(other.future("kept").bytes(PATIENCE_SECONDS)) == (1, (2,))  # noqa: S301
-    assert future.bytes() == client.result_bytes("kept")
+    assert future.bytes() == client.output("kept", "result")
 
 
 @pytest.mark.parametrize("kind", ["value", "exit"])
-def test_result_that_cannot_be_unpickled_is_a_failure(client: Client, kind: str) -> None:
+def test_result_that_cannot_be_unpickled_is_a_failure(client: InternalClient, kind: str) -> None:
     future = client.submit(calls.unreadable, kind)
     with pytest.raises(TaskFailed, match=r"can't be unpickled: (ValueError|SystemExit)"):
         value(future)
     assert isinstance(future.exception(), TaskFailed)
 
 
-def test_printed_text_that_looks_like_an_exception_is_not_unpickled(client: Client) -> None:
+def test_printed_text_that_looks_like_an_exception_is_not_unpickled(client: InternalClient) -> None:
     forged = base64.b64encode(pickle.dumps((calls.Unreadable(SystemExit(5)), "text"))).decode()
     future = client.submit(calls.die, f"[pickled exception]  {forged}", retries=0)
     assert isinstance(future.exception(PATIENCE_SECONDS), TaskFailed)
 
 
-def test_argument_that_cannot_be_pickled_is_refused_at_once(client: Client) -> None:
+def test_argument_that_cannot_be_pickled_is_refused_at_once(client: InternalClient) -> None:
     with pytest.raises(NotEncodable, match="argument 1"):
         client.submit(calls.power, threading.Lock())
 
 
-def test_many_failures_keep_their_exceptions(client: Client) -> None:
+def test_many_failures_keep_their_exceptions(client: InternalClient) -> None:
     futures = client.map(calls.fail, range(200))
     for future in as_completed(futures, PATIENCE_SECONDS):
         assert isinstance(future.exception(), calls.Odd)
@@ -216,6 +216,9 @@ def test_async_client_calls_functions(yard: Yard) -> None:
 
 
 def test_why_names_the_option_that_a_worker_needs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with running(tmp_path_factory.mktemp("plain")) as plain, Client(state=plain.state) as client:
+    with (
+        running(tmp_path_factory.mktemp("plain")) as plain,
+        InternalClient(state=plain.state) as client,
+    ):
         future = client.submit(lambda: 1)
         assert "--allow-pickle" in future.why()

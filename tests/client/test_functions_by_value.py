@@ -163,17 +163,6 @@ def test_script_with_an_unused_lock_is_not_run_again(tmp_path: Path) -> None:
     assert run_python(tmp_path, "script.py") == (0, out, "")
 
 
-def test_function_that_uses_a_lock_is_found_in_its_script(tmp_path: Path) -> None:
-    """By value before it and after it, in the same process of the worker."""
-    called = "[double, locked, double]"
-    (tmp_path / "script.py").write_text(dedent(SCRIPT).replace("CALLED", called))
-    status, out, errors = run_python(tmp_path, "script.py")
-    assert (status, errors) == (0, "")
-    own = out.replace("runs as __mp_main__\n", "")  # printed by the processes of the calls
-    assert own == "runs as __main__\n" + "True 8\n[2, 4]\n" * 3
-    assert own != out
-
-
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[Kernel]:
     with Kernel(tmp_path) as started:

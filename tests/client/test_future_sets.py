@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 import taskyard
-from taskyard.client.aio import AsyncClient
-from taskyard.client.client import Client
+from taskyard.client.client import AsyncClient
 from taskyard.client.future_sets import as_completed, wait
+from taskyard.client.internal import InternalClient
 from taskyard.errors import UserError
 from tests.cli.yard import Yard, running
 from tests.client import function_calls as calls
@@ -36,12 +36,12 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
 
 
 @pytest.fixture
-def client(yard: Yard) -> Iterator[Client]:
-    with Client(state=yard.state) as connected:
+def client(yard: Yard) -> Iterator[InternalClient]:
+    with InternalClient(state=yard.state) as connected:
         yield connected
 
 
-def test_gather_returns_results_in_the_same_collections(client: Client) -> None:
+def test_gather_returns_results_in_the_same_collections(client: InternalClient) -> None:
     one, two, three = client.map(calls.power, [1, 2, 3])
     assert client.gather(one) == 1
     assert client.gather([one, two, three]) == [1, 4, 9]
@@ -53,7 +53,7 @@ def test_gather_returns_results_in_the_same_collections(client: Client) -> None:
         assert client.gather([executor.submit(calls.power, 4), one]) == [16, 1]
 
 
-def test_gather_raises_or_skips_failures(client: Client) -> None:
+def test_gather_raises_or_skips_failures(client: InternalClient) -> None:
     good: taskyard.Future = client.submit(calls.power, 2)
     bad: taskyard.Future = client.submit(calls.fail, 5)
     with pytest.raises(calls.Odd):
@@ -65,15 +65,7 @@ def test_gather_raises_or_skips_failures(client: Client) -> None:
         client.gather([good], errors="ignore")  # type: ignore[call-overload]
 
 
-def test_scattered_values_are_futures(client: Client) -> None:
-    assert client.scatter({1, 2}.union).result(PATIENCE_SECONDS)({3}) == {1, 2, 3}
-    assert client.gather(client.scatter([1, "b", None])) == [1, "b", None]
-    assert client.gather(client.scatter({"a": (1, 2)})) == {"a": (1, 2)}
-    text = client.scatter("a text is one value")
-    assert text.result(PATIENCE_SECONDS) == "a text is one value"
-
-
-def test_as_completed_yields_results(client: Client) -> None:
+def test_as_completed_yields_results(client: InternalClient) -> None:
     futures = client.map(calls.power, range(4))
     pairs = dict(as_completed(futures, PATIENCE_SECONDS, with_results=True))
     assert [pairs[one] for one in futures] == [0, 1, 4, 9]
@@ -83,7 +75,7 @@ def test_as_completed_yields_results(client: Client) -> None:
         list(as_completed([failed], PATIENCE_SECONDS, with_results=True))
 
 
-def test_wait_returns_at_the_first_one(client: Client) -> None:
+def test_wait_returns_at_the_first_one(client: InternalClient) -> None:
     never = client.submit(b"", service=UNSERVED)
     first = client.submit(calls.power, 3)
     done, not_done = wait([never, first], PATIENCE_SECONDS, FIRST_COMPLETED)
@@ -91,7 +83,7 @@ def test_wait_returns_at_the_first_one(client: Client) -> None:
     assert never.cancel()
 
 
-def test_traceback_is_that_of_the_function(client: Client) -> None:
+def test_traceback_is_that_of_the_function(client: InternalClient) -> None:
     failed = client.submit(calls.fail, 5)
     text = failed.traceback(PATIENCE_SECONDS)
     assert text
@@ -111,7 +103,7 @@ def test_traceback_is_that_of_the_function(client: Client) -> None:
     assert client.submit(["false"]).traceback(PATIENCE_SECONDS) is None
 
 
-def test_output_is_what_the_task_printed(client: Client) -> None:
+def test_output_is_what_the_task_printed(client: InternalClient) -> None:
     talk = client.submit(calls.talk, "hey")
     assert (talk.result(PATIENCE_SECONDS), talk.output()) == (3, "hey\nHEY\n")
     program = client.submit(["sh", "-c", r"echo a; printf '\377\n' >&2"])
@@ -121,7 +113,7 @@ def test_output_is_what_the_task_printed(client: Client) -> None:
 
 
 def test_progress_draws_until_all_are_settled(
-    client: Client, capsys: pytest.CaptureFixture[str]
+    client: InternalClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     futures = client.map(calls.power, range(5))
     taskyard.progress(futures, client.submit(calls.fail, 1), iter(futures))
@@ -141,7 +133,6 @@ def test_async_client_gathers_and_scatters(yard: Yard) -> None:
             text = await failed.traceback()
             assert text
             assert await failed.output() == f"before the failure\n{text}"
-            assert await client.gather(client.scatter([1, {2}])) == [1, {2}]
             found = [pair async for pair in as_completed(futures, with_results=True)]
             assert sorted(value for _, value in found) == [0, 1, 4]
 

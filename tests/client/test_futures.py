@@ -5,11 +5,11 @@ import gc
 import threading
 from collections.abc import Callable
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from taskyard.client.aio import AsyncFuture
 from taskyard.client.functions import OutcomeDecoder
 from taskyard.client.future_sets import wait
 from taskyard.client.futures import Future, FutureOwner
@@ -22,8 +22,12 @@ ROUNDS = 2_000
 SECONDS_MAX = 30
 
 
+#: The client of a `Client`'s futures.
+OWNER = cast("FutureOwner", SimpleNamespace(_bridge=None))
+
+
 def make_future() -> Future:
-    return Future(cast("FutureOwner", None), b"t", b"default")
+    return Future(OWNER, b"t", b"default")
 
 
 def wait_by_result(future: Future) -> Any:
@@ -116,7 +120,7 @@ def test_cancelled_future_raises_and_reports_that_it_is_done() -> None:
 
 def test_text_of_an_unread_future_claims_no_value() -> None:
     decoder = OutcomeDecoder()
-    future: Future = Future(cast("FutureOwner", None), b"t", b"pickle", decoder=decoder)
+    future: Future = Future(OWNER, b"t", b"pickle", decoder=decoder)
     future.settle(TaskState.DONE, Result(pickled.pickle_result(7)))
     assert repr(future) == "<Future of task 't': finished, not read yet>"
     assert future.result() == 7
@@ -124,6 +128,7 @@ def test_text_of_an_unread_future_claims_no_value() -> None:
 
 
 def test_futures_of_an_async_client_are_refused_by_wait() -> None:
-    future: Any = AsyncFuture.__new__(AsyncFuture)
+    awaited = SimpleNamespace(_bridge=SimpleNamespace(loop=object()))
+    future: Any = Future(cast("FutureOwner", awaited), b"t", b"default")
     with pytest.raises(UserError, match=r"of an AsyncClient: wait with `await asyncio.wait"):
         wait([future])

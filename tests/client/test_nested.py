@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import taskyard
-from taskyard import Client, Executor
+from taskyard import Executor
+from taskyard.client.internal import InternalClient
 from taskyard.errors import UserError
 from tests.client import nested_calls
 from tests.kit.processes import Broker, Running, Worker, run, until
@@ -35,11 +36,11 @@ def a_worker(home: Path, *options: str, slots: int = 1) -> Running:
 
 
 @contextmanager
-def a_yard(home: Path, *options: str, slots: int = 1) -> Iterator[Client]:
+def a_yard(home: Path, *options: str, slots: int = 1) -> Iterator[InternalClient]:
     with (
         Broker(home) as broker,
         a_worker(home, *options, slots=slots),
-        Client(broker.endpoint) as client,
+        InternalClient(broker.endpoint) as client,
     ):
         yield client
 
@@ -134,13 +135,13 @@ def test_cancelled_parent_stops_waiting(home: Path) -> None:
         assert client.show("child")["state"] == "ready"
 
 
-def wait_for_children(client: Client, count: int) -> None:
+def wait_for_children(client: InternalClient, count: int) -> None:
     names = [f"child-{number}" for number in range(count)]
     until(lambda: len(client.existing(names)) == count, "the children are submitted")
 
 
 def test_worker_is_killed_while_parents_wait(home: Path) -> None:
-    with Broker(home) as broker, Client(broker.endpoint) as client:
+    with Broker(home) as broker, InternalClient(broker.endpoint) as client:
         with a_worker(home, *SHORT) as killed:
             parents = [
                 client.submit("nested:wait_for_later", args=[f"child-{number}"])
@@ -154,7 +155,7 @@ def test_worker_is_killed_while_parents_wait(home: Path) -> None:
 
 
 def test_broker_is_restarted_while_parents_wait(home: Path) -> None:
-    with a_worker_waiting(home) as broker, Client(broker.endpoint) as client:
+    with a_worker_waiting(home) as broker, InternalClient(broker.endpoint) as client:
         parents = [
             client.submit("nested:wait_for_later", args=[f"child-{number}"]) for number in range(3)
         ]
@@ -178,7 +179,7 @@ def test_key_of_a_worker_needs_the_role_of_a_producer(home: Path) -> None:
     for name, roles in {"w": ["worker"], "both": ["worker", "producer"]}.items():
         options = [word for role in roles for word in ("--role", role)]
         assert run(home, "keys", "new", name, *options)[0] == 0
-    with Broker(home, *listen) as broker, Client(broker.endpoint) as client:
+    with Broker(home, *listen) as broker, InternalClient(broker.endpoint) as client:
         endpoint = broker.endpoints[1]
         with a_worker(home, "--broker", endpoint, "--key", "w.key") as worker:
             text = client.submit("nested:submit_more").result(60)
@@ -197,7 +198,11 @@ def test_worker_of_two_brokers_gives_slots_back(home: Path) -> None:
     with Broker(home) as first, Broker(other, "--state", str(other)) as second:
         brokers = ("--broker", first.endpoint, "--broker", second.endpoint, "--cpus", "1")
         words = ("worker", "--until-eof", "--allow", "nested", "--slots", "1", *brokers)
-        with Running(home, *words), Client(first.endpoint) as one, Client(second.endpoint) as two:
+        with (
+            Running(home, *words),
+            InternalClient(first.endpoint) as one,
+            InternalClient(second.endpoint) as two,
+        ):
             call = "nested:depth_with_cores"
             futures = [client.submit(call, args=[3], cpus=1) for client in (one, two)]
             assert [future.result(60) for future in futures] == [3, 3]

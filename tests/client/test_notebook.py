@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from taskyard.client import notebook
-from taskyard.client.aio import AsyncClient
-from taskyard.client.client import Client
+from taskyard.client.client import AsyncClient, Client
 from taskyard.client.futures import Future
 from taskyard.client.progress_rate import Progress
 from taskyard.client.requests import CampaignCounts

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard import AsyncClient, Client, NoBroker
+from taskyard import AsyncClient, NoBroker
+from taskyard.client.internal import InternalClient
 from taskyard.client.open_requests import REPEAT_NS, REPORT_NS, Outage
 from taskyard.client.session import Session
 from taskyard.core.limits import SECOND_NS
@@ -85,7 +86,7 @@ def check_outage_is_reported(broker: Broker, seconds: float) -> None:
     """Stop a broker under a client that waits for an answer. Fails if the client is mute."""
     lines: SimpleQueue[str] = SimpleQueue()
     with (
-        Client(broker.endpoint, report=lines.put) as client,
+        InternalClient(broker.endpoint, report=lines.put) as client,
         ThreadPoolExecutor(1) as pool,
         stopped(broker),
     ):
@@ -101,7 +102,7 @@ def check_outage_is_reported(broker: Broker, seconds: float) -> None:
         broker.send(signal.SIGCONT)
         assert "answers again" in lines.get(timeout=PATIENCE_SECONDS)
         assert answer.result(PATIENCE_SECONDS)["counts"]
-        assert client.unanswered_since is None
+        assert client._session.outage.since is None  # noqa: SLF001
 
 
 def test_stopped_broker_is_reported_and_waited_for(broker: Broker) -> None:
@@ -127,7 +128,7 @@ def test_planted_mute_client_is_caught(
 def test_outage_is_logged_as_a_warning_by_default(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Client(broker.endpoint) as client, ThreadPoolExecutor(1) as pool:
+    with InternalClient(broker.endpoint) as client, ThreadPoolExecutor(1) as pool:
         with stopped(broker):
             answer = pool.submit(client.status)
             until(lambda: client.unanswered_since, "the outage is noticed")
@@ -143,7 +144,7 @@ def test_outage_is_logged_as_a_warning_by_default(
 def test_futures_and_questions_raise_when_the_time_is_over_and_the_client_goes_on(
     broker: Broker,
 ) -> None:
-    with Client(broker.endpoint, timeout=1.2) as client:
+    with InternalClient(broker.endpoint, timeout=1.2) as client:
         future = client.submit(["true"], service="unserved")
         client.status()
         with stopped(broker):
@@ -162,7 +163,7 @@ def test_asynchronous_client_raises_when_the_time_is_over(broker: Broker) -> Non
             with stopped(broker), pytest.raises(NoBroker):
                 await client.status()
             assert [line.partition(": ")[2][:9] for line in lines] == ["no answer"]
-            assert client.unanswered_since is None
+            assert client._session.outage.since is None  # noqa: SLF001
             assert await client.status()
 
     asyncio.run(ask())
@@ -172,7 +173,7 @@ def test_killed_broker_is_waited_for_without_a_limit_and_futures_are_settled(
     tmp_path: Path,
 ) -> None:
     lines: SimpleQueue[str] = SimpleQueue()
-    with Broker(tmp_path) as first, Client(first.endpoint, report=lines.put) as client:
+    with Broker(tmp_path) as first, InternalClient(first.endpoint, report=lines.put) as client:
         future = client.submit(["true"], service="unserved")
         client.status()
         first.kill()
@@ -195,7 +196,7 @@ def test_callback_that_raises_an_exit_does_not_end_the_client(
     def leave(_future: AnyFuture[Any]) -> None:
         raise raised
 
-    with Client(broker.endpoint) as client:
+    with InternalClient(broker.endpoint) as client:
         one, another = (client.submit(["true"], service="unserved") for _ in range(2))
         one.add_done_callback(leave)
         assert client.cancel([one.name, another.name]) == 2

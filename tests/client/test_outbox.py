@@ -66,7 +66,7 @@ def add(left: int, right: int = 1) -> int:
 
 
 def test_task_exists_once_the_transaction_commits(url: str, connection: _Connection) -> None:
-    box = taskyard.Client.outbox(connection)
+    box = taskyard.Outbox(connection)
     assert box.submit(["echo", "hi"], name="a", campaign="c") == "c/a"
     assert not rows(url)
     connection.commit()
@@ -74,7 +74,7 @@ def test_task_exists_once_the_transaction_commits(url: str, connection: _Connect
 
 
 def test_rolled_back_tasks_never_exist(url: str, connection: _Connection) -> None:
-    box = taskyard.Client.outbox(connection)
+    box = taskyard.Outbox(connection)
     box.submit(["true"], name="undone")
     connection.rollback()
     with connection.transaction():
@@ -86,7 +86,7 @@ def test_rolled_back_tasks_never_exist(url: str, connection: _Connection) -> Non
 
 def test_options_are_those_of_a_submission(url: str, connection: _Connection) -> None:
     due = datetime(2031, 5, 4, 12, tzinfo=UTC)
-    taskyard.Client.outbox(connection).submit(
+    taskyard.Outbox(connection).submit(
         *(["convert", "{result:a}"],),
         name="b",
         campaign="c",
@@ -122,7 +122,7 @@ def test_options_are_those_of_a_submission(url: str, connection: _Connection) ->
 
 
 def test_functions_are_pickled(url: str, connection: _Connection) -> None:
-    box = taskyard.Client.outbox(connection)
+    box = taskyard.Outbox(connection)
     by_value = box.submit(lambda value: value + 1, 41, campaign="c", priority=2)
     by_path = box.submit("operator:add", 1, 2, name="path")
     plain = box.map(operator.add, [1, 2], [3, 4], lane="l")
@@ -154,21 +154,21 @@ def test_functions_are_pickled(url: str, connection: _Connection) -> None:
 def test_invalid_tasks_raise_at_once(
     connection: _Connection, arguments: Any, options: Any, problem: str
 ) -> None:
-    box = taskyard.Client.outbox(connection)
+    box = taskyard.Outbox(connection)
     with pytest.raises((UserError, psycopg.errors.InvalidParameterValue), match=problem):
         box.submit(*arguments, **options)
 
 
 def test_rows_of_another_kind_change_nothing(url: str, connection: _Connection) -> None:
     connection.row_factory = dict_row
-    taskyard.Client.outbox(connection).map("operator:neg", range(3), campaign="c")
+    taskyard.Outbox(connection).map("operator:neg", range(3), campaign="c")
     connection.commit()
     assert len(rows(url)) == 3
 
 
 def test_session_of_sqlalchemy(url: str, engine: sqlalchemy.Engine) -> None:
     with Session(engine) as session:
-        box = taskyard.Client.outbox(session)
+        box = taskyard.Outbox(session)
         box.submit(["true"], name="a")
         with session.begin_nested() as nested:
             box.submit(["true"], name="undone")
@@ -185,7 +185,7 @@ def test_session_of_sqlalchemy(url: str, engine: sqlalchemy.Engine) -> None:
 
 def test_connection_of_sqlalchemy(url: str, engine: sqlalchemy.Engine) -> None:
     with engine.begin() as connection:
-        taskyard.Client.outbox(connection).submit(b"\x00\xff", name="a")
+        taskyard.Outbox(connection).submit(b"\x00\xff", name="a")
     (row,) = rows(url)
     assert row.payload == b"\x00\xff"
 
@@ -195,20 +195,20 @@ def test_asynchronous_connections(url: str, connection: _Connection) -> None:
 
     async def submit() -> None:
         async with await psycopg.AsyncConnection.connect(url) as direct:
-            box = taskyard.AsyncClient.outbox(direct)
+            box = taskyard.AsyncOutbox(direct)
             await box.submit(["true"], name="a")
             await box.map("operator:neg", [1, 2], campaign="c")
             await direct.commit()
             await box.submit(["true"], name="undone")
             await direct.rollback()
-            with pytest.raises(UserError, match=r"is for `AsyncClient.outbox`"):
-                taskyard.Client.outbox(direct)
+            with pytest.raises(UserError, match=r"is for `taskyard.AsyncOutbox`"):
+                taskyard.Outbox(direct)
         creator = psycopg.AsyncConnection.connect
         engine = create_async_engine(
             "postgresql+psycopg://", async_creator=lambda: creator(url, autocommit=False)
         )
         async with AsyncSession(engine) as session:
-            await taskyard.AsyncClient.outbox(session).submit(add, 1, name="b")
+            await taskyard.AsyncOutbox(session).submit(add, 1, name="b")
             await session.commit()
         await engine.dispose()
 
@@ -220,7 +220,7 @@ def test_other_objects_are_refused(connection: _Connection, engine: sqlalchemy.E
     for other in ("postgresql://localhost", engine):
         with pytest.raises(UserError, match="neither a connection to PostgreSQL"):
             Outbox(other)
-    with pytest.raises(UserError, match=r"is for `Client.outbox`"):
-        taskyard.AsyncClient.outbox(connection)
+    with pytest.raises(UserError, match=r"is for `taskyard.Outbox`"):
+        taskyard.AsyncOutbox(connection)
     with pytest.raises(UserError, match="SQLite has no outbox"):
-        taskyard.Client.outbox(sqlite3.connect(":memory:"))
+        taskyard.Outbox(sqlite3.connect(":memory:"))

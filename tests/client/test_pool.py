@@ -9,7 +9,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
 from textwrap import dedent
@@ -229,31 +228,6 @@ def test_calls_see_what_an_initializer_set(tmp_path: Path, *, is_session: bool) 
     assert done.stdout == "[(5, 6, 5, 10), (5, 6, 5, 10)] 5\n(5, 6, 5, 10)\n"
 
 
-def test_queue_reaches_the_processes_through_the_initializer() -> None:
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    with Executor(2, context, calls.keep, (queue,)) as own:
-        assert [*own.map(calls.put_into_kept, range(5))] == [None] * 5
-        assert sorted(queue.get(timeout=PATIENCE_SECONDS) for _ in range(5)) == [*range(5)]
-    queue.close()
-
-
-def test_processes_send_what_is_in_their_queues_before_they_end() -> None:
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    received: list[str] = []
-    reader = threading.Thread(target=lambda: received.extend(iter(queue.get, None)))
-    reader.start()
-    try:
-        with Executor(1, context, calls.keep, (queue,)) as own:
-            own.submit(calls.put_many_into_kept, 3000).result(PATIENCE_SECONDS)
-    finally:
-        queue.put(None)
-        reader.join(PATIENCE_SECONDS)
-    assert [len(text) for text in received] == [1000] * 3000
-    queue.close()
-
-
 def test_functions_registered_by_calls_are_called_at_the_end(tmp_path: Path) -> None:
     with Executor(1) as own:
         own.submit(atexit.register, (tmp_path / "left").touch).result(PATIENCE_SECONDS)
@@ -290,19 +264,6 @@ def test_initializer_that_can_not_be_called_is_refused(
 ) -> None:
     with pytest.raises(error):
         Executor(1, initializer=initializer, initargs=initargs)
-
-
-def test_objects_of_multiprocessing_work_in_calls() -> None:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    with context.Manager() as manager, Executor(1) as own:
-        shared = manager.dict()
-        own.submit(shared.update, {"first": 1}).result(PATIENCE_SECONDS)
-        own.submit(os._exit, 1).exception(PATIENCE_SECONDS)
-        own.submit(shared.update, {"second": 2}).result(PATIENCE_SECONDS)  # in a new interpreter
-        assert dict(shared) == {"first": 1, "second": 2}
-        own.submit(theirs.send, 5).result(PATIENCE_SECONDS)
-        assert ours.recv() == 5
 
 
 # Output.

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.client import progress
-from taskyard.client.aio import AsyncClient
-from taskyard.client.client import Client
+from taskyard.client.client import AsyncClient, Client
 from taskyard.client.future_sets import as_completed, wait
 from taskyard.client.futures import Future
 from taskyard.errors import TimedOut

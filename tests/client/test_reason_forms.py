@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.client.reason_forms import form_of
+from taskyard.client.task_filters import form_of
 
 
 @pytest.mark.parametrize(

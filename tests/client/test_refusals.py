@@ -14,6 +14,7 @@ from taskyard.client import task_buffer
 from taskyard.core.model import Submission, Terms
 from taskyard.errors import NameLost, Refused
 from taskyard.wire.native import peer
+from tests.kit.clients import internal
 from tests.kit.processes import PATIENCE_SECONDS
 
 
@@ -31,7 +32,7 @@ def test_lost_name_has_a_code() -> None:
 
 def test_refused_batch_raises_its_code_and_the_names_at_fault() -> None:
     batch = Submission([b"a", b"b"], [b"1", b"2"], [Terms(campaign=b"c")])
-    with testing.broker() as broker, broker.client() as client:
+    with testing.broker() as broker, internal(broker.client()) as client:
         assert client.create(batch, check_only=True) == 2
         assert client.existing(["c/a", "c/b"]) == {}
         assert client.create(batch) == 2
@@ -43,7 +44,7 @@ def test_refused_batch_raises_its_code_and_the_names_at_fault() -> None:
 
 
 def test_other_refusals_have_codes_and_no_names() -> None:
-    with testing.broker() as broker, broker.client() as client:
+    with testing.broker() as broker, internal(broker.client()) as client:
         with pytest.raises(Refused) as caught:
             client.pause(lane="without a service")
         assert (caught.value.code, caught.value.names) == ("malformed", ())
@@ -69,7 +70,7 @@ def test_three_bad_tasks_among_two_thousand_take_one_further_message(
         if gathered.is_set():
             send(self)
 
-    with testing.broker() as broker, broker.client() as client, ExitStack() as stack:
+    with testing.broker() as broker, internal(broker.client()) as client, ExitStack() as stack:
         stack.callback(gathered.set)  # else a failed test would wait for ever
         client.create(Submission([b"taken", b"gone"]))
         client.cancel(["gone"])

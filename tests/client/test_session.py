@@ -16,9 +16,9 @@ import pytest
 
 from taskyard.campaign import lanes
 from taskyard.client import task_buffer, watches
-from taskyard.client.client import Client
 from taskyard.client.exchanges import Query
 from taskyard.client.futures import Future
+from taskyard.client.internal import InternalClient
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.core.rules import LaneOptions, Rule
@@ -96,9 +96,9 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def client(stage: Stage) -> Iterator[Client]:
+def client(stage: Stage) -> Iterator[InternalClient]:
     with ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(Client, stage.wire.endpoint)
+        opening = pool.submit(InternalClient, stage.wire.endpoint)
         stage.reply(stage.receive(), Q.Stats, document=b"{}")
         opened = opening.result(PATIENCE_SECONDS)
     yield opened
@@ -117,9 +117,9 @@ def reason_of(future: Future) -> str:
 
 
 def test_cancelling_a_task_that_does_not_end_in_time_returns_false(
-    stage: Stage, client: Client
+    stage: Stage, client: InternalClient
 ) -> None:
-    client.timeout = 0.1
+    client._timeout = 0.1  # noqa: SLF001
     future = client.submit(b"", name="endless")
     stage.reply(stage.receive(), Q.OK)
     with ThreadPoolExecutor(1) as pool:
@@ -132,7 +132,7 @@ def test_cancelling_a_task_that_does_not_end_in_time_returns_false(
 
 
 def test_refusal_does_not_count_while_an_earlier_submission_is_open(
-    stage: Stage, client: Client
+    stage: Stage, client: InternalClient
 ) -> None:
     client.submit(b"", name="first")
     first = stage.receive()
@@ -151,7 +151,7 @@ def test_refusal_does_not_count_while_an_earlier_submission_is_open(
     assert reason_of(lost) == "task later was refused: no"
 
 
-def fill_flight(stage: Stage, client: Client) -> list[Q]:
+def fill_flight(stage: Stage, client: InternalClient) -> list[Q]:
     """Put as many batches in flight as may be. Later tasks are gathered."""
     held = []
     for number in range(task_buffer.CREATES_MAX):
@@ -174,7 +174,7 @@ def refuse(stage: Stage, query: Q, **faults: str) -> None:
     stage.reply(query, Q.Error, b"the first sentence", code=b"first", refused=tasks)
 
 
-def gathered(stage: Stage, client: Client, *tasks: str) -> tuple[Q, list[Future]]:
+def gathered(stage: Stage, client: InternalClient, *tasks: str) -> tuple[Q, list[Future]]:
     """Submit tasks as one batch. Return its request and their futures."""
     held = fill_flight(stage, client)
     futures = [client.submit(b"", name=name) for name in tasks]
@@ -186,7 +186,7 @@ def gathered(stage: Stage, client: Client, *tasks: str) -> tuple[Q, list[Future]
 
 
 def test_refusal_does_not_count_while_the_rest_of_an_earlier_batch_is_open(
-    stage: Stage, client: Client
+    stage: Stage, client: InternalClient
 ) -> None:
     held = fill_flight(stage, client)
     for name in "ab":
@@ -206,7 +206,7 @@ def test_refusal_does_not_count_while_the_rest_of_an_earlier_batch_is_open(
 
 
 def test_tasks_at_fault_are_refused_and_the_others_sent_again_at_once(
-    stage: Stage, client: Client
+    stage: Stage, client: InternalClient
 ) -> None:
     batch, futures = gathered(stage, client, *"abcde")
     refuse(stage, batch, at1="conflict", at3="unknown")
@@ -222,7 +222,7 @@ def test_tasks_at_fault_are_refused_and_the_others_sent_again_at_once(
     assert stage.is_quiet()
 
 
-def test_refusal_that_names_no_task_is_that_of_all(stage: Stage, client: Client) -> None:
+def test_refusal_that_names_no_task_is_that_of_all(stage: Stage, client: InternalClient) -> None:
     batch, futures = gathered(stage, client, *"ab")
     stage.reply(batch, Q.Error, b"the disk is full", code=b"full")
     for future in futures:
@@ -233,7 +233,7 @@ def test_refusal_that_names_no_task_is_that_of_all(stage: Stage, client: Client)
     assert stage.is_quiet()
 
 
-def test_repeated_names_are_sent_after_the_first(stage: Stage, client: Client) -> None:
+def test_repeated_names_are_sent_after_the_first(stage: Stage, client: InternalClient) -> None:
     batch, futures = gathered(stage, client, *"abacaa")
     refuse(stage, batch, at2="duplicate", at4="duplicate", at5="duplicate")
     for expected in ("abc", "a", "a", "a"):
@@ -243,7 +243,9 @@ def test_repeated_names_are_sent_after_the_first(stage: Stage, client: Client) -
     assert not any(future.done() for future in futures)
 
 
-def test_refusal_of_tasks_that_were_not_sent_ends_the_batch(stage: Stage, client: Client) -> None:
+def test_refusal_of_tasks_that_were_not_sent_ends_the_batch(
+    stage: Stage, client: InternalClient
+) -> None:
     batch, futures = gathered(stage, client, *"ab")
     task = pb.RefusedTask(index=2, code=b"conflict").SerializeToString()
     stage.reply(batch, Q.Error, b"no", code=b"conflict", refused=[task])
@@ -255,7 +257,7 @@ def test_refusal_of_tasks_that_were_not_sent_ends_the_batch(stage: Stage, client
 # Tasks and requests that can't be sent.
 
 
-def test_invalid_unicode_raises_at_the_call(client: Client) -> None:
+def test_invalid_unicode_raises_at_the_call(client: InternalClient) -> None:
     bad = HALF_A_CHARACTER
     calls: list[Callable[[], object]] = [
         *(lambda look=look: look(bad) for look in (client.show, client.why, client.output)),
@@ -274,7 +276,7 @@ def test_invalid_unicode_raises_at_the_call(client: Client) -> None:
             call()
 
 
-def test_request_that_can_not_be_encoded_fails_alone(stage: Stage, client: Client) -> None:
+def test_request_that_can_not_be_encoded_fails_alone(stage: Stage, client: InternalClient) -> None:
     def fail(_number: int) -> NoReturn:
         raise ValueError("no such question")
 
@@ -288,7 +290,9 @@ def test_request_that_can_not_be_encoded_fails_alone(stage: Stage, client: Clien
         assert status.result(PATIENCE_SECONDS) == {}
 
 
-def test_task_that_can_not_be_encoded_is_refused_alone(stage: Stage, client: Client) -> None:
+def test_task_that_can_not_be_encoded_is_refused_alone(
+    stage: Stage, client: InternalClient
+) -> None:
     held = fill_flight(stage, client)
     good = client.submit(b"", name="good")
     bad = client.submit_encoded("bad", [None], Terms())  # type: ignore[arg-type]
@@ -301,7 +305,7 @@ def test_task_that_can_not_be_encoded_is_refused_alone(stage: Stage, client: Cli
     assert not good.done()
 
 
-def test_task_that_fits_no_message_raises_at_the_call(client: Client) -> None:
+def test_task_that_fits_no_message_raises_at_the_call(client: InternalClient) -> None:
     with pytest.raises(UserError, match="task 'big': payload of 16,777,217 bytes is too large"):
         client.submit(bytes(PAYLOAD_BYTES_MAX + 1), name="big")
     many = ["n" * 1000 + str(number) for number in range(9_000)]
@@ -309,14 +313,14 @@ def test_task_that_fits_no_message_raises_at_the_call(client: Client) -> None:
         client.submit_encoded("join", b"", Terms(), after=many)
 
 
-def test_submission_that_fits_no_message_raises_at_the_call(client: Client) -> None:
+def test_submission_that_fits_no_message_raises_at_the_call(client: InternalClient) -> None:
     payloads = [bytes(PAYLOAD_BYTES_MAX - 1)] * 3
     with pytest.raises(UserError, match="limit is 33,554,432"):
         client.create(Submission([b"a", b"b", b"c"], payloads, [Terms()]))
 
 
 def test_names_count_towards_the_size_of_a_batch(
-    stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, client: InternalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_buffer, "BYTES_PER_CREATE_MAX", 10_000)
     held = fill_flight(stage, client)
@@ -334,7 +338,7 @@ def test_names_count_towards_the_size_of_a_batch(
 
 
 def test_timeout_is_kept_without_an_answer(
-    stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, client: InternalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskyard.client.requests.GRACE_SECONDS", 0.05)
     future = client.submit(b"", name="a")
@@ -343,14 +347,14 @@ def test_timeout_is_kept_without_an_answer(
         client.wait_names(["a"], 0.05)
     with pytest.raises(TimedOut, match="campaign c: the broker did not answer"):
         client.wait_campaign("c", 0.05)
-    client.timeout = 0.05
+    client._timeout = 0.05  # noqa: SLF001
     with pytest.raises(TimedOut, match="the broker did not answer"):
         future.cancel()
     assert not future.done()
 
 
 def test_timed_out_request_is_not_sent_again(
-    stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, client: InternalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskyard.client.requests.GRACE_SECONDS", 0.0)
     with pytest.raises(TimedOut):
@@ -369,7 +373,7 @@ def test_timed_out_request_is_not_sent_again(
 class Overtaken(deque[Any]):
     """A queue that closes the client just before an item is appended."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: InternalClient) -> None:
         super().__init__()
         self.closer = threading.Thread(target=client.close)
 
@@ -379,7 +383,7 @@ class Overtaken(deque[Any]):
         super().append(item)
 
 
-def test_task_submitted_during_close_is_still_sent(stage: Stage, client: Client) -> None:
+def test_task_submitted_during_close_is_still_sent(stage: Stage, client: InternalClient) -> None:
     waiting = client._session._buffer.tasks = Overtaken(client)  # noqa: SLF001
     future = client.submit(b"", name="late")
     stage.reply(stage.receive(), Q.OK)
@@ -388,7 +392,7 @@ def test_task_submitted_during_close_is_still_sent(stage: Stage, client: Client)
         future.result(PATIENCE_SECONDS)
 
 
-def test_request_made_during_close_is_still_sent(stage: Stage, client: Client) -> None:
+def test_request_made_during_close_is_still_sent(stage: Stage, client: InternalClient) -> None:
     waiting = client._session._requests.waiting = Overtaken(client)  # noqa: SLF001
     with ThreadPoolExecutor(1) as pool:
         status = pool.submit(client.status)
@@ -408,10 +412,10 @@ def test_failure_to_connect_is_raised_where_the_client_is_made(
 
     monkeypatch.setattr(sockets, "connect", fail)
     with pytest.raises(NoBroker, match=r"broker at ipc://.*: can't connect: too many open files"):
-        Client(stage.wire.endpoint)
+        InternalClient(stage.wire.endpoint)
 
 
-def test_closed_client_leaves_no_descriptors(client: Client) -> None:
+def test_closed_client_leaves_no_descriptors(client: InternalClient) -> None:
     waker = client._session._waker  # noqa: SLF001
     client.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -422,7 +426,7 @@ def test_closed_client_leaves_no_descriptors(client: Client) -> None:
 # Callbacks.
 
 
-def test_callback_that_waits_for_the_client_raises(stage: Stage, client: Client) -> None:
+def test_callback_that_waits_for_the_client_raises(stage: Stage, client: InternalClient) -> None:
     future = client.submit(b"", name="a")
     raised: AnyFuture[object] = AnyFuture()
 
@@ -441,7 +445,7 @@ def test_callback_that_waits_for_the_client_raises(stage: Stage, client: Client)
 
 
 def test_callback_may_submit_however_full_the_buffer_is_and_close(
-    stage: Stage, client: Client
+    stage: Stage, client: InternalClient
 ) -> None:
     client.submit(b"", name="before")
     stage.reply(stage.receive(), Q.OK)  # it has the rules by now
@@ -468,7 +472,9 @@ def test_callback_may_submit_however_full_the_buffer_is_and_close(
 # Watches.
 
 
-def test_watch_is_requested_again_without_settled_tasks(stage: Stage, client: Client) -> None:
+def test_watch_is_requested_again_without_settled_tasks(
+    stage: Stage, client: InternalClient
+) -> None:
     held = fill_flight(stage, client)
     futures = [client.submit(b"payload", name=name) for name in "abcd"]
     for each in held:
@@ -491,7 +497,7 @@ def test_watch_is_requested_again_without_settled_tasks(stage: Stage, client: Cl
 
 
 def test_polled_tasks_get_a_stream_when_there_are_enough(
-    stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, client: InternalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watches, "STREAMS_MAX", 1)
     monkeypatch.setattr(watches, "POLLED_STREAM_TASKS_MIN", 3)
@@ -519,7 +525,7 @@ def clause(name: bytes, match: bytes, template: bytes = b"") -> Rule:
 
 
 def test_lane_template_of_a_service_applies_to_tasks_without_a_lane(
-    stage: Stage, client: Client
+    stage: Stage, client: InternalClient
 ) -> None:
     stage.clauses = [
         clause(b"big", b"smtp/big-*", b"no"),
@@ -537,7 +543,9 @@ def test_lane_template_of_a_service_applies_to_tasks_without_a_lane(
     assert found == {"mail": b"a.org", "own": b"b", "call": b"call"}
 
 
-def test_task_that_the_template_does_not_fit_is_refused_alone(stage: Stage, client: Client) -> None:
+def test_task_that_the_template_does_not_fit_is_refused_alone(
+    stage: Stage, client: InternalClient
+) -> None:
     stage.clauses = [clause(b"", b"*", b"{host}")]
     held = fill_flight_in_lanes(stage, client)
     bad = [
@@ -555,7 +563,7 @@ def test_task_that_the_template_does_not_fit_is_refused_alone(stage: Stage, clie
     stage.reply(good, Q.OK)
 
 
-def fill_flight_in_lanes(stage: Stage, client: Client) -> list[Q]:
+def fill_flight_in_lanes(stage: Stage, client: InternalClient) -> list[Q]:
     held = []
     for number in range(task_buffer.CREATES_MAX):
         client.submit(b"", name=f"held-{number}", lane="own")
@@ -564,7 +572,7 @@ def fill_flight_in_lanes(stage: Stage, client: Client) -> list[Q]:
 
 
 def test_old_lane_templates_are_requested_again(
-    stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, client: InternalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.submit(b"", name="first")
     stage.reply(stage.receive(), Q.OK)
@@ -579,7 +587,7 @@ def test_old_lane_templates_are_requested_again(
     assert [*stage.receive().batch.lane] == [b"third"]
 
 
-def test_broker_without_rules_has_no_lane_templates(stage: Stage, client: Client) -> None:
+def test_broker_without_rules_has_no_lane_templates(stage: Stage, client: InternalClient) -> None:
     stage.clauses = None
     client.submit(b"", name="a")
     assert [*stage.receive().batch.lane] == []

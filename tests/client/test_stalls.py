@@ -10,14 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import taskyard
 from taskyard.client import stalls
-from taskyard.client.client import Client
-from taskyard.client.futures import Future
+from taskyard.client.futures import Future, settled_in_loop
+from taskyard.client.internal import InternalClient
 from taskyard.client.stalls import NAMES_MAX, STALL_NS, STALL_NS_MAX, Stall, Stalls
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
@@ -164,7 +165,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[str]:
 
 
 def test_client_reports_each_reason_once(broker: Broker, lines: SimpleQueue[str]) -> None:
-    with Client(broker.endpoint, report=lines.put) as client:
+    with InternalClient(broker.endpoint, report=lines.put) as client:
         terms = Terms(campaign=b"once", service=b"s")
         for name in "abc":
             client.submit_encoded(name, b"", terms, watch=False).result()
@@ -183,7 +184,7 @@ def test_client_reports_each_reason_once(broker: Broker, lines: SimpleQueue[str]
 def test_wait_without_futures_reports_the_reason(
     campaign: str, broker: Broker, lines: SimpleQueue[str]
 ) -> None:
-    with Client(broker.endpoint, report=lines.put) as client, ThreadPoolExecutor(1) as pool:
+    with InternalClient(broker.endpoint, report=lines.put) as client, ThreadPoolExecutor(1) as pool:
         terms = Terms(campaign=campaign.encode(), service=b"s2")
         for name in "ab":
             client.submit_encoded(name, b"", terms, watch=False).result()
@@ -198,7 +199,7 @@ def test_wait_without_futures_reports_the_reason(
 
 
 def test_polls_for_all_tasks_report_the_reason(broker: Broker, lines: SimpleQueue[str]) -> None:
-    with Client(broker.endpoint, report=lines.put) as client:
+    with InternalClient(broker.endpoint, report=lines.put) as client:
         client.submit_encoded("polled", b"", Terms(service=b"s5"), watch=False).result()
         until(lambda: client.status(awaited=Scope()) and not lines.empty(), "a line")
     assert f" waits: {NO_WORKER}" in lines.get()
@@ -234,7 +235,7 @@ def text_of(wait: Callable[[], object]) -> str:
 
 
 def test_timeout_error_says_why(broker: Broker) -> None:
-    with Client(broker.endpoint) as client:
+    with InternalClient(broker.endpoint) as client:
         future = client.submit(b"", name="late", service="s3")
         with pytest.raises(TimeoutError, match=r"^task late: not settled within 0 s$"):
             future.result(timeout=0)
@@ -249,7 +250,7 @@ def test_timeout_error_says_why(broker: Broker) -> None:
 
 
 def test_timeout_of_waits_without_futures_says_why(broker: Broker) -> None:
-    with Client(broker.endpoint) as client:
+    with InternalClient(broker.endpoint) as client:
         terms = Terms(campaign=b"slow", service=b"s6")
         client.submit_encoded("a", b"", terms, watch=False).result()
         why = f"not settled after 1 s: task slow/a: {NO_WORKER} (service s6)"
@@ -281,7 +282,7 @@ def test_timeout_error_of_an_async_client_says_why(broker: Broker, lines: Simple
                     async for _ in taskyard.as_completed([future], timeout=0.3):
                         pass
                 text = str(caught.value)
-            waiting = asyncio.ensure_future(future.settled())
+            waiting = asyncio.ensure_future(settled_in_loop(future))
             await asyncio.sleep(0)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError) as cancelled:
@@ -293,7 +294,8 @@ def test_timeout_error_of_an_async_client_says_why(broker: Broker, lines: Simple
 
 
 def test_timeout_error_of_the_task_is_raised_as_it_is() -> None:
-    future: Future[None] = Future(None, b"a", b"")  # type: ignore[arg-type]  # no client is asked
+    owner: Any = SimpleNamespace(_bridge=None)
+    future: Future[None] = Future(owner, b"a", b"")
     future.set_exception(TimeoutError("mine"))
     with pytest.raises(TimeoutError, match=r"^mine$"):
         future.result(timeout=5)

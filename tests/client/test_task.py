@@ -17,8 +17,7 @@ import pytest
 
 import taskyard
 from taskyard.client import task as task_module
-from taskyard.client.aio import AsyncClient
-from taskyard.client.client import Client
+from taskyard.client.client import AsyncClient, Client
 from taskyard.core.states import TaskState
 from taskyard.errors import NotEncodable, UserError
 from tests.cli.yard import Yard, running

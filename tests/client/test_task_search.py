@@ -8,7 +8,7 @@ import pytest
 
 from taskyard import testing
 from taskyard.client import task_filters
-from taskyard.client.task_search import TaskSearch
+from taskyard.client.task_filters import TaskSearch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,9 +11,10 @@ import joblib
 import numpy as np
 import pytest
 
-from taskyard import AsyncClient, Client, Executor
+from taskyard import AsyncClient, Executor
 from taskyard.client import discovery, session
-from taskyard.client.uploads import UPLOADS_MAX
+from taskyard.client.internal import InternalClient
+from taskyard.client.pending_tasks import UPLOADS_MAX
 from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.core.model import Terms
 from taskyard.errors import BytesMissing, BytesNotStored
@@ -42,8 +43,8 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
 
 
 @pytest.fixture
-def client(yard: Yard) -> Iterator[Client]:
-    with Client(state=yard.state) as connected:
+def client(yard: Yard) -> Iterator[InternalClient]:
+    with InternalClient(state=yard.state) as connected:
         yield connected
 
 
@@ -76,24 +77,24 @@ class Loss:
 
 
 def by_submit(state: Path, big: calls.Array) -> float:
-    with Client(state=state) as client:
+    with InternalClient(state=state) as client:
         return float(client.submit(calls.last, big).result(PATIENCE_SECONDS))
 
 
 def by_name(state: Path, big: calls.Array) -> float:
-    with Client(state=state) as client:
+    with InternalClient(state=state) as client:
         future = client.submit(calls.last, big, name="named", campaign="c", retries=1)
         return float(future.result(PATIENCE_SECONDS))
 
 
 def by_content(state: Path, big: calls.Array) -> float:
-    with Client(state=state) as client:
+    with InternalClient(state=state) as client:
         return float(client.submit(calls.last, big, key="content").result(PATIENCE_SECONDS))
 
 
 def by_map(state: Path, big: calls.Array) -> float:
     """Only the second task has a large argument, and the third one the same."""
-    with Client(state=state) as client:
+    with InternalClient(state=state) as client:
         return float(client.gather([*client.map(calls.last, [big[:1], big, big])])[2])
 
 
@@ -137,7 +138,7 @@ def test_lost_arguments_are_stored_again_and_the_task_runs(
 
 
 def test_arguments_are_sent_again_where_the_directory_is_not_used(
-    yard: Yard, client: Client, monkeypatch: pytest.MonkeyPatch
+    yard: Yard, client: InternalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ValueAccess, "_usable_directory", lambda *_: None)
     loss, content = Loss(yard.state, monkeypatch), bytes(range(256)) * 20_000
@@ -146,7 +147,7 @@ def test_arguments_are_sent_again_where_the_directory_is_not_used(
 
 
 def test_task_that_waits_for_one_with_lost_arguments_is_sent_after_it(
-    yard: Yard, client: Client, monkeypatch: pytest.MonkeyPatch
+    yard: Yard, client: InternalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loss = Loss(yard.state, monkeypatch)
     doubled = client.submit(calls.double, array())
@@ -155,7 +156,7 @@ def test_task_that_waits_for_one_with_lost_arguments_is_sent_after_it(
 
 
 def test_argument_that_was_changed_meanwhile_is_an_error(
-    yard: Yard, client: Client, monkeypatch: pytest.MonkeyPatch
+    yard: Yard, client: InternalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     big = array(7)
     loss = Loss(yard.state, monkeypatch)
@@ -173,7 +174,7 @@ def test_argument_that_was_changed_meanwhile_is_an_error(
 
 
 def test_arguments_are_referred_to_until_the_broker_has_the_task(
-    yard: Yard, client: Client, monkeypatch: pytest.MonkeyPatch
+    yard: Yard, client: InternalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loss, big = Loss(yard.state, monkeypatch), array(8)
     kept = weakref.ref(big)
@@ -186,7 +187,7 @@ def test_arguments_are_referred_to_until_the_broker_has_the_task(
     until(lambda: kept() is None, "the array is free")
 
 
-def test_bytes_that_can_not_be_stored_again_are_missing(client: Client) -> None:
+def test_bytes_that_can_not_be_stored_again_are_missing(client: InternalClient) -> None:
     name = f"{'ab' * 32}-100000"
     payload = b'{"pickle":1,"values":["%s"]}\n' % name.encode()
     future = client.submit_encoded("gone", payload, Terms(service=b"pickle"))
@@ -194,7 +195,9 @@ def test_bytes_that_can_not_be_stored_again_are_missing(client: Client) -> None:
         future.result(PATIENCE_SECONDS)
 
 
-def test_client_gives_up_if_bytes_that_it_stores_are_not_at_the_broker(client: Client) -> None:
+def test_client_gives_up_if_bytes_that_it_stores_are_not_at_the_broker(
+    client: InternalClient,
+) -> None:
     stored: list[int] = []
     payload = b'{"pickle":1,"values":["%s-100000"]}\n' % (b"ab" * 32)
     terms = Terms(service=b"pickle")
@@ -205,7 +208,9 @@ def test_client_gives_up_if_bytes_that_it_stores_are_not_at_the_broker(client: C
     assert len(stored) == UPLOADS_MAX
 
 
-def test_full_disk_while_bytes_are_stored_again_fails_that_task_alone(client: Client) -> None:
+def test_full_disk_while_bytes_are_stored_again_fails_that_task_alone(
+    client: InternalClient,
+) -> None:
     def fail() -> None:
         raise BytesNotStored("full")
 

@@ -23,13 +23,14 @@ from taskyard.wire.payloads import encode_call, encode_command
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.programs import ProgramOutput
 from taskyard.worker.spool import OutputSpool
+from tests.kit.clients import internal
 from tests.kit.processes import marks, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
     from taskyard.testing import InMemoryBroker
 
 PATIENCE_SECONDS = 60
@@ -41,7 +42,9 @@ LARGE = b'{"pickle":1,"values":["%b-9"]}\n' % (b"a" * 64)
 class Forwarder:
     """A runner, and a client of the broker below."""
 
-    def __init__(self, runner: ForwardRunner, client: Client, broker: InMemoryBroker) -> None:
+    def __init__(
+        self, runner: ForwardRunner, client: InternalClient, broker: InMemoryBroker
+    ) -> None:
         self.runner = runner
         self.client = client
         self.broker = broker
@@ -70,9 +73,9 @@ class Forwarder:
 @contextmanager
 def forwarding(broker: InMemoryBroker) -> Iterator[Forwarder]:
     spool = OutputSpool(time.monotonic_ns)
-    runner = ForwardRunner(LowerBroker(broker.client(), "up"), spool)
+    runner = ForwardRunner(LowerBroker(internal(broker.client()), "up"), spool)
     with closing(runner):
-        yield Forwarder(runner, broker.client(), broker)
+        yield Forwarder(runner, internal(broker.client()), broker)
 
 
 @pytest.fixture

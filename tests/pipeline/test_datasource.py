@@ -13,12 +13,12 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from pyspark_taskyard.options import OPTIONS
 from pyspark_taskyard.tables import results_batch
 from taskyard import testing
-from taskyard.client.record_stream import poll_records
 from taskyard.core.blobs import Blob
 from taskyard.journal import compaction, history, history_arrow
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline.sources.history import identity
 from tests.journal.scenarios import WritingYard
+from tests.kit.clients import internal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,7 @@ class TestWriting:
         frame = spark.range(0, 300, 1, 3).select(name.alias("name"), argv.alias("argv"))
         _write(frame, broker, campaign="c")
         _write(frame, broker, campaign="c")
-        with broker.client() as client:
+        with internal(broker.client()) as client:
             assert client.counts("c")["ready"] == 300
             broker.run_all()
             assert client.result("c/t299") == "299\n"
@@ -195,7 +195,7 @@ class TestBrokerAsTables:
     def test_broker_serves_tasks_results_events_and_edges(
         self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
-        with broker.client() as client:
+        with internal(broker.client()) as client:
             client.submit(["echo", "hi"], name="a", campaign="c", lane="l")
             client.submit(["false"], name="b", campaign="c", after=["a"])
             broker.run_all()
@@ -214,8 +214,8 @@ class TestBrokerAsTables:
         ]
         own = [(e["campaign"], e["lane"]) for e in events if e["task"] == "c/a"]
         assert own == [("c", "l")] * 3
-        with broker.client() as client:
-            assert {one["broker"] for one in events} == {poll_records(client).journal.hex()}
+        with internal(broker.client()) as client:
+            assert {one["broker"] for one in events} == {client.poll_records(None).journal.hex()}
         edges = _read(spark, "edges", **where).collect()
         assert [(one["task"], one["after"]) for one in edges] == [("c/b", "c/a")]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard import Client
+from taskyard.client.internal import InternalClient
 from taskyard.pipeline import connect
 from taskyard.pipeline.session import session_scope
 from tests.kit.processes import Broker, Running
@@ -129,7 +129,7 @@ def test_verb_runs(deployment: str, verb: str, request: pytest.FixtureRequest) -
 def test_terminated_command_ends_its_workers_at_the_server(
     connect_url: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with _broker(tmp_path_factory) as broker, Client(broker.endpoint) as client:
+    with _broker(tmp_path_factory) as broker, InternalClient(broker.endpoint) as client:
         words = ("--workers", "1", "--broker", broker.endpoints[1], "--master", connect_url)
         with Running(tmp_path, "pipeline", "fleet", *words) as running:
             _until(lambda: len(client.workers()) == 1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyspark
 import pytest
 
-from taskyard import Client
+from taskyard.client.internal import InternalClient
 from taskyard.errors import UserError
 from taskyard.journal import recovery
 from taskyard.journal.audit import AuditCounts, Auditor
@@ -123,7 +123,7 @@ def _until(is_so: Callable[[], object], what: str) -> None:
         time.sleep(0.2)
 
 
-def _counts(client: Client) -> dict[str, int]:
+def _counts(client: InternalClient) -> dict[str, int]:
     return client.counts("c")
 
 
@@ -139,7 +139,7 @@ def test_killed_executor_loses_no_task(
     with (
         _cluster(tmp_path, short_lived) as (master, worker),
         Broker(tmp_path, "--listen", "dwork=tcp://127.0.0.1:0") as broker,
-        Client(broker.endpoint) as client,
+        InternalClient(broker.endpoint) as client,
     ):
         gate = tmp_path / "gate"
 

@@ -39,6 +39,7 @@ from taskyard.pipeline.datasets import REJECTS
 from taskyard.pipeline.jobs import load
 from taskyard.pipeline.sources import campaigns
 from taskyard.pipeline.submit import make_target
+from tests.kit.clients import internal
 from tests.kit.processes import Broker
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def test_tasks_are_submitted_unchanged(
 ) -> None:
     checked = _read(spark, _write(tmp_path / "d.jsonl", DIAMOND))
     assert _submit(checked, broker) == SubmitCounts(5, 0)
-    with broker.client() as client:
+    with internal(broker.client()) as client:
         views = _views(client)
     assert views["end"]["waits_for"] == 2
     assert (views["right"]["lane"], views["left"]["priority"]) == ("l", 2)
@@ -296,7 +297,7 @@ def test_invalid_rows_are_rejected_and_others_unchanged(
     assert [one.line for one in checked.rejects] == [2, 3, 4]
     assert "not valid UTF-8" in checked.rejects[0].reason
     assert "the limit is 16777216" in checked.rejects[1].reason
-    with broker.client() as client:
+    with internal(broker.client()) as client:
         assert _submit(checked, broker) == SubmitCounts(2, 0)
         view = client.show("c/../../etc")
         assert (view["lane"], view["campaign"]) == ("../z", "c")
@@ -314,7 +315,7 @@ def test_columns_may_differ_between_files(
     pq.write_table(table, tmp_path / "b.parquet")
     checked = _read(spark, str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet"))
     assert _submit(checked, broker) == SubmitCounts(2, 0)
-    with broker.client() as client:
+    with internal(broker.client()) as client:
         views = _views(client)
     assert (views["b"]["priority"], views["b"]["service"]) == (7, "exec")
 
@@ -375,7 +376,7 @@ def test_bundles_are_submitted_like_those_of_a_plain_load(
     raws = [msgspec.json.decode(msgspec.json.encode(one.raw)) for one in checked.rejects]
     assert raws == [tasks[3], tasks[5], tasks[6]]
     assert _submit(checked, broker) == SubmitCounts(9, 0)
-    with broker.client() as client:
+    with internal(broker.client()) as client:
         lanes = {name: view["lane"] for name, view in _views(client).items()}
         assert (lanes["mail/1"], lanes["plain/1"]) == ("h1", "y")
         again = submit_campaign(client, loaded, "c", on_rejected=lambda *_rows: None)
@@ -399,7 +400,7 @@ def test_relative_path_is_absolute_in_executors_and_as_given_in_messages(
 def test_name_of_another_task_stops_the_load_before_it_begins(
     spark: SparkSession, tmp_path: Path, broker: InMemoryBroker
 ) -> None:
-    with broker.client() as client:
+    with internal(broker.client()) as client:
         client.submit(["true"], name="a", campaign="c")
         client.submit(["false"], name="b", campaign="c")
         client.submit(["true"], name="c/c")
@@ -554,7 +555,7 @@ def test_command_submits_all_or_nothing(
     assert len(rejects.read_text().splitlines()) == 2
     code, _, err = _call(file, "--dry-run", "--skip-bad", capsys=capsys)
     assert (code, err.splitlines()[-1]) == (0, "2 bad rows would be skipped and 5 tasks submitted")
-    with broker.client() as client:
+    with internal(broker.client()) as client:
         assert _views(client) == {}
         code, out, _ = _call(file, *to, "--skip-bad", "--json", capsys=capsys)
         schemas.check(out)

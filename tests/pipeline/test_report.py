@@ -23,7 +23,7 @@ import pytest
 from docs.schemas import check
 from taskyard.cli.entry import run, taskyard
 from taskyard.client import task_filters
-from taskyard.client.reason_forms import form_of
+from taskyard.client.task_filters import form_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.design import PALETTES

@@ -16,8 +16,9 @@ from pyspark.errors import StreamingQueryException
 
 from pyspark_taskyard.row_names import RowNames, check_apart
 from taskyard import testing
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.errors import UserError
+from tests.kit.clients import internal
 from tests.kit.processes import PATIENCE_SECONDS, Broker
 from tests.pipeline.killed_stream import HELD, written
 from tests.pipeline.test_datasource import run_stream
@@ -74,7 +75,7 @@ def test_mode_and_options_are_checked(spark: SparkSession, tmp_path: Path) -> No
         other = written(spark, tmp_path, broker.endpoint, is_held=False).option("colour", "red")
         with pytest.raises(StreamingQueryException, match="unknown option 'colour'"):
             other.option("checkpointLocation", str(tmp_path / "other")).start().awaitTermination()
-        with broker.client() as client:
+        with internal(broker.client()) as client:
             assert client.counts("c")["ready"] == 1
 
 
@@ -84,7 +85,7 @@ def test_stream_killed_in_a_batch_submits_each_row_once(
 ) -> None:
     files = [[f"{number}" for number in range(4)], ["twice", "twice"], [HELD]]
     write_files(tmp_path, *files)
-    with Broker(tmp_path) as broker, Client(broker.endpoint) as client:
+    with Broker(tmp_path) as broker, InternalClient(broker.endpoint) as client:
         _kill_in_batch(tmp_path, broker.endpoint, client, submitted=6)
         run_stream(written(spark, tmp_path, broker.endpoint, is_held=False))
         tasks = list(client.tasks())
@@ -92,7 +93,7 @@ def test_stream_killed_in_a_batch_submits_each_row_once(
     assert {task["name"].split("-")[1] for task in tasks} == {"0"}  # the number of the batch
 
 
-def _kill_in_batch(directory: Path, endpoint: str, client: Client, submitted: int) -> None:
+def _kill_in_batch(directory: Path, endpoint: str, client: InternalClient, submitted: int) -> None:
     """Run the stream in a driver of its own, and kill it while one partition is held back."""
     words = [sys.executable, "-m", "tests.pipeline.killed_stream", str(directory), endpoint]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -19,6 +19,7 @@ from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
 from taskyard.wire import payloads
 from tests.journal.scenarios import WritingYard, rich_story
+from tests.kit.clients import internal
 from tests.pipeline.test_history_source import EXPORTED, write_rows
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def test_broker_streams_events_and_results_in_limited_batches(broker: InMemoryBr
     commands = [*(["echo", str(number)] for number in range(6)), ["false"]]
     names = [*(b"t%d" % number for number in range(6)), b"bad"]
     terms = [Terms(campaign=b"c", service=payloads.EXEC)]
-    with broker.client() as client:  # one message, so one record
+    with internal(broker.client()) as client:  # one message, so one record
         client.create(Submission(names, [*map(payloads.encode_command, commands)], terms))
         broker.run_all()
     events = [row for rows in Query(broker=broker.endpoint).batches() for row in rows]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from taskyard import Client
+from taskyard.client.internal import InternalClient
 from taskyard.pipeline.jobs import fleet as fleet_job
 from taskyard.pipeline.session import session_scope
 from taskyard.spark import map_rows
@@ -101,7 +101,7 @@ def map_each(place: Place) -> object:
 
 def end_fleet(place: Place) -> object:
     assert place.fleet is not None
-    with Client(place.endpoints[0]) as client:
+    with InternalClient(place.endpoints[0]) as client:
         client.drain()
     return place.fleet.result(TIMEOUT_SECONDS)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
@@ -64,7 +64,7 @@ class Producer(Peer):
         self.acknowledged: list[bytes] = []
 
     def work(self) -> None:
-        with Client(self._endpoint) as client:
+        with InternalClient(self._endpoint) as client:
             for batch in range(self._batches):
                 if self.stopping.is_set():
                     return

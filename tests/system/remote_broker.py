@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from taskyard.cli.daemon_options import DIALECT_SIDES
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.errors import Refused, UserError
 from taskyard.net import endpoints
 from taskyard.net.keyring import Keyring
@@ -55,7 +55,7 @@ def invite(directory: Path, dialect: str, roles: str, name: str, endpoint: str) 
 
 def work(directory: Path, stack: ExitStack, endpoint: str) -> list[str]:
     """Run a task on a worker of each dialect, one worker at a time."""
-    client = stack.enter_context(Client(endpoint, key=directory / "p-dwork.invite"))
+    client = stack.enter_context(InternalClient(endpoint, key=directory / "p-dwork.invite"))
     steps = []
     for dialect, service in (("dwork", "s"), ("wmp", "default"), ("ping-pong", "default")):
         options = ("--service", "s") if dialect == "dwork" else ()
@@ -86,7 +86,7 @@ def make_address() -> None:
 def try_without_a_key(endpoint: str) -> str:
     """Connect without a key. Our client refuses, and a plain socket gets no reply."""
     try:
-        Client(endpoint).close()
+        InternalClient(endpoint).close()
     except Refused:
         return "refused"
     except UserError:

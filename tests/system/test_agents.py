@@ -7,7 +7,7 @@ import signal
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.worker.agents.rules import fill_command
 from tests.kit.processes import (
     PATIENCE_SECONDS,
@@ -51,7 +51,7 @@ class Yard:
         self._directory = directory
         self._stack = stack
         self.broker = stack.enter_context(Broker(directory))
-        self.client = stack.enter_context(Client(state=directory / ".taskyard"))
+        self.client = stack.enter_context(InternalClient(state=directory / ".taskyard"))
 
     def hire(self, *options: str) -> Worker:
         words = ("--service", "s", *options)

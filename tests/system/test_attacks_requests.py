@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.model import Submission, Terms
 from tests.kit.processes import environment, until
 from tests.system import memory_limited
@@ -62,7 +62,7 @@ class Watcher(threading.Thread):
 
     def run(self) -> None:
         try:
-            with Client(self._broker.endpoint) as client:
+            with InternalClient(self._broker.endpoint) as client:
                 while not self._over.is_set():
                     began = time.monotonic()
                     client.status(timeout=10 * patience(SERVED_SECONDS))
@@ -118,7 +118,7 @@ def broker_with(directory: Path, tasks: int) -> Iterator[Broker]:
     """Run a memory-limited broker with `count` tasks. Check at the end that it stops with all."""
     names = [b"task-%07d" % number for number in range(tasks)]
     with Broker(directory, "--listen", "dwork=tcp://127.0.0.1:0", program=LIMITED) as broker:
-        with Client(broker.endpoint) as client:
+        with InternalClient(broker.endpoint) as client:
             for start in range(0, tasks, 10_000):
                 some = names[start : start + 10_000]
                 # All wait for the first one, which never runs. So replies are long.
@@ -126,7 +126,7 @@ def broker_with(directory: Path, tasks: int) -> Iterator[Broker]:
                 terms = [Terms(service=b"nobody", campaign=b"held")]
                 client.create(Submission(some, [b"payload"], terms, after=after))
         yield broker
-        with Client(broker.endpoint) as client:
+        with InternalClient(broker.endpoint) as client:
             assert client.create(Submission([b"after the attack"])) == 1
         code, _, _ = broker.terminate()
         assert code == 0
@@ -162,7 +162,7 @@ def test_costly_message_is_refused_at_once(tmp_path: Path, attack: str) -> None:
 )
 def test_unread_replies_delay_no_other_peer(tmp_path: Path, attack: str) -> None:
     with broker_with(tmp_path, 20_000) as broker:
-        with Watcher(broker) as watcher, Client(broker.endpoint) as client:
+        with Watcher(broker) as watcher, InternalClient(broker.endpoint) as client:
             with attacked(broker, attack):
                 watcher.await_answers(20)
                 began = time.monotonic()
@@ -175,7 +175,7 @@ def test_unread_replies_delay_no_other_peer(tmp_path: Path, attack: str) -> None
 def test_commands_over_many_tasks_delay_no_other_peer(tmp_path: Path) -> None:
     tasks = 60_000
     with broker_with(tmp_path, tasks) as broker:
-        with Watcher(broker) as watcher, Client(broker.endpoint) as client:
+        with Watcher(broker) as watcher, InternalClient(broker.endpoint) as client:
             answers = watcher.answers
             assert client.move(campaign="held", to_lane="lane") == tasks
             assert client.expire(campaign="held") == tasks

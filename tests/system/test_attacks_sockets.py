@@ -11,13 +11,13 @@ import select
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.model import Submission
 from taskyard.net.keys import read_peer_key
 from tests.kit.processes import TASKYARD, Broker, Running, run_here, until
@@ -125,12 +125,12 @@ def assert_felt(running: Running) -> None:
         lines.append(running.error_line())
 
 
-def client_of(endpoint: str) -> closing[Client]:
+def client_of(endpoint: str) -> InternalClient:
     limit = patience()
-    return closing(Client(endpoint, timeout=limit, report=lambda _: None))
+    return InternalClient(endpoint, timeout=limit, report=lambda _: None)
 
 
-def submit(client: Client, name: bytes) -> bytes:
+def submit(client: InternalClient, name: bytes) -> bytes:
     """Submit a task, and return its name after the acknowledgement."""
     assert client.create(Submission([name])) == 1
     return name
@@ -288,7 +288,7 @@ def test_random_attacks_on_all_listeners(tmp_path: Path) -> None:
         words = (str(SEED), "300", read_peer_key(key).broker, *places)
         with attacker(str(RANDOM_ATTACKERS), *words), client_of(broker.endpoint) as owner:
             submit(owner, b"local")
-            with closing(Client(places[-2], key=key, timeout=patience())) as remote:
+            with InternalClient(places[-2], key=key, timeout=patience()) as remote:
                 submit(remote, b"remote")
         until(lambda: len([*descriptors.iterdir()]) <= before, "descriptors are freed")
         assert_ends_well(broker)

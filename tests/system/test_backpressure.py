@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.model import Submission, Terms
 from tests.kit.processes import run_here, until
 from tests.system import lagging_broker
@@ -28,7 +28,7 @@ class Producer(Peer):
         self.acknowledged = 0
 
     def work(self) -> None:
-        with Client(self._endpoint) as client:
+        with InternalClient(self._endpoint) as client:
             while not self.stopping.is_set():
                 first = self.acknowledged
                 names = [b"task-%d" % number for number in range(first, first + BATCH)]
@@ -38,7 +38,7 @@ class Producer(Peer):
 
 def test_producer_waits_for_a_lagging_compaction_and_continues(tmp_path: Path) -> None:
     program = (sys.executable, lagging_broker.__file__)
-    with Broker(tmp_path, program=program) as broker, Client(broker.endpoint) as client:
+    with Broker(tmp_path, program=program) as broker, InternalClient(broker.endpoint) as client:
         producer, worker = Producer(broker.endpoint), Worker(broker.endpoint, b"worker")
         producer.start()
         worker.start()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from taskyard.client.client import Client
 from taskyard.client.futures import Future
+from taskyard.client.internal import InternalClient
 from taskyard.errors import SeveralBrokers
 from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import Role
@@ -51,13 +51,13 @@ class Brokers:
         assert {worker.error_line().rpartition(" ")[2] for _ in range(2)} == {*self.endpoints}
         return worker
 
-    def clients(self) -> list[Client]:
+    def clients(self) -> list[InternalClient]:
         """Connect to each broker."""
         return [self._stack.enter_context(_client(one)) for one in self.endpoints]
 
 
-def _client(endpoint: str) -> Client:
-    return Client(endpoint, report=lambda _line: None)
+def _client(endpoint: str) -> InternalClient:
+    return InternalClient(endpoint, report=lambda _line: None)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_worker_of_two_brokers_survives_the_end_of_one(brokers: Brokers) -> None
 def test_client_takes_one_broker(brokers: Brokers) -> None:
     both = ",".join(brokers.endpoints)
     with pytest.raises(SeveralBrokers, match="this takes one broker"):
-        Client(both)
+        InternalClient(both)
     given = [part for one in brokers.endpoints for part in ("--broker", one)]
     code, _, err = run_here(brokers.directory, "status", "--json", *given)
     assert (code, msgspec.json.decode(err)["error"]["code"]) == (2, "several-brokers")
@@ -207,7 +207,7 @@ def test_invitations_and_keys_of_several_brokers(tmp_path: Path) -> None:
         wmp = [one.invite("wmp", "wmp") for one in both]
         above = [one.invite("wmp", "above", "relay,worker") for one in both]
         clients = [
-            stack.enter_context(Client(one.endpoints["dwork"], key=key))
+            stack.enter_context(InternalClient(one.endpoints["dwork"], key=key))
             for one, key in zip(both, native, strict=True)
         ]
         code, _, err = run_here(tmp_path, "status", "--json", *repeated("--invite", native))

@@ -10,7 +10,7 @@ import pytest
 
 from taskyard import bundle_part
 from taskyard.client import campaigns
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from tests.kit.processes import run_here, until
 from tests.system.kit import Broker
 from tests.system.peers import InstantRunner, Worker
@@ -82,7 +82,7 @@ def test_bundle_is_kept_once_by_a_broker_that_is_killed(
     with Broker(tmp_path) as broker:
         assert memory_of(broker) - before < MEMORY_BYTES_MAX  # from the snapshot
         assert submit(broker, recipients) == 0
-        with working(broker.endpoint), Client(broker.endpoint) as client:
+        with working(broker.endpoint), InternalClient(broker.endpoint) as client:
             client.resume("load")
             client.wait_campaign("news")
             assert client.counts("news")["done"] == recipients
@@ -94,7 +94,7 @@ def submit(broker: Broker, recipients: int) -> int:
     """Submit the bundle. Return the number of new tasks."""
     names = [f"recipient-{number}" for number in range(recipients)]
     bundle_spec = campaigns.bundle_spec(BODY, names, "news", None, {"service": "load"})
-    with Client(broker.endpoint) as client:
+    with InternalClient(broker.endpoint) as client:
         return client.create_bundle(bundle_spec)
 
 
@@ -113,7 +113,7 @@ def working(endpoint: str) -> Iterator[None]:
 
 def pause_after(broker: Broker, tasks: int, recipients: int) -> None:
     """Wait until part of the bundle is done."""
-    with Client(broker.endpoint) as client:
+    with InternalClient(broker.endpoint) as client:
         until(lambda: client.counts("news")["done"] >= tasks, "some of it done")
         client.pause("load")
         assert client.counts("news")["done"] < recipients

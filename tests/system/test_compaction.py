@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.model import Submission, Terms
 from taskyard.journal import compaction
 from taskyard.journal.lock import StateLock
@@ -42,7 +42,7 @@ class Producer(Peer):
         self.acknowledged: list[bytes] = []
 
     def work(self) -> None:
-        with Client(self._endpoint) as client:
+        with InternalClient(self._endpoint) as client:
             while not self.stopping.wait(REST_SECONDS):
                 first = len(self.acknowledged)
                 names = [b"task-%d" % number for number in range(first, first + BATCH)]
@@ -118,12 +118,12 @@ def is_running(pid: int) -> bool:
 
 def submit(broker: Broker, *names: bytes) -> int:
     """Submit tasks. Return the number of new ones."""
-    with Client(broker.endpoint) as client:
+    with InternalClient(broker.endpoint) as client:
         return sum(client.create(Submission([one], [b"payload"], [TERMS])) for one in names)
 
 
 def counts(broker: Broker) -> dict[str, int]:
-    with Client(broker.endpoint) as client:
+    with InternalClient(broker.endpoint) as client:
         found: dict[str, int] = client.status()["counts"]
         return found
 
@@ -131,9 +131,9 @@ def counts(broker: Broker) -> dict[str, int]:
 def look_back(broker: Broker, names: list[bytes]) -> None:
     """Check that old tasks are found by name and result, though few are in memory."""
     assert submit(broker, *(name.removeprefix(b"load/") for name in names[:BATCH])) == 0
-    with Client(broker.endpoint) as client:
+    with InternalClient(broker.endpoint) as client:
         for name in names[:: len(names) // 50]:
-            assert client.result_bytes(name.decode()) == b"result of " + name
+            assert client.output(name.decode(), "result") == b"result of " + name
         assert sum(1 for _ in client.tasks()) < len(names)
 
 

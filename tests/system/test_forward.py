@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.blobs import Blob
 from taskyard.errors import BytesTruncated
 from taskyard.wire.payloads import encode_command
@@ -37,7 +37,7 @@ def test_forwarder_and_lower_broker_are_killed_and_every_task_runs_once(tmp_path
             directory.mkdir()
         above, below = (stack.enter_context(Broker(one)) for one in (upper, lower))
         stack.enter_context(Worker(lower, "--slots", "4"))
-        client = stack.enter_context(Client(above.endpoint))
+        client = stack.enter_context(InternalClient(above.endpoint))
         options = [
             *("--forward-to", ".taskyard", "--slots", "20", "--name", "to-cluster"),
             *("--heartbeat", "200ms", "--lease", "1s", "--broker", above.endpoint),
@@ -96,7 +96,7 @@ def test_wmp_forwarder_is_killed_and_every_task_runs_once(tmp_path: Path) -> Non
         above = stack.enter_context(Broker(upper, "--listen", "wmp=tcp://127.0.0.1:0"))
         stack.enter_context(Broker(lower))
         stack.enter_context(Worker(lower, "--slots", "4"))
-        client = stack.enter_context(Client(above.endpoints[0]))
+        client = stack.enter_context(InternalClient(above.endpoints[0]))
         start = partial(wmp_forwarder, lower, manager=above.endpoints[1])
         forwarder = stack.enter_context(start(1))
         futures = [
@@ -161,7 +161,7 @@ def test_foreign_manager_gets_results_under_its_name_and_cancels(tmp_path: Path)
     with ExitStack() as stack:
         broker = stack.enter_context(Broker(tmp_path))
         stack.enter_context(Worker(tmp_path, "--slots", "2"))
-        client = stack.enter_context(Client(broker.endpoint))
+        client = stack.enter_context(InternalClient(broker.endpoint))
         context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
         manager = ForeignManager(stack.enter_context(context.socket(zmq.ROUTER)))
         words = ["worker", "--until-eof", "--dialect", "wmp", "--service", "exec", "--name"]
@@ -199,7 +199,7 @@ def test_output_that_the_lower_broker_has_truncated_is_truncated_above(tmp_path:
         # Workers of WMP keep the end of the output only.
         words = ("worker", "--until-eof", "--dialect", "wmp", "--service", "exec", "--broker")
         stack.enter_context(Running(lower, *words, below.endpoints[1], stderr=None))
-        client = stack.enter_context(Client(above.endpoint))
+        client = stack.enter_context(InternalClient(above.endpoint))
         options = ("--forward-to", ".taskyard", "--broker")
         stack.enter_context(Worker(lower, *options, above.endpoint))
         future = client.submit(["head", "-c", str(RESULT_BYTES_MAX + 9), "/dev/zero"], name="long")

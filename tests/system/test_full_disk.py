@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.model import Submission, Terms
 from taskyard.errors import Refused
 from taskyard.journal.store import DISK_RESERVE_BYTES
@@ -19,7 +19,7 @@ from tests.system.peers import Worker
 DISK_BYTES = DISK_RESERVE_BYTES + 32 * 1024 * 1024
 
 
-def _submit_until_refused(client: Client) -> int:
+def _submit_until_refused(client: InternalClient) -> int:
     """Submit tasks of a mebibyte until one is refused. Return how many were accepted."""
     for number in range(1_000):
         payload = os.urandom(1024 * 1024)
@@ -35,7 +35,7 @@ def test_full_disk_refuses_submissions_and_takes_completions() -> None:
     with ExitStack() as stack:
         disk = stack.enter_context(small_disk(DISK_BYTES))
         broker = stack.enter_context(Broker(disk))
-        client = stack.enter_context(Client(broker.endpoint))
+        client = stack.enter_context(InternalClient(broker.endpoint))
         taken = _submit_until_refused(client)
         assert 5 < taken < 40
         worker = Worker(broker.endpoint, b"worker")

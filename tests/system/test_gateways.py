@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.model import Submission, Terms
 from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import Role
@@ -44,7 +44,7 @@ class Yard:
         self.ring.create("site", ROLES, directory / "site.key")
         listen = f"{dialect}={LISTEN[dialect]}"
         self.broker = stack.enter_context(Broker(directory, "--secure", "--listen", listen))
-        self.owner = stack.enter_context(Client(self.broker.endpoint))
+        self.owner = stack.enter_context(InternalClient(self.broker.endpoint))
 
     def relay(self, to: str = "", endpoint: str = "", key: str = "site.key") -> tuple[Running, str]:
         """Start a relay. Return it with its endpoint."""
@@ -141,7 +141,7 @@ def test_native_peers_work_through_a_chain_of_relays_that_are_killed(
         words = ("worker", "--broker", endpoint, "--name", name, "--slots", "2", "--until-eof")
         stack.enter_context(Running(tmp_path, *words, "--heartbeat", "100ms"))
     until(lambda: len(yard.owner.workers()) == 2, "both workers are registered")
-    with Client(endpoint) as client:
+    with InternalClient(endpoint) as client:
         tasks = [client.submit(["sh", "-c", f"sleep 0.2; echo {n} >> runs"]) for n in range(20)]
         until(lambda: yard.owner.status()["counts"]["done"] >= 4, "some tasks are done")
         lower.kill()
@@ -169,7 +169,7 @@ def test_wmp_workers_work_through_an_invited_relay(tmp_path: Path, stack: ExitSt
     until(lambda: yard.owner.status()["counts"]["done"] >= 5, "some tasks are done")
     relay = yard.restart(relay, endpoint, invitation)
     until(lambda: yard.owner.status()["counts"]["done"] == 20, "all tasks are done")
-    assert [yard.owner.result_bytes(name.decode()) for name in names] == names
+    assert [yard.owner.output(name.decode(), "result") for name in names] == names
     assert relay.terminate()[0] == 0
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import WorkerFacts
 from taskyard.errors import NoBroker, Refused, TaskyardError
@@ -61,15 +61,15 @@ class Yard:
     def file(self, role: Role) -> Path:
         return self.directory / f"{role}.key"
 
-    def client(self, role: Role, **more: Any) -> Client:
+    def client(self, role: Role, **more: Any) -> InternalClient:
         """Return a client with that role's key."""
-        client = Client(self.endpoint, key=self.file(role), **more)
+        client = InternalClient(self.endpoint, key=self.file(role), **more)
         self._stack.callback(client.close, 0)
         return client
 
-    def owner(self) -> Client:
+    def owner(self) -> InternalClient:
         """Return a client of the native socket, which requires no key."""
-        return self._stack.enter_context(Client(self.broker.endpoint))
+        return self._stack.enter_context(InternalClient(self.broker.endpoint))
 
     def worker(self, *options: str) -> Running:
         words = ("worker", "--broker", self.endpoint, "--key", str(self.file(Role.WORKER)))
@@ -107,7 +107,7 @@ class Peer:
         self._wire.close()
 
 
-def tasks_of(client: Client) -> int:
+def tasks_of(client: InternalClient) -> int:
     counts: dict[str, int] = client.status()["counts"]
     return sum(counts.values())
 
@@ -264,7 +264,7 @@ def test_key_does_not_give_away_where_the_state_is(yard: Yard, role: Role) -> No
 
 def test_peers_without_a_key_are_refused(yard: Yard) -> None:
     with pytest.raises(Refused, match=r"requires a key \(give --key FILE or --invite FILE"):
-        Client(yard.endpoint)
+        InternalClient(yard.endpoint)
     host, _, port = yard.endpoint.removeprefix("tcp://").partition(":")
     with socket.create_connection((host, int(port)), timeout=20) as page:
         page.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n\x01\x00x")
@@ -308,7 +308,7 @@ def test_new_key_of_the_same_name_does_not_open_the_old_connection(yard: Yard) -
     old = yard.client(Role.ADMIN)
     yard.ring.revoke("admin")
     yard.ring.create("admin", Role.ADMIN, yard.directory / "new.key")
-    with Client(yard.endpoint, key=yard.directory / "new.key") as create:
+    with InternalClient(yard.endpoint, key=yard.directory / "new.key") as create:
         assert tasks_of(create) == 0
     with pytest.raises(Refused, match=r"key 'admin' was revoked"):
         old.status()
@@ -339,7 +339,7 @@ def test_peer_refuses_a_broker_with_another_key(yard: Yard, tmp_path: Path) -> N
     other = tmp_path / "other"
     other.mkdir()
     with yard_in(other) as another, pytest.raises(NoBroker, match=r"is admin a key of this broker"):
-        Client(another.endpoint, key=yard.file(Role.ADMIN), timeout=NOBODY_SECONDS)
+        InternalClient(another.endpoint, key=yard.file(Role.ADMIN), timeout=NOBODY_SECONDS)
 
 
 def test_key_directory_open_to_others_disables_keys(yard: Yard) -> None:
@@ -389,7 +389,7 @@ def test_workers_of_other_dialects_exit_when_their_key_is_revoked(tmp_path: Path
             workers[dialect] = stack.enter_context(
                 Running(tmp_path, *words, "--slots", "1", "--until-eof")
             )
-        owner = stack.enter_context(Client(broker.endpoint))
+        owner = stack.enter_context(InternalClient(broker.endpoint))
         until(lambda: owner.status()["workers"] == len(workers))
         ring.revoke("worker")
         code, _, error = workers["wmp"].end()

@@ -11,7 +11,7 @@ import zmq
 
 from taskyard.cli.entry import run as run_here
 from taskyard.cli.entry import taskyard
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from tests.kit.processes import PATIENCE_SECONDS, Broker, until
 from tests.wire.round_robin.kit import lmq
 
@@ -109,7 +109,7 @@ def listen(*pairs: str) -> list[str]:
     return [word for pair in pairs for word in ("--listen", pair)]
 
 
-def workers(client: Client) -> dict[str, list[str]]:
+def workers(client: InternalClient) -> dict[str, list[str]]:
     return {one["name"]: one["services"] for one in client.workers()}
 
 
@@ -127,7 +127,7 @@ def test_listeners_of_one_dialect_keep_services_and_workers_apart_across_a_resta
             worker.send(b"READY")
             peers.connect(frontend).send(job)
         assert (at_alpha.job(), at_beta.job()) == (b"one", b"two")
-        with Client(state=tmp_path / ".taskyard") as client:
+        with InternalClient(state=tmp_path / ".taskyard") as client:
             assert workers(client) == {
                 "ping-pong:01/w": ["alpha"],
                 "ping-pong@beta:03/w": ["beta"],
@@ -154,7 +154,7 @@ def test_listeners_of_one_dialect_keep_services_and_workers_apart_across_a_resta
         assert at_beta.job() == b"three"  # the listener's retry
         at_beta.send(b"THREE")
         assert reply.receive() == b"THREE"
-        with Client(state=tmp_path / ".taskyard") as client:
+        with InternalClient(state=tmp_path / ".taskyard") as client:
             until(lambda: client.status()["counts"]["done"] == 3)
             (task,) = (one for one in client.tasks() if one["service"] == "alpha")
             assert task["attempt"] == 2

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.model import Submission, Terms
 from taskyard.wire import dwork_pb2 as pb
 from tests.system.kit import Broker
@@ -77,7 +77,7 @@ def memory_bytes(pid: int) -> int:
 
 def test_malformed_messages_cost_the_sender_and_not_the_broker(tmp_path: Path) -> None:
     options = ("--listen", "dwork=tcp://127.0.0.1:0")
-    with Broker(tmp_path, *options) as broker, Client(broker.endpoint) as client:
+    with Broker(tmp_path, *options) as broker, InternalClient(broker.endpoint) as client:
         before = memory_bytes(broker.pid)
         for endpoint in broker.endpoints:
             with zmq.Context() as context, context.socket(zmq.DEALER) as noise:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.net import sockets
@@ -54,7 +54,7 @@ class Crowd:
 def test_broker_killed_while_a_thousand_requests_wait(tmp_path: Path) -> None:
     with ExitStack() as stack:
         broker = stack.enter_context(Broker(tmp_path))
-        client = stack.enter_context(Client(broker.endpoint))
+        client = stack.enter_context(InternalClient(broker.endpoint))
         crowd = Crowd(broker.endpoint, stack)
 
         def parked() -> bool:

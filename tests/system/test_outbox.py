@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 import taskyard
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import name_of, short_name
 from taskyard.journal.postgres import database, outbox
@@ -80,7 +80,7 @@ def test_committed_tasks_run_once_and_others_never(
     with (
         broker_of(tmp_path, url, "--compact-after-rows", "5") as broker,
         Worker(tmp_path),
-        Client(state=tmp_path / ".taskyard") as client,
+        InternalClient(state=tmp_path / ".taskyard") as client,
     ):
         with connection.transaction():
             names = [submit(connection, f"'echo {i}', campaign => 'c'") for i in range(20)]
@@ -112,7 +112,7 @@ def test_committed_tasks_run_once_and_others_never(
 def test_task_waits_for_one_whose_transaction_ends_later(
     tmp_path: Path, url: str, connection: _Connection
 ) -> None:
-    with broker_of(tmp_path, url), Client(state=tmp_path / ".taskyard") as client:
+    with broker_of(tmp_path, url), InternalClient(state=tmp_path / ".taskyard") as client:
         submit(connection, "'true', name => 'x', after => array['later']")
         await_counts(url, OutboxCounts())
         assert "later" in client.why("x")
@@ -126,7 +126,7 @@ def test_task_waits_for_one_whose_transaction_ends_later(
 def test_refused_tasks_delay_no_others_and_stay(
     tmp_path: Path, url: str, connection: _Connection
 ) -> None:
-    with broker_of(tmp_path, url) as broker, Client(state=tmp_path / ".taskyard") as client:
+    with broker_of(tmp_path, url) as broker, InternalClient(state=tmp_path / ".taskyard") as client:
         client.submit(["true"], name="taken", campaign="c")
         submit(connection, "'false', name => 'taken', campaign => 'c'")
         submit(connection, """'true', name => 'bad', options => '{"retries": "many"}'""")
@@ -165,7 +165,7 @@ def test_row_that_names_unknown_bytes_is_refused_and_keeps_those_it_names(
     tmp_path: Path, url: str, connection: _Connection, end: str
 ) -> None:
     missing = name_of(b"nowhere")
-    with broker_of(tmp_path, url) as broker, Client(state=tmp_path / ".taskyard") as client:
+    with broker_of(tmp_path, url) as broker, InternalClient(state=tmp_path / ".taskyard") as client:
         kept = ValueAccess(broker.endpoint).put(memoryview(bytes(100_000)))
         payload = f'{{"pickle":1,"values":["{kept}","{missing}"]}}'
         submit(connection, f"payload => '{payload}{end}'::bytea, name => 'lacks'")
@@ -203,11 +203,11 @@ def test_functions_of_an_outbox_return_values(tmp_path: Path, url: str) -> None:
     with (
         broker_of(tmp_path, url),
         Worker(tmp_path, "--allow-pickle"),
-        Client(state=tmp_path / ".taskyard") as client,
+        InternalClient(state=tmp_path / ".taskyard") as client,
     ):
         client.submit(["true"], name="ready").result(PATIENCE_SECONDS)
         with psycopg.connect(url) as own:
-            box = client.outbox(own)
+            box = taskyard.Outbox(own)
             first = box.submit(lambda: [1.5] * 100_000, name="first")
             second = box.submit(scaled, taskyard.result(first), factor=3.0, campaign="c")
             box.submit(lambda: 1 / 0, name="undone")
@@ -222,7 +222,7 @@ def test_functions_of_an_outbox_return_values(tmp_path: Path, url: str) -> None:
         assert tasks_total(client) == 5
 
 
-def tasks_total(client: Client) -> int:
+def tasks_total(client: InternalClient) -> int:
     return sum(client.status()["counts"].values())
 
 
@@ -261,7 +261,7 @@ def test_broker_killed_before_it_removes_rows_repeats_nothing(
     submit(connection, "'sleep 3600', name => 'leased', after => array['c/done']")
     names = ["c/done", "failed", "cancelled", "leased"]
 
-    def states(client: Client) -> list[tuple[str, int]]:
+    def states(client: InternalClient) -> list[tuple[str, int]]:
         views = client.existing(names)
         return [(views[name]["state"], views[name]["attempt"]) for name in names if name in views]
 
@@ -270,7 +270,7 @@ def test_broker_killed_before_it_removes_rows_repeats_nothing(
     with psycopg.connect(url) as other:
         other.execute("SELECT FROM taskyard.outbox FOR UPDATE")
         broker = broker_of(tmp_path, url, *options)
-        with broker, Worker(tmp_path, "--slots", "2"), Client(state=state) as client:
+        with broker, Worker(tmp_path, "--slots", "2"), InternalClient(state=state) as client:
             until(lambda: states(client), "the tasks")
             client.cancel(["cancelled"])
             until(lambda: states(client) == expected, "their ends")
@@ -299,7 +299,7 @@ class Writer(threading.Thread):
         random = Random(self.number)
         count = itertools.count()
         with psycopg.connect(self.url) as own:
-            box = Client.outbox(own)
+            box = taskyard.Outbox(own)
             left = self.tasks
             for transaction in itertools.count():
                 names = [
@@ -342,7 +342,7 @@ def test_killed_brokers_run_each_committed_task_once(
         committed = sorted(name for writer in writers for name in writer.committed)
         await_counts(url, OutboxCounts())
         until(lambda: run_marks(tmp_path) >= len(committed), "the rest")
-        with Client(state=tmp_path / ".taskyard") as client:
+        with InternalClient(state=tmp_path / ".taskyard") as client:
             client.wait_campaign("c", timeout=PATIENCE_SECONDS)
             assert client.counts(campaign="c")["done"] == tasks_total(client) == len(committed)
     assert sorted((tmp_path / "marks").read_text().splitlines()) == committed

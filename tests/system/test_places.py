@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from tests.conformance.ping_pong import FrontendClient
 from tests.kit.processes import AT_THE_GATE, PATIENCE_SECONDS, Running, marks, run, run_here, until
 from tests.system.kit import Broker, count
@@ -98,8 +98,8 @@ def test_peers_of_all_dialects_follow_a_killed_broker(tmp_path: Path) -> None:
     with ExitStack() as stack:
         pair = Pair(tmp_path, stack, [*SIDES])
         relays = {dialect: pair.relay(dialect) for dialect in SIDES}
-        native = stack.enter_context(Client(pair.endpoint("dwork")))
-        relayed = stack.enter_context(Client(relays["dwork"]))
+        native = stack.enter_context(InternalClient(pair.endpoint("dwork")))
+        relayed = stack.enter_context(InternalClient(relays["dwork"]))
         front = stack.enter_context(closing(FrontendClient(relays["ping-pong"].split(",")[1])))
         pair.worker("--slots", "2", "--broker", pair.endpoint("dwork"))
         pair.worker("--slots", "2", "--broker", relays["dwork"])
@@ -155,7 +155,7 @@ def test_native_peers_follow_a_broker_that_ends_or_is_stopped(
     with ExitStack() as stack:
         pair = Pair(one, stack, ["dwork"])
         first = pair.broker
-        client = stack.enter_context(Client(pair.endpoint("dwork")))
+        client = stack.enter_context(InternalClient(pair.endpoint("dwork")))
         pair.worker("--slots", "2", "--broker", pair.endpoint("dwork"))
         futures = [client.submit(["sh", "-c", SCRIPT]) for _ in range(2)]
         futures.append(client.submit(["echo", "after"], after=futures))

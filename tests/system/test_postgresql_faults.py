@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 import psycopg
 import pytest
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.core.model import Submission, Terms
 from taskyard.errors import TaskyardError
@@ -67,7 +67,7 @@ class Load(threading.Thread):
         self.stop()
 
     def run(self) -> None:
-        client = Client(self._endpoint, timeout=self._seconds, report=lambda _line: None)
+        client = InternalClient(self._endpoint, timeout=self._seconds, report=lambda _line: None)
         with client, suppress(TaskyardError):
             while not self._stopping.is_set():
                 self.pending = b"t%d" % len(self.acknowledged)
@@ -259,7 +259,7 @@ def test_broker_that_slept_through_a_promotion_is_fenced(tmp_path: Path) -> None
                 code, _, errors = broker.end()
                 assert (code, "answers nothing more" in errors) == (6, True)
                 load.stop()
-                with Client(replacement.endpoint) as client:
+                with InternalClient(replacement.endpoint) as client:
                     client.create(Submission([b"last"], [b""], [Terms()]))
                 load.acknowledged.append(b"last")
         assert check(url, load) == 2

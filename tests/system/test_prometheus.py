@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 import yaml  # type: ignore[import-untyped]  # stubs would be one more package
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run_here, until
 from tests.test_deploy import DEPLOY, queries
 
@@ -85,7 +85,7 @@ def test_every_query_of_dashboard_and_rules_has_an_answer(tmp_path: Path) -> Non
         page = stack.enter_context(Running(tmp_path, "web", "--until-eof", "--page", "127.0.0.1:0"))
         place = urlsplit(page.line().split()[1]).netloc
         token = run_here(tmp_path, "web", "--metrics-token")[1]
-        client = stack.enter_context(Client(state=tmp_path / ".taskyard"))
+        client = stack.enter_context(InternalClient(state=tmp_path / ".taskyard"))
         server = stack.enter_context(prometheus(tmp_path, place, token))
 
         def work() -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import zmq
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.model import Terms
 from taskyard.wire.dwork_pb2 import QueryMsg as Query
 from taskyard.wire.dwork_pb2 import WorkerMsg
@@ -244,7 +244,7 @@ class Yard:
         listen = f"{ANY},{ANY}" if dialect == "ping-pong" else ANY
         self.broker = stack.enter_context(Broker(directory, "--listen", f"{dialect}={listen}"))
         self.endpoint = self.broker.endpoints[-1].split(",")[0]
-        self.client = stack.enter_context(Client(self.broker.endpoint))
+        self.client = stack.enter_context(InternalClient(self.broker.endpoint))
 
     def proxy(self, endpoint: str) -> Proxy:
         return self._stack.enter_context(closing(Proxy(endpoint)))

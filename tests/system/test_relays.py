@@ -11,7 +11,7 @@ from pathlib import Path
 
 import zmq
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.model import Submission, Terms
 from tests.kit.processes import Running, marks, until
 from tests.system.kit import count
@@ -66,7 +66,7 @@ def worker(directory: Path, name: str, endpoints: str, *program: str, slots: int
     return Running(directory, *words, program=host, stderr=None)
 
 
-def submit(client: Client, manager: int, tasks: int) -> None:
+def submit(client: InternalClient, manager: int, tasks: int) -> None:
     """Submit the managers' tasks: equal names, different payloads."""
     names = [b"task-%d" % number for number in range(tasks)]
     payloads = [b"%d-%d\n" % (manager, number) for number in range(tasks)]
@@ -74,7 +74,7 @@ def submit(client: Client, manager: int, tasks: int) -> None:
     client.create(Submission(names, payloads, terms))
 
 
-def done(client: Client) -> int:
+def done(client: InternalClient) -> int:
     return int(client.status()["counts"]["done"])
 
 
@@ -87,7 +87,7 @@ def test_two_managers_two_chained_relays_four_workers_and_every_task_is_done_onc
             stack.enter_context(Manager(tmp_path / f"manager-{number}"))
             for number in range(MANAGERS)
         ]
-        clients = [stack.enter_context(Client(one.native)) for one in managers]
+        clients = [stack.enter_context(InternalClient(one.native)) for one in managers]
         upper = stack.enter_context(Relay(tmp_path, *[one.endpoint for one in managers]))
         relays = [upper, stack.enter_context(Relay(tmp_path, upper.endpoint))]
         crew = [
@@ -103,7 +103,7 @@ def test_two_managers_two_chained_relays_four_workers_and_every_task_is_done_onc
             relays[place] = stack.enter_context(relays[place].restarted(tmp_path))
         until(partial(_are_done, clients, MANAGERS * TASKS), "all tasks done")
         for number, client in enumerate(clients):
-            results = [client.result_bytes(f"c/task-{index}") for index in range(TASKS)]
+            results = [client.output(f"c/task-{index}", "result") for index in range(TASKS)]
             assert results == [b"%d-%d\n" % (number, index) for index in range(TASKS)]
         assert [one.terminate()[0] for one in crew] == [0] * WORKERS
         until(lambda: not any(client.workers() for client in clients), "the workers have left")
@@ -119,7 +119,7 @@ def test_two_managers_two_chained_relays_four_workers_and_every_task_is_done_onc
 def test_relays_side_by_side_and_one_of_them_is_lost_for_good(tmp_path: Path) -> None:
     with ExitStack() as stack:
         manager = stack.enter_context(Manager(tmp_path / "manager"))
-        client = stack.enter_context(Client(manager.native))
+        client = stack.enter_context(InternalClient(manager.native))
         relays = [stack.enter_context(Relay(tmp_path, manager.endpoint)) for _ in range(2)]
         endpoints = ",".join(one.endpoint for one in relays)
         stack.enter_context(worker(tmp_path, "w", endpoints, *MARKING, slots=4))
@@ -139,7 +139,7 @@ def test_manager_that_is_killed_and_restarted_finds_its_workers_again(tmp_path: 
         relay = stack.enter_context(Relay(tmp_path, manager.endpoint))
         for number, endpoint in enumerate((relay.endpoint, manager.endpoint)):
             stack.enter_context(worker(tmp_path, f"w{number}", endpoint, *MARKING))
-        client = stack.enter_context(Client(manager.native))
+        client = stack.enter_context(InternalClient(manager.native))
         until(lambda: len(client.workers()) == 2, "both workers are registered")
         manager.kill()
         manager = stack.enter_context(Manager(tmp_path / "manager", manager.endpoint))
@@ -175,7 +175,7 @@ def test_hundred_ready_workers_and_one_task_make_one_wake(tmp_path: Path) -> Non
     with ExitStack() as stack:
         manager = stack.enter_context(Manager(tmp_path / "manager"))
         relay = stack.enter_context(Relay(tmp_path, manager.endpoint))
-        client = stack.enter_context(Client(manager.native))
+        client = stack.enter_context(InternalClient(manager.native))
         context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
         poller = zmq.Poller()
         crowd = [context.socket(zmq.DEALER) for _ in range(100)]
@@ -198,8 +198,8 @@ def test_hundred_ready_workers_and_one_task_make_one_wake(tmp_path: Path) -> Non
         message = {"worker": name, "task": task, "attempt": 1, "status": "ok", **back}
         woken.send_multipart(frames("DONE", message, b"result"))
         until(partial(_are_done, [client], 1), "it is done")
-        assert client.result_bytes(task) == b"result"
+        assert client.output(task, "result") == b"result"
 
 
-def _are_done(clients: list[Client], goal: int) -> bool:
+def _are_done(clients: list[InternalClient], goal: int) -> bool:
     return sum(map(done, clients)) >= goal

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.states import TaskState
 from tests.kit.processes import (
     PATIENCE_SECONDS,
@@ -42,7 +42,9 @@ def settings(directory: Path, *lines: str) -> None:
 class Yard:
     """A broker, a worker with many slots, and a client."""
 
-    def __init__(self, directory: Path, broker: Broker, worker: Running, client: Client) -> None:
+    def __init__(
+        self, directory: Path, broker: Broker, worker: Running, client: InternalClient
+    ) -> None:
         self.directory, self.broker, self.worker, self.client = directory, broker, worker, client
 
     def submit(self, *names: str, script: str = WAITING) -> None:
@@ -79,7 +81,7 @@ def yard_of(directory: Path, *lines: str) -> Iterator[Yard]:
     with (
         Broker(directory) as broker,
         Worker(directory, "--slots", "10") as worker,
-        Client(state=directory / ".taskyard") as client,
+        InternalClient(state=directory / ".taskyard") as client,
     ):
         yield Yard(directory, broker, worker, client)
 

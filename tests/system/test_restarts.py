@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from tests.conformance.yard import SHORT_LEASES
 from tests.kit.processes import Running, until
 from tests.system.kit import Broker
@@ -136,8 +136,8 @@ class Yard:
         self.broker.kill()
         self._start()
 
-    def client(self) -> Client:
-        return Client(self.broker.endpoint)
+    def client(self) -> InternalClient:
+        return InternalClient(self.broker.endpoint)
 
     def done(self) -> int:
         with self.client() as client:

@@ -14,7 +14,7 @@ from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.journal.archive import Archive
 from tests.kit.postgres import Cluster
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run_here, until
@@ -65,13 +65,13 @@ def leads(running: Running) -> None:
 def test_standby_takes_over(tmp_path: Path, url: str, number: signal.Signals) -> None:
     first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
     with first.leader() as leader, second.standby() as standby:
-        with Client(state=first.state) as client, Worker(first.directory):
+        with InternalClient(state=first.state) as client, Worker(first.directory):
             for place in range(5):
                 client.submit(["echo", str(place)], name=f"t{place}").result(PATIENCE_SECONDS)
             client.submit(["true"], name="waits", service="none")
         leader.send(number)
         leads(standby)
-        with Client(state=second.state) as client:
+        with InternalClient(state=second.state) as client:
             assert client.status()["counts"] == {
                 **dict.fromkeys(("blocked", "delayed", "leased", "failed", "cancelled"), 0),
                 "ready": 1,
@@ -87,7 +87,7 @@ def test_standby_takes_over(tmp_path: Path, url: str, number: signal.Signals) ->
             assert leader.line().startswith("standby: following epoch 2 ")
             standby.kill()
             leads(leader)
-            with Client(state=first.state) as client:
+            with InternalClient(state=first.state) as client:
                 assert client.result("t4") == "4\n"
             code, _, errors = leader.terminate()
             assert (code, "answers nothing more" in errors) == (0, True)
@@ -100,7 +100,7 @@ def test_leader_comes_back_when_its_database_does(tmp_path: Path) -> None:
     with closing(Cluster()) as own:
         machine = Machine(tmp_path, "one", own.database())
         with machine.leader() as leader:
-            with Client(state=machine.state) as client:
+            with InternalClient(state=machine.state) as client:
                 client.submit(["true"], name="waits", service="none")
             own.stop()
             for text in ("following from now on", "trying again until the database is there"):
@@ -108,7 +108,7 @@ def test_leader_comes_back_when_its_database_does(tmp_path: Path) -> None:
                     assert line, leader.end()
             own.start()
             leads(leader)
-            with Client(state=machine.state) as client:
+            with InternalClient(state=machine.state) as client:
                 assert client.status()["counts"]["ready"] == 1
             assert leader.terminate()[0] == 0
 
@@ -117,14 +117,14 @@ def test_standby_has_tasks_that_a_compaction_archived(tmp_path: Path, url: str) 
     first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
     names = [f"t{number}" for number in range(30)]
     with first.leader("--compact-after-rows", "10") as leader, second.standby() as standby:
-        with Client(state=first.state) as client, Worker(first.directory):
+        with InternalClient(state=first.state) as client, Worker(first.directory):
             for name in names:
                 client.submit(["echo", name], name=name).result(PATIENCE_SECONDS)
             until(lambda: Archive(second.state).covered(), "the index of a compaction")
             client.submit(["echo", "more"], name="more").result(PATIENCE_SECONDS)
         leader.kill()
         leads(standby)
-        with Client(state=second.state) as client:
+        with InternalClient(state=second.state) as client:
             assert client.status()["counts"]["done"] == len(names) + 1
             assert [client.result(name) for name in (*names, "more")] == [
                 f"{name}\n" for name in (*names, "more")
@@ -168,7 +168,7 @@ def test_status_shows_leader_and_standby(tmp_path: Path, url: str) -> None:
     first, second = (Machine(tmp_path, name, url) for name in ("first", "second"))
     listen = ("--listen", "dwork=tcp://127.0.0.1:0")
     with first.leader(*listen) as leader, second.standby(*listen) as standby:
-        with Client(state=first.state) as client:
+        with InternalClient(state=first.state) as client:
             client.submit(["true"], name="a")
 
             def pair() -> Any:
@@ -190,7 +190,7 @@ def test_status_shows_leader_and_standby(tmp_path: Path, url: str) -> None:
         standby.terminate()
         code, _, errors = run_here(second.directory, "submit", "--", "true")
         assert (code, "standby" in errors) == (3, False)
-        with Client(state=first.state) as client:
+        with InternalClient(state=first.state) as client:
             until(lambda: not client.status()["health"]["leader"]["standbys"], "its end")
 
 
@@ -227,13 +227,13 @@ def test_failover_exchanges_both(tmp_path: Path, url: str) -> None:
         code, _, errors = run_here(first.directory, "failover")
         assert (code, "no standby has reported" in errors) == (2, True)
         with second.standby() as standby:
-            with Client(state=first.state) as client:
+            with InternalClient(state=first.state) as client:
                 client.submit(["true"], name="a")
                 until(lambda: client.status()["health"]["leader"]["standbys"], "the standby")
                 assert client.failover() == 1
             leads(standby)
             assert leader.line().startswith("standby: following epoch 2 at row ")
-            with Client(state=second.state) as client:
+            with InternalClient(state=second.state) as client:
                 assert sum(client.status()["counts"].values()) == 1
                 client.submit(["true"], name="b")
             standby.terminate()
@@ -241,7 +241,7 @@ def test_failover_exchanges_both(tmp_path: Path, url: str) -> None:
         code, out, _ = run_here(first.directory, "failover", "--force")
         assert (code, out) == (0, "epoch 3 ends, the standby takes over\n")
         leads(leader)
-        with Client(state=first.state) as client:
+        with InternalClient(state=first.state) as client:
             assert sum(client.status()["counts"].values()) == 2
             assert client.status()["health"]["leader"]["epoch"] == 4
 

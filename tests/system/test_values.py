@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from taskyard import AsyncClient, Client, Executor
+from taskyard import AsyncClient, Executor
+from taskyard.client.internal import InternalClient
 from taskyard.errors import BytesMissing, BytesNotStored, TaskFailed
 from taskyard.journal.blob_files import UNFINISHED_FOLDER, BlobFiles
 from taskyard.journal.blobs import FOLDER
@@ -59,8 +60,8 @@ class Yard:
     def executor(self) -> Executor:
         return self._stack.enter_context(Executor(self.broker.endpoint))
 
-    def client(self) -> Client:
-        return self._stack.enter_context(Client(self.broker.endpoint))
+    def client(self) -> InternalClient:
+        return self._stack.enter_context(InternalClient(self.broker.endpoint))
 
     def age(self) -> None:
         """Make all blobs older, so that `clean` does not take them for those in use."""
@@ -139,7 +140,7 @@ def test_large_results_pass_from_task_to_task(tmp_path: Path, stack: ExitStack) 
     )
     first: Any = executor.submit(calls.double, big)
     assert np.array_equal(executor.submit(calls.double, first).result(60), big * 4)
-    (scattered,) = client.scatter([big])
+    scattered = client.submit(np.asarray, big)
     assert client.submit(calls.last, scattered).result(60) == 300_000
     assert len(yard.kept()) == 3
 
@@ -171,7 +172,7 @@ def test_altered_and_removed_values_fail_with_their_reason(
     stack.enter_context(Worker(tmp_path, "--allow-pickle"))
     with pytest.raises(TaskFailed, match="is damaged"):
         held.result(60)
-    with Client(yard.broker.endpoint) as client:
+    with InternalClient(yard.broker.endpoint) as client:
         for path in yard.paths():
             path.unlink()
         with pytest.raises(BytesMissing, match=r"and blobs.keep remove"):
@@ -220,7 +221,7 @@ def test_values_pass_between_machines_without_common_files(
     words = ("worker", "--broker", endpoint, *key, "--allow-pickle", "--slots", "1")
     stack.enter_context(Running(away, *words, "--until-eof", stderr=subprocess.DEVNULL))
     big = array(1_000_000)
-    with Client(endpoint, key=away / "producer.key") as client:
+    with InternalClient(endpoint, key=away / "producer.key") as client:
         assert np.array_equal(client.submit(calls.double, big).result(60), big * 2)
         (cache,) = away.glob("taskyard-blobs-*/*")
         fetched = inodes(cache)

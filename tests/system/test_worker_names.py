@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.errors import TaskFailed
 from tests.kit.processes import Broker, Running, until
 
@@ -25,7 +25,7 @@ class Yard:
         self.directory = directory
         self._stack = stack
         self.broker = stack.enter_context(Broker(directory, stderr=None))
-        self.client = stack.enter_context(Client(state=directory / ".taskyard"))
+        self.client = stack.enter_context(InternalClient(state=directory / ".taskyard"))
 
     def hire(self, heartbeat: str = "1s") -> Running:
         words = ("worker", "--name", "same", "--slots", "2")
@@ -107,7 +107,7 @@ def test_task_that_kills_its_worker_fails_under_up(tmp_path: Path) -> None:
     words = ("up", "--no-page", "--workers", "1", "--slots", "2")
     with Running(tmp_path, *words) as running:
         assert "1 worker started" in running.error_line()
-        with Client(state=tmp_path / ".taskyard") as client:
+        with InternalClient(state=tmp_path / ".taskyard") as client:
             poison = client.submit(["sh", "-c", "kill -9 $PPID; sleep 60"], name="poison")
             with pytest.raises(TaskFailed, match="lost 5 workers"):
                 poison.result(120)

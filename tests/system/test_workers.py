@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from tests.kit.processes import Running, until
 from tests.system.kit import Broker, count
 
@@ -30,7 +30,7 @@ def test_workers_killed_at_random_lose_and_double_nothing(tmp_path: Path) -> Non
     luck = random.Random(5)
     with ExitStack() as stack:
         broker = stack.enter_context(Broker(tmp_path))
-        client = stack.enter_context(Client(broker.endpoint))
+        client = stack.enter_context(InternalClient(broker.endpoint))
         names = (f"worker-{number}" for number in range(100))
         workers = [stack.enter_context(worker(broker, tmp_path, next(names), 3)) for _ in range(3)]
         futures = [client.submit(["sleep", "0.1"], campaign="c") for _ in range(TASKS)]
@@ -53,7 +53,7 @@ def test_workers_killed_at_random_lose_and_double_nothing(tmp_path: Path) -> Non
 def test_worker_stopped_past_its_lease_is_too_late(tmp_path: Path) -> None:
     with ExitStack() as stack:
         broker = stack.enter_context(Broker(tmp_path))
-        client = stack.enter_context(Client(broker.endpoint))
+        client = stack.enter_context(InternalClient(broker.endpoint))
         first = stack.enter_context(worker(broker, tmp_path, "first", 1))
         marks = tmp_path / "marks"
         # The child ends while its worker can't report it.
@@ -73,5 +73,5 @@ def test_worker_stopped_past_its_lease_is_too_late(tmp_path: Path) -> None:
     assert (tally.done, tally.completed_twice, tally.leases) == (1, 0, 2)
 
 
-def _are_done(client: Client, goal: int) -> bool:
+def _are_done(client: InternalClient, goal: int) -> bool:
     return bool(client.status()["counts"]["done"] >= goal)

@@ -18,7 +18,7 @@ from taskyard.cli.options import CliContext
 from taskyard.cli.top import BrokerConnector
 from taskyard.client import task_filters
 from taskyard.client.broker_link import BrokerLink
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.errors import NoBroker
 from taskyard.tui.app import RowTable, Top, key_table
 from taskyard.tui.output import TaskPane
@@ -46,13 +46,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(directory: Path) -> Iterator[Client]:
+def client(directory: Path) -> Iterator[InternalClient]:
     """Return a client of a broker with done and failed tasks, and some without a worker."""
     with ExitStack() as stack:
         running = stack.enter_context(Broker(directory))
         stack.callback(running.kill)
         stack.enter_context(Worker(directory, "--name", "wolf", "--slots", "2"))
-        client = stack.enter_context(Client(state=directory / ".taskyard"))
+        client = stack.enter_context(InternalClient(state=directory / ".taskyard"))
         script = "printf 'one\\ttwo\\n\\033[31mred\\n'"
         first = client.submit(["sh", "-c", script], name="good", campaign="a")
         client.submit(["sh", "-c", "echo oops; exit 3"], name="bad", campaign="a", retries=0)
@@ -236,7 +236,7 @@ def test_names_are_shown_as_text(directory: Path) -> None:
     run(directory, play, "--match [red]")
 
 
-def test_pause_is_in_the_head(directory: Path, client: Client) -> None:
+def test_pause_is_in_the_head(directory: Path, client: InternalClient) -> None:
     async def play(seat: Seat) -> None:
         await seat.until(lambda: "paused: lane l2 of service mail" in seat.words("#counters"))
 
@@ -263,7 +263,7 @@ def test_request_that_took_long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pace.is_due()
 
 
-def test_output_is_followed_while_the_task_runs(directory: Path, client: Client) -> None:
+def test_output_is_followed_while_the_task_runs(directory: Path, client: InternalClient) -> None:
     gate = directory / "gate"
     script = f"echo begins; until [ -e {gate} ]; do sleep 0.05; done; echo ends >&2"
 
@@ -304,7 +304,7 @@ def test_drawing_while_it_closes_is_no_error(
 def test_broker_that_has_not_replied_yet_is_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     may_reply = threading.Event()
 
-    def connect(*, is_live: bool) -> Client:
+    def connect(*, is_live: bool) -> InternalClient:
         may_reply.wait(_PATIENCE_SECONDS)
         raise NoBroker(f"none, {is_live}")
 
@@ -332,18 +332,18 @@ def test_broker_that_goes_away_is_reported_until_it_is_back(tmp_path: Path) -> N
             assert seat.keys() == ["e/early"]
             with Broker(tmp_path):
                 await seat.until(lambda: not banner.display)
-                with Client(state=tmp_path / ".taskyard") as client:
+                with InternalClient(state=tmp_path / ".taskyard") as client:
                     client.submit(b"", name="late", campaign="e", service="fax")
                 await seat.shows("e/late")
 
     with Broker(tmp_path) as broker:
-        with Client(state=tmp_path / ".taskyard") as client:
+        with InternalClient(state=tmp_path / ".taskyard") as client:
             client.submit(b"", name="early", campaign="e", service="fax")
         asyncio.run(scene(broker))
 
 
 def test_last_state_is_shown_without_a_broker(tmp_path: Path) -> None:
-    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path), InternalClient(state=tmp_path / ".taskyard") as client:
         client.submit(b"", name="early", campaign="e", service="fax")
 
     async def play(seat: Seat) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from tests.kit.processes import Broker, run_here, until
 from tests.web.test_browser import Site, Tab
 
@@ -28,7 +28,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(directory: Path) -> Iterator[Client]:
+def client(directory: Path) -> Iterator[InternalClient]:
     """Start a broker without workers, with three tasks in one lane and one elsewhere."""
     tasks = [
         {"name": name, "argv": ["true"], "lane": lane}
@@ -38,12 +38,12 @@ def client(directory: Path) -> Iterator[Client]:
     file.write_text("".join(json.dumps(task) + "\n" for task in tasks))
     with Broker(directory):
         assert run_here(directory, "load", str(file))[0] == 0
-        with Client(state=directory / ".taskyard") as found:
+        with InternalClient(state=directory / ".taskyard") as found:
             yield found
 
 
 @pytest.fixture(scope="module")
-def tab(directory: Path, client: Client, window: BrowserContext) -> Iterator[Tab]:
+def tab(directory: Path, client: InternalClient, window: BrowserContext) -> Iterator[Tab]:
     assert client.status()["counts"]["ready"] == 4
     with ExitStack() as stack:
         site = Site(directory)
@@ -80,11 +80,11 @@ def questions(tab: Tab) -> Questions:
     return Questions(tab)
 
 
-def states(client: Client) -> dict[str, str]:
+def states(client: InternalClient) -> dict[str, str]:
     return {task["name"]: task["state"] for task in client.tasks()}
 
 
-def test_priority_is_set(questions: Questions, tab: Tab, client: Client) -> None:
+def test_priority_is_set(questions: Questions, tab: Tab, client: InternalClient) -> None:
     page = tab.page
     tab.open("/tasks?filter=--lane%20north")
     tab.wait_for_text("#total", "3 tasks match")
@@ -102,7 +102,7 @@ def test_priority_is_set(questions: Questions, tab: Tab, client: Client) -> None
     }
 
 
-def test_failed_tasks_are_retried(questions: Questions, client: Client) -> None:
+def test_failed_tasks_are_retried(questions: Questions, client: InternalClient) -> None:
     assert client.expire(lane="north") == 3
     assert set(states(client).values()) == {"failed", "ready"}
     assert questions.act("--failed", "retry", count=3) == "retried 3 tasks"
@@ -110,7 +110,7 @@ def test_failed_tasks_are_retried(questions: Questions, client: Client) -> None:
     assert questions.asked == ["Retry all 3 tasks that match?"]
 
 
-def test_lane_is_paused_and_resumed(questions: Questions, client: Client) -> None:
+def test_lane_is_paused_and_resumed(questions: Questions, client: InternalClient) -> None:
     lane = "--service exec --lane north"
     assert questions.act(lane, "pause", count=3) == "paused lane north of service exec with 3 tasks"
     assert client.status()["pauses"] == [{"service": "exec", "lane": "north"}]
@@ -128,7 +128,7 @@ def test_other_selections_are_not_paused(questions: Questions) -> None:
     assert "pause: a service or a lane can be paused" in said
 
 
-def test_refused_confirmation_does_nothing(tab: Tab, client: Client) -> None:
+def test_refused_confirmation_does_nothing(tab: Tab, client: InternalClient) -> None:
     tab.open("/tasks")
     tab.wait_for_text("#total", "4 tasks match")
     with tab.page.expect_event("dialog") as asked:
@@ -138,14 +138,14 @@ def test_refused_confirmation_does_nothing(tab: Tab, client: Client) -> None:
     assert set(states(client).values()) == {"ready"}
 
 
-def test_tasks_are_cancelled(questions: Questions, client: Client) -> None:
+def test_tasks_are_cancelled(questions: Questions, client: InternalClient) -> None:
     assert questions.act("--lane south", "cancel", count=1) == "cancelled 1 task"
     assert states(client) == {"a": "ready", "b": "ready", "c": "ready", "d": "cancelled"}
     assert questions.asked == ["Cancel the task that matches?"]
 
 
 def test_confirmed_number_follows_the_broker(
-    tab: Tab, questions: Questions, client: Client
+    tab: Tab, questions: Questions, client: InternalClient
 ) -> None:
     tab.open("/tasks?filter=--match%20late")
     tab.wait_for_text("#total", "0 tasks match")

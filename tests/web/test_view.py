@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from simulator.schedule import run
-from taskyard.client.reason_forms import form_of
-from taskyard.client.task_filters import SORTS, Filter
+from taskyard.client.task_filters import SORTS, Filter, form_of
 from taskyard.core.limits import SECOND_NS
 from taskyard.journal import recovery, starts
 from taskyard.journal.row_file import Block, ColumnBuilder

@@ -6,6 +6,7 @@ It needs a broker and a worker in its directory. `mypy --strict` checks the type
 from typing import Any, assert_type
 
 import taskyard
+from taskyard.client.exchanges import AwaitingRunner
 
 
 def cube(number: int) -> int:
@@ -26,9 +27,9 @@ def types(client: taskyard.Client) -> None:
 
 async def async_types(client: taskyard.AsyncClient) -> None:
     """Assert the types of awaited futures. It is never run."""
-    assert_type(client.submit(cube, 3), taskyard.AsyncFuture[int])
+    assert_type(client.submit(cube, 3), taskyard.Future[int, AwaitingRunner])
     assert_type(await client.submit(cube, 3), int)
-    assert_type(await client.map(cube, range(3)), list[taskyard.AsyncFuture[int]])
+    assert_type(await client.map(cube, range(3)), list[taskyard.Future[int, AwaitingRunner]])
 
 
 @taskyard.task(retries=1)
@@ -60,7 +61,7 @@ def main() -> None:
         assert_type(half.map([1, 2]), list[taskyard.Future[float]])
         assert_type(half.submit(3), taskyard.Future[float])
         assert (half(3), half.submit(3).result()) == (1.5, 1.5)
-        assert_type(client.counts("greetings"), dict[str, int])
+        assert_type(client.campaign("greetings").status(), dict[str, int])
     try:
         client.status()
     except taskyard.TaskyardError as error:

@@ -27,4 +27,4 @@ def mistakes(client: taskyard.Client, executor: taskyard.Executor) -> None:
     taskyard.result(3)  # type: ignore[arg-type]
     client.show(text, timeout="1 s")  # type: ignore[arg-type]
     client.cuont("greetings")  # type: ignore[attr-defined]
-    client.counts(b"greetings")  # type: ignore[arg-type]
+    client.campaign(b"greetings")  # type: ignore[arg-type]

@@ -14,26 +14,26 @@ from taskyard.core.limits import OUTPUT_BYTES_MAX
 from taskyard.errors import PeerError, UserError
 from taskyard.wire import pickled, value_pickler
 from taskyard.wire.payloads import EXEC, Call, decode_call, decode_payload, encode_call
-from taskyard.wire.pickled import PICKLE, Origin, Pickled
+from taskyard.wire.pickled import PICKLE, CallHeader, Pickled
 from taskyard.worker.limits import OUTPUT_TAIL_BYTES
 from tests.client.executor_calls import OneWay, raise_this
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
-origins = st.builds(Origin, st.none() | text, st.none() | text, st.lists(text).map(tuple))
+headers = st.builds(CallHeader, st.lists(text).map(tuple), text)
 
 
-@given(st.binary(), origins)
-def test_call_is_decoded_as_encoded(call: bytes, origin: Origin) -> None:
-    payload = pickled.encode_pickled_call(call, origin)
+@given(st.binary(), headers)
+def test_call_is_decoded_as_encoded(call: bytes, header: CallHeader) -> None:
+    payload = pickled.encode_pickled_call(call, header)
     for service in (PICKLE, b"cpu"):
-        assert decode_payload(payload, service) == Pickled(call, origin)
-    assert decode_call(payload) == Pickled(call, origin)
+        assert decode_payload(payload, service) == Pickled(call, header)
+    assert decode_call(payload) == Pickled(call, header)
 
 
 def test_payload_is_a_line_of_json_and_a_pickle() -> None:
-    payload = pickled.encode_pickled_call(b"\x80\x05", Origin(main="/script.py", path=("/there",)))
-    assert payload == b'{"pickle":1,"main":"/script.py","path":["/there"]}\n\x80\x05'
-    assert pickled.encode_pickled_call(b"", Origin()) == b'{"pickle":1}\n'
+    payload = pickled.encode_pickled_call(b"\x80\x05", CallHeader(path=("/there",)))
+    assert payload == b'{"pickle":1,"path":["/there"]}\n\x80\x05'
+    assert pickled.encode_pickled_call(b"", CallHeader()) == b'{"pickle":1}\n'
 
 
 def test_call_by_path_is_distinguished_from_a_pickled_one() -> None:
@@ -43,7 +43,7 @@ def test_call_by_path_is_distinguished_from_a_pickled_one() -> None:
 
 def test_programs_take_no_pickle() -> None:
     with pytest.raises(PeerError):
-        decode_payload(pickled.encode_pickled_call(b"", Origin()), EXEC)
+        decode_payload(pickled.encode_pickled_call(b"", CallHeader()), EXEC)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_programs_take_no_pickle() -> None:
         (b'{"pickle":2}\n', "Invalid value 2"),
         (b'{"pickle":1,"mian":"x"}\n', "unknown field `mian`"),
         (b'{"pickle":1,"path":"x"}\n', "Expected `array`"),
-        (b'{"pickle":1,"main":"\xff"}\n', "payload is not a pickled call"),
+        (b'{"pickle":1,"token":"\xff"}\n', "payload is not a pickled call"),
     ],
 )
 def test_nonsense_is_refused_with_a_reason(payload: bytes, reason: str) -> None:
@@ -71,14 +71,13 @@ def test_any_bytes_are_a_call_or_a_peer_error(payload: bytes) -> None:
 
 
 def test_path_that_is_not_unicode_is_refused() -> None:
-    with pytest.raises(UserError, match="path of the script can't be sent as JSON"):
-        pickled.encode_pickled_call(b"", Origin(main="\udce4"))
+    with pytest.raises(UserError, match="search path can't be sent as JSON"):
+        pickled.encode_pickled_call(b"", CallHeader(path=("\udce4",)))
 
 
 def test_function_and_arguments_are_unpickled_as_pickled() -> None:
     body = pickled.pickle_call(pow, [2], {"exp": 3})
     assert pickled.unpickle(body.pickle) == (pow, (2,), {"exp": 3})
-    assert not body.needs_main
 
 
 LOCK = threading.Lock()
@@ -123,7 +122,6 @@ def test_function_of_main_travels_by_value_and_mentions_no_script() -> None:
     body = pickled.pickle_call(main_function("def double(x): return 2 * x"), [2], {})
     function, args, _ = pickled.unpickle(body.pickle)
     assert function(*args) == 4
-    assert not body.needs_main
 
 
 def test_function_pickled_once_is_in_every_call_and_loaded_once() -> None:
@@ -133,7 +131,6 @@ def test_function_pickled_once_is_in_every_call_and_loaded_once() -> None:
     (_, one, _), (_, two, _) = [pickled.unpickle(body.pickle) for body in bodies]
     assert one[0] is two[0]
     assert [pickled.call_each(*one), pickled.call_each(*two)] == [[2], [4]]
-    assert not any(body.needs_main for body in bodies)
 
 
 def test_argument_of_main_beside_a_function_pickled_once_travels_by_value() -> None:
@@ -215,7 +212,7 @@ def test_output_without_an_exception_has_none(output: bytes) -> None:
 def test_code_of_another_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as other:
         other.setattr(value_pickler, "_PYTHON", (3, 99))
-        body = pickled.pickle_call(lambda number: number + 1, [1], {}, has_script=False)
+        body = pickled.pickle_call(lambda number: number + 1, [1], {})
     with pytest.raises(PeerError, match=r"function by value: of Python 3.99, but this process"):
         pickled.unpickle(body.pickle)
 

@@ -64,14 +64,7 @@ COMMON_ARGUMENTS: Final = {
 #: Methods that the session or the command line calls. They are public in Python's sense only, and
 #: their types are those of inner layers.
 INNER_MEMBERS: Final = {
-    "AsyncFuture": (
-        *("completed", "deliver", "set_exception", "set_result", "settle", "settle_failed"),
-    ),
-    "Client": (
-        *("create", "create_bundle", "kept_result", "known_predecessors", "lane_templates"),
-        *("output_page", "resolve", "submit_encoded", "views"),
-    ),
-    "Future": ("set_exception", "set_result", "settle", "settle_failed"),
+    "Future": (*("known_why", "loop", "set_exception", "set_result", "settle", "settle_failed"),),
 }
 
 #: Columns of the pages.

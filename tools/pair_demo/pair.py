@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Self
 from msgspec import Struct
 
 from pair_demo.postgresql import ThrowawayCluster, find_programs
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.demo import tasks
 from taskyard.demo.audit import ProofLine
 from taskyard.demo.cluster import DemoProcess, end_processes, stop_processes
@@ -262,7 +262,7 @@ class Feed:
         """`report` is called when no broker answers, and when one does again."""
         self.total = total
         self.futures: dict[int, Future[int]] = {}
-        self.client = Client(places, report=report)
+        self.client = InternalClient(places, report=report)
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)

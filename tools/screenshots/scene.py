@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from screenshots import survey
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.client.requests import full_name, scope_of
 from taskyard.core.states import TaskState
 from taskyard.process.child import ChildProcess, environment_without_settings, taskyard_command
@@ -129,18 +129,18 @@ class Scene:
             counts = client.counts("survey")
             return counts["done"] >= count and counts["failed"] > 0
 
-        with Client(state=self.state) as client:
+        with InternalClient(state=self.state) as client:
             until(is_so)
 
     def wait_for_end(self) -> None:
         """Wait until no task of the survey can run any more."""
-        with Client(state=self.state) as client:
+        with InternalClient(state=self.state) as client:
             client.wait_campaign("survey", _SECONDS_MAX)
 
     def task_of_each_kind(self) -> dict[str, str]:
         """Return a failed, a running and a blocked task of the survey, by the name of its state."""
         found: dict[str, str] = {}
-        with Client(state=self.state) as client:
+        with InternalClient(state=self.state) as client:
             for state in (TaskState.FAILED, TaskState.LEASED, TaskState.BLOCKED):
                 scope = scope_of(campaign="survey", states=[state])
                 task = next(client.tasks(scope), None)

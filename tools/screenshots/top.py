@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.cli.offline import OfflineClient
 from taskyard.client.broker_link import BrokerLink
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.client.task_filters import Filter
 from taskyard.tui.app import Top
 
@@ -33,8 +33,8 @@ _DRAWN_SECONDS: Final = 60.0
 def capture(state: Path, directory: Path, wanted: Filter | None = None) -> list[Path]:
     """Write a picture of every screen of the broker on a state directory. Return the files."""
 
-    def connect(*, is_live: bool) -> Client:
-        return Client(state=state) if is_live else OfflineClient(state)
+    def connect(*, is_live: bool) -> InternalClient:
+        return InternalClient(state=state) if is_live else OfflineClient(state)
 
     link = BrokerLink(connect)
     directory.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from simulator.plan import SECOND_NS
 from simulator.product_clients import NativeProductClient, SettableFuture, full_name_of
 from simulator.values import ValueChannel
 from taskyard.client import pending_tasks
-from taskyard.client.uploads import Uploads
+from taskyard.client.pending_tasks import Uploads
 from taskyard.core import identity
 from taskyard.core.events import Outcome, UnknownPolicy
 from taskyard.core.model import Refusal, Terms
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simulator.processes import ProductWorker
-    from taskyard.client.uploads import Upload
+    from taskyard.client.pending_tasks import Upload
     from taskyard.errors import Refused
     from taskyard.worker.jobs import Job, JobResult
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from taskyard.cli.input_rows import InputRow
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
 
 #: File suffixes whose rows have fields. In other files a recipient is a line.
 _KINDS: Final = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -129,7 +129,7 @@ def _with_line_numbers(recipients: Sequence[InputRow]) -> Iterator[None]:
 
 
 def _create(
-    client: Client, bundle_spec: campaigns.BundleSpec, recipients: Sequence[InputRow]
+    client: InternalClient, bundle_spec: campaigns.BundleSpec, recipients: Sequence[InputRow]
 ) -> int:
     try:
         with _with_line_numbers(recipients):
@@ -140,7 +140,7 @@ def _create(
 
 
 def _wait(
-    cli_context: CliContext, client: Client, bundle_spec: campaigns.BundleSpec, *, new: int
+    cli_context: CliContext, client: InternalClient, bundle_spec: campaigns.BundleSpec, *, new: int
 ) -> ExitCode:
     campaign, names = escape_line(bundle_spec.campaign), [*bundle_spec.tasks()]
     cli_context.interrupt_message = (

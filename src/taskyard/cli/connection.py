@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.cli.options import CliContext
-    from taskyard.client.client import Client
     from taskyard.client.discovery import BrokerLocation
+    from taskyard.client.internal import InternalClient
     from taskyard.core.blobs import Result
     from taskyard.core.events import Scope
     from taskyard.wire.native.reads import Part
@@ -83,7 +83,7 @@ class ReadOnlyClient(Protocol):
 
 def connect_client(
     cli_context: CliContext, report: Callable[[str], object] | None = None
-) -> Client:
+) -> InternalClient:
     """Connect to the broker that the options name. Raises `NoBroker`.
 
     `report` is called when a broker does not answer. The default is a warning on stderr.
@@ -102,12 +102,12 @@ def connect_to(
     broker: str,
     key: Path | None = None,
     report: Callable[[str], object] | None = None,
-) -> Client:
+) -> InternalClient:
     """Connect to a broker. Report when it does not answer, by default on stderr."""
-    from taskyard.client.client import Client  # noqa: PLC0415  # slow to import
+    from taskyard.client.internal import InternalClient  # noqa: PLC0415  # slow to import
 
     limit_ns = cli_context.broker_timeout
-    client = Client(
+    client = InternalClient(
         broker,
         key=key,
         timeout=None if limit_ns is None else limit_ns / SECOND_NS,
@@ -116,7 +116,7 @@ def connect_to(
         env=cli_context.variables,
     )
     # Commands read long results part by part, so that memory stays bounded.
-    client._skip_long_results()  # noqa: SLF001  # not for users of the client
+    client.skip_long_results()
     return client
 
 
@@ -186,8 +186,8 @@ def check_not_standby(state: Path) -> None:
 
 @contextmanager
 def connect_unless_settled(
-    cli_context: CliContext, is_settled: Callable[[Client], bool]
-) -> Iterator[Client]:
+    cli_context: CliContext, is_settled: Callable[[InternalClient], bool]
+) -> Iterator[InternalClient]:
     """Connect to the broker, for a command that waits.
 
     If no broker runs on the state directory, and `is_settled` returns True for it, nothing needs to
@@ -204,7 +204,7 @@ def connect_unless_settled(
         yield client
 
 
-def _offline_client(cli_context: CliContext) -> Client | None:
+def _offline_client(cli_context: CliContext) -> InternalClient | None:
     """Return a client for the state directory if no broker uses it."""
     from taskyard.process.locks import LOCK_FILE, lock_holder  # noqa: PLC0415
 
@@ -225,7 +225,7 @@ def has_journal(state: Path) -> bool:
     return any((state / name).exists() for name in _JOURNAL_FILES)
 
 
-def open_last_state(cli_context: CliContext, state: Path) -> Client:
+def open_last_state(cli_context: CliContext, state: Path) -> InternalClient:
     """Open a client for a state directory without a broker. Raises `StateLocked`."""
     from taskyard.cli.offline import OfflineClient  # noqa: PLC0415  # imports most of the broker
     from taskyard.settings.loader import to_rules_set  # noqa: PLC0415
@@ -267,7 +267,7 @@ def is_offline(broker: ReadOnlyClient) -> bool:
 
 
 @contextmanager
-def closed_with_own_broker(cli_context: CliContext, client: Client) -> Iterator[None]:
+def closed_with_own_broker(cli_context: CliContext, client: InternalClient) -> Iterator[None]:
     """Close the client when the `map` or `run` that has started its broker ends.
 
     Requests raise `ClientClosed` then. They would wait without end: that broker does not return.

@@ -33,7 +33,7 @@ from taskyard.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
     from taskyard.cli.options import CommandFunction
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
 
 #: States in which a task can be cancelled.
 _UNSETTLED_STATES: Final = [
@@ -126,7 +126,7 @@ def check_targets(names: tuple[str, ...], values: dict[str, Any]) -> None:
 
 
 def resolve_targets(
-    client: Client, names: tuple[str, ...], values: dict[str, Any]
+    client: InternalClient, names: tuple[str, ...], values: dict[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return full task names, or a scope with its service.
 
@@ -235,7 +235,7 @@ def drain(cli_context: CliContext, names: tuple[str, ...], *, all_tasks: bool) -
         click.echo(f"drained {format_count(drained, 'worker')}{leaving}")
 
 
-def _drain(client: Client, names: tuple[str, ...]) -> int:
+def _drain(client: InternalClient, names: tuple[str, ...]) -> int:
     """Drain workers by name. If a name is unknown, drain none."""
     known = [worker["name"] for worker in client.workers()]
     for name in names:
@@ -338,7 +338,7 @@ def _pause_or_resume(
         click.echo(format_pauses(stats) or "nothing is paused")
 
 
-def _service_of_lane(client: Client, lane: str | None) -> str | None:
+def _service_of_lane(client: InternalClient, lane: str | None) -> str | None:
     """Return the service that has the lane."""
     if lane is None:
         return None

@@ -22,7 +22,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
     from taskyard.core.events import Scope
 
 #: The value of an option that removes a limit.
@@ -137,7 +137,7 @@ def _read(key: str, value: object) -> Any:  # noqa: ANN401  # by key
     return KEYS[key][1](value)
 
 
-def _unchanged(client: Client, names: tuple[str, ...], scope: Scope) -> tuple[int, int]:
+def _unchanged(client: InternalClient, names: tuple[str, ...], scope: Scope) -> tuple[int, int]:
     """Return how many of the tasks are leased, and how many of the named ones have ended."""
     from msgspec import structs  # noqa: PLC0415  # not needed by `--help`
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.cli.options import CliContext
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
     from taskyard.core.model import Submission
 
 #: States of tasks that workers may run while the failed ones are retried.
@@ -52,7 +52,7 @@ def _unknown_campaign(campaign: str) -> UnknownName:
 class FailedTasks:
     """The failed tasks of a campaign, and those behind them."""
 
-    def __init__(self, client: Client, campaign: str) -> None:
+    def __init__(self, client: InternalClient, campaign: str) -> None:
         """Count the tasks of a campaign. Raises `UnknownName` if there is none."""
         self._client = client
         self._campaign = campaign
@@ -102,7 +102,7 @@ class FailedTasks:
 class EndedRows:
     """The tasks of a campaign that failed or were cancelled before this map."""
 
-    def __init__(self, client: Client, campaign: str) -> None:
+    def __init__(self, client: InternalClient, campaign: str) -> None:
         from taskyard.client.requests import scope_of  # noqa: PLC0415  # not for `--help`
 
         self._client = client

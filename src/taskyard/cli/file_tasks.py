@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.campaign.task_spec import TaskSpec
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
 
 #: States from which a task may still run.
 UNSETTLED: Final = ("blocked", "delayed", "ready", "leased")
@@ -55,7 +55,7 @@ class RunCounts(Struct):
 class FileTasks:
     """Counts the tasks of a file."""
 
-    def __init__(self, client: Client, campaign: str, specs: Sequence[TaskSpec]) -> None:
+    def __init__(self, client: InternalClient, campaign: str, specs: Sequence[TaskSpec]) -> None:
         self._client = client
         self._campaign = campaign
         self._specs = specs

@@ -44,10 +44,10 @@ from taskyard.cli.progress import format_counts
 from taskyard.cli.scopes import OnceOption, campaign_option, with_service_of_lane
 from taskyard.cli.slow_tasks import SLOWEST_SEARCHED_MAX, format_slowest, slowest_tasks
 from taskyard.cli.wait import FAILURES_LISTED_MAX
-from taskyard.client.problems import problems_of
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UnknownName, UserError
 from taskyard.net.endpoints import has_places
+from taskyard.web.problems import problems_of
 
 if TYPE_CHECKING:
     from taskyard.cli.connection import ReadOnlyClient

@@ -16,7 +16,7 @@ from taskyard.errors import TaskyardError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
 
 #: How often running tasks are asked for.
 POLL_SECONDS: Final = 0.5
@@ -32,7 +32,9 @@ class _Position(NamedTuple):
 class LiveLines:
     """Prints lines of a campaign's running tasks. A context manager."""
 
-    def __init__(self, client: Client, campaign: str, write: Callable[[str, bytes], None]) -> None:
+    def __init__(
+        self, client: InternalClient, campaign: str, write: Callable[[str, bytes], None]
+    ) -> None:
         """Prepare the thread. It calls `write` with a task's full name and whole lines."""
         self._client = client
         self._campaign = campaign

@@ -63,7 +63,7 @@ from taskyard.worker.allow_list import is_module_allowed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
     from taskyard.core.resources import Resources
     from taskyard.process.machine import Machine
 
@@ -191,7 +191,7 @@ class LocalService:
     """
 
     #: Connected by `open`.
-    client: Client
+    client: InternalClient
 
     def __init__(
         self,
@@ -345,7 +345,7 @@ class LocalService:
             self._follower.start()
         return True
 
-    def _connect(self) -> Client:
+    def _connect(self) -> InternalClient:
         return connect_to(self._cli_context, endpoints.native_endpoint(self._state))
 
     # An own broker.
@@ -363,7 +363,7 @@ class LocalService:
         status = self._start(lock, has_workers=self._early_workers and not killed)
         if status is None:
             self.client, self.is_lasting = self._connect(), False
-            self.client._has_own_workers()  # noqa: SLF001  # not for users of the client
+            self.client.has_own_workers()
             self._cancel_killed(killed)
             self._watch_own()
         elif not self._is_in_use():

@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from taskyard.cli.input_rows import InputRow
     from taskyard.cli.local_service import LocalService
     from taskyard.cli.map_input import MapInput
-    from taskyard.client.client import Client
     from taskyard.client.futures import Future
+    from taskyard.client.internal import InternalClient
     from taskyard.process.supervisor import WorkerSpec
 
 
@@ -307,7 +307,7 @@ def _announce_campaign(
 
 
 def _mention_kept_options(
-    cli_context: CliContext, client: Client, campaign: str, values: dict[str, Any]
+    cli_context: CliContext, client: InternalClient, campaign: str, values: dict[str, Any]
 ) -> None:
     """Print a message if tasks of an earlier map have other options, which they keep."""
     if options := kept_options(client, campaign, values):
@@ -369,7 +369,7 @@ _NUMBER_USED: Final = (
 
 @contextmanager
 def _open_output(
-    cli_context: CliContext, client: Client, campaign: str, values: dict[str, Any]
+    cli_context: CliContext, client: InternalClient, campaign: str, values: dict[str, Any]
 ) -> Iterator[MapOutput]:
     """Open the output of a map: live with --line-buffer, and with the directory of --output."""
     parts = partial(stream_parts, client)
@@ -406,7 +406,7 @@ def _ends_lines(values: dict[str, Any]) -> bool:
     return not is_command or values["tag"] or values["line_buffer"] or sys.stdout.isatty()
 
 
-def _campaign_counts(client: Client, campaign: str) -> dict[str, int]:
+def _campaign_counts(client: InternalClient, campaign: str) -> dict[str, int]:
     """Return the campaign's tasks by state. Empty before the first is submitted."""
     campaigns = client.status()["campaigns"]
     found: list[dict[str, int]] = [one["counts"] for one in campaigns if one["name"] == campaign]
@@ -455,7 +455,7 @@ def _deliver(
 
 def _submit(
     cli_context: CliContext,
-    client: Client,
+    client: InternalClient,
     campaign: str,
     futures: Iterable[Future],
     tasks_max: int,

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
     from taskyard.cli.failed_tasks import EndedRows
     from taskyard.cli.input_rows import InputRow
-    from taskyard.client.client import Client
     from taskyard.client.futures import Future
+    from taskyard.client.internal import InternalClient
 
 #: Resources with an option of their own.
 _NAMED_RESOURCES: Final = ("cpus", "memory", "gpus")
 
 
 def row_submitter(
-    client: Client,
+    client: InternalClient,
     campaign: str,
     values: dict[str, Any],
     ended: EndedRows | None,
@@ -76,7 +76,9 @@ def row_submitter(
     return send
 
 
-def _name_function(client: Client, campaign: str, *, is_new: bool) -> Callable[[InputRow], str]:
+def _name_function(
+    client: InternalClient, campaign: str, *, is_new: bool
+) -> Callable[[InputRow], str]:
     """Return a function that names the task of a row.
 
     A new campaign is numbered, and so is the rest of a numbered one. In a campaign that the user
@@ -89,7 +91,7 @@ def _name_function(client: Client, campaign: str, *, is_new: bool) -> Callable[[
     return lambda row: names.next_name(row.identity())
 
 
-def _exists(client: Client, full_name: str) -> bool:
+def _exists(client: InternalClient, full_name: str) -> bool:
     try:
         client.show(full_name)
     except UnknownName:
@@ -97,7 +99,7 @@ def _exists(client: Client, full_name: str) -> bool:
     return True
 
 
-def kept_options(client: Client, campaign: str, values: dict[str, Any]) -> list[str]:
+def kept_options(client: InternalClient, campaign: str, values: dict[str, Any]) -> list[str]:
     """Return the options that differ from those of tasks which an earlier map has submitted.
 
     The first task that is not done stands for all. A task keeps the terms of its submission.

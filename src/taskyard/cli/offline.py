@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from taskyard.broker import database
 from taskyard.broker.completer import Completer
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import NoBroker, StateLocked
@@ -42,7 +42,7 @@ _ALLOWED_REQUESTS = (
 _ROUTE = b"\0"
 
 
-class OfflineClient(Client):
+class OfflineClient(InternalClient):
     """A client of a stopped state directory, as of before a broker that starts later."""
 
     def __init__(self, state: Path, rules: RulesSet | None = None) -> None:

@@ -18,7 +18,7 @@ from taskyard.cli.terminal import escape_control, unwrap_stdout
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
-    from taskyard.client.environment import Variables
+    from taskyard.client.discovery import Variables
     from taskyard.net.invitations import Invitation
     from taskyard.settings.loader import Settings
 

@@ -32,7 +32,7 @@ from taskyard.cli.options import (
 from taskyard.cli.output import example
 from taskyard.cli.prompt import HostedPrompt, Prompt
 from taskyard.client import discovery
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import TaskyardError, UserError
 from taskyard.net import endpoints, sockets
@@ -200,7 +200,7 @@ class _ServerPrompt(Prompt):
     def do_workers(self, _: str) -> None:
         """List the workers with their free slots."""
         try:
-            with Client(self._endpoint) as client:
+            with InternalClient(self._endpoint) as client:
                 workers = [one for one in client.workers() if one["dialect"] == _NAME]
         except TaskyardError as error:
             self.print_line(0, f"can't list the workers: {error}")

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from taskyard.campaign.reader import LoadedCampaign
     from taskyard.campaign.submit_campaign import SubmitResult
     from taskyard.cli.local_service import LocalService
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
     from taskyard.core.resources import Resources
     from taskyard.process.supervisor import WorkerSpec
 
@@ -305,7 +305,7 @@ def _start(
 
 def _write_output(
     cli_context: CliContext,
-    client: Client,
+    client: InternalClient,
     output: str | None,
     loaded: LoadedCampaign,
     campaign: str,
@@ -391,7 +391,7 @@ def _check_tasks_runnable(loaded: LoadedCampaign, worker_spec: WorkerSpec) -> No
 # While tasks run.
 
 
-def _wait(client: Client, campaign: str, tasks: FileTasks) -> Iterator[dict[str, int]]:
+def _wait(client: InternalClient, campaign: str, tasks: FileTasks) -> Iterator[dict[str, int]]:
     """Yield the counts of the tasks while their campaign is unsettled."""
     while True:
         yield tasks.progress()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from taskyard.campaign.reader import LoadedCampaign
     from taskyard.campaign.task_spec import TaskSpec
     from taskyard.cli.file_tasks import RunCounts
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
 
 #: The most failures that are printed. `taskyard list --failed` has all.
 FAILURES_SHOWN_MAX: Final = 20
@@ -82,7 +82,7 @@ class RunEnd(Struct):
 
 def print_report(  # noqa: PLR0913  # the parts of a report
     run_options: RunOptions,
-    client: Client,
+    client: InternalClient,
     seconds: float,
     end: RunEnd,
     numbers: RunCounts,
@@ -131,7 +131,9 @@ def print_report(  # noqa: PLR0913  # the parts of a report
     return code
 
 
-def _failures(run_options: RunOptions, client: Client, numbers: RunCounts) -> list[RunFailure]:
+def _failures(
+    run_options: RunOptions, client: InternalClient, numbers: RunCounts
+) -> list[RunFailure]:
     """Return the failed tasks of the file."""
     scope = Scope(campaign=run_options.campaign.encode(), states=(TaskState.FAILED,))
     return [

@@ -41,7 +41,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
 
 
 @click.command(
@@ -130,7 +130,9 @@ def _work(argv: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
     return {"argv": list(argv)}
 
 
-def _wait(cli_context: CliContext, client: Client, own_name: str, campaign: str) -> ExitCode:
+def _wait(
+    cli_context: CliContext, client: InternalClient, own_name: str, campaign: str
+) -> ExitCode:
     name = spelling(campaign, own_name)
     cli_context.interrupt_message = f"interrupted; task {name} continues: `taskyard wait {name}`"
     state = client.wait_names([name])[name]
@@ -157,7 +159,7 @@ def _wait(cli_context: CliContext, client: Client, own_name: str, campaign: str)
     return exit_code_of(state) if result is None else warn_if_truncated(name, result)
 
 
-def _write_output(cli_context: CliContext, client: Client, output: str, name: str) -> None:
+def _write_output(cli_context: CliContext, client: InternalClient, output: str, name: str) -> None:
     with OutputDirectory(cli_context, client, Path(output)) as directory:
         directory.write(name)
 

@@ -26,7 +26,7 @@ from taskyard.errors import Refused, UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from taskyard.client.environment import Variables
+    from taskyard.client.discovery import Variables
 
 
 class TaskKey(click.ParamType[object]):

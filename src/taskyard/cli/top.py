@@ -22,7 +22,7 @@ from taskyard.errors import NoBroker, NotInstalled, UserError
 from taskyard.process.locks import BrokerWatch
 
 if TYPE_CHECKING:
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
     from taskyard.client.task_filters import Filter
 
 #: Nanoseconds until a request to the broker is given up, and the banner says so.
@@ -98,14 +98,14 @@ class BrokerConnector:
             )
         check_not_standby(self._state)
 
-    def __call__(self, *, is_live: bool) -> Client:
+    def __call__(self, *, is_live: bool) -> InternalClient:
         if not is_live:
             return self._last_state()
         if not self._is_remote:
             self._watch.check_running()
         return connect_client(self._cli_context, report=lambda _line: None)  # there is a banner
 
-    def _last_state(self) -> Client:
+    def _last_state(self) -> InternalClient:
         if self._is_remote:
             raise NoBroker(f"no broker answers at {self.name}")
         check_not_standby(self._state)

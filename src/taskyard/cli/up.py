@@ -39,7 +39,7 @@ from taskyard.cli.options import (
 )
 from taskyard.cli.output import example
 from taskyard.cli.resource_options import machine_if_set, resource_options
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
@@ -345,7 +345,7 @@ def _await_ready(
 def _ready_workers(state: Path) -> int:
     """Return the number of connected workers, or -1 while there is no broker."""
     try:
-        with Client(state=state, timeout=1, report=_ignore_report) as client:
+        with InternalClient(state=state, timeout=1, report=_ignore_report) as client:
             return int(client.status()["workers"])
     except NoBroker:
         return -1
@@ -407,7 +407,9 @@ def down(cli_context: CliContext, *, state: Path, timeout: int) -> ExitCode | No
         return None
 
 
-def _down(cli_context: CliContext, client: Client, state: Path, seconds: float) -> ExitCode | None:
+def _down(
+    cli_context: CliContext, client: InternalClient, state: Path, seconds: float
+) -> ExitCode | None:
     out = client.status()["counts"]["leased"]
     workers = client.drain()
     if out:
@@ -432,7 +434,7 @@ def _down(cli_context: CliContext, client: Client, state: Path, seconds: float) 
     )
 
 
-def _leased_names(client: Client) -> list[str]:
+def _leased_names(client: InternalClient) -> list[str]:
     scope = Scope(states=(TaskState.LEASED,))
     return [escape_line(full_name(task)) for task in client.tasks(scope)]
 

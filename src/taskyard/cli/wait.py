@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from taskyard.cli.documents import JsonDocument
-    from taskyard.client.client import Client
     from taskyard.client.futures import Future
+    from taskyard.client.internal import InternalClient
     from taskyard.core.events import Scope
 
 #: How often progress is polled.
@@ -114,14 +114,14 @@ def wait(
 
 def _connect(
     cli_context: CliContext, names: Sequence[str], values: dict[str, Any], *, is_any: bool
-) -> AbstractContextManager[Client]:
+) -> AbstractContextManager[InternalClient]:
     """Connect to the broker. Settled tasks of a campaign need none."""
     if is_any or names or any(values[key] for key in ("service", "lane", "match")):
         return connect_client(cli_context)
     return connect_unless_settled(cli_context, partial(_is_settled, values["campaign"]))
 
 
-def _is_settled(campaign: str | None, client: Client) -> bool:
+def _is_settled(campaign: str | None, client: InternalClient) -> bool:
     """Return whether no task of a campaign can run. All tasks, if it is None."""
     status = client.status()
     counts = found = status["counts"]
@@ -184,7 +184,7 @@ class WaitTarget(Protocol):
 class _TargetBase:
     """Common parts of wait targets."""
 
-    def __init__(self, client: Client, label: str) -> None:
+    def __init__(self, client: InternalClient, label: str) -> None:
         self.client = client
         self.label = label
         self.title = ""
@@ -222,7 +222,7 @@ class _TargetBase:
 class _AllTasks(_TargetBase):
     """All tasks of the broker. It is polled, because it sends no notice when all have settled."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: InternalClient) -> None:
         super().__init__(client, "all tasks")
         self._pause = 0.0
 
@@ -240,7 +240,7 @@ class _AllTasks(_TargetBase):
 class _CampaignTasks(_TargetBase):
     """The tasks of a campaign."""
 
-    def __init__(self, client: Client, campaign: str) -> None:
+    def __init__(self, client: InternalClient, campaign: str) -> None:
         super().__init__(client, f"campaign {campaign}")
         self.title = f"campaign {escape_line(campaign)}: "
         self.campaign = campaign
@@ -275,7 +275,7 @@ class _CampaignTasks(_TargetBase):
 class _NamedTasks(_TargetBase):
     """Tasks by name."""
 
-    def __init__(self, client: Client, names: Sequence[str]) -> None:
+    def __init__(self, client: InternalClient, names: Sequence[str]) -> None:
         super().__init__(client, format_count(len(names), "task"))
         self._futures = client.futures(list(dict.fromkeys(names)))
         self._waiting: set[Future] = set(self._futures)
@@ -346,7 +346,7 @@ class _AnyTask(_NamedTasks):
 
 
 def wait_target(
-    client: Client, names: Sequence[str] = (), campaign: str | None = None
+    client: InternalClient, names: Sequence[str] = (), campaign: str | None = None
 ) -> WaitTarget:
     """Return a target for tasks by name, for a campaign or for all tasks."""
     if names:
@@ -355,7 +355,7 @@ def wait_target(
 
 
 def _target_from_options(
-    client: Client, names: Sequence[str], values: dict[str, Any]
+    client: InternalClient, names: Sequence[str], values: dict[str, Any]
 ) -> WaitTarget:
     """Return a target for names, for a campaign or for the tasks that match now."""
     if not any(values[key] for key in ("service", "lane", "match")):
@@ -363,7 +363,7 @@ def _target_from_options(
     return _NamedTasks(client, _names(client, names, values))
 
 
-def _names(client: Client, names: Sequence[str], values: dict[str, Any]) -> list[str]:
+def _names(client: InternalClient, names: Sequence[str], values: dict[str, Any]) -> list[str]:
     """Return the full names of tasks, or of those that match the options now."""
     if names:
         return client.resolve(names)

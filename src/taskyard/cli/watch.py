@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskyard.cli.wait import WaitTarget
-    from taskyard.client.client import Client
-    from taskyard.client.record_stream import RecordBatch
+    from taskyard.client.internal import InternalClient
+    from taskyard.client.reads import RecordBatch
 
 #: The poll interval of --until-settled while nothing happens.
 _LOOK_NS: Final = 500_000_000
@@ -105,7 +105,7 @@ def watch(
 
 
 def _watch_until_settled(
-    cli_context: CliContext, client: Client, since: int | None, values: dict[str, Any]
+    cli_context: CliContext, client: InternalClient, since: int | None, values: dict[str, Any]
 ) -> ExitCode:
     """Print events until the target has settled.
 
@@ -113,18 +113,15 @@ def _watch_until_settled(
     exit.
     """
     from taskyard.cli.wait import wait_target  # noqa: PLC0415
-    from taskyard.client import record_stream  # noqa: PLC0415
 
     scope = to_scope(values)
-    batch = record_stream.poll_records(client, since, scope=scope)
+    batch = client.poll_records(since, scope=scope)
     target: WaitTarget = wait_target(client, campaign=values["campaign"])
     while True:
         _print_batch(cli_context, batch)
         settled = target.poll(0)
         seen, wait_ns = batch.cursor, 0 if settled else _LOOK_NS
-        batch = record_stream.poll_records(
-            client, seen, batch.journal, scope=scope, wait_ns=wait_ns
-        )
+        batch = client.poll_records(seen, batch.journal, scope=scope, wait_ns=wait_ns)
         if settled and batch.cursor == seen:
             return target.exit_code()
 

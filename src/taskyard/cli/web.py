@@ -28,7 +28,7 @@ from taskyard.web import address
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
 
 #: Workers and the broker come first on a busy machine.
 _NICENESS: Final = 10
@@ -152,12 +152,14 @@ class _Connector:
         self._watch = BrokerWatch(state)
         self.is_away = self._watch.is_away
 
-    def __call__(self, *, is_live: bool) -> Client:
+    def __call__(self, *, is_live: bool) -> InternalClient:
         check_not_standby(self._state)
         if not is_live:
             self._watch.check_last_state()
             return open_last_state(self._cli_context, self._state)
         self._watch.check_running()
-        from taskyard.client.client import Client  # noqa: PLC0415
+        from taskyard.client.internal import InternalClient  # noqa: PLC0415
 
-        return Client(state=self._state, timeout=_REPLY_SECONDS, connect_timeout=_REPLY_SECONDS)
+        return InternalClient(
+            state=self._state, timeout=_REPLY_SECONDS, connect_timeout=_REPLY_SECONDS
+        )

@@ -21,7 +21,7 @@ from taskyard.errors import NoBroker, TaskyardError, TimedOut
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
 
 #: A reply is as good as new for this long.
 FRESH_SECONDS: Final = 1.0
@@ -33,7 +33,7 @@ _REPLIES_MAX: Final = 256
 class Connector(Protocol):
     """Opens a client of the broker, or of the last state without a broker."""
 
-    def __call__(self, *, is_live: bool) -> Client: ...
+    def __call__(self, *, is_live: bool) -> InternalClient: ...
 
 
 class BrokerLink:
@@ -42,7 +42,7 @@ class BrokerLink:
     def __init__(self, connect: Connector, is_away: Callable[[], bool] = lambda: False) -> None:
         """Connect at the first request. `is_away` is quick: whether the broker surely has ended."""
         self._connect, self._is_away = connect, is_away
-        self._client: Client | None = None
+        self._client: InternalClient | None = None
         self._is_live = False
         #: One thread for all requests: a client without a broker has files of its thread.
         self._thread = ThreadPoolExecutor(1, "broker")
@@ -73,18 +73,18 @@ class BrokerLink:
                 del self._replies[next(iter(self._replies))]
         return await asyncio.shield(kept[1])
 
-    async def act(self, change: Callable[[Client], Any]) -> Any:  # noqa: ANN401  # any reply
+    async def act(self, change: Callable[[InternalClient], Any]) -> Any:  # noqa: ANN401  # any reply
         """Carry out an action. Raises NoBroker if none is running."""
         found = await self.call(change)
         self._replies.clear()
         return found
 
-    async def call(self, request: Callable[[Client], Any]) -> Any:  # noqa: ANN401  # any reply
+    async def call(self, request: Callable[[InternalClient], Any]) -> Any:  # noqa: ANN401  # any reply
         """Return the reply to a request that is not shared."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._call_here, request)
 
-    def _call_here(self, request: Callable[[Client], Any]) -> Any:  # noqa: ANN401  # any reply
+    def _call_here(self, request: Callable[[InternalClient], Any]) -> Any:  # noqa: ANN401  # any reply
         """Send a request to the broker. Without one, use the state directory."""
         if self._client is None or not self._is_live:
             self._open()

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec import structs
 
 from taskyard.campaign.batches import encode_text
-from taskyard.client.client import Client
-from taskyard.client.functions import FunctionCalls, function_name
+from taskyard.client.exchanges import SlotFuture
+from taskyard.client.functions import CallEncoder, function_name
 from taskyard.client.futures import SentByClient
-from taskyard.client.slot_waits import SlotFuture
+from taskyard.client.internal import InternalClient
 from taskyard.client.stalls import wait_or_explain
 from taskyard.core.identity import spelling
 from taskyard.core.model import Terms
@@ -43,15 +43,15 @@ from taskyard.process import call_setup, current_task
 from taskyard.process.call_setup import InitializerFailed
 from taskyard.process.call_values import CallValues
 from taskyard.process.cluster import ClusterProcess
-from taskyard.process.supervisor import WorkerSpec
 from taskyard.wire import inputs, pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.client.origins import Encoded, Initializer
+    from taskyard.client.functions import EncodedCall, Initializer
     from taskyard.client.session import Session
     from taskyard.client.stalls import Stalls
+    from taskyard.process.supervisor import WorkerSpec
     from taskyard.process.value_access import ValueAccess
 
 _T = TypeVar("_T")
@@ -193,7 +193,7 @@ class ExecutorCore:
         self,
         service: str,
         worker_spec: WorkerSpec | None = None,
-        client: Client | None = None,
+        client: InternalClient | None = None,
         timeout: float | None = None,
         campaign: str = "",
     ) -> None:
@@ -203,7 +203,7 @@ class ExecutorCore:
         self.campaign = campaign or f"executor-{self._prefix}"
         self._terms = Terms(campaign=encode_text(self.campaign), service=encode_text(service))
         self._numbers = count(1)
-        self.calls = FunctionCalls(CallValues(self._value_access))
+        self.calls = CallEncoder(CallValues(self._value_access))
         self._timeout = timeout
         self._client = client
         #: Set when there is a client, or when there will be none.
@@ -219,7 +219,7 @@ class ExecutorCore:
         self._broken = ""
         self._pending: dict[str, CallFuture[Any]] = {}
         #: Calls from before there was a client. None: there is a client.
-        self._queued_calls: list[tuple[CallFuture[Any], Encoded]] | None = []
+        self._queued_calls: list[tuple[CallFuture[Any], EncodedCall]] | None = []
         #: Calls whose tasks are settled. None wakes the thread to check for the end.
         self._arrived: SimpleQueue[tuple[CallFuture[Any], AnyFuture[Any]] | None] = SimpleQueue()
         self._ended = threading.Event()
@@ -238,14 +238,14 @@ class ExecutorCore:
         """Have each process call `initializer` before its first call."""
         call, globals_key = initializer
         if self._supervisor is None:
-            self.calls.origins.use_setup(call=call, globals_key=globals_key)
-        else:
+            self.calls.use_setup(call=call, globals_key=globals_key)
+        elif call:
             file = self._supervisor.state / SETUP_FILE
             call_setup.write_setup(file, call)
-            self.calls.origins.use_setup(file=str(file), globals_key=globals_key)
+            self.calls.use_setup(file=str(file), globals_key=globals_key)
 
     @property
-    def client(self) -> Client:
+    def client(self) -> InternalClient:
         """The client. Blocks until the local broker has started. Raises `ExecutorBroken`."""
         self._is_connected.wait()
         if self._client is None:
@@ -280,28 +280,28 @@ class ExecutorCore:
             self._check_open()
             self._pending[name] = future
         try:
-            _, call, _ = self.calls.encode(function, args, kwargs)
+            call = self.calls.encode(function, args, kwargs)
         except (UserError, BytesNotStored) as error:  # raised by the future, as in a pool
             self._settle(future, partial(future.settle, None, error))
             return future
         except BaseException:  # a user's class raised an exit: no call was made
             self._drop(name)
             raise
-        for one in inputs.references((args, kwargs)) if call[1] else ():
+        for one in inputs.references((args, kwargs)) if call.results else ():
             if isinstance(one, SentByClient) and not isinstance(one, CallFuture):
                 one.await_sent(None)
         if not self._queue_until_connected(future, call):
             self._send(self.client, future, call)
         return future
 
-    def _queue_until_connected(self, future: CallFuture[Any], call: Encoded) -> bool:
+    def _queue_until_connected(self, future: CallFuture[Any], call: EncodedCall) -> bool:
         """Queue the call if there is no client yet. Return whether it was queued."""
         with self._lock:
             if self._queued_calls is not None:
                 self._queued_calls.append((future, call))
             return self._queued_calls is not None
 
-    def _send(self, client: Client, future: CallFuture[Any], call: Encoded) -> None:
+    def _send(self, client: InternalClient, future: CallFuture[Any], call: EncodedCall) -> None:
         try:
             task = self._submit_task(client, future.name, call)
         except TaskyardError as error:  # settled later: the caller may hold the lock
@@ -309,13 +309,18 @@ class ExecutorCore:
             task.set_exception(error)
         task.add_done_callback(lambda settled: self._arrived.put((future, settled)))
 
-    def _submit_task(self, client: Client, name: str, call: Encoded) -> AnyFuture[Any]:
-        payload, after, restore = call
+    def _submit_task(self, client: InternalClient, name: str, call: EncodedCall) -> AnyFuture[Any]:
         priority = current_task.nested_priority(client.broker)
         if priority != self._terms.priority:
             self._terms = structs.replace(self._terms, priority=priority)
-        more: Any = {"after": after, "restore": restore, "decoder": self.calls.decoder}
-        return client.submit_encoded(name, payload, self._terms, **more)
+        return client.submit_encoded(
+            name,
+            call.payload,
+            self._terms,
+            after=call.results,
+            restore=call.restore,
+            decoder=call.decoder,
+        )
 
     def _check_open(self) -> None:
         if self._is_in_child:
@@ -443,12 +448,12 @@ class ExecutorCore:
         """Connect to the local broker, and send the queued calls."""
         try:
             if self._client is None and self._supervisor is not None:
-                self._client = Client(
+                self._client = InternalClient(
                     self._supervisor.endpoint(),
                     timeout=self._timeout,
                     connect_timeout=CONNECT_SECONDS,
                 )
-                self._client._has_own_workers()  # noqa: SLF001  # not for users of the client
+                self._client.has_own_workers()
         except Exception as error:  # noqa: BLE001  # raised by the futures
             self._on_broken(str(error))
         with self._lock:

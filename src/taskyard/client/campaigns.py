@@ -2,14 +2,15 @@
 
 A campaign object holds only its name and asks its client for everything, so it includes tasks that
 others submit. A bundle is one payload for many recipients, submitted in one message. Imports no
-client: the objects run exchanges through protocols.
+client.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -18,54 +19,35 @@ from taskyard.campaign.bundles import assign_lanes, expand_row
 from taskyard.campaign.task_spec import service_of
 from taskyard.client import commands, requests
 from taskyard.client import progress as drawing
-from taskyard.client.exchanges import BlockingRunner, exchange_method
-from taskyard.client.futures import Future
+from taskyard.client.exchanges import OfClient, RunnerT, exchange_method, listing_method
 from taskyard.client.requests import TaskRef, scope_of
 from taskyard.client.submit import after_names
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling, split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from taskyard.campaign.task_spec import TaskSpec
-    from taskyard.client.exchanges import Exchange
-    from taskyard.client.futures import FutureBase
-    from taskyard.client.session import Session
-    from taskyard.client.submit import Submitter
-    from taskyard.core.events import Scope
-
-_Future = TypeVar("_Future", bound="FutureBase")
+    from taskyard.client.exchanges import Exchange, Page
+    from taskyard.client.futures import Future
 
 
-class CampaignOwner(Protocol):
-    """The parts of a client that its campaigns and bundles use."""
+class Campaign(OfClient[RunnerT]):
+    """The tasks of a campaign, present and future. Made by `Client.campaign`."""
 
-    _session: Session
-    _submitter: Submitter[Any]
-
-    def _run_query(self, exchange: Exchange[Any]) -> Any: ...  # noqa: ANN401  # or something to await
-
-    def tasks(self, scope: Scope, match: str) -> Any: ...  # noqa: ANN401  # an iterator of its kind
-
-
-class CampaignBase(Generic[_Future]):
-    """The name of a campaign, and what both clients do with it."""
-
-    def __init__(self, client: CampaignOwner, name: str) -> None:
+    def __init__(self, client: Any, name: str) -> None:  # noqa: ANN401  # either client
         self._client = client
-        self._run_query: Any = client._run_query  # noqa: SLF001  # see its protocol
         self.name = name
 
     def __repr__(self) -> str:
-        endpoint = self._client._session.endpoint  # noqa: SLF001  # see its protocol
-        return f"<{type(self).__name__} {self.name!r} of {endpoint}>"
+        return f"<Campaign {self.name!r} of {self._client.broker}>"
 
     def _repr_html_(self) -> str:
         """Return HTML for a notebook, within a second. Never raises."""
         from taskyard.client import notebook  # noqa: PLC0415  # only notebooks need it
 
-        return notebook.campaign_html(self._client._session, self.name)  # noqa: SLF001  # see its protocol
+        return notebook.campaign_html(self._client._session, self.name)  # noqa: SLF001  # a part of it
 
     @exchange_method
     def status(self, timeout: float | None = None) -> Exchange[dict[str, int]]:
@@ -73,10 +55,15 @@ class CampaignBase(Generic[_Future]):
         return (yield from requests.counts(self.name, timeout))
 
     @exchange_method
-    def futures(self) -> Exchange[list[_Future]]:
+    def futures(self) -> Exchange[list[Future[Any, RunnerT]]]:
         """Return futures of all tasks that the campaign has now."""
         tasks = yield from requests.campaign_tasks(self.name)
-        return [*self._client._submitter.watch(tasks).values()]  # noqa: SLF001  # see its protocol
+        return [*self._client._submitter.watch(tasks).values()]  # noqa: SLF001  # a part of it
+
+    @listing_method
+    def tasks(self, match: str = "") -> Page[int, dict[str, Any]]:
+        """Yield the tasks in the order of their submission, page by page."""
+        return partial(requests.listed_tasks, scope_of(campaign=self.name), match)
 
     @exchange_method
     def wait(self, timeout: float | None = None, *, progress: bool = False) -> Exchange[None]:
@@ -97,47 +84,37 @@ class CampaignBase(Generic[_Future]):
         """Retry failed tasks, and delayed ones now. Return how many."""
         return (yield from commands.retry(campaign=self.name, timeout=timeout))
 
+    @exchange_method
+    def submit_bundle(
+        self,
+        /,
+        payload: str | bytes | list[Any] | dict[str, Any],
+        recipients: Iterable[str] | Iterable[dict[str, Any]],
+        *,
+        name: str | None = None,
+        lane: str | None = None,
+        wait_for_unknown: bool = False,
+        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
+    ) -> Exchange[list[Future[Any, RunnerT]]]:
+        """Submit one payload for many recipients (fan-out): a task for each text or dict of fields.
 
-class Campaign(CampaignBase[Future], BlockingRunner):
-    """The tasks of a campaign, present and future. Made by `Client.campaign`."""
+        The tasks are 0, 1, … of this campaign, or with a `name` NAME/0, NAME/1, …. They share the
+        payload, a JSON object with `body` and `recipients`. A worker calls `taskyard.bundle_part`
+        for its part.
 
-    def tasks(self, match: str = "") -> Iterator[dict[str, Any]]:
-        """Yield the tasks in the order of their submission, page by page."""
-        found: Iterator[dict[str, Any]] = self._client.tasks(scope_of(campaign=self.name), match)
-        return found
+        The lane is a template of the recipient's fields. The default is the template of the
+        service, else "{recipient}". Other options are those of `submit`. Returns the futures in the
+        recipients' order when the broker has the bundle. Raises `Refused` if it refuses the whole,
+        and `UserError` for more than 100,000 recipients.
+        """
+        keys = {"lane": lane, **options}
+        spec = bundle_spec(payload, recipients, name or self.name, self.name, keys)
+        spec.unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
+        yield from create_bundle(spec)
+        return [*self._client._submitter.watch(spec.tasks()).values()]  # noqa: SLF001  # a part of it
 
 
 # Bundles.
-
-
-class BundleBase(list[_Future]):
-    """The futures of a bundle's tasks, in the recipients' order."""
-
-    def __init__(self, client: CampaignOwner, bundle: BundleSpec) -> None:
-        super().__init__(client._submitter.watch(bundle.tasks()).values())  # noqa: SLF001  # see its protocol
-        self._run_query: Any = client._run_query  # noqa: SLF001  # see its protocol
-        self.name = bundle.name
-
-    @exchange_method
-    def wait(self, timeout: float | None = None) -> Exchange[None]:
-        """Wait until all tasks are settled. Raises `TimedOut`."""
-        yield from requests.wait_names([future.full_name for future in self], timeout)
-
-    @exchange_method
-    def cancel(self, timeout: float | None = None) -> Exchange[int]:
-        """Cancel unsettled tasks and all that wait for them. Return how many."""
-        names = [future.full_name for future in self]
-        return (yield from commands.cancel(names, timeout=timeout))
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} of {len(self)} tasks>"
-
-
-class Bundle(BundleBase[Future], BlockingRunner):
-    """The futures of a bundle's tasks, in the recipients' order.
-
-    Made by `Client.submit_bundle`.
-    """
 
 
 class BundleSpec(Struct):

@@ -1,72 +1,55 @@
-"""The blocking client: submit tasks, wait for them, inspect them, change them.
+"""Both clients: submit tasks, wait for them, inspect them, change them.
 
-`ClientBase` is the table of all methods that are exchanges, for `AsyncClient` too. Each client adds
-those that iterate, and those whose futures have its own type. Several threads may use one client.
+`ClientBase` is the table of their methods. The method of a `Client` blocks and that of an
+`AsyncClient` is awaited, and both have one signature and one docstring. Several threads may use one
+`Client`. An `AsyncClient` and its futures belong to the loop in which it was made: nothing blocks
+that, and a timeout or a cancelled asyncio task ends the waiting, not the Taskyard task.
 """
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import FIRST_EXCEPTION, wait
 from concurrent.futures import Future as AnyFuture
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast, overload
 
-from taskyard.campaign.batches import encode_text
-from taskyard.client import (
-    campaigns,
-    commands,
-    discovery,
-    functions,
-    future_sets,
-    reads,
-    record_stream,
-    requests,
-)
-from taskyard.client.campaigns import Bundle, Campaign
-from taskyard.client.environment import submitter_environment
+from taskyard.client import commands, discovery, functions, future_sets, reads, requests
+from taskyard.client.campaigns import Campaign
+from taskyard.client.discovery import submitter_environment
 from taskyard.client.exchanges import (
+    AwaitingRunner,
+    Blocking,
     BlockingRunner,
+    RunnerT,
+    Sleep,
     exchange_method,
     exchanged,
+    listing_method,
     request_and_wait,
 )
-from taskyard.client.future_sets import FIRST
-from taskyard.client.futures import Future
+from taskyard.client.futures import Future, LoopBridge, Settled
 from taskyard.client.open_requests import ReplyTimeouts
-from taskyard.client.outbox import Outbox
-from taskyard.client.pending_tasks import PendingTask
-from taskyard.client.requests import scope_of
-from taskyard.client.session import Session
+from taskyard.client.session import ABANDON_SECONDS, Session
 from taskyard.client.submit import Submitter, positional, rows_of
-from taskyard.core.effects import Reason
-from taskyard.core.events import Scope, UnknownPolicy
+from taskyard.core.events import Scope
 from taskyard.net.endpoints import has_places
 from taskyard.process import current_task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
     from types import TracebackType
 
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-    from taskyard.client.environment import Variables
-    from taskyard.client.exchanges import Exchange
+    from taskyard.client.discovery import Variables
+    from taskyard.client.exchanges import Awaited, Page, Query, Steps
     from taskyard.client.future_sets import Errors
-    from taskyard.client.futures import LoopBridge
-    from taskyard.client.record_stream import RecordBatch
-    from taskyard.client.results import SettableFuture
-    from taskyard.core.model import Terms
-    from taskyard.process.call_values import Restore
+    from taskyard.client.reads import RecordBatch
+    from taskyard.wire.native.peer import Reply
 
     _T = TypeVarWithDefault("_T", default=Any)
-
-_Future = TypeVar("_Future", bound="SettableFuture")
-_Bundle = TypeVar("_Bundle")
-
-__all__ = ["Client", "scope_of"]
 
 #: Default timeout for the broker's first answer.
 TIMEOUT_SECONDS: Final = 5.0
@@ -74,12 +57,14 @@ TIMEOUT_SECONDS: Final = 5.0
 #: How long an interrupted `with` waits for acknowledgements.
 CLOSE_ON_ERROR_SECONDS: Final = 1.0
 
+#: Tasks after which `map` yields to the loop, and after which it waits for acknowledgements: unsent
+#: tasks take memory, and nothing may block the loop.
+_TASKS_PER_TURN: Final = 1_000
+_TASKS_UNACKNOWLEDGED_MAX: Final = 20_000
 
-class ClientBase(Generic[_Future, _Bundle]):
-    """The session of a client, and the methods that are exchanges. The base of both clients."""
 
-    _future_kind: Callable[..., _Future]
-    _bundle_kind: Callable[..., _Bundle]
+class ClientBase(Generic[RunnerT]):
+    """The session of a client and all its methods. The base of both clients."""
 
     def __init__(  # noqa: PLR0913  # all but the first are named
         self,
@@ -114,7 +99,7 @@ class ClientBase(Generic[_Future, _Bundle]):
         endpoint = discovery.endpoint(broker, state)
         bridge = self._bridge = self._loop_bridge()
         #: Timeout in seconds of calls that have no parameter for it, such as `Future.cancel`.
-        self.timeout = connect_timeout if timeout is None else timeout
+        self._timeout = connect_timeout if timeout is None else timeout
         self._session = Session(
             endpoint,
             ReplyTimeouts.of(timeout, connect_timeout, has_places=has_places(endpoint)),
@@ -124,8 +109,8 @@ class ClientBase(Generic[_Future, _Bundle]):
             report=report,
             environment=submitter_environment(endpoint, env),
         )
-        self._submitter: Submitter[_Future] = Submitter(
-            self._session, partial(self._future_kind, self)
+        self._submitter: Submitter[Future[Any, RunnerT]] = Submitter(
+            self._session, partial(cast("Any", Future), self)
         )
         self._session.start()
         self._begin()
@@ -142,16 +127,6 @@ class ClientBase(Generic[_Future, _Bundle]):
         """The endpoint of the broker."""
         return self._session.endpoint
 
-    @property
-    def place(self) -> str:
-        """Where the broker is: one of the places in its endpoint. Empty: it is not connected."""
-        return self._session.outage.place()
-
-    @property
-    def unanswered_since(self) -> datetime | None:
-        """Time of the last answer, if it is over a second ago. None while the broker answers."""
-        return self._session.outage.since
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.broker}>"
 
@@ -161,190 +136,24 @@ class ClientBase(Generic[_Future, _Bundle]):
 
         return notebook.client_html(self._session, type(self).__name__)
 
-    # Exchanges.
-
-    status = exchanged(requests.status)
-    workers = exchanged(requests.workers)
-    counts = exchanged(requests.counts)
-    show = exchanged(requests.show)
-    explain = exchanged(requests.explain)
-    why = exchanged(requests.why)
-    existing = exchanged(requests.existing)
-    decoded_result = exchanged(reads.decoded_result)
-    result_bytes = exchanged(reads.result_bytes)
-    results = exchanged(reads.results)
-    output = exchanged(reads.output)
-    wait_campaign = exchanged(requests.wait_campaign)
-    wait_names = exchanged(requests.wait_names)
-    cancel = exchanged(commands.cancel)
-    retry = exchanged(commands.retry)
-    expire = exchanged(commands.expire)
-    move = exchanged(commands.move)
-    edit = exchanged(commands.edit)
-    drain = exchanged(commands.drain)
-    failover = exchanged(commands.failover)
-    pause = exchanged(commands.pause)
-    resume = exchanged(commands.resume)
-
     @exchange_method
-    def submit_bundle(  # noqa: PLR0913  # all but two are named
-        self,
-        /,
-        payload: str | bytes | list[Any] | dict[str, Any],
-        recipients: Iterable[str] | Iterable[dict[str, Any]],
-        *,
-        name: str | None = None,
-        campaign: str | None = None,
-        lane: str | None = None,
-        wait_for_unknown: bool = False,
-        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
-    ) -> Exchange[_Bundle]:
-        """Submit one payload for many recipients (fan-out): a task for each text or dict of fields.
+    def close(self, timeout: float | None = None) -> Steps[None]:
+        """Wait until all tasks are acknowledged, at most `timeout` seconds, then disconnect.
 
-        The tasks are 0, 1, … of the campaign NAME, with the full names NAME/0, NAME/1, …. In
-        another campaign they are called NAME/0, NAME/1, …. They share the payload, a JSON object
-        with `body` and `recipients`. A worker calls `taskyard.bundle_part` for its part.
-
-        The lane is a template of the recipient's fields. The default is the template of the
-        service, else "{recipient}". Other options are those of `submit`. Returns when the broker
-        has the bundle. Raises `Refused` if it refuses the whole, and `UserError` for more than
-        100,000 recipients.
+        Cancelling the wait disconnects at once.
         """
-        keys = {"lane": lane, **options}
-        spec = campaigns.bundle_spec(payload, recipients, name, campaign, keys)
-        spec.unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
-        yield from campaigns.create_bundle(spec)
-        return self._bundle_kind(self, spec)
-
-    @exchange_method
-    def future(self, name: str) -> Exchange[_Future]:
-        """Return a future of a task that was submitted earlier, by any client."""
-        tasks = yield from requests.find_tasks([name])
-        return self._submitter.watch(tasks)[name]
-
-    @exchange_method
-    def futures(self, names: Sequence[str]) -> Exchange[list[_Future]]:
-        """Return a future for each name. Raises `UserError` for an unknown name."""
-        made = self._submitter.watch((yield from requests.find_tasks(names)))
-        return [made[name] for name in names]
-
-    @exchange_method
-    def futures_of(self, campaign: str) -> Exchange[list[_Future]]:
-        """Return futures of all tasks that a campaign has now, in the order of submission."""
-        return [*self._submitter.watch((yield from requests.campaign_tasks(campaign))).values()]
-
-    # Submitting.
-
-    def scatter(self, values: Any) -> Any:  # noqa: ANN401  # as given
-        """Store values for tasks that use them. Return a future for each, or for one value.
-
-        Of a list, tuple, set or dict, each item is stored. Pass the futures as arguments: each
-        value is sent to the broker once. A worker with --allow-pickle has to be there.
-        """
-        return future_sets.scattered(values, self._scatter)
-
-    def _scatter(self, value: object) -> _Future:
-        return self._submitter.submit(FIRST, None, "", (((value,),), None), {})
-
-
-class Client(ClientBase[Future[Any], Bundle], BlockingRunner):
-    """A connection to a broker. Use it as a context manager, or `close` it."""
-
-    _future_kind = Future
-    _bundle_kind = Bundle
-
-    def _begin(self) -> None:
-        self._reply_to = partial(request_and_wait, self._session)
+        session = self._session
+        session.stop_accepting()
+        if session.is_own_thread():
+            return
         try:
-            self._run_query(requests.first_answer())
-        except BaseException:
-            self.close()
-            raise
-
-    def _skip_long_results(self) -> None:
-        """Settle futures with head and tail of long results. Call it before there are futures."""
-        self._session.skip_long_results()
-
-    def _has_own_workers(self) -> None:
-        """Don't report that no worker is connected: this program starts and watches its own."""
-        self._session.stalls.known_reasons.add(Reason.NO_WORKER.value)
-
-    def close(self, timeout: float | None = None) -> None:
-        """Wait until all tasks are acknowledged, at most `timeout` seconds, then disconnect."""
-        self._session.stop(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        # After an interrupt, don't wait for a broker that may never come back.
-        is_interrupted = kind is not None and not issubclass(kind, Exception)
-        self.close(CLOSE_ON_ERROR_SECONDS if is_interrupted else None)
-
-    # For commands, Spark and the session.
-
-    views = exchanged(requests.views)
-    resolve = exchanged(requests.resolve)
-    kept_result = exchanged(reads.kept_result)
-    output_page = exchanged(reads.output_page)
-    create = exchanged(commands.create)
-    create_bundle = exchanged(campaigns.create_bundle)
-    lane_templates = exchanged(commands.lane_templates)
-    known_predecessors = exchanged(commands.known_predecessors)
-
-    def submit_encoded(  # noqa: PLR0913  # the last ones are named
-        self,
-        name: str,
-        payload: bytes,
-        terms: Terms,
-        *,
-        lane: str = "",
-        after: Sequence[str] = (),
-        wait_for_unknown: bool = False,
-        watch: bool = True,
-        restore: Restore | None = None,
-        decoder: functions.OutcomeDecoder | None = None,
-    ) -> Future:
-        """Submit a task with an encoded payload. Its future returns the result as bytes.
-
-        With the `decoder` of a pickled call, it returns the value. Without `watch` it returns None
-        as soon as the broker has the task. Tasks that share one `terms` object take less room in
-        messages and in the journal. `restore` stores the large parts of a call again if the broker
-        lacks them.
-        """
-        encoded = encode_text(name)
-        future: Future = Future(self, encoded, b"", terms.campaign, decoder)
-        before = tuple([encode_text(one) for one in after])
-        unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
-        fixed = (encoded, payload, terms, encode_text(lane), before, unknown)
-        self._session.submit(PendingTask(*fixed, future, watch, restore=restore))
-        return future
-
-    # For programs.
-
-    def result(self, name: str) -> Any:  # noqa: ANN401  # a task's own value
-        """Return the result of a task that is done. That of a pickled function is unpickled.
-
-        Raises `TaskFailed` if there is none, and `BytesTruncated` if only its end is kept.
-        """
-        found = self.decoded_result(name)
-        if not found.is_pickled:
-            return found.value
-        return functions.value_of(name, found.value, self._submitter.calls.values)
-
-    def open_output(
-        self, name: str, stream: str = "stdout", attempt: int | None = None
-    ) -> BinaryIO:
-        """Return a `stream`, "stdout" or "stderr" of an attempt or the "result", as a file.
-
-        Reading ends where the output is so far.
-        """
-        return reads.open_output(self.output_page, name, stream, attempt)
+            with suppress(TimeoutError):
+                yield Settled(session.ended, timeout)
+        finally:
+            session.abandon()
+        with suppress(TimeoutError):
+            yield Settled(session.ended, ABANDON_SECONDS)
+        session.join()
 
     # Submitting.
 
@@ -359,7 +168,7 @@ class Client(ClientBase[Future[Any], Bundle], BlockingRunner):
         kwargs: Mapping[str, Any] | None = None,
         wait_for_unknown: bool = False,
         **options: object,
-    ) -> Future[_T]:
+    ) -> Future[_T, RunnerT]:
         """Submit one task: a function with its arguments, an argv, or bytes.
 
         A function is an object, or "module:function" with values for JSON. Its arguments follow, or
@@ -371,8 +180,9 @@ class Client(ClientBase[Future[Any], Bundle], BlockingRunner):
         the function. If it has a parameter with the name of an option, give its named arguments as
         `kwargs`.
 
-        Returns at once. Raises `UserError` for invalid arguments. If the broker refuses the task,
-        its future raises `Refused`.
+        Returns at once. A `Client` blocks while its buffer is full, an `AsyncClient` never does.
+        Raises `UserError` for invalid arguments. If the broker refuses the task, its future raises
+        `Refused`.
         """
         if values:
             args = positional(args, values)
@@ -380,96 +190,243 @@ class Client(ClientBase[Future[Any], Bundle], BlockingRunner):
             work, name, campaign, (args, kwargs), options, wait_for_unknown=wait_for_unknown
         )
 
-    def map(
-        self,
-        work: Callable[..., _T] | str,
-        /,
-        *iterables: Iterable[Any],
-        campaign: str = "",
-        kwargs: Mapping[str, Any] | None = None,
-        **options: object,
-    ) -> list[Future[_T]]:
-        """Submit a call of a function per item, or per row of several iterables, as `map` calls it.
+    if TYPE_CHECKING:  # the types of results only
 
-        A function is an object, or "module:function". Options and `kwargs` are those of `submit`,
-        for every call. Ends with the shortest iterable.
+        @overload
+        def map(
+            self: ClientBase[BlockingRunner],
+            work: Callable[..., _T] | str,
+            /,
+            *iterables: Iterable[Any],
+            **options: Any,  # noqa: ANN401  # see below
+        ) -> list[Future[_T]]: ...
+
+        @overload
+        def map(
+            self: ClientBase[AwaitingRunner],
+            work: Callable[..., _T] | str,
+            /,
+            *iterables: Iterable[Any],
+            **options: Any,  # noqa: ANN401  # see below
+        ) -> Awaited[list[Future[_T, AwaitingRunner]]]: ...
+
+        def map(self, work: Any, /, *_: Any, **__: Any) -> Any: ...  # see above
+
+        @overload
+        def gather(
+            self: ClientBase[BlockingRunner], futures: Future[_T], errors: Errors = "raise"
+        ) -> _T: ...
+
+        @overload
+        def gather(
+            self: ClientBase[BlockingRunner],
+            futures: Iterable[Future[_T]],
+            errors: Errors = "raise",
+        ) -> list[_T]: ...
+
+        @overload
+        def gather(self, futures: object, errors: Errors = "raise") -> Any: ...  # noqa: ANN401  # as given
+
+        def gather(self, futures: Any, errors: Errors = "raise") -> Any: ...  # see above
+
+    else:
+
+        @exchange_method
+        def map(
+            self,
+            work: Callable[..., Any] | str,
+            /,
+            *iterables: Iterable[Any],
+            campaign: str = "",
+            kwargs: Mapping[str, Any] | None = None,
+            **options: object,
+        ) -> Steps[list[Future[Any, RunnerT]]]:
+            """Submit a call of a function per item, or per row of several iterables, as `map` does.
+
+            A function is an object, or "module:function". Options and `kwargs` are those of
+            `submit`, for every call. Ends with the shortest iterable. Waits while too many tasks
+            are unacknowledged.
+            """
+            futures: list[Future[Any, RunnerT]] = []
+            rows = rows_of(iterables)
+            for future in self._submitter.submit_each(work, rows, campaign, kwargs, options):
+                futures.append(future)
+                if self._bridge is None:
+                    continue
+                if len(futures) % _TASKS_UNACKNOWLEDGED_MAX == 0:
+                    yield from requests.acknowledged()
+                elif len(futures) % _TASKS_PER_TURN == 0:
+                    yield Sleep()
+            return futures
+
+        @exchange_method
+        def gather(self, futures: object, errors: Errors = "raise") -> Steps[Any]:
+            """Wait for futures, and return their results in the same collection.
+
+            It may be a list, tuple, set, dict or iterator, with others inside. Raises the first
+            exception of a future. With `errors` "skip", futures without a result are left out.
+            """
+            futures = future_sets.prepared(futures, errors)
+            waiting = [*future_sets.futures_in(futures)]
+            if self._bridge is None and current_task.has_slot():  # give it back once, not for each
+                wait(waiting, return_when=FIRST_EXCEPTION)
+            for future in waiting:
+                if not future.done():
+                    yield Settled(future)
+                if errors == "raise":
+                    future.result()
+            return future_sets.without_skipped(future_sets.gathered(futures, errors))
+
+    # Futures and campaigns.
+
+    @exchange_method
+    def future(self, name: str) -> Steps[Future[Any, RunnerT]]:
+        """Return a future of a task that was submitted earlier, by any client."""
+        tasks = yield from requests.find_tasks([name])
+        return self._submitter.watch(tasks)[name]
+
+    @exchange_method
+    def futures(
+        self, names: Sequence[str] | None = None, *, campaign: str | None = None
+    ) -> Steps[list[Future[Any, RunnerT]]]:
+        """Return a future for each name, or for each task that a campaign has now, in order.
+
+        Raises `UnknownName`.
         """
-        rows = rows_of(iterables)
-        return [*self._submitter.submit_each(work, rows, campaign, kwargs, options)]
+        if campaign is not None:
+            found = yield from requests.campaign_tasks(campaign)
+            return [*self._submitter.watch(found).values()]
+        made = self._submitter.watch((yield from requests.find_tasks(names or ())))
+        return [made[name] for name in names or ()]
 
-    @overload
-    def gather(self, futures: Future[_T], errors: Errors = "raise") -> _T: ...
-
-    @overload
-    def gather(self, futures: Iterable[Future[_T]], errors: Errors = "raise") -> list[_T]: ...
-
-    @overload
-    def gather(self, futures: object, errors: Errors = "raise") -> Any: ...  # noqa: ANN401  # as given
-
-    def gather(self, futures: object, errors: Errors = "raise") -> Any:
-        """Wait for futures, and return their results in the same collection.
-
-        It may be a list, tuple, set, dict or iterator, with others inside. Raises the first
-        exception of a future. With `errors` "skip", futures without a result are left out.
-        """
-        futures = future_sets.prepared(futures, errors)
-        if current_task.has_slot():  # give it back once, not for each future
-            wait([*future_sets.futures_in(futures, AnyFuture)], return_when=FIRST_EXCEPTION)
-        return future_sets.without_skipped(future_sets.gathered(futures, AnyFuture, errors))
-
-    @staticmethod
-    def outbox(connection: Any) -> Outbox:  # noqa: ANN401  # of several packages
-        """Return an object that submits tasks in the transaction of a connection to PostgreSQL.
-
-        The broker of that database runs them after the commit, each once, and never after a
-        rollback. The connection is one of psycopg, another driver or Django, or a session or
-        connection of SQLAlchemy. Needs no client: call it as `Client.outbox(connection)`.
-        """
-        return Outbox(connection)
-
-    def campaign(self, name: str) -> Campaign:
+    def campaign(self, name: str) -> Campaign[RunnerT]:
         """Return an object for a campaign's tasks, present and future."""
         return Campaign(self, name)
 
-    # Iterating.
+    # Looking.
 
+    status = exchanged(requests.status)
+    show = exchanged(requests.show)
+    why = exchanged(requests.why)
+    results = exchanged(reads.results)
+    output = exchanged(reads.output)
+
+    @exchange_method
+    def result(self, name: str) -> Steps[Any]:
+        """Return the result of a task that is done. That of a pickled function is unpickled.
+
+        Raises `TaskFailed` if there is none, and `BytesTruncated` if only its end is kept.
+        """
+        found = yield from reads.decoded_result(name)
+        if not found.is_pickled:
+            return found.value
+        values = self._submitter.calls.values
+        return (yield Blocking(partial(functions.value_of, name, found.value, values)))
+
+    @listing_method
     def tasks(
         self, scope: Scope | None = None, match: str = "", *, measured: bool = False
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Page[int, dict[str, Any]]:
         """Yield the tasks of a scope in the order of their submission, page by page.
 
         With `measured`, each has the measurements of its latest attempt: `started`, `duration`,
         `cpu_seconds`, `memory_max`, `exit_status`, `signal`, `host` and `worker_last`. This takes
         longer.
         """
-        page = partial(requests.tasks_page, scope or Scope(), match, measured=measured)
-        some, cursor = self._run_query(page())
-        yield from some
-        while cursor:
-            some, cursor = self._run_query(page(cursor=cursor))
-            yield from some
+        return partial(requests.listed_tasks, scope or Scope(), match, measured=measured)
 
-    def lanes(
-        self, service: str | None = None, pattern: str | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """Yield lanes that match a pattern, of one service or of all, page by page.
-
-        Each has its counts of tasks, and why its tasks wait.
-        """
-        some, cursor = self._run_query(requests.lanes_page(service, pattern))
-        yield from some
-        while cursor is not None:
-            some, cursor = self._run_query(requests.lanes_page(service, pattern, cursor))
-            yield from some
-
-    def follow(self, since: int | None = None, scope: Scope | None = None) -> Iterator[RecordBatch]:
+    @listing_method
+    def follow(
+        self, since: int | None = None, scope: Scope | None = None
+    ) -> Page[RecordBatch, RecordBatch]:
         """Yield batches of the broker's records after record `since`, or from now on, without end.
 
         A `scope` selects records by campaign, service and lane. A batch may be empty: it shows that
         the broker answers. Raises `Refused` if there is no record `since`.
         """
-        batch = self._run_query(record_stream.poll(since, scope=scope))
-        while True:
-            yield batch
-            time.sleep(record_stream.pause_after(batch))
-            batch = self._run_query(record_stream.next_batch(batch, scope))
+        return partial(reads.followed_records, since, scope)
+
+    # Changing.
+
+    cancel = exchanged(commands.cancel)
+    retry = exchanged(commands.retry)
+    edit = exchanged(commands.edit)
+    move = exchanged(commands.move)
+    pause = exchanged(commands.pause)
+    resume = exchanged(commands.resume)
+
+
+class Client(ClientBase[BlockingRunner], BlockingRunner):
+    """A connection to a broker. Use it as a context manager, or `close` it."""
+
+    def _begin(self) -> None:
+        self._reply_to = partial(request_and_wait, self._session)
+        try:
+            self._run_query(requests.first_answer())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(_close_timeout(kind))
+
+
+class AsyncClient(ClientBase[AwaitingRunner], AwaitingRunner):
+    """A connection to a broker for `asyncio`: a `Client` whose methods are awaited where they wait.
+
+    Make it inside a running loop. Its `report` is called in another thread. `async with` raises
+    `NoBroker` if the first answer does not arrive in time. Without it, the first awaited call does.
+    """
+
+    def _loop_bridge(self) -> LoopBridge:
+        import asyncio  # noqa: PLC0415  # it is loaded here
+
+        return LoopBridge(asyncio.get_running_loop())
+
+    async def _reply_to(self, query: Query) -> Reply:
+        import asyncio  # noqa: PLC0415  # it is loaded here
+
+        answer: AnyFuture[Reply] = AnyFuture()
+        self._session.request(query, answer)
+        try:
+            async with asyncio.timeout(query.seconds_left):
+                return await asyncio.wrap_future(answer)
+        except TimeoutError:
+            self._session.cancel_request(answer)
+            raise query.timed_out() from None
+        except asyncio.CancelledError:
+            self._session.cancel_request(answer)
+            raise
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._run_query(requests.first_answer())
+        except BaseException:
+            await self.close(CLOSE_ON_ERROR_SECONDS)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close(_close_timeout(kind))
+
+
+def _close_timeout(kind: type[BaseException] | None) -> float | None:
+    """Return how long the end of `with` waits.
+
+    After an interrupt, don't wait for a broker that may never come back.
+    """
+    is_interrupted = kind is not None and not issubclass(kind, Exception)
+    return CLOSE_ON_ERROR_SECONDS if is_interrupted else None

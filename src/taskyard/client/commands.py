@@ -54,12 +54,15 @@ def create(  # noqa: PLR0913  # the last ones are named
     others get their dependencies too. `environment` replaces that of this client, encoded. Returns
     how many of its tasks are new. Raises `Refused` with the names of the tasks at fault.
     """
-    more: dict[str, Any] = {"unknown": unknown, "check_only": check_only, "restart": restart}
-    if after_campaigns:
-        more["after_campaigns"] = [*map(encode_text, after_campaigns)]
-    if environment is not None:
-        more["environment"] = environment
-    build = partial(peer.create, submission=submission, **more)
+    build = partial(
+        peer.create,
+        submission=submission,
+        unknown=unknown,
+        after_campaigns=[*map(encode_text, after_campaigns)],
+        check_only=check_only,
+        restart=restart,
+        environment=environment or b"",
+    )
     reply = yield from checked_reply(Query(build, has_environment=environment is None))
     if reply.kind == peer.EXIT:
         code = Refusal.SHUTTING_DOWN.value

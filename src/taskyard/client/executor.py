@@ -17,9 +17,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, SupportsIndex, TypeVar
 
 from taskyard.client.calls import CallFuture, ExecutorCore
-from taskyard.client.client import Client
-from taskyard.client.functions import check_main_guard
-from taskyard.client.origins import Initializer, encode_initializer
+from taskyard.client.functions import Initializer, encode_initializer
+from taskyard.client.internal import InternalClient
 from taskyard.errors import UserError
 from taskyard.process.supervisor import WorkerSpec
 from taskyard.settings.keys import SLOTS_MAX
@@ -75,7 +74,6 @@ class Executor(concurrent.futures.Executor):
         the broker, calls fail with `NoBroker`. A worker has to offer the `service` of the calls,
         and to allow pickled calls.
         """
-        check_main_guard("makes an Executor")
         if isinstance(broker, SupportsIndex):
             max_workers, broker = _check_once(broker, max_workers), None
         slots = _check_slots(slots, max_workers)
@@ -89,13 +87,13 @@ class Executor(concurrent.futures.Executor):
         elif workers is not None or slots is not None or calls_max:
             raise UserError(_NOT_ITS_OWN)
         else:
-            core = self._make_core(service, Client(broker, state=state, timeout=timeout))
+            core = self._make_core(service, InternalClient(broker, state=state, timeout=timeout))
         core.set_up_processes(setup)
         self._core = core
         # Garbage-collected without a shutdown, it ends when its calls are done.
         weakref.finalize(self, core.stop).atexit = False
 
-    def _make_core(self, service: str, client: Client) -> ExecutorCore:
+    def _make_core(self, service: str, client: InternalClient) -> ExecutorCore:
         """Return the core for a broker that is not its own."""
         return ExecutorCore(service, client=client)
 

@@ -12,11 +12,14 @@ import hashlib
 import inspect
 import os
 import secrets
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+import sys
+import sysconfig
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from taskyard.client.origins import CallOrigins, Marks
+from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.errors import (
     BytesDamaged,
     BytesMissing,
@@ -26,12 +29,68 @@ from taskyard.errors import (
     UserError,
 )
 from taskyard.wire import payloads, pickled, plain_pickles
+from taskyard.wire.main_globals import shared_globals
+from taskyard.wire.pickled import CallHeader
+from taskyard.wire.repeated_functions import RepeatedFunctions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from taskyard.client.origins import Encoded
-    from taskyard.process.call_values import CallValues
+    from taskyard.process.call_values import CallValues, Restore
+
+
+class EncodedCall(Struct, frozen=True):
+    """A call of a function, or other work, with what its task needs."""
+
+    service: bytes
+    payload: bytes
+    #: The tasks whose results it needs.
+    results: Sequence[str] = ()
+    #: Stores its large parts again. None: it has none.
+    restore: Restore | None = None
+    #: Unpickles its outcome. None: that is no pickle.
+    decoder: OutcomeDecoder | None = None
+
+
+#: Directories of the standard library and of installed packages. A worker has its own.
+_INSTALL_DIRECTORIES: Final = tuple(
+    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+_NOTHING: Final = nullcontext()
+
+
+class Marks(NamedTuple):
+    """The marks of one call, in place of those of its program."""
+
+    #: Precedes the call's exception in the output.
+    token: str
+    #: Makes the payload another one in each program.
+    nonce: str = ""
+
+
+class Initializer(NamedTuple):
+    """An initializer and its arguments as the payload of a call."""
+
+    call: bytes = b""
+    #: Globals that it sets in the main script or session are seen by calls with this key.
+    globals_key: str = ""
+
+
+def encode_initializer(initializer: Callable[..., Any], args: Sequence[Any]) -> Initializer:
+    """Encode the call of an initializer. Raise `NotEncodable`."""
+    encoder, key = CallEncoder(None), secrets.token_hex(8)
+    encoder.use_setup(globals_key=key)
+    call = encoder.encode(initializer, args, {}).payload
+    return Initializer(call, key if pickled.refers_to_main(call) else "")
+
+
+def _is_user_directory(place: str) -> bool:
+    """Return whether a directory is neither the standard library nor installed packages."""
+    if place.startswith(_INSTALL_DIRECTORIES):
+        return False
+    return not (place.startswith(sys.base_prefix) and place.endswith(".zip"))
+
 
 _T = TypeVar("_T")
 
@@ -145,16 +204,26 @@ def value_of(full_name: str, result: bytes, values: CallValues | None) -> Any:  
         ).with_traceback(error.__traceback__) from None
 
 
-class FunctionCalls:
-    """Encodes the calls of one client."""
+class CallEncoder:
+    """Encodes the calls of one client. Follows changes of `sys.path`."""
 
     def __init__(self, values: CallValues | None) -> None:
+        """`values` stores large parts. Without it, calls are limited in size."""
         token = secrets.token_hex(16)
-        self.origins = CallOrigins(token, values)
         self.values = values
         self.decoder = OutcomeDecoder(token, values)
         #: Decodes the outcomes of other clients' calls.
         self.foreign_decoder = OutcomeDecoder("", values)
+        #: Fields of the header: a token that precedes exceptions in the output, and what a process
+        #: does before its first call.
+        self._fields: dict[str, Any] = {"token": token}
+        #: See `main_globals`.
+        self._globals_key = ""
+        self._repeated = RepeatedFunctions()
+        self._sys_path: list[str] | None = None
+        self._header = CallHeader()
+        #: Of calls that need no results.
+        self._header_bytes = b""
 
     def encode(
         self,
@@ -162,23 +231,57 @@ class FunctionCalls:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         marks_of: Callable[[bytes], Marks] | None = None,
-    ) -> tuple[bytes, Encoded, OutcomeDecoder]:
-        """Return the service of a call, the call encoded, and the decoder of its outcome.
+    ) -> EncodedCall:
+        """Encode a call. `marks_of` takes the pickle of a call with marks of its own.
 
-        A plain call needs no more than `--allow MODULE`. `marks_of` takes the pickle of a call with
-        marks of its own. Raises `NotEncodable`.
+        A plain call needs no more than `--allow MODULE`. Raises `NotEncodable`.
         """
-        check_main_guard("submits a function")
-        body, encoded = self.origins.encode(function, args, kwargs, marks_of)
-        service = payloads.CALL if plain_pickles.is_plain_call(body) else pickled.PICKLE
-        if marks_of is None:
-            return service, encoded, self.decoder
-        return service, encoded, OutcomeDecoder(marks_of(body).token, self.values)
+        if self._sys_path != sys.path:
+            self._refresh()
+        function = self._repeated.substitute(function, self.pickle_once)
+        values = self.values
+        is_large = None if values is None else values.is_large
+        with self._shared_globals():
+            body = pickled.pickle_call(function, args, kwargs, is_large=is_large)
+        header, decoder, restore = self._header, self.decoder, None
+        if body.results:
+            header = structs.replace(header, results=body.results)
+        if marks_of is not None:
+            marks = marks_of(body.pickle)
+            header = structs.replace(header, token=marks.token, nonce=marks.nonce)
+            decoder = OutcomeDecoder(marks.token, values)
+        if values is not None and (body.buffers or len(body.pickle) >= BLOB_BYTES_MIN):
+            payload, restore = values.encode(body, header)
+        elif header is self._header:
+            payload = self._header_bytes + body.pickle
+        else:
+            payload = pickled.encode_pickled_call(body.pickle, header)
+        service = payloads.CALL if plain_pickles.is_plain_call(body.pickle) else pickled.PICKLE
+        return EncodedCall(service, payload, body.results, restore, decoder)
 
     def pickle_once(self, function: Callable[..., _T]) -> Callable[..., _T]:
         """Return a substitute for a function that many calls share."""
-        substitute: Callable[..., _T] = self.origins.pickle_once(function)
+        if self._sys_path != sys.path:
+            self._refresh()
+        with self._shared_globals():
+            substitute: Callable[..., _T] = pickled.pickle_once(function)
         return substitute
+
+    def use_setup(self, *, file: str = "", call: bytes = b"", globals_key: str = "") -> None:
+        """Have processes make a setup before their first call of these."""
+        self._fields |= {"setup_file": file, "setup": call}
+        self._globals_key, self._sys_path = globals_key, None
+        self._repeated = RepeatedFunctions()
+
+    def _shared_globals(self) -> AbstractContextManager[None]:
+        return shared_globals(self._globals_key) if self._globals_key else _NOTHING
+
+    def _refresh(self) -> None:
+        users = filter(_is_user_directory, sys.path)
+        path = tuple(dict.fromkeys(map(os.path.abspath, users)))  # "" is the current directory
+        self._header = CallHeader(path=path, **self._fields)
+        self._header_bytes = pickled.encode_pickled_call(b"", self._header)
+        self._sys_path = [*sys.path]
 
 
 def marks_of_named(body: bytes) -> Marks:
@@ -188,15 +291,6 @@ def marks_of_named(body: bytes) -> Marks:
     who know the call can compute it.
     """
     return Marks(hashlib.sha256(b"token " + body).hexdigest()[:_TOKEN_DIGITS])
-
-
-def check_main_guard(act: str) -> None:
-    """Raise an error in a script that a worker imports, which would submit its calls again."""
-    if os.environ.get(pickled.IMPORTING_VARIABLE):
-        raise RuntimeError(
-            f"script: {act} when a worker imports it "
-            '(guard that code with `if __name__ == "__main__":`)'
-        )
 
 
 def function_name(function: Callable[..., Any]) -> str:

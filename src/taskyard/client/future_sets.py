@@ -1,4 +1,4 @@
-"""Many futures at once: waiting for them, gathering their values, scattering values as futures.
+"""Many futures at once: waiting for them and gathering their values.
 
 Owns `as_completed`, `wait` and the walk over collections of futures, for both clients. Imports no
 client.
@@ -7,14 +7,14 @@ client.
 from __future__ import annotations
 
 import concurrent.futures
-import operator
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future as AnyFuture
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, overload
 
 from taskyard.client import progress as drawing
-from taskyard.client.exchanges import WHY_SECONDS, AwaitingRunner
+from taskyard.client.exchanges import WHY_SECONDS
 from taskyard.client.futures import Future
 from taskyard.client.stalls import request_why, timeout_error
 from taskyard.errors import UserError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from typing_extensions import TypeVar  # with a default
+
+    from taskyard.client.exchanges import AwaitingRunner
 
     _T = TypeVar("_T", default=Any)
 else:
@@ -36,35 +38,31 @@ Errors = Literal["raise", "skip"]
 #: Stands for a future that is left out.
 _SKIPPED: Final = object()
 
-#: The function of a scattered value. It gets the value in a tuple, and returns it. Workers have it
-#: without importing anything.
-FIRST: Final = operator.itemgetter(0)
 
-
-def futures_in(value: object, kind: type[Any]) -> Iterator[Any]:
+def futures_in(value: object) -> Iterator[Any]:
     """Yield the futures in a collection, and in the lists, tuples, sets and dicts inside it."""
-    if isinstance(value, kind):
+    if isinstance(value, AnyFuture):
         yield value
     elif isinstance(value, dict):
         for one in value.values():
-            yield from futures_in(one, kind)
+            yield from futures_in(one)
     elif isinstance(value, list | tuple | set | frozenset):
         for one in value:
-            yield from futures_in(one, kind)
+            yield from futures_in(one)
 
 
-def gathered(value: object, kind: type[Any], errors: Errors) -> Any:  # noqa: ANN401  # as the value
+def gathered(value: object, errors: Errors) -> Any:  # noqa: ANN401  # as the value
     """Return a collection with the results of settled futures in their places.
 
     With `errors` "skip", leave out those that have none.
     """
-    if isinstance(value, kind):
+    if isinstance(value, AnyFuture):
         return _result(value, errors)
     if isinstance(value, dict):
-        found = {key: gathered(one, kind, errors) for key, one in value.items()}
+        found = {key: gathered(one, errors) for key, one in value.items()}
         return {key: one for key, one in found.items() if one is not _SKIPPED}
     if isinstance(value, list | tuple | set | frozenset):
-        results = (gathered(one, kind, errors) for one in value)
+        results = (gathered(one, errors) for one in value)
         return _like(value, [one for one in results if one is not _SKIPPED])
     return value
 
@@ -100,22 +98,13 @@ def without_skipped(value: Any) -> Any:  # noqa: ANN401  # as the value
     return None if value is _SKIPPED else value
 
 
-def scattered(values: object, submit: Callable[[object], Any]) -> Any:  # noqa: ANN401  # as the values
-    """Return a future for each item of a list, tuple, set or dict, or for one other value."""
-    if isinstance(values, dict):
-        return {key: submit(one) for key, one in values.items()}
-    if isinstance(values, list | tuple | set | frozenset):
-        return _like(values, [submit(one) for one in values])
-    return submit(values)
-
-
 def progress(*futures: Future[Any] | Iterable[Future[Any]]) -> None:
     """Draw a bar until all futures are settled, on a terminal or in a notebook.
 
     Takes futures and collections of futures, of a `Client`. Raises nothing if one fails: the bar
     counts it.
     """
-    waiting = [*futures_in([*map(_as_list, futures)], concurrent.futures.Future)]
+    waiting = [*futures_in([*map(_as_list, futures)])]
     for _ in drawing.with_progress(as_completed(waiting), len({*waiting})):
         pass
 
@@ -126,8 +115,6 @@ def _as_list(value: object) -> object:
 
 
 # As they are settled.
-
-_A = TypeVar("_A", bound=AwaitingRunner)
 
 
 @overload
@@ -152,22 +139,22 @@ def as_completed(
 
 @overload
 def as_completed(
-    futures: Iterable[_A],
+    futures: Iterable[Future[_T, AwaitingRunner]],
     timeout: float | None = None,
     *,
     with_results: Literal[False] = False,
     progress: bool = False,
-) -> AsyncIterator[_A]: ...
+) -> AsyncIterator[Future[_T, AwaitingRunner]]: ...
 
 
 @overload
 def as_completed(
-    futures: Iterable[_A],
+    futures: Iterable[Future[_T, AwaitingRunner]],
     timeout: float | None = None,
     *,
     with_results: Literal[True],
     progress: bool = False,
-) -> AsyncIterator[tuple[_A, Any]]: ...
+) -> AsyncIterator[tuple[Future[_T, AwaitingRunner], _T]]: ...
 
 
 def as_completed(
@@ -187,9 +174,8 @@ def as_completed(
     if not waiting:
         return _NoFutures()
     first = waiting[0]
-    if isinstance(first, AwaitingRunner):
-        completed: Callable[..., AsyncIterator[Any]] = cast("Any", type(first)).completed
-        return completed(waiting, timeout, with_results=with_results, progress=progress)
+    if _is_awaited(first):
+        return _completed_in_loop(waiting, timeout, with_results=with_results, progress=progress)
     done = _as_settled(waiting) if timeout is None else _completed(waiting, timeout)
     if progress:
         done = drawing.with_progress(done, len(waiting))
@@ -216,6 +202,52 @@ def _completed(waiting: list[Future], timeout: float) -> Iterator[Future]:
             yield future
     except TimeoutError:
         raise timeout_error(left, timeout) from None
+
+
+def _is_awaited(future: object) -> bool:
+    """Return whether a future is of an `AsyncClient`."""
+    return isinstance(future, Future) and future.loop is not None
+
+
+async def _completed_in_loop(
+    futures: list[Any],
+    timeout: float | None,  # noqa: ASYNC109  # as the standard library's
+    *,
+    with_results: bool,
+    progress: bool,
+) -> AsyncIterator[Any]:
+    """Yield futures of an `AsyncClient` as they are settled."""
+    import asyncio  # noqa: PLC0415  # it is loaded here
+
+    arrived: asyncio.Queue[Future] = asyncio.Queue()
+    left, began = dict.fromkeys(futures), asyncio.get_running_loop().time()
+
+    async def next_arrived() -> Future:
+        if timeout is None:
+            return await arrived.get()
+        if timeout > WHY_SECONDS:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(began + timeout - WHY_SECONDS):
+                    return await arrived.get()
+            request_why(left)
+        try:
+            async with asyncio.timeout_at(began + timeout):
+                return await arrived.get()
+        except TimeoutError:
+            raise timeout_error(left, timeout) from None
+
+    for future in futures:
+        future.add_done_callback(arrived.put_nowait)
+    try:
+        with drawing.ProgressBar(len(futures), drawn=progress) as bar:
+            for _ in futures:
+                settled = await next_arrived()
+                del left[settled]
+                bar.count(settled)
+                yield (settled, settled.result()) if with_results else settled
+    finally:
+        for future in futures:
+            future.remove_done_callback(arrived.put_nowait)
 
 
 class _NoFutures:
@@ -247,7 +279,7 @@ def wait(
     takes those.
     """
     waiting = list(futures)
-    if any(isinstance(one, AwaitingRunner) for one in waiting):
+    if any(map(_is_awaited, waiting)):
         raise UserError("futures of an AsyncClient: wait with `await asyncio.wait(futures)`")
     if not progress:
         return concurrent.futures.wait(waiting, timeout, return_when)

@@ -1,8 +1,8 @@
-"""Futures of tasks: real `concurrent.futures` ones, with the name of their task.
+"""Futures of tasks: real `concurrent.futures` ones, with the name of their task, to await too.
 
 A future is settled when its task is: with the result, with `TaskFailed` or `TaskBlocked`, or as
-cancelled. A retry does not reopen it: ask the client for a new future. Owns what the futures of
-both clients share: those of `AsyncClient`, in `aio`, add how they wait. Imports no client.
+cancelled. A retry does not reopen it: ask the client for a new future. Futures of an `AsyncClient`
+are settled in its loop, and their methods that ask the broker are awaited. Imports no client.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import concurrent.futures
 import os
 import threading
 from collections import deque
-from collections.abc import Awaitable
 from concurrent.futures import Future as AnyFuture
 from concurrent.futures import _base
 from contextlib import suppress
@@ -29,14 +28,17 @@ from typing import (
 
 from taskyard.client import commands, reads, requests
 from taskyard.client.exchanges import (
-    BlockingRunner,
+    OfClient,
+    RunnerT,
+    SlotCondition,
+    SlotWaiters,
+    Step,
     exchange_method,
     exchange_value,
 )
 from taskyard.client.functions import Outcome, printed_text, traceback_of
 from taskyard.client.results import failure_of, result_or_error
-from taskyard.client.slot_waits import SlotCondition, SlotWaiters
-from taskyard.client.stalls import wait_or_explain
+from taskyard.client.stalls import timeout_error, wait_or_explain
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
 from taskyard.errors import TaskyardError
@@ -44,11 +46,11 @@ from taskyard.wire import inputs, payloads, pickled
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from typing_extensions import TypeVar  # with a default
 
-    from taskyard.client.exchanges import Exchange, Query, Steps
+    from taskyard.client.exchanges import Exchange, Steps
     from taskyard.client.functions import OutcomeDecoder
     from taskyard.client.session import Session
     from taskyard.client.stalls import Stalls
@@ -89,10 +91,9 @@ os.register_at_fork(after_in_child=_on_fork)
 class FutureOwner(Protocol):
     """The parts of a client that its futures use."""
 
-    timeout: float
+    _timeout: float
     _session: Session
     _bridge: LoopBridge | None
-    _reply_to: Any
 
 
 class LoopBridge:
@@ -122,7 +123,8 @@ class LoopBridge:
         self._awake = False
         for _ in range(len(self._arrived)):
             future, value, error = self._arrived.popleft()
-            future.deliver(value, error)
+            if not future.done():
+                future._end(value, error, in_loop=True)  # noqa: SLF001  # for this class
 
 
 class Progress(NamedTuple):
@@ -140,14 +142,68 @@ class SentByClient(Protocol):
         """Wait until the broker has the task, unless it is one of this session. Never raises."""
 
 
-class Settled(NamedTuple):
-    """A step of a future's exchange: to wait until its task is settled."""
+class Settled(Step):
+    """A step of an exchange: a wait until a future is settled. Raises `TimeoutError`."""
 
-    timeout: float | None
+    future: AnyFuture[Any]
+    timeout: float | None = None
+
+    def block(self) -> None:
+        exception = partial(AnyFuture.exception, self.future)
+        with suppress(concurrent.futures.CancelledError):
+            if self.timeout is None or not isinstance(self.future, Future):
+                exception(self.timeout)
+            else:
+                wait_or_explain(exception, self.timeout, self.future)
+
+    async def wait(self) -> None:
+        import asyncio  # noqa: PLC0415  # it is loaded here
+
+        try:
+            async with asyncio.timeout(self.timeout):
+                await settled_in_loop(self.future)
+        except TimeoutError:
+            if isinstance(self.future, Future):
+                raise timeout_error([self.future], self.timeout or 0) from None
+            raise
 
 
-class FutureBase(Awaitable[_T]):
-    """The task of a future and its outcome, and the methods that futures of both clients have."""
+async def settled_in_loop(future: AnyFuture[Any]) -> None:
+    """Wait until a future is settled, in any loop. Each call may be cancelled."""
+    import asyncio  # noqa: PLC0415  # it is loaded here
+
+    loop = asyncio.get_running_loop()
+    waiter = loop.create_future()
+
+    def end_wait(_: object = None) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def wake(_: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(end_wait)
+
+    own = isinstance(future, Future) and future.loop is loop
+    future.add_done_callback(end_wait if own else wake)
+    try:
+        await waiter
+    except asyncio.CancelledError as error:
+        if isinstance(future, Future) and (why := future.known_why()):
+            error.add_note(f"task {future.full_name}{why}")
+        raise
+
+
+class Future(AnyFuture[_T], OfClient[RunnerT]):
+    """A task's result, once it is there. It may also be awaited, in any loop and many times.
+
+    The value of a function is unpickled when it is first asked for, in the thread of the caller.
+
+    It has a condition and lists, as the standard library's futures do, from the first wait or
+    callback on. Most futures are settled before, and a program may hold a million of them.
+
+    It is not an `asyncio.Future`, which is cancelled with the asyncio task that awaits it. It works
+    with `asyncio.wait`, `gather`, `wait_for`, `timeout` and `as_completed`.
+    """
 
     _client: FutureOwner
     _name: bytes
@@ -158,10 +214,13 @@ class FutureBase(Awaitable[_T]):
     #: Of a pickled call: unpickles its outcome. The outcome is None before it is there, and after.
     _decoder: OutcomeDecoder | None = None
     _outcome: Outcome | None = None
-    # The attributes of the standard library's future, which its `__init__` would set.
-    _state = _base.PENDING
-    _result: Any = None
+    #: Whether it has a condition and lists.
+    _may_wait = False
+    # Attributes of the standard library's future, which its `__init__` would set.
+    _result: Any
     _exception: BaseException | None = None
+    if TYPE_CHECKING:
+        _done_callbacks: list[Callable[[Any], object]]
 
     def __init__(  # made for many tasks, by position
         self,
@@ -171,6 +230,8 @@ class FutureBase(Awaitable[_T]):
         campaign: bytes = b"",
         decoder: OutcomeDecoder | None = None,
     ) -> None:
+        # All that most futures ever have, so that Python makes no dict for one.
+        self._state, self._result = _base.PENDING, None
         self._client = client
         self._campaign = campaign
         self._name = name
@@ -208,6 +269,16 @@ class FutureBase(Awaitable[_T]):
         """The waits of its client."""
         return self._client._session.stalls  # noqa: SLF001  # a future is a part of its client
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop of its client. None: that is no `AsyncClient`."""
+        bridge = self._client._bridge  # noqa: SLF001  # a future is a part of its client
+        return None if bridge is None else bridge.loop
+
+    def known_why(self) -> str:
+        """Return what the client knows of why the task is in its state, as a clause."""
+        return self._stalls.known_why(self.full_name)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Reduce to the task's value in the arguments of a call. Raises `TypeError`."""
         return inputs.reduce_reference(self)
@@ -216,8 +287,7 @@ class FutureBase(Awaitable[_T]):
         """Return HTML for a notebook, within a second. Never raises."""
         from taskyard.client import notebook  # noqa: PLC0415  # only notebooks need it
 
-        session = self._client._session  # noqa: SLF001  # a future is a part of its client
-        return notebook.future_html(session, cast("notebook.SettledFuture", self))
+        return notebook.future_html(self._client._session, cast("Future", self))  # noqa: SLF001  # a part of it
 
     def done(self) -> bool:
         """Return whether the task is settled: done, failed, blocked or cancelled."""
@@ -227,21 +297,38 @@ class FutureBase(Awaitable[_T]):
         """Return whether the task was cancelled."""
         return self._state in _DONE and self._state != _base.FINISHED
 
-    def result(self) -> _T:
-        """Return the result of the settled task."""
-        raise NotImplementedError
+    def result(self, timeout: float | None = None) -> _T:
+        """Wait for the result, and return it. Raises what the task failed with.
 
-    def exception(self) -> BaseException | None:
-        """Return the exception that `result` raises, or None."""
-        raise NotImplementedError
+        If a function failed, that is its own exception, with the traceback as its cause. Raises
+        `TimeoutError` after `timeout` seconds, which says why the task has not settled. For an
+        `AsyncClient` it waits for nothing: it raises `InvalidStateError`.
+        """
+        if self._state == _base.FINISHED and self._exception is None and self._outcome is None:
+            return cast("_T", self._result)
+        bridge = self._client._bridge  # noqa: SLF001  # a future is a part of its client
+        if self._decoder is not None or timeout is not None or bridge is not None:
+            self.exception(timeout)
+        return AnyFuture.result(self)
 
-    async def settled(self) -> None:
-        """Wait until the task is settled. Each call has its own waiter, which may be cancelled."""
-        raise NotImplementedError
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end of the task. Return the exception that `result` raises, or None."""
+        if self._state not in _DONE and self.loop is not None:
+            import asyncio  # noqa: PLC0415  # it is loaded here
+
+            raise asyncio.InvalidStateError(f"task {self.full_name}: not settled yet")
+        if timeout is None or self._state in _DONE:
+            error = AnyFuture.exception(self)
+        else:
+            error = wait_or_explain(partial(AnyFuture.exception, self), timeout, self)
+        if self._decoder is None:
+            return error
+        self._decode()
+        return AnyFuture.exception(self)
 
     def __await__(self) -> Generator[Any, None, _T]:
         if self._state not in _DONE:
-            yield from self.settled().__await__()
+            yield from settled_in_loop(self).__await__()
         outcome = self._outcome
         if outcome is not None and pickled.is_pickled(outcome.data):
             import asyncio  # noqa: PLC0415  # it is loaded here
@@ -250,13 +337,35 @@ class FutureBase(Awaitable[_T]):
             yield from asyncio.to_thread(self._decode).__await__()
         return self.result()
 
+    def remove_done_callback(self, callback: Callable[[Future], object]) -> int:
+        """Remove a callback, for `asyncio.wait`. Return how many times it was registered."""
+        with self._condition:
+            left = [one for one in self._done_callbacks if one != callback]
+            removed = len(self._done_callbacks) - len(left)
+            self._done_callbacks = left
+        return removed
+
+    if not TYPE_CHECKING:  # there they stay attributes of the base
+
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # one of three
+            """Make the condition and the lists when one of them is first used."""
+            if name not in _WAIT_ATTRIBUTES:
+                raise AttributeError(f"future: no attribute {name!r}", name=name, obj=self)
+            with _Guard.lock:
+                if not self._may_wait:
+                    self._condition = SlotCondition()
+                    self._waiters, self._done_callbacks = SlotWaiters(), []
+                    self._may_wait = True
+            return self.__dict__[name]
+
     def _decode(self) -> None:
         """Unpickle the value or the exception of a settled call, unless that is done."""
-        outcome = self._outcome
-        if outcome is not None and self._decoder is not None:
-            value, error = self._decoder.decode(self.full_name, outcome)
-            self._result, self._exception = value, error
-            self._outcome = None
+        with self._condition:
+            outcome = self._outcome
+            if outcome is not None and self._decoder is not None:
+                value, error = self._decoder.decode(self.full_name, outcome)
+                self._result, self._exception = value, error
+                self._outcome = None
 
     # Exchanges.
 
@@ -291,7 +400,7 @@ class FutureBase(Awaitable[_T]):
     @exchange_method
     def bytes(self, timeout: float | None = None) -> Steps[bytes]:
         """Wait for the result, and return it as the worker sent it. Raises what `result` raises."""
-        yield Settled(timeout)
+        yield Settled(self, timeout)
         outcome = self._outcome
         if outcome is not None and outcome.failure is None:
             return outcome.data
@@ -308,7 +417,7 @@ class FutureBase(Awaitable[_T]):
 
         For a program, it is the last one that it printed. None if there is none.
         """
-        yield Settled(timeout)
+        yield Settled(self, timeout)
         error = self.exception()
         found = traceback_of(error, "")
         return found if found or not error else traceback_of(error, (yield from self._printed()))
@@ -320,10 +429,10 @@ class FutureBase(Awaitable[_T]):
         Raises `TimedOut` if the broker does not answer within the client's timeout.
         """
         if not self.done():
-            timeout = self._client.timeout
+            timeout = self._client._timeout  # noqa: SLF001  # a future is a part of its client
             yield from commands.cancel([self.full_name], timeout=timeout)
             with suppress(TimeoutError):
-                yield Settled(timeout)
+                yield Settled(self, timeout)
         return self.cancelled()
 
     # For the session.
@@ -354,99 +463,12 @@ class FutureBase(Awaitable[_T]):
         """Set the exception. Called by the session."""
         self._end(None, exception)
 
-    def _end(self, value: object, error: BaseException | None) -> None:
-        """Set the outcome."""
-        raise NotImplementedError
-
-
-class Future(FutureBase[_T], BlockingRunner, AnyFuture[_T]):
-    """A task's result, once it is there.
-
-    The value of a function is unpickled when it is first asked for, in the thread of the caller.
-
-    It has a condition and lists, as the standard library's futures do, from the first wait or
-    callback on. Most futures are settled before, and a program may hold a million of them.
-    """
-
-    #: Whether it has the attributes below.
-    _may_wait = False
-
-    def _reply_to(self, query: Query | Settled) -> Any:  # noqa: ANN401  # of several steps
-        if not isinstance(query, Settled):
-            return self._client._reply_to(query)  # noqa: SLF001  # a future is a part of its client
-        with suppress(concurrent.futures.CancelledError):
-            self._await_settled(query.timeout)
-        return None
-
-    if not TYPE_CHECKING:  # there they stay attributes of the base
-
-        def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # one of three
-            """Make the condition and the lists when one of them is first used."""
-            if name not in _WAIT_ATTRIBUTES:
-                raise AttributeError(f"future: no attribute {name!r}", name=name, obj=self)
-            with _Guard.lock:
-                if not self._may_wait:
-                    self._condition = SlotCondition()
-                    self._waiters, self._done_callbacks = SlotWaiters(), []
-                    self._may_wait = True
-            return self.__dict__[name]
-
-    def result(self, timeout: float | None = None) -> _T:
-        """Wait for the result, and return it. Raises what the task failed with.
-
-        If a function failed, that is its own exception, with the traceback as its cause. Raises
-        `TimeoutError` after `timeout` seconds, which says why the task has not settled.
-        """
-        if self._state == _base.FINISHED and self._exception is None and self._outcome is None:
-            return cast("_T", self._result)
-        if self._decoder is not None or timeout is not None:
-            self.exception(timeout)
-        return AnyFuture.result(self)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end of the task. Return the exception that `result` raises, or None."""
-        error = self._await_settled(timeout)
-        if self._decoder is None:
-            return error
-        self._decode()
-        return AnyFuture.exception(self)
-
-    def _await_settled(self, timeout: float | None) -> BaseException | None:
-        """Wait for the end of the task, and leave its outcome pickled."""
-        if timeout is None or self._state in _DONE:
-            return AnyFuture.exception(self)
-        return wait_or_explain(partial(AnyFuture.exception, self), timeout, self)
-
-    def _decode(self) -> None:
-        with self._condition:
-            super()._decode()
-
-    async def settled(self) -> None:
-        """Wait until the task is settled, in any loop."""
-        import asyncio  # noqa: PLC0415  # it is loaded here
-
-        loop = asyncio.get_running_loop()
-        waiter = loop.create_future()
-
-        def wake(_: object) -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(end_wait, waiter)
-
-        self.add_done_callback(wake)
-        await waiter
-
-    def await_sent(self, session: object) -> None:
-        """Wait until the broker has the task, unless it is one of this session. Never raises."""
-        if not self.done() and self._client._session is not session:  # noqa: SLF001  # its client's part
-            with suppress(TaskyardError):
-                _ = self.state  # asked after the tasks of its client are acknowledged
-
-    def __repr__(self) -> str:
-        if self._state == _base.FINISHED and self._outcome is not None:
-            return f"<Future of task {self.full_name!r}: finished, not read yet>"
-        return f"<Future of task {self.full_name!r}: {super().__repr__().split(' state=')[-1]}"
-
-    def _end(self, value: Any, error: BaseException | None) -> None:  # noqa: ANN401  # a task's own value
+    def _end(self, value: Any, error: BaseException | None, *, in_loop: bool = False) -> None:  # noqa: ANN401  # a task's own value
+        """Set the outcome. That of an `AsyncClient` is set in its loop."""
+        bridge = self._client._bridge  # noqa: SLF001  # a future is a part of its client
+        if bridge is not None and not in_loop:
+            bridge.put(self, value, error)
+            return
         if isinstance(value, Outcome):
             self._outcome, value = value, None
         if error is None:
@@ -461,8 +483,15 @@ class Future(FutureBase[_T], BlockingRunner, AnyFuture[_T]):
         else:
             AnyFuture.set_exception(self, error)
 
+    def await_sent(self, session: object) -> None:
+        """Wait until the broker has the task, unless it is one of this session. Never raises."""
+        if not self.done() and self.loop is None and self._client._session is not session:  # noqa: SLF001  # its client's part
+            with suppress(TaskyardError):
+                _ = cast(
+                    "Future", self
+                ).state  # asked after the tasks of its client are acknowledged
 
-def end_wait(waiter: asyncio.Future[None], _: object = None) -> None:
-    """End a wait in its loop, unless it was cancelled. May be called with a settled future."""
-    if not waiter.done():
-        waiter.set_result(None)
+    def __repr__(self) -> str:
+        if self._state == _base.FINISHED and self._outcome is not None:
+            return f"<Future of task {self.full_name!r}: finished, not read yet>"
+        return f"<Future of task {self.full_name!r}: {super().__repr__().split(' state=')[-1]}"

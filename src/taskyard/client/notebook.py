@@ -66,8 +66,8 @@ _TRACK: Final = (
 )
 
 
-class SettledFuture(Protocol):
-    """A future of either client."""
+class NamedFuture(Protocol):
+    """A future of a task."""
 
     @property
     def full_name(self) -> str: ...
@@ -139,7 +139,7 @@ def _failure_lines(session: Session, campaign: str, total: int) -> list[str]:
     return [*lines, *([_line(f"and {total - len(views):,} more")] if total > len(views) else [])]
 
 
-def future_html(session: Session, future: SettledFuture) -> str:
+def future_html(session: Session, future: NamedFuture) -> str:
     """Return a box with a task's state, and its result or why it has none yet."""
     title = _title("Future of task", future.full_name)
     if future.done():
@@ -147,7 +147,7 @@ def future_html(session: Session, future: SettledFuture) -> str:
     return _box(title, session, lambda: _waiting_lines(session, future.full_name))
 
 
-def _ended_lines(future: SettledFuture) -> list[str]:
+def _ended_lines(future: NamedFuture) -> list[str]:
     if future.cancelled():
         return [_state("cancelled")]
     error = future.exception()

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future as AnyFuture
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,6 +15,9 @@ from taskyard.client.results import settle_future
 from taskyard.core.limits import SECOND_NS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future as AnyFuture
+
     from taskyard.core.events import Scope
     from taskyard.net.channel import Channel
     from taskyard.wire.native.peer import Reply

@@ -19,7 +19,7 @@ from taskyard.campaign.batches import encode_batch, encode_text, task_bytes
 from taskyard.campaign.task_spec import check_task, to_row
 from taskyard.client import functions
 from taskyard.client.exchanges import AwaitingRunner, BlockingRunner, exchange_method
-from taskyard.client.functions import FunctionCalls
+from taskyard.client.functions import CallEncoder
 from taskyard.client.submit import (
     after_names,
     check_function,
@@ -117,8 +117,8 @@ def _check(connection: object, *, is_async: bool) -> None:
             "psycopg, nor a session or connection of SQLAlchemy"
         )
     if _is_async(connection) is not is_async:
-        client = "Client" if is_async else "AsyncClient"
-        raise UserError(f"connection: {connection!r} is for `{client}.outbox`")
+        kind = "Outbox" if is_async else "AsyncOutbox"
+        raise UserError(f"connection: {connection!r} is for `taskyard.{kind}`")
 
 
 def _sqlalchemy_statement() -> Any:  # noqa: ANN401  # of a package that may be missing
@@ -133,7 +133,7 @@ class OutboxBase:
     def __init__(self, connection: Any) -> None:  # noqa: ANN401  # of several packages
         _check(connection, is_async=isinstance(self, AwaitingRunner))
         self._connection = connection
-        self._calls = FunctionCalls(None)
+        self._calls = CallEncoder(None)
 
     @exchange_method
     def submit(  # all but the first are named
@@ -220,14 +220,19 @@ class OutboxBase:
             raise UserError("key: names by content are for `Client.submit`, not for an outbox")
         args, kwargs = arguments[0] or (), arguments[1] or {}
         marks_of = None if name is None else functions.marks_of_named
-        service, encoded, _ = self._calls.encode(function, args, kwargs, marks_of)
+        encoded = self._calls.encode(function, args, kwargs, marks_of)
         if name is None:
             name = _new_name(functions.function_name(function))
-        return function_row(name, campaign, (args, kwargs), service, encoded, options)
+        return function_row(name, campaign, (args, kwargs), encoded, options)
 
 
 class Outbox(OutboxBase, BlockingRunner):
-    """Submits tasks in the transaction of a connection. Made by `Client.outbox`."""
+    """Submits tasks in the transaction of a connection to PostgreSQL.
+
+    The broker of that database runs them after the commit, each once, and never after a rollback.
+    The connection is one of psycopg, another driver or Django, or a session or connection of
+    SQLAlchemy. Needs no client.
+    """
 
     def _reply_to(self, tasks: Any) -> Any:  # noqa: ANN401  # of no exchange with a broker
         if _is_sqlalchemy(self._connection):
@@ -241,7 +246,11 @@ class Outbox(OutboxBase, BlockingRunner):
 
 
 class AsyncOutbox(OutboxBase, AwaitingRunner):
-    """Submits tasks in the transaction of a connection. Made by `AsyncClient.outbox`."""
+    """Submits tasks in the transaction of an asynchronous connection to PostgreSQL.
+
+    That is an `AsyncConnection` of psycopg, or an `AsyncSession` or `AsyncConnection` of
+    SQLAlchemy. Its methods are awaited.
+    """
 
     async def _reply_to(self, tasks: Any) -> Any:  # noqa: ANN401  # of no exchange with a broker
         if _is_sqlalchemy(self._connection):

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from taskyard.client.exchanges import Exchange
-    from taskyard.client.futures import FutureBase
     from taskyard.client.requests import CampaignCounts
 
 #: Time between updates of a bar.
@@ -60,7 +59,7 @@ class ProgressBar:
             self._show(time.monotonic())
             self._screen.close()
 
-    def count(self, future: FutureBase | Future[Any]) -> None:
+    def count(self, future: Future[Any]) -> None:
         if self._screen is None:
             return
         self._ended += 1

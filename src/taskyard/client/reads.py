@@ -1,4 +1,4 @@
-"""Requests that read the bytes of tasks: results, and stdout and stderr of attempts.
+"""Requests that read what was recorded: results, stdout and stderr of attempts, and all records.
 
 Each function returns an exchange, as those in `requests`. Long bytes arrive in parts, which a
 client may also read one by one, so that neither it nor the broker needs memory for the whole.
@@ -6,12 +6,13 @@ client may also read one by one, so that neither it nor the broker needs memory 
 
 from __future__ import annotations
 
-import io
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec import Struct
 
 from taskyard.campaign.batches import encode_text
-from taskyard.client.exchanges import Query, checked_reply
+from taskyard.client.exchanges import Query, Sleep, checked_reply, refused_error
 from taskyard.client.requests import (
     TaskResult,
     check_names,
@@ -21,7 +22,7 @@ from taskyard.client.requests import (
 )
 from taskyard.client.results import check_not_truncated, decode_whole_result
 from taskyard.core.blobs import Result, length_of
-from taskyard.core.limits import PART_BYTES_MAX
+from taskyard.core.limits import PART_BYTES_MAX, SECOND_NS
 from taskyard.core.model import shown
 from taskyard.core.output import Stream
 from taskyard.core.states import TaskState
@@ -32,16 +33,25 @@ from taskyard.wire.pickled import PICKLE
 from taskyard.wire.plain_pickles import looks_pickled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from typing_extensions import Buffer
-
-    from taskyard.client.exchanges import Exchange
+    from taskyard.client.exchanges import Exchange, Steps
+    from taskyard.core.events import Scope
     from taskyard.wire.native.reads import Part
 
 
 #: What can be read in parts, by name. None: the result.
 _STREAMS: Final = {"stdout": Stream.STDOUT, "stderr": Stream.STDERR, "result": None}
+
+
+#: The broker holds a reply for at most this long. Then the request is sent again.
+WAIT_NS: Final = 20 * SECOND_NS
+
+#: Pause between requests, so that a busy broker sends many records at a time. Too short to notice.
+RETRY_SECONDS: Final = 0.02
+
+#: Records in one reply. A reply with fewer is the last for now.
+RECORDS_PER_REQUEST: Final = 1000
 
 
 class DecodedResult(NamedTuple):
@@ -183,8 +193,14 @@ def output_page(
 
     Raises `BytesMissing` if the output was removed.
     """
-    where: Any = {"offset": offset, "attempt": attempt, "count": count}
-    build = partial(reads.part, name=encode_text(name), stream=_stream(stream), **where)
+    build = partial(
+        reads.part,
+        name=encode_text(name),
+        stream=_stream(stream),
+        offset=offset,
+        attempt=attempt,
+        count=count,
+    )
     reply = yield from checked_reply(Query(build))
     if reply.kind != peer.NOT_FOUND:
         return reply.part
@@ -200,48 +216,59 @@ def _stream(name: str) -> Stream | None:
         raise UserError(f"stream must be {', '.join(_STREAMS)}, not {name!r}") from None
 
 
-def open_output(
-    page: Callable[..., Part], name: str, stream: str = "stdout", attempt: int | None = None
-) -> BinaryIO:
-    """Return a stream of an attempt as a file. `page` does what `output_page` does, and blocks."""
-    raw = _OutputFile(page, name, stream, page(name, 0, stream, attempt=attempt, count=1).attempt)
-    return io.BufferedReader(raw, PART_BYTES_MAX)
+# The stream of a broker's records, as they are written to its journal. The cursor is the number of
+# the last record: a stream resumes from it after the broker restarts.
 
 
-class _OutputFile(io.RawIOBase):
-    """A stream of an attempt. One that still grows ends where it is."""
+class RecordBatch(Struct):
+    """Some records of a broker's journal."""
 
-    def __init__(self, page: Callable[..., Part], name: str, stream: str, attempt: int) -> None:
-        self._part_from = partial(page, name, stream=stream, attempt=attempt)
-        self._offset = 0
+    #: A document a record, in order: see `taskyard.wire.record_views`.
+    records: list[dict[str, Any]]
+    #: The last record that was sent or skipped, and the journal that it is in.
+    cursor: int
+    journal: bytes
+    #: Why records before these are missing. Empty: none are.
+    gap: str = ""
 
-    def readable(self) -> bool:
-        return True
 
-    def seekable(self) -> bool:
-        return True
+def poll_records(
+    since: int | None, journal: bytes = b"", scope: Scope | None = None, wait_ns: int = 0
+) -> Exchange[RecordBatch]:
+    """Return records after `since`. If there are none, wait for some for `wait_ns` at most.
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if whence == io.SEEK_CUR:
-            offset += self._offset
-        elif whence == io.SEEK_END:
-            offset += self._part(0, 1).bytes_total
-        if offset < 0:
-            raise ValueError(f"an offset must not be negative, as {offset} is")
-        self._offset = offset
-        return offset
+    Without `since` there are none, but a cursor, which holds though the broker restarts. A scope
+    selects records by campaign, service and lane. Its states and names are ignored. Raises
+    `Refused` if `since` is not a record of that broker's journal.
+    """
+    build = partial(
+        peer.follow,
+        cursor=since,
+        journal=journal,
+        scope=scope,
+        count=RECORDS_PER_REQUEST,
+        wait_ns=wait_ns,
+    )
+    reply = yield Query(build, wait_ns)
+    if reply.kind == peer.FOLLOW:
+        return RecordBatch(reply.document(), reply.cursor, reply.journal)
+    is_gap = reply.kind == peer.NOT_FOUND and since is not None and since < reply.cursor
+    if not is_gap or (journal and journal != reply.journal):
+        raise refused_error(reply)
+    return RecordBatch([], reply.cursor, reply.journal, reply.reason)
 
-    def tell(self) -> int:
-        return self._offset
 
-    def readinto(self, buffer: Buffer) -> int:
-        room = memoryview(buffer).cast("B")
-        if not room:
-            return 0
-        data = self._part(self._offset, min(len(room), PART_BYTES_MAX)).data
-        room[: len(data)] = data
-        self._offset += len(data)
-        return len(data)
+def followed_records(
+    since: int | None, scope: Scope | None, last: RecordBatch | None
+) -> Steps[tuple[list[RecordBatch], RecordBatch]]:
+    """Return the batch after `last` as a page, or the first one after `since`.
 
-    def _part(self, offset: int, count: int) -> Part:
-        return self._part_from(offset, count=count)
+    It comes after `WAIT_NS` at most, perhaps without records.
+    """
+    if last is None:
+        batch = yield from poll_records(since, scope=scope)
+    else:
+        if 0 < len(last.records) < RECORDS_PER_REQUEST:  # a full batch has no pause
+            yield Sleep(RETRY_SECONDS)
+        batch = yield from poll_records(last.cursor, last.journal, scope, WAIT_NS)
+    return [batch], batch

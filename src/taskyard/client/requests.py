@@ -212,6 +212,18 @@ def tasks_page(  # noqa: PLR0913  # the last ones are named
     return reply.document(), reply.cursor
 
 
+def listed_tasks(
+    scope: Scope,
+    match: str,
+    cursor: int | None,
+    *,
+    measured: bool = False,
+) -> Exchange[tuple[list[View], int | None]]:
+    """Return a page of a scope's tasks, and the cursor of the next page: None after the last."""
+    found, following = yield from tasks_page(scope, match, cursor or 0, measured=measured)
+    return found, following or None
+
+
 def _all_pages(scope: Scope, deadline: Deadline | None = None) -> Exchange[list[View]]:
     found, cursor = yield from tasks_page(scope, deadline=deadline)
     while cursor:

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskyard.campaign.batches import task_bytes
 from taskyard.client import discovery
-from taskyard.client.fetches import Fetches
 from taskyard.client.open_requests import Outage, PendingRequest, PendingRequests
 from taskyard.client.results import SettableFuture, settle_future
 from taskyard.client.stalls import Stalls
 from taskyard.client.task_buffer import TaskBuffer
-from taskyard.client.watches import Watches
+from taskyard.client.watches import Fetches, Watches
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError, UserError
 from taskyard.net import sockets
@@ -114,6 +113,8 @@ class Session:
     def end_in_child(self) -> None:
         """Refuse all calls in a forked child, which has no thread to send them."""
         self._lock = threading.Lock()  # another thread may have held it
+        self.ended = AnyFuture()
+        self.ended.set_result(None)
         if self._end is None:
             self._end = ClientClosed(
                 "client: made before this process was forked (make another one in this process)"
@@ -148,7 +149,7 @@ class Session:
             self._wait_for_room()
 
     def _wait_for_room(self) -> None:
-        if self.is_blocking and not self._is_session_thread():
+        if self.is_blocking and not self.is_own_thread():
             self._buffer.wait_for_room(self._thread.is_alive)
 
     @property
@@ -162,7 +163,7 @@ class Session:
 
     def request(self, query: Query, reply_future: AnyFuture[Reply]) -> None:
         """Queue a request. `reply_future` gets the reply."""
-        if self._is_session_thread():
+        if self.is_own_thread():
             raise UserError(
                 "callback: must not wait for the client, because its thread receives the answers "
                 "(use another thread)"
@@ -212,15 +213,10 @@ class Session:
             self._watches.requested.append(futures)
             self._wake()
 
-    def stop(self, timeout: float | None = None) -> None:
-        """Wait until all tasks are acknowledged, at most `timeout` seconds, then end."""
-        self.stop_accepting()
-        if self._is_session_thread():
-            return
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            self.abandon()
-            self._thread.join(ABANDON_SECONDS)
+    def join(self) -> None:
+        """Wait for the thread, which has ended or does so at once."""
+        if self.ended.done():
+            self._thread.join()
 
     def stop_accepting(self) -> None:
         """Refuse new calls, and end when all tasks are acknowledged."""
@@ -250,7 +246,7 @@ class Session:
         if self._end is not None:
             raise self._end
 
-    def _is_session_thread(self) -> bool:
+    def is_own_thread(self) -> bool:
         """Return whether the caller is a future's callback."""
         return threading.current_thread() is self._thread
 
@@ -317,7 +313,7 @@ class Session:
         """Send and receive over this wire."""
         channel = self._channel = Channel(wire, self._clock)
         self._buffer.channel = self._requests.channel = self._watches.channel = channel
-        self._fetches.channel = self._buffer.adoptions.channel = channel
+        self._fetches.channel = self._buffer.existing_tasks.channel = channel
 
     def wake_at_ns(self) -> int | None:
         """Return when the next turn is due even if nothing arrives."""
@@ -360,8 +356,8 @@ class Session:
             self._watches.on_reply(reply)
         elif number in self._fetches.open:
             self._fetches.on_reply(reply)
-        elif number in self._buffer.adoptions.open:
-            self._buffer.adoptions.on_reply(reply)
+        elif number in self._buffer.existing_tasks.open:
+            self._buffer.existing_tasks.on_reply(reply)
         elif number in self._requests.open:
             self._requests.on_reply(reply)
 
@@ -395,7 +391,7 @@ class Session:
                 *self._watches.take_futures(),
                 *self._fetches.take_futures(),
                 *self._buffer.take_futures(),
-                *self._buffer.adoptions.take_futures(),
+                *self._buffer.existing_tasks.take_futures(),
             ]
         for future in futures:
             if not future.done():

@@ -19,11 +19,9 @@ from taskyard.campaign.task_spec import check_task, key_error_text
 from taskyard.campaign.values import InvalidValue
 from taskyard.client import functions
 from taskyard.client.content import ContentKeys, campaign_of
-from taskyard.client.functions import FunctionCalls, OutcomeDecoder
-from taskyard.client.futures import FutureBase, SentByClient
-from taskyard.client.origins import Marks
+from taskyard.client.functions import CallEncoder, EncodedCall, Marks, OutcomeDecoder
+from taskyard.client.futures import Future, SentByClient
 from taskyard.client.pending_tasks import PendingTask
-from taskyard.client.session import Session
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Terms
 from taskyard.errors import UserError
@@ -34,9 +32,9 @@ from taskyard.wire.pickled import PICKLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from taskyard.client.origins import Encoded
     from taskyard.client.requests import TaskRef
     from taskyard.client.results import SettableFuture
+    from taskyard.client.session import Session
     from taskyard.process.call_values import Restore
 
 _F = TypeVar("_F", bound="SettableFuture")
@@ -65,7 +63,7 @@ class Submitter(Generic[_F]):
         #: Random, so that generated names are unique.
         self._prefix = secrets.token_hex(5)
         self._count = count(1)
-        self.calls = FunctionCalls(session.call_values)
+        self.calls = CallEncoder(session.call_values)
         #: The terms of plain tasks, which the buffer sends once, and the prefix of their names. By
         #: service, campaign and priority.
         self._plain: dict[tuple[bytes, str, int], tuple[Terms, bytes]] = {}
@@ -91,8 +89,15 @@ class Submitter(Generic[_F]):
                 work, arguments, options, taken_options(name, campaign)
             )
             campaign, keys = _take_keys(work, name, campaign, options)
-        more: Any = {"wait_for_unknown": wait_for_unknown, "keys": keys}
-        return self._submit_function(work, name, campaign, arguments, options, **more)
+        return self._submit_function(
+            work,
+            name,
+            campaign,
+            arguments,
+            options,
+            wait_for_unknown=wait_for_unknown,
+            keys=keys,
+        )
 
     def _submit_work(  # noqa: PLR0913, PLR0917  # one per key
         self,
@@ -106,7 +111,7 @@ class Submitter(Generic[_F]):
         if arguments != _NONE or not isinstance(work, bytes):
             check_work_type(work, arguments)
         if not options and not wait_for_unknown:
-            return self._submit_plain(name, *_encode_work(work, *arguments), campaign)
+            return self._submit_plain(name, _encode_work(work, *arguments), campaign)
         if name is None:
             name = f"{self._name_prefix(campaign)}{next(self._count)}"
         raw = {"name": name, **work_keys(work, *arguments), **options}
@@ -119,7 +124,7 @@ class Submitter(Generic[_F]):
         decoder: OutcomeDecoder | None = None,
         *,
         wait_for_unknown: bool,
-        adopts: bool = False,
+        attaches: bool = False,
         restore: Restore | None = None,
     ) -> _F:
         """Submit a task with options, given as a row of a file."""
@@ -135,24 +140,32 @@ class Submitter(Generic[_F]):
         future = self._make_future(submission.names[0], kind, terms.campaign, decoder)
         lane = submission.lanes[0] if submission.lanes else None
         after = tuple(submission.after[0]) if submission.after else ()
-        fixed = (submission.names[0], submission.text_of(0), terms, lane, after, unknown)
-        self._session.submit(PendingTask(*fixed, future, adopts=adopts, restore=restore))
+        task = PendingTask(
+            name=submission.names[0],
+            payload=submission.text_of(0),
+            terms=terms,
+            lane=lane,
+            after=after,
+            unknown=unknown,
+            future=future,
+            attaches=attaches,
+            restore=restore,
+        )
+        self._session.submit(task)
         return future
 
     def _name_prefix(self, campaign: str) -> str:
         return f"{campaign or 'task'}-{self._prefix}-"
 
-    def _submit_plain(  # noqa: PLR0913, PLR0917  # one per key
+    def _submit_plain(  # one per key
         self,
         name: str | None,
-        service: bytes,
-        encoded: Encoded,
+        encoded: EncodedCall,
         campaign: str,
-        decoder: OutcomeDecoder | None = None,
-        adopts: bool = False,  # noqa: FBT001, FBT002  # by position, in loops of many tasks
+        attaches: bool = False,  # noqa: FBT001, FBT002  # by position, in loops of many tasks
     ) -> _F:
         """Submit a task without options. Skips the checks of options, for loops of many tasks."""
-        payload, results, restore = encoded
+        service, decoder = encoded.service, encoded.decoder
         priority = current_task.nested_priority(self._session.endpoint)
         plain = self._plain.get((service, campaign, priority))
         if plain is None:
@@ -169,12 +182,18 @@ class Submitter(Generic[_F]):
         kind = service if decoder is None else PICKLE  # of the result
         future = self._make_future(task, kind, terms.campaign, decoder)
         refuse = UnknownPolicy.REFUSE
-        after = tuple([encode_text(one) for one in results]) if results else ()
-        pending = PendingTask(task, payload, terms, None, after, refuse, future)
-        if adopts:
-            pending.adopts = True
-        if restore is not None:
-            pending.restore = restore
+        after = tuple([encode_text(one) for one in encoded.results]) if encoded.results else ()
+        pending = PendingTask(
+            task,
+            encoded.payload,
+            terms,
+            None,
+            after,
+            refuse,
+            future,
+            attaches=attaches,
+            restore=encoded.restore,
+        )
         self._session.submit(pending)
         return future
 
@@ -200,17 +219,23 @@ class Submitter(Generic[_F]):
             marks_of = lambda _: marks  # noqa: E731  # not of the pickle
         elif name is not None:
             marks_of = functions.marks_of_named
-        service, encoded, decoder = self.calls.encode(function, args, kwargs, marks_of)
-        if encoded[1]:
+        encoded = self.calls.encode(function, args, kwargs, marks_of)
+        if encoded.results:
             self._await_others((args, {**kwargs}))
         if name is None:
             name = f"{functions.function_name(function)}-{self._prefix}-{next(self._count)}"
-        adopts = keys is not None
+        attaches = keys is not None
         if not options and not wait_for_unknown:
-            return self._submit_plain(name, service, encoded, campaign, decoder, adopts)
-        raw = function_row(name, campaign, (args, kwargs), service, encoded, options)
-        more: Any = {"wait_for_unknown": wait_for_unknown, "adopts": adopts}
-        return self._submit_row(raw, campaign, decoder, **more, restore=encoded[2])
+            return self._submit_plain(name, encoded, campaign, attaches)
+        raw = function_row(name, campaign, (args, kwargs), encoded, options)
+        return self._submit_row(
+            raw,
+            campaign,
+            encoded.decoder,
+            wait_for_unknown=wait_for_unknown,
+            attaches=attaches,
+            restore=encoded.restore,
+        )
 
     def _await_others(self, arguments: object) -> None:
         """Wait until the broker has the tasks of other clients that a call refers to.
@@ -322,20 +347,19 @@ def _take_keys(
     return campaign or campaign_of(function), keys
 
 
-def function_row(  # noqa: PLR0913, PLR0917  # one per key
+def function_row(  # one per key
     name: str,
     campaign: str,
     arguments: tuple[Sequence[Any], Mapping[str, Any]],
-    service: bytes,
-    encoded: Encoded,
+    encoded: EncodedCall,
     options: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the call of a function object as a row of a file, with its lane."""
     args, kwargs = arguments
-    payload, results, _ = encoded
-    raw = {"name": name, "payload": payload, "service": service.decode(), **options}
-    if results:
-        raw["after"] = [*_as_list(after_names(options.get("after"), campaign)), *results]
+    raw = {"name": name, "payload": encoded.payload, "service": encoded.service.decode(), **options}
+    if encoded.results:
+        after = _as_list(after_names(options.get("after"), campaign))
+        raw["after"] = [*after, *encoded.results]
     lane = options.get("lane")
     if isinstance(lane, str) and lanes.is_template(lane):
         always = {"name": name, "campaign": campaign, "service": raw["service"]}
@@ -374,11 +398,11 @@ def after_names(after: object, campaign: str) -> object:
     """Return the `after` of a task in this campaign, with names in place of futures."""
     if isinstance(after, list | tuple):
         return [_name(one, campaign) for one in after]
-    return [_name(after, campaign)] if isinstance(after, FutureBase) else after
+    return [_name(after, campaign)] if isinstance(after, Future) else after
 
 
 def _name(one: object, campaign: str) -> object:
-    if not isinstance(one, FutureBase):
+    if not isinstance(one, Future):
         return one
     return one.name if one.campaign == campaign else one.full_name
 
@@ -387,14 +411,15 @@ def _encode_work(
     work: Sequence[str] | str | bytes,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
-) -> tuple[bytes, Encoded]:
-    """Return the service of a task without options, and its encoded work."""
+) -> EncodedCall:
+    """Return the encoded work of a task without options."""
     if isinstance(work, bytes):
-        return b"default", (work, (), None)
+        return EncodedCall(b"default", work)
     if isinstance(work, str):
-        return payloads.CALL, (*inputs.encode_call(work, args or (), kwargs), None)
+        payload, needed = inputs.encode_call(work, args or (), kwargs)
+        return EncodedCall(payloads.CALL, payload, needed)
     results = inputs.names_in(work) if work else ()
-    return payloads.EXEC, (payloads.encode_command(work, results=results), results, None)
+    return EncodedCall(payloads.EXEC, payloads.encode_command(work, results=results), results)
 
 
 def work_keys(

@@ -14,14 +14,19 @@ from bisect import insort
 from collections import deque
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from taskyard.campaign.lanes import LaneTemplates
 from taskyard.campaign.values import InvalidValue
-from taskyard.client.adoptions import Adoptions
-from taskyard.client.pending_tasks import Batch, PendingTask, submission_of
+from taskyard.client.pending_tasks import (
+    UPLOADS_MAX,
+    Batch,
+    ExistingTasks,
+    PendingTask,
+    Uploads,
+    submission_of,
+)
 from taskyard.client.results import SettableFuture, settle_future
-from taskyard.client.uploads import UPLOADS_MAX, Uploads
 from taskyard.client.watches import STREAM_NS
 from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal, shown
@@ -81,7 +86,7 @@ class TaskBuffer:
         self._batched_count = 0
         self._room = threading.Condition()
         self._watches = watches
-        self.adoptions = Adoptions(watches)
+        self.existing_tasks = ExistingTasks(watches)
         self.uploads = Uploads(wake)
         self._clock = clock
         #: Batches in flight, by request number.
@@ -95,7 +100,9 @@ class TaskBuffer:
 
     def __bool__(self) -> bool:
         """Return whether a task is not acknowledged."""
-        return bool(self.tasks or self.open or self._refused or self.adoptions or self.uploads.open)
+        return bool(
+            self.tasks or self.open or self._refused or self.existing_tasks or self.uploads.open
+        )
 
     def wait_for_room(self, is_running: Callable[[], bool]) -> None:
         """Block until half of the buffer is free, or the session has ended."""
@@ -110,8 +117,8 @@ class TaskBuffer:
 
     def send(self) -> None:
         """Send as many batches as may be in flight."""
-        if self.adoptions.waiting:
-            self.adoptions.send()
+        if self.existing_tasks.waiting:
+            self.existing_tasks.send()
         if self.uploads.open:
             self._requeue_uploaded()
         while (self.tasks or self._refused) and len(self.open) < CREATES_MAX:
@@ -181,8 +188,13 @@ class TaskBuffer:
         stream = self._watches.may_stream() and all(map(_IS_WATCHED, tasks))
         try:
             submission, unknown = submission_of(tasks), tasks[0].unknown
-            more: dict[str, Any] = {"stream": stream, "environment": self.environment}
-            create = partial(peer.create, submission=submission, unknown=unknown, **more)
+            create = partial(
+                peer.create,
+                submission=submission,
+                unknown=unknown,
+                stream=stream,
+                environment=self.environment,
+            )
             number = self.channel.request(create, STREAM_NS if stream else 0, stream=stream)
         except Exception as error:  # noqa: BLE001  # raised by the future of the bad task
             self._on_encoding_failed(batch, error)
@@ -243,8 +255,8 @@ class TaskBuffer:
                 left.append(task)
             elif fault.code == _DUPLICATE and index:  # to be sent after the first of its name
                 repeats.append((batch.before + index, task))
-            elif fault.code == _CONFLICT and task.adopts:
-                self.adoptions.add(task)
+            elif fault.code == _CONFLICT and task.attaches:
+                self.existing_tasks.add(task)
             else:
                 _refuse(task, fault.reason, fault.code)
         again = Batch(batch.before, left)

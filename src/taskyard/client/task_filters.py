@@ -1,4 +1,4 @@
-"""The filter box: the options of `taskyard list`, as text.
+"""The filter box: the options of `taskyard list`, as text, and a search for its tasks.
 
 `--campaign thumbs --failed fetch` selects the same tasks on the page and in `taskyard top` as in a
 command. A word without an option is `--match`. `--reason`, `--reason-like` and `--worker` are only
@@ -7,14 +7,22 @@ in filters. Text and filter convert both ways, so that every selection of the pa
 
 from __future__ import annotations
 
+import re
 import shlex
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, structs
 
+from taskyard.client import requests
 from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskyard.client.exchanges import BlockingRunner
+    from taskyard.client.requests import View
 
 #: Options with a text as their value, by the field that they set.
 _TEXTS: Final = ("campaign", "service", "lane", "match", "reason", "reason-like", "worker")
@@ -121,3 +129,138 @@ def _one_of(value: str, known: tuple[str, ...], what: str) -> str:
 
 def _encoded(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
+
+
+#: The beginning of a reason decides its form. A worker's reason is rarely longer.
+_CHARACTERS_MAX: Final = 300
+
+#: Addresses, paths, quoted names, identifiers in hexadecimal digits, and numbers, in this order.
+#: Exit statuses and signals stay, because they tell failures apart.
+_VARYING: Final = re.compile(
+    r"""
+    (?P<kept>\b(?:exit\ status|exit\ code|signal)\ \d+\b)
+    | (?P<address>\b[a-z][a-z0-9+.-]{1,15}://[^\s'"`<>]+)
+    | (?P<path>(?<![\w./~\#…-])(?:~|\.{1,2})?[/\\][^\s'"`:;,()<>]+)
+    | (?<![\w\#…])(?P<quote>['"`])[^\n]{1,200}?(?P=quote)(?![\w\#…])
+    | (?P<number>0x[0-9a-fA-F]+
+        | \b(?=[0-9a-f-]*\d)[0-9a-f]{8,}(?:-[0-9a-f]{4,})*\b
+        | \d+(?:[.,]\d+)*)
+    """,
+    re.VERBOSE,
+)
+
+
+def form_of(reason: str) -> str:
+    """Return the form of a reason. The form of a form is itself."""
+    return _VARYING.sub(_replaced, reason[:_CHARACTERS_MAX]).strip()
+
+
+def _replaced(found: re.Match[str]) -> str:
+    if found["kept"]:
+        return found["kept"]
+    if found["number"]:
+        return "#"
+    if found["quote"]:
+        return f"{found['quote']}…{found['quote']}"
+    return "…" if found["address"] else "/…"
+
+
+#: Tasks that are read for an order other than that of submission.
+SORTED_TASKS_MAX: Final = 10_000
+
+#: Requests of one search. Enough for ten million tasks of which none matches.
+_REQUESTS_MAX: Final = 50
+
+#: Fields that only the measurements of attempts have.
+_MEASURED: Final = ("started", "duration", "memory", "cpu")
+
+_FIELDS: Final = {"memory": "memory_max", "cpu": "cpu_seconds"}
+
+
+class TaskSearch:
+    """Finds a page of a filter's tasks: `step` until it returns True, then use `rows`."""
+
+    def __init__(self, wanted: Filter, count: int, place: int = 0) -> None:
+        """Search for `count` tasks from `place` on: 0, or `next_place` of the search before."""
+        self._wanted, self._count, self._place = wanted, count, place
+        self._is_sorted = wanted.sort != "submitted" or wanted.reverse
+        self._scope = listing_scope(wanted)
+        self._form = None if wanted.reason_like is None else form_of(wanted.reason_like)
+        self._cursor = 0 if self._is_sorted else place
+        self._requests = 0
+        #: The tasks that were found, in the filter's order.
+        self.rows: list[View] = []
+        #: Where the next page begins. 0: this is the last one.
+        self.next_place = 0
+        #: Not all tasks were searched.
+        self.is_partial = False
+
+    def step(self, client: BlockingRunner) -> bool:
+        """Send one request. Return whether the search is over."""
+        if self._scope is None:
+            return True
+        limit = SORTED_TASKS_MAX if self._is_sorted else self._count
+        page = requests.tasks_page(
+            self._scope,
+            cursor=self._cursor,
+            count=min(limit, requests.PAGE_TASKS),
+            measured=self._wanted.sort in _MEASURED,
+        )
+        found, self._cursor = client._run_query(page)  # noqa: SLF001  # see its protocol
+        self._requests += 1
+        self.rows += filter(self._fits, found)
+        is_full = len(self.rows) >= limit
+        if self._cursor and not is_full and self._requests < _REQUESTS_MAX:
+            return False
+        self.is_partial = bool(self._cursor) and (self._is_sorted or not is_full)
+        if self._is_sorted:
+            self._sort()
+        else:
+            self.next_place = self._cursor
+        return True
+
+    def _fits(self, view: View) -> bool:
+        """Return whether a task matches what the broker does not filter by."""
+        wanted, reason = self._wanted, view["reason"] or ""
+        return (
+            (wanted.reason is None or wanted.reason in reason)
+            and (self._form is None or form_of(reason) == self._form)
+            and wanted.worker in (None, view["worker"])
+        )
+
+    def _sort(self) -> None:
+        """Keep the page of the sorted tasks. Those without a value come last."""
+        name, is_reversed = self._wanted.sort, self._wanted.reverse
+        key = _key(name)
+        known = [view for view in self.rows if key(view) is not None]
+        rest = [view for view in self.rows if key(view) is None]
+        if name == "submitted":
+            known.reverse()
+        else:
+            known.sort(key=key, reverse=is_reversed is (name == "name"))
+        ordered = [*known, *rest]
+        end = self._place + self._count
+        self.rows = ordered[self._place : end]
+        self.next_place = end if end < len(ordered) else 0
+
+
+def listing_scope(wanted: Filter) -> Scope | None:
+    """Return the scope that the broker lists for a filter. None: no task can match.
+
+    Only leased tasks have a worker. A reason alone means failed tasks.
+    """
+    only = wanted.only
+    if wanted.worker is not None:
+        if only and "leased" not in only:
+            return None
+        only = ("leased",)
+    elif wanted.reason is not None or wanted.reason_like is not None:
+        only = only or ("failed",)
+    return wanted.with_fields(reason=None, reason_like=None, worker=None, only=only).scope
+
+
+def _key(name: str) -> Callable[[View], Any]:
+    if name == "name":
+        return requests.full_name
+    field = _FIELDS.get(name, name)
+    return lambda view: view.get(field)

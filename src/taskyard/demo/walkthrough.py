@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from taskyard import __version__
 from taskyard.campaign.formats import FileOptions
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.events import UnknownPolicy
 from taskyard.demo import audit, campaign
 from taskyard.demo import directory as demo_directory
@@ -128,7 +128,7 @@ def _load(
             f"submitting it from Spark: {validation.tasks:,} tasks, {validation.edges:,} "
             f"dependencies, {len(validation.sizes)} levels"
         )
-        with Client(state=paths.state) as client:
+        with InternalClient(state=paths.state) as client:
             broker = client.broker
         taken = load.submit_all(
             checked, make_target(broker, None, campaign.NAME, UnknownPolicy.REFUSE)
@@ -152,7 +152,7 @@ def _run(
     seconds = _SETTLED_SECONDS + _SETTLED_SECONDS_A_THOUSAND * planned.tasks / 1000
     ends = time.monotonic() + seconds
     kill = None
-    with Client(state=paths.state, report=reporter.step) as client, reporter.running():
+    with InternalClient(state=paths.state, report=reporter.step) as client, reporter.running():
         while True:
             counts = client.counts(campaign.NAME)
             reporter.count(counts, planned.tasks)
@@ -173,7 +173,7 @@ def _run(
     return kill
 
 
-def _is_settled(client: Client) -> bool:
+def _is_settled(client: InternalClient) -> bool:
     try:
         client.wait_campaign(campaign.NAME, _POLL_SECONDS)
     except TimedOut:

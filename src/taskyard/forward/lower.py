@@ -30,8 +30,8 @@ from taskyard.wire.native.reads import StreamPages
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from taskyard.client.client import Client
     from taskyard.client.futures import Future
+    from taskyard.client.internal import InternalClient
     from taskyard.core.blobs import Result
     from taskyard.core.resources import Resources
     from taskyard.worker.jobs import Job
@@ -86,14 +86,14 @@ class LowerTask(NamedTuple):
 class LowerBroker:
     """The broker that runs the tasks of a forwarder."""
 
-    def __init__(self, client: Client, label: str, *, is_label_given: bool = False) -> None:
+    def __init__(self, client: InternalClient, label: str, *, is_label_given: bool = False) -> None:
         """`label` is that of the upper broker. A WMP manager's name replaces it, or follows it if
         the user has given it."""
         self._client = client
         self._label = label
         self._manager_prefix = f"{label}:" if is_label_given else ""
         # `output` reads long results part by part, so that memory stays bounded.
-        client._skip_long_results()  # noqa: SLF001  # not for users of the client
+        client.skip_long_results()
 
     @property
     def endpoint(self) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.model import shown
 from taskyard.errors import NoBroker
 from taskyard.forward.lower import LowerBroker, upper_label
@@ -46,7 +46,7 @@ def connect_lower(
     is_announced = False
     while True:
         try:
-            client = Client(broker, key=key, connect_timeout=RETRY_SECONDS, report=announce)
+            client = InternalClient(broker, key=key, connect_timeout=RETRY_SECONDS, report=announce)
         except NoBroker:
             if not is_announced:
                 announce(f"waiting for a broker at {broker}")

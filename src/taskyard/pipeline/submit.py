@@ -23,8 +23,8 @@ from taskyard.campaign.batches import (
     TASKS_PER_BATCH,
 )
 from taskyard.campaign.submitter import BatchSubmitter, SubmitCounts
-from taskyard.client.client import Client
-from taskyard.client.environment import submitter_environment
+from taskyard.client.discovery import submitter_environment
+from taskyard.client.internal import InternalClient
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission
 from taskyard.errors import TaskProblem
@@ -51,8 +51,8 @@ class Target(Struct, frozen=True):
     #: Directory and variables of the driver. Executors have others.
     environment: bytes = b""
 
-    def client(self) -> Client:
-        client = Client(
+    def client(self) -> InternalClient:
+        client = InternalClient(
             self.broker, key=self.key, timeout=self.timeout, connect_timeout=CONNECT_TIMEOUT_SECONDS
         )
         client._session.environment = self.environment  # noqa: SLF001  # the driver's
@@ -77,7 +77,7 @@ class BrokerTemplates:
     def __init__(self, target: Target | None) -> None:
         """Connect at the first request. Without a target, no service has a template."""
         self._target = target
-        self._client: Client | None = None
+        self._client: InternalClient | None = None
         self._submitter: BatchSubmitter | None = None
 
     def get(self, service: str) -> str:

@@ -18,7 +18,7 @@ from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.errors import BytesMissing
 from taskyard.journal.blobs import short_name
 from taskyard.wire import pickled
-from taskyard.wire.pickled import Origin
+from taskyard.wire.pickled import CallHeader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,12 +68,12 @@ class CallValues:
             raise BytesMissing("large values: this process has no broker")
         return self._find_access()
 
-    def encode(self, body: CallBody, origin: Origin) -> tuple[bytes, Restore | None]:
+    def encode(self, body: CallBody, header: CallHeader) -> tuple[bytes, Restore | None]:
         """Store the large parts of a call, and return its payload. Raises `BytesNotStored`.
 
         Also returns what stores them again. None: nothing is large.
         """
-        named, pickle = self._stored(body, origin)
+        named, pickle = self._stored(body, header)
         names, contents = named.values, body.buffers
         if named.body:
             names, contents = (*names, named.body), (*contents, memoryview(body.pickle))
@@ -86,13 +86,13 @@ class CallValues:
         named, pickle = self._stored(body, _RESULT)
         return pickle if named is _RESULT else pickled.encode_pickled_call(pickle, named)
 
-    def _stored(self, body: CallBody, origin: Origin) -> tuple[Origin, bytes]:
+    def _stored(self, body: CallBody, header: CallHeader) -> tuple[CallHeader, bytes]:
         """Store the large parts of a pickle. Return their names, and the rest of the pickle."""
         names = tuple(map(self._put, body.buffers))
         if self.is_large(len(body.pickle)):
             name = self._access().put(memoryview(body.pickle))
-            return structs.replace(origin, values=names, body=name), b""
-        return structs.replace(origin, values=names) if names else origin, body.pickle
+            return structs.replace(header, values=names, body=name), b""
+        return structs.replace(header, values=names) if names else header, body.pickle
 
     def _put(self, content: memoryview) -> str:
         """Store a value. An immutable one that was stored before need not be hashed again."""
@@ -123,12 +123,12 @@ class CallValues:
 
         Raises `BytesMissing`, `BytesDamaged`, and what unpickling raises.
         """
-        origin = call.origin
-        if not origin.values and not origin.body:
+        header = call.header
+        if not header.values and not header.body:
             return pickled.unpickle(call.call)
-        names = [*origin.values, *([origin.body] if origin.body else [])]
+        names = [*header.values, *([header.body] if header.body else [])]
         views = self._access().load(names, task)
-        return pickled.unpickle(views.pop() if origin.body else call.call, views)
+        return pickled.unpickle(views.pop() if header.body else call.call, views)
 
     def load_result(self, result: bytes, task: str) -> Any:  # noqa: ANN401  # any value of a user
         """Unpickle a result of a task. Raises what `load_call` raises."""
@@ -137,4 +137,4 @@ class CallValues:
         return self.load_call(pickled.decode_pickled_call(result), task)
 
 
-_RESULT: Final = Origin()
+_RESULT: Final = CallHeader()

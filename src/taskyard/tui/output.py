@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from taskyard.client.broker_link import BrokerLink
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
     from taskyard.tui.text import View
     from taskyard.wire.native.reads import Part
 
@@ -47,7 +47,7 @@ class StreamReader:
         self._offset = 0
         self._rest = b""
 
-    def read(self, client: Client) -> list[str]:
+    def read(self, client: InternalClient) -> list[str]:
         """Return the lines that were printed since the last call."""
         lines: list[str] = []
         for _ in range(_PARTS_MAX):
@@ -61,7 +61,7 @@ class StreamReader:
                 break
         return lines
 
-    def _page(self, client: Client) -> Part:
+    def _page(self, client: InternalClient) -> Part:
         count = TAIL_BYTES // _PARTS_MAX
         return client.output_page(self._name, self._offset, self._stream, count=count)
 

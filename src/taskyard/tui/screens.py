@@ -9,8 +9,7 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from taskyard.client.task_filters import Filter
-from taskyard.client.task_search import TaskSearch
+from taskyard.client.task_filters import Filter, TaskSearch
 from taskyard.tui import text
 
 if TYPE_CHECKING:

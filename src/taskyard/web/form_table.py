@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from taskyard.client.reason_forms import form_of
+from taskyard.client.task_filters import form_of
 
 if TYPE_CHECKING:
     from taskyard.web.event_columns import Codes, Ints, NameList

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from msgspec import Struct
 
-from taskyard.client.reason_forms import form_of
-from taskyard.client.task_filters import Filter
+from taskyard.client.task_filters import Filter, form_of
 from taskyard.core.identity import split
 from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName

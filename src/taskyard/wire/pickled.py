@@ -1,11 +1,11 @@
 """Pickled calls: a function with its arguments, its return value, and the exception it raised.
 
-A payload is one line of JSON, which describes the origin of the pickle, and the pickle. An
+A payload is one line of JSON, which describes the header of the pickle, and the pickle. An
 exception is the last line of its task's output, in base64 with the traceback as text, so that logs
 stay text.
 
-Functions and classes of modules travel by their import path. Those of `__main__` and of notebooks,
-lambdas and closures travel by value.
+Functions and classes of modules travel by name: the standard pickle has their import path. Those of
+`__main__` and of notebooks, lambdas and closures travel by value, by cloudpickle.
 
 Unpickling runs any code of the sender. A worker does it only if its owner allows it, and a client
 when its program asks for a result. Knows nothing of processes.
@@ -15,7 +15,7 @@ import base64
 import inspect
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Final
@@ -31,14 +31,6 @@ PICKLE: Final = b"pickle"
 
 #: The pickle protocol that Python 3.11 and later share.
 PROTOCOL: Final = 5
-
-#: The module name of a script in a worker. Pickles contain it, so both sides must agree. It is
-#: multiprocessing's name, because scripts and libraries check for it.
-MAIN_NAME: Final = "__mp_main__"
-
-#: Set in the environment while a worker imports a script. A script that then starts an executor,
-#: whose workers would import the script again, gets an error instead.
-IMPORTING_VARIABLE: Final = "TASKYARD_IMPORTING_MAIN"
 
 #: The line of an exception leaves room for the task's own output.
 EXCEPTION_BYTES_MAX: Final = OUTPUT_BYTES_MAX * 3 // 4
@@ -57,7 +49,7 @@ _MARK: Final = b'{"pickle":'
 _EXCEPTION_MARK: Final = b"[pickled exception] "
 
 
-class Origin(
+class CallHeader(
     Struct,
     frozen=True,
     omit_defaults=True,
@@ -67,9 +59,6 @@ class Origin(
 ):
     """Where to find the modules that a pickle refers to."""
 
-    #: The script or the module that is `__main__` in the sending process.
-    main: str | None = None
-    main_module: str | None = None
     #: Further directories of `sys.path` there, without Python's own.
     path: tuple[str, ...] = ()
     #: Precedes an exception in the output. Other output of a task, such as text that it received
@@ -93,22 +82,22 @@ class Pickled(Struct, frozen=True):
     """A function call with its arguments, pickled."""
 
     call: bytes
-    origin: Origin
+    header: CallHeader
 
 
-_origins = msgspec.json.Decoder(Origin)
+_headers = msgspec.json.Decoder(CallHeader)
 
 
 def is_pickled(payload: bytes) -> bool:
     return payload.startswith(_MARK)
 
 
-def encode_pickled_call(call: bytes, origin: Origin) -> bytes:
+def encode_pickled_call(call: bytes, header: CallHeader) -> bytes:
     """Encode the payload of a pickled call. Raise UserError."""
     try:
-        return msgspec.json.encode(origin) + b"\n" + call
+        return msgspec.json.encode(header) + b"\n" + call
     except (TypeError, ValueError) as error:
-        raise NotEncodable(f"path of the script can't be sent as JSON: {error}") from error
+        raise NotEncodable(f"search path can't be sent as JSON: {error}") from error
 
 
 def decode_pickled_call(payload: bytes) -> Pickled:
@@ -118,9 +107,9 @@ def decode_pickled_call(payload: bytes) -> Pickled:
             "payload is not a pickled call, the only kind that this service takes (submit with an "
             "Executor, or to another service)"
         )
-    origin, _, call = payload.partition(b"\n")
+    header, _, call = payload.partition(b"\n")
     try:
-        return Pickled(call, _origins.decode(origin))
+        return Pickled(call, _headers.decode(header))
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise PeerError(
             f"payload is not a pickled call of this version: {error} (use one version on both "
@@ -144,8 +133,6 @@ class CallBody(Struct, frozen=True):
     """A pickled call, with the facts for its header."""
 
     pickle: bytes
-    #: It refers to the main script by path, so the worker has to run that.
-    needs_main: bool = False
     #: Large buffers, which are not in the pickle.
     buffers: tuple[memoryview, ...] = ()
     #: Tasks whose results replace references.
@@ -157,7 +144,6 @@ class _Contents:
 
     #: Mentions of the main script inside functions that were pickled before.
     marks = 0
-    needs_main = False
     #: Tasks whose results it refers to.
     results: tuple[str, ...] = ()
 
@@ -170,20 +156,17 @@ def pickle_call(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
-    has_script: bool = True,
     is_large: IsLarge | None = None,
 ) -> CallBody:
     """Pickle a call. Raise `NotEncodable` that names the part that can't be pickled.
 
-    `has_script`: a worker can run this program's main script. A function that can't be pickled by
-    value then travels by its path there. `is_large` returns whether a buffer of some bytes stays
-    out of the pickle.
+    `is_large` returns whether a buffer of some bytes stays out of the pickle.
     """
     call = (function, tuple(args), dict(kwargs))
     try:
         if PickledFunction in (type(function), type(args[0]) if args else None):
-            return _pickle_contents(call, has_script=has_script, is_large=is_large)
-        return _pickle(call, has_script=has_script, is_large=is_large)
+            return _pickle_noted(call, is_large)
+        return _pickle(call, is_large)
     except Exception as error:
         raise NotEncodable(_unpicklable_part(*call, error)) from error
 
@@ -235,19 +218,18 @@ class PickledFunction:
     def __reduce__(self) -> tuple[Any, ...]:
         if (contents := _contents.get()) is not None:
             contents.marks += self._marks
-            contents.needs_main |= self._body.needs_main
             for name in self._body.results:
                 note_result(name)
         return load_function, (pickle.PickleBuffer(self._body.pickle),)
 
 
-def pickle_once(function: Callable[..., Any], *, has_script: bool = True) -> Any:  # noqa: ANN401  # a callable in the worker
+def pickle_once(function: Callable[..., Any]) -> Any:  # noqa: ANN401  # a callable in the worker
     """Return a substitute for a function that is quick to pickle in many calls.
 
     It is the function itself if that is short and travels by path, or can't be pickled.
     """
     try:
-        body = _pickle(function, has_script=has_script)
+        body = _pickle(function)
     except Exception:  # noqa: BLE001  # each call will raise it
         return function
     is_short = len(body.pickle) <= _REPEATED_BYTES_MAX and _MAIN_MARK not in body.pickle
@@ -319,51 +301,34 @@ def unpickle(pickled: bytes | memoryview, buffers: Sequence[memoryview] = ()) ->
     return pickle.loads(pickled, buffers=buffers)  # noqa: S301  # callers must trust the sender
 
 
-def _pickle(value: object, *, has_script: bool, is_large: IsLarge | None = None) -> CallBody:
-    """Pickle by path. If that refers to the main script or fails, look closer."""
+def _pickle(value: object, is_large: IsLarge | None = None) -> CallBody:
+    """Pickle by name. If that refers to the main script or fails, look closer."""
     buffers = Buffers(is_large)
     try:
-        by_path = pickle.dumps(value, PROTOCOL, buffer_callback=buffers.callback)
+        by_name = pickle.dumps(value, PROTOCOL, buffer_callback=buffers.callback)
     except Exception:  # noqa: BLE001  # the error of the last way is raised
-        return _pickle_contents(value, has_script=has_script, is_large=is_large)
-    if _MAIN_MARK in by_path:
-        return _pickle_contents(value, has_script=has_script, is_large=is_large)
-    return CallBody(by_path, buffers=tuple(buffers.found))
+        return _pickle_noted(value, is_large)
+    if _MAIN_MARK in by_name:
+        return _pickle_noted(value, is_large)
+    return CallBody(by_name, tuple(buffers.found))
 
 
-def _pickle_contents(value: object, *, has_script: bool, is_large: IsLarge | None) -> CallBody:
-    """Pickle by path, and note what is found. If that does not do, pickle by value."""
-    contents, by_path, buffers = _Contents(), None, Buffers(is_large)
-    before = _contents.set(contents)
+def _pickle_noted(value: object, is_large: IsLarge | None) -> CallBody:
+    """Pickle by name, and note what is found. If that does not do, pickle by value."""
+    before = _contents.get()
     try:
-        pickled = pickle.dumps(value, PROTOCOL, buffer_callback=buffers.callback)
-        more: Any = {"buffers": tuple(buffers.found), "results": contents.results}
-        if pickled.count(_MAIN_MARK) == contents.marks:
-            return CallBody(pickled, contents.needs_main, **more)
-        by_path = CallBody(pickled, needs_main=True, **more)
-    except Exception:  # noqa: BLE001, S110  # the error of the last way is raised
-        pass
-    finally:
-        _contents.reset(before)
-    return _pickle_by_value(value, by_path if has_script else None, is_large)
-
-
-def _pickle_by_value(
-    value: object, by_path: CallBody | None, is_large: IsLarge | None = None
-) -> CallBody:
-    """Pickle by value. If that fails, return the pickle that refers to the main script."""
-    contents, buffers = _Contents(), Buffers(is_large)
-    before = _contents.set(contents)
-    try:
+        with suppress(Exception):  # the error of the other way is raised
+            contents, buffers = _Contents(), Buffers(is_large)
+            _contents.set(contents)
+            by_name = pickle.dumps(value, PROTOCOL, buffer_callback=buffers.callback)
+            if by_name.count(_MAIN_MARK) == contents.marks:
+                return CallBody(by_name, tuple(buffers.found), contents.results)
+        contents, buffers = _Contents(), Buffers(is_large)
+        _contents.set(contents)
         by_value = _dumps_by_value(value, buffers)
-    except Exception:
-        if by_path is None:
-            raise
-        return by_path
+        return CallBody(by_value, tuple(buffers.found), contents.results)
     finally:
-        _contents.reset(before)
-    needs_main = contents.needs_main or MAIN_NAME.encode() in by_value
-    return CallBody(by_value, needs_main, tuple(buffers.found), contents.results)
+        _contents.set(before)
 
 
 def _dumps_by_value(value: object, buffers: Buffers) -> bytes:
@@ -412,7 +377,7 @@ def _variables(function: Callable[..., Any]) -> Iterator[tuple[str, object]]:
 
 def _can_be_pickled(value: object) -> bool:
     try:
-        _pickle(value, has_script=False)
+        _pickle(value)
     except Exception:  # noqa: BLE001  # a class of a user's may raise anything
         return False
     return True
@@ -443,10 +408,7 @@ def _result_error(value: object, problem: str) -> NotEncodable:
 
 
 def _dumps_either(value: object, is_large: IsLarge | None = None) -> CallBody:
-    """Pickle by path or, where that fails, by value.
-
-    A worker that ran the caller's script has its classes at the path where the caller finds them.
-    """
+    """Pickle by name or, where that fails, by value."""
     buffers = Buffers(is_large)
     try:
         pickled = pickle.dumps(value, PROTOCOL, buffer_callback=buffers.callback)

@@ -5,9 +5,6 @@ worker, a pipe from it, the descriptor of the task's output and the allowed modu
 a worker at its start. It exits when the worker closes the socket. The result of a call goes over
 the socket. Tracebacks go to the task's output. Prints do, too, unless they go to the stdout and
 stderr of the worker.
-
-A pickled function of a script belongs to `__main__`. So the child runs that script once under the
-name `__mp_main__`, as `multiprocessing` does, which skips the `if __name__ == "__main__":` part.
 """
 
 import atexit
@@ -16,7 +13,6 @@ import faulthandler
 import fcntl
 import os
 import resource
-import runpy
 import sys
 import termios
 import time
@@ -26,7 +22,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from taskyard.core.events import Outcome
@@ -45,7 +40,7 @@ from taskyard.process.call_values import CallValues
 from taskyard.wire import pickled
 from taskyard.wire.inputs import available, fill
 from taskyard.wire.payloads import Call, decode_call, encode_value
-from taskyard.wire.pickled import IMPORTING_VARIABLE, MAIN_NAME, Origin, Pickled
+from taskyard.wire.pickled import CallHeader, Pickled
 from taskyard.wire.plain_pickles import PlainLoader
 from taskyard.worker import allow_list, call_frames
 from taskyard.worker.allow_list import AllowList
@@ -57,50 +52,6 @@ from taskyard.worker.processes import task_env
 if TYPE_CHECKING:
     from taskyard.process.call_setup import Setups
     from taskyard.process.value_access import ValueAccess
-
-
-class MainScripts:
-    """The scripts that were run in this process. Each becomes `__main__` for its own calls."""
-
-    def __init__(self) -> None:
-        #: A module, or the error of running it, by path and module name.
-        self._mains: dict[tuple[str | None, str | None], ModuleType | str] = {}
-
-    def activate(self, origin: Origin) -> None:
-        """Make an origin's script `__main__`. Raises `UserError` if it can't be run here."""
-        missing = [place for place in origin.path if place not in sys.path]
-        sys.path[:0] = missing
-        if origin.main is None and origin.main_module is None:
-            return
-        key = origin.main, origin.main_module
-        if key not in self._mains:
-            self._mains[key] = _run(*key)
-        main = self._mains[key]
-        if isinstance(main, str):
-            raise UserError(main)
-        sys.modules["__main__"] = sys.modules[MAIN_NAME] = main
-
-
-def _run(path: str | None, name: str | None) -> ModuleType | str:
-    """Run a script and return it as a module, or return the error.
-
-    A failed script is not run again: part of it has already run.
-    """
-    os.environ[IMPORTING_VARIABLE] = "1"
-    try:
-        if name is not None:
-            content = runpy.run_module(name, run_name=MAIN_NAME, alter_sys=True)
-        else:
-            content = runpy.run_path(path or "", run_name=MAIN_NAME)
-    except BaseException as error:  # noqa: BLE001  # a script's error fails its tasks, not the process
-        return (
-            f"can't run {path or name}, which defines the function: {type(error).__name__}: {error}"
-        )
-    finally:
-        del os.environ[IMPORTING_VARIABLE]
-    main = ModuleType(MAIN_NAME)
-    main.__dict__.update(content)
-    return main
 
 
 #: Resets the high-water mark of memory (Linux).
@@ -207,7 +158,6 @@ class CallRunner:
         if allow_list.ANY_PICKLE not in allow:
             self._loader = PlainLoader(self._allowed.find_pickled)
         self._log = log
-        self._main_scripts = MainScripts()
         self._setups: Setups | None = None
         self._values = _values_of_calls(os.environ)
         #: The task whose values the current call may read.
@@ -260,10 +210,10 @@ class CallRunner:
         except _NoRoom as error:
             return ResultFrame(Outcome.RETRY_AT, cut_reason(str(error).encode(errors="replace")))
         except _CallRefused as error:
-            return _refusal(error, _encoded_cause(error, call.origin.token))
+            return _refusal(error, _encoded_cause(error, call.header.token))
         except BaseException as error:  # noqa: BLE001 - no exception may end the process
             printed = _print_traceback(error, self._log)
-            return _failure(error, pickled.encode_exception(error, printed, call.origin.token))
+            return _failure(error, pickled.encode_exception(error, printed, call.header.token))
 
     def _result(self, call: Call, function: Callable[..., Any]) -> bytes:
         if call.cwd is not None:
@@ -282,9 +232,9 @@ class CallRunner:
             raise _CallRefused(str(error)) from error
 
     def _pickled_result(self, call: Pickled) -> bytes:
-        is_set_up = bool(call.origin.setup_file or call.origin.setup)
+        is_set_up = bool(call.header.setup_file or call.header.setup)
         if is_set_up and self._loader is None:
-            self._set_up(call.origin)
+            self._set_up(call.header)
         try:
             function, args, kwargs = (
                 self._load(call) if self._loader is None else self._load_plain(call, self._loader)
@@ -292,7 +242,7 @@ class CallRunner:
         except (UserError, BytesMissing, BytesDamaged) as error:
             raise _CallRefused(str(error)) from error
         except BaseException as error:  # even an exit: the function was not called
-            raise _CallRefused(_unpickle_error(call, error)) from error
+            raise _CallRefused(f"can't unpickle the call: {_exception_text(error)}") from error
         value = function(*args, **kwargs)
         try:
             return _check_size(self._values.encode_result(value), PICKLED_BYTES_MAX)
@@ -303,14 +253,14 @@ class CallRunner:
 
     def _load(self, call: Pickled) -> tuple[Any, Any, Any]:
         """Return the function, the arguments and the named arguments of a pickled call."""
-        self._main_scripts.activate(call.origin)
+        sys.path[:0] = [place for place in call.header.path if place not in sys.path]
         function, args, kwargs = self._values.load_call(call, self._task)
         return function, args, kwargs
 
     def _load_plain(self, call: Pickled, loader: PlainLoader) -> tuple[Any, Any, Any]:
         """Like `_load`, for a sender that is not trusted. Its search path is not used."""
-        origin = call.origin
-        if origin.main or origin.main_module or origin.setup_file or origin.setup:
+        header = call.header
+        if header.setup_file or header.setup:
             raise UserError(allow_list.PICKLE_REFUSAL)
         with self._guard():
             return loader.load_call(lambda: self._values.load_call(call, self._task))
@@ -322,13 +272,13 @@ class CallRunner:
         """Load the result of another task whose large parts are values."""
         return self._values.load_result(result, self._task)
 
-    def _set_up(self, origin: Origin) -> None:
+    def _set_up(self, header: CallHeader) -> None:
         """Prepare this process for the calls of an executor."""
         if self._setups is None:
             from taskyard.process.call_setup import Setups  # noqa: PLC0415  # multiprocessing
 
             self._setups = Setups(self._load, _run_exit_functions)
-        self._setups.ensure(origin)
+        self._setups.ensure(header)
 
     def _function(self, call: str) -> Callable[..., Any]:
         try:
@@ -378,13 +328,6 @@ def _encoded_cause(error: _CallRefused, token: str) -> bytes:
 def _failure(error: BaseException, line: bytes = b"") -> ResultFrame:
     outcome = Outcome.FAILED_FINAL if is_final(error) else Outcome.FAILED
     return ResultFrame(outcome, cut_reason(_exception_text(error).encode(errors="replace")), line)
-
-
-def _unpickle_error(call: Pickled, error: BaseException) -> str:
-    text = f"can't unpickle the call: {_exception_text(error)}"
-    if call.origin.main is None and call.origin.main_module is None and "_main__" in text:
-        text += " (move its definition from the interactive session into a file)"
-    return text
 
 
 def _flush() -> None:

@@ -521,7 +521,7 @@ def _input_problem(job: Job, work: Work) -> str | None:
     """Return why a task can't run if its inputs were not fetched."""
     if isinstance(work, AgentSettings):
         return None
-    names = work.origin.results if isinstance(work, Pickled) else work.results
+    names = work.header.results if isinstance(work, Pickled) else work.results
     if not names or job.inputs:
         return None
     return f"result of {names[0]}: a worker of this dialect can't fetch it (use a native worker)"

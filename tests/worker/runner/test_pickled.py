@@ -9,7 +9,7 @@ import pytest
 
 from taskyard.core.events import Outcome
 from taskyard.wire import pickled
-from taskyard.wire.pickled import PICKLE, Origin
+from taskyard.wire.pickled import PICKLE, CallHeader
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import PICKLED_BYTES_MAX
 from taskyard.worker.runner import ProcessRunner
@@ -19,13 +19,6 @@ from tests.worker.runner_harness import RealClock, turns
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-SCRIPT = """
-import os
-counted = open("counted", "a").write("x")
-def double(number):
-    return 2 * number
-"""
 
 
 @pytest.fixture
@@ -37,22 +30,12 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessR
     running.close()
 
 
-HERE = Origin(path=(os.getcwd(),))  # noqa: PTH109
+HERE = CallHeader(path=(os.getcwd(),))  # noqa: PTH109
 
 
-def job(function: Any, *args: Any, origin: Origin = HERE, service: bytes = PICKLE) -> Job:
-    payload = pickled.encode_pickled_call(pickled.pickle_call(function, args, {}).pickle, origin)
+def job(function: Any, *args: Any, header: CallHeader = HERE, service: bytes = PICKLE) -> Job:
+    payload = pickled.encode_pickled_call(pickled.pickle_call(function, args, {}).pickle, header)
     return Job(b"t", 1, service, payload)
-
-
-def job_of_main(name: bytes, origin: Origin) -> Job:
-    """Return a job that calls a function of a script's `__main__` with 4."""
-    return Job(
-        b"t",
-        1,
-        PICKLE,
-        pickled.encode_pickled_call(b"c__main__\n" + name + b"\n(K\x04t}\x87.", origin),
-    )
 
 
 def done(runner: ProcessRunner, one: Job) -> JobResult:
@@ -106,53 +89,19 @@ def test_result_up_to_the_limit_is_taken(runner: ProcessRunner) -> None:
     assert f"at most {PICKLED_BYTES_MAX}".encode() in came.text
 
 
-def test_script_is_run_once_and_becomes_main(runner: ProcessRunner, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    origin = Origin(main=str(script))
-    for _ in range(2):
-        assert pickled.unpickle(done(runner, job_of_main(b"double", origin)).text) == 8
-    assert (tmp_path / "counted").read_text() == "x"
-
-
-def test_each_call_uses_the_script_of_its_origin(runner: ProcessRunner, tmp_path: Path) -> None:
-    found = []
-    for name, factor in (("a", 2), ("b", 3), ("a", 2)):
-        script = tmp_path / f"{name}.py"
-        script.write_text(f"def times(number):\n    return {factor} * number\n")
-        came = done(runner, job_of_main(b"times", Origin(main=str(script))))
-        found.append(pickled.unpickle(came.text))
-    assert found == [8, 12, 8]
-
-
-def test_script_that_fails_is_not_run_twice(runner: ProcessRunner, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT + "raise SystemExit('no')\n")
-    for _ in range(2):
-        came = done(runner, job_of_main(b"double", Origin(main=str(script))))
-        assert came.outcome is Outcome.FAILED_FINAL
-        assert b"which defines the function: SystemExit: no" in came.text
-    assert (tmp_path / "counted").read_text() == "x"
-
-
-def test_missing_script_is_in_the_reason(runner: ProcessRunner) -> None:
-    came = done(runner, job_of_main(b"double", Origin(main="/nowhere/script.py")))
-    assert b"can't run /nowhere/script.py, which defines the function" in came.text
-
-
 def test_directories_of_the_caller_are_searched(runner: ProcessRunner, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "beside.py").write_text("def double(number):\n    return 2 * number\n")
     call = b"cbeside\ndouble\n(K\x04t}\x87."
-    lost = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(call, Origin()))
+    lost = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(call, CallHeader()))
     assert b"can't unpickle the call: ModuleNotFoundError" in done(runner, lost).text
-    found = pickled.encode_pickled_call(call, Origin(path=(str(tmp_path / "there"),)))
+    found = pickled.encode_pickled_call(call, CallHeader(path=(str(tmp_path / "there"),)))
     assert pickled.unpickle(done(runner, Job(b"t", 1, PICKLE, found)).text) == 8
 
 
 def test_malformed_pickle_is_refused_and_the_child_survives(runner: ProcessRunner) -> None:
     first = pickled.unpickle(done(runner, job(os.getpid)).text)
-    broken = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(b"nonsense", Origin()))
+    broken = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(b"nonsense", CallHeader()))
     came = done(runner, broken)
     assert came.outcome is Outcome.FAILED_FINAL
     assert b"can't unpickle the call: " in came.text

@@ -22,7 +22,7 @@ from bench.pipeline import campaigns as pipeline_campaigns
 from bench.pipeline import cost as pipeline_cost
 from bench.pipeline.cost import Cost, CostMeter
 from bench.processes import BrokerBench
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.limits import SECOND_NS
 from taskyard.journal import history_arrow
 
@@ -219,7 +219,7 @@ def submit(rows: str) -> SubmitCosts:
 
 
 def _check_arrived(endpoint: str, rows: int) -> None:
-    with Client(broker=endpoint) as client:
+    with InternalClient(broker=endpoint) as client:
         arrived = sum(client.counts(_CAMPAIGN).values())
     if arrived != rows:
         raise RuntimeError(f"{rows} rows were written, and the broker has {arrived} tasks")

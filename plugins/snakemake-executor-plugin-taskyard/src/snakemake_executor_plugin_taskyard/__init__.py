@@ -26,6 +26,9 @@ from taskyard import Client, Future, Refused, TaskyardError
 #: A check reads no more than the states of futures in this process.
 CHECK_SECONDS: Final = 0.2
 
+#: How long the end of a workflow waits for the broker.
+_REPLY_SECONDS: Final = 5.0
+
 #: Outputs of failed jobs are written here, in the working directory.
 LOG_DIRECTORY: Final = Path(".snakemake", "taskyard_logs")
 
@@ -110,14 +113,14 @@ class Executor(RemoteExecutor):  # type: ignore[misc]  # Any where Snakemake is 
         """Cancel all jobs, running ones too."""
         names = [*self._futures]
         try:
-            cancelled = self._client.cancel(names, timeout=self._client.timeout) if names else 0
+            cancelled = self._client.cancel(names, timeout=_REPLY_SECONDS) if names else 0
             self._log(f"cancelled tasks: {cancelled}")
         except TaskyardError as error:
             self._log(f"could not cancel tasks ({len(names)}): {error}")
 
     def shutdown(self) -> None:
         super().shutdown()
-        self._client.close(self._client.timeout)
+        self._client.close(_REPLY_SECONDS)
 
     def _log(self, text: str) -> None:
         self.logger.info(f"taskyard: {text}")  # noqa: G004  # Snakemake's logger formats nothing

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
     from taskyard.pipeline.jobs.load import CheckedCampaign, OnStage
     from taskyard.pipeline.sources.campaigns import CampaignFiles
     from taskyard.pipeline.submit import Target
@@ -170,7 +170,7 @@ def _dry_run(cli_context: CliContext, planned: CampaignFiles, values: dict[str, 
 
 
 def _load(
-    cli_context: CliContext, client: Client, planned: CampaignFiles, values: dict[str, Any]
+    cli_context: CliContext, client: InternalClient, planned: CampaignFiles, values: dict[str, Any]
 ) -> ExitCode:
     from taskyard.pipeline.jobs import load as job  # noqa: PLC0415
 
@@ -204,7 +204,9 @@ def _load(
     return ExitCode.OK
 
 
-def _target_now(cli_context: CliContext, client: Client, campaign: str) -> Callable[[], Target]:
+def _target_now(
+    cli_context: CliContext, client: InternalClient, campaign: str
+) -> Callable[[], Target]:
     """Return the function that returns the broker for the executors, with durations from now on."""
     from taskyard.pipeline.submit import make_target  # noqa: PLC0415
 

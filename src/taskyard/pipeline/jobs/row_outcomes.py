@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from taskyard.campaign.batches import encode_text
 from taskyard.client import discovery
-from taskyard.client.client import Client, scope_of
-from taskyard.client.requests import full_name, portions
+from taskyard.client.internal import InternalClient
+from taskyard.client.requests import full_name, portions, scope_of
 from taskyard.core.blobs import Blob, Result, truncated_result_reason
 from taskyard.core.model import shown
 from taskyard.core.states import TaskState
@@ -75,8 +75,8 @@ class MapTarget(Struct, frozen=True):
     #: Read `worker` and `seconds` of the latest attempts too.
     measured: bool = True
 
-    def client(self) -> Client:
-        return Client(self.broker, key=self.key, connect_timeout=CONNECT_TIMEOUT_SECONDS)
+    def client(self) -> InternalClient:
+        return InternalClient(self.broker, key=self.key, connect_timeout=CONNECT_TIMEOUT_SECONDS)
 
 
 def map_target(
@@ -95,7 +95,7 @@ def map_target(
     target = MapTarget(discovery.endpoint(broker, state), key, campaign, **reading)
     if discovery.is_refused(target.broker):
         raise discovery.refused_error(target.broker)
-    Client(target.broker, key=key).close()
+    InternalClient(target.broker, key=key).close()
     return target
 
 
@@ -117,7 +117,7 @@ def outcome_function(
 
 
 def _outcomes(
-    client: Client, read_views: _ViewReader, rows: pa.Table, deadline: float | None
+    client: InternalClient, read_views: _ViewReader, rows: pa.Table, deadline: float | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows with their outcomes as they settle, and at the deadline those that have not."""
     places: dict[str, list[int]] = {}
@@ -151,7 +151,9 @@ def _chosen(
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*chosen.schema, *fields]))
 
 
-def _views(client: Client, names: list[str], *, measured: bool) -> dict[str, dict[str, Any]]:
+def _views(
+    client: InternalClient, names: list[str], *, measured: bool
+) -> dict[str, dict[str, Any]]:
     """Return tasks, `measured` with their latest attempts. Raises `UnknownName`."""
     found = {full_name(view): view for view in client.tasks(scope_of(names), measured=measured)}
     _check_known(names, found)
@@ -272,7 +274,7 @@ class _Watch:
 
 
 def settled_tasks(
-    client: Client, names: list[str], deadline: float | None
+    client: InternalClient, names: list[str], deadline: float | None
 ) -> Iterator[dict[str, Settled]]:
     """Yield tasks by name as they settle, some at a time, until all have or it is the deadline."""
     for some in portions(names):

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from taskyard.client.reason_forms import form_of
+from taskyard.client.task_filters import form_of
 from taskyard.pipeline.transforms.summaries import EXAMPLES_MAX, LISTED, NO_REASON
 
 if TYPE_CHECKING:

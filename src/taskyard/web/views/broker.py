@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from taskyard.client.problems import problems_of
 from taskyard.errors import TaskyardError, UnknownName
 from taskyard.web import metrics
 from taskyard.web.charts import histogram_figure
-from taskyard.web.upper_brokers import UpperBrokers, labelled
+from taskyard.web.problems import problems_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,13 +38,9 @@ _SERVICE_CHARTS: Final = {"run": ("task_bounds", "attempts"), "wait": ("task_bou
 
 
 def routes(shown: Site) -> list[BaseRoute]:
-    uppers = UpperBrokers()
-
     async def brokers(request: Request) -> Response:
         status, workers = await shown.broker.ask("status"), await shown.broker.ask("workers")
         forwarders = [one for one in workers if one["forwards"]]
-        with shown.view() as view:
-            found = labelled(view)
         return shown.page(
             request,
             "brokers.html",
@@ -53,7 +48,6 @@ def routes(shown: Site) -> list[BaseRoute]:
             health=status["health"],
             forwarders=forwarders[:FORWARDERS_MAX],
             forwarders_more=max(len(forwarders) - FORWARDERS_MAX, 0),
-            uppers=await uppers.confirmed(shown.broker, found),
         )
 
     async def health(request: Request) -> Response:

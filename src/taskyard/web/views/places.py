@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
     from taskyard.web.timeline import Timeline
     from taskyard.web.views.site import Site
 
@@ -59,7 +59,7 @@ def routes(shown: Site) -> list[BaseRoute]:
         pattern = request.query_params.get("lane", "")
         service = request.query_params.get("service", "")
 
-        def read(client: Client) -> tuple[list[dict[str, Any]], object]:
+        def read(client: InternalClient) -> tuple[list[dict[str, Any]], object]:
             # `client.lanes` asks for five times as many, and the broker explains each of them.
             page = requests.lanes_page(service or None, pattern or None, count=LANES_MAX)
             return client._run_query(page)  # noqa: SLF001  # no other part of the client does this

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
-    from taskyard.client.client import Client
+    from taskyard.client.internal import InternalClient
     from taskyard.core.events import Scope
     from taskyard.web.views.site import Site
     from taskyard.wire.native.reads import Part
@@ -129,7 +129,7 @@ class _Output(Struct):
 
     def page(
         self, offset: int, count: int = _OUTPUT_BYTES_MAX, stream: str = ""
-    ) -> Callable[[Client], Part]:
+    ) -> Callable[[InternalClient], Part]:
         """Return a request for a part of it."""
         wanted = stream or self.stream or "stdout"
         return lambda client: client.output_page(
@@ -237,7 +237,7 @@ def _target(shown: Site, text: str) -> Scope | list[str]:
 
 def _change(
     action: str, target: Scope | list[str], form: dict[str, str]
-) -> Callable[[Client], int]:
+) -> Callable[[InternalClient], int]:
     if action in ("retry", "cancel", "expire"):
         return lambda client: getattr(client, action)(target)
     if action == "priority":
