@@ -10,6 +10,7 @@ submission. No reference cycle outlives a lease, so tasks and lanes need no coll
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
@@ -385,9 +386,8 @@ class Lane(Struct, gc=False, eq=False):
     @property
     def queues(self) -> list[Queue[Task]]:
         """Its queues, highest priority first."""
-        return sorted(
-            [self.main_queue, *(self.other_queues or ())], key=_priority_of_queue, reverse=True
-        )
+        queues = [self.main_queue, *(self.other_queues or ())]
+        return sorted(queues, key=attrgetter("priority"), reverse=True)
 
     def queue(self, priority: int) -> Queue[Task]:
         """Return the queue of a priority, created on first use."""
@@ -451,10 +451,6 @@ class LaneExtras(Struct, eq=False):
 
 #: The suspects of a lane that has none.
 _NO_SUSPECTS: Final[dict[int, OrderedDict[int, Task]]] = {}
-
-
-def _priority_of_queue(queue: Queue[Task]) -> int:
-    return queue.priority
 
 
 class LaneGroup(Struct, eq=False):

@@ -140,10 +140,6 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         else:
             self._remove_scattered([task])
 
-    def _is_stale(self, task: T) -> bool:
-        """Return whether the first entry of a task in `items` may be stale."""
-        return self.removed is not None and id(task) in self.removed
-
     def _remove_scattered(self, tasks: list[T]) -> None:
         """Remove tasks from anywhere. Their entries in `items` stay and become stale, so that
         taking single tasks from the middle of a long queue needs no pass each."""

@@ -10,6 +10,7 @@ another task waiting.
 from __future__ import annotations
 
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -142,7 +143,7 @@ class Selection:
             if lane_group.rotation
         }
         while turns and self.count > 0 and not self.closed:
-            lane_group = min(turns, key=_turn_of_group)
+            lane_group = min(turns, key=attrgetter("turn"))
             chosen = len(self.tasks)
             has_more = self._rotate_group(lane_group, 1)
             lane_group.count_turn(len(self.tasks) - chosen)
@@ -546,10 +547,6 @@ class Selection:
         if isolation == EXCLUSIVE:
             return not self.worker.leases
         return not isolation or self._isolation_room(isolation) > 0
-
-
-def _turn_of_group(lane_group: LaneGroup) -> int:
-    return lane_group.turn
 
 
 def _by_priority(tasks: Iterable[Task]) -> list[Task]:

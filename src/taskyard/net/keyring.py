@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -100,7 +101,7 @@ class Keyring:
         for path in paths:
             with contextlib.suppress(FileNotFoundError):  # removed in the meantime
                 entries.append(keys.read_entry(path))
-        return sorted(entries, key=_age)
+        return sorted(entries, key=attrgetter("made_ns", "name"))
 
     def _unreadable(self, error: OSError) -> UserError:
         return UnusableKey(
@@ -229,7 +230,3 @@ def _allowed(roles: Iterable[Role]) -> tuple[Role, ...]:
         return check_roles(roles)
     except ValueError as error:
         raise UserError(str(error)) from error
-
-
-def _age(entry: KeyEntry) -> tuple[int, str]:
-    return entry.made_ns, entry.name
